@@ -71,7 +71,6 @@ FIRST = (
     *(
         "kernel/test_hostile_costs",
         "kernel/test_capabilities",
-        "kernel/test_api_batch",
         "kernel/test_prometheus",
     ),
     *("kernel/test_bpf_map", "kernel/test_gpus", "kernel/test_api_peers", "runtime/test_pods"),

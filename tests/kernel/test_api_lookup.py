@@ -1,13 +1,10 @@
-"""Look-ups through a running daemon: what its map answers is what the kernel says, or it is silent."""
+"""Look-ups through a running daemon, one or many: what its map answers is what the kernel says, or it is silent."""
 
 from __future__ import annotations
 
-import json
 import random
-import socket
 import time
-from collections import Counter
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -16,7 +13,6 @@ from resolver import client
 from resolver.base.errors import NotFound, ProcessGone
 from resolver.linux.procfs import Procfs
 from resolver.lookup.forward import lookup
-from tests.fakes.command import run
 from tests.fakes.container import Container
 from tests.fakes.daemon import Daemon
 from tests.fakes.node import Node
@@ -24,99 +20,133 @@ from tests.kernel.conftest import EVERY_SOURCE, FAST, Start
 from tests.kernel.serving import SLEEP, Orders, serving
 from tests.patience import PATIENCE_S, until
 
+Pair = tuple[str, int]
 
-def ask(daemon: Daemon, container: Container, ns_pid: int) -> dict[str, Any] | None:
-    """The daemon's answer; None if there is no such process."""
-    where = str(daemon.socket)
+
+def ask(daemon: Daemon, pairs: Sequence[Pair]) -> list[dict[str, Any]]:
+    found = client.look_up_many(pairs, socket_path=str(daemon.socket), seconds=PATIENCE_S)
+    answers: list[dict[str, Any]] = found["answers"]
+    assert len(answers) == len(pairs)
+    return answers
+
+
+def alone(daemon: Daemon, pair: Pair) -> dict[str, Any]:
+    """The daemon's answer to one question; nothing if there is no such process."""
     try:
-        return client.look_up(container.container_id, ns_pid, socket_path=where, seconds=PATIENCE_S)
+        return client.look_up(*pair, socket_path=str(daemon.socket), seconds=PATIENCE_S)
     except (NotFound, ProcessGone):
-        return None
+        return {}
 
 
-def by_walk(container: Container, ns_pid: int) -> dict[str, Any] | None:
+def by_walk(pair: Pair) -> dict[str, Any]:
     """The same without a daemon."""
     try:
-        return lookup(Procfs(), container.container_id, ns_pid)._asdict()
+        return lookup(Procfs(), *pair)._asdict()
     except (NotFound, ProcessGone):
-        return None
-
-
-def command(daemon: Daemon | Path, container: Container, ns_pid: int, *more: str) -> tuple[int, str]:
-    """The real command: exit code and standard output."""
-    where = daemon if isinstance(daemon, Path) else daemon.socket
-    done = run("lookup", container.container_id, ns_pid, "--socket", where, *more)
-    return done.returncode, done.stdout
-
-
-# ---- the same answers ---------------------------------------------------------------------------------------------
+        return {}
 
 
 @EVERY_SOURCE
-def test_answers_are_the_kernels(node: Node, start: Start, source: str) -> None:
-    plain = [node.container(name=f"plain-{n}") for n in range(4)]
-    sharing = node.container(plain[0].pod_uid, "sharing", pid_namespace=plain[0])
+def test_each_answer_is_that_of_a_single_look_up(node: Node, start: Start, source: str) -> None:
+    many, few = node.container(name="many"), node.container(name="few")
+    sharing = node.container(many.pod_uid, "sharing", pid_namespace=many)
     on_host = node.container(name="on-host", pid_namespace="host")
-    containers = [*plain, sharing, on_host]
-    truth: dict[tuple[str, int], int] = {}
-    for container in containers:
-        if container is not sharing and container is not on_host:
-            truth[container.container_id, 1] = container.init_host_pid
-        for _ in range(6):
-            process = container.spawn(SLEEP)
-            truth[container.container_id, process.ns_pid] = process.host_pid
-        container.spawn(SLEEP, nested=True)
+    everyone: list[Pair] = []
+    for container, count in ((many, 20), (few, 2), (sharing, 8), (on_host, 3)):
+        everyone += [(container.container_id, container.spawn(SLEEP).ns_pid) for _ in range(count)]
+    unshared = [pair for pair in everyone if pair[0] in (many.container_id, few.container_id)]
+    shared, hosts = everyone[22], everyone[30]
+    nested = [many.spawn(SLEEP, nested=True) for _ in range(3)]
+    everyone += [(many.container_id, Procfs().ns_pids(each.host_pid)[1]) for each in nested]
+    inner = many.spawn(SLEEP)  # in a cgroup of its own within the container's, as systemd makes them
+    away = many.spawn(SLEEP)  # in another container's cgroup, while it has this one's PID namespace
+    assert many.cgroup is not None
+    assert few.cgroup is not None
+    (many.cgroup / "inner").mkdir()
+    (many.cgroup / "inner" / "cgroup.procs").write_text(str(inner.host_pid))
+    (few.cgroup / "cgroup.procs").write_text(str(away.host_pid))
+    everyone += [(many.container_id, inner.ns_pid), (many.container_id, 1), (few.container_id, 1)]
+    nobody: list[Pair] = [
+        *((each.container_id, 4000) for each in (many, few, sharing, on_host)),
+        (many.container_id, away.ns_pid),
+        (few.container_id, away.ns_pid),
+        ("ab" * 32, 1),
+        ("abcdefabcdef", 1),
+    ]
+    by_other_names: list[Pair] = [
+        (many.container_id[:12], 1),
+        (f"containerd://{few.container_id}", 1),
+        (f"{few.pod_uid}/nobody", 1),
+        (f"{many.pod_uid}/many", 1),
+    ]
     daemon = serving(start, node)
-    last = plain[3].processes[0]
-    until(lambda: ask(daemon, plain[3], last.ns_pid), "its first answer")
-    chance, answered = random.Random(3), Counter[tuple[str, str]]()
-    numbers = sorted({ns_pid for _, ns_pid in truth} | {2, 9, 4000})
-    for _ in range(60):
-        container, ns_pid = chance.choice(containers), chance.choice(numbers)
-        found, wanted = ask(daemon, container, ns_pid), by_walk(container, ns_pid)
-        known = truth.get((container.container_id, ns_pid))
-        if known is not None:
-            assert wanted is not None
-            assert wanted["host_pid"] == known
-        assert (found is None) == (wanted is None), (
-            f"{container.name} {ns_pid}: {found}, the truth is {wanted}"
-        )
-        if found is not None and wanted is not None:
-            said = found.pop("source")
-            answered[container.name, said] += 1
-            assert said == source or source != "bpf" or container not in plain or known is None
-            wanted.pop("source")
-            assert found == wanted
-    print(f"{source}: answered {dict(answered)}")
-    assert {name for name, _ in answered} == {container.name for container in containers}
-    assert {name for name, said in answered if said == source} == {container.name for container in plain}
+    pairs = everyone + nobody + by_other_names
+    pairs += pairs[:10]  # twice the same is answered twice
+    random.Random(4).shuffle(pairs)
+    answers = ask(daemon, pairs)
+    for pair, answer in zip(pairs, answers, strict=True):
+        wanted, one = by_walk(pair), alone(daemon, pair)
+        assert one | {"source": ""} == wanted | {"source": ""}, pair
+        assert source != "bpf" or pair not in unshared or one["source"] == "bpf"
+        briefly = {key: wanted[key] for key in wanted if key in ("host_pid", "start_time")}
+        assert briefly == {key: answer[key] for key in answer if key != "reason"}, (pair, answer)
+        assert ("reason" in answer) == (not wanted)
+    found = dict(zip(pairs, answers, strict=True))
+    assert all("host_pid" in found[pair] for pair in everyone)
+    reasons = {pair: found[pair]["reason"] for pair in nobody}
+    assert {reasons["ab" * 32, 1], reasons["abcdefabcdef", 1]} == {"no_such_container"}
+    assert {why for pair, why in reasons.items() if len(pair[0]) == 64 and pair[0] != "ab" * 32} == {
+        "no_such_process"
+    }
+    assert found[f"{few.pod_uid}/nobody", 1]["reason"] == "no_such_container"
+    for said, pair in ((source, unshared[0]), (source, unshared[-1]), ("cgroup", shared), ("cgroup", hosts)):
+        until(lambda p=pair, s=said: alone(daemon, p)["source"] == s, f"an answer by {said}")  # type: ignore[misc]
+    inner.kill()
+    (many.cgroup / "inner").rmdir()
 
 
-@EVERY_SOURCE
-def test_the_command_takes_the_map_s_answer_where_there_is_one(node: Node, start: Start, source: str) -> None:
-    plain = node.container()
-    sharing = node.container(plain.pod_uid, "sharing", pid_namespace=plain)
-    on_host = node.container(name="on-host", pid_namespace="host")
+def test_while_processes_come_and_go_no_answer_is_another_process(
+    node: Node, start: Start, source: str
+) -> None:
+    """A storm of short processes in the container: whoever is found has that number, there and then."""
+    container = node.container()
+    kept = [container.spawn(SLEEP) for _ in range(10)]
+    storm = container.spawn(["/bin/sh", "-c", "read line; while :; do /bin/true & /bin/true & wait; done"])
     daemon = serving(start, node)
-    for container, said in ((plain, source), (sharing, "cgroup"), (on_host, "cgroup")):
-        process = container.spawn(SLEEP)
-        code, text = command(daemon, container, process.ns_pid, "--json")
-        assert (code, json.loads(text)["host_pid"]) == (0, process.host_pid)
-        until(
-            lambda c=container, p=process, s=said: (  # type: ignore[misc]
-                json.loads(command(daemon, c, p.ns_pid, "--json")[1])["source"] == s
-            ),
-            f"an answer by {said}",
-        )
-        assert command(daemon, container, process.ns_pid) == (0, f"{process.host_pid}\n")
-    nested = plain.spawn(SLEEP, nested=True)
-    (outer,) = Procfs().ns_pids(nested.host_pid)[1:2]
-    assert command(daemon, plain, outer) == (0, f"{nested.host_pid}\n")
-    assert command(daemon, plain, 1) == (0, f"{plain.init_host_pid}\n")  # not the nested one of that number
-    assert command(daemon, plain, 4000)[0] == 1
+    storm.write_line("begin")
+    pairs = [(container.container_id, ns_pid) for ns_pid in range(1, 3000)]
+    known = {each.ns_pid: each.host_pid for each in [*kept, storm]} | {1: container.init_host_pid}
+    ends = time.monotonic() + 2.5
+    rounds = 0
+    while rounds < 2 or time.monotonic() < ends:
+        for (_, ns_pid), answer in zip(pairs, ask(daemon, pairs), strict=True):
+            if ns_pid in known:
+                assert answer.get("host_pid") == known[ns_pid], (ns_pid, answer)
+            elif "host_pid" in answer:
+                _must_be(answer, ns_pid, container)
+        rounds += 1
 
 
-# ---- processes that end -------------------------------------------------------------------------------------------
+def _must_be(answer: dict[str, Any], ns_pid: int, container: Container) -> None:
+    """The process may have ended by now; if it has not, that is its number."""
+    procfs = Procfs()
+    try:
+        with procfs.open_handle(answer["host_pid"]) as handle:
+            if handle.process.start_time == answer["start_time"]:
+                chain = procfs.pidns_chain(answer["host_pid"])
+                if handle.alive():
+                    assert (ns_pid, container.pidns) in zip(handle.process.ns_pids, chain, strict=True)
+    except ProcessGone:
+        pass
+
+
+def test_two_thousand_hopeless_names_hold_nobody_up(node: Node, start: Start) -> None:
+    """Each takes a walk of its own. What is not reached in time says so."""
+    pairs = [(f"{number:064x}", 1) for number in range(2_000)]
+    answers = ask(serving(start, node, "--source", "scan"), pairs)
+    reasons = {each["reason"] for each in answers}
+    assert reasons <= {"no_such_container", "too_slow"}
+    assert answers[0] == {"reason": "no_such_container"}
 
 
 @EVERY_SOURCE
@@ -128,14 +158,14 @@ def test_a_number_that_is_used_again_is_another_process(node: Node, start: Start
     for _ in range(40):
         host_pid = order("as 777")
         for _ in range(5):
-            found = ask(daemon, container, 777)
-            if found is not None:
+            found = alone(daemon, (container.container_id, 777))
+            if found:
                 assert (found["host_pid"], found["start_time"]) == (host_pid, Procfs().start_time(host_pid))
                 seen += 1
         order("kill 777")
-        assert ask(daemon, container, 777) is None
+        assert alone(daemon, (container.container_id, 777)) == {}
     container.stop()
-    assert ask(daemon, container, 1) is None
+    assert alone(daemon, (container.container_id, 1)) == {}
     assert seen >= (40 if source == "bpf" else 1)  # a scan rests between two looks
 
 
@@ -143,39 +173,14 @@ def test_a_restarted_container_is_another(node: Node, start: Start, source: str)
     container = node.container()
     daemon = serving(start, node)
     for _ in range(5):
-        until(lambda: ask(daemon, container, 1), "its answer")
+        until(lambda: alone(daemon, (container.container_id, 1)), "its answer")
         before, old = container.container_id, container.init_host_pid
         container.restart()
         assert container.init_host_pid != old
-        until(lambda: (ask(daemon, container, 1) or {}).get("host_pid") == container.init_host_pid)
+        until(lambda: alone(daemon, (container.container_id, 1)).get("host_pid") == container.init_host_pid)
         gone = client.get(f"/v1/lookup?container={before}&pid=1", socket_path=str(daemon.socket), seconds=10)
         assert gone is not None
         assert gone[0] == 404
-
-
-# ---- without a daemon ---------------------------------------------------------------------------------------------
-
-
-def test_without_a_daemon_the_kernel_is_asked(node: Node, tmp_path: Path) -> None:
-    container = node.container()
-    process = container.spawn(SLEEP)
-    nowhere, dead, silent = (tmp_path / name for name in ("nowhere", "dead", "silent"))
-    with socket.socket(socket.AF_UNIX) as gone:
-        gone.bind(str(dead))
-    with socket.socket(socket.AF_UNIX) as mute:
-        mute.bind(str(silent))
-        mute.listen(8)
-        for where in (nowhere, dead, silent):
-            began = time.monotonic()
-            code, text = command(where, container, process.ns_pid, "--json")
-            took = time.monotonic() - began
-            print(f"{where.name}: {took:.2f} s")
-            found = json.loads(text)
-            assert (code, found["host_pid"], found["source"]) == (0, process.host_pid, "cgroup")
-            assert took < PATIENCE_S
-
-
-# ---- the socket ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("path", ["/proc/resolver.sock", "/" + "x" * 120], ids=["no place", "too long"])

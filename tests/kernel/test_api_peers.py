@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -120,13 +121,17 @@ def roots(path: Path) -> Path:
 
 
 @pytest.fixture
-def open_to_all(open_place: Path, node: Node, start: Start, source: str) -> tuple[Daemon, Path]:
-    """A daemon with a socket that containers can reach, which is this path; that of root is `roots`."""
-    path = open_place / "tenants" / "resolver.sock"
+def path(open_place: Path) -> Path:
+    """The socket of `daemon` that containers can reach; that of root is `roots`."""
+    return open_place / "tenants" / "resolver.sock"
+
+
+@pytest.fixture(autouse=True)
+def daemon(path: Path, node: Node, start: Start, source: str) -> Daemon:
     options = ["--socket", str(roots(path)), "--socket-group", str(GROUP), "--tenant-socket", str(path)]
     daemon = start(node, "--interval", "50ms", "--nvml-interval", "200ms", *options)
     until(lambda: path.exists() and roots(path).exists(), "its sockets")
-    return daemon, path
+    return daemon
 
 
 EVERYTHING = (
@@ -136,10 +141,7 @@ EVERYTHING = (
 
 
 @with_every_source("user", [0, 1000])
-def test_a_container_sees_its_own_and_nothing_else(
-    node: Node, open_to_all: tuple[Daemon, Path], source: str, user: int
-) -> None:
-    _, path = open_to_all
+def test_a_container_sees_its_own_and_nothing_else(node: Node, path: Path, source: str, user: int) -> None:
     mine, other = node.container(name="mine"), node.container(name="other")
     processes = [mine.spawn(SLEEP) for _ in range(3)]
     theirs = other.spawn(SLEEP)
@@ -211,10 +213,7 @@ def _levels(host_pid: int) -> list[str]:
     return status.partition("\nNSpid:")[2].partition("\n")[0].split()
 
 
-def test_containers_that_share_a_namespace_see_each_other_as_they_do_anyway(
-    node: Node, open_to_all: tuple[Daemon, Path]
-) -> None:
-    _, path = open_to_all
+def test_containers_that_share_a_namespace_see_each_other_as_they_do_anyway(node: Node, path: Path) -> None:
     first = node.container()
     second = node.container(first.pod_uid, "second", pid_namespace=first)
     process = first.spawn(SLEEP)
@@ -226,16 +225,16 @@ def test_containers_that_share_a_namespace_see_each_other_as_they_do_anyway(
 ROOT_OF_OTHERS = "/v1/containers"
 
 
-def test_who_may_ask_everything(node: Node, open_to_all: tuple[Daemon, Path]) -> None:
-    path = roots(open_to_all[1])
-    assert (path.stat().st_mode & 0o777, path.stat().st_gid) == (0o660, GROUP)
-    assert on_the_host(path, ROOT_OF_OTHERS)[0] == 200
-    assert on_the_host(path, ROOT_OF_OTHERS, uid=1000, groups=str(GROUP))[0] == 200
-    assert on_the_host(path, ROOT_OF_OTHERS, uid=GROUP, groups="1")[0] == 200  # as its first group
+def test_who_may_ask_everything(node: Node, path: Path) -> None:
+    root = roots(path)
+    assert (root.stat().st_mode & 0o777, root.stat().st_gid) == (0o660, GROUP)
+    assert on_the_host(root, ROOT_OF_OTHERS)[0] == 200
+    assert on_the_host(root, ROOT_OF_OTHERS, uid=1000, groups=str(GROUP))[0] == 200
+    assert on_the_host(root, ROOT_OF_OTHERS, uid=GROUP, groups="1")[0] == 200  # as its first group
     container = node.container(pid_namespace="host")
-    assert asker(container, path)(ROOT_OF_OTHERS)[0] == 200  # root with the host's PIDs is root of the host
+    assert asker(container, root)(ROOT_OF_OTHERS)[0] == 200  # root with the host's PIDs is root of the host
     # The root of a container that was given this socket gets through its mode, and no further.
-    ask = asker(node.container(name="given"), path)
+    ask = asker(node.container(name="given"), root)
     for question in (ROOT_OF_OTHERS, "/v1/lookup?pid=1", f"/v1/reverse?host_pid={os.getpid()}"):
         status, problem = ask(question)
         assert (status, problem["reason"]) == (403, "not_yours")
@@ -244,10 +243,10 @@ def test_who_may_ask_everything(node: Node, open_to_all: tuple[Daemon, Path]) ->
 
 @pytest.mark.parametrize(("uid", "groups"), [(0, "0"), (1000, str(GROUP)), (65534, "65534")])
 def test_nobody_on_the_host_asks_anything_on_the_tenants_socket(
-    node: Node, open_to_all: tuple[Daemon, Path], uid: int, groups: str
+    node: Node, path: Path, uid: int, groups: str
 ) -> None:
     """It would be told whose processes are whose, and the names of pods from a directory that it cannot read."""
-    path, container = open_to_all[1], node.container()
+    container = node.container()
     questions = (ROOT_OF_OTHERS, f"/v1/lookup?pid={os.getpid()}", "/v1/openapi.json")
     for question in (*questions, f"/v1/reverse?host_pid={container.init_host_pid}"):
         status, problem = on_the_host(path, question, uid=uid, groups=groups)
@@ -275,11 +274,8 @@ LEAVES_IT_BEHIND = ASKER + textwrap.dedent(
 
 
 @pytest.mark.parametrize("before", ["silent", "asks"])
-def test_a_connection_that_outlives_who_made_it_is_nobodys(
-    node: Node, open_to_all: tuple[Daemon, Path], before: str
-) -> None:
+def test_a_connection_that_outlives_who_made_it_is_nobodys(node: Node, path: Path, before: str) -> None:
     """Whoever holds it now may be anybody, and the namespace's inode may be another's."""
-    _, path = open_to_all
     container = node.container()
     ask = Asker(container.spawn([*PYTHON, LEAVES_IT_BEHIND, str(path), before]))
     for question in ("/v1/lookup?pid=1", "/v1/status", f"/v1/reverse?host_pid={container.init_host_pid}"):
@@ -302,10 +298,7 @@ IN_A_NAMESPACE_OF_ITS_OWN = ASKER + textwrap.dedent(
 
 
 @EVERY_SOURCE
-def test_a_namespace_within_sees_only_itself(
-    node: Node, open_to_all: tuple[Daemon, Path], source: str
-) -> None:
-    _, path = open_to_all
+def test_a_namespace_within_sees_only_itself(node: Node, path: Path, source: str) -> None:
     container = node.container()
     sibling = container.spawn(SLEEP)
     outside = container.spawn([*PYTHON, IN_A_NAMESPACE_OF_ITS_OWN, str(path)])
@@ -320,11 +313,8 @@ def test_a_namespace_within_sees_only_itself(
         assert ask(question)[0] == 403
 
 
-def test_the_hosts_root_in_a_containers_namespace_is_the_containers(
-    node: Node, open_to_all: tuple[Daemon, Path]
-) -> None:
+def test_the_hosts_root_in_a_containers_namespace_is_the_containers(node: Node, path: Path) -> None:
     """setns(2) into a PID namespace, and a child there: what a container with too many rights could do to another."""
-    _, path = open_to_all
     container = node.container()
     process = container.spawn(SLEEP)
     program = ASKER + (
@@ -347,11 +337,8 @@ HANDS_IT_OUT = ASKER + textwrap.dedent(
 )
 
 
-def test_a_connection_that_is_handed_over_is_still_its_makers(
-    node: Node, open_to_all: tuple[Daemon, Path], tmp_path: Path
-) -> None:
+def test_a_connection_that_is_handed_over_is_still_its_makers(node: Node, path: Path, tmp_path: Path) -> None:
     """SCM_RIGHTS: the host's root holds a container's connection, and sees what the container may see."""
-    _, path = open_to_all
     container, other = node.container(), node.container(name="other")
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "to"))
@@ -393,9 +380,8 @@ TAKES_THEM_ALL = ASKER + textwrap.dedent(
 
 
 def test_a_container_that_takes_every_connection_it_can_shuts_nobody_out(
-    node: Node, open_to_all: tuple[Daemon, Path]
+    node: Node, daemon: Daemon, path: Path
 ) -> None:
-    daemon, path = open_to_all
     container = node.container()
     greedy = container.spawn([*PYTHON, TAKES_THEM_ALL, str(path), "300"])
     told = json.loads(greedy.read_line())
@@ -413,10 +399,7 @@ def _connected(path: Path) -> int:
     return int(on_the_host(roots(path), "/v1/status")[1]["api"]["tenants_connected"])
 
 
-def test_many_containers_with_many_connections_leave_room_for_one_more(
-    node: Node, open_to_all: tuple[Daemon, Path]
-) -> None:
-    _, path = open_to_all
+def test_many_containers_with_many_connections_leave_room_for_one_more(node: Node, path: Path) -> None:
     for _ in range(9):
         # Who says nothing for 10 s is hung up on, so each asks as soon as it is made: the machine may be loaded.
         greedy = node.container().spawn([*PYTHON, TAKES_THEM_ALL, str(path), "16", "at-once"])
@@ -437,10 +420,7 @@ COMES_AND_GOES = ASKER + textwrap.dedent(
 )
 
 
-def test_a_container_that_asks_all_the_time_is_told_to_wait(
-    node: Node, open_to_all: tuple[Daemon, Path]
-) -> None:
-    _, path = open_to_all
+def test_a_container_that_asks_all_the_time_is_told_to_wait(node: Node, path: Path) -> None:
     began = time.monotonic()
     flood = node.container().spawn([*PYTHON, FLOOD, str(path), "400"])
     statuses: list[int] = json.loads(flood.read_line())
@@ -452,11 +432,8 @@ def test_a_container_that_asks_all_the_time_is_told_to_wait(
     assert asker(node.container(name="other"), path)("/v1/lookup?pid=1")[0] == 200
 
 
-def test_the_group_may_look_up_what_it_cannot_see_itself(
-    node: Node, open_to_all: tuple[Daemon, Path]
-) -> None:
+def test_the_group_may_look_up_what_it_cannot_see_itself(node: Node, path: Path) -> None:
     """The command, run by somebody without rights: it cannot see the container's namespaces, the daemon can."""
-    path = roots(open_to_all[1])
     container = node.container()
     process = container.spawn(SLEEP)
     for asked, groups, code, said in (
@@ -466,44 +443,31 @@ def test_the_group_may_look_up_what_it_cannot_see_itself(
         (container.container_id[:12], 1, 4, ""),
     ):
         wrapper = ("setpriv", "--reuid=1000", "--regid=1000", f"--groups={groups}")
-        done = run("lookup", asked, process.ns_pid, "--socket", path, wrapper=wrapper)
+        done = run("lookup", asked, process.ns_pid, "--socket", roots(path), wrapper=wrapper)
         assert (done.returncode, done.stdout) == (code, said), (asked, done.stderr)
 
 
-def test_open_streams_and_connections_do_not_keep_the_daemon(
-    node: Node, open_to_all: tuple[Daemon, Path]
+def test_neither_streams_nor_a_flood_keep_the_daemon_or_leave_a_trace_in_its_log(
+    node: Node, daemon: Daemon, path: Path
 ) -> None:
-    daemon, path = open_to_all[0], roots(open_to_all[1])
-    channels = []
-    for question in (
-        b"GET /v1/events HTTP/1.1\r\nHost: r\r\n\r\n",
-        b"GET /v1/status HTTP/1.1\r\nHost: r\r\n\r\n",
-        b"GE",
-    ):
-        channel = socket.socket(socket.AF_UNIX)
-        channel.connect(str(path))
-        channel.sendall(question)
-        channels.append(channel)
-    assert channels[0].recv(100).startswith(b"HTTP/1.1 200")
-    assert daemon.stop() == 0
-    assert daemon.other_output == []
-    assert not path.exists()
-    for channel in channels:
-        channel.close()
-
-
-def test_a_flood_of_connections_leaves_no_trace_in_the_log_when_the_daemon_ends(
-    node: Node, open_to_all: tuple[Daemon, Path]
-) -> None:
-    """Clients that connect to both sockets and go, all the while it is stopped."""
-    daemon, path = open_to_all
+    """Clients connect to both sockets and go, all the while it is stopped."""
     node.container().spawn([*PYTHON, COMES_AND_GOES, str(path)]).read_line()
-    with subprocess.Popen([*PYTHON, COMES_AND_GOES, str(roots(path))], stdout=subprocess.PIPE) as flood:
-        assert flood.stdout is not None
-        flood.stdout.readline()
-        time.sleep(0.5)
-        try:
-            assert daemon.stop() == 0
-        finally:
-            flood.kill()
+    ask = b"GET /v1/%s HTTP/1.1\r\nHost: r\r\n\r\n"
+    with contextlib.ExitStack() as stack:
+        streaming, idle, begun = channels = [socket.socket(socket.AF_UNIX) for _ in range(3)]
+        for channel in channels:
+            stack.enter_context(channel).connect(str(roots(path)))
+        streaming.sendall(ask % b"events")
+        idle.sendall(ask % b"status")
+        begun.sendall(b"GE")
+        assert streaming.recv(100).startswith(b"HTTP/1.1 200")
+        with subprocess.Popen([*PYTHON, COMES_AND_GOES, str(roots(path))], stdout=subprocess.PIPE) as flood:
+            assert flood.stdout is not None
+            flood.stdout.readline()
+            time.sleep(0.5)
+            try:
+                assert daemon.stop() == 0
+            finally:
+                flood.kill()
     assert daemon.other_output == []
+    assert not roots(path).exists()

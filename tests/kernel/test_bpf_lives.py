@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,9 +26,8 @@ from tests.patience import until
 
 @pytest.fixture(scope="module")
 def pidmap(kept_in: str) -> Iterator[BpfPidMap]:
-    started = start(kept_in=kept_in)
-    yield started
-    started.close()
+    with contextlib.closing(start(kept_in=kept_in)) as started:
+        yield started
 
 
 @pytest.fixture(autouse=True)
@@ -122,25 +122,15 @@ def test_a_clone_into_a_new_namespace(pidmap: BpfPidMap, lives: Path) -> None:
 
 
 def test_a_process_that_enters_a_namespace_and_forks(pidmap: BpfPidMap, lives: Path) -> None:
-    with (
-        life(lives, "clone") as container,
-        life(lives, "enter", f"/proc/{child_after(container)}/ns/pid") as guest,
-    ):
-        guest.ready()
-        init, child = child_of(container.host_pid), child_of(guest.host_pid)
-        record = found(pidmap, child)
-        assert record.levels == ((HOST_PIDNS, child), (Procfs().pidns(init), 2))
-        assert len(found(pidmap, guest.host_pid).levels) == 1, "who enters stays in its own namespace itself"
-        guest.end()
-        gone(pidmap, record)
-
-
-def child_after(container: object) -> int:
-    """The host PID of a container's first process, once it is ready."""
-    from tests.fakes.bpf.lives import Life
-
-    assert isinstance(container, Life)
-    return child_of(container.ready().host_pid)
+    with life(lives, "clone") as container:
+        init = child_of(container.ready().host_pid)
+        with life(lives, "enter", f"/proc/{init}/ns/pid") as guest:
+            child = child_of(guest.ready().host_pid)
+            record = found(pidmap, child)
+            assert record.levels == ((HOST_PIDNS, child), (Procfs().pidns(init), 2))
+            assert len(found(pidmap, guest.host_pid).levels) == 1, "who enters stays in its own namespace"
+            guest.end()
+            gone(pidmap, record)
 
 
 @pytest.mark.parametrize("depth", [1, 3, 32])
@@ -166,13 +156,10 @@ def test_what_was_there_before_the_probes_is_seeded(lives: Path, kept_in: str) -
     with life(lives, "nested", "3") as nested, life(lives, "leader-first") as headless:
         nested.ready()
         headless.ready()
-        late = start(kept_in=kept_in)
-        try:
+        with contextlib.closing(start(kept_in=kept_in)) as late:
             innermost = child_of(child_of(child_of(nested.host_pid)))
             assert len(found(late, innermost).levels) == 4
             found(late, headless.host_pid)
             assert Procfs().pidns(innermost) in firsts(late)
             nested.end()
             assert late.by_host(innermost) is None
-        finally:
-            late.close()

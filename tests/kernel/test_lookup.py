@@ -343,17 +343,3 @@ def test_its_host_pid_is_used_again(node: Node, children: list[int], where: str,
         return taken[-1] == first
 
     until(used_again, "its host PID again")
-
-
-def test_its_number_is_used_again_in_the_container(node: Node) -> None:
-    container = node.container()
-    order = Orders(container)
-    first = order("as 400")
-
-    def replace(_: int) -> None:
-        order("kill 400")
-        order("as 400")
-
-    with pytest.raises(ProcessGone):
-        lookup(Interrupted(replace, use_pidfd=True), container.container_id, 400)
-    assert host_pid(container.container_id, 400) != first

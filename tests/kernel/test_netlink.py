@@ -182,15 +182,9 @@ def listening() -> Iterator[None]:
                 yield
 
 
-def narrow() -> NetlinkSource:
-    """A source with room for some ten events."""
-    source = open_source(Procfs())
-    source.stream.grow_buffer(4096)
-    return source
-
-
 def test_a_source_that_never_keeps_up_says_so() -> None:
-    checked = Checked(narrow())
+    checked = Checked(open_source(Procfs()))
+    checked.source.stream.grow_buffer(4096)  # room for some ten events
     for _ in range(8):
         for _ in range(200):
             os.waitpid(os.posix_spawn("/bin/true", ["true"], {}), 0)

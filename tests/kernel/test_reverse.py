@@ -14,7 +14,6 @@ import msgspec
 import pytest
 
 from resolver.base.errors import NotFound, ProcessGone, UsageError
-from resolver.containers.log_names import PodNames
 from resolver.linux.procfs import HOST_PIDNS, Procfs
 from resolver.lookup.forward import lookup
 from resolver.lookup.reverse import ReversedProcess, reverse
@@ -22,7 +21,6 @@ from tests.fakes.command import run
 from tests.fakes.container import Container
 from tests.fakes.node import Node
 from tests.kernel.serving import SLEEP, THREAD
-from tests.patience import until
 
 NOBODY = ("setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups")
 HOSTILE = """
@@ -210,12 +208,6 @@ def test_in_a_private_cgroup_namespace_no_id_is_no_answer(node: Node) -> None:
     assert "--cgroupns=host" in done.stderr
 
 
-def test_before_pidfds_the_answers_are_the_same(node: Node) -> None:
-    process = node.container().spawn(SLEEP, nested=True)
-    until(lambda: Procfs().comm(process.host_pid) == "sleep", "it to be what it will be")
-    assert reverse(Procfs(use_pidfd=False), process.host_pid) == reverse(Procfs(), process.host_pid)
-
-
 def test_a_process_that_ends_meanwhile_is_gone(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is killed at the last read before the verdict."""
     process = node.container().spawn(SLEEP)
@@ -239,12 +231,3 @@ def test_a_hostile_name_does_not_reach_the_terminal(node: Node) -> None:
     assert done.returncode == 0
     assert "\x1b" not in done.stdout
     assert "comm            \\x1b[2Jx\n" in done.stdout
-
-
-def test_names_in_a_running_pods_directory_are_read_anew(node: Node, tmp_path: Path) -> None:
-    container = node.container()
-    process, pods = container.spawn(SLEEP), PodNames(str(tmp_path / "pods"))
-    assert reverse(Procfs(), process.host_pid, pods).pod is None
-    (tmp_path / "pods" / f"ns_pod_{container.pod_uid}").mkdir(parents=True)
-    found = reverse(Procfs(), process.host_pid, pods)
-    assert (found.namespace, found.pod) == ("ns", "pod")

@@ -114,23 +114,6 @@ UNKNOWN = "resolver_container_unknown_values"
 # ---- containers ---------------------------------------------------------------------------------------------------
 
 
-def test_a_container_is_told_by_all_its_names() -> None:
-    one = container()
-    found = read(node((one,), (process(one, 7, 87),), (region(one, GPUS[:1], slot(7)),)))
-    ((labels, value),) = found.all(UTILIZATION)
-    assert value == 0.87
-    assert labels == {
-        "namespace": "default",
-        "pod": "pod-1",
-        "container": "main",
-        "pod_uid": "uid-1",
-        "device_uuid": "GPU-a",
-        "device_index": "0",
-    }
-    assert found.all(MEMORY) == [(labels, 1 << 20)]
-    assert sum(value for _, value in found.all(UNKNOWN)) == 0
-
-
 def test_its_processes_are_summed_with_a_slot_or_without_and_at_most_one() -> None:
     one = container()
     processes = (

@@ -7,8 +7,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import suppress
-from pathlib import Path
+from contextlib import contextmanager, suppress
 
 import pytest
 
@@ -17,6 +16,7 @@ from resolver.linux.procfs import HOST_PIDNS, Procfs
 from resolver.pids import bpf
 from resolver.pids.bpf import _STALE_EVERY, Mapped
 from resolver.pids.bpf_map import BpfPidMap, Sizes, start
+from tests.fakes.bpf.lives import child_of
 
 
 @pytest.fixture(scope="module")
@@ -42,17 +42,23 @@ def small(maps: tuple[BpfPidMap, BpfPidMap]) -> Mapped:
     return Mapped(maps[1], Procfs())
 
 
-@pytest.fixture
-def child() -> Iterator[int]:
+@contextmanager
+def running(*wrapper: str) -> Iterator[int]:
     """It runs already: the event of its exec comes after `Popen` returns, and would put back what is taken out."""
-    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    pipe = subprocess.PIPE
+    with subprocess.Popen([*wrapper, "cat"], stdin=pipe, stdout=pipe, bufsize=0) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         process.stdin.write(b"!")
-        process.stdin.flush()
         assert process.stdout.read(1) == b"!"
         yield process.pid
         process.kill()
+
+
+@pytest.fixture
+def child() -> Iterator[int]:
+    with running() as host_pid:
+        yield host_pid
 
 
 def break_down(source: Mapped) -> None:
@@ -102,15 +108,9 @@ def test_a_map_with_room_needs_no_help(large: Mapped, child: int) -> None:
 
 def test_a_process_is_found_in_one_namespace_after_the_other(large: Mapped, child: int) -> None:
     procfs, unshared = Procfs(), ["unshare", "--pid", "--fork", "--kill-child"]
-    with subprocess.Popen(
-        [*unshared, *unshared, "cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
-    ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.write(b"!")
-        assert process.stdout.read(1) == b"!"
-        outer = int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text())
-        inner = int(Path(f"/proc/{outer}/task/{outer}/children").read_text())
+    with running(*unshared, *unshared) as first:
+        outer = child_of(first)
+        inner = child_of(outer)
         assert len(procfs.ns_pids(inner)) == 3
         for host_pid in (child, outer, inner):
             ns_pid = procfs.ns_pids(host_pid)[-1]
@@ -120,7 +120,6 @@ def test_a_process_is_found_in_one_namespace_after_the_other(large: Mapped, chil
             arrival = large.arrival(host_pid)
             assert large.namespaces_of(host_pid, arrival) == procfs.pidns_chain(host_pid)
             assert large.namespaces_of(host_pid, arrival + 1) == ()  # its PID was another's then
-        process.kill()
 
 
 def test_an_end_leaves_a_tombstone_with_the_start_time(
@@ -190,18 +189,6 @@ def test_an_event_that_is_missed_during_a_comparison_brings_another(
     large._next_walk = 0.0
     _tend(large)
     assert large.exact() is large.bpf
-
-
-def test_what_was_taken_out_of_the_map_is_back_within_ten_seconds(large: Mapped, child: int) -> None:
-    """By a missed fork, or by whoever changes the map."""
-    large.tend()
-    assert large.bpf._levels.delete(HOST_PIDNS, child)
-    assert child not in large
-    assert large.tend_at <= time.monotonic() + 10
-    large._next_walk = 0.0
-    _tend(large)
-    assert child in large
-    assert large.counters()["drift_missing"] == 1
 
 
 def test_a_map_that_is_to_be_compared_says_when(large: Mapped, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,8 +81,11 @@ class Room:
         return self.source
 
 
+Rooms = Callable[[str], Room]
+
+
 @pytest.fixture
-def room(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Room]:
+def room(monkeypatch: pytest.MonkeyPatch) -> Rooms:
     return lambda wanted: Room(wanted, monkeypatch)
 
 
@@ -94,7 +97,7 @@ def run(*steps: Coroutine[Any, Any, None]) -> None:
     asyncio.run(all_of_them())
 
 
-def test_what_cannot_be_opened_or_is_blind_is_passed_over_and_said_why(room: Callable[[str], Room]) -> None:
+def test_what_cannot_be_opened_or_is_blind_is_passed_over_and_said_why(room: Rooms) -> None:
     made = room("auto")
     made.broken["bpf"] = "this kernel has no BTF"
     made.blind.add("netlink")
@@ -107,7 +110,7 @@ def test_what_cannot_be_opened_or_is_blind_is_passed_over_and_said_why(room: Cal
     ]
 
 
-def test_a_defect_of_a_source_is_a_reason_like_others(room: Callable[[str], Room]) -> None:
+def test_a_defect_of_a_source_is_a_reason_like_others(room: Rooms) -> None:
     made = room("auto")
     made.broken["bpf"] = KeyError("maps")
     run(made.ladder.start())
@@ -116,7 +119,7 @@ def test_a_defect_of_a_source_is_a_reason_like_others(room: Callable[[str], Room
 
 
 def test_what_the_compiler_said_goes_to_the_debug_log(
-    room: Callable[[str], Room], capsys: pytest.CaptureFixture[str]
+    room: Rooms, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = room("auto")
     made.broken["bpf"] = BpfUnavailable("it does not compile here", "pidmap.c:7: error")
@@ -128,9 +131,7 @@ def test_what_the_compiler_said_goes_to_the_debug_log(
 
 
 @pytest.mark.parametrize("wanted", ["bpf", "netlink", "scan"])
-def test_one_that_was_asked_for_by_name_is_the_only_one_and_has_to_work(
-    wanted: str, room: Callable[[str], Room]
-) -> None:
+def test_one_that_was_asked_for_by_name_is_the_only_one_and_has_to_work(wanted: str, room: Rooms) -> None:
     made = room(wanted)
     run(made.ladder.start())
     assert (made.name, made.opened) == (wanted, [wanted])
@@ -143,7 +144,7 @@ def test_one_that_was_asked_for_by_name_is_the_only_one_and_has_to_work(
             run(made.ladder.start())
 
 
-def test_it_falls_at_once_and_climbs_back_later(room: Callable[[str], Room]) -> None:
+def test_it_falls_at_once_and_climbs_back_later(room: Rooms) -> None:
     made = room("auto")
     run(made.ladder.start())
     made.in_use().wrong = "the map cannot be read"
@@ -162,7 +163,7 @@ def test_it_falls_at_once_and_climbs_back_later(room: Callable[[str], Room]) -> 
     assert (made.name, made.ladder.why_not) == ("bpf", {})
 
 
-def test_after_a_fall_climbs_come_soon_and_then_less_and_less_often(room: Callable[[str], Room]) -> None:
+def test_after_a_fall_climbs_come_soon_and_then_less_and_less_often(room: Rooms) -> None:
     made = room("auto")
     run(made.ladder.start())
     made.ladder._used_at -= 3600  # it worked for an hour
@@ -213,9 +214,7 @@ class Stubborn(Fickle):
 
 
 @pytest.mark.parametrize("breaks", ["close", "counters", "trouble"])
-def test_a_fall_is_stopped_by_nothing_that_the_failed_source_does(
-    room: Callable[[str], Room], breaks: str
-) -> None:
+def test_a_fall_is_stopped_by_nothing_that_the_failed_source_does(room: Rooms, breaks: str) -> None:
     """Into the real map, which gives the failed source back."""
     made = room("auto")
     pidmap = PidMap(Stubborn("bpf", breaks))
@@ -236,9 +235,7 @@ def test_one_that_breaks_when_the_canary_is_looked_for_is_left() -> None:
     assert "Input/output error" in asyncio.run(ladder.find_canary(source)).trouble
 
 
-def test_one_that_is_refused_and_cannot_be_closed_keeps_nobody_from_the_next(
-    room: Callable[[str], Room],
-) -> None:
+def test_one_that_is_refused_and_cannot_be_closed_keeps_nobody_from_the_next(room: Rooms) -> None:
     made = room("auto")
     made.blind.add("bpf")
     made.made = lambda name: Stubborn(name, "close")
@@ -246,7 +243,7 @@ def test_one_that_is_refused_and_cannot_be_closed_keeps_nobody_from_the_next(
     assert (made.name, made.ladder.why_not) == ("netlink", {"bpf": "it is blind"})
 
 
-def test_a_source_that_goes_blind_is_left(room: Callable[[str], Room]) -> None:
+def test_a_source_that_goes_blind_is_left(room: Rooms) -> None:
     made = room("auto")
     run(made.ladder.start())
     made.blind.add("bpf")
@@ -257,7 +254,7 @@ def test_a_source_that_goes_blind_is_left(room: Callable[[str], Room]) -> None:
     assert (made.name, made.ladder.why_not["bpf"]) == ("scan", "it is blind")
 
 
-def test_a_source_that_was_asked_for_is_started_anew_and_not_too_often(room: Callable[[str], Room]) -> None:
+def test_a_source_that_was_asked_for_is_started_anew_and_not_too_often(room: Rooms) -> None:
     made = room("netlink")
     run(made.ladder.start())
     made.in_use().wrong = "the socket failed"
@@ -269,7 +266,7 @@ def test_a_source_that_was_asked_for_is_started_anew_and_not_too_often(room: Cal
     assert made.in_use().wrong == ""
 
 
-def test_a_source_that_missed_processes_has_to_find_a_canary_at_once(room: Callable[[str], Room]) -> None:
+def test_a_source_that_missed_processes_has_to_find_a_canary_at_once(room: Rooms) -> None:
     made = room("auto")
     run(made.ladder.start())
     source = made.in_use()

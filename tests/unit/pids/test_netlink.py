@@ -46,17 +46,26 @@ class Kernel:
 
 
 @pytest.fixture
-def wire() -> Iterator[tuple[EventStream, Kernel]]:
+def wire() -> Iterator[tuple[socket.socket, socket.socket]]:
     ours, kernels = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     with ours, kernels:
-        yield EventStream(ours), Kernel(kernels)
+        yield ours, kernels
+
+
+@pytest.fixture
+def stream(wire: tuple[socket.socket, socket.socket]) -> EventStream:
+    return EventStream(wire[0])
+
+
+@pytest.fixture
+def kernel(wire: tuple[socket.socket, socket.socket]) -> Kernel:
+    return Kernel(wire[1])
 
 
 # ---- what an event means ------------------------------------------------------------------------------------------
 
 
-def test_processes_are_named_and_threads_are_not(wire: tuple[EventStream, Kernel]) -> None:
-    stream, kernel = wire
+def test_processes_are_named_and_threads_are_not(stream: EventStream, kernel: Kernel) -> None:
     kernel.fork(100)
     kernel.fork(101, 100)
     kernel.fork(200, cpu=1)
@@ -68,8 +77,7 @@ def test_processes_are_named_and_threads_are_not(wire: tuple[EventStream, Kernel
     assert (stream.emptied, stream.incomplete, stream.lost) == (True, False, {})
 
 
-def test_a_drain_is_bounded_and_says_so(wire: tuple[EventStream, Kernel]) -> None:
-    stream, kernel = wire
+def test_a_drain_is_bounded_and_says_so(stream: EventStream, kernel: Kernel) -> None:
     for host_pid in range(1, 6):
         kernel.fork(host_pid)
     assert stream.drain(3) == 3
@@ -82,8 +90,7 @@ def test_a_drain_is_bounded_and_says_so(wire: tuple[EventStream, Kernel]) -> Non
 # ---- what is lost -------------------------------------------------------------------------------------------------
 
 
-def test_losses_are_counted_exactly_for_each_cpu(wire: tuple[EventStream, Kernel]) -> None:
-    stream, kernel = wire
+def test_losses_are_counted_exactly_for_each_cpu(stream: EventStream, kernel: Kernel) -> None:
     kernel.sequence = {0: 7000, 3: (1 << 32) - 2}
     kernel.fork(1, cpu=0)
     kernel.fork(2, cpu=3)
@@ -102,9 +109,8 @@ def test_losses_are_counted_exactly_for_each_cpu(wire: tuple[EventStream, Kernel
 
 @pytest.mark.parametrize(("first", "then", "incomplete"), [((1 << 32) - 1, 0, False), (1000, 5, True)])
 def test_a_sequence_that_goes_back_has_wrapped_or_lost_an_unknown_number(
-    wire: tuple[EventStream, Kernel], first: int, then: int, *, incomplete: bool
+    stream: EventStream, kernel: Kernel, first: int, then: int, *, incomplete: bool
 ) -> None:
-    stream, kernel = wire
     kernel.sequence[0] = first
     kernel.fork(1)
     kernel.sequence[0] = then
@@ -114,9 +120,8 @@ def test_a_sequence_that_goes_back_has_wrapped_or_lost_an_unknown_number(
 
 
 def test_the_acknowledgement_of_an_old_kernel_has_no_sequence_number(
-    wire: tuple[EventStream, Kernel],
+    stream: EventStream, kernel: Kernel
 ) -> None:
-    stream, kernel = wire
     kernel.fork(1)
     kernel.sequence[NO_CPU] = 4711
     kernel.send(NONE, 0, cpu=NO_CPU, ack=5)
@@ -132,9 +137,8 @@ OTHERS: Final = struct.pack("=IIIIHHIIQ6I", 1, 2, 0, 0, 40, 0, FORK, 0, 1, 1, 1,
 
 @pytest.mark.parametrize("message", [b"", b"\1" * 16, b"\1" * 36, b"\1" * 75, bytes(16) + OTHERS])
 def test_a_short_message_or_another_connectors_is_counted_and_not_understood(
-    wire: tuple[EventStream, Kernel], message: bytes
+    stream: EventStream, kernel: Kernel, message: bytes
 ) -> None:
-    stream, kernel = wire
     kernel.fork(1)
     kernel.raw(message)
     kernel.fork(2)
@@ -172,8 +176,8 @@ class Fixture:
 
 
 @pytest.fixture
-def fixture(tmp_path: Path, wire: tuple[EventStream, Kernel]) -> Fixture:
-    return Fixture(tmp_path, *wire)
+def fixture(tmp_path: Path, stream: EventStream, kernel: Kernel) -> Fixture:
+    return Fixture(tmp_path, stream, kernel)
 
 
 def test_without_events_proc_is_left_alone(fixture: Fixture) -> None:

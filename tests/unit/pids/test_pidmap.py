@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from types import SimpleNamespace
@@ -11,14 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resolver.base.budget import Slices
 from resolver.base.errors import AccessDenied
 from resolver.linux.procfs import Procfs
 from resolver.pids import pidmap as module
 from resolver.pids import scan
 from resolver.pids.pidmap import PidMap
 from resolver.pids.scan import ScanSource
-from tests.fakes.clock import Clock, burn
+from tests.fakes.clock import Clock
 from tests.fakes.direct import catch_up
 
 
@@ -210,33 +208,3 @@ def test_another_source_takes_over_and_what_the_first_counted_stays() -> None:
     assert pidmap.source.candidates(7) == [100]
     assert pidmap.arrival(100) != before
     assert pidmap.counters() == {"lost": 3}
-
-
-def test_what_is_new_is_read_while_others_go_on() -> None:
-    """The first scan of 10,000 processes took 300 ms in one go."""
-    others = 0
-
-    class Long(ScanSource):
-        def refreshing(self) -> Iterator[None]:
-            for _ in range(100):
-                burn(0.002)
-                yield
-
-    async def beside() -> None:
-        nonlocal others
-        while True:
-            others += 1
-            await asyncio.sleep(0)
-
-    async def catch_up() -> None:
-        task = asyncio.create_task(beside())
-        assert await pidmap.catch_up(Slices())
-        task.cancel()
-
-    pidmap = PidMap(Long(Told()))
-    asyncio.run(catch_up())
-    assert pidmap.refreshes == 1
-    assert others >= 20
-    pidmap._next_refresh = float("inf")
-    assert not asyncio.run(pidmap.catch_up(Slices()))
-    assert asyncio.run(pidmap.catch_up(Slices(), unhurried=False))

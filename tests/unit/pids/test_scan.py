@@ -75,14 +75,6 @@ def test_first_everything_then_what_is_new(tmp_path: Path, source: ScanSource) -
     assert numbers(source) == {101: (101, 7, 1), 102: (102, 2)}
 
 
-def test_a_number_that_is_used_again_is_noticed_by_the_inode(tmp_path: Path, source: ScanSource) -> None:
-    put(tmp_path, 100, 1)
-    source.refresh()
-    put(tmp_path, 100, 9)
-    assert changes(source) == ([100], [100])
-    assert numbers(source) == {100: (100, 9)}
-
-
 def test_one_that_may_not_be_read_is_counted_and_tried_again(
     tmp_path: Path, noted: Noted, source: ScanSource
 ) -> None:
