@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import re
 import signal
+import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -222,9 +223,6 @@ def kernel_ids(host_pid: int, descriptors: list[int]) -> list[tuple[int, int]]:
 
 
 def still_there(identity: tuple[int, int]) -> bool:
-    import ctypes
-    import struct
-
     command, number = identity
     fd = Kernel().call(command, ctypes.create_string_buffer(struct.pack("=III", number, 0, 0), 12))
     if fd < 0:
@@ -266,9 +264,6 @@ def test_the_loader_dies_with_its_owner() -> None:
                     found.append(int(name))
         return found
 
-    def children_gone(these: list[int]) -> Callable[[], bool]:
-        return lambda: not set(these) & set(loaders())
-
     before = set(loaders())
     for delay in (0.1, 0.3, 0.5, 0.7):
         owner = subprocess.Popen([sys.executable, "-c", CHILD, "", "stay"], cwd=ROOT, stdin=subprocess.PIPE)
@@ -276,4 +271,4 @@ def test_the_loader_dies_with_its_owner() -> None:
         mine = [host_pid for host_pid in loaders() if host_pid not in before]
         owner.kill()
         owner.communicate()
-        until(children_gone(mine), "the end of the loader")
+        until(lambda these=mine: not {*these} & {*loaders()}, "the end of the loader")  # type: ignore[misc]

@@ -104,14 +104,6 @@ def test_the_container_of_a_process_is_not_its_successors() -> None:
     assert pidmap.container_of(100) == ""  # the last one that ended is another
 
 
-def test_another_source_knows_nothing_of_containers() -> None:
-    _, pidmap = told((100, 7))
-    pidmap.name_container(100, "pod_main")
-    pidmap.use(ScanSource(Told((100, 7))))
-    catch_up(pidmap)
-    assert pidmap.container_of(100) == ""  # nobody can say that it is the same process
-
-
 def test_names_of_containers_are_bounded() -> None:
     _, pidmap = told(*((host_pid, 1) for host_pid in range(1, 10_001)))
     for host_pid in range(1, 10_001):
@@ -199,12 +191,15 @@ def test_another_source_takes_over_and_what_the_first_counted_stays() -> None:
         def close(self) -> None:
             self.closed = True
 
-    first = Counting(Told())
+    first = Counting(Told((100, 7)))
     pidmap = PidMap(first)
+    catch_up(pidmap)
     before = pidmap.arrival(100)
+    pidmap.name_container(100, "pod_main")
     pidmap.use(ScanSource(Told((100, 7))))
     assert first.closed
     assert catch_up(pidmap, unhurried=True)
     assert pidmap.source.candidates(7) == [100]
     assert pidmap.arrival(100) != before
+    assert pidmap.container_of(100) == ""  # nobody can say that it is the same process
     assert pidmap.counters() == {"lost": 3}
