@@ -22,10 +22,10 @@ NO_CPU = 0xFFFFFFFF
 
 
 class Kernel:
-    """The other end of a stream: sends what the kernel would, with a sequence of its own for each CPU."""
+    """The other end of `stream`: sends what the kernel would, with a sequence of its own for each CPU."""
 
-    def __init__(self, channel: socket.socket) -> None:
-        self._channel = channel
+    def __init__(self, ours: socket.socket, channel: socket.socket) -> None:
+        self.stream, self._channel = EventStream(ours), channel
         self.sequence: dict[int, int] = {}
 
     def send(self, what: int, *words: int, cpu: int = 0, ack: int = 0) -> None:
@@ -46,20 +46,15 @@ class Kernel:
 
 
 @pytest.fixture
-def wire() -> Iterator[tuple[socket.socket, socket.socket]]:
+def kernel() -> Iterator[Kernel]:
     ours, kernels = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     with ours, kernels:
-        yield ours, kernels
+        yield Kernel(ours, kernels)
 
 
 @pytest.fixture
-def stream(wire: tuple[socket.socket, socket.socket]) -> EventStream:
-    return EventStream(wire[0])
-
-
-@pytest.fixture
-def kernel(wire: tuple[socket.socket, socket.socket]) -> Kernel:
-    return Kernel(wire[1])
+def stream(kernel: Kernel) -> EventStream:
+    return kernel.stream
 
 
 # ---- what an event means ------------------------------------------------------------------------------------------
@@ -153,9 +148,9 @@ def test_a_short_message_or_another_connectors_is_counted_and_not_understood(
 class Fixture:
     """A ``/proc`` of files, and a source on it."""
 
-    def __init__(self, root: Path, stream: EventStream, kernel: Kernel) -> None:
+    def __init__(self, root: Path, kernel: Kernel) -> None:
         self.root, self.kernel = root, kernel
-        self.source = NetlinkSource(Procfs(str(root)), stream)
+        self.source = NetlinkSource(Procfs(str(root)), kernel.stream)
         self.start(1)
         for host_pid in range(900, 950):  # enough of them that a listing costs more than a look
             self.start(host_pid)
@@ -176,8 +171,8 @@ class Fixture:
 
 
 @pytest.fixture
-def fixture(tmp_path: Path, stream: EventStream, kernel: Kernel) -> Fixture:
-    return Fixture(tmp_path, stream, kernel)
+def fixture(tmp_path: Path, kernel: Kernel) -> Fixture:
+    return Fixture(tmp_path, kernel)
 
 
 def test_without_events_proc_is_left_alone(fixture: Fixture) -> None:
