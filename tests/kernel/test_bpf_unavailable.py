@@ -194,7 +194,7 @@ def test_a_program_that_does_not_compile(copied: Path) -> None:
     ("script", "says"),
     [
         ("kill -KILL $$", "out of memory"),
-        ("sleep 1000", "was not done within 0.5 s"),
+        ("exec sleep 1000", "was not done within 0.5 s"),
         ("exit 7", "ended with code 7 and gave no answer"),
         ("dd bs=65536 count=1 of=/dev/null 2>/dev/null; echo nonsense >&0", "is not JSON"),
     ],
