@@ -44,7 +44,7 @@ FAMILIES = tuple(
             (),
             "When the Device object was last written, or read and found right (Unix time).",
         ),
-        ("in_sync", "gauge", (), "1 while the Device object is known to be as it should be."),
+        ("in_sync", "gauge", (), "1 while the Device object is known to be right."),
         ("daemon_up", "gauge", (), "1 while the daemon answers at its socket."),
         ("cordoned_gpus", "gauge", (), "GPUs that are reported unhealthy by an operator's mark."),
         (

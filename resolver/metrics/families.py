@@ -86,7 +86,7 @@ CONTAINER_MEMORY_SECONDS = _counter(
 )
 CONTAINER_UNKNOWN_SECONDS = _counter(
     "container_gpu_unknown_seconds",
-    "Time without an answer of NVML, which is missing in the two counters above.",
+    "Time without an answer from NVML, missing from the GPU time and memory of a container.",
     *_BOTH,
 )
 CONTAINER_IDLE_SECONDS = _gauge(
@@ -116,12 +116,12 @@ CORE_LIMIT_STATE = _states(
 )
 WITHOUT_SLOT = _gauge(
     "processes_without_slot",
-    "Processes that have been on a GPU for 30 s without a slot of HAMi-core's, which limits nothing there.",
+    "Processes on a GPU for 30 s or more without a slot, which HAMi-core can't limit.",
     *_BOTH,
     "reason",
 )
 WITHOUT_SLOT_MEMORY = _gauge(
-    "processes_without_slot_memory_bytes", "GPU memory of these processes.", *_BOTH, "reason"
+    "processes_without_slot_memory_bytes", "GPU memory of processes without a slot.", *_BOTH, "reason"
 )
 CONTAINER_MEMORY = _gauge("container_memory_bytes", "GPU memory of a container's processes on a GPU.", *_BOTH)
 CONTAINER_MEMORY_LIMIT = _gauge(
@@ -175,7 +175,9 @@ CLAIM = _info(
 )
 MISSING_DIRECTORIES = _gauge("missing_directories", "Containers directories that do not exist.")
 _by_reason(CounterByReason.REPAIRS, RepairReason, "Repairs of a slot's hostpid.")
-_by_reason(CounterByReason.WOULD_REPAIR, RepairReason, "Repairs that a dry run left out.", "dry_run_repairs")
+_by_reason(
+    CounterByReason.WOULD_REPAIR, RepairReason, "Repairs that a dry run only logged.", "dry_run_repairs"
+)
 _counted(CounterName.CONFLICTS, "Times that another writer changed a slot's hostpid back.")
 _counted(CounterName.OVER_BUDGET, "Delays of a cache file whose container had used up its share of CPU.")
 _counted(
@@ -183,8 +185,11 @@ _counted(
     "Times that the kernel answered late: a tenant keeps memory, files or mounts locked.",
 )
 _counted(CounterName.WATCH_EVENTS, "Events of the kernel about cache files and their directories.")
-_counted(CounterName.WATCH_OVERFLOWS, "Losses of such events, after which every cache file was checked.")
-_counted(CounterName.WATCH_FLOODS, "Times that a container exceeded its share of such events.")
+_counted(
+    CounterName.WATCH_OVERFLOWS,
+    "Losses of kernel events about cache files, after which every file was checked.",
+)
+_counted(CounterName.WATCH_FLOODS, "Times that a container exceeded its share of kernel events.")
 _counted(CounterName.SLOTS_STUCK, "Times that a slot was found stuck.")
 _counted(CounterName.UTILIZATION_WRITES, "Times that a slot's sm_util was written.")
 _counted(CounterName.WRITES_UNDONE, "Writes taken back or not done: the slot moved or its owner ended.")
@@ -198,7 +203,7 @@ _counted(CounterName.WRITER_FAILURES, "Requests to the slot writer that failed."
 NVML_SECONDS = _family(
     "histogram", "nvml_collection_seconds", "Durations of the collections from NVML, of all GPUs.", ()
 )
-NVML_UP = _gauge("nvml_up", "1 if NVML answered when it was last asked, and not long ago.")
+NVML_UP = _gauge("nvml_up", "1 if NVML answered its last query, and recently.")
 NVML_LAST_SUCCESS = _gauge("nvml_last_success_timestamp_seconds", "When NVML last answered, as Unix time.")
 NVML_AGE = _gauge("nvml_sample_age_seconds", "Age of NVML's newest answer.")
 UNRESOLVED_SAMPLES = _gauge("unresolved_samples", "Utilization samples that find no slot.", "reason")
@@ -208,9 +213,11 @@ NAMESPACE = _states("hostpid_namespace", "PID namespace of the number that hostp
 NAMESPACE_ORIGIN = _states(
     "hostpid_namespace_origin", "Its origin: measured, by the driver's version, or forced."
 )
-_counted(CounterName.DRIVER_PROBES, "Times that a child asked NVML from within a tenant's PID namespace.")
-_counted(CounterName.DRIVER_PROBES_REFUSED, "Times that no namespace was fit for such a child.")
-_counted(CounterName.DRIVER_PROBES_FAILED, "Times that such a child gave no result.")
+_counted(CounterName.DRIVER_PROBES, "Measurements of the driver, by a child in a tenant's PID namespace.")
+_counted(
+    CounterName.DRIVER_PROBES_REFUSED, "Times that no container was suitable for a measurement of the driver."
+)
+_counted(CounterName.DRIVER_PROBES_FAILED, "Measurements of the driver without a result.")
 
 # -- GPUs -----------------------------------------------------------------------------------------------------------
 
@@ -221,11 +228,11 @@ _gpu("utilization_ratio", "utilization", "Share of the time that a GPU was busy,
 _gpu("temperature_celsius", "temperature", "A GPU's temperature.")
 _gpu("power_watts", "power", "Power draw of a GPU.")
 _gpu("ecc_uncorrected_errors_total", "ecc_uncorrected", "Uncorrected ECC errors of a GPU.", kind="counter")
-_gpu("healthy", "healthy", "1 while nothing is wrong with a GPU.")
-GPU_UNHEALTHY = _gauge("gpu_unhealthy", "1 while this is wrong with a GPU.", *GPU_LABELS, "reason")
+_gpu("healthy", "healthy", "1 while a GPU is healthy.")
+GPU_UNHEALTHY = _gauge("gpu_unhealthy", "1 while a GPU is unhealthy for this reason.", *GPU_LABELS, "reason")
 GPU_UNHEALTHY_SINCE = _gauge(
     "gpu_unhealthy_since_timestamp_seconds",
-    "Since when this is wrong with a GPU, as Unix time; no series while it is not.",
+    "When a GPU became unhealthy for this reason, as Unix time; no series while it is healthy.",
     *(*GPU_LABELS, "reason"),
 )
 GPU_XIDS = _counter("gpu_xid_errors", "XID errors of a GPU since the daemon started.", *GPU_LABELS, "xid")
@@ -257,26 +264,26 @@ SOURCE_FAILED = _gauge("source_unavailable", "1 if this source was tried and doe
 SOURCE_COMPLETE = _gauge("source_complete", "1 while the source alone knows every process.")
 MAP_EVENTS = _counter("map_events", "Losses, misses and corrections of the sources.", "event")
 PROCESSES = _gauge("map_processes", "Processes in the map.")
-MAP_SIZE = _gauge("map_capacity_processes", "Processes that the kernel's map has room for.")
+MAP_SIZE = _gauge("map_capacity_processes", "Processes for which the kernel's map has room.")
 PASSES = _family("histogram", "pass_duration_seconds", "Durations of the passes over the slots.", ())
 WORKER_STARTS = _counter("worker_starts", "Times that a child was started.", "worker")
 WORKER_FAILURES = _counter(
     "worker_failures", "Times that a child died, hung or gave an invalid answer.", "worker"
 )
-_counted(CounterName.INTERNAL_ERRORS, "Defects of the daemon that it survived; please report them.")
+_counted(CounterName.INTERNAL_ERRORS, "Bugs in the daemon that it survived; please report them.")
 _counted(CounterName.OUT_OF_DESCRIPTORS, "Times that all file descriptors were in use.")
 _by_reason(
     CounterByReason.SHORTAGES,
     Shortage,
     "Times that the kernel refused the daemon a resource; no cache file is at fault.",
 )
-DRY_RUN = _gauge("dry_run", "1 if nothing is written because the settings say so.")
-STANDBY = _gauge("standby", "1 while nothing is written because another daemon writes on this node.")
+DRY_RUN = _gauge("dry_run", "1 in a dry run, which writes nothing.")
+STANDBY = _gauge("standby", "1 while the daemon waits because another one writes on this node.")
 _counted(CounterName.BROKER_ANSWERS, "Processes that got their PID from the broker.")
 _by_reason(CounterByReason.BROKER_REFUSED, BrokerRefusal, "Requests that the broker refused.")
 _counted(CounterName.BROKER_TIMEOUTS, "Clients that did not end their request in time.")
 _counted(CounterName.BROKER_BUSY, "Connections that the broker closed because there were too many.")
-CHILDREN = _gauge("children", "Children of the daemon that run.")
+CHILDREN = _gauge("children", "Running children of the daemon.")
 CHILDREN_CPU = _counter("children_cpu_seconds", "CPU time of the daemon's children, ended ones too.")
 CHILDREN_MEMORY = _gauge("children_resident_memory_bytes", "Resident memory of the daemon's children.")
 PROPORTIONAL_MEMORY = _gauge(

@@ -51,7 +51,7 @@ def test_a_whole_node_is_explained_without_a_daemon_and_beside_one(
     assert [each["nvml"] for each in told["reported"]] == [34, 27]
     assert [each["monitor"] for each in told["reported"]] == [0, 0]
     _, text = explain(cases[0], tmp_path / "run", pods, "research/train-0")
-    assert f"2, and must be {cases[0].tenant.host_pid}: wrong_namespace" in text
+    assert f"2, but must be {cases[0].tenant.host_pid}: wrong_namespace" in text
     assert "writes nothing" in text
     # It has not so much as touched them.
     assert before == [hostpid_of(case.container, case.tenant) for case in cases if not case.ended]

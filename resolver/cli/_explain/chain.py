@@ -248,14 +248,14 @@ def _hostpid(view: ContainerView, slot: Json, reason: UnresolvedReason | None) -
     if wanted is None:
         return _after("hostpid", f"{hostpid}; the right value is unknown")
     if reason is not None:
-        return _reason("hostpid", f"{hostpid}, and must be {wanted}", reason)
+        return _reason("hostpid", f"{hostpid}, but must be {wanted}", reason)
     if hostpid == wanted:
         before = f"; it was {slot['repaired']}, and is repaired" if slot["repaired"] else ""
         return _ok("hostpid", f"{hostpid}, the {view.namespace} PID{before}")
     other = slot["pid"] if view.namespace == "host" else slot["host_pid"]
     shared = any(each is not slot and each["hostpid"] == hostpid for each in view.slots)
     why = classify(hostpid, wanted, other, shared=shared) or RepairReason.STALE
-    return _left(view, "hostpid", f"{hostpid}, and must be {wanted}", why, why.meaning)
+    return _left(view, "hostpid", f"{hostpid}, but must be {wanted}", why, why.meaning)
 
 
 def _left(view: ContainerView, name: str, found: str, reason: str, cause: str) -> Link:
@@ -265,7 +265,7 @@ def _left(view: ContainerView, name: str, found: str, reason: str, cause: str) -
         return Link(name, LinkState.SOON, found, reason, cause, fix)
     fix = "the daemon is a dry run, and writes nothing: start it without --dry-run"
     if view.known.no_daemon:
-        fix = "a daemon repairs it; none answers here"
+        fix = "start the daemon, which repairs it"
     return _breaks(name, found, cause, fix, reason)
 
 

@@ -174,7 +174,7 @@ def test_a_wrong_number_is_explained_and_breaks_where_nobody_writes(
     assert (broken["name"], broken["reason"], broken["ns_pid"]) == ("hostpid", reason, 7)
     assert "--dry-run" in broken["fix"]
     code, text = asked(whole(wrong, *others))
-    assert (code, f"{hostpid}, and must be 4711: {reason}" in text) == (0, True)
+    assert (code, f"{hostpid}, but must be 4711: {reason}" in text) == (0, True)
     assert "0 % on GPU 0" in text  # what comes after it is shown, and not blamed
 
 
