@@ -10,6 +10,7 @@ HAMi's monitor maps every file and holds none.
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from resolver.base.errors import AccessDenied, ProcessGone, TooSlow, WorkerFailed
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from resolver.pids.pidmap import PidMap
     from resolver.workers.lanes import TenantReader
 
+#: One reading answers for many starts: the next one waits for so many times its duration, in seconds at most.
+_REST_FACTOR, _MOST_REST_SECONDS = 3, 0.5
 #: Processes with one number that map one file.
 _MOST_USERS = 64
 
@@ -54,6 +57,7 @@ class PodOwner:
         self._asked: set[Shown] = set()  # files in question
         self._refresh, self._files = -1, frozenset(self._asked)  # the present reading, and its files
         self._mapped: dict[int, _Mapped] = {}  # by host PID
+        self._cost = self._again_at = 0.0  # seconds of the present reading, and when the next one may begin
 
     async def owner(
         self, proof: PodFile, ns_pid: int, payer: str, pause: Pause
@@ -96,16 +100,21 @@ class PodOwner:
         """Return all processes with the number, as of this refresh; None if that began without this file."""
         shown, refresh = (proof.device, proof.inode), self._pidmap.refreshes
         self._asked.add(shown)
-        if self._refresh != refresh:
+        if self._refresh != refresh and time.monotonic() >= self._again_at:
             self._refresh, self._files, self._mapped = refresh, frozenset(self._asked), {}
+            self._cost = 0.0
         mapped, files = self._mapped, self._files
-        if shown not in files:
+        if shown not in files or self._refresh != refresh:
             return None
         host_pids = self._pidmap.source.candidates(ns_pid)
         for host_pid in host_pids:
             await pause()
             if host_pid not in mapped:
+                began = time.monotonic()
                 mapped[host_pid] = await self._read(host_pid, files, payer)
+                now = time.monotonic()
+                self._cost += now - began
+                self._again_at = now + min(_MOST_REST_SECONDS, _REST_FACTOR * self._cost)
         return {host_pid: mapped[host_pid] for host_pid in host_pids}
 
     def forget(self, proof: PodFile) -> None:
@@ -114,13 +123,14 @@ class PodOwner:
 
     async def _read(self, host_pid: int, files: frozenset[Shown], payer: str) -> _Mapped:
         try:
-            pod_uid = self._container(host_pid).pod_uid or ""
-            found = await self._reader.ask(payer, self._tenant(host_pid), shared_files, host_pid)
+            container = self._container(host_pid)
+            tenant = container.container_id or f"process {host_pid}"
+            found = await self._reader.ask(payer, tenant, shared_files, host_pid)
         except ProcessGone:
             return _Mapped(set())
         except _HIDDEN as error:
             return _Mapped(set(), hidden=_why(error))
-        return _Mapped({(device, inode) for device, inode in found} & files, pod_uid)
+        return _Mapped({(device, inode) for device, inode in found} & files, container.pod_uid or "")
 
     async def _judge(
         self, host_pid: int, proof: PodFile, ns_pid: int, payer: str

@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import math
 import os
+import signal
 import struct
 import subprocess
 import time
@@ -200,19 +201,22 @@ def met_a_walk(pidmap: BpfPidMap) -> bool:
     slots = {place: busy(host_pid) for host_pid, place in free_places(pidmap).items()}
     failed = pidmap.counters()["update_failed"]
     with written(pidmap, slots):  # then the walk has ended, and its process as well
-        process = subprocess.Popen(["sleep", "1000"])
+        forked = os.fork()  # without an exec, which would mend it
+        if not forked:
+            signal.pause()
+            os._exit(0)
     try:
-        if pidmap.by_host(process.pid) is not None:
+        if pidmap.by_host(forked) is not None:
             return False
         assert pidmap.counters()["update_failed"] > failed
         assert not pidmap.complete()
         assert reconcile(pidmap).missing > 0
-        assert pidmap.by_host(process.pid) is not None
+        assert pidmap.by_host(forked) is not None
         assert pidmap.complete()
         return True
     finally:
-        process.kill()
-        process.wait()
+        os.kill(forked, signal.SIGKILL)
+        os.waitpid(forked, 0)
 
 
 def test_two_hundred_namespaces_in_a_row(pidmap: BpfPidMap, lives: Path) -> None:

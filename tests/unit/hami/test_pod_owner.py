@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from pathlib import Path
 
 import pytest
@@ -106,9 +107,17 @@ class Room:
 
 
 @pytest.fixture
-def room(tmp_path: Path) -> Room:
+def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Room:
+    monkeypatch.setattr(pod_owner, "_REST_FACTOR", 0)
     (tmp_path / "proc").mkdir()
     return Room(tmp_path)
+
+
+def test_many_starts_share_a_reading(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    room.put(100)
+    assert room.find(100) == 100
+    monkeypatch.setattr(room.owner, "_again_at", time.monotonic() + 60)
+    assert room.find(100) is UnresolvedReason.OVER_BUDGET
 
 
 def test_the_owner_is_in_the_pod_and_holds_the_file(room: Room) -> None:
