@@ -163,7 +163,7 @@ def test_its_commands_are_there_for_exec(node: Node, start_pod: StartPod, image:
     assert "main" in pod.inside("resolver", "top", "--once")
     # Of exec `inside` wants a 0, which the doctor gives when nothing has failed.
     checks = {each["check"]: each["state"] for each in json.loads(pod.inside("resolver", "doctor", "--json"))}
-    assert {checks[name] for name in ("view", "bpf", "nvml", "writer", "socket")} == {"ok"}
+    assert {checks[name] for name in ("view", "bpf", "nvml", "writer", "daemon")} == {"ok"}
 
 
 def test_without_bcc_it_falls_to_the_scan_and_says_why(
