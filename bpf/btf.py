@@ -1,4 +1,4 @@
-"""Offsets of kernel fields from BTF (Documentation/bpf/btf.rst). Standard library only, like the loader."""
+"""Offsets of kernel fields from BTF (Documentation/bpf/btf.rst). Standard library only."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _LAST_KIND = 19
 
 
 class BtfError(Exception):
-    """Raised for invalid BTF, or for a missing item, which ``str()`` names."""
+    """Invalid BTF, or a missing item, which ``str()`` names."""
 
 
 class Btf:
-    """The types of one BTF blob, found by name."""
+    """Types of a BTF blob, by name."""
 
     def __init__(self, blob: bytes) -> None:
         if len(blob) < 24:
@@ -51,7 +51,7 @@ class Btf:
             raise BtfError("its last type goes on beyond the end")
 
     def offset(self, name: str, member: str) -> int:
-        """Return the byte offset of a member of ``struct name``, also one of an anonymous member. Raises `BtfError`."""
+        """Byte offset in ``struct name``, also of an anonymous member's member. Raises `BtfError`."""
         bits = self._member(self.type_id(_STRUCT, name), self._name(member))
         if bits is None:
             raise BtfError(f"struct {name} has no member {member}")
@@ -60,23 +60,23 @@ class Btf:
         return bits // 8
 
     def size(self, name: str) -> int:
-        """Return the size of ``struct name`` in bytes."""
+        """Size of ``struct name`` in bytes."""
         return self._words[self._starts[self.type_id(_STRUCT, name)] + 2]
 
     def type_id(self, kind: int, name: str) -> int:
-        """Return the type id of a structure, function or typedef. Raises `BtfError`."""
+        """Id of a structure, function or typedef. Raises `BtfError`."""
         found = self._ids[kind].get(self._name(name))
         if found is None:
             raise BtfError(f"it describes no {'struct ' if kind == _STRUCT else ''}{name}")
         return found
 
     def _name(self, text: str) -> int:
-        """Return a name's offset in the string section; -1 if there is none."""
+        """A name's offset in the string section; or -1."""
         found = self._strings.find(b"\0" + text.encode() + b"\0")
         return found + 1 if found >= 0 else -1
 
     def _member(self, type_id: int, wanted: int) -> int | None:
-        """Return the bit offset of a member of a structure or union."""
+        """A member's bit offset in a structure or union."""
         if type_id >= len(self._starts):
             raise BtfError(f"it refers to type {type_id}, which is not there")
         words, at = self._words, self._starts[type_id]

@@ -1,7 +1,8 @@
 """Cache of the compiled program: the next start needs neither BCC nor LLVM, and 12 KiB instead of 100 MiB.
 
-It is for the same source, sizes, offsets and kernel. Root loads it, so no other user may be able to write it. Standard
-library only, like the loader.
+It is for the same source, sizes, offsets and kernel. Root loads it, so no other user may be able to write it.
+
+Standard library only.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ _LOG_SIZE = 1 << 22  # older kernels keep the beginning of what did not fit, and
 
 
 class ImageError(Exception):
-    """Raised for a program that can't be used; ``str()`` says why."""
+    """Unusable program; ``str()`` gives the reason."""
 
 
 class Refused(ImageError):
-    """Raised for a part that the kernel refuses: error number, and the verifier's words about a program."""
+    """The kernel's refusal of a part: error number, and the verifier's words about a program."""
 
     def __init__(self, what: str, code: int, log: str = "") -> None:
         super().__init__(f"the kernel does not take {what}: {os.strerror(code)}")
@@ -45,7 +46,7 @@ class Refused(ImageError):
 
 
 def fingerprint(sources: str, constants: dict[str, int]) -> str:
-    """Hash everything that a compiled program depends on."""
+    """Hash everything that a program depends on."""
     digest = hashlib.sha256(repr((_FORMAT, os.uname()[2:], sorted(constants.items()))).encode())
     for directory, below, names in os.walk(sources):
         below.sort()
@@ -83,7 +84,7 @@ def image_of(program: Any, maps: Iterable[str], functions: dict[str, int], itera
 
 
 def save(directory: str, mark: str, image: dict[str, Any]) -> None:
-    """Keep it for the next start. Raises OSError or `ImageError`."""
+    """Keep the program for the next start. Raises OSError or `ImageError`."""
     with _opened(directory) as where:
         new = f".{NAME}.{os.getpid()}"
         fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=where)
@@ -98,7 +99,7 @@ def save(directory: str, mark: str, image: dict[str, Any]) -> None:
 
 
 def find(directory: str, mark: str) -> dict[str, Any]:
-    """Return the kept program with this fingerprint. Raises `ImageError`."""
+    """Kept program with this fingerprint. Raises `ImageError`."""
     try:
         with _opened(directory) as where:
             fd = os.open(NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=where)
@@ -132,7 +133,7 @@ def _opened(directory: str) -> Iterator[int]:
 
 
 class Loaded:
-    """Maps, programs and links by name, as descriptors of this process."""
+    """Descriptors of maps, programs and links by name."""
 
     def __init__(self, kernel: Kernel, image: dict[str, Any]) -> None:
         """Load all, or raise `ImageError`."""

@@ -1,15 +1,15 @@
 """Compiles pidmap.c with BCC, attaches it, seeds it, hands every descriptor to the daemon, and ends.
 
-Standard library and ``bcc`` only. One request comes on the SOCK_SEQPACKET socket on descriptor 0::
+Standard library and ``bcc`` only. One request on descriptor 0 (SOCK_SEQPACKET)::
 
     {"sizes": {"PROCESSES": 32768, ...}, "btf": "/sys/kernel/btf/vmlinux", "kept_in": "/run/resolver"}
 
-One answer goes, with the descriptors of ``maps``, ``programs`` and ``links``, in this order::
+One answer, with the descriptors of ``maps``, ``programs`` and ``links``, in this order::
 
     {"maps": [{"name", "key_size", "value_size", "max_entries", ...}], "programs": [name], "links": [hook],
      "bcc": version or "kept", "python": path, "compile_ms", "seed_ms", "seeded": number of processes}
 
-If too many descriptors are in flight, ``fetch`` has their numbers in this process instead. A failure is
+If too many descriptors are in flight, ``fetch`` has their numbers here instead. A failure is
 ``{"error": sentence, "cause": word, "detail": for the debug log}`` (`LoadError`). With the cause ``bcc`` another Python
 may succeed. ``kept_in`` is the directory of compiled programs (`image`), or empty.
 """
@@ -63,7 +63,7 @@ _MOST_WORDS = 1 << 15
 
 
 def main() -> int:
-    """Answer the request on descriptor 0, and end."""
+    """Answer the request on descriptor 0."""
     die_with_parent()
     channel = socket.socket(fileno=0)
     complaints = os.memfd_create("complaints")
@@ -86,7 +86,7 @@ def main() -> int:
 
 
 def hand_over(channel: socket.socket, answer: dict[str, Any], descriptors: list[int]) -> None:
-    """Answer with the descriptors, or with their numbers."""
+    """Answer with descriptors, or their numbers."""
     try:
         socket.send_fds(channel, [json.dumps(answer).encode()], descriptors)
     except OSError as error:
@@ -97,7 +97,7 @@ def hand_over(channel: socket.socket, answer: dict[str, Any], descriptors: list[
 
 
 def die_with_parent() -> None:
-    """End with the daemon, even if it is killed."""
+    """End with the daemon, even if killed."""
     import ctypes
     import signal
 
@@ -138,7 +138,7 @@ def load(request: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
 
 
 def from_image(kept: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
-    """Load, attach and seed. Raises `image.ImageError`, and leaves nothing then."""
+    """Load, attach and seed. Raises `image.ImageError`, leaving nothing behind."""
     loaded = image.Loaded(Kernel(), kept)
     began = time.monotonic()
     try:
@@ -160,7 +160,7 @@ def from_image(kept: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
 
 
 def read_btf(path: str) -> tuple[dict[str, int], dict[str, int]]:
-    """Read field offsets, and each program's hook: a BTF id, which tells the verifier its arguments' types."""
+    """Read field offsets, and each program's hook: a BTF id, which tells the verifier argument types."""
     try:
         with open(path, "rb") as file:
             blob = file.read()
@@ -186,7 +186,7 @@ def read_btf(path: str) -> tuple[dict[str, int], dict[str, int]]:
 
 
 def import_bcc(headers: str) -> Any:
-    """Import ``bcc`` with the stub headers in place of the kernel's."""
+    """Import ``bcc`` with stub headers for the kernel's."""
     # BCC looks for DIRECTORY/include; it reads the variable when it compiles.
     os.environ["BCC_KERNEL_SOURCE"] = os.path.dirname(headers)
     try:
@@ -202,7 +202,7 @@ def import_bcc(headers: str) -> Any:
 
 
 def compile_program(bcc: Any, constants: dict[str, int]) -> Any:
-    """Compile, and make the maps. BCC prints the reason of a failure."""
+    """Compile, and make the maps. BCC prints reasons of failure."""
     flags = [f"-D{name}={value}" for name, value in constants.items()]
     flags += [f"-I{HERE}", "-Wno-macro-redefined"]
     try:

@@ -1,7 +1,6 @@
-"""Obstacles to loading the BPF map, found before anything is compiled.
+"""Obstacles to loading the BPF map, found before compiling.
 
-Programs of a few instructions probe the kernel: neither a release nor a file shows a vendor's backports. Standard
-library only, like the loader.
+Small programs probe the kernel: neither a release nor a file shows a vendor's backports. Standard library only.
 """
 
 from __future__ import annotations
@@ -55,19 +54,19 @@ class LoadError(Exception):
 
 
 class Kernel:
-    """The running kernel's ``bpf(2)``, and the state of this process."""
+    """Running kernel's ``bpf(2)``, and this process's state."""
 
     def __init__(self) -> None:
         self.release, self.machine = platform.release(), platform.machine()
 
     def call(self, command: int, attributes: bytes, size: int) -> int:
-        """Return a descriptor, or an error number below zero."""
+        """Descriptor, or a negative error number."""
         libc = ctypes.CDLL(None, use_errno=True)
         fd = libc.syscall(_SYSCALL_NUMBERS[self.machine], command, attributes, ctypes.c_uint(size))
         return int(fd) if fd >= 0 else -ctypes.get_errno()
 
     def refusal(self, program: Sequence[Instruction]) -> tuple[int, str]:
-        """Load a tracepoint's program; return an error number and the verifier's words."""
+        """Load a tracepoint's program; return error number and verifier's words."""
         code = b"".join(
             struct.pack("=BBhi", code, destination | source << 4, offset, immediate)
             for code, destination, source, offset, immediate in program
@@ -87,7 +86,7 @@ class Kernel:
         return -fd, log.value.decode("utf-8", "replace")
 
     def iterate(self, link: int) -> int:
-        """Return a descriptor that runs a link's iterator when it is read. Raises OSError."""
+        """Descriptor that runs a link's iterator when read. Raises OSError."""
         fd = self.call(_ITER_CREATE, struct.pack("=II", link, 0), 8)
         if fd < 0:
             raise OSError(-fd, os.strerror(-fd))
@@ -98,7 +97,7 @@ class Kernel:
         return _own_status().get("Seccomp") == "2"
 
     def confinement(self) -> str:
-        """Return the security module's profile or context of this process; empty if there is none."""
+        """Security module's profile or context of this process, if any."""
         try:
             with open("/proc/self/attr/current") as file:
                 label = file.read().strip("\0\n ")
@@ -108,7 +107,7 @@ class Kernel:
 
 
 def require(kernel: Kernel) -> None:
-    """Raise `LoadError` for the first obstacle: the place, the rights, a filter, the kernel's age, lockdown."""
+    """Raise `LoadError` for the first obstacle: place, rights, a filter, the kernel's age, lockdown."""
     if kernel.machine not in _SYSCALL_NUMBERS:
         raise LoadError(
             "kernel", f"the BPF map runs on x86_64 and aarch64, and this is {kernel.machine}: {_OTHERWISE}"
@@ -139,7 +138,7 @@ def require(kernel: Kernel) -> None:
 
 
 def require_kernel(kernel: Kernel) -> None:
-    """Require that the kernel loads programs with the instructions that the map needs."""
+    """Require that the kernel loads programs with the map's instructions."""
     reached = -kernel.call(_PROG_LOAD, b"", _TOO_LARGE)
     if reached in (errno.EPERM, errno.EACCES) or (reached == errno.ENOSYS and kernel.filtered()):
         raise forbidden(kernel, reached, reached=False)

@@ -1,4 +1,4 @@
-"""Finds containers by a name given by people."""
+"""Finds containers by names that people give."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _HOST_CGROUPNS = "cgroup:[4026531835]"
 
 
 class FoundContainer(NamedTuple):
-    """Container with processes. ``keys`` holds its id, or its cgroup paths if its name is no id."""
+    """Container with processes. ``keys`` holds its id, or cgroup paths if its name is no id."""
 
     keys: frozenset[str]
     directories: tuple[str, ...]
@@ -34,7 +34,7 @@ class FoundContainer(NamedTuple):
 
     @property
     def container_id(self) -> str:
-        """Return the id, or else the name."""
+        """Id, else the name."""
         return name_in(min(self.keys, key=len).rsplit("/", 1)[-1])
 
 
@@ -62,7 +62,7 @@ class Wanted:
         return self._prefix and len(self.text) == _FULL_ID
 
     def match(self, path: str, name: str, in_pod: bool) -> tuple[str | None, bool]:  # noqa: FBT001 - of Match
-        """Return the wanted container's key for a cgroup ``path``; see `find_directories`."""
+        """The wanted container's key for a cgroup; see `find_directories`."""
         if self.in_pod:
             in_pod = in_pod or (
                 any(needle in name for needle in self._needles) and pod_uid_of("/" + name) == self.pod_uid
@@ -83,7 +83,7 @@ class Wanted:
         return self.text in (name, name_in(name))
 
     def keys_in(self, cgroup_text: str) -> set[str]:
-        """Return the wanted containers' keys in a ``/proc/<pid>/cgroup``."""
+        """Wanted containers' keys in ``/proc/<pid>/cgroup``."""
         keys: set[str] = set()
         if any(needle in cgroup_text for needle in self._needles):
             for path in cgroup_paths(cgroup_text):
@@ -97,7 +97,7 @@ class Wanted:
 
 
 def find_container(procfs: Procfs, wanted: Wanted, mounts: Iterable[Mount]) -> tuple[FoundContainer, str]:
-    """Return the only wanted container, and where it was found: ``"cgroup"`` or ``"scan"``.
+    """The only wanted container, and where it was found: ``"cgroup"`` or ``"scan"``.
 
     Raises NotFound, Ambiguous, CannotKnow and UsageError.
     """
@@ -122,7 +122,7 @@ def find_container(procfs: Procfs, wanted: Wanted, mounts: Iterable[Mount]) -> t
 
 
 def container_name(mounts: Iterable[Mount], pod_uid: str | None) -> str | None:
-    """Return a container's name in its pod, from the mount table of its main process; None if unknown.
+    """A container's name in its pod, from its main process's mount table.
 
     In order: ``<kubelet>/pods/<podUID>/containers/<containerName>/<hash>``, and HAMi's
     ``<hook>/containers/<podUID>_<containerName>``, which may be an init container's.
@@ -146,12 +146,12 @@ def container_name(mounts: Iterable[Mount], pod_uid: str | None) -> str | None:
 
 
 def name_by_mounts(procfs: Procfs, host_pid: int, pod_uid: str | None) -> str:
-    """Return the container's name by its main process's mounts, for a lane; empty if unknown."""
+    """The container's name by its main process's mounts, for a lane; or empty."""
     return container_name(procfs.first_mounts(host_pid), pod_uid) or ""
 
 
 def name_of(procfs: Procfs, members: list[Member], pod_uid: str | None) -> str | None:
-    """Return a container's name from its main process: outermost, with the lowest number."""
+    """A container's name from its main process (outermost, lowest number)."""
     if pod_uid is None:
         return None
     for member in sorted(members, key=lambda member: (len(member.ns_pids), member.ns_pids[-1])):
@@ -165,7 +165,7 @@ def name_of(procfs: Procfs, members: list[Member], pod_uid: str | None) -> str |
 
 
 def _by_directories(wanted: Wanted, roots: Sequence[str]) -> list[FoundContainer]:
-    """Find containers with processes by their directories, in each hierarchy."""
+    """Find containers with processes in each hierarchy's directories."""
     by_key: dict[str, list[str]] = {}
     tops: list[str] = []
     for root in roots:
@@ -179,13 +179,13 @@ def _by_directories(wanted: Wanted, roots: Sequence[str]) -> list[FoundContainer
 
 
 def _tops(directories: list[str]) -> list[str]:
-    """Drop directories below another one of the list."""
+    """Drop directories below others of the list."""
     known = set(directories)
     return [directory for directory in directories if os.path.dirname(directory) not in known]
 
 
 def _merged(parts: Iterable[tuple[str, list[str], dict[int, None]]]) -> list[FoundContainer]:
-    """Merge containers with a name and another path in each hierarchy if they share processes."""
+    """Merge containers with a different path in each hierarchy if they share processes."""
     containers: list[FoundContainer] = []
     for key, directories, host_pids in parts:
         if not host_pids:
@@ -227,7 +227,7 @@ def _is_dead(procfs: Procfs, host_pid: int) -> bool:
 
 
 def _named(procfs: Procfs, wanted: Wanted, containers: list[FoundContainer]) -> list[FoundContainer]:
-    """Return a pod's containers with the wanted name. Raises NotFound."""
+    """A pod's containers of that name. Raises NotFound."""
     names: dict[str, list[FoundContainer]] = {}
     unnamed = 0
     for container in containers:
@@ -263,7 +263,7 @@ def _not_found(procfs: Procfs, wanted: Wanted) -> ResolverError:
 
 
 def in_private_cgroupns(procfs: Procfs) -> bool:
-    """Check if a private cgroup namespace hides the name of this process's container."""
+    """Check if a private cgroup namespace hides this process's container."""
     try:
         return os.readlink(f"{procfs.root}/self/ns/cgroup") != _HOST_CGROUPNS
     except FileNotFoundError:

@@ -1,9 +1,9 @@
 """Index of the node's PID namespaces by their first processes, with container and mounts.
 
 A PID namespace lives as long as its first process, whose cgroup shows the container and whose mounts show the
-directories. Namespaces below it, or above it (except the host's), belong to the container, too. A first process exists
+directories. Namespaces below and above it (except the host's) belong to the container, too. A first process exists
 before its cgroup and mounts, so it is read again, ever more rarely. A tenant can make thousands: the work goes in small
-steps that several tasks may take at once.
+steps that several tasks may share.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _AT_ONCE = 64  # processes between two steps
 class FirstProcess:
     """First process of a PID namespace. ``made_by_runtime``: its parent was seen outside the container.
 
-    ``name`` and the fields next to it belong to `resolver.lookup.cached`.
+    ``name`` and adjacent fields belong to `resolver.lookup.cached`.
     """
 
     def __init__(self, host_pid: int, arrival: tuple[int, int]) -> None:
@@ -73,7 +73,7 @@ class FirstProcess:
 
 
 class Learned(NamedTuple):
-    """Namespace of a verified owner. ``init`` is None if its first process is unknown."""
+    """Namespace of a verified owner. ``init`` is None if unknown."""
 
     init: tuple[int, tuple[int, int]] | None
     container_id: str
@@ -108,11 +108,11 @@ class KnownNamespaces:
 
     @property
     def behind(self) -> bool:
-        """Check if namespaces are still to be placed."""
+        """Check for namespaces still to be placed."""
         return bool(self._unplaced)
 
     async def catch_up(self, slices: Slices, *, bounded: bool = True) -> None:
-        """Apply the map's last refresh, in a limited time if ``bounded``."""
+        """Apply the map's last refresh, in limited time if ``bounded``."""
         if self._epoch != self._pidmap.refreshes:
             self._epoch = self._pidmap.refreshes
             self._of.clear()
@@ -135,12 +135,12 @@ class KnownNamespaces:
         yield from _work_off(self._reading(), seconds if seconds == math.inf else _READ_SECONDS)
 
     def take_gone(self) -> int:
-        """Count the namespaces that ended since the last call."""
+        """Count namespaces ended since the last call."""
         gone, self._gone = self._gone, 0
         return gone
 
     def _follow(self, inits: Mapping[int, tuple[int, int]]) -> Iterator[None]:
-        """Know of these first processes and no others; end if there are newer ones."""
+        """Keep exactly these first processes; end if there are newer ones."""
         gone = 0
         for number, known in enumerate(list(self._known.values())):
             if inits.get(known.host_pid) != known.arrival and self._lives(known):
@@ -164,7 +164,7 @@ class KnownNamespaces:
             heapq.heapify(self._due)
 
     def _lives(self, known: FirstProcess) -> bool:
-        """Check if it is still in the index."""
+        """Check if still in the index."""
         return self._known.get(known.host_pid) is known
 
     def _placing(self) -> Iterator[Callable[[], None]]:
@@ -281,7 +281,7 @@ class KnownNamespaces:
             _discard(self._with, directory, known.pidns)
 
     def rightful(self, container_id: str) -> FirstProcess | None:
-        """Return the container's first process made by a runtime; None if two claim the id."""
+        """The container's first process made by a runtime; None if two claim the id."""
         claims = self._by_id.get(container_id, ())
         if len(claims) != 1:
             return None
@@ -290,11 +290,11 @@ class KnownNamespaces:
         return known if self._pidmap.arrival(host_pid) == known.arrival else None
 
     def made_by_runtime(self) -> Iterator[FirstProcess]:
-        """Yield all that a runtime made."""
+        """Yield those made by a runtime."""
         return (self._known[host_pid] for claims in self._by_id.values() for host_pid in claims)
 
     def of(self, key: Hashable) -> frozenset[int]:
-        """Return the container's PID namespaces; empty if unknown."""
+        """PID namespaces; empty if unknown."""
         known = self._of.get(key)
         if known is None:
             learned = (pidns for pidns, each in self._learned.get(key, {}).items() if self._still_there(each))
@@ -308,14 +308,14 @@ class KnownNamespaces:
         return known
 
     def container_ids(self, key: Hashable) -> set[str]:
-        """Return the ids of containers that have this key mounted, or were learned."""
+        """Containers with this key mounted or learned."""
         ids = {each.container_id for each in self._learned.get(key, {}).values()}
         for pidns in self._with.get(key, ()):
             ids.add(self._by_pidns[pidns].container_id)
         return ids - {""}
 
     def learn(self, key: Hashable, pidns: int, container_id: str) -> None:
-        """Note that a verified owner of a slot is in that namespace."""
+        """Note that a slot's verified owner is in that namespace."""
         init = self._by_pidns.get(pidns)
         learned = Learned((init.host_pid, init.arrival) if init else None, container_id)
         known = self._learned.setdefault(key, {})
@@ -327,7 +327,7 @@ class KnownNamespaces:
             self._of.pop(key, None)
 
     def first_processes(self, key: Hashable) -> list[int]:
-        """Return first processes that have this key mounted."""
+        """First processes with this key mounted."""
         return [self._by_pidns[pidns].host_pid for pidns in self._with.get(key, ())]
 
     def proven(self, key: Hashable) -> bool:
@@ -335,7 +335,7 @@ class KnownNamespaces:
         return key in self._learned
 
     def forget(self, key: Hashable) -> None:
-        """Forget a key that no longer exists."""
+        """Forget a vanished key."""
         self._learned.pop(key, None)
         self._of.pop(key, None)
 
@@ -351,7 +351,7 @@ class KnownNamespaces:
 
 
 def _discard(sets: dict[_K, set[int]], key: _K, number: int) -> None:
-    """Take a number out of a set, and the set with its last one."""
+    """Remove a number from its set, and an emptied set."""
     numbers = sets.get(key)
     if numbers is not None:
         numbers.discard(number)

@@ -1,4 +1,4 @@
-"""Names of pods and containers, from kubelet's directories of logs, which belong to root."""
+"""Names of pods and containers, from kubelet's log directories, which belong to root."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _UNKNOWN = ("", "")
 
 
 class PodNames:
-    """``(namespace, pod)`` by pod UID; empty strings if unknown, or if two directories disagree."""
+    """``(namespace, pod)`` by pod UID; empty if unknown, or if two directories disagree."""
 
     def __init__(self, directory: str) -> None:
         self.directory = directory
@@ -26,7 +26,7 @@ class PodNames:
         self.version = 0  # another one when a name may be different
 
     def refresh(self) -> None:
-        """Read the directory again if it changed."""
+        """Read the directory again if changed."""
         try:
             mtime_ns = os.stat(self.directory).st_mtime_ns
             if mtime_ns == self._mtime_ns:
@@ -40,11 +40,11 @@ class PodNames:
         self._names, self._mtime_ns = parse_names(entries), mtime_ns
 
     def of(self, pod_uid: str) -> tuple[str, str]:
-        """Namespace and name of the pod."""
+        """Namespace and name."""
         return self._names.get(pod_uid, _UNKNOWN)
 
     def items(self) -> ItemsView[str, tuple[str, str]]:
-        """Return every pod: its UID, namespace and name."""
+        """Every pod's UID, namespace and name."""
         return self._names.items()
 
 
@@ -57,7 +57,7 @@ class LogName(NamedTuple):
 
 
 class ContainerNames:
-    """Kubelet's containers of this node, as of the last ``refresh``."""
+    """Kubelet's containers of this node, as of ``refresh``."""
 
     def __init__(self, containers_dir: str, pods_dir: str) -> None:
         self.directory = containers_dir
@@ -68,7 +68,7 @@ class ContainerNames:
         self._mtime_ns = -1
 
     def refresh(self) -> None:
-        """Read both directories again if they changed. ``trouble`` explains why there are no names."""
+        """Read both directories again if changed. ``trouble`` explains missing names."""
         self.pods.refresh()
         try:
             mtime_ns = os.stat(self.directory).st_mtime_ns
@@ -87,7 +87,7 @@ class ContainerNames:
             self._by_pod.setdefault((name.namespace, name.pod), set()).add(name.container)
 
     def of(self, container_id: str) -> LogName | None:
-        """Return the container's name; None if it has no log."""
+        """Name; None without a log."""
         return self._by_id.get(container_id)
 
     def has(self, pod_uid: str, container: str) -> bool:
@@ -95,14 +95,14 @@ class ContainerNames:
         return container in self._by_pod.get(self.pods.of(pod_uid), ())
 
     def pairs(self) -> Iterable[tuple[str, str]]:
-        """Pod UID and name of every container of this node."""
+        """Each container's pod UID and name."""
         for pod_uid, name in self.pods.items():
             for container in self._by_pod.get(name, ()):
                 yield pod_uid, container
 
 
 def parse_names(entries: list[str]) -> dict[str, tuple[str, str]]:
-    """``{podUID: (namespace, pod)}``; no part contains an underscore (RFC 1123 names)."""
+    """``{podUID: (namespace, pod)}``; parts contain no underscore (RFC 1123 names)."""
     names: dict[str, tuple[str, str]] = {}
     for entry in entries:
         parts = entry.split("_")
@@ -114,7 +114,7 @@ def parse_names(entries: list[str]) -> dict[str, tuple[str, str]]:
 
 
 def parse_links(entries: list[str]) -> dict[str, LogName]:
-    """Names by container id. No part may contain an underscore (RFC 1123 names)."""
+    """Names by container id; parts contain no underscore (RFC 1123 names)."""
     names: dict[str, LogName] = {}
     for entry in entries:
         match = _LINK.fullmatch(entry)

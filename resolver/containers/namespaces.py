@@ -1,4 +1,4 @@
-"""The PID namespaces of a container, and the choice of its main one."""
+"""A container's PID namespaces, and the choice of its main one."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 class Member(NamedTuple):
-    """A process of the container; ``ns_pids`` as in `resolver.linux.procfs.ProcessIdentity`."""
+    """Process of the container; ``ns_pids`` as in `resolver.linux.procfs.ProcessIdentity`."""
 
     host_pid: int
     ns_pids: tuple[int, ...]
 
 
 class Namespace(NamedTuple):
-    """A PID namespace by its inode, and the place of its numbers in ``ns_pids``."""
+    """PID namespace by inode, and the place of its numbers in ``ns_pids``."""
 
     pidns: int
     level: int
@@ -34,7 +34,7 @@ HOST = Namespace(HOST_PIDNS, 0)
 
 
 def members_of(procfs: Procfs, host_pids: Iterable[int]) -> list[Member]:
-    """Return the processes that still run, with their numbers in every namespace."""
+    """Running processes with their numbers in every namespace."""
     members = []
     for host_pid in host_pids:
         try:
@@ -51,7 +51,7 @@ def members_of(procfs: Procfs, host_pids: Iterable[int]) -> list[Member]:
 
 
 def own_namespace(procfs: Procfs, members: list[Member]) -> Namespace:
-    """Return the PID namespace of the container's main process: number 1 at the least depth.
+    """PID namespace of the container's main process: number 1 at the least depth.
 
     Without one, the container shares its pod's or the host's. A host process in the container's cgroup and a namespace
     made inside look alike: parentage decides, or age. Raises Ambiguous if neither does, and CannotKnow under gVisor.
@@ -83,7 +83,7 @@ def is_gvisor(procfs: Procfs, host_pid: int, name: str | None = None) -> bool:
 
 
 def nested_namespace(procfs: Procfs, members: list[Member], pidns: int) -> Namespace:
-    """Return the namespace with this inode of a process of the container. Raises NotFound."""
+    """The namespace with this inode of the container's processes. Raises NotFound."""
     seen: dict[int, None] = {}
     for member in members:
         try:
@@ -104,7 +104,7 @@ def nested_namespace(procfs: Procfs, members: list[Member], pidns: int) -> Names
 
 
 def numbered(procfs: Procfs, members: Iterable[Member], namespace: Namespace, ns_pid: int) -> list[Member]:
-    """Return those with number ``ns_pid`` in the namespace; two if the first has just ended."""
+    """Those with number ``ns_pid``; two if the first has just ended."""
     fitting = []
     for member in members:
         with suppress(ProcessGone):
@@ -120,7 +120,7 @@ def has_number(procfs: Procfs, member: Member | ProcessIdentity, namespace: Name
 
 
 def goes_through(procfs: Procfs, member: Member | ProcessIdentity, namespace: Namespace) -> bool:
-    """Check that the number at this level isn't of a sibling namespace."""
+    """Check that this level's number isn't a sibling namespace's."""
     if namespace == HOST:
         return True
     if len(member.ns_pids) == namespace.level + 1:
@@ -129,7 +129,7 @@ def goes_through(procfs: Procfs, member: Member | ProcessIdentity, namespace: Na
 
 
 def _only(procfs: Procfs, members: list[Member]) -> Namespace:
-    """Return the only namespace of these, at their common depth."""
+    """The only namespace at the common depth."""
     level = len(members[0].ns_pids) - 1
     if level == 0:
         return HOST

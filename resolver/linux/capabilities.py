@@ -1,6 +1,6 @@
-"""The daemon's capabilities, reduced before it listens anywhere.
+"""The daemon's capabilities, reduced before it listens.
 
-Those for starting a source stay permitted, for the children that do it.
+Those for starting a source stay permitted, for its children.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ _PR_SET_NO_NEW_PRIVS = 38
 
 
 def held() -> frozenset[str]:
-    """Return those of `NUMBERS` that are effective."""
+    """The effective `NUMBERS`."""
     mask = _sets()["CapEff"]
     return frozenset(name for name, number in NUMBERS.items() if mask >> number & 1)
 
 
 def _sets() -> dict[str, int]:
-    """Return this process's capability sets.
+    """Capability sets of this process.
 
-    Under AppArmor, capget(2) hides those that the profile denies; setting its answer would drop them for good.
+    Under AppArmor, capget(2) hides denied ones; setting its answer would drop them for good.
     """
     with open("/proc/self/status", encoding="ascii", errors="replace") as status:
         return {line[:6]: int(line.split()[1], 16) for line in status if line.startswith("Cap")}
 
 
 def limit(running: frozenset[str], to_start: frozenset[str] = frozenset()) -> None:
-    """Keep ``running`` effective, and ``to_start`` permitted for children; `no_new_privs` from now on.
+    """Keep ``running`` effective, ``to_start`` permitted for children; set `no_new_privs`.
 
     Capabilities that aren't held are ignored. Raises OSError if the kernel refuses.
     """

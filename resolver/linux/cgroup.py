@@ -1,6 +1,6 @@
 """Container ids and pod UIDs in cgroup paths of containerd, CRI-O, Docker and Podman, under both cgroup drivers.
 
-Names without 64 hexadecimal digits (``ctr``, plain ``runc``) are found only by their known name (`parts_of`).
+Names without 64 hexadecimal digits (``ctr``, ``runc``) must be known (`parts_of`).
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _RUNTIMES = {
 class ContainerCgroup(NamedTuple):
     """Container named by a cgroup path.
 
-    ``container_id`` is empty in `NO_CONTAINER` only. ``pod_uid`` may be the 32-digit hash of a static pod. ``runtime``
-    is None if the path does not show it.
+    ``container_id`` is empty in `NO_CONTAINER` only. ``pod_uid`` may be a static pod's 32-digit hash. ``runtime`` is
+    None if not shown.
     """
 
     container_id: str
@@ -48,9 +48,9 @@ NO_CONTAINER = ContainerCgroup("", None, None)
 
 
 def parse_cgroup_path(path: str) -> ContainerCgroup | None:
-    """Return the first container in a pod, else the outermost one.
+    """First container in a pod, else the outermost one.
 
-    An id before the pod is a node in a container (kind, k3d). Below its container's cgroup a tenant may choose names.
+    An id before the pod is a node in a container (kind, k3d). Tenants may choose names below their container's cgroup.
     """
     if len(path) < 64:
         return None
@@ -68,7 +68,7 @@ def parse_cgroup_path(path: str) -> ContainerCgroup | None:
 
 @lru_cache(maxsize=128)  # all processes of a container have the same text
 def parse_cgroup(text: str) -> ContainerCgroup | None:
-    """Return the container in the first line of ``/proc/<pid>/cgroup`` that has one."""
+    """Parse ``/proc/<pid>/cgroup``: the first line with a container counts."""
     if _ID.search(text) is None:
         return None
     for path in cgroup_paths(text):
@@ -78,9 +78,9 @@ def parse_cgroup(text: str) -> ContainerCgroup | None:
 
 
 def only_container(text: str) -> ContainerCgroup | None:
-    """Return the container if ``/proc/<pid>/cgroup`` names one pod, and below it one container.
+    """The container if ``/proc/<pid>/cgroup`` names one pod, with one container below.
 
-    A tenant can name a cgroup after another container or pod. Outer containers without a pod are nodes.
+    Tenants can name cgroups after other containers or pods. Outer containers without a pod are nodes.
     """
     found: ContainerCgroup | None = None
     for path in cgroup_paths(text):
@@ -102,7 +102,7 @@ def only_container(text: str) -> ContainerCgroup | None:
 
 
 def pod_uid_of(text: str) -> str | None:
-    """Return the innermost pod UID in a path or ``/proc/<pid>/cgroup``."""
+    """Innermost pod UID in a path or ``/proc/<pid>/cgroup``."""
     for path in cgroup_paths(text):
         if (pod_uid := _last_pod(path)) is not None:
             return pod_uid
@@ -110,7 +110,7 @@ def pod_uid_of(text: str) -> str | None:
 
 
 def cgroup_paths(text: str) -> Iterator[str]:
-    """Yield the path of each line of ``/proc/<pid>/cgroup`` (cgroups(7)), or the line if it is a path."""
+    """Yield the path of each line of ``/proc/<pid>/cgroup`` (cgroups(7)), or a line that is a path."""
     for line in text.split("\n"):
         if line.startswith("/"):
             yield line
@@ -119,13 +119,13 @@ def cgroup_paths(text: str) -> Iterator[str]:
 
 
 def container_id_of(name: str) -> str | None:
-    """Return the container id in a directory's name."""
+    """Container id in a name."""
     match = _ID.search(name)
     return match[0] if match is not None and _is_container(name[: match.start()]) else None
 
 
 def name_in(name: str) -> str:
-    """Return the runtime's name of a container without an id."""
+    """The runtime's name of a container without an id."""
     return name.removeprefix("lxc.payload.")
 
 
@@ -135,7 +135,7 @@ def parts_of(path: str) -> list[str]:
 
 
 def strip_scheme(text: str) -> str:
-    """Remove ``containerd://`` or any other scheme from an id."""
+    """Remove a scheme such as ``containerd://``."""
     scheme, separator, rest = text.partition("://")
     return rest if separator and "/" not in scheme else text
 
@@ -143,7 +143,7 @@ def strip_scheme(text: str) -> str:
 def _is_container(prefix: str) -> bool:
     """Check the text before the 64 digits: empty, ``<runtime>-`` or ``<slice>:<runtime>:``.
 
-    Conmon is CRI-O's and Podman's monitor outside the container.
+    Conmon monitors CRI-O's and Podman's containers from outside.
     """
     return not prefix or (prefix[-1] in "-:" and not prefix.endswith("conmon-"))
 

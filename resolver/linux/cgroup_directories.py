@@ -1,4 +1,4 @@
-"""Directories and processes of containers in cgroup hierarchies."""
+"""Containers' directories and processes in cgroup hierarchies."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 def cgroup_roots(mounts: Iterable[Mount]) -> list[str]:
-    """Return the mount point of each cgroup hierarchy, v2 first.
+    """Mount points of cgroup hierarchies, v2 first.
 
-    Of a hierarchy that is also mounted in part, the top.
+    Of a hierarchy also mounted in part, the top.
     """
     best: dict[str, tuple[bool, int, str]] = {}
     for mount in mounts:
@@ -33,7 +33,7 @@ def cgroup_roots(mounts: Iterable[Mount]) -> list[str]:
 
 
 def find_directories(root: str, match: Match, top: str = "") -> dict[str, list[str]]:
-    """Return ``{key: directories}`` of containers below ``root`` that ``match`` knows, parents first.
+    """``{key: directories}`` of containers that ``match`` knows, parents first.
 
     ``top`` limits the walk. Raises `AccessDenied` if a directory can't be listed.
     """
@@ -61,7 +61,7 @@ def find_directories(root: str, match: Match, top: str = "") -> dict[str, list[s
 
 
 def processes_in(directories: Iterable[str]) -> dict[int, None]:
-    """Return the host PIDs in these cgroups, as an ordered set; vanished directories are empty.
+    """These cgroups' host PIDs, as an ordered set; vanished directories are empty.
 
     Threaded subtrees (EOPNOTSUPP) are listed further up; too deep paths are skipped.
     """
@@ -90,7 +90,7 @@ def _subdirectories(path: str) -> list[str]:
 
 
 def _may_have_children(path: str) -> bool:
-    """Guess by the link count, which has subdirectories (fs/kernfs/inode.c)."""
+    """Guess by the link count, which includes subdirectories (fs/kernfs/inode.c)."""
     try:
         return os.stat(path).st_nlink != 2
     except OSError:

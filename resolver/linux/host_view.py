@@ -19,7 +19,7 @@ _CAP_SYS_PTRACE = 19  # include/uapi/linux/capability.h
 
 
 def require_host_view(procfs: Procfs) -> None:
-    """Raise `CannotKnow`, with the fix, unless the host's processes can be seen."""
+    """Raise `CannotKnow`, with the fix, unless host processes are visible."""
     if not os.path.isdir(f"{procfs.root}/self"):
         raise CannotKnow(f"{procfs.root} is not a mounted proc file system: mount -t proc proc {procfs.root}")
     if procfs.pidns("self") != HOST_PIDNS:

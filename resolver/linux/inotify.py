@@ -1,4 +1,4 @@
-"""File and directory events (inotify(7)) of inodes, through any name; stores through a mapping cause none."""
+"""File and directory events (inotify(7)) of inodes, through any name; stores through mappings cause none."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _EVENT = Struct("=iIII")  # watch, what happened, cookie, bytes of the name behi
 
 
 class Inotify:
-    """One queue of events; ``fd`` is readable while there are any. Raises OSError at the limits."""
+    """Queue of events; ``fd`` is readable while there are any. Raises OSError at the limits."""
 
     def __init__(self) -> None:
         import ctypes
@@ -33,7 +33,7 @@ class Inotify:
         self.fd = self._checked(self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
 
     def add(self, fd: int, mask: int) -> int:
-        """Watch the file open as ``fd``, without walking a path; the same inode has the same watch. Raises OSError."""
+        """Watch the file open as ``fd``, without walking a path; an inode has one watch. Raises OSError."""
         return self._checked(self._libc.inotify_add_watch(self.fd, b"/proc/self/fd/%d" % fd, mask))
 
     def remove(self, watch: int) -> None:
@@ -41,13 +41,13 @@ class Inotify:
         self._libc.inotify_rm_watch(self.fd, watch)
 
     def read(self) -> list[tuple[int, int]]:
-        """Return the next events ``(watch, mask)``, some thousand at most."""
+        """The next ``(watch, mask)`` events, some thousand at most."""
         with contextlib.suppress(BlockingIOError):
             return parse(os.read(self.fd, _READ_BYTES))
         return []
 
     def close(self) -> None:
-        """Close it; may be called twice."""
+        """Close; may be repeated."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1

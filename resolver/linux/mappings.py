@@ -1,6 +1,6 @@
 """Files that a process maps and holds open, from the kernel alone: no file system is queried.
 
-On btrfs, bcachefs and some overlays two files share device and inode, so a mapping identifies no file. A descriptor
+Files on btrfs, bcachefs and some overlays can share device and inode, so a mapping identifies no file. A descriptor
 does, by mount and path, while the file has one name.
 """
 
@@ -44,14 +44,14 @@ _PROT_NONE, _MAP_SHARED, _MAP_FAILED = 0, 1, (1 << 64) - 1
 
 
 class SuperblockPath(NamedTuple):
-    """A file's superblock (``major:minor``) and its path inside it."""
+    """Superblock (``major:minor``) and path inside it."""
 
     device: str
     path: str
 
 
 class Descriptor(NamedTuple):
-    """An open file of a process: its path as seen from here, and its mount. ``inode`` is 0 before Linux 5.14."""
+    """Open file of a process: its path as seen from here, and mount. ``inode`` is 0 before Linux 5.14."""
 
     path: str
     mount_id: int
@@ -66,7 +66,7 @@ class Descriptor(NamedTuple):
 def maps_file(
     procfs: Procfs, host_pid: int | str, device: str, inode: int, *, writable: bool = False
 ) -> bool:
-    """Check if the process maps a file that shows this device (``major:minor``) and inode.
+    """Check if the process maps a file with this device (``major:minor``) and inode.
 
     ``writable`` requires a shared writable mapping, which takes the right to write. Raises `TooLarge`.
     """
@@ -74,12 +74,12 @@ def maps_file(
 
 
 def shared_files(procfs: Procfs, host_pid: int) -> set[tuple[str, int]]:
-    """Return device and inode of each file that the process maps writable and shared. Raises `TooLarge`."""
+    """Device and inode of files mapped writable and shared. Raises `TooLarge`."""
     return set(_mapped_files(procfs, host_pid, shared=True))
 
 
 def mapped_as(procfs: Procfs, fd: int) -> tuple[str, int]:
-    """Return the device and inode by which an open file shows in ``maps``; ``fstat`` may differ (overlay, btrfs)."""
+    """An open file's device and inode in ``maps``; ``fstat`` may differ (overlay, btrfs)."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int,) * 3, ctypes.c_long)
@@ -103,9 +103,9 @@ def mapped_as(procfs: Procfs, fd: int) -> tuple[str, int]:
 
 
 def _mapped_files(procfs: Procfs, host_pid: int | str, *, shared: bool) -> Iterator[tuple[str, int]]:
-    """Yield device and inode of each file mapping, or of each ``shared`` writable one.
+    """Yield device and inode of each mapping, or of ``shared`` writable ones.
 
-    A thread stands in for a leader that has exited.
+    A thread stands in for an exited leader.
     """
     for each in procfs.threads(host_pid):
         with suppress(ProcessGone):
@@ -115,7 +115,7 @@ def _mapped_files(procfs: Procfs, host_pid: int | str, *, shared: bool) -> Itera
 
 
 def _mapped_by(procfs: Procfs, path: str, *, shared: bool) -> Iterator[tuple[str, int]]:
-    """Ask by PROCMAP_QUERY, or read the text on older kernels. Raises `ProcessGone`."""
+    """Query PROCMAP_QUERY, or read the text on older kernels. Raises `ProcessGone`."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -152,7 +152,7 @@ def _by_query(fd: int, path: str, *, shared: bool) -> Iterator[tuple[str, int]]:
 
 
 def _by_text(fd: int, path: str, *, shared: bool) -> Iterator[tuple[str, int]]:
-    """Read an open ``maps`` by whole lines."""
+    """Read ``maps`` by whole lines."""
     wanted = _SHARED_LINE if shared else _LINE
     total, rest = 0, b""
     while chunk := os.read(fd, 1 << 16):
@@ -170,7 +170,7 @@ def _by_text(fd: int, path: str, *, shared: bool) -> Iterator[tuple[str, int]]:
 
 
 def descriptor(procfs: Procfs, host_pid: int | str, fd: int | str) -> Descriptor:
-    """Describe one open file of a process (or ``self``). Raises OSError."""
+    """Describe an open file of a process (or ``self``). Raises OSError."""
     path = os.readlink(f"{procfs.root}/{host_pid}/fd/{fd}")
     with open(f"{procfs.root}/{host_pid}/fdinfo/{fd}", "rb", buffering=0) as file:
         info = file.read(4096)
@@ -199,7 +199,7 @@ def open_paths(procfs: Procfs, host_pid: int) -> Iterator[tuple[str, str]]:
 
 
 def _described(procfs: Procfs, host_pid: int, fd: str) -> list[Descriptor]:
-    """Describe one open file, if it still is open. Raises `ProcessGone` and `AccessDenied`."""
+    """Describe a file, if still open. Raises `ProcessGone` and `AccessDenied`."""
     try:
         return [descriptor(procfs, host_pid, fd)]
     except FileNotFoundError:
@@ -209,7 +209,7 @@ def _described(procfs: Procfs, host_pid: int, fd: str) -> list[Descriptor]:
 
 
 def opened_by_name(procfs: Procfs, host_pid: int, name: str) -> list[Descriptor]:
-    """Return the open files of that name. Raises `TooLarge` if the first ones have none."""
+    """Open files of that name. Raises `TooLarge` if the first ones have none."""
     found, tail = list[Descriptor](), f"/{name}"
     try:
         for fd, path in open_paths(procfs, host_pid):
@@ -222,7 +222,7 @@ def opened_by_name(procfs: Procfs, host_pid: int, name: str) -> list[Descriptor]
 
 
 def open_for_writing(procfs: Procfs, host_pid: int) -> list[Descriptor]:
-    """Return files (not pipes, sockets, memory) open for writing. Raises as `open_paths`."""
+    """Files (not pipes, sockets, memory) open for writing. Raises as `open_paths`."""
     found = list[Descriptor]()
     for fd, path in open_paths(procfs, host_pid):
         if path.startswith(("/", "(unreachable)")) and not path.startswith("/memfd:"):
@@ -231,13 +231,13 @@ def open_for_writing(procfs: Procfs, host_pid: int) -> list[Descriptor]:
 
 
 def open_names(procfs: Procfs, host_pid: int) -> set[str]:
-    """Return the names of all open files. Raises as `open_paths`."""
+    """Names of open files. Raises as `open_paths`."""
     paths = (path for _, path in open_paths(procfs, host_pid))
     return {path.removesuffix(" (deleted)").rpartition("/")[2] for path in paths}
 
 
 def superblock_path(opened: Descriptor, mounts: Iterable[Mount]) -> SuperblockPath | None:
-    """Locate an open file in a process's mount table; None if its mount isn't there."""
+    """Locate an open file in a mount table; None if its mount isn't there."""
     for mount in mounts:
         if mount.mount_id == opened.mount_id:
             above = mount.mount_point.rstrip("/")

@@ -12,7 +12,7 @@ from resolver.base.errors import UsageError
 
 
 class Held(UsageError):
-    """Another daemon holds the lock; ``holder`` is the PID that it wrote there."""
+    """Another daemon holds the lock; ``holder`` is the PID written there."""
 
     def __init__(self, holder: str, path: str) -> None:
         super().__init__(
@@ -23,9 +23,9 @@ class Held(UsageError):
 
 
 class NodeLock:
-    """The right to write on this node, by a lock in the run directory.
+    """Right to write on this node: a lock in the run directory.
 
-    ``wait`` blocks until the other daemon ends; without it `Held` is raised. The file goes with its last holder.
+    ``wait`` blocks until the other daemon ends; without it `Held` is raised. The last holder removes the file.
     """
 
     def __init__(self, run_dir: str, *, wait: bool = False) -> None:

@@ -2,7 +2,7 @@
 
 The caller of ``connect`` can hand the connection over and end, and its PID can be reused. So it is held, and must be
 alive: by SO_PEERPIDFD (Linux 6.5), else by its number if it is older than the connection can be (`Listener`), or has
-the other end among its descriptors (sock_diag(7), in the same network namespace).
+the other end open (sock_diag(7), in the same network namespace).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class PeerUnknown(CannotKnow):
-    """The peer can't be identified, for this ``reason``."""
+    """Unidentified peer, for this ``reason``."""
 
     def __init__(self, reason: PeerReason, message: str) -> None:
         super().__init__(message)
@@ -52,7 +52,7 @@ class PeerUnknown(CannotKnow):
 
 
 class Listener(socket.socket):
-    """Listening Unix socket that notes when no connection waited, for kernels before 6.5."""
+    """Socket that notes when no connection waited, for kernels before 6.5."""
 
     def __init__(self) -> None:
         super().__init__(socket.AF_UNIX)
@@ -82,7 +82,7 @@ _made_after: dict[int, float] = {}
 
 
 class PeerSocket(Protocol):
-    """Connected Unix socket, or asyncio's view of one."""
+    """Connected Unix socket, or asyncio's view."""
 
     def fileno(self) -> int:
         """Return the descriptor."""
@@ -94,8 +94,8 @@ class PeerSocket(Protocol):
 class Credentials(NamedTuple):
     """Credentials of the caller of ``connect`` at that moment.
 
-    ``host_pid`` is 0 if it is not visible here. **A container's root has uid 0, too**. ``groups`` may be missing
-    (before Linux 4.13, more than 256), which gives fewer rights.
+    ``host_pid`` is 0 if not visible here. **A container's root has uid 0, too**. ``groups`` may be missing (before
+    Linux 4.13, more than 256), which gives fewer rights.
     """
 
     host_pid: int
@@ -105,14 +105,14 @@ class Credentials(NamedTuple):
 
 
 class PeerPidns(NamedTuple):
-    """A peer's PID namespace (inode), and its PIDs, outermost first."""
+    """Peer's PID namespace (inode), and PIDs, outermost first."""
 
     pidns: int
     ns_pids: tuple[int, ...]
 
 
 class Peer(HeldProcess):
-    """Process that connected, held; not ``exact`` if it was guessed."""
+    """Process that connected; not ``exact`` if guessed."""
 
     __slots__ = ("credentials", "exact")
 
@@ -123,12 +123,12 @@ class Peer(HeldProcess):
 
     @property
     def host_pid(self) -> int:
-        """Return its PID here."""
+        """PID here."""
         return self.credentials.host_pid
 
 
 def credentials_of(connection: PeerSocket) -> Credentials:
-    """Return the kernel's note of the peer (2 us)."""
+    """The kernel's note (2 us)."""
     host_pid, uid, gid = _UCRED.unpack(
         connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
     )
@@ -147,8 +147,8 @@ def peer_of(
 ) -> Peer:
     """Hold the process that connected. Raises `PeerUnknown`, and OSError without descriptors.
 
-    ``exact=False`` accepts the process that has the number now: for answers that only it can use.
-    ``use_peerpidfd=False`` forces the way before Linux 6.5.
+    ``exact=False`` accepts the number's present process: for answers that only it can use. ``use_peerpidfd=False``
+    forces the way before Linux 6.5.
     """
     credentials = credentials_of(connection)
     if credentials.host_pid <= 0:
@@ -166,7 +166,7 @@ def peer_of(
 
 
 def pidns_of(peer: Peer, procfs: Procfs) -> PeerPidns:
-    """Return a living peer's PID namespace and numbers. Raises `PeerUnknown`."""
+    """A living peer's PID namespace and numbers. Raises `PeerUnknown`."""
     try:
         found = PeerPidns(procfs.pidns(peer.host_pid), procfs.ns_pids(peer.host_pid))
     except ProcessGone:
@@ -185,7 +185,7 @@ def _ended(host_pid: int) -> PeerUnknown:
 
 
 def _by_pidfd(connection: PeerSocket, credentials: Credentials) -> Peer | None:
-    """Take the kernel's descriptor; None before Linux 6.5."""
+    """Get SO_PEERPIDFD; None before Linux 6.5."""
     try:
         answer = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD, 4)
     except OSError as error:
@@ -226,7 +226,7 @@ def _by_number(connection: PeerSocket, procfs: Procfs, credentials: Credentials,
 
 
 def _other_end(connection: PeerSocket) -> int:
-    """Return the inode of the socket at the other end; 0 if unknown."""
+    """Inode of the other end; 0 if unknown."""
     inode = os.fstat(connection.fileno()).st_ino
     request = _REQUEST.pack(socket.AF_UNIX, 0, 0, 0, inode, _UDIAG_SHOW_PEER, _ANY_COOKIE, _ANY_COOKIE)
     header = _HEADER.pack(_HEADER.size + len(request), _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST, 1, 0)
@@ -243,7 +243,7 @@ def _other_end(connection: PeerSocket) -> int:
 
 
 def _parse_other_end(answer: bytes, inode: int) -> int:
-    """Parse the peer's inode from the kernel's answer; 0 for an error, or another socket."""
+    """Parse the peer's inode; 0 for an error, or another socket."""
     if len(answer) < _ANSWER_BYTES:
         return 0
     length, kind, *_ = _HEADER.unpack_from(answer)
@@ -260,7 +260,7 @@ def _parse_other_end(answer: bytes, inode: int) -> int:
 
 
 def _has_socket(procfs: Procfs, host_pid: int, inode: int) -> bool:
-    """Check if it is among the process's first descriptors."""
+    """Check the process's first descriptors."""
     if not inode:
         return False
     try:

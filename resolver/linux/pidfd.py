@@ -1,4 +1,4 @@
-"""Processes held by a descriptor. The slot writer uses it too, so it imports next to nothing."""
+"""Processes held by a descriptor. Imports next to nothing, for the slot writer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PIDFD_GETFD = 438  # on x86-64 and arm64 alike
 
 
 class HeldProcess:
-    """A process by its pidfd, or before Linux 5.3 its open /proc directory: a reused PID does not change it."""
+    """Process held by pidfd, or before Linux 5.3 by its /proc directory: PID reuse does not change it."""
 
     __slots__ = ("fd", "is_pidfd")
 
@@ -23,11 +23,11 @@ class HeldProcess:
         self.is_pidfd = is_pidfd
 
     def alive(self) -> bool:
-        """Check if the thread group still runs. Facts read under its PID before are its own."""
+        """Check if the thread group still runs: facts read under its PID before are valid."""
         return handle_alive(self.fd, is_pidfd=self.is_pidfd)
 
     def close(self) -> None:
-        """Give the descriptor back; may be called twice."""
+        """Close the descriptor; may be repeated."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
@@ -40,7 +40,7 @@ class HeldProcess:
 
 
 def fetch(host_pid: int, fds: Iterable[int]) -> list[int]:
-    """Copy open descriptors of a child (pidfd_getfd(2), Linux 5.6); none is in flight meanwhile.
+    """Copy a child's descriptors (pidfd_getfd(2), Linux 5.6); none is in flight meanwhile.
 
     Needs CAP_SYS_PTRACE, or all capabilities of the child. Raises OSError.
     """
@@ -66,7 +66,7 @@ def fetch(host_pid: int, fds: Iterable[int]) -> list[int]:
 
 
 def handle_alive(fd: int, *, is_pidfd: bool) -> bool:
-    """Check if the process behind a pidfd or an open ``/proc/<pid>`` still runs; not if it is unreaped."""
+    """Check if the process behind a pidfd or ``/proc/<pid>`` still runs; not if unreaped."""
     if is_pidfd:
         poll = select.poll()
         poll.register(fd, select.POLLIN)

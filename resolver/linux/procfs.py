@@ -1,6 +1,6 @@
-"""A mounted ``/proc``, which a directory of fixtures can replace.
+"""A mounted ``/proc``, or a directory of fixtures.
 
-Raises `ProcessGone` and `AccessDenied`; others' processes take CAP_SYS_PTRACE. A tenant's files are read with a bound.
+Raises `ProcessGone` and `AccessDenied`; others' processes take CAP_SYS_PTRACE. Reads of tenants' files are bounded.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ProcessIdentity(NamedTuple):
 
 
 class ProcessStatus(NamedTuple):
-    """Used fields of ``/proc/<pid>/status``; ``ns_pids`` is empty before Linux 4.1."""
+    """Fields of ``/proc/<pid>/status``; ``ns_pids`` is empty before Linux 4.1."""
 
     name: str
     state: str
@@ -53,11 +53,11 @@ class ProcessStatus(NamedTuple):
 
 
 class TooLarge(CannotKnow):
-    """A tenant's file is longer than the limit."""
+    """A tenant's file exceeds the limit."""
 
 
 def parse_ns_pids(status: bytes) -> tuple[int, ...]:
-    """Parse the ``NSpid:`` numbers, outermost first; empty without the line, which no name can forge."""
+    """Parse the ``NSpid:`` line, outermost first; empty without it. No name can forge it."""
     start = status.find(b"\nNSpid:")
     if start < 0:
         return ()
@@ -92,7 +92,7 @@ class ProcessUsage(NamedTuple):
 
 
 def usage(host_pid: int) -> ProcessUsage:
-    """Read a process's usage. Raises OSError."""
+    """Read the usage. Raises OSError."""
     with open(f"/proc/{host_pid}/stat", "rb") as file:
         fields = _after_comm(file.read())
     return ProcessUsage(
@@ -101,12 +101,12 @@ def usage(host_pid: int) -> ProcessUsage:
 
 
 def _after_comm(stat: bytes) -> list[bytes]:
-    """Return the fields of a ``stat`` file from the third on."""
+    """Fields of ``stat`` from the third on."""
     return stat[stat.rindex(b")") + 2 :].split(b" ", 22)
 
 
 def parse_start_time(stat: bytes) -> int:
-    """Field 22 of a ``stat`` file, in clock ticks since boot."""
+    """Parse field 22 of ``stat``: clock ticks since boot."""
     return int(_after_comm(stat)[19])
 
 
@@ -132,21 +132,21 @@ class Procfs:
     # -- lists --------------------------------------------------------------------------------------
 
     def entries(self) -> dict[int, int]:
-        """``{host_pid: inode of its directory}`` of every process.
+        """``{host_pid: inode of its directory}``.
 
         Equal pairs in two calls are the same process. A changed inode proves nothing.
         """
         return dict(self.each_entry())
 
     def each_entry(self) -> Iterator[tuple[int, int]]:
-        """Yield entries as the kernel lists them."""
+        """Yield entries in the kernel's order."""
         with os.scandir(self.root) as listing:
             yield from ((int(entry.name), entry.inode()) for entry in listing if entry.name[0] in _DIGITS)
 
     # -- one process --------------------------------------------------------------------------------
 
     def read(self, path: str, limit: int = MAX_TENANT_FILE, *, cut: bool = False) -> bytes:
-        """Read a file. Beyond ``limit`` bytes: `TooLarge`, or as many bytes if it may be ``cut``."""
+        """Read a file. Beyond ``limit`` bytes: `TooLarge`, or ``cut``."""
         path = f"{self.root}/{path}"
         chunks, total, size = list[bytes](), 0, _FIRST_READ
         try:
@@ -164,30 +164,30 @@ class Procfs:
         return b"".join(chunks)
 
     def status(self, host_pid: int) -> ProcessStatus:
-        """Parsed ``status``; of a thread id, too."""
+        """Parse ``status``, also a thread's."""
         return parse_status(self.status_text(host_pid))
 
     def status_text(self, host_pid: int | str) -> bytes:
-        """``status`` as it is; ``<host_pid>/task/<tid>`` is a thread's."""
+        """Read ``status``, or ``<host_pid>/task/<tid>``'s."""
         return self.read(f"{host_pid}/status")
 
     def ns_pids(self, host_pid: int | str) -> tuple[int, ...]:
-        """Read the ``NSpid:`` numbers, faster than `status`."""
+        """Read ``NSpid:``, faster than `status`."""
         return parse_ns_pids(self.status_text(host_pid))
 
     def inode(self, host_pid: int) -> int | None:
-        """Return the inode of the process's directory, or None."""
+        """Inode of the process's directory."""
         try:
             return os.stat(f"{self.root}/{host_pid}").st_ino
         except (FileNotFoundError, ProcessLookupError):
             return None
 
     def start_time(self, host_pid: int) -> int:
-        """Return the start time in clock ticks since boot, without summing up threads."""
+        """Clock ticks since boot, without summing up threads."""
         return parse_start_time(self.read(f"{host_pid}/task/{host_pid}/stat"))
 
     def process(self, host_pid: int) -> ProcessIdentity:
-        """Return the identity of a process now."""
+        """Identity of the process."""
         return ProcessIdentity(host_pid, self.start_time(host_pid), self.ns_pids(host_pid))
 
     def cgroup(self, host_pid: int) -> str:
@@ -195,11 +195,11 @@ class Procfs:
         return os.fsdecode(self.read(f"{host_pid}/cgroup"))
 
     def container(self, host_pid: int) -> ContainerCgroup:
-        """Return the container of the process's cgroup, or `NO_CONTAINER`."""
+        """The cgroup's container, or `NO_CONTAINER`."""
         return parse_cgroup(self.cgroup(host_pid)) or NO_CONTAINER
 
     def comm(self, host_pid: int) -> str:
-        """Return the command name, which the process chose."""
+        """Command name, chosen by the process."""
         return self.read(f"{host_pid}/comm").rstrip(b"\n").decode("utf-8", "backslashreplace")
 
     def program(self, host_pid: int) -> str:
@@ -211,7 +211,7 @@ class Procfs:
             raise translate(error, path) from None
 
     def threads(self, host_pid: int | str) -> Iterator[str]:
-        """Yield the paths of the process and of its other threads, which outlive an exited leader.
+        """Yield paths of the process and its other threads, which outlive an exited leader.
 
         Raises `ProcessGone` and `AccessDenied`.
         """
@@ -229,9 +229,9 @@ class Procfs:
         raise ProcessGone(f"{self.root}/{host_pid}/mountinfo: the process ended")
 
     def mount_table(self, host_pid: int | str) -> bytes:
-        """Return ``mountinfo`` as the process sees it. Raises `TooLarge`.
+        """``mountinfo`` as the process sees it. Raises `TooLarge`.
 
-        A process in no container may have the mounts of all of them.
+        A process outside containers may have all their mounts.
         """
         if host_pid != "self":
             try:
@@ -242,17 +242,17 @@ class Procfs:
         return self._mount_table(host_pid, MAX_TENANT_FILE)
 
     def mounts(self, host_pid: int | str) -> list[Mount]:
-        """Read the mount table as the process sees it."""
+        """Mount table as the process sees it."""
         return list(parse_mountinfo(self.mount_table(host_pid)))
 
     def first_mounts(self, host_pid: int, limit: int = MAX_MOUNT_TABLE) -> Iterator[Mount]:
-        """Yield the mounts in the first ``limit`` bytes of the table: the runtime's come first."""
+        """Yield mounts in the table's first ``limit`` bytes: the runtime's come first."""
         return parse_mountinfo(self.read(f"{host_pid}/mountinfo", limit, cut=True))
 
     def has_mount(self, host_pid: int, device: str, root: str) -> bool:
-        """Check if a mount table has a directory, by superblock and path.
+        """Check if a directory, by superblock and path, is mounted.
 
-        No tenant can forge the pair: a bind mount of its own directory has a longer root.
+        No tenant can forge the pair: a bind mount of its directory has a longer root.
         """
         text = self.mount_table(host_pid)
         tail = os.fsencode(root.rsplit("/", 1)[-1])
@@ -264,11 +264,11 @@ class Procfs:
     # -- namespaces ---------------------------------------------------------------------------------
 
     def pidns(self, host_pid: int | str) -> int:
-        """Inode of the process's PID namespace."""
+        """Inode of the PID namespace."""
         return self._namespace(host_pid, "pid")
 
     def userns(self, host_pid: int | str) -> int:
-        """Inode of the process's user namespace."""
+        """Inode of the user namespace."""
         return self._namespace(host_pid, "user")
 
     def _namespace(self, host_pid: int | str, kind: str) -> int:
@@ -279,7 +279,7 @@ class Procfs:
         return int(link[len(kind) + 2 : -1])  # "pid:[4026531836]"
 
     def pidns_chain(self, host_pid: int | str) -> tuple[int, ...]:
-        """Return the inodes of the process's PID namespaces, innermost last.
+        """Inodes of the process's PID namespaces, innermost last.
 
         Raises `CannotKnow` before Linux 4.9 if there are several.
         """
@@ -321,7 +321,7 @@ class Procfs:
     # -- handles ------------------------------------------------------------------------------------
 
     def open_handle(self, host_pid: int) -> ProcessHandle:
-        """Hold the process that has this PID, then read its identity."""
+        """Hold the process with this PID, then read its identity."""
         fd, is_pidfd = -1, False
         if self.use_pidfd:
             try:
@@ -350,7 +350,7 @@ class Procfs:
 
 
 def translate(error: OSError, what: str) -> Exception:
-    """Translate an error into its meaning, or return it."""
+    """Translate an error, or return it."""
     # EINVAL: mountinfo of a process that is past exit_task_namespaces (fs/proc_namespace.c)
     if error.errno in (errno.ENOENT, errno.ESRCH, errno.EINVAL):
         return ProcessGone(f"{what}: the process ended")
@@ -365,7 +365,7 @@ def translate(error: OSError, what: str) -> Exception:
 
 
 def variable(procfs: Procfs, host_pid: int, name: str) -> str:
-    """Return a variable of the process's first environment."""
+    """A variable of the first environment."""
     for entry in procfs.read(f"{host_pid}/environ").split(b"\0"):
         key, _, value = entry.partition(b"=")
         if key == name.encode():

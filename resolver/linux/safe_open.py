@@ -1,7 +1,7 @@
 """Opens plain files below a directory that tenants write to, and touches nothing else.
 
-A name is one component, so O_NOFOLLOW is enough on every kernel. O_PATH opens no FIFO and wakes no driver; what it
-holds is checked, then opened by descriptor.
+A name is one component, so O_NOFOLLOW is enough on every kernel. O_PATH opens no FIFO and wakes no driver; the result
+is checked, then opened by descriptor.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O
 
 
 def translate(error: OSError) -> RegionRejected:
-    """Translate an operating system's error into a reason."""
+    """Translate an error into a reason."""
     code = error.errno
     if code in (errno.ENOENT, errno.ESTALE):
         return RegionRejected(RegionReason.GONE, "there is no such file")
@@ -40,7 +40,7 @@ def translate(error: OSError) -> RegionRejected:
 
 
 def mount_id(fd: int) -> int:
-    """Return the mount of an open file (fdinfo, Linux 3.15). st_dev would miss bind mounts."""
+    """An open file's mount (fdinfo, Linux 3.15). st_dev would miss bind mounts."""
     with open(f"/proc/self/fdinfo/{fd}", "rb", buffering=0) as info:
         for line in info.read(4096).splitlines():
             if line.startswith(b"mnt_id:"):
@@ -65,7 +65,7 @@ def check_plain(info: os.stat_result) -> None:
 
 
 def open_plain(dir_fd: int, name: str, flags: int = os.O_RDONLY) -> tuple[int, os.stat_result]:
-    """Open a regular file with one link, in this very directory and mount: ``(descriptor, its fstat)``.
+    """Open a regular file with one link, in this very directory and mount: descriptor and ``fstat``.
 
     Raises `RegionRejected`.
     """
@@ -89,7 +89,7 @@ def open_plain(dir_fd: int, name: str, flags: int = os.O_RDONLY) -> tuple[int, o
 
 
 def _reopen(hold: int, flags: int) -> int:
-    """Open the inode of an O_PATH descriptor."""
+    """Open an O_PATH descriptor's inode."""
     try:
         return os.open(f"/proc/self/fd/{hold}", flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -97,7 +97,7 @@ def _reopen(hold: int, flags: int) -> int:
 
 
 def hold_opened(link: str) -> int:
-    """Hold a process's open file (O_PATH) by its link in ``/proc``. Raises `RegionRejected`."""
+    """Hold an open file (O_PATH) by its ``/proc`` link. Raises `RegionRejected`."""
     try:
         return os.open(link, os.O_PATH | os.O_CLOEXEC)
     except OSError as error:
@@ -105,7 +105,7 @@ def hold_opened(link: str) -> int:
 
 
 def let_go(fd: int) -> None:
-    """Close a tenant's file, in a thread if it was removed: freeing its blocks can take seconds."""
+    """Close a tenant's file, in a thread if removed: freeing its blocks can take seconds."""
     if os.fstat(fd).st_nlink == 0:
         try:
             _thread.start_new_thread(os.close, (fd,))
@@ -117,12 +117,12 @@ def let_go(fd: int) -> None:
 
 
 def open_offered(path: str) -> int:
-    """Open a file by another process's link in ``/proc``."""
+    """Open a file by another process's ``/proc`` link."""
     return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
 
 
 def open_directory(name: str, dir_fd: int | None = None) -> int:
-    """Open a directory, never through a symbolic link, nor a mount below ``dir_fd``. Raises `RegionRejected`."""
+    """Open a directory, not through symbolic links, nor mounts below ``dir_fd``. Raises `RegionRejected`."""
     try:
         fd = os.open(name, _DIRECTORY, dir_fd=dir_fd)
     except OSError as error:

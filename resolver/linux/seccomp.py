@@ -1,7 +1,7 @@
 """Permanent filters of system calls (seccomp(2)), inherited by children.
 
-A refused call fails with EPERM; another architecture's ends the process. Numbers:
-arch/x86/entry/syscalls/syscall_64.tbl, include/uapi/asm-generic/unistd.h.
+Refused calls fail with EPERM; another architecture's end the process. Numbers: arch/x86/entry/syscalls/syscall_64.tbl,
+include/uapi/asm-generic/unistd.h.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _Numbers = dict[str, tuple[int | None, int | None]]
 
 
 def _numbers(table: str) -> _Numbers:
-    """Parse a table: name, number on x86-64 and on arm64, ``-`` where that one has no such call."""
+    """Parse a table: name, number on x86-64 and arm64, ``-`` for none."""
     rows = (row.split() for row in table.split(","))
     return {name: (int(x86), None if arm == "-" else int(arm)) for name, x86, arm in rows}
 
@@ -75,7 +75,7 @@ def forbid(calls: _Numbers) -> bool:
 
 
 def dangerous_but(*needed: str) -> _Numbers:
-    """`DANGEROUS` without those that are needed."""
+    """`DANGEROUS` without the needed ones."""
     return {name: numbers for name, numbers in DANGEROUS.items() if name not in needed}
 
 
@@ -85,7 +85,7 @@ def allow_only(calls: _Numbers) -> bool:
 
 
 def program(numbers: list[int], architecture: int, *, listed: int, others: int) -> bytes:
-    """Build the filter: ``listed`` for these calls, ``others`` for the rest."""
+    """Build the filter: ``listed`` for these calls, else ``others``."""
     count = len(numbers)
     if count > 250:
         raise ValueError("a jump in a filter reaches 255 instructions")

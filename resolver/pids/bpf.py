@@ -24,7 +24,7 @@ _Found = TypeVar("_Found")
 
 
 class Mapped(PidSource):
-    """The kernel's map, and a scan while it has gaps."""
+    """Kernel's map, and a scan while it has gaps."""
 
     name = "bpf"
     namespaced = True
@@ -46,27 +46,27 @@ class Mapped(PidSource):
         return max(self.bpf.living, len(self._scan)) if self._gaps else self.bpf.living
 
     def refreshing(self) -> Iterator[None]:
-        """Scan too, while the map is incomplete."""
+        """Scan too, while incomplete."""
         self._ask_for_missed()
         self._check_gaps()
         return self._scan.refreshing() if self._gaps else iter(())
 
     def look(self, host_pid: int) -> None:
-        """Scan one process, while the map is incomplete."""
+        """Scan one process, while incomplete."""
         if self._gaps:
             self._scan.look(host_pid)
 
     @property
     def tend_at(self) -> float:
-        """Return when the next walk is due; now during one."""
+        """When the next walk is due; during one, now."""
         if self._trouble:
             return math.inf
         return self._next_walk if self._comparing is None else 0.0
 
     def tend(self) -> None:
-        """Walk over the kernel's tasks, which puts missing ones back, for some milliseconds in each call.
+        """Walk over the kernel's tasks, some milliseconds in each call, and put back missing ones.
 
-        One is missing if the probes missed its event (seen on Linux 7.3.4), or if someone changed the map.
+        Probes can miss an event (seen on Linux 7.3.4), and others can change the map.
         """
         now = time.monotonic()
         if self._comparing is None and now >= self._next_walk:
@@ -96,7 +96,7 @@ class Mapped(PidSource):
         self._drift["drift_stale"] += drift.stale
 
     def candidates(self, ns_pid: int, pidns: int | None = None) -> list[int]:
-        """Look up the map, and the scan while the map is incomplete."""
+        """Look up the map, and while incomplete the scan."""
         if pidns is None:
             return sorted({*self.everywhere(ns_pid)} - {0})
         record = self._read(self.bpf.lookup, pidns, ns_pid)
@@ -113,25 +113,25 @@ class Mapped(PidSource):
             yield from self._scan.candidates(ns_pid)
 
     def namespaces_of(self, host_pid: int, arrival: int) -> tuple[int, ...]:
-        """Look up the map; empty if only the scan knows the process."""
+        """Look up the map; empty for the scan's processes."""
         record = self._read(self.bpf.by_host, host_pid)
         if record is None or record.start_ns != arrival:
             return ()
         return tuple(pidns for pidns, _ in record.levels)
 
     def inits_mark(self) -> object:
-        """Return the map's list of first processes as bytes."""
+        """The map's first processes as bytes."""
         return self._read(self.bpf.first_processes), self._scan.inits_mark() if self._gaps else None
 
     def inits(self) -> Iterator[tuple[int, int]]:
-        """Read the map's list of first processes, in one call."""
+        """Read the map's first processes, in one call."""
         found = self._read(self.bpf.first_processes)
         if self._gaps:
             yield from self._scan.inits()
         yield from first_processes_in(found or b"")
 
     def arrival(self, host_pid: int) -> int:
-        """Return the start in nanoseconds since boot, or the scan's arrival."""
+        """Start in nanoseconds since boot, or the scan's arrival."""
         record = self._read(self.bpf.by_host, host_pid)
         if record is not None:
             return record.start_ns
@@ -145,7 +145,7 @@ class Mapped(PidSource):
         return self._scan.ended(host_pid) if self._gaps else 0
 
     def exact(self) -> BpfPidMap | None:
-        """Return the map while it has room for every process."""
+        """The map while every process has room."""
         self._check_gaps()
         return None if self._gaps else self.bpf
 
@@ -160,15 +160,15 @@ class Mapped(PidSource):
         )
 
     def incomplete(self) -> str:
-        """Count processes that the additional scan couldn't read."""
+        """Count processes that the scan couldn't read."""
         return self._scan.incomplete() if self._gaps else ""
 
     def trouble(self) -> str:
-        """Explain why the map can't be read any more."""
+        """Explain why the map is unreadable."""
         return self._trouble
 
     def counters(self) -> Mapping[str, int]:
-        """Return the kernel's counters, and the drift."""
+        """The kernel's counters, and the drift."""
         try:
             return {**self.bpf.counters(), **self._drift}
         except OSError:
@@ -186,7 +186,7 @@ class Mapped(PidSource):
             self._unseen = True
 
     def _read(self, read: Callable[..., _Found], *question: int) -> _Found | None:
-        """Ask the map; None if it can't be read any more."""
+        """Query the map; None if no longer readable."""
         try:
             return read(*question)
         except OSError as error:
@@ -200,7 +200,7 @@ class Mapped(PidSource):
         self._gaps = True
 
     def _check_gaps(self) -> None:
-        """Keep the additional scan as long as processes have no place."""
+        """Scan as long as processes have no place."""
         before, complete = self._gaps, self._read(self.bpf.complete)
         self._gaps = bool(self._trouble) or self._unseen or not complete
         if before and not self._gaps:

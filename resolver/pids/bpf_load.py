@@ -1,4 +1,4 @@
-"""Runs ``bpf/loader.py``, a child under a Python that has ``bcc``, and takes over its descriptors."""
+"""Runs ``bpf/loader.py``, a child under a Python with ``bcc``, and takes over its descriptors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MAX_DESCRIPTORS = 32
 
 
 class BpfUnavailable(CannotKnow):
-    """Raised if the kernel can't keep the map here; ``cause`` and ``detail`` as in ``bpf/loader.py``."""
+    """The kernel can't keep the map here; ``cause`` and ``detail`` as in ``bpf/loader.py``."""
 
     def __init__(self, message: str, detail: str = "", cause: str = "other") -> None:
         super().__init__(message)
@@ -36,7 +36,7 @@ class BpfUnavailable(CannotKnow):
 
 
 class Loaded(NamedTuple):
-    """Descriptors by name; ``report`` is the answer of ``bpf/loader.py``."""
+    """Descriptors by name; ``report`` is the loader's answer."""
 
     maps: dict[str, int]
     programs: dict[str, int]
@@ -64,14 +64,14 @@ def bpf_directory() -> str:
 
 
 def default_pythons() -> tuple[str, ...]:
-    """Return the distribution's Python, which has ``bcc``, then this one."""
+    """The distribution's Python, which has ``bcc``, then this one."""
     return tuple(dict.fromkeys(("/usr/bin/python3", sys.executable)))
 
 
 def load(
     constants: dict[str, int], *, pythons: Sequence[str], btf: str, timeout: float, kept_in: str
 ) -> Loaded:
-    """Run the loader under the first Python that has bcc; blocks up to ``timeout`` seconds.
+    """Run the loader under the first Python with bcc, blocking up to ``timeout`` seconds.
 
     Raises `BpfUnavailable`, the first Python's if none has bcc.
     """

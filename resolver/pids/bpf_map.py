@@ -1,6 +1,6 @@
-"""The map that the kernel keeps, read through the loader's descriptors.
+"""The kernel's map, read through the loader's descriptors.
 
-Verify an answer against ``/proc`` before writing or printing it: it may be out of date.
+Verify answers against ``/proc`` before writing or printing them: they may be out of date.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _Identity = tuple[int, int]
 class Sizes(NamedTuple):
     """Capacity of the maps. Kernel memory: 170 bytes a process and 90 a namespace, at once.
 
-    ``processes`` live on the host and in one PID namespace each. ``namespaces``, if 0, is half of that.
+    ``processes`` live on the host and in one PID namespace each; ``namespaces=0`` is half of that.
     """
 
     processes: int = 32_768
     namespaces: int = 0
 
     def constants(self) -> dict[str, int]:
-        """Return the constants for compiling ``pidmap.c``."""
+        """Constants for compiling ``pidmap.c``."""
         # With three slots for two processes, of four numbers, at most 0.9 numbers a process find their slot taken.
         return {
             "SLOTS": 1 << (self.processes * 3 // 2 - 1).bit_length(),
@@ -47,7 +47,7 @@ class Sizes(NamedTuple):
 
 
 class Record(NamedTuple):
-    """Process as the kernel knows it. ``levels`` are ``(pidns, ns_pid)``, the host's first.
+    """Process. ``levels`` are ``(pidns, ns_pid)``, the host's first.
 
     Times are nanoseconds since boot (CLOCK_BOOTTIME).
     """
@@ -58,7 +58,7 @@ class Record(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """A process that ended."""
+    """Ended process."""
 
     host_pid: int
     start_ns: int
@@ -66,7 +66,7 @@ class Ended(NamedTuple):
 
 
 class Drift(NamedTuple):
-    """Processes and levels that the map lacked, and entries of ended processes."""
+    """Processes and levels missing from the map, and entries of ended processes."""
 
     missing: int
     stale: int
@@ -80,7 +80,7 @@ def start(
     timeout: float = TIMEOUT,
     kept_in: str = "",
 ) -> BpfPidMap:
-    """Load the program, attach it, seed the map; blocks for half a second. Raises `BpfUnavailable`."""
+    """Load the program, attach it, seed the map; blocks half a second. Raises `BpfUnavailable`."""
     loaded = load(
         sizes.constants(), pythons=pythons or default_pythons(), btf=btf, timeout=timeout, kept_in=kept_in
     )
@@ -92,10 +92,10 @@ def start(
 
 
 class BpfPidMap:
-    """The kernel's map of processes, for one thread: look-ups share buffers.
+    """Kernel's map of processes, for one thread: look-ups share buffers.
 
-    Look-ups raise OSError if the map can't be read any more. Before Linux 5.19, with
-    ``kernel.unprivileged_bpf_disabled``, they need CAP_BPF; since then no capability.
+    Look-ups raise OSError if the map can't be read any more. Before Linux 5.19, ``kernel.unprivileged_bpf_disabled``
+    makes them need CAP_BPF.
     """
 
     def __init__(self, loaded: Loaded) -> None:
@@ -124,7 +124,7 @@ class BpfPidMap:
     # -- look-ups -----------------------------------------------------------------------------------
 
     def lookup(self, pidns: int, ns_pid: int) -> Record | None:
-        """Find a living process by its number in a namespace, at any level."""
+        """Find a living process by number, at any level."""
         if pidns == HOST_PIDNS:
             return self.by_host(ns_pid)
         slot = self._levels.lookup(pidns, ns_pid)
@@ -137,7 +137,7 @@ class BpfPidMap:
         return None
 
     def identity(self, pidns: int, ns_pid: int) -> _Identity | None:
-        """Return start time and host PID of that process, maybe a mix of two; two equal answers are no mix."""
+        """Its start time and host PID, maybe a mix of two processes; two equal answers are no mix."""
         slot = self._levels.lookup(pidns, ns_pid)
         return (slot[2], slot[3]) if slot else None
 
@@ -156,7 +156,7 @@ class BpfPidMap:
         return None
 
     def _outwards(self, host_pid: int, start_ns: int, levels: int, key: Level) -> tuple[Level, ...] | None:
-        """Return all levels, the host's first; None if one is missing or another process's."""
+        """All levels, the host's first; None if one is missing or another process's."""
         found = []
         for level in range(levels - 1, 0, -1):
             found.append(key)
@@ -169,7 +169,7 @@ class BpfPidMap:
         return ((HOST_PIDNS, host_pid), *reversed(found))
 
     def everywhere(self, ns_pid: int) -> Iterator[int]:
-        """Yield the host PID in each namespace, the host's first; 0 for none."""
+        """Yield the host PID, or 0, in each namespace, the host's first."""
         host = self.by_host(ns_pid)
         if host and len(host.levels) == 1:
             yield ns_pid
@@ -180,14 +180,14 @@ class BpfPidMap:
                 yield slot[3] if slot and innermost else 0
 
     def tombstone(self, host_pid: int) -> Ended | None:
-        """Return the last ended process with this PID; its end is rounded down to 1/8 s."""
+        """Last ended process with this PID; its end is rounded down to 1/8 s."""
         slot = self._levels.ended(HOST_PIDNS, host_pid)
         if slot is None or slot[3] != host_pid:
             return None
         return Ended(host_pid, start_ns=slot[2], exit_ns=max(slot[2], slot[0] << EXIT_SHIFT))
 
     def first_processes(self) -> bytes:
-        """Return the first process of every PID namespace but the host's, for `first_processes_in`.
+        """First processes of all PID namespaces but the host's, for `first_processes_in`.
 
         Takes half a millisecond for 6000; decoding takes ten times as long.
         """
@@ -196,7 +196,7 @@ class BpfPidMap:
     # -- how well it does ---------------------------------------------------------------------------
 
     def counters(self) -> dict[str, int]:
-        """Return ``struct counters`` of ``bpf/pidmap.h``."""
+        """``struct counters`` of ``bpf/pidmap.h``."""
         self._counters.lookup(0)
         return dict(zip(COUNTERS, LAYOUTS["counters"].unpack(self._counters.value), strict=True))
 
@@ -214,14 +214,14 @@ class BpfPidMap:
         return now["full"] + now["update_failed"] + now["read_failed"] + now["levels_truncated"]
 
     def _missing(self) -> int:
-        """Count repairs by walks, except processes whose fork event was on its way."""
+        """Count walks' repairs, except processes whose fork event was under way."""
         now = self.counters()
         return now["seeded"] - now["overtaken"] + now["levels_mended"]
 
     def reconciling(self, *, stale: bool = True) -> Iterator[Drift | None]:
-        """Walk over all processes and add missing entries. Yield None between steps, then the drift.
+        """Walk over all processes and add missing entries. Yields None between steps, then the drift.
 
-        ``stale`` also drops entries that two walks didn't meet.
+        ``stale`` also drops entries not met in two walks.
         """
         lost, before, dropped = self._lost(), self._missing(), 0
         entries = []
@@ -245,7 +245,7 @@ class BpfPidMap:
         yield Drift(max(0, self._missing() - before) + now - lost, dropped)
 
     def _entries(self) -> Iterator[list[tuple[BpfMap | LevelMap, tuple[int, ...], _Identity]]]:
-        """Yield entries in batches: map, key, and claimed process."""
+        """Yield batches of map, key, and claimed process."""
         for some in self._levels.entries():
             yield [(self._levels, entry[:2], (entry[2], entry[3])) for entry in some]
         for keys, values in self._namespaces.batches():
@@ -253,7 +253,7 @@ class BpfPidMap:
             yield [(self._namespaces, key, (init[0], init[1])) for key, init in inits]
 
     def _present(self) -> Generator[None, None, set[_Identity]]:
-        """Walk; return every process that is not reaped."""
+        """Walk; return every unreaped process."""
         present, living = set[_Identity](), 0
         for some in self._kernel.run_iterator(self._loaded.links["iterator"]):
             for start_ns, host_pid, ends in _PRESENT.iter_unpack(some):
@@ -264,17 +264,17 @@ class BpfPidMap:
         return present
 
     def close(self) -> None:
-        """Detach the probes and close everything; may be called twice."""
+        """Detach the probes and close everything; may be repeated."""
         self._loaded.close()
 
 
 def first_processes_in(read: bytes) -> Iterator[tuple[int, int]]:
-    """Yield host PID and start time from `BpfPidMap.first_processes`."""
+    """Yield host PIDs and start times."""
     return ((host_pid, start_ns) for start_ns, host_pid, _ in _INIT.iter_unpack(read))
 
 
 def run_stats(program: int) -> dict[str, int]:
-    """Return ``run_cnt``, ``run_time_ns`` (with kernel.bpf_stats_enabled) and ``recursion_misses``."""
+    """``run_cnt``, ``run_time_ns`` (with kernel.bpf_stats_enabled) and ``recursion_misses``."""
     with open(f"/proc/self/fdinfo/{program}", encoding="ascii") as file:
         fields = dict(line.split(":", 1) for line in file)
     return {name: int(fields.get(name, 0)) for name in ("run_cnt", "run_time_ns", "recursion_misses")}

@@ -1,6 +1,6 @@
 """BPF maps through plain ``bpf(2)``: no libbpf, and microseconds for a look-up.
 
-A map belongs to one thread: every call uses its buffers again.
+A map belongs to one thread: calls share its buffers.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _SOME_SLOTS = 2048  # 64 KiB: whole pages on every machine
 
 
 class Kernel:
-    """``bpf(2)`` itself; one for all maps of a process."""
+    """``bpf(2)``; one for all maps of a process."""
 
     def __init__(self) -> None:
         self._number = ctypes.c_long(_SYSCALL_NUMBERS[platform.machine()])
@@ -62,7 +62,7 @@ class Kernel:
         self._syscall.restype = ctypes.c_long
 
     def call(self, command: int, attributes: ctypes.Array[ctypes.c_char]) -> int:
-        """Return the result, or the negative error number."""
+        """Result, or negative error number."""
         result: int = self._syscall(
             self._number, command, ctypes.byref(attributes), ctypes.c_uint(len(attributes))
         )
@@ -80,7 +80,7 @@ class Kernel:
 
 
 class BpfMap:
-    """One hash or array map behind a descriptor."""
+    """Hash or array map behind a descriptor."""
 
     def __init__(self, kernel: Kernel, fd: int, key: Struct, value_bytes: int) -> None:
         self.fd = fd
@@ -106,7 +106,7 @@ class BpfMap:
         return self._call(_LOOKUP_ELEM, self._attributes)
 
     def delete(self, *key: int) -> bool:
-        """Delete a key; False if it was not there. Raises OSError."""
+        """Delete a key; False if not there. Raises OSError."""
         self._pack(self._key, 0, *key)
         return self._call(_DELETE_ELEM, self._key_only)
 
@@ -119,7 +119,7 @@ class BpfMap:
     def batches(self) -> Iterator[tuple[memoryview, memoryview]]:
         """Yield keys and values, up to 4096 at a time, in memory valid until the next. Raises OSError.
 
-        Entries that are in the map all the while come exactly once.
+        Entries in the map all the while come exactly once.
         """
         keys = ctypes.create_string_buffer(_BATCH * self._key_bytes)
         values = ctypes.create_string_buffer(_BATCH * self._value_bytes)
@@ -151,7 +151,7 @@ class LevelMap:
         self.overflow = BpfMap(kernel, overflow, LAYOUTS["level"], process.size)
 
     def lookup(self, pidns: int, ns_pid: int) -> tuple[int, ...] | None:
-        """Return a process's ``struct slot`` fields. Raises OSError."""
+        """A process's ``struct slot`` fields. Raises OSError."""
         if not (0 < ns_pid < BUSY and 0 < pidns <= _U32):
             return None  # not the number of any process or namespace
         found = self._at(ns_pid + pidns * SPREAD & self._mask)
@@ -162,7 +162,7 @@ class LevelMap:
         return None
 
     def ended(self, pidns: int, ns_pid: int) -> tuple[int, ...] | None:
-        """Return the last tombstone's ``struct slot`` fields."""
+        """The last tombstone's ``struct slot`` fields."""
         if not (0 < ns_pid < ENDED and 0 < pidns <= _U32):
             return None
         own, quarter = ns_pid + pidns * SPREAD & self._mask, (self._mask + 1) // TOMBSTONE_PLACES
@@ -178,7 +178,7 @@ class LevelMap:
         return LAYOUTS["slot"].unpack(self._slots.value)
 
     def delete(self, pidns: int, ns_pid: int) -> bool:
-        """Take a number from its process; False if it had none. Raises OSError."""
+        """Take a number from its process; False if none. Raises OSError."""
         at = (ns_pid + pidns * SPREAD & self._mask) * LAYOUTS["slot"].size
         page = at - at % mmap.PAGESIZE
         # A store of eight bytes, since the kernel would copy a whole value, while a probe may write the next one.

@@ -1,6 +1,6 @@
-"""The ladder of sources: use the best that works here, fall when it fails, climb back later.
+"""Ladder of sources: use the best that works here, fall when it fails, climb back later.
 
-``auto`` starts on the scan, because no repair may wait for a compiler. A source works if it finds the canary.
+``auto`` starts on the scan: no repair may wait for a compiler. A source works if it finds the canary.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def open_source(name: str, procfs: Procfs, map_size: int, run_dir: str = "") -> 
 
 
 def room(procfs: Procfs, map_size: int) -> int:
-    """Return a new map's size: ``map_size``, or 1.5 times the processes, at most ``kernel.pid_max``."""
+    """A new map's size: ``map_size``, or 1.5 times the processes, at most ``kernel.pid_max``."""
     if map_size:
         return map_size
     wanted = max(_LEAST_ROOM, len(procfs.entries()) * 3 // 2)
@@ -53,7 +53,7 @@ def room(procfs: Procfs, map_size: int) -> int:
 
 
 class Canary(NamedTuple):
-    """Search for a canary; ``unmade``: why none could be made."""
+    """Search for a canary; ``unmade``: why none was made."""
 
     trouble: str
     unmade: str
@@ -95,7 +95,7 @@ def _explanation(error: Exception) -> str:
 
 
 class Ladder:
-    """Keeps the best working source in use; ``use`` takes it, ``say`` logs."""
+    """Keeps the best working source; ``use`` takes it, ``say`` logs."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class Ladder:
 
     @property
     def steps(self) -> tuple[str, ...]:
-        """Return the allowed sources, best first."""
+        """Allowed sources, best first."""
         return steps(self.wanted)
 
     def not_ready(self, source: PidSource) -> str:
@@ -129,14 +129,14 @@ class Ladder:
         return self.trouble(source) or self._no_canary
 
     def trouble(self, source: PidSource) -> str:
-        """Explain why the source in use must be left."""
+        """Explain why the source must be left."""
         try:
             return self._broken or source.trouble()
         except Exception as error:  # noqa: BLE001 - no error of a failed source may stop the fall
             return _explanation(error)
 
     def keep_up(self, source: PidSource) -> str:
-        """Tend the source, with every pass; return its `trouble`."""
+        """Tend the source; return its `trouble`."""
         try:
             source.tend()
         except Exception as error:  # noqa: BLE001 - as above
@@ -157,7 +157,7 @@ class Ladder:
         self._next_check = time.monotonic() + (_CHECK_EVERY if not self._no_canary else 0.0)
 
     async def tend(self, source: PidSource) -> None:
-        """Check the source in use, and fall, climb or grow."""
+        """Check the source, and fall, climb or grow."""
         now = time.monotonic()
         trouble = self.trouble(source)
         if not trouble and self._missed_more(source):
@@ -182,7 +182,7 @@ class Ladder:
             await self._grow(source, now)
 
     def _missed_more(self, source: PidSource) -> bool:
-        """Check if comparisons have found missing processes; a full map has some."""
+        """Check if comparisons found missing processes; a full map has some."""
         try:
             before, self._missed = self._missed, source.counters().get("drift_missing", 0)
             return self._missed > before and not source.shortage()
@@ -202,7 +202,7 @@ class Ladder:
         self._next_climb = time.monotonic() + self._wait
 
     async def _grow(self, source: PidSource, now: float) -> None:
-        """Reopen a full source; not at once, because a peak may pass."""
+        """Reopen a full source; not at once: a peak may pass."""
         if not source.shortage():
             self._next_growth, self._growth_wait = 0.0, _FIRST_GROWTH
         elif not self._next_growth:

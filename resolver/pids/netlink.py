@@ -1,6 +1,6 @@
 """The proc connector: the kernel names starting and ending processes, and only those are read in ``/proc``.
 
-Attached before the first scan, so there is no gap. An event is a reason to read, never an answer. Events wait in the
+Attached before the first scan, to leave no gap. An event is a reason to read, never an answer. Events wait in the
 socket until the next refresh.
 """
 
@@ -31,9 +31,9 @@ _OVERRUNS_UNHEALTHY = 5
 
 
 class NetlinkSource(ScanSource):
-    """A scan that reads only the processes named by a proc connector socket.
+    """Scan that reads only the processes named by a proc connector socket.
 
-    ``rescans`` counts full scans after lost events, ``drift`` the differences to a listing that no event explained.
+    ``rescans`` counts full scans after lost events, ``drift`` differences to a listing that no event explained.
     """
 
     name = "netlink"
@@ -59,7 +59,7 @@ class NetlinkSource(ScanSource):
         return ""
 
     def counters(self) -> Mapping[str, int]:
-        """Return events, losses and comparisons."""
+        """Events, losses and comparisons."""
         return {
             "events": self.stream.events,
             "lost": sum(self.stream.lost.values()),
@@ -70,12 +70,12 @@ class NetlinkSource(ScanSource):
         }
 
     def close(self) -> None:
-        """Unsubscribe and close the socket; may be called twice."""
+        """Unsubscribe and close; may be repeated."""
         self.stream.close()
 
     @property
     def tend_at(self) -> float:
-        """Return 0: the buffer fills by itself."""
+        """Always 0: the buffer fills by itself."""
         return 0.0
 
     def tend(self) -> None:
@@ -92,7 +92,7 @@ class NetlinkSource(ScanSource):
             stream.ended.clear()
 
     def refreshing(self) -> Iterator[None]:
-        """Take in the events and read the processes they name; scan after a loss."""
+        """Take in events, read the processes they name; scan after a loss."""
         self.tend()
         stream, named, unread = self.stream, self.stream.touched | self.stream.ended, bool(self._unreadable)
         if stream.incomplete or not self._seeded:
@@ -137,7 +137,7 @@ class NetlinkSource(ScanSource):
         self.stream.ended &= self.known.keys()
 
     def _read(self, host_pid: int) -> tuple[int, ...]:
-        """Read a status file, and watch a zombie. A thread is readable, but `ProcessGone`."""
+        """Read a status file, and watch a zombie. Raises `ProcessGone` for a thread."""
         status = self._procfs.status(host_pid)
         if status.tgid != host_pid:
             raise ProcessGone(f"{self._procfs.root}/{host_pid} is a thread")
@@ -160,7 +160,7 @@ class NetlinkSource(ScanSource):
 
 
 def open_source(procfs: Procfs, _room: int = 0, _run_dir: str = "") -> NetlinkSource:
-    """Attach in some 0.2 s. Raises `CannotKnow` with reason and fix."""
+    """Attach in some 0.2 s. Raises `CannotKnow` with the fix."""
     from resolver.pids.netlink_attach import attach
 
     return NetlinkSource(procfs, attach(procfs, BUFFER_BYTES))

@@ -1,6 +1,6 @@
 """Attaches to the proc connector: a socket from the opener, and the kernel's acknowledgement on it.
 
-The kernel ignores a refused request silently. The acknowledgement takes the same way as the events.
+The kernel ignores refused requests silently. The acknowledgement travels as events do.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _REFUSALS = {
 
 
 def attach(procfs: Procfs, buffer_bytes: int) -> EventStream:
-    """Return a stream that the kernel has acknowledged. Raises `CannotKnow`."""
+    """An acknowledged stream. Raises `CannotKnow`."""
     require_host_view(procfs)
     if os.stat(f"{procfs.root}/self/ns/user").st_ino != _USER_NS_INIT:
         raise CannotKnow(
@@ -52,7 +52,7 @@ def attach(procfs: Procfs, buffer_bytes: int) -> EventStream:
 
 
 def _host_network(procfs: Procfs) -> str | None:
-    """Return the host's network namespace, if this process is in another one for certain."""
+    """The host's network namespace, if this process is certainly in another one."""
     # kthreadd, always PID 2 (rest_init in init/main.c), never leaves the initial namespaces.
     path = f"{procfs.root}/2/ns/net"
     try:

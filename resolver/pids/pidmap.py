@@ -1,4 +1,4 @@
-"""The source in use, and the state that survives its replacement: counters, the limit on refreshes, containers."""
+"""The source in use, and state that survives its replacement: counters, the limit on refreshes, containers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MOST_CONTAINERS = 8192
 
 
 class PidMap:
-    """Every process of the node, as of the last refresh; the caller verifies an answer."""
+    """Every process of the node, as of the last refresh; the caller verifies answers."""
 
     def __init__(self, source: PidSource) -> None:
         self.source = source
@@ -38,7 +38,7 @@ class PidMap:
         self._containers: OrderedDict[int, tuple[tuple[int, int], str]] = OrderedDict()
 
     def use(self, source: PidSource) -> None:
-        """Close the source in use, whatever that raises, and take another one."""
+        """Replace the source in use, ignoring its errors."""
         before, self.source = self.source, source
         self._generation += 1
         self._next_refresh = 0.0
@@ -70,7 +70,7 @@ class PidMap:
             return True
 
     def _list_inits(self) -> Iterator[None]:
-        """Bring `inits` up to date in steps; it shows when it is complete."""
+        """Update `inits` in steps; it shows when complete."""
         generation, known = self._generation, self._inits
         mark = generation, self.source.inits_mark()
         if mark == self._inits_mark:
@@ -85,26 +85,26 @@ class PidMap:
             self._inits, self._inits_mark = present, mark
 
     def candidates_in(self, ns_pid: int, namespaces: frozenset[int]) -> list[int]:
-        """Return host PIDs in these namespaces, or in all if the source knows none."""
+        """Host PIDs in these namespaces, or in all if the source knows none."""
         if not self.source.namespaced:
             return self.source.candidates(ns_pid)
         return sorted({each for pidns in namespaces for each in self.source.candidates(ns_pid, pidns)})
 
     def inits(self) -> Mapping[int, tuple[int, int]]:
-        """``{host_pid: arrival}`` of first processes; the same object as long as none came or went."""
+        """``{host_pid: arrival}`` of first processes; the same object until one comes or goes."""
         return self._inits
 
     def arrival(self, host_pid: int) -> tuple[int, int]:
-        """Return a value that no other process with that PID gets."""
+        """Value unique among processes with that PID."""
         return self._generation, self.source.arrival(host_pid)
 
     def namespaces_of(self, host_pid: int, arrival: tuple[int, int]) -> tuple[int, ...]:
-        """Return a process's PID namespaces; empty if unknown."""
+        """PID namespaces; empty if unknown."""
         generation, arrived = arrival
         return self.source.namespaces_of(host_pid, arrived) if generation == self._generation else ()
 
     def name_container(self, host_pid: int, container: str) -> None:
-        """Remember a process's container, to know it after its end."""
+        """Remember a process's container beyond its end."""
         arrival = self.arrival(host_pid)
         if arrival[1]:
             self._containers[host_pid] = arrival, container
@@ -113,13 +113,13 @@ class PidMap:
                 self._containers.popitem(last=False)
 
     def container_of(self, host_pid: int) -> str:
-        """Return the container of a process that runs, or ended within a minute; or empty."""
+        """Container of a process running, or ended within a minute; else empty."""
         arrival, container = self._containers.get(host_pid, ((0, 0), ""))
         last = self.source.ended(host_pid) or self.source.arrival(host_pid)
         return container if arrival == (self._generation, last) else ""
 
     def counters(self) -> Mapping[str, int]:
-        """Return the counters of this source and the earlier ones."""
+        """Counters of this and earlier sources."""
         total = Counter(self.source.counters())
         total.update(self._past)  # not `+`, which would leave out what is still 0
         return total

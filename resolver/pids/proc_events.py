@@ -1,7 +1,7 @@
 """The kernel's process events from a proc connector socket.
 
-Layouts are those of include/uapi/linux/cn_proc.h and connector.h, unchanged since Linux 3.2. No filter is set: sequence
-numbers are counted before it, and a filtered event would look like a lost one.
+Layouts: include/uapi/linux/cn_proc.h and connector.h, unchanged since Linux 3.2. No filter is set: sequence numbers are
+counted before it, and a filtered event would look lost.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class EventStream:
     """Bound proc connector socket. The reader empties ``touched`` and ``ended``, and resets ``incomplete``.
 
     ``touched`` are host PIDs of new processes, ``ended`` those with an exited leader, whose threads may run on.
-    ``incomplete``: an event was lost; ``lost`` counts by CPU, once that CPU's next event has arrived.
+    ``incomplete``: an event was lost; ``lost`` counts by CPU, at that CPU's next event.
     """
 
     def __init__(self, channel: socket.socket) -> None:
@@ -82,7 +82,7 @@ class EventStream:
     # -- the request and its answer -----------------------------------------------------------------
 
     def listen(self, timeout: float) -> None:
-        """Ask for events; raise `CannotKnow` without an acknowledgement within ``timeout`` seconds."""
+        """Request events; raise `CannotKnow` without an acknowledgement within ``timeout`` seconds."""
         number = secrets.randbits(31)
         # The acknowledgement goes to every listener. Only its ack number distinguishes ours from theirs: the
         # sequence number is overwritten since Linux 6.6 (cn_proc_ack in drivers/connector/cn_proc.c).
@@ -133,7 +133,7 @@ class EventStream:
     # -- events -------------------------------------------------------------------------------------
 
     def drain(self, most: int = _MOST_EVENTS) -> int:
-        """Read at most ``most`` events that have arrived; return how many. Raises OSError.
+        """Read at most ``most`` events; return how many. Raises OSError.
 
         ``emptied``: the socket was empty at the end.
         """

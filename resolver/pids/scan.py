@@ -1,7 +1,7 @@
 """The ``/proc`` scan: works everywhere, costs most.
 
-A refresh lists ``/proc`` and reads the ``NSpid:`` line of new processes. The inode of its directory shows that a PID
-belongs to another process (see `Procfs.entries`).
+A refresh lists ``/proc`` and reads the ``NSpid:`` line of new processes. The directory's inode shows that a PID belongs
+to another process (see `Procfs.entries`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _TOMBSTONES = 8192
 
 
 class Known(NamedTuple):
-    """A listed process; ``inode`` is its directory's."""
+    """Listed process; ``inode`` is its directory's."""
 
     inode: int
     ns_pids: tuple[int, ...]
@@ -31,7 +31,7 @@ class Known(NamedTuple):
 
 
 class ScanSource(PidSource):
-    """Listed processes, by host PID and by the PID that each knows itself by."""
+    """Listed processes, by host PID and by innermost PID."""
 
     name = "scan"
 
@@ -64,7 +64,7 @@ class ScanSource(PidSource):
             self._forget_others(listed)
 
     def look(self, host_pid: int) -> None:
-        """Read one process, if it is not known yet."""
+        """Read one process, unless known."""
         inode = self._procfs.inode(host_pid)  # before the status: a reuse in between shows as another inode
         if host_pid in self.known and self.known[host_pid].inode == inode:
             return
@@ -118,29 +118,29 @@ class ScanSource(PidSource):
             stones.popitem(last=False)
 
     def candidates(self, ns_pid: int, _pidns: int | None = None) -> list[int]:
-        """Return host PIDs with that number in any namespace."""
+        """Host PIDs with that number in any namespace."""
         return sorted(self._by_inner.get(ns_pid, ()))
 
     def inits_mark(self) -> object:
-        """Return how often a first process came or went."""
+        """Count first processes that came or went."""
         return self._changed_firsts
 
     def inits(self) -> Iterator[tuple[int, int]]:
-        """Yield every process with the innermost number 1."""
+        """Yield processes with the innermost number 1."""
         # A change meanwhile changes the mark, so the caller asks again.
         return ((pid, self.arrival(pid)) for pid in self.candidates(1) if pid in self.known)
 
     def arrival(self, host_pid: int) -> int:
-        """Return the order of its first listing, or 0."""
+        """Order of first listing, or 0."""
         known = self.known.get(host_pid)
         return known.arrival if known else 0
 
     def ended(self, host_pid: int) -> int:
-        """Return the arrival of a process that vanished within a minute, or 0."""
+        """Arrival of a process that vanished within a minute, or 0."""
         return self._tombstones.get(host_pid, (0.0, 0))[1]
 
     def incomplete(self) -> str:
-        """Count processes that could not be read."""
+        """Count unreadable processes."""
         return f"{len(self._unreadable)} processes could not be read" if self._unreadable else ""
 
 

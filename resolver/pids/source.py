@@ -1,4 +1,4 @@
-"""Sources of PIDs behind one interface. A caller that writes or prints an answer verifies it first."""
+"""Sources of PIDs. Callers verify answers before writing or printing them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class PidSource(ABC):
 
     @abstractmethod
     def refreshing(self) -> Iterator[None]:
-        """Learn of every process, in steps; may be left at any point."""
+        """Learn of every process, in steps; may be abandoned."""
 
     def refresh(self) -> None:
         """Learn of every process."""
@@ -33,62 +33,62 @@ class PidSource(ABC):
 
     @abstractmethod
     def look(self, host_pid: int) -> None:
-        """Learn of one process, if it exists."""
+        """Learn of a process, if it exists."""
 
     @property
     def tend_at(self) -> float:
-        """Return when `tend` is due, on the monotonic clock."""
+        """When `tend` is due (monotonic clock)."""
         return math.inf
 
     def tend(self) -> None:  # noqa: B027 - not every source needs it
-        """Do cheap upkeep; called with every pass."""
+        """Do cheap upkeep, with every pass."""
 
     @abstractmethod
     def candidates(self, ns_pid: int, pidns: int | None = None) -> list[int]:
-        """Return host PIDs with the innermost number ``ns_pid``, in ``pidns`` if `namespaced`."""
+        """Host PIDs with the innermost number ``ns_pid``, in ``pidns`` if `namespaced`."""
 
     def everywhere(self, ns_pid: int) -> Iterator[int]:
-        """Yield them for each namespace, or 0; complete for processes that live all the while."""
+        """Yield them, or 0, for each namespace; complete for processes alive throughout."""
         return iter(self.candidates(ns_pid))
 
     def namespaces_of(self, _host_pid: int, _arrival: int) -> tuple[int, ...]:
-        """Return a process's PID namespace inodes, the host's first; empty if unknown."""
+        """PID namespace inodes, the host's first; empty if unknown."""
         return ()
 
     @abstractmethod
     def inits_mark(self) -> object:
-        """Return a cheap value that is equal as long as `inits` is."""
+        """Cheap value, equal as long as `inits` is."""
 
     @abstractmethod
     def inits(self) -> Iterator[tuple[int, int]]:
-        """Yield host PID and arrival of first processes, maybe without the host's."""
+        """Yield first processes' host PID and arrival, maybe without the host's."""
 
     @abstractmethod
     def arrival(self, host_pid: int) -> int:
-        """Return a number that no other process with that PID gets; 0 if unknown."""
+        """Number unique among processes with that PID; 0 if unknown."""
 
     @abstractmethod
     def ended(self, host_pid: int) -> int:
-        """Return the `arrival` of the last process that ended within a minute, or 0."""
+        """`arrival` of the last process ended within a minute, or 0."""
 
     def shortage(self) -> str:
-        """Explain why it needs help to know every process, with the fix; or empty."""
+        """Explain why it can't know every process, with the fix."""
         return ""
 
     def incomplete(self) -> str:
-        """Explain why a process that is not found may exist; or empty."""
+        """Explain why a missing process may exist."""
         return ""
 
     def exact(self) -> BpfPidMap | None:
-        """Return the kernel's map while its absences are proof; or None."""
+        """The kernel's map while its absences are proof."""
         return None
 
     def trouble(self) -> str:
-        """Explain why this source must be left; or empty."""
+        """Explain why it must be left."""
         return ""
 
     def counters(self) -> Mapping[str, int]:
-        """Return losses and repairs since the start."""
+        """Count losses and repairs since the start."""
         return {}
 
     def close(self) -> None:  # noqa: B027 - not every source holds something
@@ -96,14 +96,14 @@ class PidSource(ABC):
 
     @abstractmethod
     def __len__(self) -> int:
-        """Return the number of known processes."""
+        """Number of known processes."""
 
     def __contains__(self, host_pid: object) -> bool:
         return isinstance(host_pid, int) and self.arrival(host_pid) != 0
 
 
 def close(source: PidSource) -> None:
-    """Close a replaced source; a failure is logged and stops nothing."""
+    """Close a replaced source; failures are only logged."""
     try:
         source.close()
     except Exception as error:  # noqa: BLE001 - it is not in use any more, and nothing else can be done about it

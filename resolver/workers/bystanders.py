@@ -1,7 +1,7 @@
 """Check if a process shown in a container's PID namespace is safe from the others there.
 
-The kernel (``__ptrace_may_access``) lets into one that isn't dumpable only holders of CAP_SYS_PTRACE in the initial
-user namespace, which the bounding set must allow. CAP_SYS_ADMIN can enter any namespace.
+One that isn't dumpable is accessible (``__ptrace_may_access``) only with CAP_SYS_PTRACE in the initial user namespace,
+by way of the bounding set. CAP_SYS_ADMIN can enter any namespace.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _TRIES = 5
 
 
 def dangerous(status: bytes) -> str:
-    """Return the dangerous capability in a thread's status, or nothing."""
+    """A thread's dangerous capability, if any."""
     sets = _SETS.findall(status)
     if len(sets) < 3:  # CapAmb came with 4.3
         raise ValueError("status has no capability lines")
@@ -36,7 +36,7 @@ def dangerous(status: bytes) -> str:
 
 
 def objection(procfs: Procfs, pidns: int) -> str:
-    """Return why no child may be shown in that PID namespace, directly below the host's; empty if it may.
+    """Why no child may be shown in this PID namespace, directly below the host's; else empty.
 
     Threads that come and go could hide one, so two lists of all threads must be equal.
     """
@@ -63,7 +63,7 @@ def objection(procfs: Procfs, pidns: int) -> str:
 
 
 def _members(procfs: Procfs, pidns: int) -> list[int]:
-    """Host PIDs of the processes in a PID namespace and below."""
+    """Host PIDs in a PID namespace and below."""
     members = []
     for host_pid in procfs.entries():
         try:
@@ -75,7 +75,7 @@ def _members(procfs: Procfs, pidns: int) -> list[int]:
 
 
 def _chain(procfs: Procfs, host_pid: int) -> tuple[int, ...]:
-    """Return the PID namespaces of a process, by a thread if its leader has exited."""
+    """A process's PID namespaces, by a thread if its leader has exited."""
     try:
         return procfs.pidns_chain(host_pid)
     except ProcessGone:

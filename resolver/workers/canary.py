@@ -1,7 +1,7 @@
 """Process in a new PID namespace that proves that a source finds processes.
 
 It reports ``host PID, PID inside`` on descriptor 0, and ends with that socket. Without the right to make a namespace it
-uses a user namespace; without that, it reports a new process here, and an existing one in a namespace.
+uses a user namespace; else it reports a new process here, and an existing one in a namespace.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def main() -> int:
 
 
 def _somebody_in_a_namespace() -> tuple[int, ...]:
-    """Return host PID and own PID of a living process in another PID namespace; empty without one."""
+    """Host PID and namespaced PID of a living process in another PID namespace, if any."""
     for host_pid in sorted(map(int, filter(str.isdecimal, os.listdir("/proc"))), reverse=True):
         ns_pids = namespaced(host_pid)
         if len(ns_pids) > 1:
@@ -50,7 +50,7 @@ def _somebody_in_a_namespace() -> tuple[int, ...]:
 
 
 def namespaced(host_pid: int) -> list[int]:
-    """Return a process's PIDs, outermost first; empty if it has ended."""
+    """A process's PIDs, outermost first; empty if ended."""
     try:
         with open(f"/proc/{host_pid}/status", "rb") as file:
             fields = dict(line.split(b":", 1) for line in file if b":" in line)

@@ -1,6 +1,6 @@
 """Start of a child: ``python -I -S child.py MODULE NAME RIGHTS PATH...``.
 
-It dies with the daemon, takes a name for ``ps``, keeps only RIGHTS (capabilities, with commas) and runs
+It dies with the daemon, has a name for ``ps``, keeps only RIGHTS (capabilities, with commas) and runs
 ``MODULE.main()``.
 """
 
@@ -13,14 +13,14 @@ INHERITED = "RESOLVER_INHERITED"
 
 
 def inherited() -> list[int]:
-    """Return the descriptors of the first message."""
+    """Descriptors of the first message."""
     import os
 
     return [int(number) for number in os.environ.get(INHERITED, "").split(",") if number]
 
 
 def main() -> int:
-    """Run the module's ``main()``; returns its exit code."""
+    """Run ``main()``; returns its exit code."""
     import ctypes
     import importlib
     import os

@@ -5,8 +5,8 @@ calls NVML (docs/security.md). One JSON object each way on descriptor 0; the nam
 
     {"pidns": inode, "uuids": [str, ...], "since": us, "nobody": bool, "seconds": float}
         -> {"seen": {uuid: [pid, ...] | null}, "nobody": bool}
-         | {"refused": why}                  the namespace must not be entered
-         | {"failed": why, "init": bool}     ``init``: NVML did not even start
+         | {"refused": why}                  the namespace is unsafe
+         | {"failed": why, "init": bool}     ``init``: NVML did not start
 
 A closed socket ends the probe: without CAP_KILL the daemon can't kill another user's process.
 """
@@ -107,7 +107,7 @@ def _answer(channel: socket.socket, request: dict[str, Any], descriptors: list[i
 
 
 def _enter_and_give_up(pidns_fd: int, *, nobody: bool) -> bool:
-    """Prepare the fork into that namespace, and drop all rights; True if this is user nobody now. Raises OSError."""
+    """Prepare the fork into that namespace, and drop all rights; True if now user nobody. Raises OSError."""
     import ctypes
     import resource
 
@@ -154,7 +154,7 @@ def _enter_and_give_up(pidns_fd: int, *, nobody: bool) -> bool:
 
 
 def unneeded(mounts: list[Mount], library_path: str) -> list[str]:
-    """Return mount points that NVML does not need, innermost first."""
+    """Mount points that NVML does not need, innermost first."""
     trees = (*_TREES, *(os.path.abspath(path) for path in library_path.split(":") if path))
     found = []
     for mount in mounts:
@@ -175,7 +175,7 @@ def _check(result: int, what: str) -> None:
 
 
 def _read(read_end: int, channel: socket.socket, deadline: float) -> bytes | None:
-    """Return the fork's message; empty if incomplete, None if late."""
+    """Read the fork's message; empty if incomplete, None if late."""
     poll = select.poll()
     poll.register(read_end, select.POLLIN)
     poll.register(channel, select.POLLRDHUP)
@@ -194,7 +194,7 @@ def _read(read_end: int, channel: socket.socket, deadline: float) -> bytes | Non
 
 
 def _end(child: int) -> str:
-    """Kill the fork. One that hangs in the driver ends later."""
+    """Kill the fork. If hung in the driver, it ends later."""
     os.kill(child, signal.SIGKILL)
     deadline = time.monotonic() + _REAP_SECONDS
     while time.monotonic() < deadline:
@@ -240,7 +240,7 @@ def _let_go_of_everything_but(write_end: int) -> None:
 
 
 def ask(nvml: Nvml, pynvml: Any, uuids: list[str], since: int) -> dict[str, Any]:
-    """Return the PIDs in each device's samples newer than ``since`` (us); None without any."""
+    """PIDs in each device's samples newer than ``since`` (us); None without samples."""
     started = False
     try:
         pynvml.nvmlInit()

@@ -1,11 +1,11 @@
-"""Lane: a child that makes the system calls that a tenant can delay, and may be abandoned in one.
+"""Lane: a child for system calls that a tenant can delay, which may be abandoned in one.
 
 Questions name a function of this package and its arguments after `Procfs`. Wire format (SOCK_SEQPACKET, JSON, answers
 in order)::
 
     ["resolver.linux.mappings:maps_file", 4711, "8:1", 1234]
-    [0.00021, 0.0002, "", true]                  wall-clock seconds, CPU seconds; no error; the return value
-    [0.00003, 0.00003, "ProcessGone", ["..."]]   an error of `resolver.base.errors`, and its arguments
+    [0.00021, 0.0002, "", true]                  wall-clock and CPU seconds; no error; result
+    [0.00003, 0.00003, "ProcessGone", ["..."]]   a `resolver.base.errors` error, its arguments
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MAX_ANSWER = 190_000
 
 
 class OpenFile:
-    """A descriptor in an answer; the daemon gets a path to open the file by."""
+    """Descriptor in an answer; the daemon gets a path to open."""
 
     __slots__ = ("fd",)
 
@@ -58,7 +58,7 @@ def _offer(value: Any) -> Any:
 
 
 def main() -> int:
-    """Answer until the daemon closes the socket; ``RESOLVER_LANE`` describes ``/proc``."""
+    """Answer until the socket closes; ``RESOLVER_LANE`` describes ``/proc``."""
     seccomp.forbid(seccomp.DANGEROUS)
     channel = socket.socket(fileno=os.dup(0))
     procfs = procfs_of(os.environ.get("RESOLVER_LANE", ""))
@@ -75,7 +75,7 @@ def main() -> int:
 
 
 def load(_procfs: Procfs, *modules: str) -> None:
-    """Import what the questions are answered by."""
+    """Import the modules of later questions."""
     for module in modules:
         import_module(module)
 
@@ -86,7 +86,7 @@ def described(procfs: Procfs) -> str:
 
 
 def procfs_of(text: str) -> Procfs:
-    """Return the described ``/proc``; by default the usual one."""
+    """The described ``/proc``, or the usual one."""
     if not text:
         return Procfs()
     root, use_pidfd, use_procmap_query = text.rsplit(" ", 2)
@@ -96,7 +96,7 @@ def procfs_of(text: str) -> Procfs:
 
 
 def answer(procfs: Procfs, question: list[Any]) -> tuple[str, Any]:
-    """Call the function: an empty string and its result, or an error's name and arguments."""
+    """Call the function: an empty string and result, or an error's name and arguments."""
     name, *arguments = question
     module, _, function = name.partition(":")
     try:

@@ -1,8 +1,8 @@
 """Lanes: children for the reads that a tenant can delay in the kernel.
 
 If the *first lane* is late (`LATE_SECONDS`) with a container's question, it is killed, and the *second lane* asks for
-that container, ever more rarely, until it is quick again. A container pays for its questions by the wall. Mount tables
-have one lock for the machine: a late answer there blames no container.
+that container, ever more rarely, until it is quick again. A container pays by wall-clock time. Mount tables have one
+lock for the machine: a late answer there blames no container.
 """
 
 from __future__ import annotations
@@ -58,15 +58,15 @@ class TenantReader(Protocol):
     """Answers questions that may wait."""
 
     async def ask(self, payer: str, about: str, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Return the result of a top-level ``function(procfs, *arguments)`` as JSON represents it.
+        """Result of a top-level ``function(procfs, *arguments)``, by way of JSON.
 
-        Raises its errors from `base.errors`, OSError, `TooSlow` and `WorkerFailed`. ``payer`` is charged; ``about`` is
-        the container that can delay the answer, or `ALL`.
+        Raises errors from `base.errors`, OSError, `TooSlow` and `WorkerFailed`. ``payer`` is charged; ``about`` is the
+        container that can delay the answer, or `ALL`.
         """
 
 
 def begin(work: Coroutine[Any, Any, _T]) -> Future[_T] | asyncio.Task[_T]:
-    """Begin work of a lane; without an event loop, do it now."""
+    """Begin a lane's work; without an event loop, do it now."""
     try:
         return asyncio.get_running_loop().create_task(work)
     except RuntimeError:
@@ -92,7 +92,7 @@ class Direct:
 
 
 class _Question:
-    """One question, and where its answer goes."""
+    """Question, and where its answer goes."""
 
     __slots__ = ("about", "future", "message", "tries")
 
@@ -106,10 +106,10 @@ class _Question:
 
 
 class Lane(Child):
-    """A child and its questions, each with a limit of ``seconds``."""
+    """Child and its questions, each with a limit of ``seconds``."""
 
     def __init__(self, name: str, procfs: Procfs, seconds: float, on_late: Callable[[str], None]) -> None:
-        """Call ``on_late(about)`` for each question that is late."""
+        """Call ``on_late(about)`` for each late question."""
         super().__init__(name, child("resolver.workers.lane", name, _RIGHTS))
         self._procfs, self._seconds, self._on_late = procfs, seconds, on_late
         self._waiting = deque[_Question]()
@@ -121,11 +121,11 @@ class Lane(Child):
 
     @property
     def busy(self) -> bool:
-        """Return True if questions are unanswered."""
+        """Whether questions are unanswered."""
         return bool(self._asked or self._waiting)
 
     async def ask(self, about: str, message: bytes) -> list[Any]:
-        """Return seconds, error and value (`lane`). Raises `TooSlow` and `WorkerFailed`."""
+        """Seconds, error and value (`lane`). Raises `TooSlow` and `WorkerFailed`."""
         question = _Question(about, message)
         self.last_asked = time.monotonic()
         self._waiting.append(question)
@@ -160,7 +160,7 @@ class Lane(Child):
             self._timer = asyncio.get_running_loop().call_later(self._seconds / 2, self._check)
 
     def _take(self) -> None:
-        """Take the answers that are there."""
+        """Take the answers received."""
         while self._asked and self._channel is not None:
             try:
                 text = self._channel.recv(_MAX_ANSWER)
@@ -241,7 +241,7 @@ class Lane(Child):
         return channel
 
     def _ended(self) -> None:
-        """Replace an ended child, and ask its questions again, each once."""
+        """Replace an ended child, and repeat its questions, each once."""
         self._failed("ended")
         if self._asked:
             self._asked[0].tries += 1
@@ -291,11 +291,11 @@ class Lanes:
 
     @property
     def workers(self) -> Sequence[Lane]:
-        """Return both lanes."""
+        """Both lanes."""
         return self._first, self._second
 
     def too_slow(self) -> frozenset[str]:
-        """Return the containers that were late and not quick since."""
+        """Containers that were late and not quick since."""
         return frozenset(self._slow - {ALL})
 
     async def ask(self, payer: str, about: str, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -329,7 +329,7 @@ class Lanes:
         self._slow.add(about)
 
     def tidy(self) -> None:
-        """Forget containers that are quick, and end an idle second lane."""
+        """Forget quick containers, and end an idle second lane."""
         now = time.monotonic()
         if self._late:
             self._late = {

@@ -1,4 +1,4 @@
-"""Shortages of the daemon's resources, which blame no container."""
+"""Shortages of the daemon's resources; no container is to blame."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SHORTAGES = {
 
 
 def shortage_of(code: int | None) -> Shortage | None:
-    """Return the resource that a failed system call lacked."""
+    """Resource that a system call lacked."""
     return _SHORTAGES.get(code or 0)
 
 
@@ -37,7 +37,7 @@ class Means:
         self._why = ""
 
     def refused(self, shortage: Shortage, why: str) -> None:
-        """Count a refusal that stopped some work."""
+        """Count a refusal that stopped work."""
         self.counts[shortage] += 1
         self._last = time.monotonic()
         self._why = why
@@ -49,12 +49,12 @@ class Means:
         self._since = None
 
     def short(self) -> str:
-        """Return why this part does not work; empty if it does."""
+        """Why this part does not work; else empty."""
         if self._since is not None and time.monotonic() - self._last > FORGOTTEN_SECONDS:
             self._since = None
         return "" if self._since is None else self._why
 
     def lacking(self) -> str:
-        """Return why this part has not worked for 10 s; else empty."""
+        """Why this part has not worked for 10 s; else empty."""
         why, seconds = self.short(), time.monotonic() - (self._since or 0.0)
         return f"for {seconds:.0f} s {why}" if why and seconds >= NOT_READY_SECONDS else ""

@@ -1,7 +1,7 @@
 """Short-lived child that opens a proc connector socket with pyroute2 (13 MiB).
 
 On descriptor 0 it gets the path of a network namespace, or ``ours``. It answers ``ok`` with the bound socket,
-``fetch:<its number>`` if too many descriptors are in flight, or ``<step>:<errno>``: ``import``, ``netns``, ``socket``,
+``fetch:<number>`` if too many descriptors are in flight, or ``<step>:<errno>``: ``import``, ``netns``, ``socket``,
 ``bind``.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 
 
 def main() -> int:
-    """Hand over a socket, and end when the daemon has it."""
+    """Hand over a socket, and end once it is taken."""
     from resolver.linux import seccomp
 
     seccomp.forbid(seccomp.dangerous_but("setns"))

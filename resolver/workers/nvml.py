@@ -1,19 +1,18 @@
 """NVML worker: the only program that loads the driver's library. If a call hangs there, the daemon kills the worker.
 
-One JSON object each way over the SOCK_SEQPACKET socket on descriptor 0::
+One JSON object each way on descriptor 0 (SOCK_SEQPACKET)::
 
     {"call": "devices", "details": bool} -> {"driver_version": str, "devices": [...]}, see `nvml_devices`
-    {"call": "several", "devices": [[uuid, since: us | null], ...]} -> {"answers": [...]}, in order; at least one, and
-        fewer than requested if they are long. Each is
+    {"call": "several", "devices": [[uuid, since: us | null], ...]} -> {"answers": [...]}, in order; at least one,
+        fewer than requested if long. Each is
            {"status": "ok", "samples": [[pid, us, sm], ...], "dropped": [[pid, us, sm], ...],
             "processes": [[pid, bytes | null], ...] | null, "power": watts | null, "mps": [pid, ...] | null,
-            "count": number of devices,
-            "xids": [[uuid, XID, count], ...], of any device, and only if there are any}
-         | the same with {"status": "unsupported" | "failed", "text": str} for the samples; without a status and
-            samples if ``since`` is null
-    any failure -> {"error": NVML's name of it, "code": int, "text": str}
+            "count": number of devices, "xids": [[uuid, XID, count], ...], of any device, only if there are any}
+         | {"status": "unsupported" | "failed", "text": str, ...} for the samples; no status and samples if ``since``
+            is null
+    any failure -> {"error": NVML's name, "code": int, "text": str}
 
-Time stamps are NVML's: microseconds since the epoch. Percentages are as NVML gives them.
+Time stamps are microseconds since the epoch. Percentages are NVML's.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _LIST_VERSIONS = ("_v3", "_v2")
 
 
 def main() -> int:
-    """Answer until the daemon closes the socket."""
+    """Answer until the socket closes."""
     import _socket  # without the module around it
     import os
 
@@ -62,7 +61,7 @@ def main() -> int:
 
 
 class Nvml:
-    """The library, initialized when needed, and again after fatal errors."""
+    """Library, initialized when needed, and again after fatal errors."""
 
     def __init__(self, pynvml: Any) -> None:
         self._pynvml = pynvml
@@ -80,7 +79,7 @@ class Nvml:
         self._absent = (pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound)
 
     def failed(self, error: Any) -> dict[str, Any]:
-        """Describe an error; shut the library down if it is fatal."""
+        """Describe an error; if fatal, shut the library down."""
         if error.value in self._fatal:
             self._shut_down()
         return {"error": error_name(error), "code": error.value, "text": str(error)}
@@ -101,7 +100,7 @@ class Nvml:
             self._initialized = True
 
     def devices(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Return the driver's version and all devices, failing ones with an error."""
+        """The driver's version and all devices, failing ones with an error."""
         if self._renew:
             self._shut_down()
         self._ensure_initialized()
@@ -113,7 +112,7 @@ class Nvml:
         return {"driver_version": text(nvml.nvmlSystemGetDriverVersion()), "devices": found}
 
     def samples(self, uuid: str, since: int | None) -> dict[str, Any]:
-        """Return a device's processes, and samples newer than ``since`` (None: none)."""
+        """A device's processes, and samples newer than ``since`` (None: none)."""
         self._ensure_initialized()
         nvml = self._pynvml
         # By UUID: an index is another device's as soon as one falls off the bus, and a handle is when one is added.
@@ -126,7 +125,7 @@ class Nvml:
         return answer
 
     def _power(self, handle: Any) -> float | None:
-        """Return the device's power in watts, or None."""
+        """Watts, or None."""
         try:
             return float(self._pynvml.nvmlDeviceGetPowerUsage(handle)) / 1000
         except self._pynvml.NVMLError as error:
@@ -135,7 +134,7 @@ class Nvml:
             return None
 
     def several(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Return `samples` of several devices, or their errors."""
+        """Several devices' `samples`, or errors."""
         answers: list[dict[str, Any]] = []
         numbers, count = 0, None
         for uuid, since in request["devices"]:
@@ -153,7 +152,7 @@ class Nvml:
         return {"answers": answers}
 
     def _processes(self, handle: Any) -> dict[str, Any]:
-        """Return the device's processes with their memory, and its MPS clients, which may overlap.
+        """Processes with their memory, and MPS clients, which may overlap.
 
         If NVML refuses one list there is none: half a list would say that others use no memory.
         """
@@ -170,9 +169,9 @@ class Nvml:
     def _list(
         self, name: str, handle: Any, without: dict[int, int | None] | None
     ) -> dict[int, int | None] | None:
-        """Return PID to bytes of memory (None: not reported), or None if it fails.
+        """PID to bytes of memory (None: not reported), or None if it fails.
 
-        ``without`` is the answer of a driver that has no such list.
+        ``without`` is the answer of a driver without such a list.
         """
         nvml = self._pynvml
         for version in _LIST_VERSIONS:
@@ -196,7 +195,7 @@ class Nvml:
         return without
 
     def _utilization(self, handle: Any, since: int) -> dict[str, Any]:
-        """Return the samples newer than ``since``, separately those with PID 0 or above 100 %."""
+        """Samples newer than ``since``; those with PID 0 or above 100 % separately."""
         nvml = self._pynvml
         try:
             try:

@@ -1,6 +1,6 @@
-"""Each device's values, read in the NVML worker.
+"""Device values, read in the NVML worker.
 
-A value is None if it is missing; ``failed`` has reasons of failures. A lost device has an ``error``.
+A missing value is None; ``failed`` has reasons of failures. A lost device has an ``error``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MOST_INSTANCES = 64
 
 
 def text(value: str | bytes) -> str:
-    """NVML's strings, bytes in older releases of nvidia-ml-py."""
+    """NVML's strings, bytes in older nvidia-ml-py."""
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
 
@@ -29,10 +29,10 @@ def error_name(error: Any) -> str:
 
 
 class DeviceReader:
-    """Reads devices; ``broken`` if one needs a restart of the library."""
+    """Reads devices; ``broken`` if the library needs a restart."""
 
     def __init__(self, pynvml: Any, watch: Callable[[Any, str], None], *, details: bool) -> None:
-        """Call ``watch`` with each handle and UUID; ``details`` adds `_detailed` values."""
+        """Call ``watch`` with each handle and UUID; ``details`` adds `_detailed`."""
         self._nvml = pynvml
         self._watch = watch
         self._details = details
@@ -46,7 +46,7 @@ class DeviceReader:
         )
 
     def read(self, index: int) -> dict[str, Any]:
-        """Read one device, in NVML's units, but power in watts. Raises NVMLError if the library fails.
+        """Read a device, in NVML's units, but power in watts. Raises NVMLError if the library fails.
 
         ECC errors are the volatile uncorrected ones.
         """
@@ -91,7 +91,7 @@ class DeviceReader:
         }
 
     def _detailed(self, handle: Any) -> dict[str, Callable[[], Any]]:
-        """Return further values: clocks in MHz, power in watts, energy in joules, utilization in %."""
+        """Further values: clocks in MHz, power in watts, energy in joules, utilization in %."""
         nvml = self._nvml
         corrected, volatile = nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, nvml.NVML_VOLATILE_ECC
         return {
@@ -133,7 +133,7 @@ class DeviceReader:
         return bool(current == nvml.NVML_DEVICE_MIG_ENABLE)
 
     def _instances(self, handle: Any) -> list[list[Any]]:
-        """Return each MIG instance's UUID, GPU and compute instance id, total and used memory."""
+        """Each MIG instance's UUID, GPU and compute instance id, total and used memory."""
         nvml = self._nvml
         found = []
         for index in range(min(nvml.nvmlDeviceGetMaxMigDeviceCount(handle), _MOST_INSTANCES)):

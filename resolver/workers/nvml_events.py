@@ -1,4 +1,4 @@
-"""XID errors since the last request, which NVML collects in an event set."""
+"""XID errors since the last request, from NVML's event set."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _LOOK_SECONDS, _AT_ONCE = 1.0, 64
 
 
 class XidWatch:
-    """The event set; without one nothing is reported."""
+    """Event set; without one nothing is reported."""
 
     def __init__(self, pynvml: Any) -> None:
         self._nvml = pynvml
@@ -33,7 +33,7 @@ class XidWatch:
             return
 
     def fetch(self) -> list[list[Any]]:
-        """Return ``[UUID, XID, count]`` of each error since the last fetch."""
+        """``[UUID, XID, count]`` of errors since the last fetch."""
         now, found = time.monotonic(), dict[tuple[str, int], int]()
         if self._set is None or now < self._next_look:
             return []
@@ -51,7 +51,7 @@ class XidWatch:
         return [[uuid, xid, count] for (uuid, xid), count in found.items()]
 
     def close(self) -> None:
-        """Free it, before the library is shut down."""
+        """Free it, before the library's shutdown."""
         events, self._set = self._set, None
         self._watched.clear()
         if events is not None:

@@ -1,4 +1,4 @@
-"""Place of a GPU in the machine, from sysfs; None if unknown."""
+"""A GPU's place in the machine, from sysfs; None if unknown."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def pci_address(bus_id: str) -> str | None:
 
 
 def place_of(address: str | None, sysfs: str = "/sys") -> dict[str, str | int | None]:
-    """Return a device's NUMA node, PCI root complex and CPU socket."""
+    """A device's NUMA node, PCI root complex and CPU socket."""
     if address is None:
         return {"numa_node": None, "pcie_root": None, "cpu_socket": None}
     directory = f"{sysfs}/bus/pci/devices/{address}"
@@ -30,7 +30,7 @@ def place_of(address: str | None, sysfs: str = "/sys") -> dict[str, str | int | 
 
 
 def _numa_node(directory: str, sysfs: str) -> int | None:
-    """Return the NUMA node; -1 ("unknown") on a machine with a single node is 0."""
+    """NUMA node; -1 ("unknown") with a single node is 0."""
     node = _number(_read(f"{directory}/numa_node"))
     if node == -1 and _read(f"{sysfs}/devices/system/node/online") == "0":
         return 0
@@ -47,7 +47,7 @@ def _pcie_root(directory: str) -> str | None:
 
 
 def _cpu_socket(directory: str, sysfs: str) -> int | None:
-    """Return the CPUs' socket; None if they have several."""
+    """The CPUs' socket; None for several."""
     sockets = set()
     for cpu in re.findall(r"\d+", _read(f"{directory}/local_cpulist")):  # both ends of each range
         sockets.add(_number(_read(f"{sysfs}/devices/system/cpu/cpu{cpu}/topology/physical_package_id")))

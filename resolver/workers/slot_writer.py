@@ -1,17 +1,17 @@
 """Slot writer: the only program that maps a tenant's memory.
 
-It carries out compare-and-swap orders, one page at a time. If a tenant truncates the file, SIGBUS kills this process.
-A seccomp filter allows only what that takes. Wire format (SOCK_SEQPACKET, little-endian, one message each way)::
+It carries out compare-and-swap orders, one page at a time. If a tenant truncates the file, SIGBUS kills this process. A
+seccomp filter allows nothing more. Wire format (SOCK_SEQPACKET, little-endian, one message each way)::
 
-    order   u32 file_bytes   the size the file must have, or nothing is mapped
+    order   u32 file_bytes   the file's size, or nothing is mapped
             u32 count        then count times ORDER, then SLOTS if the file's processes move slots under a lock
-            + descriptors    the region's file, then one process handle per order that names one: inherited by
-                             the process for its first message, by SCM_RIGHTS for all others
+            + descriptors    the file, then a process handle per order that names one: inherited for the first
+                             message, by SCM_RIGHTS later
     answer  count times RESULT
 
-An order changes one aligned 8-byte word. For ``hostpid`` that is the slot's ``(pid, hostpid)``: a slot that moved isn't
-hit. For ``device_util`` a guard, ``(pid, hostpid)`` or ``proc_num``, is checked before and after, and the write undone
-if it changed. A move copies words in any order, so ``owner_pid`` must be 0 at both checks: no process holds the lock.
+An order changes one aligned 8-byte word. For ``hostpid`` that is the slot's ``(pid, hostpid)``: a moved slot isn't hit.
+For ``device_util`` a guard, ``(pid, hostpid)`` or ``proc_num``, is checked before and after, and the write undone if it
+changed. A move copies words in any order, so ``owner_pid`` must be 0 at both checks: no process holds the lock.
 
 Undoing must not overwrite a later write, so 0 is written by way of `MARK`: while that stands, no process wrote. A move
 may copy `MARK`, so after an undo the other slots are searched for it.
@@ -59,7 +59,7 @@ _ACQ_REL, _ACQUIRE = 4, 2  # __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE
 
 
 def main() -> int:
-    """Serve orders until the daemon closes the socket."""
+    """Serve orders until the socket closes."""
     import array
 
     from resolver.linux import seccomp
@@ -85,7 +85,7 @@ def main() -> int:
 
 
 def serve(atomics: Atomics, message: bytes, descriptors: list[int]) -> bytes:
-    """Carry out a message's orders in the first descriptor's file."""
+    """Carry out orders in the first descriptor's file."""
     file_bytes, count = HEAD.unpack_from(message)
     try:
         # The daemon reads only; the right to write exists in this process alone, for this message.
@@ -208,7 +208,7 @@ class Atomics:
 
 
 class Cell:
-    """One aligned 8-byte word of a file, mapped within ``with``."""
+    """Aligned 8-byte word of a file, mapped within ``with``."""
 
     def __init__(self, atomics: Atomics, fd: int, offset: int, file_bytes: int) -> None:
         self._atomics = atomics
@@ -219,7 +219,7 @@ class Cell:
         self._word: Any = atomics.ctypes.c_uint64.from_buffer(self._page, offset - start)
 
     def swap(self, expected: int, new: int) -> int:
-        """Replace ``expected`` by ``new``; returns the previous value."""
+        """Compare and swap; returns the previous value."""
         ctypes = self._atomics.ctypes
         found = ctypes.c_uint64(expected)
         at = ctypes.addressof(self._word)

@@ -1,7 +1,7 @@
 """Start of children, with one end of a socket as descriptor 0.
 
-They inherit the descriptors of the first message: the kernel counts those in flight per user, and a tenant with the
-same user could use the count up (ETOOMANYREFS).
+They inherit the first message's descriptors: the kernel counts those in flight per user, and a tenant with the same
+user could use the count up (ETOOMANYREFS).
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _WORKERS = os.path.dirname(os.path.abspath(__file__))
 
 
 def child(module: str, name: str, rights: Iterable[str], *paths: str) -> list[str]:
-    """Return the command line that runs a module's ``main()`` with these capabilities.
+    """Command line that runs a module's ``main()`` with these capabilities.
 
-    It imports from the standard library, this package and ``paths``.
+    It imports the standard library, this package and ``paths``.
     """
     script, above = os.path.join(_WORKERS, "child.py"), os.path.dirname(os.path.dirname(_WORKERS))
     return [sys.executable, "-I", "-S", script, module, name, ",".join(sorted(rights)), above, *paths]
@@ -38,9 +38,9 @@ def spawn(
     environment: Mapping[str, str] | None = None,
     quiet: bool = False,
 ) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Start a program; returns it, and this end of its socket. Raises OSError.
+    """Start a program; return it, and this end of its socket. Raises OSError.
 
-    ``descriptors`` keep their numbers. ``environment`` replaces `passed_on`; ``quiet`` closes standard error.
+    ``descriptors`` keep their numbers. ``environment`` replaces `passed_on`; ``quiet`` closes stderr.
     """
     variables = dict(passed_on() if environment is None else environment)
     variables[INHERITED] = ",".join(map(str, descriptors))
@@ -64,7 +64,7 @@ def spawn(
 
 
 def passed_on() -> dict[str, str]:
-    """Return the environment variables that children get."""
+    """Environment variables for children."""
     return {
         name: value for name, value in os.environ.items() if name in _VARIABLES or name.startswith(_PREFIXES)
     }

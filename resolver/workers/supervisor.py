@@ -1,6 +1,6 @@
 """Children for dangerous work: started on first use, killed when late, restarted.
 
-A child has a SOCK_SEQPACKET socket as descriptor 0, and dies with the daemon. A failure raises `WorkerFailed`.
+A child has a SOCK_SEQPACKET socket as descriptor 0, and dies with the daemon. Failures raise `WorkerFailed`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ KILLED_SECONDS = 0.1
 
 
 class Child:
-    """One kind of child, and its process: started, ended, reaped, failures counted."""
+    """Kind of child, and its process: started, ended, reaped, failures counted."""
 
     def __init__(self, name: str, argv: Sequence[str]) -> None:
         self.name = name
@@ -58,13 +58,13 @@ class Child:
 
     @property
     def host_pid(self) -> int | None:
-        """PID of the child, if there is one."""
+        """PID of the child, if any."""
         return self._process.pid if self._process else None
 
     def _start(
         self, descriptors: Sequence[int] = (), environment: Mapping[str, str] | None = None
     ) -> socket.socket:
-        """Start the child; returns its socket. Raises `WorkerFailed`, and OSError without descriptors."""
+        """Return a new child's socket. Raises `WorkerFailed`, and OSError without descriptors."""
         self._unreaped = [process for process in self._unreaped if process.poll() is None]
         if time.monotonic() < self._not_before:
             # The same words each time: a trouble is logged when they change.
@@ -107,7 +107,7 @@ class Child:
         self.means.sufficed()
 
     def _end(self, *, kill: bool = True) -> None:
-        """End the child, by its closed socket unless it is to be killed; it is reaped later."""
+        """End the child, by its closed socket unless killed; it is reaped later."""
         if self._channel is not None:
             self._channel.close()
             self._channel = None
@@ -119,7 +119,7 @@ class Child:
             self._unreaped.append(process)
 
     def stop(self) -> None:
-        """End the child now. One that hangs in the kernel is reaped later."""
+        """End the child now. If hung in the kernel, it is reaped later."""
         self._end()
         self._reap()
 
@@ -131,7 +131,7 @@ class Child:
 
 
 class WorkerProcess(Child):
-    """A child that handles one message at a time; see `child` for the arguments."""
+    """Child that handles one message at a time; for the arguments see `child`."""
 
     def __init__(
         self,
@@ -159,8 +159,8 @@ class WorkerProcess(Child):
     ) -> bytes:
         """Send a message and return its answer. Raises `WorkerFailed` after ``limit`` s (default: ``timeout``).
 
-        Time without a CPU does not count. After several failures in a row requests fail at once, until the next start
-        is due (0.05 s, doubled up to 30 s).
+        Time without a CPU does not count. After several failures in a row requests fail at once until the next start
+        (0.05 s, doubled up to 30 s).
         """
         async with self._turn:
             channel = self._send(message, list(descriptors))
@@ -183,7 +183,7 @@ class WorkerProcess(Child):
             return answer
 
     async def _answer(self, channel: socket.socket, limit: float) -> None:
-        """Wait ``limit`` seconds in which the child had a CPU."""
+        """Wait ``limit`` seconds of the child having a CPU."""
         host_pid = self.host_pid or 0
         for _ in range(_STARVED_TURNS):
             before = cpu_seconds(host_pid)
@@ -191,7 +191,7 @@ class WorkerProcess(Child):
                 return
 
     def _send(self, message: bytes, descriptors: list[int]) -> socket.socket:
-        """Send to the child, or to a new one if it ended or can't be sent descriptors."""
+        """Send to the child, or to a new one if it ended or can't get descriptors."""
         while True:
             idle = self._channel is not None
             channel = self._channel or self._start(descriptors)
@@ -213,11 +213,11 @@ class WorkerProcess(Child):
                 return channel
 
     def malformed(self, what: str) -> WorkerFailed:
-        """End a child that answered nonsense; returns the error."""
+        """End a child after nonsense; return the error."""
         return self._failed(what)
 
     def _ended(self) -> WorkerFailed:
-        """Reap a child that closed its socket; returns the error."""
+        """Reap a child that closed its socket; return the error."""
         process = self._process
         try:
             code = process.wait(0.2) if process else 0
@@ -234,12 +234,12 @@ class WorkerProcess(Child):
 
 
 def cpu_seconds(host_pid: int) -> float:
-    """Return a child's CPU time; 0 if unreadable."""
+    """CPU time; 0 if unreadable."""
     return _usage(host_pid).cpu_seconds
 
 
 def starved(host_pid: int, before: float, seconds: float) -> bool:
-    """Check if a child was ready and had no CPU for most of the last ``seconds``."""
+    """Check if a ready child had no CPU for most of the last ``seconds``."""
     now = _usage(host_pid)
     return now.state == b"R" and now.cpu_seconds - before < seconds / 2
 
@@ -252,7 +252,7 @@ def _usage(host_pid: int) -> ProcessUsage:
 
 
 async def _readable(channel: socket.socket, limit: float) -> bool:
-    """Wait ``limit`` seconds for an answer; True if it was seen.
+    """Wait ``limit`` seconds for an answer; True if seen.
 
     The caller reads in either case: the loop may have been busy. Without epoll watches the channel is polled.
     """
@@ -276,7 +276,7 @@ async def _readable(channel: socket.socket, limit: float) -> bool:
 
 
 async def _looked_at(number: int, limit: float) -> bool:
-    """Do the same as `_readable`, without epoll."""
+    """Replace `_readable`, without epoll."""
     poll = select.poll()
     poll.register(number, select.POLLIN)
     deadline = time.monotonic() + limit
