@@ -1,8 +1,8 @@
-"""Shared regions in directories of the host: ``<directory>/<entry>/*.cache``, an entry for each container or claim.
+"""Shared regions in host directories: ``<directory>/<entry>/*.cache``, one entry per container or claim.
 
-Tenants fill their directories, so every step is bounded, a lane makes those that the kernel can delay, and a refresh
-goes on where the last one ended. Where containers make the entries, tenants can flood the listing and take any name:
-only entries of kubelet's containers are opened, by name, and others are reported.
+Tenants fill them, so steps are bounded, lanes do those that the kernel can delay, and refreshes resume. Where
+containers make the entries, tenants can flood the listing and take any name: only entries of kubelet's containers are
+opened, by name; others are reported.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _SOON, _LATER = 0.005, 0.25
 
 
 class DirectoryFinder:
-    """Finder whose ``regions`` equal the content of the containers directories."""
+    """Finder of the ``regions`` in the containers directories."""
 
     def __init__(
         self,
@@ -67,10 +67,10 @@ class DirectoryFinder:
         mounted: Callable[[SharedDirectory], object] = lambda _: False,
         reader: TenantReader | None = None,
     ) -> None:
-        """Take ``budgets`` by directory path, for opening files, and ``watches`` for changes.
+        """Take ``budgets`` for opening files, by directory path, and ``watches`` for changes.
 
-        ``containers_dirs`` may have `AUTO` for all known ones. ``names`` are kubelet's. ``mounted``: checks if a
-        container was seen to have a directory mounted.
+        `AUTO` in ``containers_dirs`` means all known ones. ``names`` are kubelet's. ``mounted``: checks if a container
+        was seen with a directory mounted.
         """
         self._names = names or ContainerNames("", "")
         self._reader, self._budgets = reader or Direct(procfs), budgets or Budgets()
@@ -85,7 +85,7 @@ class DirectoryFinder:
 
     @property
     def max_regions(self) -> int:
-        """Return how many regions are opened at most."""
+        """Limit of open regions."""
         return self._register.max_regions
 
     @max_regions.setter
@@ -95,16 +95,16 @@ class DirectoryFinder:
 
     @property
     def dirs(self) -> Sequence[str]:
-        """Return the expected directories; `AUTO` stands for any of the known ones."""
+        """Expected directories; `AUTO` stands for any known one."""
         return [root.path for root in self._roots if not root.known] + [AUTO] * self._auto
 
     def searched(self) -> list[str]:
-        """Return the existing directories."""
+        """Return existing directories."""
         return [root.path for root in self._roots if root.fd >= 0]
 
     @property
     def watched(self) -> bool:
-        """Return True if every directory is watched and none waits for kubelet."""
+        """True if every directory is watched and none waits for kubelet."""
         watches = self._watches
         expected = [root for root in self._roots if root.fd >= 0 or not root.known]
         if watches is None or AUTO in self.missing_dirs or any(root.shared for root in expected):
@@ -113,7 +113,7 @@ class DirectoryFinder:
         return all(_key(root) in watches for root in expected) and all(each.path in watches for each in below)
 
     def wants(self) -> float:
-        """Return the time of the next refresh."""
+        """Return the next refresh's time."""
         return self._wants
 
     def _watch(self, key: str, account: str, fd: int, on_event: Callable[[int], None]) -> None:
@@ -125,9 +125,9 @@ class DirectoryFinder:
             self._watches.forget(key)
 
     def refresh(self, *, full: bool) -> RegionChanges:
-        """Check changed directories, with ``full`` all of them, and retry refused files that are due.
+        """Check changed directories, or all if ``full``, and retry refused files when due.
 
-        Raises nothing that a tenant, or a lack of descriptors, could cause.
+        Raises nothing that tenants or a lack of descriptors could cause.
         """
         changes, now = self._register.begin(), self._clock()
         self._wants = math.inf
@@ -151,7 +151,7 @@ class DirectoryFinder:
         return changes
 
     async def settle(self) -> bool:
-        """Wait for a lane's answers; return True if there are any."""
+        """Wait for lanes; True if any answered."""
         asked: list[object] = [root.listing for root in self._roots]
         for directory in self._order:
             asked += (directory.look, *(each.reading for each in directory.candidates.values()))
@@ -160,7 +160,7 @@ class DirectoryFinder:
         return any(asked)
 
     def reject(self, region: SharedRegion, why: RegionRejected) -> None:
-        """Close a rejected region, and retry it later."""
+        """Close a region and retry later."""
         candidate = self._register.candidate(region)
         if candidate is not None and candidate.region is region:
             self._register.begin()  # this is no news to the caller
@@ -168,7 +168,7 @@ class DirectoryFinder:
             self._register.refuse(candidate, why, self._clock())
 
     def close(self) -> None:
-        """Close everything; the finder can be used again afterwards."""
+        """Close everything; the finder stays usable."""
         for root in self._roots:
             self._drop_root(root)
         self._order = []
@@ -223,7 +223,7 @@ class DirectoryFinder:
             self._drop_directories(root, root.directories.keys() - seen)
 
     def _of_kubelet(self, root: Root, listed: set[str], *, complete: bool) -> set[str]:
-        """Return the entries of kubelet's containers, listed or not; report some of the others."""
+        """Return kubelet's containers' entries, listed or not; report some others."""
         self._names.refresh()
         if self._names.trouble:
             why = f"{self._names.trouble}, and only kubelet knows which containers its entries are of"
@@ -281,7 +281,7 @@ class DirectoryFinder:
         self._wants = min(self._wants, now + min(max(_SOON, now - since), _LATER))
 
     def _begin_look(self, directory: Directory, now: float) -> bool:
-        """Ask a lane for a directory's files if that is due."""
+        """Request a directory's files from a lane if due."""
         if not (directory.full or directory.news or now >= min(directory.look_at, directory.retry_at())):
             return False
         if self._budgets.over(directory.path):
@@ -292,7 +292,7 @@ class DirectoryFinder:
         return True
 
     async def _look(self, directory: Directory) -> tuple[Any, ...]:
-        """Return the directory's content and place by a lane, and watch it. Raises `RegionRejected`."""
+        """Return its content and place from a lane, and watch it. Raises `RegionRejected`."""
         root, payer, place = directory.root, directory.path, None
         where, name, known = _link(root), directory.name, list(directory.candidates)
         if root.shared:  # anybody may have put other files before it
@@ -362,7 +362,7 @@ def _roots(containers_dirs: Sequence[str]) -> list[Root]:
 
 
 async def _list_root(reader: TenantReader, root: Root) -> tuple[set[str], bool]:
-    """Return the names of possible entries, and True if these are all. Raises `RegionRejected`."""
+    """Return possible entries, and True if these are all. Raises `RegionRejected`."""
     names, after, last, complete = set[str](), "", False, False
     try:
         while not last:
@@ -378,7 +378,7 @@ async def _list_root(reader: TenantReader, root: Root) -> tuple[set[str], bool]:
 
 
 def _link(root: Root) -> str:
-    """Return a path by which a lane can open the directory."""
+    """Return a path by which a lane can open it."""
     return f"/proc/{os.getpid()}/fd/{root.fd}"
 
 

@@ -1,6 +1,6 @@
-"""Reads of directories that tenants fill, made by a lane (`resolver.workers.lanes`).
+"""Lane reads (`resolver.workers.lanes`) of directories that tenants fill.
 
-The kernel delays them: a directory keeps the size it once had, and is locked while a large one in it is removed.
+The kernel delays them: a directory keeps its largest size, and is locked while a large one in it is removed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def list_entries(
 ) -> tuple[list[str], bool, bool]:
     """Return sorted names of possible container directories behind ``after``. Raises OSError.
 
-    Also True if these are the last ones, and True if the directory has at most ``most`` entries.
+    Also True if these are the last, and True if there are at most ``most`` entries.
     """
     names = []
     fd = os.open(where, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -55,9 +55,9 @@ def list_entries(
 
 
 def look_into(_procfs: Procfs, where: str, name: str, known: list[str]) -> tuple[Any, ...]:
-    """Return a directory's device, inode, cache files, and True if it was read to its end.
+    """Return a directory's device, inode, cache files, and True if read completely.
 
-    The files are ``[name, device, inode, change time]``, ``known`` ones included. Raises `RegionRejected` and OSError.
+    Files are ``[name, device, inode, change time]``, including ``known``. Raises `RegionRejected` and OSError.
     """
     fd = _open_below(where, name)
     try:
@@ -76,7 +76,7 @@ def look_into(_procfs: Procfs, where: str, name: str, known: list[str]) -> tuple
 
 
 def place_of(procfs: Procfs, where: str, name: str) -> SharedDirectory:
-    """Return how a directory shows in mount tables of containers. Raises ResolverError."""
+    """Return how containers' mount tables show a directory. Raises ResolverError."""
     fd = _open_below(where, name)
     try:
         return shared_directory(procfs, fd)
@@ -85,12 +85,12 @@ def place_of(procfs: Procfs, where: str, name: str) -> SharedDirectory:
 
 
 def hold_directory(_procfs: Procfs, where: str, name: str) -> tuple[OpenFile, int, int]:
-    """Open a directory for the daemon; also return device and inode. Raises `RegionRejected` and OSError."""
+    """Open a directory for the daemon, with device and inode. Raises `RegionRejected` and OSError."""
     return _held(_open_below(where, name))
 
 
 def hold_file(_procfs: Procfs, where: str, directory: str, name: str) -> tuple[OpenFile, int, int]:
-    """Open a plain file for the daemon; also return device and inode. Raises `RegionRejected` and OSError."""
+    """Open a plain file for the daemon, with device and inode. Raises `RegionRejected` and OSError."""
     fd = _open_below(where, directory)
     try:
         return _held(open_plain(fd, name)[0])
@@ -104,7 +104,7 @@ def _held(fd: int) -> tuple[OpenFile, int, int]:
 
 
 def take(held: OpenFile | str, device: int, inode: int) -> int:
-    """Return the descriptor of a file opened for the daemon. Raises `RegionRejected` and OSError."""
+    """Return a held file's descriptor. Raises `RegionRejected` and OSError."""
     fd = held.fd if isinstance(held, OpenFile) else open_offered(held)
     info = os.fstat(fd)
     if (info.st_dev, info.st_ino) != (device, inode):

@@ -1,6 +1,6 @@
-"""Facts about a shared region, found by `resolver.hami.directory_finder` or `resolver.hami.mapping_finder`.
+"""Facts about a shared region from `resolver.hami.directory_finder` or `resolver.hami.mapping_finder`.
 
-Schedulers differ only in data: the region's container (`Ownership`), and the proof that a process is in it (`Proof`).
+Schedulers differ only in a region's container (`Ownership`), and the proof that a process is in it (`Proof`).
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ LONGEST_PAUSE = 30.0
 
 
 class SharedDirectory(NamedTuple):
-    """A process with this directory mounted belongs to the region: superblock and path inside it."""
+    """Superblock and path inside it, mounted by a region's processes."""
 
     device: str
     root: str
 
 
 class MappedFile(NamedTuple):
-    """A process of the container that holds and maps this very file belongs to the region.
+    """File that a region's processes, in one container, hold and map.
 
-    ``device`` and ``inode`` are those in ``maps``. ``container_id`` is empty if the cgroup has none.
+    ``device`` and ``inode`` are as in ``maps``. ``container_id`` is empty if the cgroup has none.
     """
 
     file: SuperblockPath
@@ -36,16 +36,16 @@ class MappedFile(NamedTuple):
 
 
 class ClaimDirectory(SharedDirectory):
-    """A `SharedDirectory` that any number of containers, also of different pods, may have."""
+    """A `SharedDirectory` for any number of containers, even of different pods."""
 
     __slots__ = ()
 
 
 class PodFile(NamedTuple):
-    """A process of pod and container that holds and maps this very file belongs to the region.
+    """File that a region's processes, in one pod and container, hold and map.
 
-    For a ``tree`` that every container has as a whole: the pod is the cgroup's, the container's name is kubelet's.
-    ``opened`` is the inode that descriptors show.
+    All containers have the whole ``tree``: the pod is the cgroup's, the container's name kubelet's. ``opened`` is the
+    inode in descriptors.
     """
 
     file: SuperblockPath
@@ -66,8 +66,8 @@ Shown = tuple[str, int]
 class Ownership(NamedTuple):
     """Container, pod and placement of a region, empty where unknown.
 
-    Regions with one ``account`` share a budget and the blame for a dead writer. ``container`` is the name in the log,
-    ``claim`` the UID of a ResourceClaim, ``placement`` a row of `placements.PLACEMENTS`.
+    Regions with one ``account`` share a budget and the blame for a dead writer. ``container`` is the log's name,
+    ``claim`` a ResourceClaim's UID, ``placement`` a row of `placements.PLACEMENTS`.
     """
 
     account: str
@@ -79,14 +79,14 @@ class Ownership(NamedTuple):
 
 
 class Location(NamedTuple):
-    """Proof that a process belongs to a region, and the file's numbers in its ``maps``."""
+    """A region's proof, and its file's numbers in ``maps``."""
 
     proof: Proof
     shown: Shown
 
 
 class FoundRegion(NamedTuple):
-    """A region, open, with its ownership and location."""
+    """An open region with its ownership and location."""
 
     region: SharedRegion
     ownership: Ownership
@@ -94,12 +94,12 @@ class FoundRegion(NamedTuple):
 
     @property
     def path(self) -> str:
-        """Return the region's path, which identifies it."""
+        """The region's path and key."""
         return self.region.path
 
 
 class RegionChanges(NamedTuple):
-    """Changes of a refresh. ``removed`` are already closed; ``rejected`` has new ``(path, why)``."""
+    """Changes of a refresh: ``removed`` are closed; new ``rejected`` are ``(path, why)``."""
 
     added: list[FoundRegion]
     removed: list[SharedRegion]

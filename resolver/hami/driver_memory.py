@@ -1,7 +1,7 @@
-"""Judges a measurement of a driver, made inside a container, and remembers it until the node reboots.
+"""Verdict on a driver, measured inside a container and remembered until reboot.
 
-A busy process has its host PID in the host's view of the samples; in its container's view
-(`resolver.workers.driver_probe`) it has that number or its container PID. Any doubt voids the measurement.
+The host's view of the samples shows a busy process's host PID; its container's (`resolver.workers.driver_probe`), its
+host or container PID. Doubt voids the measurement.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MOST_BYTES = 4096
 
 
 class Subject(NamedTuple):
-    """A process that was busy on a device during the measurement, and its two numbers."""
+    """Process, busy on a device during the measurement, and its numbers."""
 
     host_pid: int
     ns_pid: int
@@ -32,7 +32,7 @@ class Subject(NamedTuple):
 
 
 class DriverVerdict(NamedTuple):
-    """``namespace`` is None where nothing was learnt; ``why`` says why, for people."""
+    """``namespace`` is None where nothing was learnt; ``why`` is for people."""
 
     namespace: HostpidNamespace | None
     why: str
@@ -41,7 +41,7 @@ class DriverVerdict(NamedTuple):
 def judge(subjects: Iterable[Subject], seen: Mapping[str, Collection[int]]) -> DriverVerdict:
     """Return the verdict on the numbers ``seen`` in a container's samples, by device UUID.
 
-    A subject's two numbers differ, and no other process has them.
+    A subject's numbers differ and are unique.
     """
     votes = set()
     absent = 0
@@ -66,7 +66,7 @@ def judge(subjects: Iterable[Subject], seen: Mapping[str, Collection[int]]) -> D
 
 
 class _Kept(msgspec.Struct, forbid_unknown_fields=True):
-    """The content of the file."""
+    """Content of the file."""
 
     format: Literal[1]
     boot_id: str
@@ -75,7 +75,7 @@ class _Kept(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class DriverMemory:
-    """Measured behaviour by driver version, in memory and in a file for the next start.
+    """Measured behaviour by driver version, in memory and a file.
 
     The file holds for one boot: the open and the closed kernel module can have the same version.
     """
@@ -96,7 +96,7 @@ class DriverMemory:
         return self._known.get(driver_version)
 
     def put(self, driver_version: str, namespace: HostpidNamespace) -> None:
-        """Remember a verdict, also if it can't be stored on disk, which raises OSError."""
+        """Remember a verdict, even if storing it raises OSError."""
         self._known[driver_version] = namespace
         kept = _Kept(
             format=1,
@@ -133,7 +133,7 @@ class DriverMemory:
 
 
 def _boot_id() -> str:
-    """Return the boot id; empty if the kernel hides it: then the file is never believed."""
+    """Return the boot id; empty if hidden, when no file is believed."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             text = file.read().strip()

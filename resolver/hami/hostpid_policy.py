@@ -1,4 +1,4 @@
-"""Policy for ``hostpid``: the number that the tenant's watcher finds in its samples."""
+"""Policy for ``hostpid``: the number that tenants' watchers find in their samples."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _FORCE = "set --hostpid-namespace"
 
 
 class DriverRange(NamedTuple):
-    """Releases of the driver with the same behaviour, ``first`` to ``last``; empty: without bound.
+    """Driver releases with the same behaviour; an empty ``first`` or ``last`` is unbounded.
 
-    In a container, ``listed`` are the PIDs in NVML's process list, ``samples`` those in its samples. ``measured`` is
-    the release seen on hardware, if any.
+    In a container, ``listed`` are the PIDs in NVML's process list, ``samples`` those in its samples. ``measured``: a
+    release seen on hardware.
     """
 
     first: str
@@ -71,26 +71,26 @@ class Origin(StrEnum):
 
 
 class HostpidPolicy(NamedTuple):
-    """``namespace`` is HOST, CONTAINER, or None while it cannot be known; ``why`` is for people."""
+    """``namespace`` is HOST, CONTAINER, or None while unknown; ``why`` is for people."""
 
     namespace: HostpidNamespace | None
     why: str
     origin: Origin = Origin.UNKNOWN
 
     def wanted(self, host_pid: int, ns_pid: int) -> int | None:
-        """Return the number that a slot of this process must hold, or None."""
+        """Return the right number for this process's slot, if known."""
         if self.namespace is HostpidNamespace.HOST:
             return host_pid
         return ns_pid if self.namespace is HostpidNamespace.CONTAINER else None
 
 
 def parse_driver_version(text: str) -> tuple[int, ...] | None:
-    """Parse ``"535.104.05"`` into numbers; None if it has another form."""
+    """Parse ``"535.104.05"`` into numbers; None for another form."""
     return tuple(map(int, text.split("."))) if re.fullmatch(r"\d+(\.\d+){1,3}", text) else None
 
 
 def by_version(driver_version: str) -> HostpidPolicy:
-    """Decide by the driver's version alone."""
+    """Decide by version alone."""
     version = parse_driver_version(driver_version)
     if version is None:
         return HostpidPolicy(None, f"driver version {driver_version!r} is not understood; {_FORCE}")
@@ -125,7 +125,7 @@ def decide(
 ) -> HostpidPolicy:
     """Return the policy for a node. ``driver_version`` is None until NVML has answered.
 
-    ``measured`` is the behaviour on this node; ``unmeasurable`` says why it can't be known.
+    ``measured`` is this node's behaviour; ``unmeasurable`` says why it can't be known.
     """
     if setting is not HostpidNamespace.AUTO:
         return HostpidPolicy(setting, f"forced by hostpid_namespace = {setting.value}", Origin.FORCED)
@@ -144,7 +144,7 @@ def decide(
 
 
 def classify(hostpid: int, wanted: int, other_number: int, *, shared: bool) -> RepairReason | None:
-    """Return the reason that ``hostpid`` is wrong, or None if it is right."""
+    """Return why ``hostpid`` is wrong, if it is."""
     if hostpid == wanted:
         return None
     if hostpid == 0:

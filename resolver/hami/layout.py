@@ -1,7 +1,6 @@
-"""Offsets of every field in each released layout of HAMi's shared region. Pure: bytes in, values out.
+"""Field offsets of each released layout of HAMi's shared region. Pure: bytes in, values out.
 
-They are a C compiler's on x86-64, all fields little-endian. A file has ``sizeof(region) + 1`` bytes; its size and
-version name the layout.
+They are a C compiler's on x86-64, little-endian. A file's size, ``sizeof(region) + 1``, and version name the layout.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _SM_UTIL = 16  # in a device_util
 
 
 class Layout(NamedTuple):
-    """One released layout. Offsets in bytes; ``None`` where the layout has no such field.
+    """One released layout. Offsets in bytes; ``None`` for missing fields.
 
     The first group counts from the region's start, the second from a slot's.
     """
@@ -56,15 +55,15 @@ class Layout(NamedTuple):
 
     @property
     def file_bytes(self) -> int:
-        """Return the exact size of a file: upstream extends it by one byte."""
+        """File size: upstream extends it by one byte."""
         return self.size + 1
 
     def slot_offset(self, index: int) -> int:
-        """Return the offset of a slot, and of the word with ``pid`` (low half) and ``hostpid`` (high half)."""
+        """Return a slot's offset, also of its ``pid`` (low half) and ``hostpid`` (high half)."""
         return self.procs + index * self.slot_size
 
     def sm_util_offset(self, index: int, device: int) -> int | None:
-        """Return the offset of a slot's ``device_util[device].sm_util`` (u64), or None in a layout without it."""
+        """Return the offset of a slot's ``device_util[device].sm_util`` (u64), if any."""
         if self.device_util is None:
             return None
         return self.slot_offset(index) + self.device_util + device * self.device_util_size + _SM_UTIL
@@ -157,7 +156,7 @@ FILE_SIZES = frozenset(layout.file_bytes for layout in LAYOUTS.values())
 
 
 class Header(NamedTuple):
-    """Fields before the slots that the daemon needs; lists cover the first ``device_num`` devices."""
+    """Needed fields before the slots; lists cover the first ``device_num`` devices."""
 
     device_num: int
     uuids: tuple[str, ...]
@@ -166,7 +165,7 @@ class Header(NamedTuple):
 
 
 def identify(file_bytes: int, header: bytes) -> Layout:
-    """Recognize a layout by the file's exact size and first `IDENTIFY_BYTES`.
+    """Recognize a layout by a file's exact size and first `IDENTIFY_BYTES`.
 
     Raises `RegionRejected`: ``unknown_size``, ``not_initialized``, ``unknown_version``, ``truncated``.
     """
@@ -226,7 +225,7 @@ def parse_tail_start(tail: bytes) -> tuple[int, int]:
 
 
 def parse_used(layout: Layout, slot: bytes, device_num: int) -> tuple[tuple[int, int, int, int], ...]:
-    """Return each device's ``context_size``, ``module_size``, ``data_size`` and ``total`` from a ``slot``'s start."""
+    """Return each device's ``context_size``, ``module_size``, ``data_size`` and ``total`` from a slot's start."""
     fields = Struct("<3Q8xQ")
     return tuple(
         fields.unpack_from(slot, layout.used + device * layout.used_size) for device in range(device_num)
@@ -234,7 +233,7 @@ def parse_used(layout: Layout, slot: bytes, device_num: int) -> tuple[tuple[int,
 
 
 def parse_region(layout: Layout, header: bytes, slots: bytes, tail: bytes) -> dict[str, Any]:
-    """Return everything in a region, for display and JSON, under the upstream C names."""
+    """Return the whole content, for display and JSON, under upstream C names."""
     tail_length = layout.size - layout.proc_num
     proc_num, utilization_switch = parse_tail_start(tail)
     if len(header) < layout.procs or len(tail) < tail_length or len(slots) < proc_num * layout.slot_size:
@@ -286,7 +285,7 @@ def _parse_slot(layout: Layout, slots: bytes, index: int, device_num: int) -> di
 
 
 def _structs(names: tuple[str, ...], data: bytes, start: int, size: int, count: int) -> list[dict[str, int]]:
-    """Parse an array of structs that begin with u64 fields of these names."""
+    """Parse structs that begin with u64 fields of these names."""
     fields = Struct(f"<{len(names)}Q")
     return [
         dict(zip(names, fields.unpack_from(data, start + index * size), strict=True))

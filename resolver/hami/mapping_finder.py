@@ -1,8 +1,8 @@
 """Shared regions inside containers, where HAMi-core runs without Kubernetes: ``/tmp/cudevshr.cache``.
 
-They are found through processes that NVML lists and that hold a file of that name open for writing, by the process's
-own descriptor: no tenant's path is walked. Mount and path identify the file; inode numbers don't (btrfs). Other file
-systems than those below, which a tenant's program may serve, and separate user namespaces are refused.
+They are found through NVML's processes that hold a file of that name open for writing, by their descriptors: no
+tenant's path is walked. Mount and path identify the file; inode numbers don't (btrfs). Separate user namespaces and
+file systems not listed below, which a tenant's program may serve, are refused.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ FILE_SYSTEMS = frozenset(
 
 
 class _Process:
-    """A checked process: when it is due again, and the pause after that."""
+    """A process, its next check and the pause thereafter."""
 
     def __init__(self, arrival: object) -> None:
         self.arrival = arrival
@@ -66,7 +66,7 @@ class _Process:
 
 
 class _Found:
-    """A region, and the processes that it was found through."""
+    """A region and the processes that led to it."""
 
     def __init__(self, region: SharedRegion, proof: MappedFile) -> None:
         self.region = region
@@ -91,7 +91,7 @@ class MappingFinder:
     ) -> None:
         """Take ``host_pids()``, NVML's unknown processes. ``arrival`` differs for a reused PID.
 
-        ``in_use``: checks if a slot of the region with that name has a living owner.
+        ``in_use``: checks if a slot of the named region has a living owner.
         """
         self.found: dict[str, _Found] = {}
         self.rejected: dict[str, RegionReason] = {}
@@ -106,17 +106,17 @@ class MappingFinder:
 
     @property
     def regions(self) -> Mapping[str, SharedRegion]:
-        """Return the current regions by name."""
+        """Current regions by name."""
         return {name: found.region for name, found in self.found.items()}
 
     def wants(self) -> float:
-        """Return when a check has ended, and when the next process is due."""
+        """Return when a check ended or the next is due."""
         if self._task is not None:
             return 0.0 if self._task.done() else self._clock() + _POLL_SECONDS
         return min((each.retry_at for each in self._processes.values()), default=math.inf)
 
     def refresh(self, *, full: bool) -> RegionChanges:  # noqa: ARG002
-        """Drop regions after their last process has ended, and begin to check due processes.
+        """Drop regions after their last process, and begin to check due processes.
 
         Results come with a later refresh. An open file would keep an ended container's file system.
         """
@@ -156,7 +156,7 @@ class MappingFinder:
         return changes._replace(added=added)
 
     async def settle(self) -> bool:
-        """Wait for the check under way; return True if there was one."""
+        """Wait for the running check; True if there was one."""
         if self._task is None:
             return False
         await asyncio.wait({self._task})
@@ -171,7 +171,7 @@ class MappingFinder:
                 await self._check_one(host_pid, process)
 
     def reject(self, region: SharedRegion, why: RegionRejected) -> None:
-        """Close a rejected region, and retry it later."""
+        """Close a region and retry later."""
         found = self.found.get(region.path)
         if found is not None and found.region is region:
             self._drop(region.path)
@@ -179,7 +179,7 @@ class MappingFinder:
                 self.rejected[region.path] = why.reason
 
     def close(self) -> None:
-        """Close everything; the finder can be used again afterwards."""
+        """Close everything; the finder stays usable."""
         if self._task is not None:
             self._task.cancel()
             self._task = None
@@ -209,7 +209,7 @@ class MappingFinder:
             self._report(name, _reason_of(error))
 
     async def _take(self, process: ProcessIdentity, number: int, name: str, container_id: str) -> None:
-        """Open the file that the process holds by that descriptor."""
+        """Open the file behind the process's descriptor."""
         host_pid = process.host_pid
         payer = container_id or f"process {host_pid}"
         hold = hold_opened(f"{self._procfs.root}/{host_pid}/fd/{number}")

@@ -1,6 +1,6 @@
-"""Check if one process owns a slot, by its container, its mappings and its open files.
+"""Check of one process as a slot's owner, by container, mappings and open files.
 
-Everything is checked again while the process is held, so a reused PID never counts.
+Everything is rechecked while the process is held, so a reused PID never counts.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Pause = Callable[[], Awaitable[None]]
 
 
 class Search(NamedTuple):
-    """A slot's PID, its container's proof, and its file as in ``maps``. ``payer`` is charged."""
+    """A slot's PID, container's proof, file as in ``maps``, and charged ``payer``."""
 
     proof: Searched
     ns_pid: int
@@ -48,7 +48,7 @@ class Search(NamedTuple):
 
 
 class Unfit(Exception):
-    """A process is not the owner, or cannot be shown to be it."""
+    """A process is not, or not provably, the owner."""
 
     def __init__(self, reason: UnresolvedReason) -> None:
         super().__init__(reason)
@@ -56,7 +56,7 @@ class Unfit(Exception):
 
 
 class OwnerCheck:
-    """Checks processes of a `PidMap`, and reads facts about them."""
+    """Checks and facts of processes in a `PidMap`."""
 
     def __init__(self, procfs: Procfs, pidmap: PidMap, index: KnownNamespaces, reader: TenantReader) -> None:
         self._procfs, self._pidmap, self._index, self._reader = procfs, pidmap, index, reader
@@ -69,7 +69,7 @@ class OwnerCheck:
     async def examine(
         self, host_pid: int, search: Search, namespaces: frozenset[int]
     ) -> ProcessHandle | None:
-        """Return its handle if it fits, None if it is unrelated to the region; raises `Unfit` otherwise."""
+        """Return its handle if it fits, None if unrelated to the region; else raises `Unfit`."""
         try:
             if not await self.may_fit(host_pid, search, namespaces):
                 return None
@@ -80,7 +80,7 @@ class OwnerCheck:
             raise Unfit(UnresolvedReason.TOO_LARGE) from None
 
     async def may_fit(self, host_pid: int, search: Search, namespaces: frozenset[int]) -> bool:
-        """Check if the process is related to the region."""
+        """Check for a relation to the region."""
         proof, payer = search.proof, search.payer
         if isinstance(proof, MappedFile):
             return await self._ask(payer, maps_shared, host_pid, proof.device, proof.inode)
@@ -96,7 +96,7 @@ class OwnerCheck:
         return answer
 
     async def _hold(self, host_pid: int, search: Search, namespaces: frozenset[int]) -> ProcessHandle:
-        """Hold the process and check everything again; raises `Unfit` and ProcessGone."""
+        """Hold the process and recheck everything. Raises `Unfit` and ProcessGone."""
         procfs, proof, payer = self._procfs, search.proof, search.payer
         with verify(procfs, host_pid, keep=True) as handle:
             if handle.process.ns_pids[-1:] != (search.ns_pid,):
@@ -118,7 +118,7 @@ class OwnerCheck:
     ) -> None:
         """Raise `Unfit` unless its cgroup has the id of a process with the mount, or it has the mount itself.
 
-        The cgroup costs a tenth, and a process in a chroot or with private mounts shows no such mount.
+        The cgroup costs a tenth, and processes in a chroot or with private mounts show no such mount.
         """
         if namespaces and self.container_id(host_pid) in self._index.container_ids(proof):
             return
@@ -129,7 +129,7 @@ class OwnerCheck:
         raise Unfit(UnresolvedReason.OTHER_CONTAINER)
 
     async def _check_file(self, host_pid: int, proof: MappedFile, payer: str) -> None:
-        """Raise `Unfit` unless the process holds this very file open: maps can't tell it from another."""
+        """Raise `Unfit` unless it has this very file open: maps can't distinguish it."""
         name = proof.file.path.rsplit("/", 1)[-1]
         held = await self._reader.ask(payer, ALL, written_by_name, host_pid, name)
         places = {SuperblockPath(*each) if each else None for each in held}
@@ -140,7 +140,7 @@ class OwnerCheck:
         )
 
     def pidns(self, host_pid: int) -> int:
-        """Return the inode of the process's PID namespace, which never changes."""
+        """Return its PID namespace's inode, which never changes."""
         try:
             return self._procfs.pidns(host_pid)
         except AccessDenied:  # as of the host's first process under some security modules
@@ -149,18 +149,18 @@ class OwnerCheck:
             return HOST_PIDNS
 
     def container_id(self, host_pid: int) -> str | None:
-        """Return the id in the process's cgroup; empty without one, None if unreadable."""
+        """Return the id in its cgroup; empty without one, None if unreadable."""
         try:
             return self._procfs.container(host_pid).container_id
         except (AccessDenied, ProcessGone):
             return None
 
     def tenant(self, host_pid: int) -> str:
-        """Return the container that can delay a read of this process."""
+        """Return the container that can delay reads of it."""
         return self.container_id(host_pid) or f"process {host_pid}"
 
     async def directories(self, host_pid: int, payer: str = "") -> frozenset[SharedDirectory]:
-        """Return the container directories in its mount table, read once with each refresh of the map.
+        """Return container directories in its mount table, read once per refresh of the map.
 
         Raises `TooLarge` and `TooSlow`.
         """
@@ -178,14 +178,14 @@ class OwnerCheck:
         return found
 
     async def read_directories(self, host_pid: int, payer: str = "") -> frozenset[SharedDirectory]:
-        """Read them now, without remembering."""
+        """Read them without remembering."""
         directories, trees = await self._reader.ask(payer, ALL, directories_and_trees, host_pid)
         if len(self._trees) < _MAX_TREES:
             self._trees.update(SharedDirectory(*tree) for tree in trees)
         return frozenset(SharedDirectory(*directory) for directory in directories)
 
     def in_shared_tree(self, proof: SharedDirectory) -> bool:
-        """Check if any container was seen with a tree above this directory, which it could mount itself."""
+        """Check if a container seen with a tree above could mount this directory itself."""
         return any(
             tree.device == proof.device and proof.root.startswith(f"{tree.root}/") for tree in self._trees
         )

@@ -1,4 +1,4 @@
-"""Every slot of a region as it was read, packed: a tenant can fill 1,024 in each file."""
+"""All slots of a region as read, packed: tenants can fill 1,024 per file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _HALF_COLUMNS = 3  # the first ones: pid, hostpid, status
 
 
 class SlotRecord(NamedTuple):
-    """One proc_slot as it was read. ``pid`` is a number of the tenant's PID namespace.
+    """One proc_slot as read. ``pid`` is of the tenant's PID namespace.
 
     ``sm_util`` is in per cent per used device; empty in ``v0-no-util``.
     """
@@ -27,7 +27,7 @@ class SlotRecord(NamedTuple):
 
 
 class Columns:
-    """Offsets of the relevant words in a layout's slots, by kind; made once for all reads."""
+    """Offsets of relevant words in a layout's slots, by kind."""
 
     __slots__ = ("_halves", "_words")
 
@@ -39,7 +39,7 @@ class Columns:
         self._words = [slice(at // 8, None, words) for at in found]
 
     def of(self, data: bytes) -> tuple[bytes, ...]:
-        """Extract the columns of whole slots, one after the other."""
+        """Extract the columns of whole consecutive slots."""
         view = memoryview(data)
         halves, words = view.cast("i"), view.cast("Q")
         # Not as comprehensions: those are calls, and this is done with every read.
@@ -52,7 +52,7 @@ class Columns:
 
 
 def without_idle(columns: tuple[bytes, ...], proc_num: int) -> tuple[int, tuple[bytes, ...]]:
-    """Return the number of slots up to the last below ``proc_num`` or with a load, and their columns."""
+    """Return the count and columns of slots up to the last below ``proc_num`` or with a load."""
     words = columns[_HALF_COLUMNS:]
     end = max([proc_num, *((len(column.rstrip(b"\0")) + 7) // 8 for column in words)])
     halves = [column[: end * 4] for column in columns[:_HALF_COLUMNS]]
@@ -60,15 +60,15 @@ def without_idle(columns: tuple[bytes, ...], proc_num: int) -> tuple[int, tuple[
 
 
 class PackedSlots:
-    """Slots of one region: 12 bytes each, and 8 for each device. A `SlotRecord` is made on request.
+    """Slots of one region: 12 bytes each, and 8 per device; `SlotRecord` on request.
 
-    Those from ``proc_num`` on belong to no process: copies left behind by moves.
+    Those from ``proc_num`` on are copies left by moves.
     """
 
     __slots__ = ("_crowded", "_hostpids", "_pids", "_sm_util", "_statuses", "columns", "proc_num")
 
     def __init__(self, columns: tuple[bytes, ...], proc_num: int | None = None) -> None:
-        """Take ``columns`` as from `Columns`: pid, hostpid, status, then ``sm_util`` of each device."""
+        """Take `Columns`: pid, hostpid, status, then each device's ``sm_util``."""
         self.columns = columns
         self.proc_num = len(columns[0]) // 4 if proc_num is None else proc_num
         self._pids, self._hostpids, self._statuses, *self._sm_util = (
@@ -102,12 +102,12 @@ class PackedSlots:
         return hash(self.columns)
 
     def in_use(self) -> Iterator[tuple[int, int]]:
-        """Return index and PID of the slots in use."""
+        """Yield index and PID of used slots."""
         below = zip(self._pids[: self.proc_num], self._statuses, strict=False)
         return ((index, pid) for index, (pid, status) in enumerate(below) if status)
 
     def loaded(self) -> list[int]:
-        """Return the indexes of slots with a load on any device."""
+        """Return indexes of slots with any load."""
         found: set[int] = set()
         for column, packed in zip(self._sm_util, self.columns[_HALF_COLUMNS:], strict=True):
             if packed.count(0) != len(packed):
@@ -115,7 +115,7 @@ class PackedSlots:
         return sorted(found)
 
     def left_behind(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the utilization in unused slots, by device in per cent: below ``proc_num``, and above."""
+        """Return unused slots' utilization, by device in per cent: below ``proc_num``, and above."""
         below, above = [0] * len(self._sm_util), [0] * len(self._sm_util)
         for index in self.loaded():
             sums = above if index >= self.proc_num else below
@@ -125,11 +125,11 @@ class PackedSlots:
         return tuple(below) if any(below) else (), tuple(above) if any(above) else ()
 
     def vacant(self, index: int) -> bool:
-        """Check that no process has the slot: it was given back, or is a copy of a moved one."""
+        """Check that the slot was given back or is a moved one's copy."""
         return index >= self.proc_num or not self._pids[index]
 
     def crowded(self, hostpid: int) -> bool:
-        """Check if several slots in use hold this ``hostpid``."""
+        """Check if several used slots have this ``hostpid``."""
         if self._crowded is None:
             holders = Counter(
                 hostpid
@@ -141,6 +141,6 @@ class PackedSlots:
 
 
 def _words(number: int, column: bytes) -> memoryview:
-    """Return the words of a column, by its number."""
+    """Return a column's words."""
     view = memoryview(column)
     return view.cast("i") if number < _HALF_COLUMNS else view.cast("Q")

@@ -1,7 +1,7 @@
-"""Places of the cache files of each scheduler that slices GPUs with HAMi-core, one row each.
+"""Places of the cache files of each scheduler that slices GPUs with HAMi-core.
 
-The file's layout is always the same; its place, its mount and the proof of its container differ. A new kind of proof
-adds a `ContainerProof`, a `Proof` in `resolver.hami.discovery`, and its check in `resolver.hami.slot_owner`.
+Only place, mount and proof of the container differ. A new kind of proof adds a `ContainerProof`, a `Proof` in
+`resolver.hami.discovery`, and its check in `resolver.hami.slot_owner`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _UUID = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 
 
 class ContainerProof(StrEnum):
-    """Kinds of proof of the container of a process that uses a file."""
+    """Kinds of proof of a process's container."""
 
     MOUNT = "mount"  # its directory is bind-mounted into that container alone
     CLAIM = "claim"  # its directory is bind-mounted into every container that has the claim
@@ -29,7 +29,7 @@ class ContainerProof(StrEnum):
 class Placement(NamedTuple):
     """One placement: ``auto`` searches ``dirs`` of the host; ``path`` matches ``<directory>/<entry>/<file>``.
 
-    ``open``: containers make the entries themselves. ``file``: the only accepted name, if any. The rest is for people.
+    ``open``: containers make the entries. ``file``: the only accepted name, if any. The rest is for people.
     """
 
     name: str
@@ -140,16 +140,16 @@ _CLAIM = re.compile(rf"{_UUID}(?:_.+)?")
 
 
 def placement_of(path: str, *, mounted: bool = False) -> Placement | None:
-    """Return the placement of a file with this path on the host; None if it matches none.
+    """Return the placement of a file with this host path, if any.
 
-    ``mounted``: a container has the file's directory mounted, so it has no whole tree as with ``open``.
+    ``mounted``: a container has its directory mounted, so no whole tree as with ``open``.
     """
     rows = (row for row in PLACEMENTS if row.proof is not ContainerProof.MAPPING)
     return next((row for row in rows if row.path.search(path) and not (mounted and row.open)), None)
 
 
 def is_entry(directory: str, name: str) -> bool:
-    """Check if a directory of that name, in a searched directory, can have cache files."""
+    """Check if a searched directory's entry can have cache files, by name."""
     if os.path.basename(directory) == "claims":
         return _CLAIM.fullmatch(name) is not None
     pod_uid, _, container_name = name.partition("_")
@@ -157,13 +157,13 @@ def is_entry(directory: str, name: str) -> bool:
 
 
 def may_be_mounted(root: bytes) -> bool:
-    """Check cheaply if the root of a mount may be such an entry."""
+    """Check cheaply if a mount's root may be such an entry."""
     above, _, name = root.rpartition(b"/")
     return b"_" in name or above.endswith(b"/claims")
 
 
 def searched(containers_dir: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the directories to search with this setting."""
+    """Return directories to search with this setting."""
     return tuple(
         dict.fromkeys(each for path in containers_dir for each in (KNOWN_DIRS if path == AUTO else (path,)))
     )

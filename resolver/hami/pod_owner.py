@@ -1,7 +1,7 @@
-"""Finds the owner of a slot in a tree of files that every container has as a whole: KAI's placement.
+"""Search for a slot's owner in a tree of files that every container has as a whole: KAI's placement.
 
-Tenants can make and exchange directories there, and map and write any file; they can't choose their control group and
-kubelet's name of their container. So the owner has the slot's number, maps the very file and holds it open for writing,
+There, tenants can make and exchange directories, and map and write any file; they can't choose their control group or
+kubelet's name of their container. So the owner has the slot's number, maps the very file, holds it open for writing,
 and is in the directory's pod, by the only pod in its cgroup, and container, by kubelet's name for the log.
 
 No other process with this number may map this file and hold any file in the tree open for writing, as HAMi-core does.
@@ -38,7 +38,7 @@ _MOST_USERS = 64
 
 
 class _Mapped(NamedTuple):
-    """Files in question that a process maps, and its pod; ``hidden`` if it can't be read."""
+    """A process's pod and its mapped files in question; ``hidden`` if unreadable."""
 
     files: set[Shown]
     pod_uid: str = ""
@@ -48,8 +48,8 @@ class _Mapped(NamedTuple):
 class PodOwner:
     """Judge of the processes with a slot's number.
 
-    Mappings are read once with each refresh of the map, for all known files. A process writes to a file before it uses
-    it, and a refresh follows the sight of that write.
+    Mappings are read once per refresh of the map, for all known files. Processes write to a file before using it, and a
+    refresh follows.
     """
 
     def __init__(self, procfs: Procfs, pidmap: PidMap, names: ContainerNames, reader: TenantReader) -> None:
@@ -62,7 +62,7 @@ class PodOwner:
     async def owner(
         self, proof: PodFile, ns_pid: int, payer: str, pause: Pause
     ) -> ProcessHandle | UnresolvedReason:
-        """Return the owner of the slot with that number; the caller closes the handle."""
+        """Return the slot's owner; the caller closes the handle."""
         found = await self._namesakes(proof, ns_pid, payer, pause)
         if found is None:
             return UnresolvedReason.OVER_BUDGET  # known with the next refresh
@@ -97,7 +97,7 @@ class PodOwner:
     async def _namesakes(
         self, proof: PodFile, ns_pid: int, payer: str, pause: Pause
     ) -> dict[int, _Mapped] | None:
-        """Return all processes with the number, as of this refresh; None if that began without this file."""
+        """Return all processes with the number, as of this refresh; None if begun without this file."""
         shown, refresh = (proof.device, proof.inode), self._pidmap.refreshes
         self._asked.add(shown)
         if self._refresh != refresh and time.monotonic() >= self._again_at:
@@ -135,7 +135,7 @@ class PodOwner:
     async def _judge(
         self, host_pid: int, proof: PodFile, ns_pid: int, payer: str
     ) -> ProcessHandle | UnresolvedReason | None:
-        """Return the handle of an owner, the reason for another candidate, None if it is unrelated."""
+        """Return an owner's handle, the reason for another candidate, None if unrelated."""
         try:
             return await self._hold(host_pid, proof, ns_pid, payer)
         except ProcessGone:
@@ -149,7 +149,7 @@ class PodOwner:
     async def _hold(
         self, host_pid: int, proof: PodFile, ns_pid: int, payer: str
     ) -> ProcessHandle | UnresolvedReason | None:
-        """Judge a process that maps the file, checking everything after it is held."""
+        """Judge a process that maps the file, with everything checked while held."""
         with verify(self._procfs, host_pid, keep=True) as handle:
             if handle.process.ns_pids[-1:] != (ns_pid,):
                 raise ProcessGone(f"{host_pid} is another process now")
@@ -169,7 +169,7 @@ class PodOwner:
     def _unfit(
         self, host_pid: int, proof: PodFile, held: set[SuperblockPath | None]
     ) -> UnresolvedReason | None:
-        """Return the reason that a user of the file is not the owner; None if it is."""
+        """Return why a user of the file is not the owner, if so."""
         container = only_container(self._procfs.cgroup(host_pid))
         if container is None or container.pod_uid != proof.pod_uid:
             return UnresolvedReason.OTHER_POD
@@ -181,7 +181,7 @@ class PodOwner:
         return None if proof.file in held else UnresolvedReason.UNPROVEN
 
     async def _held(self, host_pid: int, proof: PodFile, payer: str) -> set[SuperblockPath | None]:
-        """Locate its files that are open for writing, in the tree or possibly this one; None: unknown."""
+        """Locate its files open for writing, in the tree or possibly this one; None: unknown."""
         place = proof.tree.device, proof.tree.path, proof.opened
         held = await self._reader.ask(payer, ALL, written_in, host_pid, *place)
         return {SuperblockPath(*each) if each else None for each in held}

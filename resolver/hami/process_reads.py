@@ -1,6 +1,6 @@
-"""Reads of a process that its tenant can delay in the kernel, made by a lane (`resolver.workers.lanes`).
+"""Lane reads (`resolver.workers.lanes`) of a process that its tenant can delay in the kernel.
 
-Mappings are behind a lock of the process, mount tables behind one for the whole machine.
+Mappings are behind a lock of the process, mount tables behind a machine-wide one.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ if TYPE_CHECKING:
 
 
 def maps_shared(procfs: Procfs, host_pid: int, device: str, inode: int) -> bool:
-    """Check if the process has a shared, writable mapping of that file."""
+    """Check for a shared, writable mapping of that file."""
     return maps_file(procfs, host_pid, device, inode, writable=True)
 
 
 def maps(procfs: Procfs, host_pid: int, device: str, inode: int) -> bool:
-    """Check if the process maps that file in any way."""
+    """Check for any mapping of that file."""
     return maps_file(procfs, host_pid, device, inode)
 
 
 def directories_and_trees(procfs: Procfs, host_pid: int) -> tuple[list[Directory], list[Directory]]:
-    """Return the likely container directories in its mount table, and mounted trees of them."""
+    """Return likely container directories, and trees of them, in its mount table."""
     table = procfs.mount_table(host_pid)
     return list(container_directories(table)), list(shared_trees(table))
 
 
 def container_directories(mount_table: bytes) -> Iterator[Directory]:
-    """Yield likely directories of containers or claims, by the path inside the file system."""
+    """Yield likely directories of containers or claims, as paths inside the file system."""
     for line in mount_table.split(b"\n"):
         fields = line.split(b" ", 4)
         if len(fields) == 5 and may_be_mounted(fields[3]):
@@ -62,7 +62,7 @@ def container_directories(mount_table: bytes) -> Iterator[Directory]:
 
 
 def shared_trees(mount_table: bytes) -> Iterator[Directory]:
-    """Yield trees of container directories mounted into a container with HAMi-core preloaded.
+    """Yield trees of container directories mounted where HAMi-core is preloaded.
 
     The runtime makes both mounts before the container runs. A monitor has no preload.
     """
@@ -74,18 +74,18 @@ def shared_trees(mount_table: bytes) -> Iterator[Directory]:
 
 
 def has_mount(procfs: Procfs, host_pid: int, device: str, root: str) -> bool:
-    """Check if the process has that directory mounted."""
+    """Check for a mount of that directory."""
     return procfs.has_mount(host_pid, device, root)
 
 
 def mount_points(procfs: Procfs, host_pid: int, device: str, root: str) -> list[str]:
-    """Return where the process has that directory mounted."""
+    """Return that directory's mount points."""
     mounts = procfs.mounts(host_pid)
     return [each.mount_point for each in mounts if (each.device, each.root) == (device, root)]
 
 
 def mounts_near(procfs: Procfs, host_pid: int, device: str, path: str) -> bool:
-    """Check if it has that directory mounted, one above it (except the root), or one below it."""
+    """Check for a mount of that directory, one above (except the root) or below."""
     return any(
         each.device == device
         and each.root != "/"  # as the host itself has it
@@ -95,12 +95,12 @@ def mounts_near(procfs: Procfs, host_pid: int, device: str, path: str) -> bool:
 
 
 def files_of(procfs: Procfs, host_pid: int) -> tuple[set[tuple[str, int]], set[str]]:
-    """Return the files that the process maps shared, and the names of those that it has open."""
+    """Return its shared mapped files and open files' names."""
     return shared_files(procfs, host_pid), open_names(procfs, host_pid)
 
 
 def written_by_name(procfs: Procfs, host_pid: int, name: str) -> list[SuperblockPath | None]:
-    """Return the places of files of that name open for writing; None through a mount it doesn't have."""
+    """Return places of files of that name open for writing; None through a mount it lacks."""
     opened = [each for each in opened_by_name(procfs, host_pid, name) if each.writable]
     return [where for _, where in _located(procfs, host_pid, opened)]
 
@@ -108,9 +108,9 @@ def written_by_name(procfs: Procfs, host_pid: int, name: str) -> list[Superblock
 def written_in(
     procfs: Procfs, host_pid: int, device: str, directory: str, inode: int
 ) -> list[SuperblockPath | None]:
-    """Return the places of files open for writing in that directory, or with possibly that inode.
+    """Return places of files open for writing in that directory, or possibly with that inode.
 
-    None for one that can't be located.
+    None where not locatable.
     """
     inside = f"{directory.rstrip('/')}/"
     held: list[SuperblockPath | None] = []
@@ -124,7 +124,7 @@ def written_in(
 
 
 def shown_in_maps(procfs: Procfs, where: str) -> Shown:
-    """Return how a file that the daemon holds shows in ``maps``."""
+    """Return how ``maps`` shows a file that the daemon holds."""
     fd = open_offered(where)
     try:
         return mapped_as(procfs, fd)
@@ -137,7 +137,7 @@ def place_of_held(
 ) -> SuperblockPath:
     """Return the place of a file that ``holder`` has open, if the process holds it open for writing by this name.
 
-    Raises `RegionRejected` unless the process's mount table has its mount, of one of these ``file_systems``.
+    Raises `RegionRejected` unless the process's mount table has its mount, of these ``file_systems``.
     """
     if procfs.userns(host_pid) != procfs.userns("self"):
         raise RegionRejected(
@@ -160,7 +160,7 @@ def place_of_held(
 def _located(
     procfs: Procfs, host_pid: int, opened: list[Descriptor]
 ) -> Iterator[tuple[Descriptor, SuperblockPath | None]]:
-    """Yield each with its file's place; tenants choose the number of mounts, so only needed ones are parsed."""
+    """Yield each with its place; parse only needed mounts, because tenants choose their number."""
     mounts: dict[int, Mount] = {}
     if opened:
         ids = {str(each.mount_id).encode() for each in opened}

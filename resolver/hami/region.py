@@ -1,8 +1,8 @@
 """Shared region, opened for reading and read repeatedly.
 
 Read only with ``pread``: a truncated file gives a short read, where a mapped page would kill this process. The loop
-reads the page cache (RWF_NOWAIT), a lane the rest, because a tenant can lock the file. No lock is taken, so a slot may
-be in the middle of a move: compare its ``(pid, hostpid)`` word again, atomically, before acting.
+reads the page cache (RWF_NOWAIT), a lane the rest, because tenants can lock files. No lock is taken, so a slot may be
+in mid-move: recheck its ``(pid, hostpid)`` word atomically before acting.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _OTHER = b"\xff\xff"  # no region begins so
 
 
 class RegionView(NamedTuple):
-    """View of a region; lists cover the first ``device_num`` devices.
+    """Content of a region; lists cover the first ``device_num`` devices.
 
-    ``slots`` are those below ``proc_num``, then up to the last one with a utilization.
+    ``slots``: those below ``proc_num``, then up to the last with a utilization.
     """
 
     device_num: int
@@ -70,15 +70,15 @@ class SharedRegion:
 
     @property
     def identity(self) -> tuple[int, int]:
-        """Return ``(st_dev, inode)``, which identifies the file under any name."""
+        """``(st_dev, inode)``, the same under any name."""
         return self.st_dev, self.inode
 
     def read(self) -> RegionView:
-        """Return the region's view; the same object as last time if nothing changed.
+        """Return the view; the same object if nothing changed.
 
-        Four system calls up to 32 slots; only the relevant words are kept and compared. Raises `RegionRejected`:
-        ``gone``, ``hard_link``, ``truncated``, ``unknown_size``, ``bad_header``, ``not_initialized``,
-        ``unknown_version``, ``io_error``. The caller must then close it.
+        Four system calls up to 32 slots; only relevant words are kept. Raises `RegionRejected`, and the caller must
+        close it: ``gone``, ``hard_link``, ``truncated``, ``unknown_size``, ``bad_header``, ``not_initialized``,
+        ``unknown_version``, ``io_error``.
         """
         layout, fd = self.layout, self.fd
         try:
@@ -106,7 +106,7 @@ class SharedRegion:
         return self._see(self._header, self._numbers, columns)
 
     def read_at_once(self) -> RegionView | None:
-        """Return `read`'s result without blocking; None if a lane has to read it."""
+        """Return `read`'s result without blocking, if possible."""
         self._nowait = True
         try:
             return self.read()
@@ -116,13 +116,13 @@ class SharedRegion:
             self._nowait = False
 
     async def read_by(self, reader: TenantReader, payer: str) -> RegionView:
-        """Read by a lane at that container's expense. Raises as `read` does, `TooSlow` and `WorkerFailed`."""
+        """Read by a lane at ``payer``'s expense. Raises as `read` does, `TooSlow` and `WorkerFailed`."""
         where = f"/proc/{os.getpid()}/fd/{self.fd}"
         found = await reader.ask(payer, payer, read_open, where, self.path, self._end)
         return self.take(*found[1:])
 
     def take(self, mtime_ns: int, header: Any, numbers: Sequence[int], columns: list[str]) -> RegionView:
-        """Take a view as `read_open` gives it."""
+        """Take a view from `read_open`."""
         self.mtime_ns = mtime_ns
         self._start, self._tail = _OTHER, None  # what is compared with was read before
         device_num, *lists = header
@@ -157,7 +157,7 @@ class SharedRegion:
         return data
 
     def _pread(self, length: int, start: int) -> bytes:
-        """Read, or raise BlockingIOError where that could wait and must not."""
+        """Read. Raises BlockingIOError where that could wait and must not."""
         if not self._nowait:
             return os.pread(self.fd, length, start)
         room = memoryview(_buffer if length <= len(_buffer) else bytearray(length))[:length]
@@ -178,11 +178,11 @@ class SharedRegion:
         self._tail = tail
 
     def start_with(self, end: int) -> None:
-        """Read the first ``end`` slots, or those in use if they are more."""
+        """Read the first ``end`` slots, or those in use if more."""
         self._end = end
 
     def read_all(self) -> None:
-        """Include all slots in the next read: unseen moves may have left copies above ``proc_num``."""
+        """Read all slots next time: unseen moves may have left copies."""
         self._end = layouts.MAX_SLOTS
 
     def _take_header(self, data: bytes) -> None:
@@ -195,7 +195,7 @@ class SharedRegion:
         self._columns = Columns(layout, self._header.device_num)
 
     def _read_slots(self) -> tuple[bytes, ...]:
-        """Return the columns of the first ``_end`` slots."""
+        """Return columns of the first ``_end`` slots."""
         layout, parts = self.layout, []
         for start in range(0, max(self._end, 1), _CHUNK):
             count = min(_CHUNK, self._end - start)
@@ -204,14 +204,14 @@ class SharedRegion:
         return parts[0] if len(parts) == 1 else tuple([b"".join(each) for each in zip(*parts, strict=True)])
 
     async def words(self, reader: TenantReader, payer: str, offsets: Sequence[int]) -> dict[int, int]:
-        """Return the current 8-byte words at these offsets, where readable."""
+        """Return 8-byte words at these offsets, where readable."""
         found = await self.pieces(reader, payer, [(offset, 8) for offset in offsets])
         return {offset: int.from_bytes(data, "little") for offset, data in found.items()}
 
     async def pieces(
         self, reader: TenantReader, payer: str, places: Sequence[tuple[int, int]]
     ) -> dict[int, bytes]:
-        """Return the current bytes at these offsets and of these lengths, where readable."""
+        """Return bytes at these ``(offset, length)`` places, where readable."""
         self._nowait = True
         try:
             read = [(start, self._pread(length, start)) for start, length in places]
@@ -235,7 +235,7 @@ class SharedRegion:
         }
 
     def dump(self) -> dict[str, Any]:
-        """Return everything in the region for display, see `layout.parse_region`. Raises as `read` does."""
+        """Return everything for display, see `layout.parse_region`. Raises as `read` does."""
         layout = self.layout
         try:
             header = os.pread(self.fd, layout.procs, 0)
@@ -256,7 +256,7 @@ class SharedRegion:
         raise RegionRejected(RegionReason.UNKNOWN_SIZE, f"it grew to {info.st_size} bytes")
 
     def close(self) -> None:
-        """Close the descriptor; may be called twice."""
+        """Close the descriptor; repeatable."""
         if self.fd >= 0:
             let_go(self.fd)
             self.fd = -1
@@ -269,7 +269,7 @@ class SharedRegion:
 
 
 def open_region(dir_fd: int, file_name: str, path: str) -> SharedRegion:
-    """Open ``file_name`` in an open directory as a shared region, shown as ``path``.
+    """Open ``file_name`` in an open directory, shown as ``path``.
 
     Raises `RegionRejected`, see `safe_open.open_plain` and `layout.identify`.
     """
@@ -277,7 +277,7 @@ def open_region(dir_fd: int, file_name: str, path: str) -> SharedRegion:
 
 
 def adopt_region(fd: int, path: str) -> SharedRegion:
-    """Return the shared region open as ``fd``; close ``fd`` on an error. Raises as `open_region` does."""
+    """Adopt ``fd``; close it on an error. Raises as `open_region` does."""
     try:
         info = os.fstat(fd)
         # By size first, so that nothing is read of a file that cannot be a region.
@@ -292,9 +292,9 @@ def adopt_region(fd: int, path: str) -> SharedRegion:
 
 
 async def adopt_by(reader: TenantReader, payer: str, fd: int, path: str) -> SharedRegion:
-    """Return the shared region open as ``fd``, read by a lane. On an error, ``fd`` stays the caller's.
+    """Adopt ``fd``, read by a lane. On an error, it stays the caller's.
 
-    Raises as `open_region` and `SharedRegion.read` do, and `TooSlow` and `WorkerFailed`.
+    Raises as `open_region` and `SharedRegion.read` do, `TooSlow` and `WorkerFailed`.
     """
     info = os.fstat(fd)
     check_plain(info)
@@ -309,7 +309,7 @@ async def adopt_by(reader: TenantReader, payer: str, fd: int, path: str) -> Shar
 def read_open(_procfs: Procfs, where: str, path: str, end: int) -> Any:
     """Return layout, file time, header, numbers and columns of a region open in the daemon.
 
-    The first ``end`` slots are read, or those in use if they are more.
+    ``end`` is as in `SharedRegion.start_with`.
     """
     with adopt_region(open_offered(where), path) as region:
         region.start_with(end)
@@ -321,7 +321,7 @@ def read_open(_procfs: Procfs, where: str, path: str, end: int) -> Any:
 
 
 def pieces_of_open(_procfs: Procfs, where: str, places: list[tuple[int, int]]) -> list[str]:
-    """Read bytes of a file that the daemon has open, at these offsets and of these lengths."""
+    """Read bytes of a file open in the daemon, by ``(offset, length)``."""
     fd = open_offered(where)
     try:
         return [_text(os.pread(fd, length, start)) for start, length in places]

@@ -1,4 +1,4 @@
-"""Location of a region's file in the kernel's terms, to recognize its processes."""
+"""Location of a region's file in the kernel's terms."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 
 def shared_directory(procfs: Procfs, directory_fd: int) -> SharedDirectory:
-    """Return how the open directory shows in the mount table of a container that has it mounted.
+    """Return how mount tables of containers with the open directory show it.
 
-    Not from ``stat``: on btrfs the superblocks differ. Raises ResolverError if no visible mount has it.
+    Not from ``stat``: on btrfs superblocks differ. Raises ResolverError if no visible mount has it.
     """
     opened = descriptor(procfs, "self", directory_fd)
     path = superblock_path(opened, procfs.mounts("self"))
@@ -35,7 +35,7 @@ def shared_directory(procfs: Procfs, directory_fd: int) -> SharedDirectory:
 
 
 async def locate(reader: TenantReader, region: SharedRegion, candidate: Candidate) -> Location:
-    """Return the directory as containers have it mounted, by a lane. Raises `RegionRejected`."""
+    """Return the directory as mounted by containers. Raises `RegionRejected`."""
     held, directory = f"/proc/{os.getpid()}/fd", candidate.directory
     tree = [f"{held}/{directory.root.fd}", directory.name] if candidate.shared else None
     try:
@@ -60,7 +60,7 @@ def locate_open(
 ) -> tuple[tuple[str, str], Shown, int, tuple[str, str]]:
     """Locate a region's directory or, in a ``tree`` of all containers, the file itself.
 
-    Also how it shows in ``maps``, its inode as descriptors show it, and the tree's place.
+    Also how ``maps`` shows it, its inode in descriptors, and the tree's place.
     """
     fd = open_offered(where)
     try:

@@ -1,4 +1,4 @@
-"""Regions that `resolver.hami.directory_finder` has accepted, and rejected files with reasons."""
+"""Regions accepted by `resolver.hami.directory_finder`, and rejected files with reasons."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _NOT_YET = (
 
 
 class RegionRegister:
-    """``regions`` and ``rejected`` by path, with their ``changes`` since the last refresh."""
+    """``regions`` and ``rejected`` by path, with ``changes`` since the last refresh."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class RegionRegister:
         return self.changes
 
     def candidate(self, region: SharedRegion) -> Candidate | None:
-        """Return the accepted name of this region; None if it was dropped."""
+        """Return this region's accepted name; None if dropped."""
         return self._candidates.get(region.path)
 
     def check(
@@ -84,9 +84,9 @@ class RegionRegister:
         place: Sequence[str] | None,
         now: float,
     ) -> None:
-        """Compare a name with its present file: identity and change time, None if there is none.
+        """Compare a name with its present file: identity and change time, None if missing.
 
-        ``place`` is its directory's in mount tables, if known. `SharedRegion.read` checks a region's content.
+        ``place`` is its directory's in mount tables, if known. `SharedRegion.read` checks the content.
         """
         if file is None:
             self.drop(directory, candidate)
@@ -130,7 +130,7 @@ class RegionRegister:
             raise
 
     def finish(self, candidate: Candidate, now: float) -> None:
-        """Accept or refuse a file that a lane has read."""
+        """Accept or refuse a file read by a lane."""
         reading = candidate.reading
         if reading is None or not reading.done():
             return
@@ -159,16 +159,16 @@ class RegionRegister:
                 raise RegionRejected(RegionReason.NOT_ON_NODE, self._names.trouble or STRAY)
 
     def may_be_mounted(self, directory: Directory, names: Iterable[str]) -> bool:
-        """Check if one of these files has KAI's name and no container was seen to have the directory mounted.
+        """Check for a file with KAI's name in a directory that no container was seen to mount.
 
-        Others may take that name, too. A container can be seen before its mounts.
+        Others may take that name. A container can be seen before its mounts.
         """
         known = directory.candidates.get(KAI.file)
         unknown = known is None or (not known.mounted and known.looks < _MOUNT_LOOKS)
         return unknown and KAI.file in names
 
     def _came_mounted(self, candidate: Candidate, place: Sequence[str] | None) -> bool:
-        """Check if a container now shows this file's directory mounted, and did not before.
+        """Check if a container now first shows this file's directory mounted.
 
         Only KAI's name leaves that open. A container can be seen before its mounts.
         """
@@ -186,7 +186,7 @@ class RegionRegister:
         self.changes.added.append(FoundRegion(region, candidate.directory.ownership(candidate), location))
 
     def refuse(self, candidate: Candidate, why: RegionRejected, now: float) -> None:
-        """Reject a file for now, and schedule the retry."""
+        """Reject a file for now and schedule a retry."""
         if why.reason is RegionReason.GONE:
             candidate.start_anew(NOWHERE, now)  # the next listing takes it off, or finds its successor
             return
@@ -207,13 +207,13 @@ class RegionRegister:
         candidate.pause = longer(candidate.pause, FIRST_PAUSE, LONGEST_PAUSE)
 
     def report(self, path: str, why: RegionRejected) -> None:
-        """Note a refusal if it is new."""
+        """Note a new refusal."""
         if self.rejected.get(path) is not why.reason:
             self.rejected[path] = why.reason
             self.changes.rejected.append((path, why))
 
     def report_unless(self, complete: bool, path: str, limit: int) -> None:  # noqa: FBT001
-        """Reject a directory that is not read completely."""
+        """Reject an incompletely read directory."""
         if complete:
             self.rejected.pop(path, None)
             return
@@ -221,7 +221,7 @@ class RegionRegister:
         self.report(path, RegionRejected(RegionReason.TOO_MANY_ENTRIES, detail))
 
     def release(self, candidate: Candidate) -> None:
-        """Close its region, if it has one."""
+        """Close its region, if any."""
         reading, candidate.reading = candidate.reading, None
         if reading is not None:
             self.in_flight -= 1
@@ -235,12 +235,12 @@ class RegionRegister:
                 self.changes.removed.append(region)
 
     def drop(self, directory: Directory, candidate: Candidate) -> None:
-        """Drop a name that vanished from the directory."""
+        """Drop a vanished name."""
         self.release(candidate)
         self.rejected.pop(candidate.path, None)
         directory.candidates.pop(candidate.name, None)
 
     def drop_candidates(self, directory: Directory) -> None:
-        """Drop everything known about the directory."""
+        """Drop everything about the directory."""
         for candidate in list(directory.candidates.values()):
             self.drop(directory, candidate)

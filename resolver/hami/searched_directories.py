@@ -31,7 +31,7 @@ HALF_MADE_SECONDS = 2.0  # after a file was made, HAMi may not have written its 
 
 
 class Candidate:
-    """A name that ends in .cache. Its ``path`` is printable."""
+    """A name ending in .cache; ``path`` is printable."""
 
     def __init__(self, directory: Directory, name: str) -> None:
         self.directory = directory
@@ -47,11 +47,11 @@ class Candidate:
 
     @property
     def shared(self) -> bool:
-        """Return True if every container can reach the file, as far as is known."""
+        """True if every container may reach the file."""
         return self.directory.root.shared or (self.name == KAI.file and not self.mounted)
 
     def start_anew(self, identity: tuple[int, int], now: float, age: float = HALF_MADE_SECONDS) -> None:
-        """Start over with another file under this name, made ``age`` seconds ago."""
+        """Start over with another file, made ``age`` seconds ago."""
         self.identity = identity
         self.seen_at = now
         self.half_made_until = now + HALF_MADE_SECONDS - max(0.0, age)
@@ -61,7 +61,7 @@ class Candidate:
 
 
 class Directory:
-    """The directory of a container, or of a claim."""
+    """Directory of a container or claim."""
 
     def __init__(self, root: Root, name: str) -> None:
         self.root = root
@@ -76,13 +76,13 @@ class Directory:
         self.asked_at = 0.0
 
     def abandon(self) -> None:
-        """Abandon what a lane was asked."""
+        """Abandon a lane's request."""
         if self.look is not None:
             self.look.cancel()
             self.look = None
 
     def retry_at(self) -> float:
-        """Return when the first of its refused files is due again; infinity without one."""
+        """Return when a refused file is next due, or infinity."""
         first = math.inf
         for candidate in self.candidates.values():  # not by `min`: this is asked with every refresh
             if candidate.region is None and candidate.reading is None and candidate.retry_at < first:
@@ -90,7 +90,7 @@ class Directory:
         return first
 
     def ownership(self, candidate: Candidate) -> Ownership:
-        """Return a file's owner by the directory's name, which kubelet confirmed where all containers reach it."""
+        """Return a file's owner by its directory's name, confirmed by kubelet where all containers reach it."""
         row = placement_of(candidate.path, mounted=candidate.mounted)
         placement = row.name if row else ""
         if row is not None and row.proof is ContainerProof.CLAIM:
@@ -101,9 +101,9 @@ class Directory:
 
 
 class Root:
-    """Searched directory; ``fd`` is -1 while it does not exist.
+    """Searched directory; ``fd`` is -1 while missing.
 
-    ``known``: one of the usual places. ``shared``: containers create the entries themselves.
+    ``known``: one of the usual places. ``shared``: containers create the entries.
     """
 
     def __init__(self, path: str, *, known: bool = False) -> None:
@@ -121,7 +121,7 @@ class Root:
 
 
 def list_caches(dir_fd: int) -> tuple[list[str], bool]:
-    """Return names that end in .cache, and True if all entries were read. Raises OSError."""
+    """Return names ending in .cache, and True if complete. Raises OSError."""
     names: list[str] = []
     with os.scandir(dir_fd) as listing:
         for entry in islice(listing, MAX_ENTRIES):
@@ -133,7 +133,7 @@ def list_caches(dir_fd: int) -> tuple[list[str], bool]:
 
 
 def may_be_searched(root: Root, info: os.stat_result, roots: Sequence[Root]) -> bool:
-    """Accept an automatic directory unless it is a duplicate or made by a user."""
+    """Accept an automatic directory that is no duplicate and not made by users."""
     others = (each for each in roots if each is not root and each.fd >= 0)
     if any(each.identity == (info.st_dev, info.st_ino) for each in others):
         return False

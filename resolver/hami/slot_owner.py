@@ -1,11 +1,11 @@
-"""Finds a slot's process: right PID, right container, maps the very file, held so it cannot change.
+"""Search for a slot's process: right PID, right container, maps the very file, held so it cannot change.
 
-A HAMi container has ``<hook>/containers/<podUID>_<containerName>`` bind-mounted: superblock and path inside it are
-compared exactly. An absent mount proves nothing, because the control group may still show the container.
-`resolver.hami.pod_owner` does the trees that every container has as a whole.
+A HAMi container has ``<hook>/containers/<podUID>_<containerName>`` bind-mounted: superblock and path inside it must
+match. An absent mount proves nothing: the control group may still show the container. `resolver.hami.pod_owner` handles
+trees that every container has as a whole.
 
-The owner of a region inside a container is in it, holds the file open for writing, and has a shared mapping of it,
-which the kernel grants only to processes that may write to the file.
+The owner of a region inside a container is in it, holds the file open for writing, and has a shared mapping, granted by
+the kernel only to processes that may write.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ _UNREADABLE = AccessDenied, TooLarge, TooSlow, WorkerFailed
 
 
 class OwnerFinder:
-    """Finder of a slot's owner, verified.
+    """Finder of a slot's verified owner.
 
-    It searches the PID namespaces of the slot's container and the host's, or all processes if none is known.
+    It searches the PID namespaces of the container and the host, or all processes if none is known.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class OwnerFinder:
         known: KnownNamespaces | None = None,
         reader: TenantReader | None = None,
     ) -> None:
-        """Without kubelet's ``names`` no file in a tree of all containers has an owner."""
+        """Without kubelet's ``names``, files in a tree of all containers have no owner."""
         self._procfs, self._pidmap = procfs, pidmap
         self._reader = reader or Direct(procfs)
         self._in_pod = PodOwner(procfs, pidmap, names or ContainerNames("", ""), self._reader)
@@ -61,7 +61,7 @@ class OwnerFinder:
         self._index.read_mounts(self._check.read_directories)
 
     async def catch_up(self, slices: Slices, *, bounded: bool = True) -> None:
-        """Apply the changes of the map's last refresh, in a limited time if ``bounded``."""
+        """Apply the map's last refresh, in a limited time if ``bounded``."""
         await self._index.catch_up(slices, bounded=bounded)
 
     async def owner(
@@ -75,9 +75,9 @@ class OwnerFinder:
     ) -> ProcessHandle | UnresolvedReason:
         """Return the only process with the PID ``ns_pid`` in the container of ``proof`` that maps its file.
 
-        ``shown`` is the file as in ``maps``. ``payer`` is charged. ``rival`` is the host PID in the slot if it isn't
-        the owner's: it is checked even if its namespace is too new to be known. ``pause`` is awaited between processes.
-        The caller closes the handle. A PID reused in between gives NO_SUCH_PROCESS.
+        ``shown`` is the file as in ``maps``. ``payer`` is charged. ``rival``, the slot's host PID if not the owner's,
+        is checked even in a namespace too new to be known. ``pause`` is awaited between processes. The caller closes
+        the handle. A PID reused meanwhile gives NO_SUCH_PROCESS.
         """
         pause = pause or Slices(math.inf).breathe
         if isinstance(proof, PodFile):
@@ -104,7 +104,7 @@ class OwnerFinder:
         return self._judge(found, proof)
 
     def _refused(self, proof: Searched, namespaces: frozenset[int]) -> UnresolvedReason | None:
-        """Return the reason not to search for an owner there at all."""
+        """Return why not to search, if so."""
         if len(namespaces) > MAX_NAMESPACES:
             return UnresolvedReason.TOO_LARGE
         if isinstance(proof, SharedDirectory) and self._check.in_shared_tree(proof):
@@ -114,7 +114,7 @@ class OwnerFinder:
     async def _owner_in_pod(
         self, proof: PodFile, ns_pid: int, payer: str, pause: Pause
     ) -> ProcessHandle | UnresolvedReason:
-        """Find it among all processes with that number, because all have the whole tree."""
+        """Find it among all processes with that number: all have the whole tree."""
         found = await self._in_pod.owner(proof, ns_pid, payer, pause)
         if self._pidmap.source.incomplete():
             if isinstance(found, ProcessHandle):
@@ -145,7 +145,7 @@ class OwnerFinder:
         )
 
     def learn(self, proof: Proof, host_pid: int) -> None:
-        """Note that this process certainly belongs to the region, and so does its namespace."""
+        """Note that this process and its namespace certainly belong to the region."""
         with contextlib.suppress(AccessDenied, ProcessGone):
             pidns = self._check.pidns(host_pid)
             if pidns:
@@ -160,8 +160,8 @@ class OwnerFinder:
     async def vacant(self, proof: Proof, ns_pid: int, payer: str = "") -> bool:
         """Check that no process of the container has that number, by the kernel; True is never a guess.
 
-        The map must hold every process, and the PID namespace must be known by a verified owner or by the first process
-        with the directory at HAMi's path: the numbers may be a virtual machine's.
+        The map must hold every process, and the PID namespace be known by a verified owner or the first process with
+        the directory at HAMi's path: the numbers may be a virtual machine's.
         """
         if not isinstance(proof, SharedDirectory) or isinstance(proof, ClaimDirectory):
             return False
@@ -187,7 +187,7 @@ class OwnerFinder:
         return True
 
     async def _learn_by_mount(self, proof: SharedDirectory, payer: str) -> bool:
-        """Learn the namespace of the container's first process with the directory at HAMi's path, if any.
+        """Learn the namespace of the first process with the directory at HAMi's path, if any.
 
         Servers of virtual machines have it elsewhere; gVisor's is known by its program.
         """
@@ -202,7 +202,7 @@ class OwnerFinder:
         return False
 
     def _by_key(self, namespaces: frozenset[int], ns_pid: int) -> list[int]:
-        """Return the host PIDs of processes with that number in those namespaces or the host's."""
+        """Return host PIDs with that number in those namespaces or the host's."""
         searched = namespaces | {HOST_PIDNS}
         found = []
         for host_pid in self._pidmap.candidates_in(ns_pid, searched):
@@ -225,7 +225,7 @@ class OwnerFinder:
         return found
 
     async def _rival(self, host_pid: int, search: Search) -> _Findings:
-        """Check that process by its present mounts; if it can't be read, the search is unfinished."""
+        """Check it by its present mounts; if unreadable, the search is unfinished."""
         found = _Findings()
         try:
             same = self._procfs.ns_pids(host_pid)[-1:] == (search.ns_pid,)
@@ -240,7 +240,7 @@ class OwnerFinder:
         return found
 
     async def _concerns(self, host_pid: int, search: Search) -> bool:
-        """Check if that process is related to the region, as far as is known."""
+        """Check for a known relation to the region."""
         try:
             return await self._check.may_fit(host_pid, search, frozenset())
         except ProcessGone:
@@ -272,9 +272,9 @@ class OwnerFinder:
         return found
 
     def _any_beside(self, host_pid: int, others: list[int], beside: set[str]) -> bool:
-        """Check if any of the others may, by its cgroup, be in that process's container or a sibling.
+        """Check if any other may, by cgroup, be in that process's container or a sibling.
 
-        A tenant that makes itself unreadable hides only the owner of its slots.
+        A tenant that makes itself unreadable hides only its slots' owner.
         """
         if not others:
             return False
@@ -283,7 +283,7 @@ class OwnerFinder:
 
 
 class _Findings:
-    """Results of a search: handles of those that fit, and unreadable ones, which may fit."""
+    """Handles of processes that fit, and unreadable ones, which may fit."""
 
     def __init__(self) -> None:
         self.asked: list[int] = []

@@ -1,7 +1,7 @@
 """Callbacks for changes to tenants' files: `resolver.linux.inotify` for many containers.
 
 Each attaching process opens its cache file and writes a byte, so no polling is needed; lost events cost only time.
-Events are merged and charged to their container, which is ignored for a while if it causes too many.
+Events are merged and charged to their container, which is ignored for a while after too many.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TRY_AGAIN = 30.0  # seconds, where a limit was used up
 
 
 class _EventQuota:
-    """How many events one container may still cause."""
+    """One container's remaining events."""
 
     def __init__(self, now: float) -> None:
         self.keys: set[str] = set()
@@ -38,14 +38,14 @@ class _EventQuota:
 
 
 class _Watch:
-    """One file or directory. ``on_event`` is called with the event's mask."""
+    """A file or directory. ``on_event`` gets the event's mask."""
 
     def __init__(self, number: int, account: str, on_event: Callable[[int], None]) -> None:
         self.number, self.account, self.on_event = number, account, on_event
 
 
 class Watches:
-    """Files and directories by path. ``why_not`` says why some are not watched that should be."""
+    """Files and directories by path. ``why_not``: why some are unwatched."""
 
     def __init__(
         self,
@@ -76,11 +76,11 @@ class Watches:
 
     @property
     def fd(self) -> int:
-        """Return the descriptor, readable while there is something to `take`; -1 if nothing can be watched."""
+        """Descriptor, readable when `take` has work; -1 if nothing can be watched."""
         return self._inotify.fd if self._inotify is not None else -1
 
     def _open(self) -> None:
-        """Open the inotify instance; fails if the user's quota is used up."""
+        """Open inotify; fails if the user's quota is used up."""
         try:
             self._inotify = self._make()
         except OSError as error:
@@ -89,9 +89,9 @@ class Watches:
             self._full_until, self.why_not = 0.0, ""
 
     def watch(self, key: str, account: str, fd: int, mask: int, on_event: Callable[[int], None]) -> bool:
-        """Call ``on_event`` for events of the file open as ``fd``, charged to ``account``; True if it is watched now.
+        """Call ``on_event`` for events of the file open as ``fd``, charged to ``account``; True if watched now.
 
-        Call it with each check; it costs nothing if it is watched already.
+        Call it with each check; it costs nothing if watched.
         """
         if key in self._watched:
             return True
@@ -117,7 +117,7 @@ class Watches:
         return True
 
     def forget(self, key: str) -> None:
-        """Stop watching a key; do nothing if it is unwatched."""
+        """Stop watching a key, if watched."""
         watched = self._watched.pop(key, None)
         if watched is None:
             return
@@ -132,9 +132,9 @@ class Watches:
             self._inotify.remove(watched.number)
 
     def take(self) -> bool:
-        """Read some of the events and call back; True if some were lost and everything has to be checked.
+        """Read some events and call back; True if some were lost and everything needs a check.
 
-        The rest comes with the next call: ``fd`` stays readable.
+        ``fd`` stays readable while more remain.
         """
         if self._inotify is None:
             return False
@@ -167,7 +167,7 @@ class Watches:
         return lost
 
     def _charge(self, accounts: Counter[str], seconds: float) -> None:
-        """Charge each container for its part, and silence one that caused too many."""
+        """Charge each container; silence one that caused too many."""
         now, total = self._clock(), accounts.total()
         for account, count in accounts.items():
             self._budgets.spend(account, seconds * count / total)
@@ -187,7 +187,7 @@ class Watches:
             self.forget(key)
 
     def tidy(self) -> None:
-        """Forget containers without recent events, retry refused watches; call it now and then."""
+        """Forget containers without recent events, retry refused watches; call occasionally."""
         now = self._clock()
         if self._inotify is None and now >= self._full_until:
             self._open()

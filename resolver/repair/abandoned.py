@@ -1,16 +1,15 @@
 """Cache files that no process has open: their containers have ended, maybe before the daemon started.
 
-The PID namespace of such a container can't prove any more that a PID is free. A process with a slot keeps its file
-open and mapped until it ends, and so does a program that serves it to a virtual machine or gVisor. A file is abandoned
-if either holds:
+Such a container's PID namespace no longer proves a PID free. A process with a slot keeps its file open and mapped until
+it ends; so does a program that serves it to a virtual machine or gVisor. A file is abandoned if either:
 
 - The kernel grants a read lease: no process has the file open for writing (fcntl(2), F_SETLEASE).
 
-- No process that existed when the slots were read maps the file or has a file of that name open. Processes of other
-  pods are ignored unless all pods reach the file, because HAMi's monitor opens every file. An unreadable or late
-  process leaves the question open, except a host process without a mount of that directory.
+- No process that existed when the slots were read maps the file or has a file of that name open. Other pods' processes
+  are ignored unless all pods reach the file, because HAMi's monitor opens every file. An unreadable or late process
+  leaves the question open, except a host process without a mount of that directory.
 
-A process that attaches later writes a byte: the file's new time cancels the verdict.
+A process attaching later writes a byte: the file's new time cancels the verdict.
 """
 
 from __future__ import annotations
@@ -60,12 +59,12 @@ class _Suspect:
 
 
 class Abandoned:
-    """Judge of suspected files, working for a few milliseconds in each pass."""
+    """Judge of suspected files, working milliseconds per pass."""
 
     def __init__(
         self, procfs: Procfs, clock: Callable[[], float] = time.time, reader: TenantReader | None = None
     ) -> None:
-        """Take ``clock``, Unix time in seconds, as used for file times."""
+        """Take ``clock``, Unix time in seconds, as in file times."""
         self._procfs, self._reader = procfs, reader or Direct(procfs)
         self._clock = clock
         self._suspects: dict[str, _Suspect] = {}
@@ -73,7 +72,7 @@ class Abandoned:
         self._left: list[int] = []  # host PIDs that are still to be read for them
 
     def suspect(self, repairs: RegionRepairs) -> None:
-        """Add a file with an unowned slot and no PID namespace to prove that its PID is free."""
+        """Add a file with an unowned slot and no PID namespace to prove its PID free."""
         known = self._suspects.get(repairs.region.path)
         if known is None or known.repairs is not repairs or known.mtime_ns != repairs.region.mtime_ns:
             self._suspects[repairs.region.path] = _Suspect(repairs)
@@ -83,13 +82,13 @@ class Abandoned:
         self._suspects.pop(path, None)
 
     def wait(self) -> float:
-        """Return the seconds until `step` has work; 0 or less means now."""
+        """Return seconds until `step` has work; at most 0 is now."""
         if self._left:
             return 0.0
         return min((each.retry_at for each in self._suspects.values()), default=math.inf) - self._clock()
 
     async def step(self) -> list[RegionRepairs]:
-        """Continue judging; return the regions with slots just proven dead."""
+        """Continue judging; return regions with newly dead slots."""
         done: list[RegionRepairs] = []
         if self._left:
             deadline = time.monotonic() + STEP_SECONDS
@@ -103,7 +102,7 @@ class Abandoned:
         return done
 
     def _begin(self) -> list[RegionRepairs]:
-        """Try to take leases; for files without one, start a walk over all processes."""
+        """Try to take leases; for other files, start a walk over all processes."""
         now, done = self._clock(), []
         due = [suspect for suspect in self._suspects.values() if now >= suspect.retry_at]
         for suspect in due[:MOST_AT_ONCE]:
@@ -124,7 +123,7 @@ class Abandoned:
         return done
 
     async def _look_at(self, host_pid: int) -> None:
-        """Mark the suspects that this process has, or may have, open."""
+        """Mark suspects that this process may have open."""
         if host_pid == os.getpid():
             return  # read-only, and the slot writer's descriptors are gone with each batch
         cgroup, late = "", False
@@ -189,15 +188,15 @@ class Abandoned:
 
 
 def _alone(repairs: RegionRepairs) -> bool:
-    """Check that no slot has an owner; for a running container the PID namespace decides."""
+    """Check that no slot has an owner; otherwise the container's PID namespace decides."""
     return all(state.owner is None for state in repairs.states.values())
 
 
 def nobody_writes(fd: int) -> bool:
-    """Check that no process on this node has the regular file open for writing; False if the kernel can't confirm it.
+    """Check that no process on this node has the regular file open for writing; False in doubt.
 
-    ``fd`` must be open read-only. Requires CAP_LEASE or ownership of the file. An open between the two calls is blocked
-    until the second one.
+    ``fd`` must be read-only. Requires CAP_LEASE or ownership of the file. An open between the two calls blocks until
+    the second.
     """
     try:
         fcntl.fcntl(

@@ -1,8 +1,8 @@
 """Schedule of region reads, directory listings and passes.
 
-A process takes its slot within milliseconds after it attached. It guesses its host PID when CUDA has started, up to
-seconds later, by a store that the kernel does not report: the region is read often until then. Later it is read every
-interval if work is pending or attaching processes go unreported, else rarely.
+A process takes its slot milliseconds after attaching. It guesses its host PID when CUDA has started, seconds later, by
+a store that the kernel does not report: regions are read often until then, later every interval if work is pending or
+attaching goes unreported, else rarely.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _DISCOVER_EVERY, _DISCOVER_WATCHED = 1.0, 120.0
 
 
 class _Look:
-    """Entry of one region."""
+    """One region's entry."""
 
     def __init__(self, path: str, attached: float) -> None:
         self.path = path
@@ -44,23 +44,23 @@ class Agenda:
         self._lost_at = 0.0  # when everything was, or is to be, checked for want of events
 
     def start_over(self) -> None:
-        """Search all directories and read every region in the next pass."""
+        """List and read everything in the next pass."""
         self._next_discovery = self._next_refresh = 0.0
         self.everything(0.0)
 
     def rest_after(self, cost: float, interval: float, now: float) -> None:
-        """Rest twice as long as the pass took, whatever events come."""
+        """Rest twice as long as the pass took, despite events."""
         self.not_before = now + min(2 * cost, interval)
 
     def search_due(self, now: float) -> tuple[bool, bool]:
-        """Return whether to list all directories now, and whether to refresh the discoveries."""
+        """Return whether to list all directories and whether to refresh discoveries."""
         full = now >= self._next_discovery
         if full:
             self._listed_at = now
         return full, full or now >= self._next_refresh
 
     def searched(self, now: float, interval: float, *, full: bool, watched: bool) -> float:
-        """Note a refresh; return the seconds until the next one. ``watched``: the kernel reports new files."""
+        """Note a refresh; return seconds until the next. ``watched``: the kernel reports new files."""
         if full:
             self._next_discovery = now + (_DISCOVER_WATCHED if watched else _DISCOVER_EVERY)
         pause = interval * (QUIET_INTERVALS if watched else 1)
@@ -68,7 +68,7 @@ class Agenda:
         return pause
 
     def events_lost(self, now: float, interval: float) -> None:
-        """Check everything, at a limited rate: tenants can cause losses of events."""
+        """Check everything, at a limited rate: tenants can cause losses."""
         when = max(now, self._lost_at + interval)
         self._lost_at = when
         self.everything(when)
@@ -76,48 +76,48 @@ class Agenda:
         self._next_discovery = min(self._next_discovery, max(when, self._listed_at + _DISCOVER_EVERY))
 
     def next_pass(self, wait: float, wanted: float, now: float) -> float:
-        """Return the time of the next pass: in ``wait`` seconds, or earlier at ``wanted``."""
+        """Return the next pass's time: in ``wait`` seconds, or earlier at ``wanted``."""
         clock = min(self._next_refresh, self._next_discovery, now + wait)
         return max(min(clock, self.next(), wanted), self.not_before)
 
     def attached(self, path: str, now: float) -> None:
-        """Note a write to the file, which means that a process attached."""
+        """Note a write to the file: a process attached."""
         look = self._look(path)
         look.due, look.attached = min(look.due, max(now, look.last + _SHORTEST)), now
 
     def by(self, path: str, when: float) -> None:
-        """Read the region at this time at the latest."""
+        """Read the region by this time."""
         look = self._look(path)
         look.due = min(look.due, when)
 
     def put_off(self, path: str, when: float) -> None:
-        """Don't read the region before this time."""
+        """Read the region no earlier."""
         look = self._look(path)
         look.due = max(look.due, when)
 
     def _look(self, path: str) -> _Look:
-        """Return a region's entry; one without effect if it is unknown."""
+        """Return a region's entry; a dummy if unknown."""
         return self._looks.get(path) or _Look(path, 0.0)
 
     def everything(self, when: float) -> None:
-        """Read every region at this time at the latest."""
+        """Read every region by this time."""
         for look in self._looks.values():
             look.due = min(look.due, when)
 
     def due(self, until: float | None) -> list[str]:
-        """Return the paths due by then (None: all), least recently read first."""
+        """Return due paths (None: all), least recently read first."""
         due = [look for look in self._looks.values() if until is None or look.due <= until]
         due.sort(key=lambda look: look.last)
         return [look.path for look in due]
 
     def found(self, path: str, attached: float) -> None:
-        """Add a region that is due at once; the last process attached at ``attached``."""
+        """Add a region, due at once; ``attached`` is its last process's time."""
         self._looks[path] = _Look(path, attached)
 
     def looked(self, path: str, now: float, interval: float, *, watched: bool, quiet_until: float) -> None:
-        """Note a read and schedule the next one.
+        """Note a read and schedule the next.
 
-        ``watched``: the kernel reports attaching processes. No work is expected before ``quiet_until``; 0 is now.
+        ``watched``: the kernel reports attaching processes. Before ``quiet_until`` (0: now) no work is expected.
         """
         known = self._looks.get(path)
         if known is None:
@@ -136,5 +136,5 @@ class Agenda:
         self._looks.pop(path, None)
 
     def next(self) -> float:
-        """Return the time at which the next region is due; infinity without regions."""
+        """Return when the next region is due, or infinity."""
         return min([look.due for look in self._looks.values()], default=inf)

@@ -1,4 +1,4 @@
-"""Known regions: found by discoveries, located, and released when they are gone."""
+"""Known regions: found by discoveries, located, and released when gone."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ Discovery = DirectoryFinder | MappingFinder
 
 
 class KnownRegions:
-    """Discoveries of regions. They come into and leave ``parts.regions`` here."""
+    """Discoveries of regions, kept in ``parts.regions``."""
 
     def __init__(
         self, parts: Parts, namespaces: KnownNamespaces, forget: Callable[[RegionRepairs], None]
     ) -> None:
-        """Call ``forget`` with each region that is gone."""
+        """Call ``forget`` with each vanished region."""
         self._parts, self._namespaces, self._forget = parts, namespaces, forget
         self._discoveries = {name: make() for name, make in self._wanted(parts.settings).items()}
         self.joined: Joined | None = None  # NVML's last answer
 
     @property
     def discoveries(self) -> tuple[Discovery, ...]:
-        """Return the sources of regions."""
+        """Sources of regions."""
         return tuple(self._discoveries.values())
 
     def _wanted(self, settings: Settings) -> dict[object, Callable[[], Discovery]]:
-        """Return factories of the discoveries that the settings request, each by a distinguishing key."""
+        """Return factories of the requested discoveries by a distinguishing key."""
         parts, dirs = self._parts, settings.containers_dir
         wanted: dict[object, Callable[[], Discovery]] = {}
         if settings.mapped_regions:
@@ -69,13 +69,13 @@ class KnownRegions:
         return wanted
 
     def _users_without_slot(self) -> set[int]:
-        """Return the host PIDs of processes that NVML lists and that have no known slot."""
+        """Return NVML's host PIDs without a known slot."""
         known = (None, SampleReason.PROCESS_ENDED)  # None: it owns a slot
         used = self.joined.used if self.joined else ()
         return {each.host_pid for each in used if each.no_slot not in known}
 
     def _in_use(self, path: str) -> bool:
-        """Check if a slot of the region has a living owner."""
+        """Check for a slot with a living owner."""
         repairs = self._parts.regions.get(path)
         return repairs is not None and any(state.owner is not None for state in repairs.states.values())
 
@@ -95,7 +95,7 @@ class KnownRegions:
         self._parts.settings = settings
 
     async def discover(self, this: Pass) -> None:
-        """Search for new regions where that is due."""
+        """Search for new regions where due."""
         agenda = self._parts.agenda
         full, by_clock = agenda.search_due(this.now)
         by_clock = by_clock or this.everything
@@ -145,11 +145,11 @@ class KnownRegions:
         )
 
     def rejected(self) -> dict[str, RegionReason]:
-        """Return the reasons of skipped files, by path."""
+        """Return reasons of skipped files, by path."""
         return {path: why for each in self.discoveries for path, why in each.rejected.items()}
 
     def reject(self, region: SharedRegion, why: RegionRejected) -> None:
-        """Drop a region with a file that can't be used."""
+        """Drop a region with an unusable file."""
         self._count_rejected(region.path, why)
         for discovery in self.discoveries:
             discovery.reject(region, why)  # those that do not know it do nothing
@@ -164,7 +164,7 @@ class KnownRegions:
         )
 
     def drop(self, path: str) -> None:
-        """Remove a region; do nothing if it is unknown."""
+        """Remove a region, if known."""
         parts = self._parts
         parts.reports.pop(path, None)
         parts.changes += 1
@@ -179,7 +179,7 @@ class KnownRegions:
             parts.journal.record("region_gone", about=directory_of(path), container=container, path=path)
 
     def shed(self) -> None:
-        """Drop half of the regions to free descriptors for the other half."""
+        """Drop half of the regions to free descriptors."""
         why = RegionRejected(RegionReason.IO_ERROR, "it was given up, all descriptors are in use")
         for discovery in self.discoveries:
             regions = list(discovery.regions.values())

@@ -1,4 +1,4 @@
-"""Execution of orders by the slot writer in batches, and handling of their outcomes."""
+"""Execution of orders by the slot writer in batches, and their outcomes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ORDER_SECONDS = 30e-6
 
 
 class Writing:
-    """Slot writer as seen by the pass. ``blames`` are by container."""
+    """The pass's view of the slot writer. ``blames`` are by container."""
 
     def __init__(self, counters: Counter[str], journal: Journal) -> None:
         self.worker = WorkerProcess(
@@ -52,11 +52,11 @@ class Writing:
         self.on_would_repair: Callable[[RegionRepairs, Order], None] | None = None
 
     def blame(self, container: str) -> Blame:
-        """Return the blame shared by all files of a container; it outlives them."""
+        """Return the blame shared by a container's files; it outlives them."""
         return self._blames.setdefault(container, Blame())
 
     async def carry_out(self, repairs: RegionRepairs, orders: list[Order]) -> bool:
-        """Send up to `slot_writer.MAX_ORDERS` orders for one region; return True if the writer answered."""
+        """Send up to `slot_writer.MAX_ORDERS` orders; True if the writer answered."""
         async with self._one_at_a_time:
             # Meanwhile the region may have been given up, or an owner let go of: its descriptor is another file's then.
             orders = [order for order in orders if order.owner is order.state.owner]
@@ -94,7 +94,7 @@ class Writing:
         self._journal.trouble("means of the slot writer", why, "out_of_means", "means_restored")
 
     def _failed(self, repairs: RegionRepairs, error: WorkerFailed) -> None:
-        """Quarantine the files if they are to blame; otherwise let the next writer try again."""
+        """Quarantine the files if to blame; else let the next writer retry."""
         if error.waiting:
             return
         self._counters[CounterName.WRITER_FAILURES] += 1
@@ -144,7 +144,7 @@ class Writing:
             state.reason = UnresolvedReason.CHANGED
 
     def _writable(self, repairs: RegionRepairs, outcome: int) -> None:
-        """Log once when a file becomes unwritable, and when it is writable again."""
+        """Log once when a file becomes unwritable or writable again."""
         if outcome not in (slot_writer.DONE, slot_writer.NOT_WRITABLE):
             return
         path, why = repairs.region.path, ""
@@ -168,7 +168,7 @@ class Writing:
             self._journal.record("repair", **_about(repairs, order))
 
     def would_write(self, repairs: RegionRepairs, order: Order) -> None:
-        """Announce a dry run's write, once per generation and value."""
+        """Announce a dry run's write once per generation and value."""
         state = order.state
         if (order.device, order.new) in state.announced:
             return
@@ -191,7 +191,7 @@ class Writing:
 
 
 def directory_of(path: str) -> str:
-    """Return the key that limits log lines: the file's directory, or the container id of a mapped file."""
+    """Return the key that limits log lines: directory or mapped file's container id."""
     return os.path.dirname(path) if path.startswith("/") else path.partition(":")[0]
 
 
@@ -200,7 +200,7 @@ def _trouble(path: str) -> str:
 
 
 def _about(repairs: RegionRepairs, order: Order) -> dict[str, Any]:
-    """Return the fields of a log line about a ``hostpid``."""
+    """Return log fields about a ``hostpid``."""
     return {
         **of_slot(repairs, order.state),
         "slot": order.slot,
@@ -212,7 +212,7 @@ def _about(repairs: RegionRepairs, order: Order) -> dict[str, Any]:
 
 
 def of_slot(repairs: RegionRepairs, state: SlotState) -> dict[str, Any]:
-    """Return the event fields that identify a slot and its owner."""
+    """Return event fields of a slot and its owner."""
     ownership, owner = repairs.ownership, state.owner
     return {
         "container": ownership.container,

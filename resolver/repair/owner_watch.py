@@ -1,4 +1,4 @@
-"""Processes that own slots: a handle is held for each, and its end is reported."""
+"""Processes that own slots, held by handles until their end is reported."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Owners:
         return host_pid in self._owners
 
     def container_ids(self) -> frozenset[str]:
-        """Return the ids of all containers with a resolved slot."""
+        """Return ids of containers with a resolved slot."""
         return frozenset(container.container_id for _, container in self._owners.values()) - {""}
 
     def process(self, host_pid: int) -> ProcessIdentity | None:
@@ -43,30 +43,30 @@ class Owners:
         return self._owners[host_pid][1] if host_pid in self._owners else NO_CONTAINER
 
     def container_id(self, host_pid: int) -> str:
-        """Return the container id of a slot owner; empty if it has none."""
+        """Return a slot owner's container id; empty without one."""
         return self._container(host_pid).container_id
 
     def pod_uid(self, host_pid: int) -> str:
-        """Return the pod UID of a slot owner; empty if unknown."""
+        """Return a slot owner's pod UID; empty if unknown."""
         return self._container(host_pid).pod_uid or ""
 
     def by_container(self) -> dict[str, int]:
-        """Return one owner's host PID for each container with a resolved slot."""
+        """Return an owner's host PID per container with a resolved slot."""
         owners = ((container.container_id, host_pid) for host_pid, (_, container) in self._owners.items())
         return {container_id: host_pid for container_id, host_pid in owners if container_id}
 
     @property
     def fd(self) -> int:
-        """Return the descriptor that is readable when an owner with a pidfd has ended."""
+        """Descriptor, readable when an owner with a pidfd has ended."""
         return self._exits.fileno()
 
     @property
     def polled(self) -> bool:
-        """Check if any owner has no pidfd (before Linux 5.3)."""
+        """True if any owner lacks a pidfd (before Linux 5.3)."""
         return bool(self._without_pidfd)
 
     def watch(self, state: SlotState, owner: ProcessHandle) -> None:
-        """Report the end of this slot's owner from now on."""
+        """Report this owner's end."""
         self._states[owner.fd] = state
         self.changes += 1
         if owner.is_pidfd:
@@ -81,7 +81,7 @@ class Owners:
         self._owners[host_pid] = owner.process, container
 
     def unwatch(self, state: SlotState) -> None:
-        """Forget the slot's owner, if any, and give its handle back."""
+        """Forget the slot's owner, if any, and return its handle."""
         owner = state.owner
         if owner is None:
             return
@@ -97,7 +97,7 @@ class Owners:
         state.release()
 
     def ended(self) -> list[SlotState]:
-        """Return the slots with an owner that ended since the last call."""
+        """Return slots with owners that newly ended."""
         if not self._states:
             return []
         states = [self._states[fd] for fd, _ in self._exits.poll(0)]

@@ -37,7 +37,7 @@ _TOGETHER_SECONDS = 0.005
 
 
 class Pass:
-    """One pass: its inputs and its cost so far."""
+    """One pass's inputs and cost so far."""
 
     def __init__(
         self, policy: HostpidPolicy, joined: Joined, budgets: Budgets, *, patient: bool, everything: bool
@@ -54,18 +54,18 @@ class Pass:
         self._budgets = budgets
 
     def charge(self, container: str, seconds: float) -> None:
-        """Charge the seconds to the pass and, unless negligible, to the container."""
+        """Charge the pass and, unless negligible, the container."""
         self.spent += seconds
         if seconds >= _TRIFLE_SECONDS:
             self._budgets.spend(container, seconds)
 
     def over(self, container: str) -> bool:
-        """Check if this container must wait for a later pass."""
+        """Check if this container must wait."""
         return self.patient and self._budgets.over(container)
 
 
 class Parts:
-    """Shared parts. ``reports`` are by path; ``changes`` counts changes of reported state."""
+    """Shared parts: ``reports`` by path; ``changes`` counts those of reported state."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class Parts:
             self.reader.spend = self.budgets.spend
 
     def is_here(self, repairs: RegionRepairs) -> bool:
-        """Check that the region was not dropped during an await."""
+        """Check that the region survived an await."""
         return self.regions.get(repairs.region.path) is repairs
 
     def looked(self, repairs: RegionRepairs, now: float, quiet_until: float) -> None:
@@ -113,7 +113,7 @@ class Parts:
     def put_off(
         self, repairs: RegionRepairs, this: Pass, why: UnresolvedReason = UnresolvedReason.OVER_BUDGET
     ) -> None:
-        """Delay the region's due work: its container is over budget or makes the kernel wait."""
+        """Delay due work: its container is over budget or makes the kernel wait."""
         if why is UnresolvedReason.OVER_BUDGET:
             self.counters[CounterName.OVER_BUDGET] += 1
         self.agenda.put_off(repairs.region.path, time.monotonic() + self.settings.interval)

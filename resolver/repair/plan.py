@@ -1,8 +1,8 @@
 """Plan of repairs: the errors in one region, slot by slot, and the words to write. Does no I/O.
 
 A slot *generation* is one process holding one slot, at any index, because slots move. Its ``hostpid`` is written once,
-and again after the process's own guess, which comes seconds after HAMi took the slot. Any further change is a conflict,
-and delays the next attempt.
+and again after the process's guess, seconds after HAMi took the slot. Further changes are conflicts and delay the next
+attempt.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ FOLLOWED = 16
 
 
 class Order(NamedTuple):
-    """One word to change, with its slot and reason. ``device`` is None for a ``hostpid``."""
+    """A word to change. ``device`` is None for a ``hostpid``."""
 
     state: SlotState
     owner: ProcessHandle | None  # when it was given
@@ -63,7 +63,7 @@ class Order(NamedTuple):
 
 
 class RegionRepairs(RegionSlots):
-    """Repairs of one region. ``close`` releases the handles."""
+    """Repairs of one region. ``close`` releases handles."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class RegionRepairs(RegionSlots):
         location: Location,
         blame: Blame | None = None,
     ) -> None:
-        """Take ``blame``, the record of writer failures caused by this container's files."""
+        """Take ``blame``, of writer failures caused by the container's files."""
         super().__init__(region, ownership, location)
         self.blame = blame or Blame()
         self._vacant: dict[int, SlotState] = {}  # slots of no process that say a load, at the last plan
@@ -96,15 +96,15 @@ class RegionRepairs(RegionSlots):
         return self._settled != self._changes or now + ahead >= self._next_look
 
     def quiet_until(self) -> float:
-        """Return the monotonic time before which only events cause work; 0 is now."""
+        """Return the monotonic time until which only events cause work; 0 is now."""
         return 0.0 if self._settled != self._changes or self._refilled_until else self._next_look
 
     def unwritable(self, now: float, seconds: float) -> None:
-        """Pause writes to an unwritable file for some seconds."""
+        """Pause writes to an unwritable file."""
         self._unwritable_until = now + seconds
 
     def _paused(self, now: float) -> UnresolvedReason | None:
-        """Return the reason to write nothing to this file now; None if writing is allowed."""
+        """Return why not to write now, if so."""
         if self.blame.quarantined(now):
             return UnresolvedReason.QUARANTINED
         uncertain = self._uncertain()
@@ -113,7 +113,7 @@ class RegionRepairs(RegionSlots):
         return UnresolvedReason.WRITE_FAILED if now < self._unwritable_until else None
 
     def _uncertain(self) -> UnresolvedReason | None:
-        """Return the reason to doubt that the file belongs to its container; None once that was certain.
+        """Return why the file may not be its container's; None once that was certain.
 
         Directories may have been exchanged before the daemon started. After a slot of the container without one of
         another pod, other pods are only guests.
@@ -139,8 +139,8 @@ class RegionRepairs(RegionSlots):
     ) -> Iterator[Order | None]:
         """Yield the words to change now, every ``hostpid`` first, and set each state's reason for not writing.
 
-        None is a chance to yield to other work. ``actual_utilization(host_pid, uuid)`` is in per cent, None if unknown,
-        from NVML's answer at ``answered``. ``on_conflict`` gets the seconds until the next attempt.
+        None is a chance to yield to other work. ``actual_utilization(host_pid, uuid)`` is in per cent or None, from
+        NVML's answer at ``answered``. ``on_conflict`` gets the seconds until the next attempt.
         """
         changes, settled = self._changes, True  # `_settled` stays behind what changes meanwhile
         self.contested, self._settled = False, -1
@@ -258,7 +258,7 @@ class RegionRepairs(RegionSlots):
         )
 
     def _zeroes(self, state: SlotState) -> list[Order]:
-        """Return the orders that zero a dead slot."""
+        """Return orders that zero a dead slot."""
         used = [(device, present) for device, present in enumerate(state.slot.sm_util) if present]
         return [self._value(state, device, present, 0) for device, present in used]
 
@@ -271,9 +271,9 @@ class RegionRepairs(RegionSlots):
         answered: float,
         writes: WriteUtilization,
     ) -> tuple[list[Order], bool]:
-        """Return orders that copy NVML's values to an owned slot, and True if each value is right and uncontested.
+        """Return orders that copy NVML's values to an owned slot, and True if all are right and uncontested.
 
-        Values that a watcher updates are not ordered.
+        Values that watchers update are not ordered.
         """
         orders: list[Order] = []
         if state.owner is None or state.evidence is None:
@@ -296,7 +296,7 @@ class RegionRepairs(RegionSlots):
         return orders, calm and evidence.calm()
 
     def lingering(self) -> Iterator[tuple[int, str]]:
-        """Yield host PID and device of nonzero values that are ours, or that no release up to 2.9.0 zeroes."""
+        """Yield host PID and device of nonzero values that are ours or that no release up to 2.9.0 zeroes."""
         for state in self.distinguished():
             if self.view is None or state.owner is None or state.evidence is None:
                 continue
@@ -347,12 +347,12 @@ class RegionRepairs(RegionSlots):
 
 
 def slot_word(pid: int, hostpid: int) -> int:
-    """Return a slot's 8-byte word: ``pid`` is the low half, ``hostpid`` the high half."""
+    """Return a slot's 8-byte word: low half ``pid``, high half ``hostpid``."""
     return (pid & 0xFFFFFFFF) | (hostpid & 0xFFFFFFFF) << 32
 
 
 def encode(orders: list[Order], layout: Layout) -> tuple[bytes, list[int]]:
-    """Return the orders in the writer's format, and the descriptors of their handles."""
+    """Return orders in the writer's format, and their handles' descriptors."""
     message = bytearray(slot_writer.HEAD.pack(layout.file_bytes, len(orders)))
     handles: list[int] = []
     for order in orders:

@@ -1,7 +1,6 @@
-"""Slot writer failures caused by one container's cache files, and the resulting quarantine.
+"""Slot writer failures caused by one container's cache files, and their quarantine.
 
-SIGBUS and SIGSEGV are blamed on the file at once. A late or killed writer may only show a slow machine: several
-failures in a row count.
+SIGBUS and SIGSEGV are blamed at once. A late or killed writer may only mean a slow machine: several in a row count.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ FORGIVEN_SECONDS = 600.0
 
 
 class Blame:
-    """Failures of one container. Times are monotonic, in seconds."""
+    """One container's failures. Times are monotonic, in seconds."""
 
     def __init__(self) -> None:
         self._deaths = 0  # in a row, without an answer in between
@@ -25,7 +24,7 @@ class Blame:
     def died(self, now: float, *, guilty: bool) -> float:
         """Note a writer failure; return the seconds of quarantine, 0 for none yet.
 
-        ``guilty``: the writer died of a signal that a file can cause.
+        ``guilty``: it died of a signal that a file can cause.
         """
         if now - self._last > FORGIVEN_SECONDS:
             self._deaths = 0
@@ -39,7 +38,7 @@ class Blame:
         return float(seconds)
 
     def answered(self) -> None:
-        """Clear the row of failures: the file was not their cause."""
+        """Clear the failures: the file was not to blame."""
         self._deaths = 0
 
     def quarantined(self, now: float) -> bool:

@@ -1,4 +1,4 @@
-"""Region reads: from the page cache, or by a lane if the kernel may have to wait."""
+"""Region reads: from the page cache, or by a lane if the kernel may wait."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ _COUNTS_SECONDS = 1.0
 
 
 class Readings:
-    """Reads of due regions, and of HAMi-core's counts in them."""
+    """Reads of due regions and HAMi-core's counts."""
 
     def __init__(
         self, parts: Parts, going: Container[str], reject: Callable[[SharedRegion, RegionRejected], None]
     ) -> None:
-        """Skip containers in ``going``; call ``reject`` for files that can't be used."""
+        """Skip containers in ``going``; call ``reject`` for unusable files."""
         self._parts, self._going, self._reject = parts, going, reject
 
     async def read_due(self, this: Pass) -> dict[str, deque[Work]]:
-        """Read every due region; return the work by container, most budget left first."""
+        """Read due regions; return work by container, most budget left first."""
         regions, budgets = self._parts.regions, self._parts.budgets
         busy: dict[str, deque[Work]] = {}
         due = self._parts.agenda.due(None if this.everything else this.now + this.ahead)
@@ -56,7 +56,7 @@ class Readings:
     async def _read_some(
         self, waiting: Iterable[RegionRepairs], this: Pass, busy: dict[str, deque[Work]]
     ) -> list[RegionRepairs]:
-        """Read these regions and collect their work in ``busy``; return those that a lane reads."""
+        """Read regions and add work to ``busy``; return those that lanes read."""
         parts = self._parts
         late: list[RegionRepairs] = []
         since = began = time.monotonic()
@@ -101,7 +101,7 @@ class Readings:
         return view
 
     def _view(self, repairs: RegionRepairs) -> RegionView | None:
-        """Return the region's view, or None while a lane reads it. Raises `RegionRejected` and `WorkerFailed`."""
+        """Return the view; None while a lane reads. Raises `RegionRejected` and `WorkerFailed`."""
         task = repairs.reading
         if task is not None:
             if not task.done():
@@ -122,7 +122,7 @@ class Readings:
         return view
 
     async def _look(self, repairs: RegionRepairs, view: RegionView, this: Pass) -> bool:
-        """Process a region's view; return True if the region has work."""
+        """Process a region's view; True if it has work."""
         parts, settings = self._parts, self._parts.settings
         for state in repairs.observe(view, watched=repairs.region.path in parts.watches.keys):
             parts.owners.unwatch(state)
@@ -134,13 +134,13 @@ class Readings:
         return stirs
 
     async def _take_counts(self, repairs: RegionRepairs, now: float) -> None:
-        """Read HAMi-core's counts once a second. They are unknown while any slot's owner is."""
+        """Read HAMi-core's counts every second; they are unknown while any slot's owner is."""
         if now >= repairs.counts_due:
             repairs.counts_due = now + _COUNTS_SECONDS
             repairs.counts = await _count(self._parts.reader, repairs)
 
     def _watch(self, repairs: RegionRepairs) -> None:
-        """Subscribe to the kernel's events on the file."""
+        """Subscribe to kernel events on the file."""
         region, agenda = repairs.region, self._parts.agenda
 
         def on_event(happened: int) -> None:

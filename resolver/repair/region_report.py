@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def region_report(
     repairs: RegionRepairs, joined: Joined, container_id: Callable[[int], str], now: float
 ) -> RegionReport:
-    """Return a region's report with its slots in use; ``container_id`` maps a host PID to a container."""
+    """Report a region's used slots; ``container_id`` maps host PIDs to containers."""
     region, view = repairs.region, repairs.view
     uuids = view.uuids if view else ()
     states = repairs.distinguished()
@@ -55,7 +55,7 @@ def region_report(
 def _slot_report(
     state: SlotState, uuids: tuple[str, ...], joined: Joined, container_id: Callable[[int], str] | None
 ) -> SlotReport:
-    """Return a slot's report; with ``container_id`` it names the owner's container."""
+    """Report a slot; ``container_id`` adds the owner's container."""
     slot, host_pid = state.slot, state.owner.process.host_pid if state.owner else None
     utilization: tuple[int | None, ...] = (0 if state.dead else None,) * len(uuids)
     if host_pid is not None:

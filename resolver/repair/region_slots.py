@@ -1,4 +1,4 @@
-"""Slots of one region: owners, searches for them, and changes since the last plan. Does no I/O."""
+"""Slots of one region: owners, searches, and changes since the last plan. Does no I/O."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class RegionSlots:
-    """Slots of one region: each has a `SlotState`, or is packed."""
+    """Slots of one region, as `SlotState` or packed."""
 
     def __init__(self, region: SharedRegion, ownership: Ownership, location: Location) -> None:
         self.region = region
@@ -36,11 +36,11 @@ class RegionSlots:
         self.reading: asyncio.Task[RegionView] | None = None  # by a lane
 
     def attached(self) -> None:
-        """Note a write by a process, which may have reused a dead slot without changing a byte of it."""
+        """Note a process's write, which may have reused a dead slot without changing a byte."""
         self._attached = True
 
     def observe(self, view: RegionView, *, watched: bool = False) -> list[SlotState]:
-        """Update the slots from a view; return the states of slots that are gone.
+        """Update the slots from a view; return states of vanished slots.
 
         ``watched``: the kernel reports attaching processes. Only they can hide a move; stores change the file's time,
         too.
@@ -60,7 +60,7 @@ class RegionSlots:
         return gone
 
     def _sort(self, view: RegionView, before: RegionView | None) -> list[SlotState]:
-        """Match slots to states by PID, and mark ambiguous or invalid ones; return states that are gone."""
+        """Match slots to states by PID, mark ambiguous or invalid ones; return vanished states."""
         slots, unowned = view.slots, UnownedSlots(len(view.slots))
         found: dict[int, int] = {}  # index by PID
         twice: set[int] = set()
@@ -93,7 +93,7 @@ class RegionSlots:
         return gone
 
     def values_changed(self, host_pids: Container[int] | None) -> bool:
-        """Note new NVML values (None: of all processes); return True if one of them owns a slot here."""
+        """Note new NVML values (None: of all processes); True if a slot here is affected."""
         owners = (state.owner for state in self.states.values() if state.owner is not None)
         known = any(host_pids is None or owner.process.host_pid in host_pids for owner in owners)
         if known:
@@ -101,7 +101,7 @@ class RegionSlots:
         return known
 
     def ended(self, state: SlotState) -> bool:
-        """Note the end of a slot's owner; return False if the slot is in another region."""
+        """Note an owner's end; False if its slot is in another region."""
         if self.states.get(state.slot.pid) is not state:
             return False
         self._next_look = 0.0
@@ -120,25 +120,25 @@ class RegionSlots:
 
     @property
     def odd(self) -> dict[int, UnresolvedReason]:
-        """Return the slots without a state, by index."""
+        """Return slots without a state, by index."""
         return self._unowned.odd()
 
     def distinguished(self) -> list[SlotState]:
-        """Return the states of slots with a unique PID."""
+        """Return states of slots with a unique PID."""
         return [state for ns_pid, state in self.states.items() if ns_pid not in self._twice]
 
     def unclear(self) -> bool:
-        """Check if any slot is neither owned nor known to be dead."""
+        """Check if any slot is neither owned nor certainly dead."""
         return self._unowned.unclear() or any(
             state.owner is None and not state.dead for state in self.distinguished()
         )
 
     def unowned_codes(self) -> bytes:
-        """Return the code of each slot without a state, by index; see `UnownedCode`."""
+        """Return the `UnownedCode` of each slot without a state, by index."""
         return self._unowned.codes()
 
     def due(self, now: float) -> array[int]:
-        """Return the indexes of slots with a due search for an owner, last first."""
+        """Return indexes of slots due for a search, last first."""
         if now < self._next_look:
             return array("h")
         due = self._unowned.due(now)
@@ -147,7 +147,7 @@ class RegionSlots:
         return due
 
     def at(self, index: int) -> SlotState:
-        """Return the state of a due slot; see `put_back`."""
+        """Return a due slot's state; see `put_back`."""
         slots = self.view.slots if self.view is not None else ()
         slot = slots[index]
         if index in self._unowned:
@@ -155,34 +155,34 @@ class RegionSlots:
         return self.states[slot.pid]
 
     def put_back(self, state: SlotState) -> None:
-        """Reduce an unowned slot's state to its packed form."""
+        """Pack an unowned slot's state."""
         ns_pid = state.slot.pid
         if state.is_unowned() and ns_pid not in self._twice:
             del self.states[ns_pid]
             self._unowned.put(state)
 
     def rest(self) -> None:
-        """End the region's work in this pass, and schedule the next search."""
+        """End this pass's work; schedule the next search."""
         for state in list(self.states.values()):
             self.put_back(state)
         looks = (state.next_look for state in self.distinguished() if state.owner is None or state.doubted)
         self._next_look = min(min(looks, default=inf), self._unowned.next_look())
 
     def put_off(self, now: float, why: UnresolvedReason = UnresolvedReason.OVER_BUDGET) -> bool:
-        """Delay due work at the container's expense; return True if that changed any reason."""
+        """Delay due work at the container's expense; True if any reason changed."""
         news = set[bool]()
         self._change(self.distinguished(), lambda state: news.add(state.put_off(now, why)))
         return True in news
 
     def _change(self, states: Iterable[SlotState], change: Callable[[SlotState], None]) -> None:
-        """Change these states, and those of all slots without a known owner."""
+        """Change these states and those of all unowned slots."""
         for state in states:
             change(state)
         if self.view is not None:
             self._unowned.apply(self.view.slots, change)
 
     def close(self) -> None:
-        """Release the region's descriptor and every handle."""
+        """Release descriptor and handles."""
         for state in self.states.values():
             state.release()
         self.states.clear()

@@ -37,7 +37,7 @@ _MANY_UNUSED, _UNUSED_SECONDS = 1024, 3.0
 
 
 class Repairer:
-    """All regions of the node and the state of their slots."""
+    """The node's regions and their slots' state."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Repairer:
         namespaces: KnownNamespaces | None = None,
         reader: TenantReader | None = None,
     ) -> None:
-        """Share the node's ``namespaces`` with look-ups; ``reader`` does reads that may block."""
+        """Share ``namespaces`` with look-ups; ``reader`` does reads that may block."""
         self.parts = parts = Parts(settings, procfs, pidmap, counters, journal, reader)
         self.regions, self.owners, self.budgets = parts.regions, parts.owners, parts.budgets
         self.agenda, self.watches, self.writing = parts.agenda, parts.watches, parts.writing
@@ -68,13 +68,13 @@ class Repairer:
 
     @property
     def workers(self) -> list[WorkerProcess | Lane]:
-        """Return all child processes."""
+        """All child processes."""
         lanes = self.parts.reader.workers if isinstance(self.parts.reader, Lanes) else ()
         return [self.writing.worker, *lanes]
 
     @property
     def settings(self) -> Settings:
-        """Return the settings in force."""
+        """Settings in force."""
         return self.parts.settings
 
     async def pass_once(
@@ -127,7 +127,7 @@ class Repairer:
             self._unused = 0
 
     def _forget(self, repairs: RegionRepairs) -> None:
-        """Forget a region that is gone."""
+        """Forget a vanished region."""
         path = repairs.region.path
         self._unused += len(repairs.view.slots) if repairs.view is not None else 0
         self._unused_since = time.monotonic()
@@ -135,7 +135,7 @@ class Repairer:
         self._abandoned.forget(path)
 
     def _take_in(self, this: Pass) -> None:
-        """Process the reports of NVML and the kernel since the last pass."""
+        """Process new reports of NVML and the kernel."""
         if this.joined is not self.found.joined:
             changed = this.joined.changed(self.found.joined)
             self.found.joined, self._answered = this.joined, this.now
@@ -150,7 +150,7 @@ class Repairer:
         self.journal.trouble("watches", self.watches.why_not, "not_watched", "watched_again")
 
     def _take_in_ends(self) -> None:
-        """Process the ends of owners, and abandoned files."""
+        """Process ended owners and abandoned files."""
         now = time.monotonic()
         for state in self.owners.ended():
             for path, repairs in self.regions.items():
@@ -171,7 +171,7 @@ class Repairer:
         self.parts.wake()
 
     def close(self) -> None:
-        """Release everything: the child, handles and files."""
+        """Release the child, handles and files."""
         self.turns.close()
         if self._judging is not None:
             self._judging.cancel()
@@ -186,11 +186,11 @@ class Repairer:
             yield from repairs.lingering()
 
     def contested(self) -> bool:
-        """Check if a tenant's watcher writes wrong values, so that `follow` has work."""
+        """Check if a tenant's watcher writes wrong values, for `follow` to correct."""
         return not self.settings.dry_run and any(repairs.contested for repairs in self.regions.values())
 
     async def follow(self) -> None:
-        """Correct values that tenants' watchers get wrong, at their expense."""
+        """Correct tenants' watchers' wrong values, at their expense."""
         for repairs in [each for each in self.regions.values() if each.contested]:
             container, now = repairs.ownership.account, time.monotonic()
             if self.budgets.over(container):
@@ -208,38 +208,38 @@ class Repairer:
                 await self.writing.carry_out(repairs, orders)
 
     def take_events(self) -> None:
-        """Read some kernel events on tenants' files; this may bring `next_pass` forward."""
+        """Read some kernel events; may bring `next_pass` forward."""
         if self.watches.take():
             self.agenda.events_lost(time.monotonic(), self.settings.interval)
             for repairs in self.regions.values():
                 repairs.attached()
 
     def next_pass(self) -> float:
-        """Return the monotonic time of the next known work."""
+        """Return the next known work's monotonic time."""
         interval = self.settings.interval
         wait = interval if self.owners.polled else max(interval, self._abandoned.wait())
         wanted = min(each.wants() for each in self.found.discoveries)
         return self.agenda.next_pass(wait, wanted, time.monotonic())
 
     def is_news(self, joined: Joined) -> bool:
-        """Check if ``joined`` differs for any process from the last pass's input."""
+        """Check if ``joined`` differs for any process from the last pass's."""
         changed = joined.changed(self.found.joined)
         return changed is None or bool(changed)
 
     def take_news(self) -> bool:
-        """Check if a region came or went, or a report changed, since the last call."""
+        """Check if regions or reports changed since the last call."""
         taken, self._changes_taken = self._changes_taken, self.parts.changes
         return taken != self.parts.changes
 
     def unwatched(self) -> int:
-        """Count the regions of which the kernel reports no changes."""
+        """Count regions without change reports by the kernel."""
         return sum(path not in self.watches for path in self.regions)
 
     def hami_counts(self) -> dict[str, HamiCounts]:
-        """Return HAMi-core's counts by path, as far as they were read."""
+        """Return HAMi-core's counts by path, as far as read."""
         counts = {path: repairs.counts for path, repairs in self.regions.items()}
         return {path: each for path, each in counts.items() if each is not None}
 
     def reports(self) -> tuple[RegionReport, ...]:
-        """Return every region's report as of its last turn."""
+        """Return every region's report, as of its last turn."""
         return tuple(self.parts.reports.values())

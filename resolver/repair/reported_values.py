@@ -2,11 +2,11 @@
 
 HAMi's watcher writes ``sm_util`` of its container's slots every 120 ms. Up to 2.9.0 it zeroes only the first device;
 2.5 and 2.6 add on the others; 2.4.1 zeroes and fills nothing in. NVML's value is up to a second old, so a difference
-alone proves nothing. Two cases count, for each slot and device:
+alone proves nothing. Two cases count, per slot and device:
 
-*stale*: the value differs, and has not changed since NVML's answer nor in two ticks after it. Corrected once.
-*contested*: our value was replaced by one that NVML contradicts; or it is more than a device can do; or it kept growing
-  above NVML's. Corrected until that watcher was right at two of NVML's answers in a row.
+*stale*: it differs, unchanged since NVML's answer and in two ticks after it. Corrected once.
+*contested*: our value was replaced by one that NVML contradicts; or it exceeds a device's limit; or it kept growing
+  above NVML's. Corrected until that watcher was right at two successive NVML answers.
 
 Values within `NEAR` points are equal because samples jitter, but 0 equals only 0. Our own values are kept exact.
 """
@@ -43,12 +43,12 @@ class Verdict(Enum):
 
 
 def differs(present: int, actual: int) -> bool:
-    """Check if a slot's value differs from NVML's, both in per cent."""
+    """Check if a slot's value differs from NVML's, in per cent."""
     return abs(present - actual) > NEAR or (present == 0) != (actual == 0)
 
 
 class ReportedValue:
-    """History of one slot's ``sm_util`` on one device. Times are monotonic."""
+    """History of a slot's ``sm_util`` on one device. Times are monotonic."""
 
     def __init__(self, present: int) -> None:
         self.seen = self.own = present  # own: the last value that was not ours
@@ -66,11 +66,11 @@ class ReportedValue:
         self.right = 0
 
     def wrote(self, value: int) -> None:
-        """Note a value that we wrote."""
+        """Note a value that the daemon wrote."""
         self.seen, self.ours, self.rising, self.contradicted, self.wrong_since = value, True, None, None, None
 
     def see(self, present: int, now: float) -> None:
-        """Note the present value; one that is not the last known was written by another program."""
+        """Note the present value; another program wrote one that is not the last known."""
         if present != self.seen:
             self.lost = self.lost or self.ours
             self.ours = False
@@ -82,7 +82,7 @@ class ReportedValue:
     def judge(self, present: int, actual: int, answered: float, since: float, now: float) -> Verdict:
         """Return the verdict on ``present``, given NVML's value ``actual`` from its answer at ``answered``.
 
-        Since ``since``, when its slot's ``hostpid`` became right, a watcher could have worked.
+        A watcher could work from ``since``, when the slot's ``hostpid`` became right.
         """
         before, new = self.seen, answered > self.answered
         self.answered, self.actual = answered, actual
@@ -120,7 +120,7 @@ class ReportedValue:
             self.contested = self.lost = False
 
     def _grows(self, before: int, present: int, actual: int, *, new: bool, now: float) -> bool:
-        """Check if it grew above NVML's values before and after; a genuine rise stays under the later one."""
+        """Check if it grew above NVML's values before and after; a genuine rise stays under the later."""
         above = present > actual + NEAR
         if not above or present < before or (new and before <= actual + NEAR) or self.rising is None:
             self.rising = now if above and not self.ours else None
@@ -128,7 +128,7 @@ class ReportedValue:
         return self.rising < self.moved_at and self.answered - self.rising >= TWO_TICKS
 
     def ways(self) -> str:
-        """Describe the effect of its watcher."""
+        """Describe its watcher's effect."""
         if self.fault > (self.actual or 0):
             return "a watcher adds to sm_util instead of setting it, as HAMi 2.5 and 2.6 do"
         if self.fault == 0:
@@ -137,7 +137,7 @@ class ReportedValue:
 
 
 def reordered(visible: str, uuids: Sequence[str]) -> bool:
-    """Check if CUDA_VISIBLE_DEVICES makes CUDA number a container's GPUs differently from NVML."""
+    """Check if CUDA_VISIBLE_DEVICES numbers GPUs differently from NVML."""
     listed = [word.strip() for word in visible.split(",") if word.strip()]
     same = zip(listed, enumerate(uuids), strict=False)
     return not all(
@@ -146,7 +146,7 @@ def reordered(visible: str, uuids: Sequence[str]) -> bool:
 
 
 class Evidence:
-    """History of one slot's values. ``visible``: CUDA_VISIBLE_DEVICES if its order differs from NVML's."""
+    """One slot's values. ``visible``: CUDA_VISIBLE_DEVICES if its order differs from NVML's."""
 
     def __init__(self) -> None:
         self.words: dict[int, ReportedValue] = {}  # by device
@@ -155,7 +155,7 @@ class Evidence:
         self.visible = ""
 
     def word(self, device: int, present: int) -> ReportedValue:
-        """Return a device's value, creating it from ``present`` if it is new."""
+        """Return a device's value, created from ``present`` if new."""
         word = self.words.get(device)
         if word is None:
             word = self.words[device] = ReportedValue(present)
@@ -166,11 +166,11 @@ class Evidence:
         return all(not word.contested and word.wrong_since is None for word in self.words.values())
 
     def contested(self) -> list[int]:
-        """Return the devices in use with a contested value."""
+        """Return devices in use with a contested value."""
         return [device for device, word in self.words.items() if word.contested and word.actual]
 
     def why(self, hostpid: int, policy: HostpidPolicy, now: float) -> str:
-        """Explain why values of this slot don't stay right; empty if they do or it is too early."""
+        """Explain why values don't stay right; empty if they do or it is too early."""
         mixed = ""
         if self.visible:
             mixed = "HAMi's watcher mixes the numbers of CUDA and of NVML up"
@@ -187,7 +187,7 @@ class Evidence:
 
 
 def _doubt(word: ReportedValue, hostpid: int, policy: HostpidPolicy) -> str:
-    """Explain why a watcher that finds no samples may be right and the policy wrong."""
+    """Explain why a watcher without samples may be right and the policy wrong."""
     if word.fault or policy.origin not in (Origin.BY_VERSION, Origin.FORCED):
         return ""
     namespace = "host" if policy.namespace is HostpidNamespace.HOST else "container"

@@ -1,4 +1,4 @@
-"""State of slots: an object for each owned slot, a few bytes for each without a known owner.
+"""State of slots: an object for each owned slot, a few bytes for any other.
 
 A tenant fills 1,024 slots of a file at no cost.
 """
@@ -43,7 +43,7 @@ _NOTHING_ANNOUNCED: frozenset[tuple[int | None, int]] = frozenset()
 
 
 class SlotState:
-    """State of one PID's slot in one region."""
+    """State of a PID's slot in one region."""
 
     def __init__(self, slot: SlotRecord) -> None:
         self.slot = slot
@@ -69,14 +69,14 @@ class SlotState:
         self.evidence: Evidence | None = None  # while it has an owner
 
     def due(self, now: float) -> bool:
-        """Check if a search for its owner is due."""
+        """Check if an owner search is due."""
         return self.doubted or (self.owner is None and now >= self.next_look)
 
     def observe(self, slot: SlotRecord) -> None:
         """Update the slot's content.
 
-        Where containers share a file, a process with the same PID can take over the slot: an unknown ``hostpid`` may be
-        its.
+        In a shared file, another container's process with the same PID can take over the slot: an unknown ``hostpid``
+        may be its.
         """
         if self.owner is not None and slot.hostpid not in (self.slot.hostpid, 0, slot.pid):
             self.doubted = self.doubted or slot.hostpid != self.owner.process.host_pid
@@ -90,7 +90,7 @@ class SlotState:
         return not self.doubted or found in _NOT_SEARCHED
 
     def found(self, result: ProcessHandle | UnresolvedReason, now: float, *, watched: bool = False) -> None:
-        """Apply the result of a search. ``watched``: the kernel reports attaching processes."""
+        """Apply a search's result. ``watched``: the kernel reports attaching processes."""
         if isinstance(result, ProcessHandle):
             self.owner, self.reason, self.dead, self.looks = result, None, False, 0
             self.abandoned = self.unsure = self.followed = self.doubted = False
@@ -115,20 +115,20 @@ class SlotState:
             self.next_look = now + doubled(0.5, longest, self.looks - EAGER_LOOKS)
 
     def is_unowned(self) -> bool:
-        """Check that `UnownedSlots` can hold all of its state."""
+        """Check that `UnownedSlots` can hold its whole state."""
         plain = self.repaired is None and self.wrong_since is None and not self.stuck and not self.announced
         return self.owner is None and plain
 
     def release(self) -> None:
-        """Release the handle of its process."""
+        """Release its process's handle."""
         if self.owner is not None:
             self.owner.close()
         self.owner, self.doubted = None, False
 
     def owner_ended(self) -> None:
-        """Mark the slot dead after its owner's end. One search shows if another process took it.
+        """Mark the slot dead. One search shows if another process took it.
 
-        Later searches are rare unless a process has attached, because each may walk all processes.
+        Later searches, which may walk all processes, are rare unless a process has attached.
         """
         self.disowned()
         looks = EAGER_LOOKS if self.followed else _SETTLED_LOOKS
@@ -142,12 +142,12 @@ class SlotState:
         self.stuck, self.evidence, self.announced = "", None, _NOTHING_ANNOUNCED
 
     def abandon(self) -> None:
-        """Mark the slot as dead if its process was not found: no process has the file open."""
+        """Mark an unowned slot as dead: no process has the file open."""
         if self.owner is None and self.reason in NOT_FOUND:
             self.dead = self.abandoned = True
 
     def put_off(self, now: float, why: UnresolvedReason) -> bool:
-        """Delay due work; return True if that changed the reason."""
+        """Delay due work; True if the reason changed."""
         waits = self.due(now) or self.wrong_since is not None
         if not waits or self.dead or self.reason is why:
             return False
@@ -155,10 +155,10 @@ class SlotState:
         return True
 
     def touched(self, *, attached: bool = False) -> None:
-        """Note a write to the file, after which a process may have reused this slot.
+        """Note a write, after which a process may have reused this slot.
 
-        ``attached``: the write that every attaching process makes. Changed bytes alone trigger no search: a tenant can
-        flip them at any rate.
+        ``attached``: every attaching process's write. Changed bytes alone trigger no search: tenants can flip them at
+        any rate.
         """
         self.next_look = 0.0
         self.looks = min(self.looks, EAGER_LOOKS)
@@ -169,7 +169,7 @@ class SlotState:
 
 
 class UnownedSlots:
-    """Slots without a known owner, by index, in eleven bytes each; also those that can't have a state (``odd``)."""
+    """Unowned slots by index, eleven bytes each; also those that can't have a state (``odd``)."""
 
     __slots__ = ("_codes", "_looks", "_next")
 
@@ -186,7 +186,7 @@ class UnownedSlots:
         self._codes[index], self._looks[index], self._next[index] = UnownedCode.UNOWNED, 0, 0.0
 
     def put(self, state: SlotState) -> None:
-        """Store a slot in place of its state; `SlotState.is_unowned` must be true."""
+        """Store a slot in place of its state; requires `SlotState.is_unowned`."""
         index = state.slot.index
         code = UnownedCode.of(state.reason)
         for is_so, bit in (
@@ -219,12 +219,12 @@ class UnownedSlots:
         self._codes[index], self._next[index] = UnownedCode.of(why), inf
 
     def odd(self) -> dict[int, UnresolvedReason]:
-        """Return the slots without a state, by index."""
+        """Return slots without a state, by index."""
         found = ((index, UnownedCode.reason(code)) for index, code in enumerate(self._codes) if code)
         return {index: why for index, why in found if why is not None and self._next[index] == inf}
 
     def reasons(self) -> set[UnresolvedReason | None]:
-        """Return the distinct reasons for a missing owner."""
+        """Return the reasons for missing owners."""
         return {UnownedCode.reason(code) for code in set(self._codes) if code}
 
     def unclear(self) -> bool:
@@ -232,11 +232,11 @@ class UnownedSlots:
         return any(code and not code & UnownedCode.DEAD for code in self._codes)
 
     def due(self, now: float) -> array[int]:
-        """Return the indexes of slots with a due search for an owner."""
+        """Return indexes of slots due for a search."""
         return array("h", [index for index, at in enumerate(self._next) if at <= now])
 
     def next_look(self) -> float:
-        """Return the monotonic time of the first due search."""
+        """Return the first due search's monotonic time."""
         return min(self._next, default=inf)
 
     def dead(self, index: int) -> bool:
@@ -244,7 +244,7 @@ class UnownedSlots:
         return self._codes[index] & (UnownedCode.DEAD | UnownedCode.UNSURE) == UnownedCode.DEAD
 
     def apply(self, slots: PackedSlots, change: Callable[[SlotState], None]) -> None:
-        """Change the state of each slot."""
+        """Change each slot's state."""
         for index, at in enumerate(self._next):
             if at != inf:
                 state = self.take(slots[index])
@@ -252,5 +252,5 @@ class UnownedSlots:
                 self.put(state)
 
     def codes(self) -> bytes:
-        """Return each slot's code; see `UnownedCode`."""
+        """Return each slot's `UnownedCode`."""
         return bytes(self._codes)

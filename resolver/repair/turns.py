@@ -1,6 +1,6 @@
-"""Containers' turns: owners are found and orders sent for each container independently.
+"""Containers' turns: owners are found and orders sent for each independently.
 
-A few turns run at a time; a long one goes behind waiting ones, and may outlive its pass.
+A few turns run at a time; a long one goes behind waiting ones and may outlive its pass.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _MOST_SHOWN = 64  # characters of what a tenant chose
 
 
 class Work:
-    """Work for one region in a pass."""
+    """A region's work."""
 
     __slots__ = ("begun", "due", "orders", "repairs")
 
@@ -59,7 +59,7 @@ class Turns:
         owner_finder: OwnerFinder,
         suspect: Callable[[RegionRepairs], None],
     ) -> None:
-        """Call ``suspect`` for regions that may be abandoned."""
+        """Call ``suspect`` for possibly abandoned regions."""
         self.owner_finder = owner_finder
         self.going: dict[str, asyncio.Task[None]] = {}
         self._parts, self._suspect = parts, suspect
@@ -67,7 +67,7 @@ class Turns:
         self._failure: BaseException | None = None  # of a turn that outlived its pass
 
     async def take(self, busy: Mapping[str, deque[Work]], this: Pass) -> None:
-        """Start a turn for each container; wait for all, or only briefly in a patient pass."""
+        """Start each container's turn; wait for all, or briefly in a patient pass."""
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise failure
@@ -105,7 +105,7 @@ class Turns:
             self._parts.wake()
 
     async def _alone(self, container: str, works: deque[Work], this: Pass) -> None:
-        """Run one turn; an internal error ends only this container's turn."""
+        """Run one turn; an internal error ends only this turn."""
         parts = self._parts
         await self._gate.acquire()
         try:
@@ -174,7 +174,7 @@ class Turns:
             repairs.put_back(state)
 
     async def _not_found(self, repairs: RegionRepairs, state: SlotState, why: UnresolvedReason) -> None:
-        """Decide if the slot is dead, or the file may be abandoned."""
+        """Decide if the slot is dead or the file may be abandoned."""
         finder, proof, undecided = self.owner_finder, repairs.proof, False
         if why is UnresolvedReason.OVER_BUDGET:
             undecided = not state.dead
@@ -187,7 +187,7 @@ class Turns:
             self._suspect(repairs)
 
     def _own(self, repairs: RegionRepairs, state: SlotState, owner: ProcessHandle) -> None:
-        """Watch a slot's owner, and remember its container: the directory may be named after an init container."""
+        """Watch a slot's owner and remember its container: the directory may name an init container."""
         parts, host_pid, ownership = self._parts, owner.process.host_pid, repairs.ownership
         parts.owners.watch(state, owner)
         container_id = parts.owners.container_id(host_pid)
@@ -197,7 +197,7 @@ class Turns:
         parts.pidmap.name_container(host_pid, container_id if ownership.claim else ownership.container)
 
     async def _write(self, work: Work, this: Pass) -> bool:
-        """Send one batch to the writer; return True if there may be more."""
+        """Send one batch to the writer; True if more may follow."""
         parts, repairs = self._parts, work.repairs
         work.begun = True
         if work.orders is None:
@@ -251,7 +251,7 @@ class Turns:
         parts.report(repairs, this.joined)
 
     async def _log_stuck(self, repairs: RegionRepairs, this: Pass) -> None:
-        """Log values that do not stay right, once for each process in a slot."""
+        """Log values that do not stay right, once per process."""
         parts = self._parts
         for state in repairs.distinguished():
             evidence, owner = state.evidence, state.owner
@@ -268,7 +268,7 @@ class Turns:
                 )
 
     async def _other_order(self, repairs: RegionRepairs, owner: ProcessHandle) -> str:
-        """Return a process's CUDA_VISIBLE_DEVICES if it numbers its GPUs differently from NVML; else empty."""
+        """Return a process's CUDA_VISIBLE_DEVICES if it numbers GPUs differently from NVML; else empty."""
         payer, uuids = repairs.ownership.account, repairs.view.uuids if repairs.view else ()
         question = owner.process.host_pid, "CUDA_VISIBLE_DEVICES"
         try:
@@ -280,7 +280,7 @@ class Turns:
 
 
 def _collect(orders: Iterator[Order | None], batch: list[Order]) -> bool:
-    """Fill a batch for one time slice; return True if there may be more."""
+    """Fill a batch for one time slice; True if more may follow."""
     slices = Slices()
     for order in orders:
         if order is not None:
