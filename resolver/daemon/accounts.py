@@ -1,7 +1,7 @@
 """Use of each GPU by each container since the daemon's start: for how long, whether its core limit holds, and energy.
 
 One collection's values count for the time since the collection before it; without an answer of NVML that time is
-unknown. Nothing is added up while the values stay the same, until somebody asks.
+unknown. Values are added up when they change, or when a reader asks.
 """
 
 from __future__ import annotations
