@@ -63,9 +63,9 @@ bench: setup-dev ## measure speed, memory and the cost of the probes: a table an
 soak: setup-dev ## churn and attack a node for long, and fail if the daemon grows (ARGS=30m; needs root)
 	@$(BIN)/python -m tests.bench.soak $(ARGS)
 
-.PHONY: plots
-plots: setup-dev ## put the figures of `make bench` into the documents (ARGS=bench.json)
-	@$(BIN)/python -m tests.bench.plots $(ARGS)
+.PHONY: figures
+figures: setup-dev ## put the figures of `make bench` into the documents (ARGS=bench.json)
+	@$(BIN)/python -m tests.bench.figures $(ARGS)
 
 .PHONY: docs
 docs: setup-dev ## build the documents as a site, in build/site

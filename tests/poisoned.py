@@ -110,14 +110,8 @@ def is_closed(host_pid: str) -> bool:
 def broken_home() -> Iterator[str]:
     """A home in which every program's settings are wrong."""
     with tempfile.TemporaryDirectory(prefix="poisoned-") as home:
-        for name in (
-            ".zshrc",
-            ".bashrc",
-            ".profile",
-            ".tmux.conf",
-            ".config/fish/config.fish",
-            ".kube/config",
-        ):
+        shells = (".zshrc", ".bashrc", ".profile", ".tmux.conf", ".config/fish/config.fish")
+        for name in (*shells, ".kube/config"):
             path = Path(home, name)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text("exit 3 ) }\n")
@@ -127,6 +121,7 @@ def broken_home() -> Iterator[str]:
 def main() -> int:
     if os.geteuid() != 0:
         sys.exit("poisoned: this makes mounts and namespaces and needs root: sudo make poisoned")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # before the command runs
     cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     pip = os.environ.get("PIP_CONFIG_FILE") or str(Path.home() / ".config/pip/pip.conf")
     own_mounts()

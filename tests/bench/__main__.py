@@ -17,12 +17,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.bench import api, bpf, churn, daemon, hostile, idle, kai, load, passes, scan, scrape, values
+from tests.bench import api, bpf, churn, daemon, hostile, idle, kai, load, lookup, passes, scrape, values
 from tests.bench.crowd import crowd
 from tests.bench.timing import RowValues
 
 PARTS = (
-    "scan", "lookup", "api", "pass", "daemon", "idle", "scrape", "bpf", "load", "hostile", "churn", "kai", "values"
+    "lookup", "api", "pass", "daemon", "idle", "scrape", "bpf", "load", "hostile", "churn", "kai", "values"
 )  # fmt: skip
 
 
@@ -83,12 +83,13 @@ def as_installed() -> None:
 
 def _measured(args: argparse.Namespace, wanted: Sequence[str], scratch: Path) -> Iterator[RowValues]:
     """Run the parts one after the other."""
-    if {"scan", "lookup", "api"} & set(wanted):
+    if {"lookup", "api"} & set(wanted):
         progress(f"starting {args.processes} processes in 50 PID namespaces")
         with crowd(50, args.processes // 50) as starter:
-            yield from scan.measure(wanted, scratch, progress)
+            if "lookup" in wanted:
+                yield from lookup.measure(scratch, progress)
             if "api" in wanted:
-                yield from api.measure(args.seconds, scratch, starter, progress)
+                yield from api.measure(scratch, starter, progress)
     parts: dict[str, Callable[[], list[RowValues]]] = {
         "pass": lambda: passes.measure(scratch, progress),
         "daemon": lambda: daemon.measure(scratch, progress),

@@ -1,10 +1,9 @@
-"""The API under load: look-ups by the thousand, and one by one with 200 clients, good and bad."""
+"""Look-ups by the thousand through the API; `hostile` measures it beside bad clients."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
 import secrets
 import socket
 import time
@@ -12,10 +11,8 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.bench import clients
 from tests.bench.crowd import host_pids
 from tests.bench.timing import Progress, RowValues
-from tests.bench.usage import children, cpu, rss
 from tests.fakes.cgroups import CgroupTree
 from tests.fakes.daemon import BOUND, Daemon
 from tests.patience import until
@@ -26,21 +23,17 @@ _MAP_SIZE = 65_536
 Truth = dict[tuple[str, int], int]
 
 
-def measure(seconds: float, scratch: Path, starter: int, progress: Progress) -> list[RowValues]:
+def measure(scratch: Path, starter: int, progress: Progress) -> list[RowValues]:
     """To be called while the crowd of ``starter`` is there. Its namespaces become containers."""
     rows: list[RowValues] = []
     with _containers(host_pids(starter)) as truth:
         for source in ("bpf", "scan"):
             options = ("--dry-run", "--source", source, "--map-size", str(_MAP_SIZE), "--log-level", "error")
             with Daemon(None, scratch / source, *options, wrapper=BOUND) as running:
-                path, daemon = str(running.socket), running.process.pid
                 until(running.socket.exists, "its socket")
                 time.sleep(2)
                 progress(f"10,000 look-ups at once, {_BATCHES} times, --source {source}")
-                rows.append(_batches(path, truth, source))
-                if source == "bpf":
-                    progress(f"200 clients for {seconds:.0f} s")
-                    rows += _clients(path, truth, seconds, daemon)
+                rows.append(_batches(str(running.socket), truth, source))
     return rows
 
 
@@ -110,60 +103,3 @@ def _answer(channel: socket.socket) -> tuple[int, bytes]:
         parts.append(channel.recv(1 << 18))
         missing -= len(parts[-1])
     return int(head.split()[1]), b"".join(parts)
-
-
-def _clients(path: str, truth: Truth, seconds: float, daemon: int) -> list[RowValues]:
-    questions = [
-        (clients.get(f"/v1/lookup?container={cid}&pid={ns_pid}"), b"%d\n" % host_pid)
-        for (cid, ns_pid), host_pid in truth.items()
-    ]
-    clients.crowd(path, questions, 5)  # what is made once, is made
-    descriptors, used = _descriptors(daemon), cpu(daemon)
-    sizes: list[float] = []
-    with _on_another_core(daemon):
-        outcome = clients.crowd(path, questions, seconds, meanwhile=lambda: sizes.append(rss(daemon)))
-    busy = cpu(daemon).per_cent(used, seconds)
-    answers = len(outcome.milliseconds)
-    # What is made once for so many clients is made in the first tenth; what grows after that grows for ever.
-    grown = max(sizes[-len(sizes) // 10 :]) - max(sizes[: len(sizes) // 10 or 1])
-    opened, longest = _descriptors(daemon) - descriptors, max(outcome.milliseconds, default=0.0)
-    return [
-        (
-            "one look-up, 160 good clients and 40 bad ones: median",
-            outcome.percentile(50),
-            "ms",
-            None,
-            f"{answers / seconds:.0f} answers a second; the daemon takes {busy.own:.0f} % of a core",
-        ),
-        ("  99 % of them", outcome.percentile(99), "ms", 10.0, f"longest {longest:.1f} ms"),
-        ("  wrong or missing answers", sum(outcome.wrong.values()), "", 0, str(dict(outcome.wrong) or "")),
-        (
-            "  memory grown from the first tenth of the time to the last",
-            grown,
-            "MiB",
-            0.5,
-            f"to {rss(daemon):.0f} MiB in {seconds:.0f} s",
-        ),
-        ("  descriptors more than before", opened, "", 0, ""),
-    ]
-
-
-@contextlib.contextmanager
-def _on_another_core(daemon: int) -> Iterator[None]:
-    """The daemon and its children on one core, this process on the others, where there is more than one."""
-    cores = os.sched_getaffinity(0)
-    if len(cores) == 1:
-        yield
-        return
-    theirs = {max(cores)}
-    for host_pid in (daemon, *children(daemon)):
-        os.sched_setaffinity(host_pid, theirs)
-    os.sched_setaffinity(0, cores - theirs)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, cores)
-
-
-def _descriptors(host_pid: int) -> int:
-    return len(list(Path(f"/proc/{host_pid}/fd").iterdir()))

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from resolver.repair.agenda import STARTED
 from tests.bench.timing import Progress, RowValues
-from tests.bench.usage import children, cpu, rss
 from tests.fakes.container import Container
 from tests.fakes.daemon import BOUND, Daemon
 from tests.fakes.node import Node
@@ -52,18 +51,13 @@ def _on_a_node(scratch: Path, count: int, progress: Progress) -> list[RowValues]
             first, again = (sorted(each * 1e3 for each in column) for column in zip(*times, strict=True))
             progress(f"{_NEW} new containers")
             known, right = (sorted(column) for column in zip(*_new_containers(node, daemon), strict=True))
-            progress("what the daemon weighs after that")
-            own, theirs, used = _weight(daemon.process.pid)
     where = "" if few else f", {count} containers"
     return [
         *_spread(f"a slot's appearance to its right hostpid{where}", first, _SLOT_AIM),
         *_spread(f"a process's own guess to its right hostpid{where}", again, _GUESS_AIM),
         *_spread(f"a new container's cache file to its being known{where}", known, _NEW_AIM),
         *_spread(f"a new container's first slot to its right hostpid{where}", right, None),
-        (f"resident memory of the daemon{where}", own, "MiB", None, "shared pages counted: see PSS below"),
-        ("  of all its children", theirs, "MiB", None, "slot writer and NVML worker"),
-        (f"CPU of all of them{where}", used, "% core", None, "some work, default intervals" if few else "no work"),
-    ]  # fmt: skip
+    ]
 
 
 def _spread(name: str, milliseconds: list[float], aim: float | None) -> list[RowValues]:
@@ -124,11 +118,3 @@ def _wait(container: Container, process: object, most: float) -> float:
 def _hostpid(container: Container, tenant: Tenant) -> int | None:
     slots = container.region().slots
     return next((slot.hostpid for slot in slots if slot.pid == tenant.ns_pid and slot.status), None)
-
-
-def _weight(daemon: int) -> tuple[float, float, float]:
-    """MiB of the daemon, MiB of its children, and per cent of a core of all of them while nothing happens."""
-    began, before = time.monotonic(), cpu(daemon)
-    time.sleep(5)
-    used = cpu(daemon).per_cent(before, time.monotonic() - began)
-    return rss(daemon), sum(map(rss, children(daemon))), sum(used)

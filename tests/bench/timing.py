@@ -15,18 +15,13 @@ Progress = Callable[[str], None]
 
 def medians(steps: dict[str, Callable[[], object]], turns: int) -> dict[str, float]:
     """Median seconds of each step, run in turns."""
-    return {name: statistics.median(values) for name, values in runs(steps, turns).items()}
-
-
-def runs(steps: dict[str, Callable[[], object]], turns: int) -> dict[str, list[float]]:
-    """Seconds of each run of each step, run in turns."""
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(turns):
         for name, step in steps.items():
             began = time.perf_counter()
             step()
             seconds[name].append(time.perf_counter() - began)
-    return seconds
+    return {name: statistics.median(values) for name, values in seconds.items()}
 
 
 def command(argv: Sequence[str] | str) -> Callable[[], object]:

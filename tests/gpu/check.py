@@ -32,14 +32,7 @@ from tests.gpu.node import RealNode, StandinNode
 LIBRARY: Final = "libcuda.so.1"
 LOAD: Final = 60
 MEMORY: Final = 64 << 20
-_OPTIONS: Final = (
-    "--source",
-    "auto",
-    "--interval",
-    "100ms",
-    "--nvml-interval",
-    "500ms",
-)
+_OPTIONS: Final = ("--source", "auto", "--interval", "100ms", "--nvml-interval", "500ms")
 _SAMPLE_SECONDS: Final = 20.0
 _REPAIR_SECONDS: Final = 30.0
 _CALLS: Final = ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetProcessUtilization")

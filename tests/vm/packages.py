@@ -99,13 +99,8 @@ class Apt:
     def __init__(self, base: Path, suite: Suite, arch: str, archives: tuple[str, str]) -> None:
         self._suite = suite
         self._base = base / f"{suite.name}-{arch}"
-        for place in (
-            "etc/preferences.d",
-            "etc/sources.list.d",
-            "lists/partial",
-            "cache/archives/partial",
-            "debs",
-        ):
+        parts = ("etc/preferences.d", "etc/sources.list.d", "lists/partial", "cache/archives/partial", "debs")
+        for place in parts:
             (self._base / place).mkdir(parents=True, exist_ok=True)
         (self._base / "status").touch()
         archive, security = archives

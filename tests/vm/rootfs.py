@@ -28,14 +28,8 @@ CHECKOUT, VENV = "/resolver", "/venv"
 PYTHON: Final = {"bookworm": "3.11", "trixie": "3.13"}
 #: What the loader, the daemon, the demo and the tests need; apt adds what is essential and what these depend on.
 PACKAGES: Final = (
-    "python3",
-    "python3-bpfcc",
-    "gcc",
-    "libc6-dev",
-    "libatomic1",
-    "mount",
-    "procps",
-    "iproute2",
+    *("python3", "python3-bpfcc", "gcc", "libc6-dev", "libatomic1"),
+    *("mount", "procps", "iproute2"),
 )
 _WHEELS: Final = ("pytest", "pytest-timeout", "iniconfig", "pluggy", "packaging", "pygments")
 _GLIBCS: Final = ("2_28", "2_17", "2_12", "2_5")
@@ -76,18 +70,8 @@ def write_image(tree: Path, image: Path, *, spare_mib: int) -> None:
     )
     new = image.with_name(image.name + ".new")
     new.unlink(missing_ok=True)
-    command = (
-        "mke2fs",
-        "-q",
-        "-t",
-        "ext4",
-        "-O",
-        "^has_journal,^metadata_csum",
-        "-m",
-        "0",
-        "-E",
-        "root_owner=0:0",
-    )
+    options = "-q -t ext4 -O ^has_journal,^metadata_csum -m 0 -E root_owner=0:0"
+    command = ("mke2fs", *options.split())
     subprocess.run(
         (*command, "-d", tree, new, f"{used * 11 // 10 + spare_mib}M"), check=True, capture_output=True
     )
@@ -194,24 +178,11 @@ def _install_wheels(tree: Path, requirements: str, python: str, arch: str) -> No
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
         file.write(requirements)
         file.flush()
-        command = [
-            sys.executable,
-            "-m",
-            "pip",
-            "--disable-pip-version-check",
-            "install",
-            "--target",
-            str(packages),
-        ]
+        command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install"]
+        command += ["--target", str(packages)]
         command += [word for glibc in _GLIBCS for word in ("--platform", f"manylinux_{glibc}_{arch}")]
-        command += [
-            "--platform",
-            f"manylinux2014_{arch}",
-            "--implementation",
-            "cp",
-            "--python-version",
-            python,
-        ]
+        command += ["--platform", f"manylinux2014_{arch}", "--implementation", "cp"]
+        command += ["--python-version", python]
         command += ["--only-binary", ":all:", "--no-deps", "--no-compile", "--require-hashes"]
         command += ["-r", file.name]
         done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -41,37 +41,12 @@ frame.style = "height: 800px; border: 0; position: absolute; left: 0";
 })();
 </script>"""
 WIDTHS = (
-    320,
-    360,
-    414,
-    600,
-    736,
-    768,
-    800,
-    900,
-    1000,
-    1010,
-    1072,
-    1100,
-    1200,
-    1312,
-    1320,
-    1440,
-    1552,
-    1920,
-    2560,
-)
+    320, 360, 414, 600, 736, 768, 800, 900, 1000, 1010, 1072, 1100, 1200, 1312, 1320, 1440, 1552, 1920, 2560,
+)  # fmt: skip
 
 #: What a browser fetches by itself, and where the address stands.
-FETCHED = {
-    "script": "src",
-    "link": "href",
-    "img": "src",
-    "iframe": "src",
-    "source": "src",
-    "object": "data",
-    "embed": "src",
-}
+FETCHED = dict.fromkeys(("script", "img", "iframe", "source", "embed"), "src")
+FETCHED |= {"link": "href", "object": "data"}
 
 
 class Page(HTMLParser):
@@ -149,14 +124,9 @@ def test_no_page_scrolls_sideways_from_320_to_2560_pixels(site: Path, tmp_path: 
     ]
     script = SCROLLED.replace("WIDTHS", json.dumps(WIDTHS)).replace("PAGES", json.dumps(pages), 1)
     (site / "scrolled.html").write_text(script)
-    browser = [
-        "chromium-headless-shell",
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--disable-dev-shm-usage",
-    ]
-    browser += ["--allow-file-access-from-files", f"--user-data-dir={tmp_path}", "--window-size=2600,900"]
+    browser = ["chromium-headless-shell", "--headless", "--no-sandbox", "--disable-gpu"]
+    browser += ["--disable-dev-shm-usage", "--allow-file-access-from-files"]
+    browser += [f"--user-data-dir={tmp_path}", "--window-size=2600,900"]
     command = [*browser, "--virtual-time-budget=120000", "--dump-dom", f"file://{site}/scrolled.html"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     found = re.search(r"<title>wider: (.*?)</title>", done.stdout)

@@ -1,23 +1,19 @@
-"""``make plots``: what ``make bench`` measured, as pictures and tables in the documents.
+"""``make figures``: what ``make bench`` measured, as tables in the documents.
 
-    make bench && make plots ARGS=bench.json
+    make bench && make figures ARGS=bench.json
 
 With a file its figures are taken over into docs/bench.json first, those of some parts of the bench if it has no more;
-everything is drawn from there. The same figures give the same bytes, so a test can hold the documents to them.
+the tables are made from there.
 """
 
 from __future__ import annotations
 
-import io
 import json
 import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, NamedTuple
-
-import matplotlib as mpl
-import matplotlib.pyplot as plt
+from typing import Any, Final
 
 from tests.bench import scrape
 
@@ -44,28 +40,10 @@ _HOSTILE: Final = {
     "SIGTERM to end, s": ("SIGTERM to its end",),
     "wrong values": ("wrong values",),
 }
-_BESIDE: Final = re.compile(r"(?:^|, |; )(?:that has )?([a-z][\w -]*?)? ?(-?[\d.]+) (ms|us|s|MiB)\b")
 
 
-class PlotError(Exception):
-    """Something to draw was not measured; the sentence says what, and by which part of the bench."""
-
-
-class Bar(NamedTuple):
-    """One bar. ``ours`` is drawn in colour, what it stands beside in grey."""
-
-    label: str
-    value: float
-    ours: bool
-
-
-class Plot(NamedTuple):
-    """A picture ``docs/<name>.svg``: bars of one unit, from 0 on."""
-
-    name: str
-    title: str
-    unit: str
-    bars: tuple[Bar, ...]
+class FigureError(Exception):
+    """A figure of a table was not measured; the sentence says what, and by which part of the bench."""
 
 
 class Figures:
@@ -90,79 +68,14 @@ class Figures:
             whose, _, which = full.partition(" > ")
             if whose.startswith(owner) and which.startswith(inner) and bool(inner) == bool(which):
                 return row
-        raise PlotError(f"{name!r} was not measured: run all of `make bench`")
+        raise FigureError(f"{name!r} was not measured: run all of `make bench`")
 
     def value(self, name: str) -> float:
         """Its number, in its unit."""
         value = self.row(name)["value"]
         if value is None:
-            raise PlotError(f"{name!r} has no value: {self.row(name)['beside']}")
+            raise FigureError(f"{name!r} has no value: {self.row(name)['beside']}")
         return float(value)
-
-    def beside(self, name: str, what: str = "") -> float:
-        """The number that stands beside a row, after these words."""
-        for words, number, _ in _BESIDE.findall(self.row(name)["beside"]):
-            if words == what:
-                return float(number)
-        raise PlotError(f"nothing called {what!r} stands beside {name!r}: {self.row(name)['beside']!r}")
-
-
-def plots(found: Figures) -> list[Plot]:
-    """All pictures."""
-    value, beside = found.value, found.beside
-    slot, bpf = "a slot's appearance", "daemon, --source bpf"
-    return [
-        Plot(
-            "performance-processes",
-            "To know every process of a node with 10,000",
-            "ms",
-            (
-                Bar("the probes' map, seeded", value("seeding"), True),
-                Bar("our scan of /proc", beside("seeding > over our own scan", "scan"), True),
-                Bar("psutil", beside("seeding > over psutil", "psutil"), False),
-                Bar("ps -e -o pid,pidns", beside("seeding > over ps -e", "ps"), False),
-            ),
-        ),
-        Plot(
-            "performance-repair",
-            "From a slot's appearance to its right hostpid",
-            "ms",
-            (
-                Bar("median", value(slot), True),
-                Bar("99 % are faster than", value(f"{slot} > 99 %"), True),
-                Bar("longest of 200", beside(f"{slot} > 99 %", "longest"), True),
-            ),
-        ),
-        Plot(
-            "performance-load",
-            "CPU while 5,000 processes a second begin and end",
-            "% of a core",
-            (
-                Bar("resolver, bpf", value(f"{bpf}, CPU"), True),
-                Bar("resolver, netlink", value("daemon, --source netlink, CPU"), True),
-                Bar("resolver, scan", value("daemon, --source scan, CPU"), True),
-            ),
-        ),
-        Plot(
-            "performance-lookup",
-            "resolver lookup, from the shell and back",
-            "ms",
-            (
-                Bar("an empty Python", beside("resolver lookup, no daemon", "python3 -c pass"), False),
-                Bar("asking the daemon", value("resolver lookup through the daemon"), True),
-                Bar("without a daemon", value("resolver lookup, no daemon"), True),
-            ),
-        ),
-        Plot(
-            "performance-scrape",
-            "To make the text of a scrape",
-            "ms",
-            tuple(
-                Bar(scrape.told(shape), value(f"scrape of {scrape.told(shape)}"), True)
-                for shape in scrape.SHAPES
-            ),
-        ),
-    ]
 
 
 def number(value: float) -> str:
@@ -172,28 +85,6 @@ def number(value: float) -> str:
     if abs(value) >= 100:
         return f"{value:,.0f}"
     return f"{value:.3g}" if abs(value) >= 0.01 else f"{value:.2g}"
-
-
-def draw(plot: Plot) -> str:
-    """The picture as SVG; the same figures give the same bytes."""
-    mpl.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "resolver", "font.size": 9}
-    figure, axes = plt.subplots(figsize=(9, 0.7 + 0.32 * len(plot.bars)), layout="constrained")
-    colours = ["#4c7fe0" if bar.ours else "#b6c0cc" for bar in plot.bars]
-    bars = axes.barh([bar.label for bar in plot.bars], [bar.value for bar in plot.bars], color=colours)
-    axes.bar_label(bars, [f"{number(bar.value)} {plot.unit}" for bar in plot.bars], padding=4)
-    axes.invert_yaxis()
-    axes.margins(x=0.15)
-    axes.xaxis.set_visible(False)
-    axes.spines[:].set_visible(False)
-    axes.tick_params(length=0)
-    axes.set_title(plot.title, loc="left", fontweight="bold")
-    out = io.StringIO()
-    figure.savefig(out, format="svg", metadata={"Date": None, "Title": plot.title})
-    plt.close(figure)
-    return re.sub(r"\d+\.\d{3,}", lambda each: f"{float(each[0]):.5g}", out.getvalue())
-
-
-# ---- the tables -----------------------------------------------------------------------------------------------
 
 
 def whole_table(found: Figures) -> str:
@@ -277,7 +168,7 @@ def hostile_table(found: Figures) -> str:
             rows[row["name"].strip()] = row
     attacks = dict(sizes.values())
     if not attacks:
-        return 'Not measured yet: `make bench ARGS="hostile --json hostile.json"`, then `make plots ARGS=hostile.json`.'
+        return 'Not measured yet: `make bench ARGS="hostile --json hostile.json"`, `make figures ARGS=hostile.json`.'
     lines = [f"| under | {' | '.join(_HOSTILE)} |", f"|---|{'---|' * len(_HOSTILE)}"]
     for name, measured in attacks.items():
         cells = [_hostile_cell([measured[each] for each in names]) for names in _HOSTILE.values()]
@@ -312,7 +203,7 @@ def with_table(text: str, table: str, place: str) -> str:
     """The document with this table in its place."""
     parts = re.split(rf"(?<=<!-- {place} -->\n)(.*?)(?=<!-- /{place} -->)", text, flags=re.DOTALL)
     if len(parts) != 3:
-        raise PlotError(f"a document has no place for the figures: <!-- {place} --> and <!-- /{place} -->")
+        raise FigureError(f"a document has no place for the figures: <!-- {place} --> and <!-- /{place} -->")
     return f"{parts[0]}\n{table}\n\n{parts[2]}"
 
 
@@ -343,21 +234,20 @@ def _key(row: dict[str, Any]) -> str:
 
 
 def main() -> int:
-    """Take the figures over, if a file is given, and draw everything anew."""
+    """Take the figures over, if a file is given, and make all tables anew."""
     try:
         measured = json.loads(DATA.read_text()) if DATA.exists() else {"machine": {}, "results": []}
         if sys.argv[1:]:
             measured = taken_over(measured, json.loads(Path(sys.argv[1]).read_text()))
         found = Figures(measured)
-        pictures = {f"docs/{plot.name}.svg": draw(plot) for plot in plots(found)}
         texts = {name: (ROOT / name).read_text() for name, _ in TABLES}
         for (name, place), table in TABLES.items():
             texts[name] = with_table(texts[name], table(found), place)
         DATA.write_text(json.dumps(measured, indent=1) + "\n")
-        for name, text in {**pictures, **texts}.items():
+        for name, text in texts.items():
             (ROOT / name).write_text(text)
-    except (OSError, ValueError, KeyError, PlotError) as error:
-        print(f"make plots: {error}", file=sys.stderr)
+    except (OSError, ValueError, KeyError, FigureError) as error:
+        print(f"make figures: {error}", file=sys.stderr)
         return 1
     return 0
 
