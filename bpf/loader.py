@@ -58,7 +58,6 @@ OFFSETS = {
     "PIDNS_INUM": ("ns_common", "inum"),
 }
 
-_PRESENT = 16  # sizeof(struct present)
 _MOST_WORDS = 1 << 15
 
 
@@ -143,7 +142,7 @@ def from_image(kept: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
     began = time.monotonic()
     try:
         with open(Kernel().iterate(loaded.links[-1]), "rb", buffering=0) as present:
-            seeded = len(present.read()) // _PRESENT
+            seeded = len(present.read())
     except OSError as error:
         loaded.close()
         raise image.Refused("the iterator's run", error.errno) from None

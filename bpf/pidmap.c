@@ -361,23 +361,23 @@ int on_exit(struct bpf_raw_tracepoint_args *ctx)
     return 0;
 }
 
-/* Runs over every task when its descriptor is read: seeds, repairs, and lists the processes there are. */
+/* Runs over every task when its descriptor is read: seeds and repairs. Writes a byte for each process that is not
+ * reaped: 1 if its last thread ends or has ended, so that it is not in the maps, or not for long.
+ */
 int bpf_iter__task(struct bpf_iter__task *ctx)
 {
     struct seq_file *seq = ctx->meta->seq;
     u64 task = (u64)ctx->task, pid = 0;
     struct process process = {}, *old;
-    struct present present = {};
     u32 tgid = 0;
     struct level host = {.pidns = HOST_PIDNS};
     enum entered how = KNOWN;
     bool known;
+    u8 ends;
     if (!task || !leads(task, &tgid) || !read_process(task, tgid, &process, &pid))
         return 0;
-    present.start_time = process.start_time;
-    present.host_tgid = tgid;
-    present.ends = live_threads(task) <= 0;
-    if (present.ends)
+    ends = live_threads(task) <= 0;
+    if (ends)
         goto report;
     host.ns_pid = tgid;
     old = find(&host);
@@ -385,12 +385,12 @@ int bpf_iter__task(struct bpf_iter__task *ctx)
     store_levels(task, pid, &process, true, known);
     if (!known)
         how = enter(&host, &process);
-    present.ends = live_threads(task) <= 0;
-    if (present.ends)
+    ends = live_threads(task) <= 0;
+    if (ends)
         withdraw(pid, &process);
     else if (how == NEW || how == REPLACED)
         COUNT(seeded);
 report:
-    bpf_seq_write(seq, &present, sizeof(present)); /* that it did not fit, the kernel sees, and calls again */
+    bpf_seq_write(seq, &ends, sizeof(ends)); /* that it did not fit, the kernel sees, and calls again */
     return 0;
 }

@@ -74,10 +74,3 @@ struct counters {
     __u64 overtaken; /* of those seeded, processes whose fork event came only then: not missed */
     __u64 mended_at_exec; /* processes first seen when they called exec */
 };
-
-/* What the iterator writes for each process that is not reaped. */
-struct present {
-    __u64 start_time;
-    __u32 host_tgid;
-    __u32 ends; /* 1 if its last thread ends or has ended: not in the maps, or not for long */
-};

@@ -36,6 +36,7 @@ from resolver.pids.ladder import Ladder, open_source
 from resolver.pids.pidmap import PidMap
 from resolver.pids.scan import ScanSource
 from resolver.pids.source import close as close_source
+from resolver.repair.parts import Parts
 from resolver.repair.plan import FOLLOW_EVERY
 from resolver.repair.repairer import Repairer
 from resolver.workers.lanes import Lanes
@@ -75,8 +76,9 @@ class Service:
         self.pidmap = pidmap = PidMap(ScanSource(procfs))
         self.lanes = lanes = Lanes(procfs, counters=counters)
         namespaces = KnownNamespaces(procfs, pidmap)
-        self.repairer = Repairer(settings, procfs, pidmap, counters, journal, namespaces, lanes)
-        self.repairer.parts.wake = self._on_news
+        parts = Parts(settings, procfs, pidmap, counters, journal, lanes)
+        parts.wake = self._on_news
+        self.repairer = Repairer(parts, namespaces)
         self.live = LiveLookup(procfs, pidmap, namespaces, lanes)
         opener = partial(open_source, run_dir=settings.run_dir)
         self.ladder = Ladder(settings.source, procfs, settings.map_size, pidmap.use, journal.record, opener)

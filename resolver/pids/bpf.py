@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from resolver.linux.procfs import Procfs
-    from resolver.pids.bpf_map import BpfPidMap, Drift
+    from resolver.pids.bpf_map import BpfPidMap
 
-#: Seconds between two walks over the kernel's tasks (1 us each); every eighth also searches for stale entries.
-_WALK_EVERY, _STALE_EVERY = 8.0, 8
+#: Seconds between two walks over the kernel's tasks (1 us each).
+_WALK_EVERY = 8.0
 
 _Found = TypeVar("_Found")
 
@@ -36,10 +36,10 @@ class Mapped(PidSource):
         self._gaps = False
         self._unseen = False  # the kernel kept an event from the probes since the last walk
         self._trouble = ""
-        self._drift: dict[str, int] = {"drift_missing": 0, "drift_stale": 0, "missed": 0}
-        self._comparing: Iterator[Drift | None] | None = None
+        self._drift: dict[str, int] = {"drift_missing": 0, "missed": 0}
+        self._comparing: Iterator[int | None] | None = None
         self._missed_before = 0  # events, when that was begun
-        self._walks, self._next_walk = 0, time.monotonic() + _WALK_EVERY
+        self._next_walk = time.monotonic() + _WALK_EVERY
         self._check_gaps()
 
     def __len__(self) -> int:
@@ -71,10 +71,9 @@ class Mapped(PidSource):
         now = time.monotonic()
         if self._comparing is None and now >= self._next_walk:
             self._next_walk = now + _WALK_EVERY
-            self._walks += 1
             self._ask_for_missed()
             self._missed_before = self._drift["missed"]
-            self._comparing = self.bpf.reconciling(stale=self._walks % _STALE_EVERY == 0)
+            self._comparing = self.bpf.reconciling()
         if self._comparing is not None:
             try:
                 self._compare(self._comparing)
@@ -83,17 +82,16 @@ class Mapped(PidSource):
                 self._failed(error)
         self._check_gaps()
 
-    def _compare(self, steps: Iterator[Drift | None]) -> None:
+    def _compare(self, steps: Iterator[int | None]) -> None:
         until = time.thread_time() + SLICE_SECONDS
-        drift = next(steps)
-        while drift is None and time.thread_time() < until:
-            drift = next(steps)
-        if drift is None:
+        missing = next(steps)
+        while missing is None and time.thread_time() < until:
+            missing = next(steps)
+        if missing is None:
             return
         self._comparing = None
         self._unseen = self._drift["missed"] > self._missed_before
-        self._drift["drift_missing"] += drift.missing
-        self._drift["drift_stale"] += drift.stale
+        self._drift["drift_missing"] += missing
 
     def candidates(self, ns_pid: int, pidns: int | None = None) -> list[int]:
         """Look up the map, and while incomplete the scan."""

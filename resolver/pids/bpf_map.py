@@ -13,7 +13,7 @@ from resolver.pids.bpf_load import BTF, TIMEOUT, BpfUnavailable, Loaded, default
 from resolver.pids.bpf_syscall import COUNTERS, EXIT_SHIFT, LAYOUTS, BpfMap, Kernel, LevelMap
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
 #: Nanoseconds in a clock tick as ``/proc`` counts them (USER_HZ is 100 on every machine this runs on).
 TICK = 10_000_000
@@ -21,7 +21,7 @@ TICK = 10_000_000
 _EVENT_SECONDS = 0.1
 _PROBES = ("on_fork", "on_exec", "on_exit")
 
-_U32, _INIT, _PRESENT = LAYOUTS["u32"], LAYOUTS["init"], LAYOUTS["present"]
+_U32, _INIT = LAYOUTS["u32"], LAYOUTS["init"]
 
 Level = tuple[int, int]
 _Identity = tuple[int, int]
@@ -63,13 +63,6 @@ class Ended(NamedTuple):
     host_pid: int
     start_ns: int
     exit_ns: int
-
-
-class Drift(NamedTuple):
-    """Processes and levels missing from the map, and entries of ended processes."""
-
-    missing: int
-    stale: int
 
 
 def start(
@@ -218,50 +211,20 @@ class BpfPidMap:
         now = self.counters()
         return now["seeded"] - now["overtaken"] + now["levels_mended"]
 
-    def reconciling(self, *, stale: bool = True) -> Iterator[Drift | None]:
-        """Walk over all processes and add missing entries. Yields None between steps, then the drift.
-
-        ``stale`` also drops entries not met in two walks.
-        """
-        lost, before, dropped = self._lost(), self._missing(), 0
-        entries = []
-        for some in self._entries() if stale else ():
-            entries += some
+    def reconciling(self) -> Iterator[int | None]:
+        """Walk over all processes and add missing ones. Yield None between steps, then the number of repairs."""
+        lost, before, living = self._lost(), self._missing(), 0
+        for some in self._kernel.run_iterator(self._loaded.links["iterator"]):
+            living += some.count(0)
             yield None
-        present = yield from self._present()
-        suspects = [entry for entry in entries if entry[2] not in present]
-        if suspects:
-            present = yield from self._present()
-        for table, key, identity in suspects:
-            if identity not in present and _identity(table, key) == identity:
-                dropped += 1
-                table.delete(*key)
+        self.living = living
         until = time.monotonic() + _EVENT_SECONDS
         while self._missing() > before and time.monotonic() < until:
             yield None
         now = self._lost()
         if now == lost:
             self._lost_then = now
-        yield Drift(max(0, self._missing() - before) + now - lost, dropped)
-
-    def _entries(self) -> Iterator[list[tuple[BpfMap | LevelMap, tuple[int, ...], _Identity]]]:
-        """Yield batches of map, key, and claimed process."""
-        for some in self._levels.entries():
-            yield [(self._levels, entry[:2], (entry[2], entry[3])) for entry in some]
-        for keys, values in self._namespaces.batches():
-            inits = zip(_U32.iter_unpack(keys), _INIT.iter_unpack(values), strict=True)
-            yield [(self._namespaces, key, (init[0], init[1])) for key, init in inits]
-
-    def _present(self) -> Generator[None, None, set[_Identity]]:
-        """Walk; return every unreaped process."""
-        present, living = set[_Identity](), 0
-        for some in self._kernel.run_iterator(self._loaded.links["iterator"]):
-            for start_ns, host_pid, ends in _PRESENT.iter_unpack(some):
-                present.add((start_ns, host_pid))
-                living += not ends
-            yield None
-        self.living = living
-        return present
+        yield max(0, self._missing() - before) + now - lost
 
     def close(self) -> None:
         """Detach the probes and close everything; may be repeated."""
@@ -278,10 +241,3 @@ def run_stats(program: int) -> dict[str, int]:
     with open(f"/proc/self/fdinfo/{program}", encoding="ascii") as file:
         fields = dict(line.split(":", 1) for line in file)
     return {name: int(fields.get(name, 0)) for name in ("run_cnt", "run_time_ns", "recursion_misses")}
-
-
-def _identity(table: BpfMap | LevelMap, key: tuple[int, ...]) -> _Identity | None:
-    if isinstance(table, LevelMap):
-        slot = table.lookup(*key)
-        return (slot[2], slot[3]) if slot else None
-    return _INIT.unpack(table.value)[:2] if table.lookup(*key) else None

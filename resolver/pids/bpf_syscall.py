@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import mmap
 import os
 import platform
 import sys
@@ -25,7 +24,6 @@ LAYOUTS = {
     "process": Struct("=QIHHII"),  # start_time, host_tgid, level, levels, next.pidns, next.ns_pid
     "init": Struct("=QII"),  # start_time, host_tgid, padding
     "slot": Struct("=IIQIHHII"),  # level, process
-    "present": Struct("=QII"),  # start_time, host_tgid, ends
     "counters": Struct("=9Q"),  # see COUNTERS
 }
 #: The fields of ``struct counters``, in order.
@@ -42,14 +40,13 @@ COUNTERS = (
 )
 
 # enum bpf_cmd, include/uapi/linux/bpf.h
-_LOOKUP_ELEM, _DELETE_ELEM, _LOOKUP_BATCH, _ITER_CREATE = 1, 3, 24, 33
+_LOOKUP_ELEM, _LOOKUP_BATCH, _ITER_CREATE = 1, 24, 33
 _SYSCALL_NUMBERS = {"x86_64": 321, "aarch64": 280}
 _BATCH = 4096
+_SOME_PROCESSES = 2048  # in one step: some milliseconds
 #: As in ``bpf/pidmap.h``.
 SPREAD, BUSY, ENDED, EXIT_SHIFT, TOMBSTONE_PLACES = 0x9E3779B1, 1 << 31, 1 << 30, 27, 4
 _U32 = (1 << 32) - 1
-_NOBODYS = ENDED << 32  # a level from there on is a tombstone, or being written
-_SOME_SLOTS = 2048  # 64 KiB: whole pages on every machine
 
 
 class Kernel:
@@ -69,13 +66,13 @@ class Kernel:
         return -ctypes.get_errno() if result < 0 else result
 
     def run_iterator(self, link: int) -> Iterator[bytes]:
-        """Yield the output of a link's iterator, 32 KiB at a time. Raises OSError."""
+        """Yield the output of a link's iterator, a byte for each process. Raises OSError."""
         attributes = ctypes.create_string_buffer(Struct("=II").pack(link, 0), 8)
         fd = self.call(_ITER_CREATE, attributes)
         if fd < 0:
             raise OSError(-fd, f"{os.strerror(-fd)} (BPF_ITER_CREATE)")
         with open(fd, "rb", buffering=0) as written:
-            while (some := written.read(1 << 15)) != b"":
+            while (some := written.read(_SOME_PROCESSES)) != b"":
                 yield some or b""  # None after a million threads in a row: it goes on
 
 
@@ -94,8 +91,6 @@ class BpfMap:
         self._attributes = ctypes.create_string_buffer(
             Struct("=IIQQQ").pack(fd, 0, where, ctypes.addressof(self.value), 0), 32
         )
-        # The kernel refuses to delete if the value's address is set.
-        self._key_only = ctypes.create_string_buffer(Struct("=IIQ").pack(fd, 0, where), 16)
 
     def lookup(self, *key: int) -> bool:
         """Look a key up, into `value`. Raises OSError."""
@@ -104,11 +99,6 @@ class BpfMap:
         except StructError:
             return False  # not a number that any process or namespace has
         return self._call(_LOOKUP_ELEM, self._attributes)
-
-    def delete(self, *key: int) -> bool:
-        """Delete a key; False if not there. Raises OSError."""
-        self._pack(self._key, 0, *key)
-        return self._call(_DELETE_ELEM, self._key_only)
 
     def _call(self, command: int, attributes: ctypes.Array[ctypes.c_char]) -> bool:
         code = -self._kernel.call(command, attributes)
@@ -176,34 +166,3 @@ class LevelMap:
     def _at(self, place: int) -> tuple[int, ...]:
         self._slots.lookup(place)
         return LAYOUTS["slot"].unpack(self._slots.value)
-
-    def delete(self, pidns: int, ns_pid: int) -> bool:
-        """Take a number from its process; False if none. Raises OSError."""
-        at = (ns_pid + pidns * SPREAD & self._mask) * LAYOUTS["slot"].size
-        page = at - at % mmap.PAGESIZE
-        # A store of eight bytes, since the kernel would copy a whole value, while a probe may write the next one.
-        with mmap.mmap(self._slots.fd, mmap.PAGESIZE, offset=page) as mapped:
-            level = ctypes.c_uint64.from_buffer(mapped, at - page)
-            found = level.value == pidns | ns_pid << 32
-            if found:
-                level.value = 0
-            del level
-        return found or self.overflow.delete(pidns, ns_pid)
-
-    def entries(self) -> Iterator[list[tuple[int, ...]]]:
-        """Yield batches of ``struct slot`` fields, as `BpfMap.batches`."""
-        layout = LAYOUTS["slot"]
-        for first in range(0, self._mask + 1, _SOME_SLOTS):
-            size = min(_SOME_SLOTS, self._mask + 1 - first) * layout.size
-            # For so long only: these pages would be counted as the daemon's memory.
-            with mmap.mmap(self._slots.fd, size, prot=mmap.PROT_READ, offset=first * layout.size) as mapped:
-                copy = mapped[:]
-            levels = memoryview(copy).cast("Q")[:: layout.size // 8].tolist()
-            places = zip(range(0, size, layout.size), levels, strict=True)
-            yield [layout.unpack_from(copy, at) for at, level in places if 0 < level < _NOBODYS]
-        level, process = LAYOUTS["level"], LAYOUTS["process"]
-        for keys, values in self.overflow.batches():
-            yield [
-                key + value
-                for key, value in zip(level.iter_unpack(keys), process.iter_unpack(values), strict=True)
-            ]

@@ -59,10 +59,9 @@ class NetlinkSource(ScanSource):
         return ""
 
     def counters(self) -> Mapping[str, int]:
-        """Events, losses and comparisons."""
+        """Events, overruns and comparisons."""
         return {
             "events": self.stream.events,
-            "lost": sum(self.stream.lost.values()),
             "overruns": self.stream.overruns,
             "rescans": self.rescans,
             "listings": self.listings,

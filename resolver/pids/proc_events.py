@@ -1,7 +1,6 @@
 """The kernel's process events from a proc connector socket.
 
-Layouts: include/uapi/linux/cn_proc.h and connector.h, unchanged since Linux 3.2. No filter is set: sequence numbers are
-counted before it, and a filtered event would look lost.
+Layouts: include/uapi/linux/cn_proc.h and connector.h, unchanged since Linux 3.2.
 """
 
 from __future__ import annotations
@@ -18,8 +17,7 @@ from resolver.base.errors import CannotKnow
 if TYPE_CHECKING:
     import socket
 
-#: Netlink family (include/uapi/linux/netlink.h), and the connector's index and multicast group of process events.
-NETLINK_CONNECTOR = 11
+#: The connector's index and multicast group of process events.
 CN_IDX_PROC = 1
 
 #: What the kernel's refusals mean.
@@ -36,13 +34,11 @@ NOT_HOST_NETWORK = (
 _SO_RCVBUFFORCE = 33  # include/uapi/asm-generic/socket.h
 _LISTEN, _IGNORE = 1, 2
 _NONE, _FORK, _EXEC, _EXIT = 0, 1, 2, 0x80000000
-_NO_CPU = 0xFFFFFFFF  # on acknowledgements before Linux 6.6, which have no sequence number either
-_SEQUENCES = 1 << 32
 
 _REQUEST = struct.Struct("=IHHII IIIIHH I")
 _NLMSG_DONE = 3
-#: cn_msg: idx, val, seq, ack; proc_event: what, cpu, and the first four words of what depends on the event.
-_EVENT = struct.Struct("=16x IIII4x II8x IIII")
+#: cn_msg: idx, val, ack; proc_event: what, and the first four words of what depends on the event.
+_EVENT = struct.Struct("=16x II4xI4x I12x IIII")
 _EVENT_SIZE = 76
 
 #: Most events of one drain: 0.2 s of work. Nobody makes them faster than that for long.
@@ -53,20 +49,18 @@ class EventStream:
     """Bound proc connector socket. The reader empties ``touched`` and ``ended``, and resets ``incomplete``.
 
     ``touched`` are host PIDs of new processes, ``ended`` those with an exited leader, whose threads may run on.
-    ``incomplete``: an event was lost; ``lost`` counts by CPU, at that CPU's next event.
+    ``incomplete``: an event was lost.
     """
 
     def __init__(self, channel: socket.socket) -> None:
         channel.setblocking(False)
         self._channel = channel
         self._buffer = bytearray(256)
-        self._next: dict[int, int] = {}
         self._awaited: int | None = None
         self._answer: int | None = None
         self.touched: set[int] = set()
         self.ended: set[int] = set()
-        self.events = self.overruns = self.malformed = 0
-        self.lost: dict[int, int] = {}
+        self.events = self.overruns = 0
         self.incomplete = self.emptied = False
 
     def grow_buffer(self, size: int) -> int:
@@ -155,21 +149,16 @@ class EventStream:
 
     def _receive(self, until: int) -> None:
         receive, unpack, buffer = self._channel.recv_into, _EVENT.unpack_from, self._buffer
-        touch, end, following = self.touched.add, self.ended.add, self._next
+        touch, end = self.touched.add, self.ended.add
         events = self.events
         try:
             while events < until:
                 size = receive(buffer)
                 events += 1
-                index, value, sequence, ack, what, cpu, first, second, third, fourth = unpack(buffer)
+                index, value, ack, what, first, second, third, fourth = unpack(buffer)
                 if size < _EVENT_SIZE or index != CN_IDX_PROC or value != CN_IDX_PROC:
-                    self.malformed += 1
                     self.incomplete = True
                     continue
-                if cpu != _NO_CPU:
-                    if following.get(cpu, sequence) != sequence:
-                        self._count_gap(cpu, sequence)
-                    following[cpu] = (sequence + 1) % _SEQUENCES
                 if what == _FORK:  # parent's tid and tgid, child's tid and tgid; a thread's differ
                     if third == fourth:
                         touch(third)
@@ -182,9 +171,3 @@ class EventStream:
                     self._answer = first
         finally:
             self.events = events
-
-    def _count_gap(self, cpu: int, sequence: int) -> None:
-        missing = (sequence - self._next[cpu]) % _SEQUENCES
-        self.incomplete = True
-        if missing < _SEQUENCES // 2:  # otherwise it went back: the kernel began to count anew
-            self.lost[cpu] = self.lost.get(cpu, 0) + missing

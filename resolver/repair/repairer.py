@@ -12,24 +12,21 @@ from resolver.hami.slot_owner import OwnerFinder
 from resolver.repair.abandoned import Abandoned
 from resolver.repair.known_regions import KnownRegions
 from resolver.repair.orders import ORDER_SECONDS
-from resolver.repair.parts import Parts, Pass
+from resolver.repair.parts import Pass
 from resolver.repair.reading import Readings
 from resolver.repair.turns import Turns
 from resolver.workers.lanes import Lanes
 
 if TYPE_CHECKING:
-    from collections import Counter
     from collections.abc import Iterator
 
-    from resolver.base.journal import Journal
     from resolver.config import Settings
     from resolver.gpu.attribution import Joined
     from resolver.hami.hostpid_policy import HostpidPolicy
-    from resolver.linux.procfs import Procfs
-    from resolver.pids.pidmap import PidMap
+    from resolver.repair.parts import Parts
     from resolver.repair.plan import RegionRepairs
     from resolver.state import HamiCounts, RegionReport
-    from resolver.workers.lanes import Lane, TenantReader
+    from resolver.workers.lanes import Lane
     from resolver.workers.supervisor import WorkerProcess
 
 #: Memory goes back when so many slots and namespaces are gone, and for so many seconds none was.
@@ -39,21 +36,12 @@ _MANY_UNUSED, _UNUSED_SECONDS = 1024, 3.0
 class Repairer:
     """The node's regions and their slots' state."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        procfs: Procfs,
-        pidmap: PidMap,
-        counters: Counter[str],
-        journal: Journal,
-        namespaces: KnownNamespaces | None = None,
-        reader: TenantReader | None = None,
-    ) -> None:
-        """Share ``namespaces`` with look-ups; ``reader`` does reads that may block."""
-        self.parts = parts = Parts(settings, procfs, pidmap, counters, journal, reader)
+    def __init__(self, parts: Parts, namespaces: KnownNamespaces | None = None) -> None:
+        """Share ``namespaces`` with look-ups."""
+        self.parts, procfs, pidmap = parts, parts.procfs, parts.pidmap
         self.regions, self.owners, self.budgets = parts.regions, parts.owners, parts.budgets
         self.agenda, self.watches, self.writing = parts.agenda, parts.watches, parts.writing
-        self.procfs, self.pidmap, self.counters, self.journal = procfs, pidmap, counters, journal
+        self.pidmap, self.journal = pidmap, parts.journal
         self._namespaces = namespaces or KnownNamespaces(procfs, pidmap)
         finder = OwnerFinder(procfs, pidmap, names=parts.names, known=self._namespaces, reader=parts.reader)
         self._abandoned = Abandoned(procfs, reader=parts.reader)

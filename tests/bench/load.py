@@ -184,7 +184,9 @@ def _other_rows(other: Watched) -> list[RowValues]:
     other.daemon.stop()
     counted = other.daemon.said("stopped")[-1]
     events = counted.get("source_events", 0)
-    said = f"it says it lost {counted.get('source_lost', 0)} of {events} events" if events else ""
+    said = (
+        f"its buffer was full {counted.get('source_overruns', 0)} times in {events} events" if events else ""
+    )
     return [
         (f"daemon, --source {other.source}, CPU under it", sum(other.busy), "% core", None, _without(other)),
         ("  resident memory", weight, "MiB", None, said),

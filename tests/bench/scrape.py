@@ -32,7 +32,7 @@ from tests.fakes.pictures import picture
 
 #: GPUs, containers, GPUs of each container, processes of each container on each of its GPUs.
 SHAPES: Final = ((1, 4, 1, 1), (4, 16, 1, 2), (8, 32, 1, 2), (8, 100, 1, 2), (8, 100, 8, 1))
-_DRIFT: Final = ("drift_missing", "drift_stale")
+_DRIFT: Final = ("drift_missing",)
 #: The node that the sums for a fleet are made with.
 USUAL: Final = (8, 32, 1, 2)
 

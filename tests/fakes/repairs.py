@@ -23,6 +23,7 @@ from resolver.hami.hostpid_policy import HostpidPolicy
 from resolver.linux.procfs import ProcessHandle, Procfs
 from resolver.pids.pidmap import PidMap
 from resolver.pids.scan import ScanSource
+from resolver.repair.parts import Parts
 from resolver.repair.repairer import Repairer
 from resolver.repair.reported_values import TWO_TICKS
 from resolver.state import SlotReport
@@ -80,7 +81,7 @@ class Bench:
         procfs = Family()
         self.pidmap = PidMap(ScanSource(procfs))
         self.settings = Settings(containers_dir=(str(place),), **settings)
-        self.repairer = Repairer(self.settings, procfs, self.pidmap, self.counters, log.Journal())
+        self.repairer = Repairer(Parts(self.settings, procfs, self.pidmap, self.counters, log.Journal()))
         self.repairer.turns.owner_finder = self.told  # type: ignore[assignment]
         self.joined = NOTHING
         self.runner = asyncio.Runner()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from resolver.linux.procfs import HOST_PIDNS, Procfs
-from resolver.pids.bpf_map import BpfPidMap, Drift, Record, start
+from resolver.pids.bpf_map import BpfPidMap, Record, start
 from tests.fakes.bpf.lives import (
     candidates,
     child_of,
@@ -35,7 +35,7 @@ def no_drift(pidmap: BpfPidMap) -> Iterator[None]:
     """Whatever the life was, the map has neither lost nor kept anything because of it."""
     reconcile(pidmap)
     yield
-    assert reconcile(pidmap) == Drift(0, 0)
+    assert reconcile(pidmap) == 0
 
 
 def found(pidmap: BpfPidMap, host_pid: int) -> Record:

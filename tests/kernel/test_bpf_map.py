@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import math
 import os
 import signal
@@ -18,8 +17,8 @@ import pytest
 
 from resolver.linux.procfs import HOST_PIDNS, Procfs
 from resolver.pids.bpf import Mapped
-from resolver.pids.bpf_map import BpfPidMap, Drift, Ended, Record, Sizes, start
-from resolver.pids.bpf_syscall import BUSY, ENDED, LAYOUTS, SPREAD, TOMBSTONE_PLACES, BpfMap, Kernel
+from resolver.pids.bpf_map import BpfPidMap, Ended, Record, Sizes, start
+from resolver.pids.bpf_syscall import BUSY, ENDED, LAYOUTS, TOMBSTONE_PLACES
 from resolver.pids.ladder import Ladder
 from resolver.pids.source import PidSource
 from tests.fakes.bpf.lives import (
@@ -32,8 +31,11 @@ from tests.fakes.bpf.lives import (
     firsts,
     life,
     ns_pids,
+    place_of,
+    put,
     reconcile,
     start_time,
+    take_out,
     truth,
 )
 from tests.patience import until
@@ -78,12 +80,6 @@ def compare(pidmap: BpfPidMap) -> int:
     return len(lasted)
 
 
-def quiet_drift(pidmap: BpfPidMap) -> Drift:
-    """A second reconciliation: the first mends what the seeding could not know."""
-    reconcile(pidmap)
-    return reconcile(pidmap)
-
-
 @pytest.mark.parametrize("forks", [3_000, pytest.param(200_000, marks=pytest.mark.long)])
 def test_forks_in_a_namespace_that_uses_its_numbers_again(pidmap: BpfPidMap, lives: Path, forks: int) -> None:
     drift, checks, seen, failed = [], 0, 0, pidmap.counters()["update_failed"]
@@ -116,8 +112,9 @@ def test_forks_in_a_namespace_that_uses_its_numbers_again(pidmap: BpfPidMap, liv
     # walks without a pause. It counts, and no absence proves anything until the next walk.
     met = pidmap.counters()["update_failed"] - failed
     assert met <= 1
-    assert len([each for each in drift if each != Drift(0, 0)]) <= met
-    assert quiet_drift(pidmap) == Drift(0, 0)
+    assert len([each for each in drift if each]) <= met
+    reconcile(pidmap)  # the first mends what the seeding could not know
+    assert reconcile(pidmap) == 0
     compare(pidmap)
     left = firsts(pidmap).get(pidns)
     assert left is None or left[0] != init, "another process may have this number of a namespace by now"
@@ -141,13 +138,8 @@ def test_who_finds_its_slot_taken_is_in_the_map_as_well(lives: Path, monkeypatch
             storm.ready()
             for _ in range(3):
                 compare(crowded)
-        assert reconcile(crowded) == Drift(0, 0)
+        assert reconcile(crowded) == 0
         assert {name: crowded.counters()[name] for name in WRONG} == dict.fromkeys(WRONG, 0)
-
-
-def place_of(pidmap: BpfPidMap, host_pid: int) -> int:
-    """Where the slot of a process is."""
-    return host_pid + HOST_PIDNS * SPREAD & pidmap._levels._mask
 
 
 @contextlib.contextmanager
@@ -189,7 +181,7 @@ def test_a_slot_that_is_being_written_is_nobodys(pidmap: BpfPidMap) -> None:
         assert pidmap.by_host(nobody) is None
         assert pidmap.by_host(nobody | BUSY) is None
         assert nobody not in everybody(pidmap)
-        assert reconcile(pidmap) == Drift(0, 0)
+        assert reconcile(pidmap) == 0
 
 
 def test_a_fork_that_meets_a_walk_at_its_number_is_counted_and_repaired(pidmap: BpfPidMap) -> None:
@@ -210,7 +202,7 @@ def met_a_walk(pidmap: BpfPidMap) -> bool:
             return False
         assert pidmap.counters()["update_failed"] > failed
         assert not pidmap.complete()
-        assert reconcile(pidmap).missing > 0
+        assert reconcile(pidmap) > 0
         assert pidmap.by_host(forked) is not None
         assert pidmap.complete()
         return True
@@ -245,7 +237,8 @@ def test_two_hundred_namespaces_in_a_row(pidmap: BpfPidMap, lives: Path) -> None
                 compare(pidmap)
     assert tombstones > 700, "of 800: on a busy machine others take some of their places at once"
     assert len(inodes) < 200, "the kernel did not use a namespace's number again, so nothing was shown"
-    assert quiet_drift(pidmap) == Drift(0, 0)
+    reconcile(pidmap)  # the first mends what the seeding could not know
+    assert reconcile(pidmap) == 0
 
 
 def one_that_ended() -> int:
@@ -292,7 +285,7 @@ def test_a_tombstone_is_of_the_last_process_with_its_number(pidmap: BpfPidMap) -
         assert pidmap.tombstone(nobody) == Ended(nobody, 5, 7 << 27)
         assert pidmap.by_host(nobody) is pidmap.by_host(nobody | ENDED) is None
         assert nobody not in everybody(pidmap)
-        assert reconcile(pidmap) == Drift(0, 0)
+        assert reconcile(pidmap) == 0
         with written(pidmap, {own: bytes(LAYOUTS["slot"].size)}):
             assert pidmap.tombstone(nobody) == Ended(nobody, 2, 4 << 27)
 
@@ -321,12 +314,11 @@ def test_a_map_that_is_too_small_is_counted_and_nothing_in_it_is_wrong(
             assert all(ns_pids(record) == Procfs().ns_pids(record.host_pid) for record in found)
             assert small.counters()["full"] >= len(children) - len(found)
             assert not small.complete()
-            drift = reconcile(small)
-            assert drift.missing > 500
+            assert reconcile(small) > 500
             assert not small.complete()
             many.end()
         reconcile(small)  # those that came while there was no room, and are not of this test
-        until(lambda: reconcile(small).missing == 0, "a map that has everybody")
+        until(lambda: reconcile(small) == 0, "a map that has everybody")
         assert small.complete()
         compare(small)
 
@@ -343,8 +335,7 @@ def test_a_process_that_was_missed_is_entered_when_it_execs(pidmap: BpfPidMap) -
         assert process.stdin is not None
         until(lambda: pidmap.by_host(process.pid), "the fork")
         before, counted = pidmap.by_host(process.pid), pidmap.counters()["mended_at_exec"]
-        assert pidmap._levels.delete(HOST_PIDNS, process.pid)
-        assert pidmap.by_host(process.pid) is None
+        take_out(pidmap, process.pid)
         process.stdin.write(b"\n")
         process.stdin.flush()
         until(lambda: pidmap.by_host(process.pid), "the exec")
@@ -353,41 +344,13 @@ def test_a_process_that_was_missed_is_entered_when_it_execs(pidmap: BpfPidMap) -
         process.stdin.close()
 
 
-def test_entries_of_processes_that_are_gone_are_found_and_taken_out(pidmap: BpfPidMap) -> None:
-    """Drift made by hand: what a lost event would leave behind."""
+def test_a_process_that_was_missed_is_entered_by_the_next_walk(pidmap: BpfPidMap) -> None:
     process = pidmap.by_host(os.getpid())
     assert process is not None
-    assert pidmap._levels.delete(HOST_PIDNS, os.getpid())
-    assert pidmap.by_host(os.getpid()) is None
-    assert reconcile(pidmap) == Drift(missing=1, stale=0)
+    take_out(pidmap, os.getpid())
+    assert reconcile(pidmap) == 1
     assert pidmap.by_host(os.getpid()) == process
-    assert reconcile(pidmap) == Drift(0, 0)
-    nobody = pid_max() + 1
-    assert not Path(f"/proc/{nobody}").exists()
-    levels = pidmap._levels
-    slot = LAYOUTS["slot"].pack(HOST_PIDNS, nobody, 1, nobody, 0, 2, 99, 7)
-    put(levels._slots, struct.pack("=I", place_of(pidmap, nobody)), slot)
-    put(
-        levels.overflow,
-        struct.pack("=II", 99, 7),
-        LAYOUTS["process"].pack(1, nobody, 1, 2, HOST_PIDNS, nobody),
-    )
-    put(pidmap._namespaces, struct.pack("=I", 99), LAYOUTS["init"].pack(1, nobody, 0))
-    assert (
-        pidmap.lookup(99, 7) == pidmap.by_host(nobody) == Record(nobody, 1, ((HOST_PIDNS, nobody), (99, 7)))
-    )
-    assert 99 in firsts(pidmap)
-    assert reconcile(pidmap) == Drift(missing=0, stale=3)
-    assert pidmap.lookup(99, 7) is pidmap.by_host(nobody) is None
-    assert 99 not in firsts(pidmap)
-
-
-def put(table: BpfMap, key: bytes, value: bytes) -> None:
-    """BPF_MAP_UPDATE_ELEM, which nothing but a test does from user space."""
-    keys, values = ctypes.create_string_buffer(key, len(key)), ctypes.create_string_buffer(value, len(value))
-    where = (ctypes.addressof(keys), ctypes.addressof(values))
-    attributes = ctypes.create_string_buffer(struct.pack("=IIQQQ", table.fd, 0, *where, 0), 32)
-    assert Kernel().call(2, attributes) == 0
+    assert reconcile(pidmap) == 0
 
 
 def test_numbers_that_cannot_be_are_not_there(pidmap: BpfPidMap) -> None:

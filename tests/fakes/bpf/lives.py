@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
+import struct
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,8 +13,8 @@ from typing import NamedTuple, Self
 
 from resolver.base.errors import AccessDenied, ProcessGone
 from resolver.linux.procfs import HOST_PIDNS, Procfs, parse_start_time
-from resolver.pids.bpf_map import TICK, BpfPidMap, Drift, Record, first_processes_in
-from resolver.pids.bpf_syscall import LAYOUTS
+from resolver.pids.bpf_map import TICK, BpfPidMap, Record, first_processes_in
+from resolver.pids.bpf_syscall import ENDED, LAYOUTS, SPREAD, BpfMap, Kernel
 
 SOURCE = Path(__file__).with_name("lives.c")
 FLAGS = ("-O2", "-g", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-pthread")
@@ -86,16 +88,42 @@ def children_of(host_pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{host_pid}/task/{host_pid}/children").read_text().split()]
 
 
-def reconcile(pidmap: BpfPidMap) -> Drift:
-    """Compare a map with all processes, in one go."""
-    return next(drift for drift in pidmap.reconciling() if drift is not None)
+def reconcile(pidmap: BpfPidMap) -> int:
+    """Compare a map with all processes, in one go; how many were missing."""
+    return next(missing for missing in pidmap.reconciling() if missing is not None)
 
 
 def everybody(pidmap: BpfPidMap) -> dict[int, Record]:
     """``{host_pid: record}`` of all living processes. Those that start or end meanwhile may be missing."""
-    entries = (entry for some in pidmap._levels.entries() for entry in some)
-    found = (pidmap.by_host(entry[3]) for entry in entries if entry[0] == HOST_PIDNS)
-    return {record.host_pid: record for record in found if record}
+    levels, slot, level = pidmap._levels, LAYOUTS["slot"], LAYOUTS["level"]
+    entries = [each[:2] for _, some in levels._slots.batches() for each in slot.iter_unpack(some)]
+    entries += [each for some, _ in levels.overflow.batches() for each in level.iter_unpack(some)]
+    numbers = (number for pidns, number in entries if pidns == HOST_PIDNS and number < ENDED)
+    return {record.host_pid: record for record in map(pidmap.by_host, numbers) if record}
+
+
+def place_of(pidmap: BpfPidMap, host_pid: int) -> int:
+    """Where the slot of a process is."""
+    return host_pid + HOST_PIDNS * SPREAD & pidmap._levels._mask
+
+
+def put(table: BpfMap, key: bytes, value: bytes) -> None:
+    """BPF_MAP_UPDATE_ELEM, or without a value BPF_MAP_DELETE_ELEM: nothing but a test does it from user space."""
+    keys, values = ctypes.create_string_buffer(key, len(key)), ctypes.create_string_buffer(value, len(value))
+    where = ctypes.addressof(keys), ctypes.addressof(values) if value else 0
+    attributes = ctypes.create_string_buffer(struct.pack("=IIQQQ", table.fd, 0, *where, 0), 32)
+    assert Kernel().call(2 if value else 3, attributes) == 0
+
+
+def take_out(pidmap: BpfPidMap, host_pid: int) -> None:
+    """Leave the map as a missed fork would."""
+    slots, level = pidmap._levels._slots, LAYOUTS["level"].pack(HOST_PIDNS, host_pid)
+    slots.lookup(place_of(pidmap, host_pid))
+    if slots.value.raw.startswith(level):
+        put(slots, struct.pack("=I", place_of(pidmap, host_pid)), bytes(LAYOUTS["slot"].size))
+    else:
+        put(pidmap._levels.overflow, level, b"")
+    assert pidmap.by_host(host_pid) is None
 
 
 def firsts(pidmap: BpfPidMap) -> dict[int, tuple[int, int]]:

@@ -1,4 +1,4 @@
-"""Process events as bytes: what each one means, what is lost and how that is known."""
+"""Process events as bytes: what each one means, and what the source makes of it."""
 
 from __future__ import annotations
 
@@ -17,32 +17,28 @@ from resolver.pids.netlink import NetlinkSource
 from resolver.pids.proc_events import EventStream
 from tests.fakes.procs import changes, numbers
 
-NONE, FORK, EXEC, UID, EXIT = 0, 1, 2, 4, 0x80000000
-NO_CPU = 0xFFFFFFFF
+FORK, UID, EXIT = 1, 4, 0x80000000
 
 
 class Kernel:
-    """The other end of `stream`: sends what the kernel would, with a sequence of its own for each CPU."""
+    """The other end of `stream`: sends what the kernel would."""
 
     def __init__(self, ours: socket.socket, channel: socket.socket) -> None:
         self.stream, self._channel = EventStream(ours), channel
-        self.sequence: dict[int, int] = {}
 
-    def send(self, what: int, *words: int, cpu: int = 0, ack: int = 0) -> None:
-        sequence = self.sequence.get(cpu, 0)
-        self.sequence[cpu] = (sequence + 1) % (1 << 32)
-        event = struct.pack("=IIQ6I", what, cpu, 1, *words, *[0] * (6 - len(words)))
-        connector = struct.pack("=IIIIHH", 1, 1, sequence, ack, len(event), 0)
+    def send(self, what: int, *words: int) -> None:
+        event = struct.pack("=IIQ6I", what, 0, 1, *words, *[0] * (6 - len(words)))
+        connector = struct.pack("=IIIIHH", 1, 1, 0, 0, len(event), 0)
         self.raw(struct.pack("=IHHII", 16 + len(connector + event), 3, 0, 0, 0) + connector + event)
 
     def raw(self, message: bytes) -> None:
         self._channel.send(message)
 
-    def fork(self, tid: int, tgid: int | None = None, *, cpu: int = 0) -> None:
-        self.send(FORK, 1, 1, tid, tid if tgid is None else tgid, cpu=cpu)
+    def fork(self, tid: int, tgid: int | None = None) -> None:
+        self.send(FORK, 1, 1, tid, tid if tgid is None else tgid)
 
-    def exit(self, tid: int, tgid: int | None = None, *, cpu: int = 0) -> None:
-        self.send(EXIT, tid, tid if tgid is None else tgid, 0, 17, cpu=cpu)
+    def exit(self, tid: int, tgid: int | None = None) -> None:
+        self.send(EXIT, tid, tid if tgid is None else tgid, 0, 17)
 
 
 @pytest.fixture
@@ -63,13 +59,13 @@ def stream(kernel: Kernel) -> EventStream:
 def test_processes_are_named_and_threads_are_not(stream: EventStream, kernel: Kernel) -> None:
     kernel.fork(100)
     kernel.fork(101, 100)
-    kernel.fork(200, cpu=1)
+    kernel.fork(200)
     kernel.exit(101, 100)
-    kernel.exit(200, cpu=1)
+    kernel.exit(200)
     kernel.send(UID, 100, 100, 0, 0)
     assert stream.drain() == 6
     assert (stream.touched, stream.ended) == ({100, 200}, {200})
-    assert (stream.emptied, stream.incomplete, stream.lost) == (True, False, {})
+    assert (stream.emptied, stream.incomplete) == (True, False)
 
 
 def test_a_drain_is_bounded_and_says_so(stream: EventStream, kernel: Kernel) -> None:
@@ -82,63 +78,18 @@ def test_a_drain_is_bounded_and_says_so(stream: EventStream, kernel: Kernel) -> 
     assert stream.events == 5
 
 
-# ---- what is lost -------------------------------------------------------------------------------------------------
-
-
-def test_losses_are_counted_exactly_for_each_cpu(stream: EventStream, kernel: Kernel) -> None:
-    kernel.sequence = {0: 7000, 3: (1 << 32) - 2}
-    kernel.fork(1, cpu=0)
-    kernel.fork(2, cpu=3)
-    kernel.sequence[0] += 5
-    kernel.sequence[3] = 9  # of the numbers after 2**32 - 2 are lost 2**32 - 1 and 0 to 8
-    kernel.fork(3, cpu=0)
-    kernel.fork(4, cpu=3)
-    kernel.fork(5, cpu=3)
-    kernel.sequence[0] += 1
-    kernel.fork(6, cpu=0)
-    stream.drain()
-    assert stream.lost == {0: 6, 3: 10}
-    assert stream.incomplete
-    assert stream.touched == {1, 2, 3, 4, 5, 6}
-
-
-@pytest.mark.parametrize(("first", "then", "incomplete"), [((1 << 32) - 1, 0, False), (1000, 5, True)])
-def test_a_sequence_that_goes_back_has_wrapped_or_lost_an_unknown_number(
-    stream: EventStream, kernel: Kernel, first: int, then: int, *, incomplete: bool
-) -> None:
-    kernel.sequence[0] = first
-    kernel.fork(1)
-    kernel.sequence[0] = then
-    kernel.fork(2)
-    stream.drain()
-    assert (stream.lost, stream.incomplete) == ({}, incomplete)
-
-
-def test_the_acknowledgement_of_an_old_kernel_has_no_sequence_number(
-    stream: EventStream, kernel: Kernel
-) -> None:
-    kernel.fork(1)
-    kernel.sequence[NO_CPU] = 4711
-    kernel.send(NONE, 0, cpu=NO_CPU, ack=5)
-    kernel.sequence[NO_CPU] = 3
-    kernel.send(NONE, 0, cpu=NO_CPU, ack=9)
-    kernel.fork(2)
-    stream.drain()
-    assert (stream.lost, stream.incomplete) == ({}, False)
-
-
 OTHERS: Final = struct.pack("=IIIIHHIIQ6I", 1, 2, 0, 0, 40, 0, FORK, 0, 1, 1, 1, 9, 9, 0, 0)
 
 
 @pytest.mark.parametrize("message", [b"", b"\1" * 16, b"\1" * 36, b"\1" * 75, bytes(16) + OTHERS])
-def test_a_short_message_or_another_connectors_is_counted_and_not_understood(
+def test_after_a_short_message_or_another_connectors_all_is_read_again(
     stream: EventStream, kernel: Kernel, message: bytes
 ) -> None:
     kernel.fork(1)
     kernel.raw(message)
     kernel.fork(2)
     stream.drain()
-    assert (stream.malformed, stream.incomplete, stream.lost) == (1, True, {})
+    assert stream.incomplete
     assert stream.touched == {1, 2}
 
 
@@ -202,10 +153,9 @@ def test_a_zombie_whose_end_was_lost_is_found_by_the_scan(fixture: Fixture) -> N
     fixture.refresh()
     fixture.stop(100)
     fixture.start(100, state="Z")
-    fixture.kernel.sequence[0] += 3
-    fixture.kernel.fork(2)
+    fixture.kernel.raw(b"")  # as good as a loss
     fixture.refresh()
-    assert (fixture.source.rescans, fixture.source.stream.lost) == (1, {0: 3})
+    assert fixture.source.rescans == 1
     fixture.stop(100)
     assert fixture.refresh() == ([], [100])
 
