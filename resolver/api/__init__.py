@@ -47,7 +47,7 @@ def make_sockets(settings: Settings, journal: Journal) -> ApiSockets:
             _off(journal, path, str(error))
             return None
 
-    root = made(settings.socket_path, _ROOT, int(settings.socket_mode, 8), settings.socket_group)
+    root = made(settings.socket_path, _ROOT, 0o660, settings.socket_group)
     tenants = made(settings.tenant_socket, _TENANTS, 0o666) if settings.tenant_socket else None
     return ApiSockets(root, tenants)
 

@@ -181,15 +181,6 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             chart=Chart(pattern="^[0-9]*$"),
         ),
     ] = ""
-    socket_mode: Annotated[
-        str,
-        msgspec.Meta(pattern="^0?[0-7]{2}[0145]$"),
-        About(
-            "the socket's file mode, for root and the group; a mode that opens it to all users is refused",
-            "MODE",
-            check=values.check_mode,
-        ),
-    ] = "0660"
     tenant_socket: Annotated[
         str,
         About(

@@ -1,4 +1,4 @@
-"""Text of settings' values: durations, addresses, lists of paths, file modes."""
+"""Text of settings' values: durations, addresses, lists of paths."""
 
 from __future__ import annotations
 
@@ -69,19 +69,6 @@ def check_paths(value: Any) -> None:
         raise ValueError("at least one path is expected")
     if "" in value:
         raise ValueError("an empty path names no file")
-
-
-def check_mode(value: Any) -> None:
-    """Raise ValueError unless it is a file mode that keeps other users out."""
-    if not isinstance(value, str):
-        return
-    if not re.fullmatch("0?[0-7]{3}", value):
-        raise ValueError("write three octal digits, such as 0660")
-    if int(value, 8) & 0o002:
-        raise ValueError(
-            "this socket is for root and its group, and this mode opens it to everybody: give containers a socket of "
-            "their own with --tenant-socket (tenant_socket), and others on the host the group with --socket-group"
-        )
 
 
 def text_of(value: Any) -> str:

@@ -275,18 +275,6 @@ def test_whatever_is_given_settings_or_one_sentence(values: dict[str, Any]) -> N
     assert all(isinstance(path, str) and path for path in settings.containers_dir)
 
 
-@pytest.mark.parametrize("mode", ["9", "rw-rw----", "1777", "0o660", "66"])
-def test_a_mode_that_is_none_is_told_how_one_looks(mode: str) -> None:
-    with pytest.raises(UsageError, match="three octal digits, such as 0660"):
-        load({"socket_mode": mode}, environ={})
-
-
-@pytest.mark.parametrize("mode", ["0666", "662", "0777", "667"])
-def test_a_mode_that_opens_roots_socket_is_told_where_containers_ask(mode: str) -> None:
-    with pytest.raises(UsageError, match=r"socket_mode .* --tenant-socket"):
-        load({"socket_mode": mode}, environ={})
-
-
 @pytest.mark.parametrize(
     "path", ["/run/resolver/tenants.sock", "/run/tenants.sock", "/tenants.sock", "tenants/resolver.sock"]
 )

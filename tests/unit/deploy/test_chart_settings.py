@@ -26,7 +26,6 @@ TEXTS: dict[str, Any] = {
     "run_dir": "/run/other",
     "socket": "/run/other/other.sock",
     "socket_group": "1000",
-    "socket_mode": "0600",
     "tenant_socket": "/run/other/tenants/resolver.sock",
     "metrics_addr": "0.0.0.0:9400",
     "broker": "/var/run/hami/hostpid/broker.sock",
