@@ -26,7 +26,6 @@ class CounterName(StrEnum):
     WRITER_FAILURES = "writer_failures"
     IMPLAUSIBLE_SAMPLES = "implausible_samples"
     INTERNAL_ERRORS = "internal_errors"
-    OUT_OF_DESCRIPTORS = "out_of_descriptors"
     DRIVER_PROBES = "driver_probes"
     DRIVER_PROBES_REFUSED = "driver_probes_refused"
     DRIVER_PROBES_FAILED = "driver_probes_failed"

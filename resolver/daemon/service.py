@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from resolver import __version__, api
-from resolver.base.counters import CounterByReason, CounterName
+from resolver.base.counters import CounterByReason
 from resolver.base.event_log import EventLog
 from resolver.base.journal import Journal, setup_logging
 from resolver.base.reasons import BrokerRefusal, Shortage
@@ -336,7 +336,6 @@ class Service:
         if shortage is not Shortage.DESCRIPTORS:
             self.journal.trouble("means", why, "out_of_means", "means_restored")
             return
-        self.counters[CounterName.OUT_OF_DESCRIPTORS] += 1
         self.repairer.found.shed()
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         why = f"all {limit} descriptors are in use, so some regions are not repaired: raise the limit (ulimit -n)"

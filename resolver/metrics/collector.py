@@ -190,7 +190,6 @@ def _nvml(snapshot: Snapshot, trouble: Unknown | None, now: float) -> Iterator[M
     yield f.NVML_SECONDS.histogram(snapshot.nvml_seconds)
     yield f.NVML_UP.single(trouble is None)
     at = snapshot.collected_at or None
-    yield f.NVML_LAST_SUCCESS.single(at)
     yield f.NVML_AGE.single(None if at is None else max(0.0, now - at))
     orphans = snapshot.joined.orphan_reasons()
     yield f.UNRESOLVED_SAMPLES.metric([]) if trouble else _by(f.UNRESOLVED_SAMPLES, SampleReason, orphans)

@@ -200,11 +200,10 @@ _counted(CounterName.WRITER_FAILURES, "Requests to the slot writer that failed."
 
 # -- NVML -----------------------------------------------------------------------------------------------------------
 
+NVML_UP = _gauge("nvml_up", "1 if NVML answered its last query, and recently.")
 NVML_SECONDS = _family(
     "histogram", "nvml_collection_seconds", "Durations of the collections from NVML, of all GPUs.", ()
 )
-NVML_UP = _gauge("nvml_up", "1 if NVML answered its last query, and recently.")
-NVML_LAST_SUCCESS = _gauge("nvml_last_success_timestamp_seconds", "When NVML last answered, as Unix time.")
 NVML_AGE = _gauge("nvml_sample_age_seconds", "Age of NVML's newest answer.")
 UNRESOLVED_SAMPLES = _gauge("unresolved_samples", "Utilization samples that find no slot.", "reason")
 _counted(CounterName.IMPLAUSIBLE_SAMPLES, "Samples dropped because they cannot be true.")
@@ -271,7 +270,6 @@ WORKER_FAILURES = _counter(
     "worker_failures", "Times that a child died, hung or gave an invalid answer.", "worker"
 )
 _counted(CounterName.INTERNAL_ERRORS, "Bugs in the daemon that it survived; please report them.")
-_counted(CounterName.OUT_OF_DESCRIPTORS, "Times that all file descriptors were in use.")
 _by_reason(
     CounterByReason.SHORTAGES,
     Shortage,

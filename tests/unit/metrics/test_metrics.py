@@ -523,7 +523,6 @@ def test_nvml_that_was_never_heard_is_not_up() -> None:
     found = read(picture())
     assert found.one("resolver_nvml_up") == 0
     assert found.one("resolver_nvml_sample_age_seconds") is None
-    assert found.one("resolver_nvml_last_success_timestamp_seconds") is None
     assert found.all("resolver_unresolved_samples") == []
 
 
