@@ -120,6 +120,7 @@ class UnresolvedReason(ReasonWithWords):
 _HOSTILE = "HAMi never makes such a file, so a tenant did; it is never opened"
 _LOOK_INSIDE = "check what runs in that container: `ls -lan PATH`"
 KERNEL_LOG = "`dmesg | grep -iE 'nvrm|xid' | tail`"
+_QUERY = f"`nvidia-smi -q -i INDEX`; {KERNEL_LOG}"
 
 
 class RegionReason(ReasonWithWords):
@@ -219,35 +220,15 @@ class PeerReason(ReasonWithWords):
     ACCESS_DENIED = "access_denied", "the kernel refused a file in `/proc`"
 
 
-class Shortage(ReasonWithWords):
+class Shortage(StrEnum):
     """Resource that the kernel refused the daemon; counted as ``shortages_<kind>``."""
 
-    IN_FLIGHT = (
-        "in_flight",
-        "processes of the daemon's user keep too many descriptors in flight (ETOOMANYREFS)",
-        "nothing: children inherit the descriptors instead; a program that sends so many is an attack",
-    )
-    DESCRIPTORS = (
-        "descriptors",
-        "all file descriptors of the daemon or of the node are in use (EMFILE, ENFILE)",
-        "raise the limit (`ulimit -n`, `fs.file-max`)",
-    )
-    MEMORY = ("memory", "memory ran out (ENOMEM, ENOBUFS)", "raise the daemon's memory limit")
-    PROCESSES = (
-        "processes",
-        "no further process or thread is allowed (EAGAIN)",
-        "raise `pids.max` of the daemon's control group, or `kernel.threads-max`",
-    )
-    WATCHES = (
-        "watches",
-        "no further epoll or inotify watch is allowed (ENOSPC)",
-        "raise `fs.epoll.max_user_watches` or `fs.inotify.max_user_watches`",
-    )
-    KILLED = (
-        "killed",
-        "a child was killed from outside (SIGKILL), for example by the OOM killer",
-        "raise the daemon's memory limit, or find the cause in `dmesg`",
-    )
+    IN_FLIGHT = "in_flight"  # ETOOMANYREFS: children inherit descriptors instead
+    DESCRIPTORS = "descriptors"  # EMFILE, ENFILE
+    MEMORY = "memory"  # ENOMEM, ENOBUFS
+    PROCESSES = "processes"  # EAGAIN: no further process or thread is allowed
+    WATCHES = "watches"  # ENOSPC: no further epoll or inotify watch is allowed
+    KILLED = "killed"  # a child got SIGKILL from outside, for example by the OOM killer
 
 
 class BrokerRefusal(ReasonWithWords):
@@ -273,12 +254,8 @@ class GpuReason(ReasonWithWords):
         "it does no work until it is reset",
         "stop its processes, then: `nvidia-smi --gpu-reset -i INDEX`; or reboot the drained node",
     )
-    UNREACHABLE = "unreachable", "the driver refuses to open it", f"`nvidia-smi -q -i INDEX`; {KERNEL_LOG}"
-    MEMORY_QUERY_FAILED = (
-        "memory_query_failed",
-        "the driver does not report its memory",
-        f"`nvidia-smi -q -i INDEX`; {KERNEL_LOG}",
-    )
+    UNREACHABLE = "unreachable", "the driver refuses to open it", _QUERY
+    MEMORY_QUERY_FAILED = "memory_query_failed", "the driver does not report its memory", _QUERY
     TOO_HOT = (
         "too_hot",
         "it was over 95 C, and has not been below 90 C since",
