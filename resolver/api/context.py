@@ -1,4 +1,4 @@
-"""State shared by the routes: the daemon's view, the gatekeepers, and answers kept between requests."""
+"""State shared by the routes: the daemon's view, the gatekeepers, and the walks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 #: Objects that are made and encoded at a time, before others get their turn: a millisecond or two.
 _PIECE = 500
-_MOST_KEPT_BYTES = 1 << 20
 
 
 class View(NamedTuple):
@@ -52,22 +51,12 @@ class Context:
         self.pods = PodNames(pod_logs_dir)
         self.walks = Walks(2, 32)
         self.tenants_walks = Walks(1, 16)
-        #: By path, the last answer and its snapshot, which isn't kept itself.
-        self._answers: dict[str, tuple[tuple[float, int], bytes]] = {}
 
-    async def listed(self, path: str, parts: Callable[[Snapshot], Parts]) -> Answer:
-        """Encode a list of the current snapshot piece by piece, so that others get their turn; keep it for the next."""
-        picture = self.view.snapshot()
-        known, which = self._answers.get(path), (picture.at, picture.passes)
-        if known is not None and known[0] == which:
-            return Answer(known[1])
-        head, items = parts(picture)
+    async def listed(self, parts: Callable[[Snapshot], Parts]) -> Answer:
+        """Encode a list of the current snapshot piece by piece, so that others get their turn."""
+        head, items = parts(self.view.snapshot())
         left, encoded = iter(items), []
         while piece := list(islice(left, _PIECE)):
             encoded.append(encode(piece)[1:-1])
             await asyncio.sleep(0)
-        body = encode(head)[: -len(b"]}")] + b",".join(encoded) + b"]}"
-        self._answers.pop(path, None)
-        if len(body) <= _MOST_KEPT_BYTES:
-            self._answers[path] = which, body
-        return Answer(body)
+        return Answer(encode(head)[: -len(b"]}")] + b",".join(encoded) + b"]}")

@@ -1,4 +1,4 @@
-"""Lists of the daemon's knowledge: each answer is made from one snapshot, and kept until the next."""
+"""Lists of the daemon's knowledge: each answer is made from one snapshot."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WAIT = integer(
 
 def _list(path: str, shape: type, summary: str, parts: Callable[[Snapshot], shapes.Parts]) -> Route:
     async def handler(context: Context, _request: Request) -> Answer:
-        return await context.listed(path, parts)
+        return await context.listed(parts)
 
     return Route(path, shape, summary, handler)
 

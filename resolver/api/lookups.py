@@ -17,6 +17,7 @@ from resolver.linux.cgroup import strip_scheme
 from resolver.lookup.batch import NO_SUCH_PROCESS, Answers, Batch, Hit
 from resolver.lookup.cached import find_own
 from resolver.lookup.forward import lookup, lookup_many, walk_own
+from resolver.lookup.resolve import ContainerProcess
 from resolver.lookup.reverse import ReversedProcess, reverse
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from resolver.api.access import Tenant
     from resolver.api.context import Context
     from resolver.linux.procfs import Procfs
-    from resolver.lookup.resolve import ContainerProcess
 
 MOST_PAIRS = 10_000
 _MOST_PID, _MOST_INODE = 2**31 - 1, 2**32 - 1
@@ -50,22 +50,13 @@ CONTAINER = Parameter(
 ROUTES = Routes()
 
 
-class FoundProcess(msgspec.Struct, frozen=True):
-    """Process of a container: ``container_pid`` is its number in the PID namespace with inode ``pidns``.
-
-    ``start_time`` is in clock ticks since boot. ``source`` is ``bpf``, ``netlink`` or ``scan``, or ``cgroup`` if the
-    kernel was asked directly.
-    """
-
-    container_id: str | None
-    container_pid: int
-    host_pid: int
-    pidns: int
-    pod_uid: str | None
-    container_name: str | None
-    start_time: int
-    comm: str
-    source: str
+#: `ContainerProcess` in JSON; the id is null if its cgroup has none.
+FoundProcess = msgspec.defstruct(
+    "FoundProcess",
+    (ContainerProcess.__annotations__ | {"container_id": "str | None"}).items(),
+    namespace={"__doc__": ContainerProcess.__doc__},
+    frozen=True,
+)
 
 
 class Pair(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
