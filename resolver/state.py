@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from enum import StrEnum
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from msgspec import Struct
 
@@ -92,7 +92,7 @@ class SlotCounts(NamedTuple):
     unresolved: Counter[UnresolvedReason]
 
 
-class SlotReports(Sequence[SlotReport]):
+class SlotReports:
     """Slots of one region: those with an owner, then the others, whose reports are made on request."""
 
     def __init__(self, owned: tuple[SlotReport, ...], slots: PackedSlots, codes: bytes, devices: int) -> None:
@@ -120,19 +120,10 @@ class SlotReports(Sequence[SlotReport]):
                     utilization=(0 if dead else None,) * self._devices,
                 )
 
-    def __getitem__(self, index: Any) -> Any:
-        return tuple(self)[index]
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and tuple(self) == tuple(other)
-
-    __hash__ = None  # type: ignore[assignment]
-
-
-def tally(slots: Iterable[SlotReport]) -> SlotCounts:
+def tally(slots: SlotReports | tuple[SlotReport, ...]) -> SlotCounts:
     """Count the slots by state, without reports of unowned slots."""
-    codes = slots.codes if isinstance(slots, SlotReports) else b""
-    listed = slots.owned if isinstance(slots, SlotReports) else tuple(slots)
+    listed, codes = (slots.owned, slots.codes) if isinstance(slots, SlotReports) else (slots, b"")
     dead = sum(slot.dead for slot in listed)
     unresolved = Counter(slot.unresolved for slot in listed if slot.unresolved is not None)
     for code in set(codes):
@@ -179,7 +170,7 @@ class RegionReport(RegionFacts, frozen=True, kw_only=True):
     ``limiting`` is utilization_switch.
     """
 
-    slots: Sequence[SlotReport]
+    slots: SlotReports | tuple[SlotReport, ...]
     limit: tuple[int, ...] = ()
     sm_limit: tuple[int, ...] = ()
     container_ids: tuple[str, ...] = ()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from resolver.state import RegionReport, SlotReport, SlotReports
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from resolver.gpu.attribution import Joined
     from resolver.repair.plan import RegionRepairs
@@ -23,7 +23,7 @@ def region_report(
     states = repairs.distinguished()
     claim = repairs.ownership.claim
     owned = tuple([_slot_report(state, uuids, joined, container_id if claim else None) for state in states])
-    slots: Sequence[SlotReport] = owned
+    slots: SlotReports | tuple[SlotReport, ...] = owned
     if view is not None:
         slots = SlotReports(owned, view.slots, repairs.unowned_codes(), len(uuids))
     found = (container_id(state.owner.process.host_pid) for state in states if state.owner)

@@ -8,7 +8,7 @@ import itertools
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from resolver.containers.log_names import ContainerNames
 from resolver.hami.discovery import SharedDirectory
 from resolver.hami.hostpid_policy import HostpidPolicy
 from resolver.linux.procfs import ProcessHandle
-from resolver.state import SlotReport
+from resolver.state import SlotReport, SlotReports
 from resolver.workers import slot_writer
 from tests.fakes.clock import burn
 from tests.fakes.repairs import HOST, Bench, ToldOwners, slot
@@ -127,7 +127,7 @@ def test_who_costs_too_much_waits_alone_and_it_is_said(bench: Patient) -> None:
     spent = sum(bench.told.asked[ns_pid] for ns_pid in bench.costs.seconds) * 0.005
     assert 0.0 < spent < BURST_SECONDS + 0.02
 
-    def reports() -> dict[str | None, Sequence[SlotReport]]:
+    def reports() -> dict[str | None, SlotReports | tuple[SlotReport, ...]]:
         return {report.container_name: report.slots for report in bench.repairer.reports()}
 
     until(bench, lambda: {each.unresolved for each in reports().get("good", ())} == {None})
