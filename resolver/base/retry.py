@@ -10,6 +10,7 @@ from resolver.base.errors import UsageError
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
+    from concurrent.futures import Future
 
 T = TypeVar("T")
 
@@ -46,6 +47,23 @@ async def tried_again(make: Callable[[], T], off: Callable[[str], None]) -> T:
         await asyncio.sleep(1.0)
 
 
+def started(work: Callable[[], T], *, name: str) -> Future[T]:
+    """Start the work in a thread that doesn't delay the end of the process: a hanging one is left behind."""
+    import threading
+    from concurrent.futures import Future
+
+    done: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the future raises it
+            done.set_exception(error)
+
+    threading.Thread(target=run, daemon=True, name=name).start()
+    return done
+
+
 def in_a_thread(
     work: Callable[[], T],
     *,
@@ -57,9 +75,7 @@ def in_a_thread(
 
     The loop calls ``ended`` when it is over, and ``unwanted`` with the result if the future was abandoned.
     """
-    import asyncio  # commands that only double a pause do not pay for these
-    import threading
-    from concurrent.futures import Future
+    import asyncio  # commands that only double a pause do not pay for it
 
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
@@ -73,14 +89,9 @@ def in_a_thread(
         elif unwanted is not None and not error:
             unwanted(done.result())
 
-    def run() -> None:
-        done: Future[T] = Future()
-        try:
-            done.set_result(work())
-        except BaseException as error:  # noqa: BLE001 - whatever it is, it is raised where it is awaited
-            done.set_exception(error)
+    def tell(done: Future[T]) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(finish, done)
 
-    threading.Thread(target=run, daemon=True, name=name).start()
+    started(work, name=name).add_done_callback(tell)
     return future

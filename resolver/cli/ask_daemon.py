@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import time
 from typing import TYPE_CHECKING, Any
 
 from resolver import client
@@ -15,21 +14,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 _OTHER_VERSION = "is it of this version? Restart it after an upgrade"
+AS_IT_IS = "print the daemon's answer as it is"
 EXIT_AMBIGUOUS = 3
 
 
-def add_socket(parser: argparse.ArgumentParser) -> None:
-    """Add ``--socket``."""
+def add_socket(parser: argparse.ArgumentParser, json: str = "", *, config: bool = False) -> None:
+    """Add ``--socket``, ``--json`` with this help, and ``--config`` for other settings than the daemon's."""
     parser.add_argument("--socket", metavar="PATH", help="the daemon's socket (or RESOLVER_SOCKET)")
-
-
-def add_config(parser: argparse.ArgumentParser) -> None:
-    """Add ``--config``, for other settings than the daemon's."""
-    parser.add_argument(
-        "--config",
-        metavar="FILE",
-        help="use the settings in this file and the environment, not the daemon's",
-    )
+    if config:
+        about = "use the settings in this file and the environment, not the daemon's"
+        parser.add_argument("--config", metavar="FILE", help=about)
+    if json:
+        parser.add_argument("--json", action="store_true", help=json)
 
 
 def ask(path: str, socket_path: str | None, seconds: float = 5.0) -> Any:
@@ -61,21 +57,3 @@ def follow(socket_path: str | None, after: str, kinds: Sequence[str]) -> Iterato
     yield from client.stream_events(socket_path, after=after, kinds=kinds)
     where = client.socket_of(socket_path)
     raise NoDaemon(f"the daemon at {where} ended, or let go of this one: ask again once it runs")
-
-
-def moment(at: float) -> str:
-    """Format Unix time in UTC with milliseconds."""
-    whole, thousandths = divmod(round(at * 1000), 1000)
-    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(whole)) + f".{thousandths:03}Z"
-
-
-def duration(seconds: float) -> str:
-    """Format seconds in their two largest units: ``3d 4h``, ``12m 5s``, ``0.4s``."""
-    if seconds < 10:
-        return f"{max(0.0, seconds):.1f}s"
-    left, parts = int(seconds), list[str]()
-    for unit, size in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)):
-        count, left = divmod(left, size)
-        if count or parts:
-            parts.append(f"{count}{unit}")
-    return " ".join(parts[:2])

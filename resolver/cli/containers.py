@@ -8,26 +8,22 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from resolver.cli.ask_daemon import add_socket, ask, duration, moment, understood
-from resolver.cli.show import on_terminal, print_json, print_table, short_id
+from resolver.cli.ask_daemon import AS_IT_IS, add_socket, ask, understood
+from resolver.cli.show import print_json, print_table, short_id, since
 
 if TYPE_CHECKING:
     import argparse
 
     from resolver.cli.show import Cell
 
-    Row = tuple[Cell, ...]
-
-#: A terminal leaves at least so much of a pod's name.
-_SHORTEST_POD = 12
-_NAMES = ("CONTAINER", "NAMESPACE", "POD", "NAME", "POD UID")
-COLUMNS = (*_NAMES, "PIDNS", "HOST PID", "REGIONS", "SINCE")
+_NUMBERS = ("PIDNS", "HOST PID", "REGIONS")
+_FIELDS = ("namespace", "pod", "container_name", "pod_uid", "pidns", "init_host_pid")
+COLUMNS = ("CONTAINER", "NAMESPACE", "POD", "NAME", "POD UID", *_NUMBERS, "SINCE")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    add_socket(parser)
-    parser.add_argument("--json", action="store_true", help="print the daemon's answer as it is")
+    add_socket(parser, AS_IT_IS)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -36,19 +32,13 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(answer)
         return 0
-    person = on_terminal()
     with understood():
-        rows: list[Row] = [
+        rows: list[tuple[Cell, ...]] = [
             (
                 short_id(each["container_id"]),
-                each["namespace"],
-                each["pod"],
-                each["container_name"],
-                each["pod_uid"],
-                each["pidns"],
-                each["init_host_pid"],
+                *(each[name] for name in _FIELDS),
                 len(each["regions"]),
-                duration(answer["at"] - each["since"]) if person else moment(each["since"]),
+                since(each["since"], answer["at"]),
             )
             for each in answer["containers"]
         ]
@@ -57,8 +47,6 @@ def run(args: argparse.Namespace) -> int:
         return 0
     # Those without a name come last.
     rows.sort(key=lambda row: [(not value, str(value)) for value in (*row[1:4], row[0])])
-    # A person has 80 columns, and knows a pod by its name; programs get all.
-    narrow = ("POD UID", "PIDNS", "HOST PID", "REGIONS") if person else ()
-    right = ("PIDNS", "HOST PID", "REGIONS")
-    print_table(COLUMNS, rows, right=right, without=narrow, shorten_to=("POD", _SHORTEST_POD))
+    # A person has 80 columns, and knows a pod by its name.
+    print_table(COLUMNS, rows, right=_NUMBERS, for_programs=("POD UID", *_NUMBERS), shorten="POD")
     return 0

@@ -12,8 +12,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from resolver.base.errors import CannotKnow, UsageError
-from resolver.cli.ask_daemon import add_socket, ask, duration, moment, understood
-from resolver.cli.show import on_terminal, print_json, print_table
+from resolver.cli.ask_daemon import AS_IT_IS, add_socket, ask, understood
+from resolver.cli.show import duration, print_json, print_table, since
 
 if TYPE_CHECKING:
     import argparse
@@ -23,9 +23,8 @@ COLUMNS = ("INDEX", "UUID", "MINOR", "MODEL", "MEMORY", "NUMA", "PCI", "MIG", "H
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    add_socket(parser)
+    add_socket(parser, AS_IT_IS)
     add = parser.add_argument
-    add("--json", action="store_true", help="print the daemon's answer as it is")
     add("-o", "--output", choices=["device"], help="print the node's Device object of Koordinator instead")
     about = "the node's name in Kubernetes, for -o device (default the host's name)"
     add("--node", metavar="NAME", help=about)
@@ -48,15 +47,15 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _row(gpu: Any, answer: Any, *, person: bool) -> tuple[Any, ...]:
+def _row(gpu: Any, answer: Any) -> tuple[Any, ...]:
     ill = gpu["illnesses"]
     memory = None if gpu["memory_total"] is None else f"{gpu['memory_total'] / 2**30:.1f}GiB"
     mig = None if gpu["mig"] is None else len(gpu["mig_instances"]) if gpu["mig"] else "off"
     health = "unhealthy" if ill else "unknown" if answer["error"] else "healthy"
     what = [gpu[name] for name in ("device_index", "uuid", "minor", "name")]
     where = (memory, gpu["numa_node"], gpu["pci_address"], mig)
-    since = min((each["since"] for each in ill), default=None)
-    shown = since and (duration(time.time() - since) if person else moment(since))
+    ill_since = min((each["since"] for each in ill), default=None)
+    shown = None if ill_since is None else since(ill_since, time.time())
     return (*what, *where, health, ",".join(map(_reason, ill)), shown)
 
 
@@ -71,17 +70,14 @@ def _print(answer: Any) -> None:
         age = duration(time.time() - answer["at"]) if answer["at"] else None
         said = f"what follows is {age} old" if age else "no GPU is known yet"
         print(f"NVML does not answer ({answer['error']}): {said}.", file=sys.stderr)
-    person = on_terminal()
-    rows = [_row(gpu, answer, person=person) for gpu in answer["gpus"]]
+    rows = [_row(gpu, answer) for gpu in answer["gpus"]]
     if rows:
+        right = ("INDEX", "MINOR", "MEMORY", "NUMA")
         # A person has 80 columns: the PCI address is in --json.
-        narrow = ("MINOR", "NUMA", "PCI") if person else ()
-        print_table(COLUMNS, rows, right=("INDEX", "MINOR", "MEMORY", "NUMA"), without=narrow)
+        print_table(COLUMNS, rows, right=right, for_programs=("MINOR", "NUMA", "PCI"))
     elif not answer["error"]:
-        print(
-            "The driver knows no GPU on this node." if answer["version"] else "NVML was not asked yet.",
-            file=sys.stderr,
-        )
+        known = "The driver knows no GPU on this node." if answer["version"] else "NVML was not asked yet."
+        print(known, file=sys.stderr)
 
 
 def _device(node: str | None, answer: Any) -> Any:

@@ -13,14 +13,17 @@ from typing import TYPE_CHECKING
 from resolver.base.errors import UsageError
 from resolver.base.text import printable, several
 from resolver.cli.parser import suggestion
-from resolver.cli.show import on_terminal, print_json, print_labelled, styled, wrapped
+from resolver.cli.show import on_terminal, print_found, print_json, print_labelled, styled
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
-    from resolver.doctor import Check, Result
+    from resolver.doctor import Check
+    from resolver.doctor.findings import Finding
     from resolver.doctor.node import Node
+
+    Results = dict[str, Finding]
 
 _STYLES = {"ok": "green", "warning": "yellow", "unknown": "yellow", "failed": "red"}
 _INDENT = 9  # of what follows the state
@@ -47,9 +50,11 @@ def run(args: argparse.Namespace) -> int:
     """Print the result of each check; the worst one decides the exit code."""
     from resolver.doctor import CHECKS
 
-    if args.list:
-        return print_list()
     known = {check.name: check for check in CHECKS}
+    if args.list:
+        width = max(map(len, known))
+        print(*(f"{name:{width}}  {check.about}" for name, check in known.items()), sep="\n")
+        return 0
     for name in args.only or ():
         if name not in known:
             raise UsageError(
@@ -57,22 +62,12 @@ def run(args: argparse.Namespace) -> int:
             )
     checks = [check for check in CHECKS if not args.only or check.name in args.only]
     results = _examine(_node(args), checks, quiet=args.json, verbose=args.verbose)
+    states = [str(finding.state) for finding in results.values()]
     if args.json:
-        print_json(results)
+        print_json([{"check": name, **finding._asdict()} for name, finding in results.items()])
     else:
-        _print_summary(results)
-    states = {str(result.state) for result in results}
+        _print_summary(states)
     return 1 if "failed" in states else 4 if "unknown" in states else 0
-
-
-def print_list() -> int:
-    """Print the checks with their descriptions."""
-    from resolver.doctor import CHECKS
-
-    width = max(len(check.name) for check in CHECKS)
-    for check in CHECKS:
-        print(f"{check.name:{width}}  {check.about}")
-    return 0
 
 
 def _node(args: argparse.Namespace) -> Node:
@@ -109,38 +104,34 @@ def _origins(origins: dict[str, str]) -> str:
     )
 
 
-def _examine(node: Node, checks: Sequence[Check], *, quiet: bool, verbose: bool) -> list[Result]:
-    from resolver.doctor import Result, bounded
+def _examine(node: Node, checks: Sequence[Check], *, quiet: bool, verbose: bool) -> Results:
+    from resolver.doctor import bounded
 
-    results, width = [], max(len(check.name) for check in checks)
+    results: Results = {}
+    width = max(len(check.name) for check in checks)
     drawing = not quiet and on_terminal() and os.environ.get("TERM") != "dumb"
     for check in checks:
         if drawing:
             print(f"{'...':{_INDENT}}{check.name}", end="", flush=True)
-        result = Result(check.name, *bounded(check, node))
-        results.append(result)
+        finding = results[check.name] = bounded(check, node)
         if drawing:
             print("\r\x1b[K", end="")
         if not quiet:
-            _print(result, width, result.detail if verbose else "")
+            head = f"{styled(f'{finding.state:{_INDENT}}', _STYLES[finding.state])}{check.name:{width}}  "
+            print_found(head, _INDENT + width + 2, printable(finding.found))
+            print_labelled(_INDENT, cause=finding.cause, fix=finding.fix)
+        for line in (
+            finding.detail.splitlines() if verbose and not quiet else ()
+        ):  # a verifier's are in columns
+            print(" " * _INDENT + styled("| ", "dim") + printable(line.expandtabs()))
+        sys.stdout.flush()
     return results
 
 
-def _print(result: Result, width: int, detail: str) -> None:
-    """Print a result; ``detail`` without wrapping, because a verifier's lines are in columns."""
-    state = styled(f"{result.state:{_INDENT}}", _STYLES[result.state])
-    indent = _INDENT + width + 2
-    found = wrapped(printable(result.found), indent)
-    print(f"{state}{result.check:{width}}  " + f"\n{'':{indent}}".join(found))
-    print_labelled(_INDENT, (("cause", result.cause), ("fix", result.fix)))
-    for line in detail.splitlines():
-        print(" " * _INDENT + styled("| ", "dim") + printable(line.expandtabs()))
-    sys.stdout.flush()
-
-
-def _print_summary(results: Sequence[Result]) -> None:
-    said = []
-    for state, style in _STYLES.items():
-        if number := sum(result.state == state for result in results):
-            said.append(styled(several(number, state, "warnings" if state == "warning" else state), style))
-    print(f"\n{several(len(results), 'check')}: {', '.join(said)}")
+def _print_summary(states: Sequence[str]) -> None:
+    said = [
+        styled(several(number, state, "warnings" if state == "warning" else state), style)
+        for state, style in _STYLES.items()
+        if (number := states.count(state))
+    ]
+    print(f"\n{several(len(states), 'check')}: {', '.join(said)}")

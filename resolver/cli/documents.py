@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from resolver.cli.ask_daemon import ask, duration, understood
+from resolver.cli.ask_daemon import ask, understood
+from resolver.cli.show import duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable

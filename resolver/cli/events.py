@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from resolver.base.errors import NotFound, UsageError
 from resolver.base.event_names import KINDS
 from resolver.base.text import printable
-from resolver.cli.ask_daemon import add_socket, ask, follow, moment, understood
-from resolver.cli.show import on_terminal, styled, wrapped
+from resolver.cli.ask_daemon import add_socket, ask, follow, understood
+from resolver.cli.show import moment, on_terminal, styled, wrapped
 
 if TYPE_CHECKING:
     import argparse
@@ -29,7 +29,7 @@ _GOOD = frozenset(("repair", "gpu_healthy", "nvml_available"))
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    add_socket(parser)
+    add_socket(parser, "print one JSON object per line")
     add = parser.add_argument
     add("--follow", "-f", action="store_true", help="wait for more until interrupted")
     about = "only this kind; repeatable"
@@ -38,7 +38,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--last", metavar="N", type=int, help=about)
     add("--since", metavar="TIME", help="only those of the last TIME, such as 10m or 90s")
     add("--pod", metavar="POD", help="only those of a pod: NAMESPACE/POD, its UID or the start of one")
-    add("--json", action="store_true", help="print one JSON object per line")
     parser.epilog = "kinds of events:\n" + "\n".join(f"  {kind:20} {text}" for kind, text in KINDS.items())
 
 

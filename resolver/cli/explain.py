@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from resolver.base.errors import Ambiguous
 from resolver.base.text import printable
-from resolver.cli.ask_daemon import add_config, add_socket, ambiguous, duration, understood
+from resolver.cli.ask_daemon import add_socket, ambiguous, understood
 from resolver.cli.container_names import Named, not_found
-from resolver.cli.show import NONE, print_json, print_labelled, styled, wrapped
+from resolver.cli.show import NONE, duration, print_found, print_json, print_labelled, styled, wrapped
 
 if TYPE_CHECKING:
     import argparse
@@ -45,9 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="CONTAINER",
         help="NAMESPACE/POD[/NAME], a pod's UID, an id, the start of either, or NAME",
     )
-    add_socket(parser)
-    add_config(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_socket(parser, "print one JSON object", config=True)
     parser.epilog = (
         "exit status: 0 the chain holds, 1 it breaks, or there is no such container, 2 wrong usage, 3 ambiguous (the\n"
         "candidates are on standard error), 4 it does not break, but part of it is unknown"
@@ -179,10 +177,9 @@ def _print_link(link: Link) -> None:
     state = "-" if link.state == "after" else "BREAKS" if link.state == "breaks" else str(link.state)
     head = f"  {styled(state.ljust(_STATE), _STYLES[link.state])}{link.name.ljust(_NAME)}"
     indent = 2 + _STATE + _NAME
-    found = wrapped(printable(f"{link.found}: {link.reason}" if link.reason else link.found), indent)
-    print(head + f"\n{'':{indent}}".join(found))
+    print_found(head, indent, printable(": ".join(filter(None, (link.found, link.reason)))))
     if link.state not in ("ok", "after"):
-        print_labelled(indent, (("cause", link.cause), ("fix", link.fix)))
+        print_labelled(indent, cause=link.cause, fix=link.fix)
 
 
 def _verdict(each: Explained) -> str:

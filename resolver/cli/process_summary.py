@@ -20,8 +20,7 @@ class ProcessSummary(NamedTuple):
 
     def in_words(self) -> dict[str, str | None]:
         """Return the facts by name, in words."""
-        from resolver.cli.ask_daemon import duration, moment
-        from resolver.cli.show import size
+        from resolver.cli.show import duration, moment, size
 
         command = None if self.command_line is None else " ".join(self.command_line)
         if command and len(command) > _MOST_SHOWN:

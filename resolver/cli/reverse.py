@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from resolver.base.errors import CannotKnow
 from resolver.cli import EXIT_CANNOT_KNOW
-from resolver.cli.ask_daemon import add_config, add_socket
+from resolver.cli.ask_daemon import add_socket
 from resolver.cli.process_summary import facts_of
 from resolver.cli.show import NONE, print_json, print_pairs
 
@@ -27,9 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("host_pid", metavar="HOST_PID", type=int, help="the PID as the host sees it")
     about = "kubelet's log directory, for pods' names (default: the setting pod_logs_dir)"
     parser.add_argument("--pod-logs-dir", metavar="DIR", help=about)
-    add_socket(parser)
-    add_config(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_socket(parser, "print one JSON object", config=True)
     parser.epilog = (
         "exit status: 0 found, in a container or not, 1 no such process, 2 wrong usage, 4 unknown\n"
         "(the missing part and its fix are on standard error)"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import time
 from itertools import compress
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 #: For what is not known, or not there.
 NONE = "-"
 _LABEL = 8  # cells of a label and the blanks after it
+_SHORTEST = 12  # cells that a terminal leaves of a name
 _CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33"}
 
 
@@ -49,6 +51,29 @@ def size(count: int) -> str:
     return f"{number:.0f}{'BKMGT'[unit]}" if number >= 100 else f"{number:.1f}{'BKMGT'[unit]}"
 
 
+def moment(at: float) -> str:
+    """Format Unix time in UTC with milliseconds."""
+    whole, thousandths = divmod(round(at * 1000), 1000)
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(whole)) + f".{thousandths:03}Z"
+
+
+def duration(seconds: float) -> str:
+    """Format seconds in their two largest units: ``3d 4h``, ``12m 5s``, ``0.4s``."""
+    if seconds < 10:
+        return f"{max(0.0, seconds):.1f}s"
+    left, parts = int(seconds), list[str]()
+    for unit, size in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)):
+        count, left = divmod(left, size)
+        if count or parts:
+            parts.append(f"{count}{unit}")
+    return " ".join(parts[:2])
+
+
+def since(at: float, now: float) -> str:
+    """Format the time since a moment for a person; programs get the moment."""
+    return duration(now - at) if on_terminal() else moment(at)
+
+
 def short_id(container_id: str | None) -> str | None:
     """Shorten an id at a terminal; programs get it whole."""
     return container_id[:12] if container_id and on_terminal() else container_id
@@ -64,12 +89,17 @@ def wrapped(text: str, indent: int = 0) -> list[str]:
     return textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False)
 
 
-def print_labelled(indent: int, texts: Iterable[tuple[str, str]]) -> None:
-    """Print texts, each after its label and below ``indent`` cells; an empty one not at all."""
-    for label, text in texts:
-        lines = [line for each in text.splitlines() for line in wrapped(printable(each), indent + _LABEL)]
-        for number, line in enumerate(lines):
-            print(" " * indent + styled((label if number == 0 else "").ljust(_LABEL), "dim") + line)
+def print_found(head: str, indent: int, found: str) -> None:
+    """Print a finding after its head, wrapped below ``indent`` cells."""
+    lines = [line for each in found.splitlines() for line in wrapped(printable(each), indent)]
+    print(head + f"\n{'':{indent}}".join(lines))
+
+
+def print_labelled(indent: int, **texts: str) -> None:
+    """Print texts, each after its name and below ``indent`` cells; an empty one not at all."""
+    for label, text in texts.items():
+        if text:
+            print_found(" " * indent + styled(label.ljust(_LABEL), "dim"), indent + _LABEL, text)
 
 
 def print_table(
@@ -77,17 +107,18 @@ def print_table(
     rows: Iterable[Sequence[Cell]],
     *,
     right: Iterable[str] = (),
-    without: Iterable[str] = (),
-    shorten_to: tuple[str, int] | None = None,
+    for_programs: Iterable[str] = (),
+    shorten: str = "",
 ) -> None:
-    """Print aligned columns; at a narrow terminal the one in ``shorten_to`` is cut to so many cells at least."""
-    ends, shown = frozenset(right), [column not in frozenset(without) for column in columns]
+    """Print aligned columns. A terminal leaves out those ``for_programs``, and cuts ``shorten`` where it is narrow."""
+    ends, person = frozenset(right), on_terminal()
+    shown = [not person or column not in frozenset(for_programs) for column in columns]
     table = [list(compress(row, shown)) for row in (columns, *(map(cell, row) for row in rows))]
     widths = [max(map(len, cells)) for cells in zip(*table, strict=True)]
-    if shorten_to and on_terminal():
-        at = table[0].index(shorten_to[0])
+    if shorten and person:
+        at = table[0].index(shorten)
         others = sum(widths) - widths[at] + 2 * (len(widths) - 1)
-        widths[at] = min(widths[at], max(shutil.get_terminal_size().columns - others, shorten_to[1]))
+        widths[at] = min(widths[at], max(shutil.get_terminal_size().columns - others, _SHORTEST))
         for row in table:
             row[at] = fit(row[at], widths[at], middle=True, ellipsis="~").rstrip()
     for number, row in enumerate(table):

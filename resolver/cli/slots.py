@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from resolver.base.errors import RegionRejected, ResolverError
 from resolver.base.reasons import RegionReason, RepairReason, UnresolvedReason
 from resolver.base.text import printable
-from resolver.cli.ask_daemon import add_config, add_socket
+from resolver.cli.ask_daemon import add_socket
 from resolver.cli.show import NONE, on_terminal, print_json, print_table, size, styled, wrapped
 from resolver.hami.placements import AUTO, is_entry, searched
 from resolver.hami.region import open_region
@@ -31,8 +31,6 @@ _COLUMNS = ("CONTAINER", "LAYOUT", "SLOT", "PID", "HOSTPID", "STATUS", "GPU", "S
 _RIGHT = frozenset(("SLOT", "PID", "HOSTPID", "STATUS", "SM %", "MEMORY"))
 #: Of no use to a person whose slots are well; the rest fits 80 columns.
 _FOR_PROGRAMS = frozenset(("LAYOUT", "STATUS"))
-#: A terminal leaves at least so much of a container's name.
-_SHORTEST_NAME = 12
 _GPU = _COLUMNS.index("GPU")
 
 Row = tuple[str, ...]
@@ -44,10 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "a .cache file, a container's directory or a directory of them (default: the setting containers_dir)"
     )
     parser.add_argument("paths", nargs="*", metavar="PATH", help=about)
-    add_socket(parser)
-    add_config(parser)
-    about = "print an array with every field, under HAMi's names"
-    parser.add_argument("--json", action="store_true", help=about)
+    add_socket(parser, "print an array with every field, under HAMi's names", config=True)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -212,13 +207,7 @@ def _print(files: list[dict[str, Any]]) -> None:
     if person:
         rows = [(_short(row[0]), *row[1:_GPU], _short_uuid(row[_GPU]), *row[_GPU + 1 :]) for row in rows]
     if rows:
-        print_table(
-            _COLUMNS,
-            rows,
-            right=_RIGHT,
-            without=_FOR_PROGRAMS if person else (),
-            shorten_to=("CONTAINER", _SHORTEST_NAME),
-        )
+        print_table(_COLUMNS, rows, right=_RIGHT, for_programs=_FOR_PROGRAMS, shorten="CONTAINER")
     for region in files if person else ():
         if "error" in region:
             said = f"{printable(_short(_container(region['path'])))}: {printable(_error(region))}"

@@ -13,9 +13,9 @@ from resolver.base.counters import CounterByReason, CounterName
 from resolver.base.errors import NoDaemon
 from resolver.base.reasons import RepairReason
 from resolver.base.text import several
-from resolver.cli.ask_daemon import add_socket, ask, duration, understood
+from resolver.cli.ask_daemon import add_socket, ask, understood
 from resolver.cli.process_summary import facts_of
-from resolver.cli.show import print_json, print_pairs
+from resolver.cli.show import duration, print_json, print_pairs
 from resolver.hami.placements import BY_NAME
 
 if TYPE_CHECKING:
@@ -33,8 +33,7 @@ _CONTESTED = (CounterName.CONFLICTS, CounterName.QUARANTINES)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    add_socket(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_socket(parser, "print one JSON object")
     about = "print only readiness and problems"
     parser.add_argument("--brief", action="store_true", help=about)
     about = f"first wait until the daemon is ready, at most SECONDS (default {_WAIT_SECONDS})"

@@ -23,9 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     about = "only this pod or container: NAMESPACE/POD[/NAME], POD_UID[/NAME], NAME or an id"
     add("name", nargs="?", default="", metavar="POD", help=about)
     add("--once", action="store_true", help="print a plain table, as in a pipe, and exit")
-    add("--json", action="store_true", help="print the same as JSON, once")
     add("--interval", metavar="TIME", default="1s", help="time between two updates (default 1s)")
-    add_socket(parser)
+    add_socket(parser, "print the same as JSON, once")
 
 
 def run(args: argparse.Namespace) -> int:

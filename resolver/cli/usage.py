@@ -10,8 +10,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from resolver.base.reasons import SampleReason
-from resolver.cli.ask_daemon import add_socket, ask, duration, understood
-from resolver.cli.show import on_terminal, print_json, print_table, size
+from resolver.cli.ask_daemon import AS_IT_IS, add_socket, ask, understood
+from resolver.cli.show import duration, print_json, print_table, size
 
 if TYPE_CHECKING:
     import argparse
@@ -21,13 +21,12 @@ if TYPE_CHECKING:
 _NAMES = ("NAMESPACE", "POD", "NAME", "GPU")
 COLUMNS = (*_NAMES, "1 MIN", "5 MIN", "LIMIT", "STATE", "IDLE FOR", "GPU TIME", "GIB HOURS", "WH", "XIDS")
 WITHOUT = (*_NAMES, "HOST PID", "COMMAND", "MEMORY", "FOR", "REASON")
-_SHORTEST_POD = 12
+_FOR_PROGRAMS = ("NAMESPACE", "GIB HOURS", "WH", "XIDS")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    add_socket(parser)
-    parser.add_argument("--json", action="store_true", help="print the daemon's answer as it is")
+    add_socket(parser, AS_IT_IS)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -40,17 +39,13 @@ def run(args: argparse.Namespace) -> int:
         index = {gpu["uuid"]: gpu["device_index"] for gpu in gpus["gpus"]}
         rows = [_row(each, index) for each in answer["containers"]]
         without = [_without(each, index) for each in answer["without_slot"]]
-    narrow: tuple[str, ...] = ("NAMESPACE", "GIB HOURS", "WH", "XIDS") if on_terminal() else ()
     if rows:
-        print_table(COLUMNS, rows, right=COLUMNS[3:7], without=narrow, shorten_to=("POD", _SHORTEST_POD))
+        print_table(COLUMNS, rows, right=COLUMNS[3:7], for_programs=_FOR_PROGRAMS, shorten="POD")
     else:
         print("No container has used a GPU since the daemon's start.", file=sys.stderr)
     if without:
         print("\nWithout a slot, so HAMi-core limits nothing there:")
-        narrow = ("NAMESPACE",) if on_terminal() else ()
-        print_table(
-            WITHOUT, without, right=("GPU", "HOST PID"), without=narrow, shorten_to=("POD", _SHORTEST_POD)
-        )
+        print_table(WITHOUT, without, right=WITHOUT[3:5], for_programs=_FOR_PROGRAMS, shorten="POD")
         for reason in sorted({each["process"]["no_slot"] for each in answer["without_slot"]}):
             what, fix = SampleReason(reason).for_terminal()
             print(f"{reason}: {what}. {fix}")

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    add_socket(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_socket(parser, "print one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:

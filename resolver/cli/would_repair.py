@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from resolver.state import Snapshot
 
 COLUMNS = ("CONTAINER", "PID", "HOSTPID -> NEW", "REASON", "CORE LIMIT")
-#: A terminal leaves at least so much of a container's name.
-_SHORTEST_NAME = 16
 _BEGINS = "begins at"
 
 
@@ -42,7 +40,7 @@ class WouldRepair:
             rows.append(("/".join(filter(None, (pod, container_name))) or path, *cells))
         rows.sort()
         print()
-        print_table(COLUMNS, rows, right=("PID",), shorten_to=("CONTAINER", _SHORTEST_NAME))
+        print_table(COLUMNS, rows, right=("PID",), shorten="CONTAINER")
         limited = sum(row[-1].startswith(_BEGINS) for row in rows)
         if limited:
             print(f"\nIn {limited} of them a core limit begins to bite: HAMi needs the right hostpid for it.")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from resolver.base.retry import started
 from resolver.doctor import daemon, gpu, hami, sources, view
-from resolver.doctor.findings import Finding, State, failed, unknown
+from resolver.doctor.findings import Finding, failed, unknown
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,17 +29,6 @@ class Check(NamedTuple):
         return (self.look.__doc__ or "").splitlines()[0].replace("``", "`")
 
 
-class Result(NamedTuple):
-    """A finding with the name of its check: one object of ``resolver doctor --json``."""
-
-    check: str
-    state: State
-    found: str
-    cause: str
-    fix: str
-    detail: str
-
-
 #: In the order in which they are run: what others rest on comes first.
 CHECKS = (
     Check("settings", daemon.settings),
@@ -58,28 +48,17 @@ CHECKS = (
 
 
 def bounded(check: Check, node: Node) -> Finding:
-    """Run one check within its time. One that doesn't return is left behind in its thread."""
-    import threading
-
-    answers: list[Finding] = []
-
-    def look() -> None:
-        try:
-            answers.append(check.look(node))
-        except Exception as error:  # noqa: BLE001 - whatever it is, the other checks go on
-            answers.append(
-                failed(
-                    f"a defect in the check: {type(error).__name__}: {error}",
-                    "the check itself failed, so its result is not known",
-                    f"please report this line, with the output of: resolver doctor --json --only {check.name}",
-                )
+    """Run one check within its time."""
+    looking = started(lambda: check.look(node), name=check.name)
+    try:
+        return looking.result(check.seconds)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the other checks go on
+        if looking.done():
+            return failed(
+                f"a defect in the check: {type(error).__name__}: {error}",
+                "the check itself failed, so its result is not known",
+                f"please report this line, with the output of: resolver doctor --json --only {check.name}",
             )
-
-    thread = threading.Thread(target=look, name=check.name, daemon=True)
-    thread.start()
-    thread.join(check.seconds)
-    if answers:
-        return answers[0]
     return unknown(
         f"no answer within {check.seconds:g} s",
         "the checked part hangs: a driver, an unreachable file system, or an overloaded node",

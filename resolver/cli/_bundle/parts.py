@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import threading
 import time
-from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from resolver import client
 from resolver.base.errors import ResolverError
+from resolver.base.retry import started
 from resolver.cli._bundle import facts
 
 if TYPE_CHECKING:
@@ -68,7 +67,7 @@ def parts(socket_path: str) -> tuple[Part, ...]:
 def gather(wanted: Sequence[Part]) -> Iterator[Gathered]:
     """Start all parts; yield each, in this order, when it has ended or its time is over."""
     began = time.monotonic()
-    running = [(part, _started(part)) for part in wanted]
+    running = [(part, started(partial(_collected, part), name=part.name)) for part in wanted]
     for part, result in running:
         try:
             text, seconds = result.result(max(began + part.seconds - time.monotonic(), 0.0))
@@ -82,21 +81,12 @@ def gather(wanted: Sequence[Part]) -> Iterator[Gathered]:
         yield Gathered(part, text, seconds, trouble)
 
 
-def _started(part: Part) -> Future[tuple[str, float]]:
-    """Start a part in a thread that delays no exit: one that hangs is left behind."""
-    result: Future[tuple[str, float]] = Future()
-
-    def work() -> None:
-        began = time.monotonic()
-        try:
-            found = part.collect()
-            text = found if isinstance(found, str) else json.dumps(found, indent=1) + "\n"
-            result.set_result((text, time.monotonic() - began))
-        except BaseException as error:  # noqa: BLE001 - it is raised where the result is taken
-            result.set_exception(error)
-
-    threading.Thread(target=work, name=part.name, daemon=True).start()
-    return result
+def _collected(part: Part) -> tuple[str, float]:
+    """Return a part's text, and how long it took."""
+    began = time.monotonic()
+    found = part.collect()
+    text = found if isinstance(found, str) else json.dumps(found, indent=1) + "\n"
+    return text, time.monotonic() - began
 
 
 def _output(*words: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from typing import NamedTuple
 
@@ -43,28 +42,11 @@ class Reading(NamedTuple):
     error: str = ""
     since: float = 0.0
 
-
-class Reader(threading.Thread):
-    """Reads in a thread, so that a hanging daemon delays no key. ``latest`` is replaced whole."""
-
-    def __init__(self, socket_path: str | None, interval: float, first: Reading, container: str) -> None:
-        super().__init__(name="reader", daemon=True)
-        self.latest = first
-        self.failure: BaseException | None = None  # a defect of ours, which ended the thread
-        self._socket_path, self._interval, self._container = socket_path, interval, container
-
-    def run(self) -> None:
-        """Read for ever."""
-        try:
-            while True:
-                time.sleep(self._interval)
-                self.latest = self._read()
-        except BaseException as error:  # noqa: BLE001 - the screen ends with it
-            self.failure = error
-
-    def _read(self) -> Reading:
+    def next(self, socket_path: str | None, name: str, interval: float) -> Reading:
+        """Return the reading after a pause: this one with an error if the daemon does not answer."""
+        time.sleep(interval)
         now = time.time()
         try:
-            return Reading(read(self._socket_path, self._container), now)
+            return Reading(read(socket_path, name), now)
         except ResolverError as error:
-            return self.latest._replace(error=str(error), since=self.latest.since or now)
+            return self._replace(error=str(error), since=self.since or now)

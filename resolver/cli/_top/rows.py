@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from resolver.base.text import printable
 from resolver.cli._top.tree import HOST, Amount, ContainerNode, GpuNode, ProcessNode, Tree, UnresolvedNode
 from resolver.cli._top.tree import title as title_of
+from resolver.cli.process_summary import facts_of
 from resolver.cli.show import size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-SORTS = ("utilization", "memory", "name")
+#: What a list can be sorted by. The largest come first, except in `_RISING`.
+SORTS = ("utilization", "memory", "name", "PID", "CPU", "user")
+_RISING = ("name", "PID", "user")
 UNRESOLVED = "unresolved"  # the key of the heading above the unresolved rows
 
 
@@ -34,7 +37,7 @@ class Row(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """Order and filter. The largest come first, unless reversed; ``folded`` hides processes."""
+    """Order and filter; ``folded`` hides processes."""
 
     sort: str = SORTS[0]
     reverse: bool = False
@@ -127,17 +130,28 @@ def _mig(instance: dict[str, Any]) -> Row:
 
 def _sorted(nodes: Iterable[Any], choice: Choice) -> list[Any]:
     """Sort containers or processes: unknown values last, equal ones by name."""
-    sign = 1 if choice.reverse else -1
+    by_name = sorted(nodes, key=lambda node: _value(node, "name"))
+    found = [(_value(node, choice.sort), node) for node in by_name]
+    known = [each for each in found if each[0] is not None]
+    known.sort(key=lambda each: each[0], reverse=choice.reverse is (choice.sort in _RISING))
+    return [node for _, node in (*known, *(each for each in found if each[0] is None))]
 
-    def order(node: ContainerNode | ProcessNode) -> tuple[object, ...]:
-        if isinstance(node, ContainerNode):
-            use, memory, name = node.utilization.value, node.memory.value, (title_of(node._asdict()), 0)
-        else:
-            use, memory, name = node.utilization, node.memory, (node.comm, node.host_pid or 0)
-        first = {"utilization": (use, memory), "memory": (memory, use), "name": ()}[choice.sort]
-        return (*((value is None, sign * (value or 0)) for value in first), name)
 
-    return sorted(nodes, key=order, reverse=choice.reverse and choice.sort == "name")
+def _value(node: ContainerNode | ProcessNode, sort: str) -> Any:
+    """Return what a node is sorted by; None if unknown, or if containers have no such value."""
+    if isinstance(node, ContainerNode):
+        use, memory, name = node.utilization.value, node.memory.value, (title_of(node._asdict()), 0)
+    else:
+        use, memory, name = node.utilization, node.memory, (node.comm, node.host_pid or 0)
+    if sort in ("utilization", "memory"):
+        first, second = (use, memory) if sort == "utilization" else (memory, use)
+        return None if first is None else (first, second or 0)
+    if sort == "name" or isinstance(node, ContainerNode) or not node.host_pid:
+        return name if sort == "name" else None
+    if sort == "PID":
+        return node.host_pid
+    facts = facts_of(node.host_pid)
+    return facts.cpu_seconds if sort == "CPU" else facts.user
 
 
 def _container(gpu: GpuNode, container: ContainerNode) -> Row:

@@ -11,33 +11,33 @@ import signal
 import sys
 import termios
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Final, NoReturn
 
-from resolver.cli._top.reading import Reader
+from resolver.base.retry import started
 from resolver.cli._top.view import LiveView
 from resolver.cli.cells import in_ascii, shows_unicode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from concurrent.futures import Future
     from types import FrameType
 
     from resolver.cli._top.reading import Reading
     from resolver.cli.cells import Line
 
 _POLL_SECONDS: Final = 0.1
-_COLOURS: Final = {
-    "container": curses.COLOR_CYAN,
-    "good": curses.COLOR_GREEN,
-    "warn": curses.COLOR_YELLOW,
-    "bad": curses.COLOR_RED,
-}
-_LOOKS: Final = {
-    "": curses.A_NORMAL,
-    "bold": curses.A_BOLD,
-    "bad": curses.A_BOLD,
-    "dim": curses.A_DIM,
-    "head": curses.A_UNDERLINE,
-    "selected": curses.A_REVERSE,
+#: Attribute and colour of each style.
+_STYLES: Final = {
+    "": (curses.A_NORMAL, -1),
+    "bold": (curses.A_BOLD, -1),
+    "dim": (curses.A_DIM, -1),
+    "head": (curses.A_UNDERLINE, -1),
+    "selected": (curses.A_REVERSE, -1),
+    "container": (curses.A_NORMAL, curses.COLOR_CYAN),
+    "good": (curses.A_NORMAL, curses.COLOR_GREEN),
+    "warn": (curses.A_NORMAL, curses.COLOR_YELLOW),
+    "bad": (curses.A_BOLD, curses.COLOR_RED),
 }
 _KEYS: Final = {
     curses.KEY_UP: "up",
@@ -66,9 +66,12 @@ def watch(socket_path: str | None, interval: float, first: Reading, name: str) -
         os.environ["TERM"] = "xterm"
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
         signal.signal(number, _end)
-    reader = Reader(socket_path, interval, first, name)
-    reader.start()
-    return curses.wrapper(_show, reader)
+
+    def after(last: Reading) -> Future[Reading]:
+        """Read in a thread, so that a hanging daemon delays no key."""
+        return started(partial(last.next, socket_path, name, interval), name="reader")
+
+    return curses.wrapper(_show, first, after)
 
 
 def _end(number: int, _frame: FrameType | None) -> NoReturn:
@@ -76,23 +79,23 @@ def _end(number: int, _frame: FrameType | None) -> NoReturn:
     raise SystemExit(128 + number)
 
 
-def _show(window: curses.window, reader: Reader) -> int:
+def _show(window: curses.window, reading: Reading, after: Callable[[Reading], Future[Reading]]) -> int:
     """Repaint on a key, a new reading or another size, and each second; returns the exit code."""
     view, styles = LiveView(os.uname().nodename), _styles()
     shown_as = str if shows_unicode(os.environ) else in_ascii
     with contextlib.suppress(curses.error):
         curses.curs_set(0)
     window.nodelay(True)
-    shown, due, empty = None, 0.0, 0
+    coming, due, empty = after(reading), 0.0, 0
     try:
-        while reader.failure is None:
-            reading = reader.latest
-            if _resized():
-                due = 0.0
-            if reading is not shown or time.monotonic() >= due:
+        while True:
+            if coming.done():
+                reading, due = coming.result(), 0.0
+                coming = after(reading)
+            if _resized() or time.monotonic() >= due:
                 height, width = window.getmaxyx()
                 _paint(window, view.lines(reading, width, height), styles, shown_as)
-                shown, due = reading, time.monotonic() + 1
+                due = time.monotonic() + 1
             ready = select.select([sys.stdin], [], [], _POLL_SECONDS)[0]
             keys = _typed(window)
             if not all(view.press(key) for key in keys if key):
@@ -101,7 +104,6 @@ def _show(window: curses.window, reader: Reader) -> int:
             empty = empty + 1 if ready and not keys else 0
             if empty > 2:  # the other end of the terminal is gone
                 return 0
-        raise reader.failure
     finally:
         with contextlib.suppress(termios.error):
             # After Ctrl-S curses would wait for ever. TCOON alone undoes TCOOFF only (tty_ioctl.c).
@@ -130,14 +132,13 @@ def _typed(window: curses.window) -> list[str]:
 
 
 def _styles() -> dict[str, int]:
-    styles = {name: _LOOKS.get(name, curses.A_NORMAL) for name in (*_LOOKS, *_COLOURS)}
-    if not curses.has_colors():
-        return styles
-    curses.use_default_colors()
-    if not os.environ.get("NO_COLOR"):
-        for number, (name, colour) in enumerate(_COLOURS.items(), 1):
-            curses.init_pair(number, colour, -1)
-            styles[name] |= curses.color_pair(number)
+    styles = {name: attribute for name, (attribute, _) in _STYLES.items()}
+    if curses.has_colors():
+        curses.use_default_colors()
+        for number, (name, (_, colour)) in enumerate(_STYLES.items(), 1):
+            if colour >= 0 and not os.environ.get("NO_COLOR"):
+                curses.init_pair(number, colour, -1)
+                styles[name] |= curses.color_pair(number)
     return styles
 
 

@@ -104,8 +104,7 @@ def build(documents: Documents) -> Tree:
         places.listed(process)
     for region in documents.regions:
         places.region(region)
-    files = sorted((str(file["path"]), str(file["reason"])) for file in documents.rejected)
-    alone = (UnresolvedNode("file", path, reason) for path, reason in files)
+    files = sorted((file["path"], file["reason"]) for file in documents.rejected)
     status = documents.status
     driver, troubles = status["driver"], status.get("troubles", ())
     doubts = [each for each in troubles if each["grave"] or each["reason"] == "dry_run"]
@@ -117,7 +116,7 @@ def build(documents: Documents) -> Tree:
         troubles=tuple(f"{each['what']}: {each['why']}" for each in doubts),
         repaired=status["totals"]["slots_repaired"],
         gpus=tuple(places.gpus()),
-        unresolved=(*places.unresolved, *alone),
+        unresolved=(*places.unresolved, *(UnresolvedNode("file", *each) for each in files)),
     )
 
 
@@ -141,20 +140,13 @@ class _Spot:
 
     def container(self, limit_state: str, *, asked: bool) -> ContainerNode:
         """Return its node. ``asked``: the driver listed that GPU's processes, so an empty list means none."""
-        processes, missing = self.processes, not asked and not self.processes
-        fields = ("container_id", "namespace", "pod", "container_name", "pod_uid")
+        missing = not asked and not self.processes
+        cid, namespace, pod, name, uid = (self.names[each] or "" for each in ContainerNode._fields[:5])
         # Samples of several processes are of several moments: together they can pass the whole.
-        utilization = total((each.utilization for each in processes), missing=missing, most=100)
-        memory = total((each.memory for each in processes), missing=missing)
-        return ContainerNode(
-            **{name: self.names[name] or "" for name in fields},
-            utilization=utilization,
-            memory=memory,
-            processes=tuple(processes),
-            core_limit=self.limits[0],
-            memory_limit=self.limits[1],
-            limit_state=limit_state,
-        )
+        use = total((each.utilization for each in self.processes), missing=missing, most=100)
+        held = total((each.memory for each in self.processes), missing=missing)
+        processes, (core, memory) = tuple(self.processes), self.limits
+        return ContainerNode(cid, namespace, pod, name, uid, use, held, processes, core, memory, limit_state)
 
 
 class _Places:
@@ -163,12 +155,7 @@ class _Places:
     def __init__(self, documents: Documents) -> None:
         self._documents = documents
         self._known = {each["container_id"]: each for each in documents.containers}
-        self._by_name: dict[tuple[str, str], list[Json]] = {}
-        for each in documents.containers:
-            self._by_name.setdefault((each["pod_uid"], each["container_name"]), []).append(each)
-        self._parents = {
-            instance["uuid"]: gpu["uuid"] for gpu in documents.gpus for instance in gpu["mig_instances"]
-        }
+        self._parents = {part["uuid"]: gpu["uuid"] for gpu in documents.gpus for part in gpu["mig_instances"]}
         self._limits = {(use["device_uuid"], *_name_of(use)): use["limit_state"] for use in documents.uses}
         self._slots: dict[str, list[Json]] = {}  # by their region's path
         self._owned: dict[int, Json] = {}  # by their owner
@@ -195,9 +182,9 @@ class _Places:
             found = UnresolvedNode("sample", "", no_slot, None, process["ns_pid"], host_pid, device, sm_util)
             self.unresolved.append(found)
             return
-        node = _process(host_pid, process["ns_pid"], device, self._owned.get(host_pid) or {})
-        node = node._replace(comm=process["comm"] or "", utilization=sm_util, memory=process["memory"])
-        self._at(device, process).processes.append(node._replace(no_slot=no_slot))
+        facts = (process["comm"] or "", sm_util, process["memory"], *_of_slot(self._owned.get(host_pid, {})))
+        node = ProcessNode(host_pid, process["ns_pid"], device, *facts, no_slot=no_slot)
+        self._at(device, process).processes.append(node)
 
     def region(self, region: Json) -> None:
         """Add a cache file: its slots, and the GPUs of its container."""
@@ -206,13 +193,11 @@ class _Places:
             place = self._at(device, names)
             core, memory = place.limits
             place.limits = (region["sm_limit"][index] or core, region["limit"][index] or memory)
-            place.processes += [
-                _process(slot["host_pid"], slot["pid"], device, slot)._replace(
-                    utilization=slot["device_util"][index]["utilization"], listed=False
-                )
-                for slot in slots
-                if slot["host_pid"] is not None and not slot["dead"] and slot["host_pid"] not in self._listed
-            ]
+            for slot in slots:
+                if slot["host_pid"] is not None and not slot["dead"] and slot["host_pid"] not in self._listed:
+                    facts = ("", slot["device_util"][index]["utilization"], None, *_of_slot(slot))
+                    node = ProcessNode(slot["host_pid"], slot["pid"], device, *facts, listed=False)
+                    place.processes.append(node)
         for slot in slots:
             if (reason := slot["unresolved"]) is not None:
                 pids = (slot["pid"], slot["host_pid"])
@@ -221,31 +206,29 @@ class _Places:
     def _names(self, region: Json) -> Json:
         """Return the container of a cache file, as far as it is certain."""
         known = self._known.get(region["container_id"])
-        if known is None and region["pod_uid"] and region["container_name"]:
-            same = self._by_name.get((region["pod_uid"], region["container_name"]), [])
+        if known is None and (name := _name_of(region))[0]:
+            same = [each for each in self._documents.containers if _name_of(each) == name]
             known = same[0] if len(same) == 1 else None
         return known or {**region, "namespace": None, "pod": None}
 
     def gpus(self) -> list[GpuNode]:
         """Return every GPU: the inventory's in order, then those that only a process or a file names."""
         reports = {_gpu_key(gpu): gpu for gpu in self._documents.gpus}
-        answers = not self._documents.status["driver"]["error"]
         found = []
         for uuid, places in self._places.items():
             report = reports.get(uuid, {})
-            asked = answers and report.get("samples") == "ok"
-            containers = tuple(
+            asked = report.get("samples") == "ok" and not self._documents.status["driver"]["error"]
+            containers = (
                 place.container(self._limits.get((uuid, *_name_of(place.names)), ""), asked=asked)
                 for place in places.values()
             )
-            found.append(GpuNode(uuid, report, containers))
+            found.append(GpuNode(uuid, report, tuple(containers)))
         return found
 
 
-def _process(host_pid: int, ns_pid: int | None, device: str, slot: Json) -> ProcessNode:
-    """Build a process with the facts of its slot; ``slot`` is empty if it owns none."""
-    repaired, stuck = slot.get("repaired") or "", slot.get("stuck") or ""
-    return ProcessNode(host_pid, ns_pid, device, repaired=repaired, stuck=stuck)
+def _of_slot(slot: Json) -> tuple[str, str]:
+    """Return why the slot was repaired, and why it is stuck; ``slot`` is empty for a process that owns none."""
+    return slot.get("repaired") or "", slot.get("stuck") or ""
 
 
 def _name_of(names: Json) -> tuple[str, str]:

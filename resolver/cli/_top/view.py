@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from resolver.base.text import several
-from resolver.cli._top.rows import Choice, Row, rows_of
+from resolver.cli._top.rows import SORTS, Choice, Row, rows_of
 from resolver.cli.cells import Line, cells, clip, fit
 from resolver.cli.process_summary import facts_of
 
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from resolver.cli._top.reading import Reading
     from resolver.cli._top.tree import Amount, Tree
 
-_MOST_TYPED = 100
 _MOST_TITLE = 64
 #: A narrower screen has names, utilization and memory only.
 _WIDE = 80
@@ -22,12 +21,13 @@ _WIDE = 80
 _PIDS, _PERCENT, _MEMORY = 17, 6, 12
 #: A reading is at most so old; a process as young may have another one's PID.
 _READING_SECONDS = 5.0
-_SORTS = {"u": "utilization", "m": "memory", "n": "name"}
+_SORTS = dict(zip("umnpcU", SORTS, strict=True))
 
 HELP = """\
 arrows, j, k          move; the bottom line has the details of the row
 PgUp PgDn Home End    move far
 u, m, n               sort by utilization, memory, name; r reverses the order
+p, c, U               sort processes by PID, CPU time, user
 f                     fold: hide processes, or show them again
 /                     filter: names, ids, PIDs and notes that contain the text
 q, Ctrl-C             quit; Ctrl-Z: later
@@ -87,7 +87,7 @@ class LiveView:
             needle = ""
         elif key == "backspace":
             needle = needle[:-1]
-        elif len(key) == 1 and len(needle) < _MOST_TYPED:
+        elif len(key) == 1:
             needle += key
         self.choice = self.choice._replace(needle=needle)
 
@@ -212,10 +212,10 @@ def row_line(row: Row, title: int, bar: int) -> Line:
 
 
 def _bar(amount: Amount | None, width: int) -> Line:
-    """Return the utilization as a bar."""
+    """Return the utilization as a bar; a small one is seen all the same."""
     if amount is None or amount.value is None or not width:
         return [(" " * (width and width + 1), "")]
-    filled = min(max(round(amount.value * width / 100), 1 if amount.value else 0), width)
+    filled = min(max(round(amount.value * width / 100), amount.value > 0), width)
     return [(" " + "━" * filled, "good"), ("─" * (width - filled), "dim")]
 
 

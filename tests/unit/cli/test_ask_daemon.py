@@ -20,7 +20,7 @@ from resolver.api import shapes
 from resolver.api.status import state_of
 from resolver.base.reasons import RegionReason, SampleReason
 from resolver.cli._explain.known import _documents as answers_of
-from resolver.cli.ask_daemon import duration, moment
+from resolver.cli.show import duration, moment
 from resolver.gpu.attribution import NOTHING, Sample
 from resolver.gpu.inventory import Gpu, Illness, Inventory
 from resolver.state import Container, RegionReport, Snapshot, Worker

@@ -192,7 +192,7 @@ def test_what_is_not_known_is_a_question_mark_with_a_reason() -> None:
     }
 
 
-@pytest.mark.parametrize("sort", SORTS)
+@pytest.mark.parametrize("sort", SORTS[:3])
 def test_containers_are_sorted_within_their_gpu(sort: str) -> None:
     for gpu in tree_of(busy(40)).gpus[:2]:
         tree = tree_of(busy(0))._replace(gpus=(gpu,))
@@ -232,6 +232,20 @@ def test_what_is_not_known_is_sorted_last() -> None:
         build.process("p", ord(name), 1, load, 1.0)
     assert titles(rows(build.picture())) == ["x/c/main", "x/b/main", "x/a/main"]
     assert titles(rows(build.picture(), reverse=True)) == ["x/b/main", "x/c/main", "x/a/main"]
+
+
+@pytest.mark.parametrize("sort", SORTS[3:])
+def test_processes_are_sorted_by_what_the_kernel_knows_of_them(sort: str) -> None:
+    build = Builder()
+    build.named(GPUS[0], "x/y/main")
+    started = [(1, "root"), (os.getpid(), "root"), (2**22 - 1, None)]  # the last one is no process
+    for host_pid, _ in started:
+        build.process("p", host_pid, 1, 1, 1.0)
+    found = [[row.host_pid for row in rows(build.picture(), sort=sort, reverse=reverse) if row.kind == "process"]
+             for reverse in (False, True)]  # fmt: skip
+    assert sorted(found[0]) == sorted(found[1])
+    assert sort != "PID" or found[0] == found[1][::-1] == [str(host_pid) for host_pid, _ in sorted(started)]
+    assert sort == "PID" or {found[0][-1], found[1][-1]} == {str(2**22 - 1)}
 
 
 @pytest.mark.parametrize(
