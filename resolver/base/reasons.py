@@ -337,6 +337,11 @@ class TroubleReason(ReasonWithWords):
         "it serves no metrics",
         "`ss -ltnp` shows the process with the port: stop it, or change `--metrics-addr`; it is retried",
     )
+    METRICS_FILES_REFUSED = (
+        "metrics_files_refused",
+        "new files for the metrics' TLS or token can't be used; the old ones stay",
+        "fix the file that `resolver status` names; it is read again",
+    )
     BROKER_OFF = (
         "broker_off",
         "the broker does not answer",

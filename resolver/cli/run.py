@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     flags = options.given(args)
 
     def load() -> tuple[Settings, dict[str, str]]:
-        return config.load_with_origins(flags, args.config)
+        return checked(*config.load_with_origins(flags, args.config))
 
     settings, origins = load()
     setup_logging(settings.log_format, settings.log_level)
@@ -66,6 +66,15 @@ def run(args: argparse.Namespace) -> int:
             return asyncio.run(_once(settings))
         asyncio.run(_forever(settings, origins, load, holder, held))
     return 0
+
+
+def checked(settings: Settings, origins: dict[str, str]) -> tuple[Settings, dict[str, str]]:
+    """Return the same. Raises `UsageError` if they name metrics that don't exist."""
+    if settings.metrics_without:
+        from resolver import metrics
+
+        metrics.require_known(settings.metrics_without)
+    return settings, origins
 
 
 def _require_rights() -> None:

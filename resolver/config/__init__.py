@@ -216,7 +216,9 @@ def _convert(name: str, value: Any, where: str) -> Any:
 
 
 def _check_together(settings: Settings) -> None:
-    """Refuse a tenant socket from which containers could reach root's files."""
+    """Refuse a key without its certificate, and a tenant socket from which containers could reach root's files."""
+    if settings.metrics_tls_key and not settings.metrics_tls_cert:
+        raise UsageError("metrics_tls_key takes metrics_tls_cert, the certificate of that key")
     if not settings.tenant_socket:
         return
     tenants = os.path.dirname(os.path.normpath(settings.tenant_socket))

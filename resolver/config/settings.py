@@ -83,7 +83,7 @@ class About(NamedTuple):
 
 
 Seconds = Annotated[float, msgspec.Meta(ge=0.01, le=3600)]
-_PATH = Chart(pattern="^/[^:]*$")
+_PATH, _FILE = Chart(pattern="^/[^:]*$"), Chart(pattern="^(/[^:]+)?$")
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -200,6 +200,34 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             chart=Chart(pattern=r"^(off|(\[[0-9a-fA-F:.]+\]|[0-9.]*|localhost):[0-9]{1,5})$"),
         ),
     ] = ":9395"
+    metrics_tls_cert: Annotated[
+        str,
+        About(
+            "serve `/metrics` by [TLS](security.md#metrics) with this certificate chain (PEM), read again when it "
+            "changes; empty: no TLS",
+            "FILE",
+            chart=_FILE,
+        ),
+    ] = ""
+    metrics_tls_key: Annotated[
+        str, About("its private key (PEM, unencrypted); empty: in `metrics_tls_cert`", "FILE", chart=_FILE)
+    ] = ""
+    metrics_token_file: Annotated[
+        str,
+        About(
+            "require the bearer token in this file for `/metrics`, read again when it changes; empty: none",
+            "FILE",
+            chart=_FILE,
+        ),
+    ] = ""
+    metrics_without: Annotated[
+        tuple[str, ...],
+        About(
+            "[metrics](metrics.md) to leave out, separated like `containers_dir`",
+            "NAME",
+            chart=Chart(pattern="^[A-Za-z_]+$"),
+        ),
+    ] = ()
     metrics_per_process: Annotated[bool, About("also serve a series for each GPU process")] = False
     gpu_details: Annotated[
         bool,
@@ -285,7 +313,8 @@ class Declared(NamedTuple):
             return f"a duration from {least} to {most}, such as 250ms"
         if self.kind is int and self.limits is not None:
             return f"a whole number from {self.limits.ge} to {self.limits.le}"
-        return {bool: "true or false", str: "text"}.get(self.kind, "a list of paths")
+        of = "names" if self.about.placeholder == "NAME" else "paths"
+        return {bool: "true or false", str: "text"}.get(self.kind, f"a list of {of}")
 
     @property
     def choices(self) -> tuple[str, ...]:

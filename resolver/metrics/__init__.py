@@ -21,17 +21,20 @@ from resolver.base.errors import UsageError
 from resolver.base.retry import tried_again
 from resolver.config import parse_address
 from resolver.metrics.collector import collect
+from resolver.metrics.families import FAMILIES
+from resolver.metrics.family import prometheus_name
 from resolver.serve import pages
 from resolver.serve.http import PLAIN
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterator
 
     from prometheus_client.metrics_core import Metric
 
     from resolver.base.journal import Journal
     from resolver.config import Settings
+    from resolver.serve.tls import Lock
     from resolver.state import Snapshot
 
 _END = b"# EOF\n"  # of an OpenMetrics text
@@ -41,6 +44,20 @@ _KEPT_SECONDS = 0.5
 #: So long after the start, `/readyz` waits until the daemon is ready (compiling the probes takes a while), but at most
 #: so long: `pages.LIMITS` ends the request later. In between it looks again.
 _STARTING_SECONDS, _READY_SECONDS, _LOOK_AGAIN_SECONDS = 30.0, 8.0, 0.05
+
+
+def require_known(names: Collection[str]) -> None:
+    """Raise `UsageError` for a name in ``metrics_without`` that no metric has."""
+    from difflib import get_close_matches
+
+    from resolver.metrics import hami_names
+
+    known = [family.name for family in (*FAMILIES, *hami_names.FAMILIES)]
+    for name in names:
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else "docs/metrics.md lists them"
+            raise UsageError(f"metrics_without: there is no metric {name!r}; {hint}")
 
 
 class _One(NamedTuple):
@@ -58,6 +75,7 @@ class Page:
     def __init__(self, snapshot: Callable[[], Snapshot], settings: Settings) -> None:
         self._snapshot = snapshot
         self._settings = settings
+        self._without = {prometheus_name(name) for name in settings.metrics_without}
         self._texts: dict[str, tuple[float, bytes]] = {}  # by content type: when it was made, and the text
         self._turn = asyncio.Lock()
 
@@ -85,6 +103,8 @@ class Page:
         generate = generate_openmetrics if kind == CONTENT_TYPE_OPENMETRICS else generate_latest
         pieces = []
         for metric in collect(self._snapshot(), self._settings, time.time()):
+            if metric.name in self._without:
+                continue
             pieces.append(generate(_One(metric)).removesuffix(_END))
             await asyncio.sleep(0)
         if kind == CONTENT_TYPE_OPENMETRICS:
@@ -117,16 +137,18 @@ async def serve(snapshot: Callable[[], Snapshot], settings: Settings, journal: J
             journal.log.exception("internal_error", step="metrics")
             return 500, PLAIN, b"this is a defect; the log has it, please report it\n"
 
-    with await _listener(settings, journal) as listener:
+    listener, lock = await _opened(settings, journal)
+    with listener:
         host, port = listener.getsockname()[:2]
         journal.log.info("metrics_on", address=f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
-        await pages.serve(listener, answer)
+        await pages.serve(listener, answer, lock)
 
 
-async def _listener(settings: Settings, journal: Journal) -> socket.socket:
-    def listen() -> socket.socket:
+async def _opened(settings: Settings, journal: Journal) -> tuple[socket.socket, Lock | None]:
+    def open_() -> tuple[socket.socket, Lock | None]:
+        lock = _lock(settings, journal)  # never without it if one is wanted
         try:
-            return pages.listen(*(parse_address(settings.metrics_addr) or ("", 0)))
+            return pages.listen(*(parse_address(settings.metrics_addr) or ("", 0))), lock
         except OSError as error:
             why = os.strerror(error.errno) if error.errno else str(error)
         raise UsageError(
@@ -137,4 +159,16 @@ async def _listener(settings: Settings, journal: Journal) -> socket.socket:
         journal.trouble("metrics", why, "metrics_off", "")
 
     # A daemon that this one takes over from may have it.
-    return await tried_again(listen, off)
+    return await tried_again(open_, off)
+
+
+def _lock(settings: Settings, journal: Journal) -> Lock | None:
+    files = settings.metrics_tls_cert, settings.metrics_tls_key, settings.metrics_token_file
+    if not any(files):
+        return None
+    from resolver.serve import tls  # 4 MiB
+
+    def refused(why: str) -> None:
+        journal.trouble("metrics files", why, "metrics_files_refused", "metrics_files_read")
+
+    return tls.lock(*files, refused)

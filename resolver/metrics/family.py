@@ -35,7 +35,7 @@ class Family(NamedTuple):
 
     def metric(self, rows: Iterable[Row]) -> Metric:
         """Build the family from rows."""
-        metric = Metric(self.name.removesuffix("_total").removesuffix("_info"), self.help, self.kind)
+        metric = Metric(prometheus_name(self.name), self.help, self.kind)
         for values, number in rows:
             if number is not None:
                 pairs = zip(self.labels, values, strict=True)
@@ -56,6 +56,11 @@ class Family(NamedTuple):
         metric.add_sample(f"{self.name}_count", {}, seen.observations)
         metric.add_sample(f"{self.name}_sum", {}, seen.total)
         return metric
+
+
+def prometheus_name(name: str) -> str:
+    """Return a family's name in the client library: without the suffix of its series."""
+    return name.removesuffix("_total").removesuffix("_info")
 
 
 def _text(value: str) -> str:

@@ -7,6 +7,7 @@ has a limit. No timer runs while no client is connected.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -18,6 +19,8 @@ import h11
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Hashable, Mapping
+
+    from resolver.serve.tls import Session
 
 PLAIN = "text/plain; charset=utf-8"
 #: Read from a connection in one go, and of a long answer written: a slow client has no more of it in memory.
@@ -81,6 +84,9 @@ class Gatekeeper:
     def leave(self, visitor: Any) -> None:
         """Release the visitor of a closed connection."""
 
+    def session(self) -> Session | None:
+        """Return the TLS of a new connection."""
+
     def refusal(self, status: HTTPStatus, why: str) -> HangUp:
         """Refuse a request that isn't HTTP (400), is too long (431) or arrives too slowly (408)."""
         return refusal(status, PLAIN, f"{why}\n".encode())
@@ -111,6 +117,7 @@ class Connection:
         self.last_words = b""
         self._application, self._gatekeeper, self._limits = application, gatekeeper, limits
         self._counters = gatekeeper.counters
+        self._tls = gatekeeper.session()
         self._loop = asyncio.get_running_loop()
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=limits.head_bytes)
         self._complete_by = self._loop.time() + limits.seconds  # the request
@@ -132,7 +139,8 @@ class Connection:
         except HangUp as end:
             self._counters["refused_requests"] += bool(end.answer)
             if self._http.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-                self.last_words = end.answer
+                with contextlib.suppress(OSError):  # TLS may not be that far
+                    self.last_words = self._tls.to_send(end.answer) if self._tls else end.answer
 
     async def _exchange(self) -> bool:
         """Answer one request; return True if another one may follow. Raises `HangUp`."""
@@ -180,7 +188,7 @@ class Connection:
             while (event := http.next_event()) is h11.NEED_DATA:
                 between = http.their_state is h11.IDLE and not http.trailing_data[0]
                 async with asyncio.timeout_at(self._complete_by):
-                    data = await self._loop.sock_recv(self.channel, _PIECE_BYTES)
+                    data = await self._received()
                 if not data:
                     raise HangUp
                 if between:
@@ -201,6 +209,24 @@ class Connection:
         except OSError:
             raise HangUp from None
         return event
+
+    async def _received(self) -> bytes:
+        """Return data, decrypted; empty at its end. Raises OSError and `HangUp`."""
+        while (data := await self._loop.sock_recv(self.channel, _PIECE_BYTES)) and self._tls:
+            try:
+                plain = self._tls.take(data)
+            except OSError as error:
+                if getattr(error, "reason", "") == "HTTP_REQUEST":
+                    self._tls = None
+                    raise self._gatekeeper.refusal(HTTPStatus.BAD_REQUEST, "use https:// here") from None
+                with contextlib.suppress(OSError):
+                    self.channel.send(self._tls.to_send())  # the alert
+                raise
+            await self._loop.sock_sendall(self.channel, self._tls.to_send())
+            if plain:
+                return plain
+            await asyncio.sleep(0)  # sock_recv() gives no turn to others while data is there
+        return data
 
     def _watch(self) -> None:
         """Cancel the answer when the client hangs up."""
@@ -249,6 +275,7 @@ class Connection:
         if not (data := head + (self._http.send(event) or b"")):
             return
         try:
+            data = self._tls.to_send(data) if self._tls else data
             async with asyncio.timeout_at(self._taken_by):
                 await self._loop.sock_sendall(self.channel, data)
         except OSError as error:

@@ -13,6 +13,8 @@ from resolver.serve.http import PLAIN
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from resolver.serve.tls import Lock, Session
+
     Answer = tuple[int, str, bytes]
 
 #: Prometheus needs one connection, or two; beyond this number the client with the most loses its oldest.
@@ -26,6 +28,10 @@ LIMITS = http.Limits(
     apart=0.002,
     busy="too many requests are waiting to be answered; come back in a second",
 )
+#: A handshake costs milliseconds with a large RSA key.
+_APART_WITH_TLS = 0.02
+#: Kubelet's probes have no token.
+_WITHOUT_TOKEN = ("/healthz", "/readyz")
 _AT_ONCE, _PER_SECOND = 4.0, 10.0  # requests on one connection; beyond, it is closed after the answer
 #: In the kernel: a flood fits in, so that a scraper among it isn't made to try again a second later.
 _BACKLOG = 1024
@@ -51,12 +57,26 @@ def listen(host: str, port: int) -> socket.socket:
 class _OpenToAll(http.Gatekeeper):
     """Gatekeeper that admits every client; a connection with too many requests is closed."""
 
+    def __init__(self, lock: Lock | None = None) -> None:
+        super().__init__()
+        self._context = lock and lock.context
+
+    def session(self) -> Session | None:
+        """Return the TLS of a new connection."""
+        if self._context is None:
+            return None
+        from resolver.serve.tls import Session
+
+        return Session(self._context.value())
+
     def enter(self, _channel: socket.socket) -> Bucket:
         """Return the connection's account of requests."""
         return Bucket(_PER_SECOND, _AT_ONCE)
 
 
-def application(answer: Callable[[str, str], Awaitable[Answer]]) -> http.Application:
+def application(
+    answer: Callable[[str, str], Awaitable[Answer]], lock: Lock | None = None
+) -> http.Application:
     """Return an application. ``answer(path, accept)`` returns status, content type and body."""
 
     async def app(connection: http.Connection) -> None:
@@ -64,7 +84,15 @@ def application(answer: Callable[[str, str], Awaitable[Answer]]) -> http.Applica
         headers = {"cache-control": "no-store"}
         if connection.visitor.take(1) > 0:
             headers["connection"] = "close"
-        if connection.method in ("GET", "HEAD"):
+        token = connection.headers.get("authorization", "")
+        if lock and connection.path not in _WITHOUT_TOKEN and not lock.opens(token):
+            status, kind, body = (
+                401,
+                PLAIN,
+                b"this takes the header Authorization: Bearer and the right token\n",
+            )
+            headers["www-authenticate"] = 'Bearer realm="resolver"'
+        elif connection.method in ("GET", "HEAD"):
             status, kind, body = await answer(connection.path, connection.headers.get("accept", ""))
         else:
             status, kind, body = 405, PLAIN, b"only GET and HEAD are answered\n"
@@ -74,6 +102,9 @@ def application(answer: Callable[[str, str], Awaitable[Answer]]) -> http.Applica
     return app
 
 
-async def serve(listener: socket.socket, answer: Callable[[str, str], Awaitable[Answer]]) -> None:
+async def serve(
+    listener: socket.socket, answer: Callable[[str, str], Awaitable[Answer]], lock: Lock | None = None
+) -> None:
     """Answer until cancelled."""
-    await server.serve(application(answer), _OpenToAll(), listener, LIMITS)
+    limits = LIMITS._replace(apart=_APART_WITH_TLS) if lock and lock.context else LIMITS
+    await server.serve(application(answer, lock), _OpenToAll(lock), listener, limits)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _MOST_GONE = 64
 #: The mark of a complete request, and how many bytes are searched for it.
 _END_OF_HEAD, _MOST_OF_HEAD = b"\r\n\r\n", 8192
+_TLS_HANDSHAKE = b"\x16\x03"
 _GONE = select.POLLHUP | select.POLLERR | select.POLLNVAL | select.POLLRDHUP
 
 
@@ -184,11 +185,14 @@ def _state(channel: socket.socket) -> int:
 
 
 def _is_whole(channel: socket.socket) -> bool:
-    """Check if the whole head of a request has arrived."""
+    """Check if the whole head of a request has arrived, or TLS's first record."""
     try:
-        return _END_OF_HEAD in channel.recv(_MOST_OF_HEAD, socket.MSG_PEEK)
+        head = channel.recv(_MOST_OF_HEAD, socket.MSG_PEEK)
     except OSError:
         return False  # it has gone, which its turn will show
+    if head.startswith(_TLS_HANDSHAKE):
+        return len(head) >= 5 + int.from_bytes(head[3:5])
+    return _END_OF_HEAD in head
 
 
 def _hang_up(channel: socket.socket, answer: bytes) -> None:

@@ -140,7 +140,7 @@ def test_helms_own_linter_finds_no_fault(case: str) -> None:
 
 
 def comparable(made: list[Manifest]) -> tuple[Manifest, dict[str, str]]:
-    """The DaemonSet without its names and labels, and its environment."""
+    """The DaemonSet without its names and labels, volumes in the same order, and its environment."""
     spec = copy.deepcopy(the("DaemonSet", made)["spec"])
     spec["template"]["metadata"].pop("labels")
     spec.pop("selector")
@@ -148,6 +148,8 @@ def comparable(made: list[Manifest]) -> tuple[Manifest, dict[str, str]]:
     (container,) = spec["template"]["spec"]["containers"]
     variables = environment(container)
     del container["env"]
+    container["volumeMounts"].sort(key=lambda each: str(each["name"]))
+    spec["template"]["spec"]["volumes"].sort(key=lambda each: str(each["name"]))
     return spec, variables
 
 
@@ -193,6 +195,36 @@ def test_it_can_have_the_seccomp_profile_of_the_component(tmp_path: Path) -> Non
     (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(both))
     own = {"seccompProfile": {"type": "Localhost", "localhostProfile": "resolver.json"}}
     assert comparable(render(own))[0] == comparable(manifests.render(tmp_path))[0] != comparable(render())[0]
+
+
+def test_it_has_the_tls_and_the_token_of_the_component(tmp_path: Path) -> None:
+    """For the daemon, kubelet's probes and both monitors."""
+    both = {
+        "resources": [str(KUSTOMIZE / "base")],
+        "components": [str(KUSTOMIZE / "components/metrics-tls")],
+    }
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(both))
+    secrets = {"tls": "resolver-metrics-tls", "token": "resolver-metrics-token"}
+    values: dict[str, Any] = {"metricsSecrets": secrets, "serviceMonitor": {"enabled": True}}
+    made, other = render(values), manifests.render(tmp_path)
+    manifests.validate([*other, *(each for each in made if each["kind"] not in FOREIGN)])
+    (chart, variables), (component, theirs) = comparable(made), comparable(other)
+    assert chart == component
+    settings = config.load(environ=variables)
+    assert settings == config.load(environ=theirs)
+    mounted = {each["mountPath"] for each in ours(values)["volumeMounts"]}
+    for path in (settings.metrics_tls_cert, settings.metrics_tls_key, settings.metrics_token_file):
+        assert str(Path(path).parent) in mounted
+    probes = [each["httpGet"] for name, each in ours(values).items() if name.endswith("Probe")]
+    assert [each["scheme"] for each in probes] == ["HTTPS"] * 3
+    (endpoint,) = the("ServiceMonitor", made)["spec"]["endpoints"]
+    assert endpoint["scheme"] == "https"
+    ca = {"secret": {"name": secrets["tls"], "key": "ca.crt"}}
+    assert endpoint["tlsConfig"] == {"ca": ca, "serverName": "resolver.resolver.svc"}
+    assert endpoint["authorization"] == {"credentials": {"name": secrets["token"], "key": "token"}}
+    own = {"enabled": True, "tlsConfig": {"insecureSkipVerify": True}}
+    pods = the("PodMonitor", render({"metricsSecrets": secrets, "podMonitor": own}))
+    assert pods["spec"]["podMetricsEndpoints"][0]["tlsConfig"] == own["tlsConfig"]
 
 
 def reporting(values: dict[str, Any]) -> tuple[Manifest, frozenset[Rule]]:

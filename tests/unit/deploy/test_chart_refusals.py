@@ -40,6 +40,7 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
     ({"terminationGracePeriodSeconds": 0}, "terminationGracePeriodSeconds"),
     ({"extraEnv": [{"value": "x"}]}, "name is required"),
     ({"service": {"port": 70000}}, "service.port"),
+    ({"metricsSecrets": {"tls": "A"}}, "metricsSecrets.tls: Does not match pattern"),
     ({"serviceMonitor": {"interval": "15"}}, "serviceMonitor.interval"),
 ]
 
@@ -66,6 +67,10 @@ TOGETHER: list[tuple[dict[str, Any], str]] = [
     (
         {"serviceMonitor": {"enabled": True}, "service": {"enabled": False}},
         "nothing to scrape through",
+    ),
+    (
+        {"settings": {"metrics_token_file": "/a"}, "metricsSecrets": {"tls": "tls"}},
+        "name files that you mount yourself",
     ),
     (
         {"source": "netlink", "updateStrategy": {"rollingUpdate": {"maxSurge": 1}}},

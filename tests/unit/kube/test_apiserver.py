@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,8 @@ import pytest
 
 from resolver.base.errors import ApiServerFailed
 from resolver.kube.apiserver import ApiServer
+from tests.fakes.certificates import CA, SERVER, certificate
 
-CA = "basicConstraints=critical,CA:TRUE"
-SERVER = ("basicConstraints=critical,CA:FALSE", "subjectAltName=IP:127.0.0.1")
 NO_IDS = ("subjectKeyIdentifier=none", "authorityKeyIdentifier=none")
 ANY = "keyUsage=critical,digitalSignature,keyEncipherment,keyCertSign"
 #: By kind of cluster: extensions of the CA and of the server's certificate.
@@ -24,18 +22,6 @@ KINDS = {
     "without key usage": ((CA, *NO_IDS), (*SERVER, *NO_IDS)),
     "not critical": (("basicConstraints=CA:TRUE", "keyUsage=keyCertSign"), SERVER),
 }
-
-
-def certificate(directory: Path, name: str, extensions: tuple[str, ...], issuer: str = "") -> Path:
-    config = directory / "openssl.cnf"
-    config.write_text("[req]\ndistinguished_name=dn\n[dn]\n")
-    made, key = directory / f"{name}.crt", directory / f"{name}.key"
-    by = ("-CA", directory / f"{issuer}.crt", "-CAkey", directory / f"{issuer}.key") if issuer else ()
-    options = [part for each in extensions for part in ("-addext", each)]
-    curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2")
-    command = ["openssl", "req", "-x509", "-config", config, *curve, "-subj", f"/CN={name}", *by, *options]
-    subprocess.run([*command, "-keyout", key, "-out", made], check=True, capture_output=True)
-    return made
 
 
 async def asked(certificate: Path, account: Path) -> Any:

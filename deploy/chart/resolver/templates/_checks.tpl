@@ -35,6 +35,10 @@ Combinations of values that can't work, which the schema can't express. All are 
 {{- $wrong = append $wrong (printf "settings.metrics_addr is %q: a pod knows its address only once it runs, and probes come to it. Write :%s, or set hostNetwork: true" $settings.metrics_addr $port) -}}
 {{- end -}}
 {{- end -}}
+{{- $known := or .Values.metricsSecrets.tls .Values.metricsSecrets.token .Values.serviceMonitor.enabled .Values.podMonitor.enabled -}}
+{{- if and $known (or $settings.metrics_tls_cert $settings.metrics_tls_key $settings.metrics_token_file) -}}
+{{- $wrong = append $wrong "settings.metrics_tls_cert, metrics_tls_key and metrics_token_file name files that you mount yourself: neither metricsSecrets nor a monitor goes with them. Use metricsSecrets" -}}
+{{- end -}}
 {{- $reached := and $port (not (include "resolver.host" .)) -}}
 {{- range $name := list "serviceMonitor" "podMonitor" "prometheusRule" "dashboard" -}}
 {{- if and (index $.Values $name).enabled (not $reached) -}}

@@ -167,12 +167,37 @@ rollingUpdate:
 {{- end -}}
 {{- end }}
 
+{{/* Secrets of the metrics by the name of their volume, and the settings that name their files. */}}
+{{- define "resolver.metricsSecrets" -}}
+{{- $secrets := dict -}}
+{{- with .Values.metricsSecrets.tls }}{{ $_ := set $secrets "metrics-tls" . }}{{ end -}}
+{{- with .Values.metricsSecrets.token }}{{ $_ := set $secrets "metrics-token" . }}{{ end -}}
+{{- toJson $secrets -}}
+{{- end }}
+
+{{- define "resolver.metricsFiles" -}}
+{{- $files := dict -}}
+{{- if .Values.metricsSecrets.tls -}}
+{{- $files = dict "metrics_tls_cert" "/etc/resolver/metrics-tls/tls.crt" "metrics_tls_key" "/etc/resolver/metrics-tls/tls.key" -}}
+{{- end -}}
+{{- if .Values.metricsSecrets.token }}{{ $_ := set $files "metrics_token_file" "/etc/resolver/metrics-token/token" }}{{ end -}}
+{{- toJson $files -}}
+{{- end }}
+
+{{/* "true" if the metrics have TLS. */}}
+{{- define "resolver.tls" -}}
+{{- if or .Values.metricsSecrets.tls .Values.settings.metrics_tls_cert }}true{{ end -}}
+{{- end }}
+
 {{/* A probe: list of the root, its path, and its values. */}}
 {{- define "resolver.probe" -}}
 {{- $root := index . 0 -}}
 httpGet:
   path: {{ index . 1 }}
   port: metrics
+  {{- if include "resolver.tls" $root }}
+  scheme: HTTPS
+  {{- end }}
   {{- with include "resolver.host" $root }}
   host: {{ . | quote }}
   {{- end }}
@@ -186,6 +211,19 @@ httpGet:
 port: metrics
 path: /metrics
 honorLabels: {{ $monitor.honorLabels }}
+{{- if include "resolver.tls" $root }}
+scheme: https
+{{- $ca := dict "secret" (dict "name" $root.Values.metricsSecrets.tls "key" "ca.crt") }}
+tlsConfig:
+  {{- $name := printf "%s.%s.svc" (include "resolver.fullname" $root) $root.Release.Namespace }}
+  {{- default (dict "ca" $ca "serverName" $name) $monitor.tlsConfig | toYaml | nindent 2 }}
+{{- end }}
+{{- with $root.Values.metricsSecrets.token }}
+authorization:
+  credentials:
+    name: {{ . }}
+    key: token
+{{- end }}
 {{- with $monitor.interval }}
 interval: {{ . }}
 {{- end }}

@@ -1,0 +1,243 @@
+"""TLS and the bearer token of the metrics: real handshakes with certificates made by openssl."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import socket
+import ssl
+import subprocess
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from resolver import metrics
+from resolver.base.errors import UsageError
+from resolver.base.journal import Journal
+from resolver.config import Settings, load
+from resolver.serve import tls
+from tests.fakes.certificates import certificate
+from tests.fakes.pictures import picture
+from tests.patience import PATIENCE_S
+
+TOKEN = "s3cr3t.token"  # noqa: S105
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, str]:
+    """Settings of TLS and a token."""
+    cert = certificate(tmp_path, "server")
+    (tmp_path / "token").write_text(f"{TOKEN}\n")
+    return {
+        "metrics_tls_cert": str(cert),
+        "metrics_tls_key": str(cert.with_suffix(".key")),
+        "metrics_token_file": str(tmp_path / "token"),
+    }
+
+
+class Metrics:
+    """The daemon's metrics at a port, and a client."""
+
+    def __init__(self, port: int, journal: Journal) -> None:
+        self.port, self.journal = port, journal
+
+    async def connect(self, trusted: str = "") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        context = ssl.create_default_context(cafile=trusted) if trusted else None
+        return await asyncio.open_connection("127.0.0.1", self.port, ssl=context)
+
+    async def get(self, trusted: str = "", authorization: str = "", path: str = "/metrics") -> bytes:
+        reader, writer = await self.connect(trusted)
+        header = f"Authorization: {authorization}\r\n" if authorization else ""
+        writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{header}\r\n".encode("latin-1"))
+        answer = await reader.read()
+        writer.transport.abort()
+        return answer
+
+
+@contextlib.asynccontextmanager
+async def serving(**wanted: Any) -> AsyncIterator[Metrics]:
+    with socket.create_server(("127.0.0.1", 0)) as chosen:
+        port = chosen.getsockname()[1]
+    served = Metrics(port, Journal())
+    settings = Settings(metrics_addr=f"127.0.0.1:{port}", **wanted)
+    task = asyncio.create_task(metrics.serve(picture, settings, served.journal))
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            yield served
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    while not condition():  # noqa: ASYNC110 - a file has no event
+        await asyncio.sleep(0.01)
+
+
+async def listening(served: Metrics) -> None:
+    while True:
+        with (
+            contextlib.suppress(ConnectionRefusedError),
+            socket.create_connection(("127.0.0.1", served.port)),
+        ):
+            return
+        await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+async def test_the_right_token_over_tls_gets_the_metrics(
+    files: dict[str, str], version: ssl.TLSVersion
+) -> None:
+    context = ssl.create_default_context(cafile=files["metrics_tls_cert"])
+    context.minimum_version = context.maximum_version = version
+    async with serving(**files) as served:
+        await listening(served)
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.port, ssl=context)
+        for last in ("keep-alive", "close"):
+            request = (
+                f"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: {last}\r\nAuthorization: bearer {TOKEN}\r\n"
+            )
+            writer.write(f"{request}\r\n".encode())
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 200 OK\r\n")
+            length = int(head.partition(b"content-length: ")[2].split()[0])
+            assert b"resolver_build_info" in await reader.readexactly(length)
+        writer.transport.abort()
+
+
+@pytest.mark.parametrize(
+    "authorization",
+    [
+        "",
+        "Bearer",
+        "Bearer wrong",
+        f"Bearer {TOKEN}x",
+        f"Basic {TOKEN}",
+        TOKEN,
+        "Bearer \xfc",
+        f"Bearer {TOKEN[:-1]}",
+    ],
+)
+async def test_another_token_or_none_is_refused(files: dict[str, str], authorization: str) -> None:
+    del files["metrics_tls_cert"], files["metrics_tls_key"]
+    async with serving(**files) as served:
+        await listening(served)
+        refused = await served.get(authorization=authorization)
+        assert refused.startswith(b"HTTP/1.1 401 Unauthorized\r\n")
+        assert b'\r\nwww-authenticate: Bearer realm="resolver"\r\n' in refused
+        assert b"resolver_build_info" not in refused
+        assert b"the last pass" in await served.get(path="/healthz")  # kubelet's probes have none
+
+
+async def test_who_speaks_http_to_tls_is_told(files: dict[str, str]) -> None:
+    async with serving(**files) as served:
+        await listening(served)
+        assert b" 400 Bad Request\r\n" in (told := await served.get())
+        assert told.endswith(b"use https:// here\n")
+
+
+async def test_slow_and_broken_handshakes_delay_nobody(files: dict[str, str]) -> None:
+    """As many as may be served, after a whole first record: the oldest of them make room."""
+    hello, out = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = ssl.create_default_context(cafile=files["metrics_tls_cert"]).wrap_bio(
+        out, hello, server_hostname="127.0.0.1"
+    )
+    with contextlib.suppress(ssl.SSLWantReadError):
+        client.do_handshake()
+    first = hello.read()
+    async with serving(**files) as served:
+        await listening(served)
+        crowd = []
+        for said in (first, first[:20], first[:-1], first + b"\x17\x03\x03\x00\x05wrong") * 12:
+            crowd.append(await served.connect())
+            crowd[-1][1].write(said)
+        for _ in range(3):
+            assert b" 200 OK" in await served.get(files["metrics_tls_cert"], f"Bearer {TOKEN}")
+        for _, writer in crowd:
+            writer.transport.abort()
+
+
+async def test_changed_files_are_read_again_and_broken_ones_are_not_used(
+    files: dict[str, str], tmp_path: Path
+) -> None:
+    (other := tmp_path / "other").mkdir()
+    cert, token = Path(files["metrics_tls_cert"]), Path(files["metrics_token_file"])
+    before = other / "before.crt"
+    shutil.copy(cert, before)
+    new = certificate(other, "new")
+    async with serving(**files) as served:
+        await listening(served)
+        open_reader, open_writer = await served.connect(str(before))
+
+        async def answers(trusted: Path, word: str) -> bool:
+            try:
+                return b" 200 OK" in await served.get(str(trusted), f"Bearer {word}")
+            except ssl.SSLError:
+                return False
+
+        assert await answers(before, TOKEN)
+        os.replace(new, cert)  # its key comes a moment later
+        assert await answers(before, TOKEN)
+        ((event, why),) = served.journal.standing().items()
+        assert event == "metrics_files_refused"
+        assert "they don't belong together" in why
+        os.replace(new.with_suffix(".key"), cert.with_suffix(".key"))
+        assert await answers(cert, TOKEN)
+        assert served.journal.standing() == {}
+        assert not await answers(before, TOKEN)
+        (other / "token").write_text("other")
+        os.replace(other / "token", token)
+        assert await answers(cert, "other")
+        assert not await answers(cert, TOKEN)
+        token.unlink()
+        assert await answers(cert, "other")
+        assert "No such file" in served.journal.standing()["metrics_files_refused"]
+        # A connection from before goes on, with the token of now.
+        open_writer.write(b"GET /metrics HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer other\r\n\r\n")
+        assert b" 200 OK" in await open_reader.readline()
+        open_writer.transport.abort()
+
+
+async def test_files_that_cannot_be_used_at_the_start_keep_the_port_closed(files: dict[str, str]) -> None:
+    key = Path(files["metrics_tls_key"])
+    kept = key.read_bytes()
+    key.unlink()
+    async with serving(**files) as served:
+        await until(served.journal.standing)
+        assert served.journal.standing() == {
+            "metrics_off": f"{key} can't be read (No such file or directory): it must exist, and root must own it"
+        }
+        with pytest.raises(ConnectionRefusedError):
+            await served.connect()
+        key.write_bytes(kept)
+        await listening(served)
+        assert b" 200 OK" in await served.get(files["metrics_tls_cert"], f"Bearer {TOKEN}")
+
+
+def test_errors_name_the_file_and_the_cause(files: dict[str, str], tmp_path: Path) -> None:
+    cert, key = files["metrics_tls_cert"], files["metrics_tls_key"]
+    other = certificate(tmp_path, "other").with_suffix(".key")
+    locked, empty = tmp_path / "locked.key", tmp_path / "empty"
+    encrypt = ["openssl", "pkey", "-in", key, "-aes128", "-passout", "pass:x", "-out", str(locked)]
+    subprocess.run(encrypt, check=True)
+    empty.touch()
+    for paths, words in (
+        ((cert, str(other), ""), ("belong together", cert, str(other))),
+        ((cert, str(locked), ""), ("unencrypted key", str(locked))),
+        ((str(empty), key, ""), (str(empty),)),
+        ((str(tmp_path), key, ""), (f"{tmp_path} can't be read (Is a directory)",)),
+        (("", "", str(empty)), (f"{empty} has 0 words",)),
+        (("", "", str(tmp_path / "no")), ("can't be read (No such file",)),
+    ):
+        with pytest.raises(UsageError) as refused:
+            tls.lock(*paths, lambda _: None)
+        assert all(word in str(refused.value) for word in words), str(refused.value)
+    both = tmp_path / "both.pem"
+    both.write_bytes(Path(cert).read_bytes() + Path(key).read_bytes())
+    assert tls.lock(str(both), "", "", lambda _: None).context
+    with pytest.raises(UsageError, match="metrics_tls_key takes metrics_tls_cert"):
+        load({"metrics_tls_key": key}, environ={})
