@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from msgspec import Struct
 
-from resolver.base.reasons import RepairReason, SampleReason, UnresolvedReason
+from resolver.base.reasons import BypassReason, RepairReason, SampleReason, UnresolvedReason
 
 if TYPE_CHECKING:
     from resolver.base.reasons import RegionReason
@@ -283,10 +283,14 @@ class ContainerUse(Struct, frozen=True):
 
 
 class WithoutSlot(Struct, frozen=True):
-    """Process on a GPU that has had no slot ``since`` then (Unix time): HAMi-core limits nothing there."""
+    """Process on a GPU that has had no slot ``since`` then (Unix time): HAMi-core limits nothing there.
+
+    ``causes`` are what ``/proc`` shows; empty until it was read, and for processes of the host.
+    """
 
     process: Process
     since: float
+    causes: tuple[BypassReason, ...] = ()
 
 
 class UsageReport(NamedTuple):

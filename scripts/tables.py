@@ -266,6 +266,7 @@ TABLES: dict[tuple[str, str], Callable[[], list[str]]] = {
     ("docs/troubleshooting.md", "slot-reasons"): partial(reasons, "UnresolvedReason"),
     ("docs/troubleshooting.md", "region-reasons"): partial(reasons, "RegionReason"),
     ("docs/troubleshooting.md", "sample-reasons"): partial(reasons, "SampleReason"),
+    ("docs/troubleshooting.md", "bypass-reasons"): partial(reasons, "BypassReason"),
     ("docs/how-it-works.md", "repair-reasons"): partial(reasons, "RepairReason", fixes=False),
     ("docs/broker.md", "broker-reasons"): partial(reasons, "BrokerRefusal", fixes=False),
     ("docs/troubleshooting.md", "trouble-reasons"): partial(reasons, "TroubleReason"),

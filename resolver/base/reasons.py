@@ -200,15 +200,51 @@ class SampleReason(ReasonWithWords):
     NO_SHARED_REGION = (
         "no_shared_region",
         "a container without HAMi",
-        "check that its pod asks for HAMi's resources, and that `grep libvgpu /proc/HOST_PID/maps` finds it",
+        "check that its pod asks for HAMi's resources, unless it has whole GPUs",
     )
     NO_SLOT = (
         "no_slot",
         "a container with HAMi, but no slot belongs to this process",
-        "nothing, if it just started; else it runs without HAMi's library (static, no `LD_PRELOAD`)",
+        "nothing, if it just started; after 30 s `resolver usage` has the cause",
     )
     PROCESS_ENDED = "process_ended", "the process ended before its sample was read"
     PID_UNKNOWN = "pid_unknown", "the driver reported PID 0, or a PID that no process has had"
+
+
+class BypassReason(ReasonWithWords):
+    """Why a process uses a GPU without a slot, by what ``/proc`` shows of it."""
+
+    NOT_MOUNTED = (
+        "not_mounted",
+        "HAMi's library is not mounted in its container",
+        "let its pod ask for HAMi's resources; nothing, if it has whole GPUs",
+    )
+    NOT_PRELOADED = (
+        "not_preloaded",
+        "its container has no `/etc/ld.so.preload`, and its `LD_PRELOAD` lacks HAMi's library (`env -i`, SSH)",
+        "start it with the container's environment, or with a HAMi that mounts `/etc/ld.so.preload`",
+    )
+    STATIC = "static", "it is a static program, into which nothing is preloaded", "link it dynamically"
+    NOT_LOADED = (
+        "not_loaded",
+        "its library is preloaded in the container, but not in it: it runs in another root directory, for example",
+        "start it in the container's own root directory",
+    )
+    OTHER_USER = (
+        "other_user",
+        "HAMi's library is loaded, but runs as another user than its container's first process",
+        "check that this user may write the cache file, whose mode the first user's umask decides",
+    )
+    LOADED = (
+        "loaded",
+        "HAMi's library is loaded, but took no slot",
+        "read what HAMi-core printed when the process started; `CUDA_DISABLE_CONTROL` switches it off",
+    )
+    UNREADABLE = (
+        "unreadable",
+        "the kernel refused or delayed the answer",
+        "nothing: it is read again; grant `CAP_SYS_PTRACE` if that lasts",
+    )
 
 
 class PeerReason(ReasonWithWords):

@@ -18,7 +18,7 @@ _COUNTS_SECONDS = 5.0
 
 
 class Documents(NamedTuple):
-    """Lists of the API; ``uses`` are the accounts of `resolver usage`.
+    """Lists of the API; ``uses`` and ``without_slot`` are those of `resolver usage`.
 
     ``no_daemon`` is the reason that no daemon gave them, ``settings_by`` whose settings count.
     """
@@ -32,6 +32,7 @@ class Documents(NamedTuple):
     missing_dirs: list[str]
     gpus: list[Json]
     uses: list[Json]
+    without_slot: list[Json]
     no_daemon: str = ""
     settings_by: str = ""
 
@@ -50,7 +51,7 @@ class Documents(NamedTuple):
 
 def documents_from(ask: Callable[[str], Json], no_daemon: str = "", settings_by: str = "") -> Documents:
     """Ask one route after the other. Values that NVML gave too long ago are None."""
-    regions = ask("regions")
+    regions, usage = ask("regions"), ask("usage")
     documents = Documents(
         status=ask("status"),
         containers=ask("containers")["containers"],
@@ -60,7 +61,8 @@ def documents_from(ask: Callable[[str], Json], no_daemon: str = "", settings_by:
         rejected=regions["rejected"],
         missing_dirs=regions["missing_dirs"],
         gpus=ask("gpus")["gpus"],
-        uses=ask("usage")["containers"],
+        uses=usage["containers"],
+        without_slot=usage["without_slot"],
         no_daemon=no_daemon,
         settings_by=settings_by,
     )

@@ -15,6 +15,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from resolver.base.errors import Ambiguous
+from resolver.base.reasons import BypassReason
 from resolver.base.text import printable
 from resolver.cli.ask_daemon import add_socket, ambiguous, understood
 from resolver.cli.container_names import Named, not_found
@@ -116,7 +117,7 @@ def _document(known: Documents, explained: list[Explained]) -> dict[str, Any]:
     for each in explained:
         broken = each.first("breaks")
         breaks = broken and {"ns_pid": broken[0] and broken[0].ns_pid, **broken[1]._asdict()}
-        containers.append({**each._asdict(), "breaks": breaks, "uses": _uses(known, each)})
+        containers.append({**each._asdict(), "breaks": breaks, **_use(known, each)})
     return {"at": known.status["at"], "no_daemon": known.no_daemon or None, "containers": containers}
 
 
@@ -140,19 +141,31 @@ def _print(known: Documents, explained: list[Explained]) -> None:
         _print_link(each.end)
         print()
         _say(_verdict(each))
-        for use in _uses(known, each):
+        found = _use(known, each)
+        for use in found["uses"]:
             _say(_over_time(use, {gpu["uuid"]: gpu["device_index"] for gpu in known.gpus}))
+        for without in found["without_slot"]:
+            _say(_why_without(without))
 
 
-def _uses(known: Documents, each: Explained) -> list[dict[str, Any]]:
-    """Return the container's accounts, one for each GPU."""
+def _use(known: Documents, each: Explained) -> dict[str, list[dict[str, Any]]]:
+    """Return the container's accounts, one for each GPU, and its processes without a slot."""
     name = (each.pod_uid, each.container_name) if each.pod_uid and each.container_name else None
-    return [
-        use
-        for use in known.uses
-        if (name or each.container_id)
-        == ((use["pod_uid"], use["container_name"]) if name else use["container_id"])
-    ]
+
+    def its(record: dict[str, Any]) -> bool:
+        names = (record["pod_uid"], record["container_name"])
+        return names == name if name else record["container_id"] == each.container_id
+
+    without = [found for found in known.without_slot if its(found["process"])]
+    return {"uses": list(filter(its, known.uses)), "without_slot": without}
+
+
+def _why_without(found: dict[str, Any]) -> str:
+    """Describe a process without a slot in a sentence, and the causes."""
+    process = found["process"]
+    causes = ["; fix: ".join(BypassReason(each).for_terminal()) for each in found["causes"]]
+    for_long, why = duration(time.time() - found["since"]), ". ".join(causes) or "the cause is not known yet"
+    return f"PID {process['host_pid']} on the host, {process['comm']}, has had no slot for {for_long}: {why}."
 
 
 def _over_time(use: dict[str, Any], index: dict[str, int]) -> str:

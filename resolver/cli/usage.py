@@ -9,7 +9,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from resolver.base.reasons import SampleReason
+from resolver.base.reasons import BypassReason
 from resolver.cli.ask_daemon import AS_IT_IS, add_socket, ask, understood
 from resolver.cli.show import duration, print_json, print_table, size
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _NAMES = ("NAMESPACE", "POD", "NAME", "GPU")
 COLUMNS = (*_NAMES, "1 MIN", "5 MIN", "LIMIT", "STATE", "IDLE FOR", "GPU TIME", "GIB HOURS", "WH", "XIDS")
-WITHOUT = (*_NAMES, "HOST PID", "COMMAND", "MEMORY", "FOR", "REASON")
+WITHOUT = (*_NAMES, "HOST PID", "COMMAND", "MEMORY", "FOR", "REASON", "CAUSES")
 _FOR_PROGRAMS = ("NAMESPACE", "GIB HOURS", "WH", "XIDS")
 
 
@@ -46,9 +46,8 @@ def run(args: argparse.Namespace) -> int:
     if without:
         print("\nWithout a slot, so HAMi-core limits nothing there:")
         print_table(WITHOUT, without, right=WITHOUT[3:5], for_programs=_FOR_PROGRAMS, shorten="POD")
-        for reason in sorted({each["process"]["no_slot"] for each in answer["without_slot"]}):
-            what, fix = SampleReason(reason).for_terminal()
-            print(f"{reason}: {what}. {fix}")
+        for cause in sorted({cause for each in answer["without_slot"] for cause in each["causes"]}):
+            print(f"{cause}: {'. '.join(BypassReason(cause).for_terminal())}")
     return 0
 
 
@@ -79,6 +78,7 @@ def _without(found: Any, index: dict[str, int]) -> tuple[Cell, ...]:
         None if process["memory"] is None else size(process["memory"]),
         duration(time.time() - found["since"]),
         process["no_slot"],
+        ",".join(found["causes"]),
     )
 
 

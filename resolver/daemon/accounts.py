@@ -10,8 +10,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from resolver.base.reasons import SampleReason
-from resolver.state import ContainerUse, LimitState, WithoutSlot, tally
+from resolver.state import ContainerUse, LimitState, tally
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
 
 #: Seconds between two answers of NVML after which the time between them is unknown.
 _GAP_SECONDS: Final = 5.0
-#: Seconds after which something doubtful is reported: a start or an end looks the same for a moment.
-_HELD_SECONDS: Final = 30.0
 _CHECKPOINT_SECONDS: Final = 10.0
 _MINUTE, _FIVE_MINUTES = 60.0, 300.0
 #: HAMi-core's limiter overshoots for seconds; this much above the limit over a minute is no overshoot.
@@ -32,7 +29,6 @@ _TOLERANCE: Final = 0.10
 _MOST_UNKNOWN: Final = 0.1
 #: Seconds for which an ended container's counters can still be scraped.
 _KEPT_SECONDS: Final = 120.0
-_WITHOUT: Final = (SampleReason.NO_SLOT, SampleReason.NO_SHARED_REGION, SampleReason.NOT_IN_CONTAINER)
 
 #: Pod UID, container's name, and the container's id where these are not known; device UUID.
 Key = tuple[str, str, str, str]
@@ -102,7 +98,6 @@ class Accounts:
         #: Joules of each GPU in the time when no process used it.
         self.unused_joules: dict[str, float] = {}
         self._unused_watts: dict[str, float] = {}
-        self._without: dict[tuple[int, str], float] = {}  # since when a process on a device has no slot
         self._processes: tuple[Process, ...] | None = None  # that the present values were made of
         self._watts: Mapping[str, float | None] = {}
         self._last = time.monotonic()
@@ -145,14 +140,8 @@ class Accounts:
         use: dict[str, list[int | None]] = {}
         for process in processes:
             use.setdefault(process.device_uuid, []).append(process.sm_util)
-            if process.no_slot in _WITHOUT:
-                self._without.setdefault((process.host_pid, process.device_uuid), now)
             if process.container_id or process.container_name:
                 by_key.setdefault(key_of(process, process.device_uuid), []).append(process)
-        present = {
-            (process.host_pid, process.device_uuid) for process in processes if process.no_slot in _WITHOUT
-        }
-        self._without = {key: since for key, since in self._without.items() if key in present}
         totals = {uuid: _sum(values) for uuid, values in use.items()}
         self._unused_watts = {uuid: each for uuid, each in watts.items() if each and totals.get(uuid, 0) == 0}
         for key, those in by_key.items():
@@ -217,15 +206,6 @@ class Accounts:
         found.sort(
             key=lambda use: (use.namespace or "~", use.pod or "~", use.container_name or "", use.device_uuid)
         )
-        return tuple(found)
-
-    def without_slot(self, processes: Iterable[Process]) -> tuple[WithoutSlot, ...]:
-        """Return the processes on GPUs that have had no slot for 30 s: no limit of HAMi's holds there."""
-        now, found = time.monotonic(), []
-        for process in processes:
-            since = self._without.get((process.host_pid, process.device_uuid))
-            if since is not None and process.no_slot is not None and now - since >= _HELD_SECONDS:
-                found.append(WithoutSlot(process=process, since=time.time() - (now - since)))
         return tuple(found)
 
 

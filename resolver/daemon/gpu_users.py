@@ -12,6 +12,7 @@ from resolver.base.counters import CounterName
 from resolver.base.errors import AccessDenied, ProcessGone
 from resolver.base.reasons import SampleReason
 from resolver.daemon.accounts import Accounts
+from resolver.daemon.bypasses import Bypasses
 from resolver.daemon.durations import Durations
 from resolver.gpu.attribution import NOTHING, join
 from resolver.gpu.inventory import NONE as NO_INVENTORY
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from resolver.linux.procfs import Procfs
     from resolver.pids.pidmap import PidMap
     from resolver.repair.repairer import Repairer
+    from resolver.workers.lanes import TenantReader
 
 #: Seconds that a driver may take; then its last answer is outdated.
 _DRIVER_SECONDS = 1.0
@@ -46,6 +48,7 @@ class GpuUsers:
         pidmap: PidMap,
         repairer: Repairer,
         census: Census,
+        lanes: TenantReader,
         counters: Counter[str],
         journal: Journal,
         *,
@@ -55,7 +58,7 @@ class GpuUsers:
         self.sampler = Sampler(details=details)
         self.joined: Joined = NOTHING
         self.inventory = NO_INVENTORY
-        self.accounts = Accounts()
+        self.accounts, self.bypasses = Accounts(), Bypasses(lanes, census)
         self.durations = Durations(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.12, 0.25, 1.0, 5.0)
         self.collected_at = 0.0
         #: Replaced together: a container without its processes would be reported as idle.

@@ -92,7 +92,7 @@ class Service:
         names = ContainerNames(settings.container_logs_dir, settings.pod_logs_dir)
         census = Census(procfs, pidmap, self.live, PodNames(settings.pod_logs_dir), journal, names, lanes)
         self.gpus = GpuUsers(
-            procfs, pidmap, self.repairer, census, counters, journal, details=settings.gpu_details
+            procfs, pidmap, self.repairer, census, lanes, counters, journal, details=settings.gpu_details
         )
         self.snapshots = Snapshots(
             self.reloading, self.source, self.decision, self.gpus, self.repairer, counters, journal, holder
@@ -288,6 +288,7 @@ class Service:
         self.decision.consider(collection)
         await self.gpus.count_containers()
         self.gpus.accounts.note(self.gpus.processes, self.gpus.joined, collection.devices)
+        self.gpus.bypasses.note(self.gpus.processes)
         self.gpus.expect_idleness(collection)
         if self.repairer.is_news(self.gpus.joined):
             self._hurry.set()

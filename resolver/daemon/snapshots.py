@@ -144,7 +144,7 @@ class Snapshots:
         gpus = self._gpus
         return UsageReport(
             gpus.accounts.uses(self._repairer.reports(), gpus.containers),
-            gpus.accounts.without_slot(gpus.processes),
+            gpus.bypasses.report(gpus.processes),
             gpus.accounts.unused_joules,
         )
 

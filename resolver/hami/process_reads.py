@@ -6,12 +6,15 @@ Mappings are behind a lock of the process, mount tables behind a machine-wide on
 from __future__ import annotations
 
 import os
+import re
+from struct import Struct
 from typing import TYPE_CHECKING
 
 from resolver.base.errors import RegionRejected
-from resolver.base.reasons import RegionReason
+from resolver.base.reasons import BypassReason, RegionReason
 from resolver.hami.placements import may_be_mounted
 from resolver.linux.mappings import (
+    MAX_MAPS,
     SuperblockPath,
     descriptor,
     mapped_as,
@@ -23,6 +26,7 @@ from resolver.linux.mappings import (
     superblock_path,
 )
 from resolver.linux.mounts import parse_mountinfo
+from resolver.linux.procfs import variable
 from resolver.linux.safe_open import open_offered
 
 if TYPE_CHECKING:
@@ -35,6 +39,10 @@ if TYPE_CHECKING:
 
     #: Superblock and path inside it.
     Directory = tuple[str, str]
+
+_LIBRARY = re.compile(rb"/libvgpu\.so[^/\n]*$", re.MULTILINE)
+_PRELOAD = b" /etc/ld.so.preload "
+_AUXILIARY, _BASE = Struct("=QQ"), 7  # of <linux/auxvec.h>: AT_BASE is the dynamic linker's address
 
 
 def maps_shared(procfs: Procfs, host_pid: int, device: str, inode: int) -> bool:
@@ -66,11 +74,43 @@ def shared_trees(mount_table: bytes) -> Iterator[Directory]:
 
     The runtime makes both mounts before the container runs. A monitor has no preload.
     """
-    if b" /etc/ld.so.preload " in mount_table:
+    if _PRELOAD in mount_table:
         lines = (line for line in mount_table.split(b"\n") if b"/vgpu" in line)
         for mount in parse_mountinfo(b"\n".join(lines)):
             if mount.root.endswith(("/vgpu", "/containers")) and "/vgpu" in mount.mount_point:
                 yield mount.device, mount.root
+
+
+def library_causes(procfs: Procfs, host_pid: int, first: int | None) -> list[BypassReason]:
+    """Return why a process may have no slot, by its mappings, start and environment.
+
+    ``first`` is its container's first process.
+    """
+    if _LIBRARY.search(procfs.read(f"{host_pid}/maps", MAX_MAPS)):
+        same = first is None or _user(procfs, first) == _user(procfs, host_pid)
+        return [BypassReason.LOADED if same else BypassReason.OTHER_USER]
+    started_with = procfs.read(f"{host_pid}/auxv")
+    whole = len(started_with) // _AUXILIARY.size * _AUXILIARY.size
+    base = dict(_AUXILIARY.iter_unpack(started_with[:whole])).get(_BASE)
+    # A program that is given to the dynamic linker as an argument has no base either.
+    static = base == 0 and not procfs.program(host_pid).startswith("ld")
+    preloaded = "libvgpu" in variable(procfs, host_pid, "LD_PRELOAD")
+    return [BypassReason.STATIC] * static + [BypassReason.NOT_PRELOADED] * (not preloaded)
+
+
+def mount_causes(procfs: Procfs, host_pid: int, found: list[str]) -> list[str]:
+    """Return the causes by its mount table and those ``found`` before, which hold without HAMi's library."""
+    table = procfs.mount_table(host_pid)
+    if not any(b"vgpu" in line.split(b" ", 5)[4] for line in table.split(b"\n") if b"vgpu" in line):
+        return [BypassReason.NOT_MOUNTED]
+    if _PRELOAD in table:
+        found = [each for each in found if each != BypassReason.NOT_PRELOADED]
+    return found or [BypassReason.NOT_LOADED]
+
+
+def _user(procfs: Procfs, host_pid: int) -> bytes:
+    """Return the line with its user ids."""
+    return re.findall(rb"^Uid:.*", procfs.status_text(host_pid), re.MULTILINE)[0]  # type: ignore[no-any-return]
 
 
 def has_mount(procfs: Procfs, host_pid: int, device: str, root: str) -> bool:

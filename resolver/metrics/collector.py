@@ -101,6 +101,7 @@ def _accounts(snapshot: Snapshot, indexes: Mapping[str, str]) -> Iterator[Metric
     used = snapshot.used()
     its = [((*names_of(each), *_device(each, indexes)), each) for each in used.containers[:MAX_SERIES]]
     yield f.CONTAINER_GPU_SECONDS.metric((labels, each.gpu_seconds) for labels, each in its)
+    yield f.CONTAINER_GPU_SINCE.metric((labels, each.since) for labels, each in its)
     yield f.CONTAINER_MEMORY_SECONDS.metric((labels, each.memory_byte_seconds) for labels, each in its)
     yield f.CONTAINER_UNKNOWN_SECONDS.metric((labels, each.unknown_seconds) for labels, each in its)
     yield f.CONTAINER_IDLE_SECONDS.metric(

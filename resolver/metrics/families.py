@@ -81,6 +81,11 @@ CONTAINER_GPU_SECONDS = _counter(
     "Use of a GPU by a container since the daemon first saw it there: SM utilization from 0 to 1, times seconds.",
     *_BOTH,
 )
+CONTAINER_GPU_SINCE = _gauge(
+    "container_gpu_since_timestamp_seconds",
+    "When the counters of a container's use of a GPU began, as Unix time: a restart of the daemon begins them anew.",
+    *_BOTH,
+)
 CONTAINER_MEMORY_SECONDS = _counter(
     "container_gpu_memory_byte_seconds", "GPU memory held by a container, in bytes, times seconds.", *_BOTH
 )

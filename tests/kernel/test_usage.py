@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.fakes.command import run
 from tests.fakes.gpu import DEFAULT_DEVICES
 from tests.fakes.node import Node
 from tests.fakes.scraper import Scraper, name_pod
@@ -24,6 +25,10 @@ SECONDS = "resolver_container_gpu_seconds_total"
 def usage(scraper: Scraper, *options: str) -> str:
     command = [sys.executable, "-m", "resolver", "usage", "--socket", str(scraper.daemon.socket), *options]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def explain(scraper: Scraper, pod_uid: str) -> str:
+    return run("explain", pod_uid, "--socket", str(scraper.daemon.socket)).stdout
 
 
 def answer(scraper: Scraper) -> dict[str, Any]:
@@ -56,8 +61,12 @@ def test_each_question_has_its_answer_for_a_container_that_is_so_and_one_that_is
     (event,) = scraper.daemon.said("gpu_xid")
     assert event["containers"] == [f"ml/{each}/{each}" for each in ("busy", "idle", "stranger")]
     until(lambda: answer(scraper)["without_slot"], "the one without a slot")
+    until(lambda: answer(scraper)["without_slot"][0]["causes"], "the causes")
     found = answer(scraper)
-    assert {each["process"]["container_name"] for each in found["without_slot"]} == {"stranger"}
+    (without,) = found["without_slot"]
+    assert (without["process"]["container_name"], without["causes"]) == ("stranger", ["not_preloaded"])
+    assert "LD_PRELOAD" in explain(scraper, stranger.pod_uid)
+    assert "LD_PRELOAD" not in explain(scraper, busy.pod_uid)
     by_name = {(use["container_name"], use["device_uuid"]): use for use in found["containers"]}
     first, other = by_name["busy", FIRST], by_name["idle", FIRST]
     assert (first["core_limit"], first["limit_state"]) == (30, "in_force")  # a minute is not over yet
@@ -76,7 +85,7 @@ def test_each_question_has_its_answer_for_a_container_that_is_so_and_one_that_is
     assert read.one("resolver_processes_without_slot", container="busy", device_uuid=FIRST) is None
     shown = usage(scraper)
     assert "in_force" in shown
-    assert "no_shared_region: a container without HAMi." in shown
+    assert "not_preloaded: its container has no /etc/ld.so.preload" in shown
     until(
         lambda: answer(scraper)["containers"][0]["limit_state"] == "exceeded", "a minute above the limit", 90
     )

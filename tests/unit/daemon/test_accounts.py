@@ -152,15 +152,3 @@ def test_an_ended_container_goes_after_two_minutes_and_a_restarted_one_goes_on(c
     clock.use()
     clock.collect(times=3)
     assert clock.accounts.uses([REGION], [CONTAINER]) == ()
-
-
-def test_a_process_without_a_slot_is_said_after_30_seconds(clock: Clock) -> None:
-    process = replace(PROCESS, no_slot=SampleReason.NO_SLOT)
-    clock.collect(process, times=30)
-    assert clock.accounts.without_slot((process,)) == ()
-    clock.collect(process, times=2)
-    (found,) = clock.accounts.without_slot((process,))
-    assert found.process == process
-    assert found.since == pytest.approx(clock.now - 31 + 1e9)
-    clock.collect(PROCESS)
-    assert clock.accounts.without_slot((PROCESS,)) == ()

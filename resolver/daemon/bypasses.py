@@ -1,0 +1,81 @@
+"""Processes that use a GPU without a slot, so that HAMi-core limits nothing there, and the causes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Final
+
+from resolver.base.errors import ProcessGone, ResolverError
+from resolver.base.reasons import BypassReason, SampleReason
+from resolver.hami.process_reads import library_causes, mount_causes
+from resolver.state import WithoutSlot
+from resolver.workers.lane import ALL
+
+if TYPE_CHECKING:
+    from resolver.daemon.running_containers import Census
+    from resolver.state import Process
+    from resolver.workers.lanes import TenantReader
+
+#: Seconds after which one is reported: a start or an end looks the same for a moment.
+_HELD_SECONDS: Final = 30.0
+_HAMIS: Final = (SampleReason.NO_SLOT, SampleReason.NO_SHARED_REGION)
+_WITHOUT: Final = (*_HAMIS, SampleReason.NOT_IN_CONTAINER)
+_LOADED: Final = {BypassReason.LOADED, BypassReason.OTHER_USER}
+
+
+class Bypasses:
+    """Since when processes have had no slot, and why."""
+
+    def __init__(self, reader: TenantReader, census: Census) -> None:
+        self._reader, self._census = reader, census
+        self._since: dict[tuple[int, str], float] = {}  # by host PID and device
+        self._causes: dict[int, tuple[BypassReason, ...]] = {}
+        self._reading: asyncio.Task[None] | None = None
+
+    def note(self, processes: tuple[Process, ...]) -> None:
+        """Take over one collection's processes, and begin to read a cause for each container that lacks one."""
+        now = time.monotonic()
+        without = [each for each in processes if each.no_slot in _WITHOUT]
+        self._since = {
+            key: self._since.get(key, now) for key in ((each.host_pid, each.device_uuid) for each in without)
+        }
+        there = {each.host_pid for each in without}
+        self._causes = {host_pid: causes for host_pid, causes in self._causes.items() if host_pid in there}
+        due = {
+            each.container_id: each.host_pid
+            for each in without
+            if each.container_id and each.no_slot in _HAMIS and self._lacks_causes(each, now)
+        }
+        if due and (self._reading is None or self._reading.done()):
+            self._reading = asyncio.create_task(self._read(due))
+
+    def _lacks_causes(self, process: Process, now: float) -> bool:
+        known = self._causes.get(process.host_pid, (BypassReason.UNREADABLE,))
+        held = now - self._since[process.host_pid, process.device_uuid] >= _HELD_SECONDS
+        return held and BypassReason.UNREADABLE in known
+
+    async def _read(self, due: dict[str, int]) -> None:
+        """Read one process of each container: a tenant with many waits longer for its own."""
+        for container_id, host_pid in due.items():
+            container = self._census.get(container_id)
+            first = container.init_host_pid if container else None
+            try:
+                found = await self._reader.ask(container_id, container_id, library_causes, host_pid, first)
+                if not set(found) & _LOADED:
+                    found = await self._reader.ask(container_id, ALL, mount_causes, host_pid, found)
+            except ProcessGone:
+                continue
+            except (ResolverError, OSError):
+                found = [BypassReason.UNREADABLE]
+            self._causes[host_pid] = tuple(map(BypassReason, found))
+
+    def report(self, processes: tuple[Process, ...]) -> tuple[WithoutSlot, ...]:
+        """Return the processes that have had no slot for 30 s."""
+        now, found = time.monotonic(), []
+        for process in processes:
+            since = self._since.get((process.host_pid, process.device_uuid))
+            if since is not None and process.no_slot is not None and now - since >= _HELD_SECONDS:
+                causes = self._causes.get(process.host_pid, ())
+                found.append(WithoutSlot(process=process, since=time.time() - (now - since), causes=causes))
+        return tuple(found)

@@ -1,0 +1,120 @@
+"""Processes without a slot: reported after 30 s, with causes that a lane reads once for each."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from resolver.base.errors import ProcessGone, ResolverError, TooSlow
+from resolver.base.reasons import BypassReason, SampleReason
+from resolver.daemon.bypasses import Bypasses
+from resolver.state import Process, WithoutSlot
+
+PROCESS = Process(100, 2, "GPU-a", "c1", "u", "main", "ns", "pod", "python", 50, 1, SampleReason.NO_SLOT)
+
+
+class Reader:
+    """A lane that gives the answers of a test; the census knows no container."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, int]] = []
+        self.library: list[str] | ResolverError = [BypassReason.STATIC]
+
+    async def ask(self, payer: str, about: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        self.asked.append((function.__name__, arguments[0]))
+        assert payer == "c1"
+        assert about == ("c1" if function.__name__ == "library_causes" else "")
+        if function.__name__ == "mount_causes":
+            return arguments[1] or [BypassReason.NOT_MOUNTED]
+        if isinstance(self.library, Exception):
+            raise self.library
+        return self.library
+
+    def get(self, _container_id: str) -> None:
+        return None
+
+
+class Collected:
+    """Collections at times that the test sets."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.reader = 1000.0, Reader()
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(time, "time", lambda: self.now + 1e9)
+        self.bypasses = Bypasses(self.reader, self.reader)  # type: ignore[arg-type]
+
+    def collect(self, *processes: Process, seconds: float = 31.0) -> tuple[WithoutSlot, ...]:
+        """Make a collection so much later, let the lane answer, and report."""
+
+        async def collected() -> None:
+            self.bypasses.note(processes)
+            for _ in range(5):
+                await asyncio.sleep(0)
+
+        self.now += seconds
+        asyncio.run(collected())
+        return self.bypasses.report(processes)
+
+
+@pytest.fixture
+def collected(monkeypatch: pytest.MonkeyPatch) -> Collected:
+    return Collected(monkeypatch)
+
+
+def test_a_process_is_reported_after_30_seconds_and_until_it_has_a_slot(collected: Collected) -> None:
+    assert collected.collect(PROCESS) == ()
+    assert collected.collect(PROCESS, seconds=29.0) == ()
+    assert collected.reader.asked == []
+    (found,) = collected.collect(PROCESS, seconds=2.0)
+    assert found == WithoutSlot(PROCESS, collected.now - 31 + 1e9, (BypassReason.STATIC,))
+    owner = replace(PROCESS, no_slot=None)
+    assert collected.collect(owner) == ()
+    assert collected.collect(PROCESS) == ()
+
+
+def test_the_causes_are_read_once_and_one_process_of_a_container_at_a_time(collected: Collected) -> None:
+    other = replace(PROCESS, host_pid=101)
+    collected.collect(PROCESS, other)
+    collected.collect(PROCESS, other)
+    collected.collect(PROCESS, other)
+    collected.collect(PROCESS, other)
+    asked = [("library_causes", 101), ("mount_causes", 101), ("library_causes", 100), ("mount_causes", 100)]
+    assert collected.reader.asked == asked
+
+
+def test_a_loaded_library_needs_no_look_at_the_mounts(collected: Collected) -> None:
+    collected.reader.library = [BypassReason.LOADED]
+    collected.collect(PROCESS)
+    (found,) = collected.collect(PROCESS)
+    assert found.causes == (BypassReason.LOADED,)
+    assert collected.reader.asked == [("library_causes", 100)]
+
+
+def test_what_cannot_be_read_is_a_reason_and_read_again(collected: Collected) -> None:
+    collected.reader.library = TooSlow("it holds its memory")
+    collected.collect(PROCESS)
+    (found,) = collected.collect(PROCESS)
+    assert found.causes == (BypassReason.UNREADABLE,)
+    collected.reader.library = []
+    (found,) = collected.collect(PROCESS)
+    assert found.causes == (BypassReason.NOT_MOUNTED,)
+
+
+def test_a_process_that_ends_meanwhile_has_no_cause(collected: Collected) -> None:
+    collected.reader.library = ProcessGone("100")
+    collected.collect(PROCESS)
+    (found,) = collected.collect(PROCESS)
+    assert found.causes == ()
+
+
+def test_a_process_of_the_host_is_reported_without_a_question(collected: Collected) -> None:
+    host = replace(PROCESS, container_id=None, no_slot=SampleReason.NOT_IN_CONTAINER)
+    collected.collect(host)
+    (found,) = collected.collect(host)
+    assert found.causes == ()
+    assert collected.reader.asked == []

@@ -1,0 +1,101 @@
+"""Why a process has no slot: real programs, with and without HAMi's library, and mount tables."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from resolver.base.reasons import BypassReason
+from resolver.hami.process_reads import library_causes, mount_causes
+from resolver.linux.procfs import Procfs, usage
+from tests.fakes.procs import OURS, mountinfo
+from tests.patience import until
+
+NOBODY = 65534
+LIBRARY = ("/mnt/x", "/mnt/x/libvgpu.so", "/usr/local/vgpu/libvgpu.so")
+PRELOAD = ("/mnt/x", "/mnt/x/ld.so.preload", "/etc/ld.so.preload")
+PAUSE = "#include <unistd.h>\nint main(void) { return pause(); }\n"
+
+
+@pytest.fixture(scope="module")
+def programs() -> Iterator[Path]:
+    """A directory that every user may enter, with a static and a dynamic program and a library of HAMi's name."""
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        directory.chmod(0o755)
+        _compile(directory)
+        yield directory
+
+
+def _compile(directory: Path) -> None:
+    (directory / "pause.c").write_text(PAUSE)
+    for name, *options in (
+        ("static", "-static"),
+        ("dynamic",),
+        ("libvgpu.so", "-shared", "-fPIC", "-Dmain=other"),
+    ):
+        command = ["gcc", "-o", str(directory / name), *options, str(directory / "pause.c")]
+        subprocess.run(command, check=True, capture_output=True)
+
+
+@contextlib.contextmanager
+def started(*command: Path, user: int = 0, **environment: str) -> Iterator[int]:
+    """A program that has been loaded and waits."""
+    running = subprocess.Popen(command, env=environment, user=user, stderr=subprocess.DEVNULL)
+    try:
+        until(lambda: usage(running.pid).state == b"S", "its pause")
+        yield running.pid
+    finally:
+        running.kill()
+        running.wait()
+
+
+@pytest.mark.parametrize(
+    ("program", "preloaded", "user", "causes"),
+    [
+        ("dynamic", "", 0, [BypassReason.NOT_PRELOADED]),
+        ("dynamic", "/nowhere/libvgpu.so", 0, []),
+        ("static", "", 0, [BypassReason.STATIC, BypassReason.NOT_PRELOADED]),
+        ("static", "libvgpu.so", 0, [BypassReason.STATIC]),
+        ("dynamic", "libvgpu.so", 0, [BypassReason.LOADED]),
+        ("dynamic", "libvgpu.so", NOBODY, [BypassReason.OTHER_USER]),
+    ],
+)
+def test_a_program_shows_whether_it_has_the_library(
+    programs: Path, program: str, preloaded: str, user: int, causes: list[str]
+) -> None:
+    environment = {"LD_PRELOAD": str(programs / preloaded)} if preloaded else {}
+    with started(programs / program, user=user, **environment) as host_pid:
+        assert library_causes(Procfs(), host_pid, os.getpid()) == causes
+
+
+def test_a_program_that_the_dynamic_linker_was_given_is_not_static(programs: Path) -> None:
+    (linker,) = Path("/lib64").glob("ld-linux*")
+    with started(linker, programs / "dynamic") as host_pid:
+        assert library_causes(Procfs(), host_pid, None) == [BypassReason.NOT_PRELOADED]
+
+
+@pytest.mark.parametrize(
+    ("mounts", "found", "causes"),
+    [
+        ([], [BypassReason.STATIC], [BypassReason.NOT_MOUNTED]),
+        ([PRELOAD], [], [BypassReason.NOT_MOUNTED]),
+        ([OURS], [BypassReason.NOT_PRELOADED], [BypassReason.NOT_PRELOADED]),
+        ([LIBRARY], [BypassReason.STATIC], [BypassReason.STATIC]),
+        ([LIBRARY, PRELOAD], [BypassReason.NOT_PRELOADED], [BypassReason.NOT_LOADED]),
+        ([LIBRARY, PRELOAD], [BypassReason.STATIC, BypassReason.NOT_PRELOADED], [BypassReason.STATIC]),
+        ([LIBRARY], [], [BypassReason.NOT_LOADED]),
+    ],
+)
+def test_the_mount_table_shows_whether_the_library_could_be_there(
+    tmp_path: Path, mounts: list[tuple[str, str, str]], found: list[str], causes: list[str]
+) -> None:
+    (tmp_path / "100/task").mkdir(parents=True)
+    (tmp_path / "100/mountinfo").write_text(mountinfo(*mounts))
+    assert mount_causes(Procfs(str(tmp_path)), 100, found) == causes
