@@ -1,8 +1,8 @@
 """Shared region, opened for reading and read repeatedly.
 
 Read only with ``pread``: a truncated file gives a short read, where a mapped page would kill this process. The loop
-reads the page cache (RWF_NOWAIT), a lane the rest, because tenants can lock files. No lock is taken, so a slot may be
-in mid-move: recheck its ``(pid, hostpid)`` word atomically before acting.
+reads the page cache (RWF_NOWAIT) of files without blocks to free, a lane the rest, because tenants can lock files. No
+lock is taken, so a slot may be in mid-move: recheck its ``(pid, hostpid)`` word atomically before acting.
 """
 
 from __future__ import annotations
@@ -29,6 +29,9 @@ _CHUNK = 32
 #: What a read of the page cache says where it would have to wait, or where the file system can't say (overlay, tmpfs).
 _WOULD_WAIT = frozenset({errno.EAGAIN, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
 _buffer = bytearray(1 << 17)  # of all such reads
+#: Bytes that file systems allocate beyond a file's end by themselves (XFS). Where there are more, the tenant may free
+#: them, and RWF_NOWAIT waits until that is done: readahead takes the lock, with no regard to the flag (Linux 5.15).
+_SPARE_BYTES = 1 << 16
 _OTHER = b"\xff\xff"  # no region begins so
 
 
@@ -85,6 +88,7 @@ class SharedRegion:
             info = os.fstat(fd)
             if info.st_nlink != 1 or info.st_size != layout.file_bytes:
                 self._refuse(info)
+            self._check_blocks(info)
             self.mtime_ns = info.st_mtime_ns
             tail = self._pread(layouts.TAIL_START_BYTES, layout.proc_num)
             if tail != self._tail:
@@ -156,6 +160,11 @@ class SharedRegion:
             raise RegionRejected(RegionReason.TRUNCATED, "it was truncated while it was read")
         return data
 
+    def _check_blocks(self, info: os.stat_result) -> None:
+        """Raise BlockingIOError where the tenant can free blocks for long, and the reader must not wait."""
+        if self._nowait and info.st_blocks * 512 > self.layout.file_bytes + _SPARE_BYTES:
+            raise BlockingIOError(errno.EAGAIN, "it has blocks beyond its end")
+
     def _pread(self, length: int, start: int) -> bytes:
         """Read. Raises BlockingIOError where that could wait and must not."""
         if not self._nowait:
@@ -214,6 +223,7 @@ class SharedRegion:
         """Return bytes at these ``(offset, length)`` places, where readable."""
         self._nowait = True
         try:
+            self._check_blocks(os.fstat(self.fd))
             read = [(start, self._pread(length, start)) for start, length in places]
         except BlockingIOError:
             where = f"/proc/{os.getpid()}/fd/{self.fd}"

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import resource
+import subprocess
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -116,6 +118,21 @@ def test_a_change_shows_in_the_next_view(
     after = region.read()
     changed = {name for name in before._fields if getattr(before, name) != getattr(after, name)}
     assert changed == ({field, "slots"} if field == "proc_num" else {field})
+
+
+def test_blocks_that_a_tenant_may_free_for_long_are_left_to_a_lane(region: SharedRegion, file: Path) -> None:
+    """Readahead waits for the lock of who frees them, also where the page cache alone is asked for."""
+    subprocess.run(["fallocate", "--keep-size", "--offset", "4M", "--length", "4M", file], check=True)
+    assert region.read_at_once() is None
+    asked: list[str] = []
+
+    class Asked(Direct):
+        async def ask(self, payer: str, about: str, function: Callable[..., Any], *arguments: Any) -> Any:
+            asked.append(function.__name__)
+            return await super().ask(payer, about, function, *arguments)
+
+    assert at_once(region.pieces(Asked(Procfs()), "", [(0, 8)]))[0] == file.read_bytes()[:8]
+    assert asked == ["pieces_of_open"]
 
 
 def test_a_changed_device_count_changes_the_lists(region: SharedRegion, file: Path) -> None:
