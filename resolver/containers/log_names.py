@@ -16,28 +16,42 @@ _TICK_NS = 50_000_000
 _UNKNOWN = ("", "")
 
 
+class _Listing:
+    """Entries of a directory, read again only after a change."""
+
+    def __init__(self, directory: str) -> None:
+        self.directory = directory
+        self.trouble = "it was not read yet"
+        self._mtime_ns = -1
+
+    def changed(self) -> list[str] | None:
+        """Return its entries if they may differ from the last ones, none if it can't be read."""
+        try:
+            mtime_ns = os.stat(self.directory).st_mtime_ns
+            if mtime_ns == self._mtime_ns:
+                return None
+            entries = os.listdir(self.directory)
+        except OSError as error:
+            self.trouble, self._mtime_ns = f"{self.directory} cannot be read ({error.strerror})", -1
+            return []
+        self.trouble, self._mtime_ns = "", mtime_ns if time.time_ns() - mtime_ns > _TICK_NS else -1
+        return entries
+
+
 class PodNames:
     """``(namespace, pod)`` by pod UID; empty if unknown, or if two directories disagree."""
 
     def __init__(self, directory: str) -> None:
-        self.directory = directory
+        self._listing = _Listing(directory)
         self._names: dict[str, tuple[str, str]] = {}
-        self._mtime_ns = -1
         self.version = 0  # another one when a name may be different
 
     def refresh(self) -> None:
         """Read the directory again if changed."""
-        try:
-            mtime_ns = os.stat(self.directory).st_mtime_ns
-            if mtime_ns == self._mtime_ns:
-                return
-            entries = os.listdir(self.directory)
-        except OSError:
-            self.version += bool(self._names)
-            self._names, self._mtime_ns = {}, -1
-            return
-        self.version += 1
-        self._names, self._mtime_ns = parse_names(entries), mtime_ns
+        entries = self._listing.changed()
+        if entries is not None and (names := parse_names(entries)) != self._names:
+            self.version += 1
+            self._names = names
 
     def of(self, pod_uid: str) -> tuple[str, str]:
         """Namespace and name."""
@@ -60,31 +74,24 @@ class ContainerNames:
     """Kubelet's containers of this node, as of ``refresh``."""
 
     def __init__(self, containers_dir: str, pods_dir: str) -> None:
-        self.directory = containers_dir
         self.pods = PodNames(pods_dir)
-        self.trouble = "it was not read yet"
+        self._listing = _Listing(containers_dir)
         self._by_id: dict[str, LogName] = {}
         self._by_pod: dict[tuple[str, str], set[str]] = {}
-        self._mtime_ns = -1
+
+    @property
+    def trouble(self) -> str:
+        """Explanation for missing names."""
+        return self._listing.trouble
 
     def refresh(self) -> None:
-        """Read both directories again if changed. ``trouble`` explains missing names."""
+        """Read both directories again if changed."""
         self.pods.refresh()
-        try:
-            mtime_ns = os.stat(self.directory).st_mtime_ns
-            if mtime_ns == self._mtime_ns:
-                return
-            entries = os.listdir(self.directory)
-        except OSError as error:
-            self.trouble, self._mtime_ns = f"{self.directory} cannot be read ({error.strerror})", -1
-            self._by_id, self._by_pod = {}, {}
-            return
-        self.trouble = ""
-        self._mtime_ns = mtime_ns if time.time_ns() - mtime_ns > _TICK_NS else -1
-        self._by_id = parse_links(entries)
-        self._by_pod = {}
-        for name in self._by_id.values():
-            self._by_pod.setdefault((name.namespace, name.pod), set()).add(name.container)
+        entries = self._listing.changed()
+        if entries is not None:
+            self._by_id, self._by_pod = parse_links(entries), {}
+            for name in self._by_id.values():
+                self._by_pod.setdefault((name.namespace, name.pod), set()).add(name.container)
 
     def of(self, container_id: str) -> LogName | None:
         """Name; None without a log."""

@@ -11,14 +11,13 @@ import asyncio
 import math
 import os
 import time
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from resolver.base.budget import Budgets
-from resolver.base.errors import CannotKnow, RegionRejected, ResolverError, WorkerFailed
+from resolver.base.errors import CannotKnow, RegionRejected, WorkerFailed
 from resolver.base.reasons import RegionReason
 from resolver.containers.log_names import ContainerNames
-from resolver.hami.directory_reads import hold_directory, list_entries, look_into, place_of, take
+from resolver.hami.directory_reads import hold_directory, list_entries, look_into, take
 from resolver.hami.placements import AUTO, KAI, KNOWN_DIRS
 from resolver.hami.region_register import STRAY, RegionRegister
 from resolver.hami.searched_directories import (
@@ -33,13 +32,12 @@ from resolver.hami.searched_directories import (
 )
 from resolver.linux.inotify import OF_A_DIRECTORY
 from resolver.linux.safe_open import let_go, translate
-from resolver.workers.lane import ALL
 from resolver.workers.lanes import Direct, begin
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
-    from resolver.hami.discovery import RegionChanges, SharedDirectory
+    from resolver.hami.discovery import RegionChanges
     from resolver.hami.region import SharedRegion
     from resolver.hami.watches import Watches
     from resolver.linux.procfs import Procfs
@@ -47,7 +45,7 @@ if TYPE_CHECKING:
 
 MAX_STRAYS = 64  # entries of a shared directory that are reported and not opened
 REFRESH_SECONDS = 0.015  # CPU time of one refresh, but for one directory: news of others waits for it
-#: Seconds until a directory is read again that failed, or that containers may mount at any time.
+#: Seconds until a directory is read again that failed.
 _NEXT_LOOK = 1.0
 #: Until a file that is on its way to being a region is tried again, or a lane's answer is taken.
 _SOON, _LATER = 0.005, 0.25
@@ -64,17 +62,15 @@ class DirectoryFinder:
         budgets: Budgets | None = None,
         watches: Watches | None = None,
         names: ContainerNames | None = None,
-        mounted: Callable[[SharedDirectory], object] = lambda _: False,
         reader: TenantReader | None = None,
     ) -> None:
         """Take ``budgets`` for opening files, by directory path, and ``watches`` for changes.
 
-        `AUTO` in ``containers_dirs`` means all known ones. ``names`` are kubelet's. ``mounted``: checks if a container
-        was seen with a directory mounted.
+        `AUTO` in ``containers_dirs`` means all known ones. ``names`` are kubelet's.
         """
         self._names = names or ContainerNames("", "")
         self._reader, self._budgets = reader or Direct(procfs), budgets or Budgets()
-        self._register = RegionRegister(self._names, mounted, self._reader, self._budgets)
+        self._register = RegionRegister(self._names, self._reader, self._budgets)
         self.regions, self.rejected = self._register.regions, self._register.rejected
         self.missing_dirs: set[str] = set()
         self._auto, self._roots = AUTO in containers_dirs, _roots(containers_dirs)
@@ -90,8 +86,7 @@ class DirectoryFinder:
 
     @max_regions.setter
     def max_regions(self, most: int) -> None:
-        # Half of the files that are about to be regions may still become some, as half of the regions stay.
-        self._register.max_regions = most + self._register.in_flight // 2
+        self._register.max_regions = most
 
     @property
     def dirs(self) -> Sequence[str]:
@@ -292,8 +287,8 @@ class DirectoryFinder:
         return True
 
     async def _look(self, directory: Directory) -> tuple[Any, ...]:
-        """Return its content and place from a lane, and watch it. Raises `RegionRejected`."""
-        root, payer, place = directory.root, directory.path, None
+        """Return its content from a lane, and watch it. Raises `RegionRejected`."""
+        root, payer = directory.root, directory.path
         where, name, known = _link(root), directory.name, list(directory.candidates)
         if root.shared:  # anybody may have put other files before it
             known = list(dict.fromkeys((KAI.file, *known)))
@@ -304,15 +299,12 @@ class DirectoryFinder:
                 fd = take(offered, *held)
                 self._watch(payer, payer, fd, lambda _: self._has_news(directory))
                 let_go(fd)
-            found = await self._reader.ask(payer, payer, look_into, where, name, known)
+            found: tuple[Any, ...] = await self._reader.ask(payer, payer, look_into, where, name, known)
         except (OSError, CannotKnow, WorkerFailed) as error:
             raise _unreadable(error) from None
         if held[0] >= 0 and tuple(held) != tuple(found[:2]):
             self._forget(payer)
-        if self._register.may_be_mounted(directory, [file[0] for file in found[2]]):
-            with suppress(ResolverError, OSError):
-                place = await self._reader.ask(payer, ALL, place_of, where, name)
-        return *found, place
+        return found
 
     def _take_look(self, directory: Directory, now: float) -> None:
         if directory.look is None or not directory.look.done():
@@ -320,7 +312,7 @@ class DirectoryFinder:
             return
         look, directory.look = directory.look, None
         try:
-            device, inode, files, complete, place = look.result()
+            device, inode, files, complete = look.result()
         except RegionRejected as why:
             directory.look_at = now + _NEXT_LOOK
             self._directory_failed(directory, why)
@@ -333,14 +325,12 @@ class DirectoryFinder:
             directory.identity = device, inode
         there = {name: (tuple(identity), changed) for name, *identity, changed in files}
         for candidate in list(directory.candidates.values()):
-            self._register.check(directory, candidate, there.pop(candidate.name, None), place, now)
+            self._register.check(directory, candidate, there.pop(candidate.name, None), now)
         room = MAX_CACHES - len(directory.candidates)
         self._register.report_unless(complete and len(there) <= room, directory.path, MAX_ENTRIES)
         for name in list(there)[:room]:
             candidate = directory.candidates[name] = Candidate(directory, name)
-            self._register.check(directory, candidate, there[name], place, now)
-        if self._register.may_be_mounted(directory, directory.candidates):
-            directory.look_at = min(directory.look_at, now + _NEXT_LOOK)
+            self._register.check(directory, candidate, there[name], now)
 
     def _watches_it(self, directory: Directory) -> bool:
         return self._watches is not None and directory.path in self._watches

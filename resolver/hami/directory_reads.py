@@ -12,13 +12,11 @@ from typing import TYPE_CHECKING, Any
 from resolver.base.errors import RegionRejected
 from resolver.base.reasons import RegionReason
 from resolver.hami.placements import is_entry
-from resolver.hami.region_location import shared_directory
 from resolver.hami.searched_directories import list_caches
 from resolver.linux.safe_open import open_directory, open_offered, open_plain
 from resolver.workers.lane import OpenFile
 
 if TYPE_CHECKING:
-    from resolver.hami.discovery import SharedDirectory
     from resolver.linux.procfs import Procfs
 
 _PAGE_BYTES = 100_000  # of names in one answer
@@ -71,15 +69,6 @@ def look_into(_procfs: Procfs, where: str, name: str, known: list[str]) -> tuple
                 continue
             files.append([each, file.st_dev, file.st_ino, file.st_ctime])
         return info.st_dev, info.st_ino, files, complete
-    finally:
-        os.close(fd)
-
-
-def place_of(procfs: Procfs, where: str, name: str) -> SharedDirectory:
-    """Return how containers' mount tables show a directory. Raises ResolverError."""
-    fd = _open_below(where, name)
-    try:
-        return shared_directory(procfs, fd)
     finally:
         os.close(fd)
 

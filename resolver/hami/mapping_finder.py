@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -96,7 +97,7 @@ class MappingFinder:
         self.found: dict[str, _Found] = {}
         self.rejected: dict[str, RegionReason] = {}
         self.missing_dirs: set[str] = set()
-        self.max_regions = MAX_REGIONS
+        self.max_regions = sys.maxsize
         self._procfs, self._reader = procfs, reader or Direct(procfs)
         self._host_pids, self._arrival, self._in_use = host_pids, arrival, in_use
         self._clock = clock
@@ -246,7 +247,7 @@ class MappingFinder:
         in_container = sum(found.proof.container_id == container_id for found in self.found.values())
         if name in self.found or in_container >= MAX_PER_CONTAINER:
             raise RegionRejected(RegionReason.TOO_MANY_ENTRIES, "its container has other regions already")
-        if len(self.found) >= self.max_regions:
+        if len(self.found) >= min(MAX_REGIONS, self.max_regions):
             raise RegionRejected(RegionReason.IO_ERROR, "there are not enough descriptors for more regions")
 
     def _lives(self, process: ProcessIdentity) -> bool:

@@ -139,13 +139,10 @@ KNOWN_DIRS = tuple(dict.fromkeys(directory for row in reversed(PLACEMENTS) for d
 _CLAIM = re.compile(rf"{_UUID}(?:_.+)?")
 
 
-def placement_of(path: str, *, mounted: bool = False) -> Placement | None:
-    """Return the placement of a file with this host path, if any.
-
-    ``mounted``: a container has its directory mounted, so no whole tree as with ``open``.
-    """
+def placement_of(path: str) -> Placement | None:
+    """Return the placement of a file with this host path, if any."""
     rows = (row for row in PLACEMENTS if row.proof is not ContainerProof.MAPPING)
-    return next((row for row in rows if row.path.search(path) and not (mounted and row.open)), None)
+    return next((row for row in rows if row.path.search(path)), None)
 
 
 def is_entry(directory: str, name: str) -> bool:

@@ -16,9 +16,7 @@ from resolver.hami.discovery import (
     LONGEST_PAUSE,
     FoundRegion,
     RegionChanges,
-    SharedDirectory,
 )
-from resolver.hami.placements import KAI
 from resolver.hami.region import adopt_by
 from resolver.hami.region_location import locate
 from resolver.hami.searched_directories import MAX_CACHES, NOWHERE
@@ -26,8 +24,6 @@ from resolver.linux.safe_open import let_go, translate
 from resolver.workers.lanes import begin
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
     from resolver.base.budget import Budgets
     from resolver.containers.log_names import ContainerNames
     from resolver.hami.discovery import Location
@@ -37,8 +33,6 @@ if TYPE_CHECKING:
 
 YOUNG = 10.0  # seconds in which a file may still be on its way to being a region
 GOOD = 60.0  # seconds a region must have been accepted to be forgiven earlier refusals
-#: So often the mounts of a container are checked once more after its file was accepted.
-_MOUNT_LOOKS = 4
 STRAY = "kubelet has no such container here: its pod is gone, or another one's process made the directory"
 _NOT_YET = (
     RegionReason.NOT_INITIALIZED,
@@ -54,7 +48,6 @@ class RegionRegister:
     def __init__(
         self,
         names: ContainerNames,
-        mounted: Callable[[SharedDirectory], object],
         reader: TenantReader,
         budgets: Budgets,
     ) -> None:
@@ -62,9 +55,7 @@ class RegionRegister:
         self.rejected: dict[str, RegionReason] = {}
         self.changes = RegionChanges([], [], [])
         self.max_regions = sys.maxsize
-        self.in_flight = 0  # files that are open while a lane reads them
-        self._names, self._mounted = names, mounted
-        self._reader, self._budgets = reader, budgets
+        self._names, self._reader, self._budgets = names, reader, budgets
         self._candidates: dict[str, Candidate] = {}  # the names under which regions were accepted
 
     def begin(self) -> RegionChanges:
@@ -81,12 +72,11 @@ class RegionRegister:
         directory: Directory,
         candidate: Candidate,
         file: tuple[tuple[int, int], float] | None,
-        place: Sequence[str] | None,
         now: float,
     ) -> None:
         """Compare a name with its present file: identity and change time, None if missing.
 
-        ``place`` is its directory's in mount tables, if known. `SharedRegion.read` checks the content.
+        `SharedRegion.read` checks the content.
         """
         if file is None:
             self.drop(directory, candidate)
@@ -95,27 +85,23 @@ class RegionRegister:
         if identity != candidate.identity:
             self.release(candidate)
             candidate.start_anew(identity, now, time.time() - changed)
-        elif candidate.region is not None and self._came_mounted(candidate, place):
-            self.release(candidate)  # and accepted as what it is
-            candidate.retry_at = now
         due = candidate.region is None and candidate.reading is None and now >= candidate.retry_at
         if due and not self._budgets.over(directory.path):
             try:
-                self._begin(candidate, place)
+                self._begin(candidate)
             except RegionRejected as why:
                 self.refuse(candidate, why, now)
             self.finish(candidate, now)
 
-    def _begin(self, candidate: Candidate, place: Sequence[str] | None) -> None:
+    def _begin(self, candidate: Candidate) -> None:
         """Let a lane open and read the file. Raises `RegionRejected`."""
         if not candidate.name.isprintable():
             raise RegionRejected(RegionReason.BAD_NAME, "its name has characters that cannot be printed")
-        self._check_owner(candidate, place)
+        self._check_owner(candidate)
         if len(self.regions) >= self.max_regions:
             detail = "there are not enough descriptors for more regions: raise the limit (ulimit -n)"
             raise RegionRejected(RegionReason.IO_ERROR, detail)
         candidate.reading = begin(self._read(candidate))
-        self.in_flight += 1
 
     async def _read(self, candidate: Candidate) -> tuple[SharedRegion, Location]:
         directory = candidate.directory
@@ -135,7 +121,6 @@ class RegionRegister:
         if reading is None or not reading.done():
             return
         candidate.reading = None
-        self.in_flight -= 1
         try:
             region, location = reading.result()
         except RegionRejected as why:
@@ -148,35 +133,14 @@ class RegionRegister:
         else:
             self._accept(candidate, region, location, now)
 
-    def _check_owner(self, candidate: Candidate, place: Sequence[str] | None) -> None:
+    def _check_owner(self, candidate: Candidate) -> None:
         """Raise `RegionRejected` for a file that all containers reach, unless kubelet has its container."""
-        self._came_mounted(candidate, place)
         if candidate.shared:
             ownership = candidate.directory.ownership(candidate)
             if not self._names.has(ownership.pod_uid, ownership.container_name):
                 self._names.refresh()
             if not self._names.has(ownership.pod_uid, ownership.container_name):
                 raise RegionRejected(RegionReason.NOT_ON_NODE, self._names.trouble or STRAY)
-
-    def may_be_mounted(self, directory: Directory, names: Iterable[str]) -> bool:
-        """Check for a file with KAI's name in a directory that no container was seen to mount.
-
-        Others may take that name. A container can be seen before its mounts.
-        """
-        known = directory.candidates.get(KAI.file)
-        unknown = known is None or (not known.mounted and known.looks < _MOUNT_LOOKS)
-        return unknown and KAI.file in names
-
-    def _came_mounted(self, candidate: Candidate, place: Sequence[str] | None) -> bool:
-        """Check if a container now first shows this file's directory mounted.
-
-        Only KAI's name leaves that open. A container can be seen before its mounts.
-        """
-        if not self.may_be_mounted(candidate.directory, [candidate.name]):
-            return False
-        candidate.looks += candidate.region is not None
-        candidate.mounted = place is not None and bool(self._mounted(SharedDirectory(*place)))
-        return candidate.mounted
 
     def _accept(self, candidate: Candidate, region: SharedRegion, location: Location, now: float) -> None:
         candidate.region, candidate.identity, candidate.accepted_at = region, region.identity, now
@@ -223,10 +187,8 @@ class RegionRegister:
     def release(self, candidate: Candidate) -> None:
         """Close its region, if any."""
         reading, candidate.reading = candidate.reading, None
-        if reading is not None:
-            self.in_flight -= 1
-            if not reading.cancel() and not reading.cancelled() and reading.exception() is None:
-                reading.result()[0].close()
+        if reading is not None and not (reading.cancel() or reading.cancelled() or reading.exception()):
+            reading.result()[0].close()
         region, candidate.region = candidate.region, None
         if region is not None:
             region.close()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from resolver.base.text import printable
 from resolver.hami.discovery import FIRST_PAUSE, Ownership
-from resolver.hami.placements import KAI, ContainerProof, placement_of
+from resolver.hami.placements import ContainerProof, placement_of
 
 if TYPE_CHECKING:
     import asyncio
@@ -37,6 +37,7 @@ class Candidate:
         self.directory = directory
         self.name = name
         self.path = f"{directory.path}/{printable(name)}"
+        self.placement = placement_of(self.path)
         self.region: SharedRegion | None = None
         #: While a lane opens and reads it, before it is accepted.
         self.reading: Future[Opened] | asyncio.Task[Opened] | None = None
@@ -48,7 +49,7 @@ class Candidate:
     @property
     def shared(self) -> bool:
         """True if every container may reach the file."""
-        return self.directory.root.shared or (self.name == KAI.file and not self.mounted)
+        return self.directory.root.shared or (self.placement is not None and self.placement.open)
 
     def start_anew(self, identity: tuple[int, int], now: float, age: float = HALF_MADE_SECONDS) -> None:
         """Start over with another file, made ``age`` seconds ago."""
@@ -56,8 +57,6 @@ class Candidate:
         self.seen_at = now
         self.half_made_until = now + HALF_MADE_SECONDS - max(0.0, age)
         self.retry_at = 0.0
-        self.mounted = False  # a container was seen to have the file's directory mounted
-        self.looks = 0  # for that, since it was accepted
 
 
 class Directory:
@@ -91,7 +90,7 @@ class Directory:
 
     def ownership(self, candidate: Candidate) -> Ownership:
         """Return a file's owner by its directory's name, confirmed by kubelet where all containers reach it."""
-        row = placement_of(candidate.path, mounted=candidate.mounted)
+        row = candidate.placement
         placement = row.name if row else ""
         if row is not None and row.proof is ContainerProof.CLAIM:
             return Ownership(self.path, self.name, claim=self.name.partition("_")[0], placement=placement)

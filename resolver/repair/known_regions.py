@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from resolver.config import Settings
-    from resolver.containers.known_namespaces import KnownNamespaces
     from resolver.gpu.attribution import Joined
     from resolver.hami.discovery import FoundRegion
     from resolver.hami.region import SharedRegion
@@ -32,11 +32,9 @@ Discovery = DirectoryFinder | MappingFinder
 class KnownRegions:
     """Discoveries of regions, kept in ``parts.regions``."""
 
-    def __init__(
-        self, parts: Parts, namespaces: KnownNamespaces, forget: Callable[[RegionRepairs], None]
-    ) -> None:
+    def __init__(self, parts: Parts, forget: Callable[[RegionRepairs], None]) -> None:
         """Call ``forget`` with each vanished region."""
-        self._parts, self._namespaces, self._forget = parts, namespaces, forget
+        self._parts, self._forget = parts, forget
         self._discoveries = {name: make() for name, make in self._wanted(parts.settings).items()}
         self.joined: Joined | None = None  # NVML's last answer
 
@@ -63,7 +61,6 @@ class KnownRegions:
             budgets=parts.budgets,
             watches=parts.watches,
             names=parts.names,
-            mounted=self._namespaces.first_processes,
             reader=parts.reader,
         )
         return wanted
@@ -100,6 +97,8 @@ class KnownRegions:
         full, by_clock = agenda.search_due(this.now)
         by_clock = by_clock or this.everything
         for discovery in self.discoveries:
+            if full:
+                discovery.max_regions = min(sys.maxsize, 2 * discovery.max_regions)  # see `shed`
             if by_clock or this.now >= discovery.wants():
                 await self._refresh(discovery, this, full=full)
             for _ in range(_ANSWERS):
@@ -179,7 +178,7 @@ class KnownRegions:
             parts.journal.record("region_gone", about=directory_of(path), container=container, path=path)
 
     def shed(self) -> None:
-        """Drop half of the regions to free descriptors."""
+        """Drop half of the regions to free descriptors; each full search doubles the limit again."""
         why = RegionRejected(RegionReason.IO_ERROR, "it was given up, all descriptors are in use")
         for discovery in self.discoveries:
             regions = list(discovery.regions.values())

@@ -47,7 +47,7 @@ class Repairer:
         self._abandoned = Abandoned(procfs, reader=parts.reader)
         self._judging: asyncio.Task[None] | None = None  # what may be abandoned
         self.turns = Turns(parts, finder, self._abandoned.suspect)
-        self.found = KnownRegions(parts, self._namespaces, self._forget)
+        self.found = KnownRegions(parts, self._forget)
         self.readings = Readings(parts, self.turns.going, self.found.reject)
         self._policy: HostpidPolicy | None = None
         self._changes_taken = 0

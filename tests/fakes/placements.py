@@ -49,6 +49,4 @@ PLACEMENTS: Final = {
 }
 #: As HAMi-core has it where nobody says where: found through the processes that map it.
 BARE: Final = FakePlacement("bare", "{entry}", "cudevshr.cache", "{entry}", "/tmp/nothing", alone=True)  # noqa: S108
-#: HAMi's, with the name of the file that it discusses for everybody.
-HAMI_USAGE: Final = PLACEMENTS["hami"]._replace(file="usage.cache")
-EVERY: Final = PLACEMENTS | {"bare": BARE, "hami-usage": HAMI_USAGE}
+EVERY: Final = PLACEMENTS | {"bare": BARE}

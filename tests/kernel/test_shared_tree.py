@@ -322,11 +322,3 @@ def test_a_directory_that_is_opened_later_keeps_everybodys_files(tree: Tree) -> 
     until(lambda: daemon.said("region_gone"), "the change")
     repaired(hami, hami.tenant(guess="wrong"), BEFORE_LISTING_S)
     until(lambda: tree.placement(hami.cache) == "hami", "its name")
-
-
-def test_hamis_container_with_kais_name_of_the_file(tree: Tree) -> None:
-    """HAMi discusses that name for everybody; its mount says whose it is."""
-    tree.watch()
-    hami = tree.node.container(name="hami", watcher=False, placement="hami-usage")
-    repaired(hami, hami.tenant(guess="wrong"))
-    until(lambda: tree.placement(hami.cache) == "hami", "its name")

@@ -19,9 +19,9 @@ from resolver.containers.log_names import ContainerNames
 from resolver.hami import directory_finder
 from resolver.hami.directory_finder import MAX_STRAYS, DirectoryFinder
 from resolver.hami.directory_reads import look_into
-from resolver.hami.discovery import PodFile, SharedDirectory
+from resolver.hami.discovery import PodFile
 from resolver.hami.placements import AUTO
-from resolver.hami.region_location import locate, shared_directory
+from resolver.hami.region_location import locate
 from resolver.hami.watches import Watches
 from resolver.linux.procfs import Procfs
 from resolver.workers.lanes import Direct
@@ -146,38 +146,6 @@ def test_kais_name_is_told_by_the_pod_also_where_the_directory_is_closed(
     assert found.path == str(mine)
     assert isinstance(found.location.proof, PodFile)
     assert find.rejected == {str(forged): RegionReason.NOT_ON_NODE}
-
-
-@pytest.mark.parametrize("mode", [0o755, 0o1777])
-def test_kais_name_in_a_directory_that_a_container_has_mounted(
-    tree: Path, kubelet: Kubelet, mode: int
-) -> None:
-    """It is HAMi's then, however the file is called; and a container can be seen before its mounts."""
-    tree.chmod(mode)
-    usage(tree, f"{POD}_main")
-    kubelet.has(POD, "main")
-    mounted: set[SharedDirectory] = set()
-    finder = DirectoryFinder([str(tree)], Procfs(), names=kubelet.names, mounted=mounted.__contains__)
-    (found,) = finder.refresh(full=True).added
-    assert found.ownership.placement == "kai"
-    fd = os.open(tree / f"{POD}_main", os.O_RDONLY)
-    mounted.add(shared_directory(Procfs(), fd))
-    os.close(fd)
-    (found,) = finder.refresh(full=True).added
-    assert found.ownership.placement == "hami"
-    proof = found.location.proof
-    assert isinstance(proof, PodFile if mode == 0o1777 else SharedDirectory)
-    finder.close()
-
-
-def test_kais_name_where_kubelets_are_not_to_be_read(tree: Path) -> None:
-    """What is mounted into one container needs none of them."""
-    tree.chmod(0o755)
-    mine = usage(tree, f"{POD}_main")
-    finder = DirectoryFinder([str(tree)], Procfs(), mounted=lambda _: True)
-    (found,) = finder.refresh(full=True).added
-    assert (found.path, found.ownership.placement) == (str(mine), "hami")
-    finder.close()
 
 
 # ---- waits --------------------------------------------------------------------------------------------------------

@@ -22,21 +22,20 @@ UUID = "2f4c1d9e-5a3c-4e70-8d42-4f6b9b1e2f7d"
 
 
 @pytest.mark.parametrize(
-    ("path", "mounted", "name"),
+    ("path", "name"),
     [
-        (f"/usr/local/vgpu/containers/{POD}_main/{UUID}.cache", False, "hami"),
-        (f"/var/lib/hami/vgpu/containers/{POD}_main/{UUID}.cache", False, "hami"),
-        (f"/usr/local/vgpu/containers/{POD}_main/{POD}_main.cache", False, "koordinator"),
-        (f"/usr/local/vgpu/containers/{POD}_main/{POD}_other.cache", False, "hami"),
-        (f"/usr/local/vgpu/vgpu/containers/{POD}_main/{UUID}.cache", False, "volcano"),
-        (f"/tmp/vgpu/containers/{POD}_main/{UUID}.cache", False, "volcano"),  # noqa: S108
-        (f"/usr/local/vgpu/claims/{CLAIM}/{UUID}.cache", False, "dra"),
-        (f"/usr/local/vgpu/containers/{POD}_main/usage.cache", False, "kai"),
-        (f"/usr/local/vgpu/containers/{POD}_main/usage.cache", True, "hami"),  # HAMi discusses that name
+        (f"/usr/local/vgpu/containers/{POD}_main/{UUID}.cache", "hami"),
+        (f"/var/lib/hami/vgpu/containers/{POD}_main/{UUID}.cache", "hami"),
+        (f"/usr/local/vgpu/containers/{POD}_main/{POD}_main.cache", "koordinator"),
+        (f"/usr/local/vgpu/containers/{POD}_main/{POD}_other.cache", "hami"),
+        (f"/usr/local/vgpu/vgpu/containers/{POD}_main/{UUID}.cache", "volcano"),
+        (f"/tmp/vgpu/containers/{POD}_main/{UUID}.cache", "volcano"),  # noqa: S108
+        (f"/usr/local/vgpu/claims/{CLAIM}/{UUID}.cache", "dra"),
+        (f"/usr/local/vgpu/containers/{POD}_main/usage.cache", "kai"),
     ],
 )
-def test_whose_placement_a_file_is(path: str, mounted: bool, name: str) -> None:  # noqa: FBT001
-    row = placement_of(path, mounted=mounted)
+def test_whose_placement_a_file_is(path: str, name: str) -> None:
+    row = placement_of(path)
     assert row is not None
     assert row.name == name
 

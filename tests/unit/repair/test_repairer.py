@@ -632,6 +632,14 @@ def test_any_number_of_discoveries_is_treated_alike(tmp_path: Path, stack: ExitS
     assert other.rejected[f"claim:{claim}"] is RegionReason.BAD_HEADER
     assert set(bench.repairer.regions) == {str(in_directory)}
 
+    bench.repairer.found.shed()
+    limits = [other.max_regions]
+    for _ in range(3):
+        bench.repairer.agenda.start_over()
+        bench.step()
+        limits.append(other.max_regions)
+    assert limits == [1, 2, 4, 8], "what descriptors ran out for comes back with full searches"
+
     bench.repairer.close()
     assert other.closed == 1
 
