@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-import itertools
 import math
 import time
-from collections import deque
 from collections.abc import Hashable
 from contextlib import suppress
 from functools import partial
@@ -25,7 +23,7 @@ from resolver.linux.procfs import HOST_PIDNS
 from resolver.workers.lanes import begin
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Coroutine, Iterator, Mapping
     from concurrent.futures import Future
     from typing import Any
 
@@ -45,8 +43,6 @@ _PAUSES = (0.001, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 120.0, 300.0,
 _MOUNTS_SECONDS = 0.02
 #: More namespaces than these in one container are not searched.
 MAX_NAMESPACES = 1024
-#: Looks at a process that no runtime made, at every occasion: it may just be moved into its container.
-_EAGER_LOOKS = 8
 _AT_ONCE = 64  # processes between two steps
 
 
@@ -64,12 +60,11 @@ class FirstProcess:
         self.directories = frozenset[Hashable]()
         self.container_id = ""
         self.made_by_runtime = False
-        self.looks = 0
         self.reads, self.due = 0, 0.0  # reads of its mounts, and the next one
         self.name, self.name_looks, self.next_name_look = "", 0, 0.0
 
     def __lt__(self, other: FirstProcess) -> bool:
-        return self.due < other.due
+        return (self.due, -self.arrival[1]) < (other.due, -other.arrival[1])
 
 
 class Learned(NamedTuple):
@@ -89,10 +84,11 @@ class KnownNamespaces:
         self._reading_mounts: Future[None] | asyncio.Task[None] | None = None
         self._known: dict[int, FirstProcess] = {}  # by host PID
         self._seen: object = None  # the `PidMap.inits` that they are from
-        self._unplaced: deque[FirstProcess] = deque()
+        self._unplaced: list[
+            FirstProcess
+        ] = []  # the newest last, which is placed first: requests are mostly about it
         self._not_placed: list[FirstProcess] = []  # it was tried, and is again with the next refresh
         self._due: list[FirstProcess] = []  # a heap by time
-        self._young: dict[int, FirstProcess] = {}  # by host PID; see `_EAGER_LOOKS`
         self._by_pidns: dict[int, FirstProcess] = {}
         self._by_id: dict[str, set[int]] = {}  # host PIDs of those that a runtime made, by container id
         self._with: dict[Hashable, set[int]] = {}  # namespaces whose first process has that directory mounted
@@ -121,18 +117,16 @@ class KnownNamespaces:
         if isinstance(self._reading_mounts, asyncio.Task):
             await asyncio.wait({self._reading_mounts}, timeout=_MOUNTS_SECONDS if bounded else None)
 
-    def steps(self, seconds: float = math.inf, *, eager: bool = False) -> Iterator[None]:
-        """Place new namespaces, then read due ones, for so many seconds; consistent after each step.
-
-        ``eager``: first read the newest that no runtime made.
-        """
+    def steps(self, seconds: float = math.inf) -> Iterator[None]:
+        """Place new namespaces, then read due ones, for so many seconds; consistent after each step."""
         while (inits := self._pidmap.inits()) is not self._seen:
             yield from self._follow(inits)
         self._unplaced.extend(self._not_placed)
         self._not_placed.clear()
-        watching = self._watching() if eager else ()
-        yield from _work_off(itertools.chain(watching, self._placing()), seconds)
-        yield from _work_off(self._reading(), seconds if seconds == math.inf else _READ_SECONDS)
+        yield from _repeat(self._place_next, seconds)
+        yield from _repeat(
+            partial(self._read_next, self._clock()), seconds if seconds == math.inf else _READ_SECONDS
+        )
 
     def take_gone(self) -> int:
         """Count namespaces ended since the last call."""
@@ -152,7 +146,7 @@ class KnownNamespaces:
                     return
         for number, (host_pid, arrival) in enumerate(inits.items()):
             if host_pid not in self._known:
-                new = self._known[host_pid] = self._young[host_pid] = FirstProcess(host_pid, arrival)
+                new = self._known[host_pid] = FirstProcess(host_pid, arrival)
                 self._unplaced.append(new)
             if number % _AT_ONCE == 0:
                 yield
@@ -167,30 +161,13 @@ class KnownNamespaces:
         """Check if still in the index."""
         return self._known.get(known.host_pid) is known
 
-    def _placing(self) -> Iterator[Callable[[], None]]:
-        while self._unplaced:
-            yield self._place_next
-
-    def _reading(self) -> Iterator[Callable[[], None]]:
-        """Yield due reads, never-read processes first."""
-        now = self._clock()
-        while self._due and self._due[0].due <= now:
-            yield partial(self._read_next, now)
-
-    def _watching(self) -> Iterator[Callable[[], None]]:
-        """Yield the newest first: requests are mostly about it."""
-        for known in reversed(list(self._young.values())):
-            if known.host_pid in self._young:
-                yield partial(self._watch, known)
-
-    def _watch(self, known: FirstProcess) -> None:
-        if known.pidns or self._place(known):
-            self._identify(known)
-
-    def _place_next(self) -> None:
-        known = self._unplaced.popleft()
-        if self._lives(known) and not known.pidns and not self._place(known):
+    def _place_next(self) -> bool:
+        if not self._unplaced:
+            return False
+        known = self._unplaced.pop()
+        if self._lives(known) and not self._place(known):
             self._not_placed.append(known)
+        return True
 
     def _place(self, known: FirstProcess) -> bool:
         """Determine its namespace and those above, which never change; False if unknown."""
@@ -215,11 +192,13 @@ class KnownNamespaces:
         heapq.heappush(self._due, known)
         return True
 
-    def _read_next(self, now: float) -> None:
-        """Read its container and mounts."""
+    def _read_next(self, now: float) -> bool:
+        """Read the container and mounts of one that is due, never-read ones first; False if none is."""
+        if not self._due or self._due[0].due > now:
+            return False
         known = heapq.heappop(self._due)
         if not self._lives(known):
-            return
+            return True
         known.due = now + _PAUSES[min(known.reads, len(_PAUSES) - 1)]
         known.reads += 1
         heapq.heappush(self._due, known)
@@ -228,6 +207,7 @@ class KnownNamespaces:
             self._unread[known.host_pid] = known
             if self._reading_mounts is None or self._reading_mounts.done():
                 self._reading_mounts = begin(self._read_mounts())
+        return True
 
     async def _read_mounts(self) -> None:
         while self._unread:
@@ -246,12 +226,9 @@ class KnownNamespaces:
 
     def _identify(self, known: FirstProcess) -> None:
         """Determine its container; a process of the same container makes nested ones."""
-        if known.made_by_runtime or not self._lives(known):
+        if known.made_by_runtime:
             return
         procfs, host_pid = self._procfs, known.host_pid
-        known.looks += 1
-        if known.looks >= _EAGER_LOOKS:
-            self._young.pop(host_pid, None)
         with suppress(ProcessGone, AccessDenied):
             known.container_id = procfs.container(host_pid).container_id
             if not known.container_id:
@@ -263,12 +240,10 @@ class KnownNamespaces:
             if procfs.container(status.ppid).container_id != known.container_id:
                 known.made_by_runtime = True
                 self._by_id.setdefault(known.container_id, set()).add(host_pid)
-                self._young.pop(host_pid, None)
 
     def _forget(self, known: FirstProcess) -> None:
         self._gone += 1
         del self._known[known.host_pid]
-        self._young.pop(known.host_pid, None)
         _discard(self._by_id, known.container_id, known.host_pid)
         self._take_out(known)
         if self._by_pidns.get(known.pidns) is known:
@@ -359,12 +334,11 @@ def _discard(sets: dict[_K, set[int]], key: _K, number: int) -> None:
             del sets[key]
 
 
-def _work_off(works: Iterable[Callable[[], None]], seconds: float) -> Iterator[None]:
-    """Do them for so many seconds, one in each step."""
-    for work in works:
-        if seconds < 0:
-            return
+def _repeat(work: Callable[[], bool], seconds: float) -> Iterator[None]:
+    """Do it for so many seconds, once in each step, until there is none left."""
+    while seconds >= 0:
         began = time.monotonic()
-        work()
+        if not work():
+            return
         seconds -= time.monotonic() - began
         yield

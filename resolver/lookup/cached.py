@@ -74,7 +74,7 @@ class LiveLookup:
         await self.pidmap.catch_up(slices)
         if self._knows(wanted):
             return
-        for _ in self.namespaces.steps(_LOOK_SECONDS, eager=True):
+        for _ in self.namespaces.steps(_LOOK_SECONDS):
             await slices.breathe()
 
     def _knows(self, container_ids: list[str]) -> bool:
@@ -84,7 +84,7 @@ class LiveLookup:
     async def look_around(self) -> None:
         """Read every first process that is new or due again, in slices."""
         slices = Slices()
-        for _ in self.namespaces.steps(eager=True):
+        for _ in self.namespaces.steps():
             await slices.breathe()
 
     def process_in(
