@@ -5,7 +5,7 @@ Everything is rechecked while the process is held, so a reused PID never counts.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import TYPE_CHECKING, NamedTuple
 
 from resolver.base.errors import AccessDenied, ProcessGone, TooSlow, WorkerFailed
@@ -55,6 +55,34 @@ class Unfit(Exception):
         self.reason = reason
 
 
+#: What keeps a process from being read; it may be the owner all the same.
+UNREADABLE = AccessDenied, TooLarge, TooSlow, WorkerFailed
+
+
+def unreadable(error: Exception) -> Unfit:
+    """Translate one of `UNREADABLE`."""
+    if isinstance(error, AccessDenied):
+        return Unfit(UnresolvedReason.ACCESS_DENIED)
+    return Unfit(UnresolvedReason.TOO_LARGE if isinstance(error, TooLarge) else UnresolvedReason.TOO_SLOW)
+
+
+def worst(reasons: Collection[UnresolvedReason]) -> UnresolvedReason:
+    """Return the reason to show; without any, there is no such process."""
+    return next((each for each in _WORST_FIRST if each in reasons), UnresolvedReason.NO_SUCH_PROCESS)
+
+
+_WORST_FIRST = (
+    UnresolvedReason.ACCESS_DENIED,
+    UnresolvedReason.TOO_SLOW,
+    UnresolvedReason.TOO_LARGE,
+    UnresolvedReason.OTHER_POD,
+    UnresolvedReason.AMBIGUOUS,
+    UnresolvedReason.OTHER_CONTAINER,
+    UnresolvedReason.UNPROVEN,
+    UnresolvedReason.NOT_MAPPED,
+)
+
+
 class OwnerCheck:
     """Checks and facts of processes in a `PidMap`."""
 
@@ -74,10 +102,8 @@ class OwnerCheck:
             if not await self.may_fit(host_pid, search, namespaces):
                 return None
             return await self._hold(host_pid, search, namespaces)
-        except (TooSlow, WorkerFailed):
-            raise Unfit(UnresolvedReason.TOO_SLOW) from None
-        except TooLarge:
-            raise Unfit(UnresolvedReason.TOO_LARGE) from None
+        except UNREADABLE as error:
+            raise unreadable(error) from None
 
     async def may_fit(self, host_pid: int, search: Search, namespaces: frozenset[int]) -> bool:
         """Check for a relation to the region."""

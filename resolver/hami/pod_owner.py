@@ -13,12 +13,12 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from resolver.base.errors import AccessDenied, ProcessGone, TooSlow, WorkerFailed
+from resolver.base.errors import AccessDenied, ProcessGone
 from resolver.base.reasons import UnresolvedReason
+from resolver.hami.owner_check import UNREADABLE, Unfit, unreadable, worst
 from resolver.hami.process_reads import maps_shared, written_in
 from resolver.linux.cgroup import NO_CONTAINER, only_container
 from resolver.linux.mappings import SuperblockPath, shared_files
-from resolver.linux.procfs import TooLarge
 from resolver.lookup.resolve import verify
 from resolver.workers.lane import ALL
 
@@ -77,11 +77,15 @@ class PodOwner:
         own: list[ProcessHandle] = []
         try:
             for host_pid in users:
-                verdict = await self._judge(host_pid, proof, ns_pid, payer)
-                if isinstance(verdict, UnresolvedReason):
-                    reasons.add(verdict)
-                elif verdict is not None:
-                    own.append(verdict)
+                try:
+                    own.append(await self._hold(host_pid, proof, ns_pid, payer))
+                except Unfit as unfit:
+                    reasons.add(unfit.reason)
+                except ProcessGone:
+                    continue
+                except UNREADABLE as error:
+                    if self._may_be_at_home(host_pid, proof):  # it hides nobody's owner but its own
+                        reasons.add(unreadable(error).reason)
             if len(own) == 1 and not reasons & _MAY_BE_MEANT:
                 return own.pop()
         finally:
@@ -92,7 +96,7 @@ class PodOwner:
         if not reasons:
             there = any(known.pod_uid == proof.pod_uid for known in found.values())
             return UnresolvedReason.NOT_MAPPED if there else UnresolvedReason.NO_SUCH_PROCESS
-        return next(each for each in _WORST_FIRST if each in reasons)
+        return worst(reasons)
 
     async def _namesakes(
         self, proof: PodFile, ns_pid: int, payer: str, pause: Pause
@@ -128,66 +132,33 @@ class PodOwner:
             found = await self._reader.ask(payer, tenant, shared_files, host_pid)
         except ProcessGone:
             return _Mapped(set())
-        except _HIDDEN as error:
-            return _Mapped(set(), hidden=_why(error))
+        except UNREADABLE as error:
+            return _Mapped(set(), hidden=unreadable(error).reason)
         return _Mapped({(device, inode) for device, inode in found} & files, container.pod_uid or "")
 
-    async def _judge(
-        self, host_pid: int, proof: PodFile, ns_pid: int, payer: str
-    ) -> ProcessHandle | UnresolvedReason | None:
-        """Return an owner's handle, the reason for another candidate, None if unrelated."""
-        try:
-            return await self._hold(host_pid, proof, ns_pid, payer)
-        except ProcessGone:
-            return None
-        except _HIDDEN as error:
-            # One that can't be read hides nobody's owner but its own.
-            if not self._may_be_at_home(host_pid, proof):
-                return None
-            return _why(error)
-
-    async def _hold(
-        self, host_pid: int, proof: PodFile, ns_pid: int, payer: str
-    ) -> ProcessHandle | UnresolvedReason | None:
-        """Judge a process that maps the file, with everything checked while held."""
+    async def _hold(self, host_pid: int, proof: PodFile, ns_pid: int, payer: str) -> ProcessHandle:
+        """Hold the owner, with everything checked while held. Raises `Unfit` and ProcessGone, if unrelated."""
         with verify(self._procfs, host_pid, keep=True) as handle:
             if handle.process.ns_pids[-1:] != (ns_pid,):
                 raise ProcessGone(f"{host_pid} is another process now")
-            held = await self._held(host_pid, proof, payer)
+            place = proof.tree.device, proof.tree.path, proof.opened
+            located = await self._reader.ask(payer, ALL, written_in, host_pid, *place)
+            held = {SuperblockPath(*each) if each else None for each in located}
+            tenant = self._container(host_pid).container_id or f"process {host_pid}"
             shown = proof.device, proof.inode
-            mapped = await self._reader.ask(payer, self._tenant(host_pid), maps_shared, host_pid, *shown)
-            if mapped and held:
-                reason = self._unfit(host_pid, proof, held)
-                if reason is None:
-                    return handle
-            else:
-                at_home = self._container(host_pid).pod_uid == proof.pod_uid
-                reason = UnresolvedReason.NOT_MAPPED if at_home else None
-        handle.close()
-        return reason
-
-    def _unfit(
-        self, host_pid: int, proof: PodFile, held: set[SuperblockPath | None]
-    ) -> UnresolvedReason | None:
-        """Return why a user of the file is not the owner, if so."""
-        container = only_container(self._procfs.cgroup(host_pid))
-        if container is None or container.pod_uid != proof.pod_uid:
-            return UnresolvedReason.OTHER_POD
-        name = self._names.of(container.container_id)
-        if name is None:
-            return UnresolvedReason.UNPROVEN
-        if name.container != proof.container_name:
-            return UnresolvedReason.OTHER_CONTAINER
-        return None if proof.file in held else UnresolvedReason.UNPROVEN
-
-    async def _held(self, host_pid: int, proof: PodFile, payer: str) -> set[SuperblockPath | None]:
-        """Locate its files open for writing, in the tree or possibly this one; None: unknown."""
-        place = proof.tree.device, proof.tree.path, proof.opened
-        held = await self._reader.ask(payer, ALL, written_in, host_pid, *place)
-        return {SuperblockPath(*each) if each else None for each in held}
-
-    def _tenant(self, host_pid: int) -> str:
-        return self._container(host_pid).container_id or f"process {host_pid}"
+            if not held or not await self._reader.ask(payer, tenant, maps_shared, host_pid, *shown):
+                if self._container(host_pid).pod_uid == proof.pod_uid:
+                    raise Unfit(UnresolvedReason.NOT_MAPPED)
+                raise ProcessGone(f"{host_pid} does not use the file")
+            container = only_container(self._procfs.cgroup(host_pid))
+            if container is None or container.pod_uid != proof.pod_uid:
+                raise Unfit(UnresolvedReason.OTHER_POD)
+            name = self._names.of(container.container_id)
+            if name is not None and name.container != proof.container_name:
+                raise Unfit(UnresolvedReason.OTHER_CONTAINER)
+            if name is None or proof.file not in held:
+                raise Unfit(UnresolvedReason.UNPROVEN)
+        return handle
 
     def _may_be_at_home(self, host_pid: int, proof: PodFile) -> bool:
         """Check if the cgroup, unless unreadable, names the pod."""
@@ -201,16 +172,6 @@ class PodOwner:
         return only_container(self._procfs.cgroup(host_pid)) or NO_CONTAINER
 
 
-#: What keeps a process from being read, and why it may be meant all the same.
-_HIDDEN = AccessDenied, TooLarge, TooSlow, WorkerFailed
-
-
-def _why(error: Exception) -> UnresolvedReason:
-    if isinstance(error, AccessDenied):
-        return UnresolvedReason.ACCESS_DENIED
-    return UnresolvedReason.TOO_LARGE if isinstance(error, TooLarge) else UnresolvedReason.TOO_SLOW
-
-
 #: As long as any of the others has one of these, it may be the one that the slot means.
 _MAY_BE_MEANT = {
     UnresolvedReason.OTHER_POD,
@@ -220,13 +181,3 @@ _MAY_BE_MEANT = {
     UnresolvedReason.TOO_LARGE,
     UnresolvedReason.TOO_SLOW,
 }
-_WORST_FIRST = (
-    UnresolvedReason.ACCESS_DENIED,
-    UnresolvedReason.TOO_SLOW,
-    UnresolvedReason.TOO_LARGE,
-    UnresolvedReason.OTHER_POD,
-    UnresolvedReason.AMBIGUOUS,
-    UnresolvedReason.OTHER_CONTAINER,
-    UnresolvedReason.UNPROVEN,
-    UnresolvedReason.NOT_MAPPED,
-)

@@ -16,15 +16,15 @@ import time
 from typing import TYPE_CHECKING
 
 from resolver.base.budget import Slices
-from resolver.base.errors import AccessDenied, ProcessGone, TooSlow, WorkerFailed
+from resolver.base.errors import AccessDenied, ProcessGone
 from resolver.base.reasons import UnresolvedReason
 from resolver.containers.known_namespaces import MAX_NAMESPACES, KnownNamespaces
 from resolver.containers.log_names import ContainerNames
 from resolver.hami.discovery import ClaimDirectory, MappedFile, PodFile, Proof, SharedDirectory, Shown
-from resolver.hami.owner_check import OwnerCheck, Pause, Search, Searched, Unfit
+from resolver.hami.owner_check import UNREADABLE, OwnerCheck, Pause, Search, Searched, Unfit, worst
 from resolver.hami.pod_owner import PodOwner
 from resolver.hami.process_reads import mount_points
-from resolver.linux.procfs import HOST_PIDNS, ProcessHandle, Procfs, TooLarge
+from resolver.linux.procfs import HOST_PIDNS, ProcessHandle, Procfs
 from resolver.workers.lane import ALL
 from resolver.workers.lanes import Direct
 
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
     from resolver.pids.pidmap import PidMap
     from resolver.workers.lanes import TenantReader
-
-_UNREADABLE = AccessDenied, TooLarge, TooSlow, WorkerFailed
 
 
 class OwnerFinder:
@@ -140,9 +138,7 @@ class OwnerFinder:
             return UnresolvedReason.AMBIGUOUS
         if self._pidmap.source.incomplete():
             found.seen.add(UnresolvedReason.ACCESS_DENIED)
-        return next(
-            (reason for reason in _WORST_FIRST if reason in found.seen), UnresolvedReason.NO_SUCH_PROCESS
-        )
+        return worst(found.seen)
 
     def learn(self, proof: Proof, host_pid: int) -> None:
         """Note that this process and its namespace certainly belong to the region."""
@@ -192,7 +188,7 @@ class OwnerFinder:
         Servers of virtual machines have it elsewhere; gVisor's is known by its program.
         """
         for host_pid in self._index.first_processes(proof):
-            with contextlib.suppress(ProcessGone, *_UNREADABLE):
+            with contextlib.suppress(ProcessGone, *UNREADABLE):
                 points: list[str] = await self._reader.ask(payer, ALL, mount_points, host_pid, *proof)
                 if any(point.endswith("/vgpu") for point in points) and not self._procfs.program(
                     host_pid
@@ -235,7 +231,7 @@ class OwnerFinder:
                 found.cut = bool(found.hidden)
         except ProcessGone:
             pass
-        except (*_UNREADABLE, OSError):
+        except (*UNREADABLE, OSError):
             found.cut = True
         return found
 
@@ -245,7 +241,7 @@ class OwnerFinder:
             return await self._check.may_fit(host_pid, search, frozenset())
         except ProcessGone:
             return False
-        except _UNREADABLE:
+        except UNREADABLE:
             return True
 
     async def _search(self, host_pids: list[int], search: Search, namespaces: frozenset[int]) -> _Findings:
@@ -261,9 +257,6 @@ class OwnerFinder:
                 found.seen.add(unfit.reason)
                 if unfit.reason in _MAY_FIT:
                     found.hidden.append(host_pid)
-            except AccessDenied:
-                found.seen.add(UnresolvedReason.ACCESS_DENIED)
-                found.hidden.append(host_pid)
             except ProcessGone:
                 continue  # also an unreaped zombie: it owns nothing any more
             except BaseException:  # no descriptors left: none must be lost
@@ -305,12 +298,9 @@ class _Findings:
 
 
 #: They may be the owner for all that can be seen of them.
-_MAY_FIT = (UnresolvedReason.UNPROVEN, UnresolvedReason.TOO_LARGE, UnresolvedReason.TOO_SLOW)
-_WORST_FIRST = (
-    UnresolvedReason.ACCESS_DENIED,
-    UnresolvedReason.TOO_SLOW,
-    UnresolvedReason.TOO_LARGE,
-    UnresolvedReason.OTHER_CONTAINER,
+_MAY_FIT = (
     UnresolvedReason.UNPROVEN,
-    UnresolvedReason.NOT_MAPPED,
+    UnresolvedReason.TOO_LARGE,
+    UnresolvedReason.TOO_SLOW,
+    UnresolvedReason.ACCESS_DENIED,
 )
