@@ -18,6 +18,7 @@ from resolver.base.errors import CannotKnow, RegionRejected, WorkerFailed
 from resolver.base.reasons import RegionReason
 from resolver.containers.log_names import ContainerNames
 from resolver.hami.directory_reads import hold_directory, list_entries, look_into, take
+from resolver.hami.discovery import refusal
 from resolver.hami.placements import AUTO, KAI, KNOWN_DIRS
 from resolver.hami.region_register import STRAY, RegionRegister
 from resolver.hami.searched_directories import (
@@ -31,7 +32,7 @@ from resolver.hami.searched_directories import (
     may_be_searched,
 )
 from resolver.linux.inotify import OF_A_DIRECTORY
-from resolver.linux.safe_open import let_go, translate
+from resolver.linux.safe_open import let_go
 from resolver.workers.lanes import Direct, begin
 
 if TYPE_CHECKING:
@@ -196,7 +197,7 @@ class DirectoryFinder:
             return
         except (OSError, RegionRejected) as error:
             root.news = True
-            self._register.report(root.path, error if isinstance(error, RegionRejected) else translate(error))
+            self._register.report(root.path, refusal(error))
         self.missing_dirs.discard(root.path)
 
     def _take_listing(self, root: Root, now: float) -> None:
@@ -301,7 +302,7 @@ class DirectoryFinder:
                 let_go(fd)
             found: tuple[Any, ...] = await self._reader.ask(payer, payer, look_into, where, name, known)
         except (OSError, CannotKnow, WorkerFailed) as error:
-            raise _unreadable(error) from None
+            raise refusal(error) from None
         if held[0] >= 0 and tuple(held) != tuple(found[:2]):
             self._forget(payer)
         return found
@@ -315,7 +316,12 @@ class DirectoryFinder:
             device, inode, files, complete = look.result()
         except RegionRejected as why:
             directory.look_at = now + _NEXT_LOOK
-            self._directory_failed(directory, why)
+            if (
+                why.reason is not RegionReason.IO_ERROR
+            ):  # a lack of descriptors says nothing about the regions
+                self._register.drop_candidates(directory)
+            if why.reason is not RegionReason.GONE:
+                self._register.report(directory.path, why)
             return
         if (device, inode) != directory.identity:
             self._register.drop_candidates(directory)
@@ -338,12 +344,6 @@ class DirectoryFinder:
     def _has_news(self, place: Directory | Root) -> None:
         place.news, self._wants = True, 0.0
 
-    def _directory_failed(self, directory: Directory, why: RegionRejected) -> None:
-        if why.reason is not RegionReason.IO_ERROR:  # a lack of descriptors says nothing about the regions
-            self._register.drop_candidates(directory)
-        if why.reason is not RegionReason.GONE:
-            self._register.report(directory.path, why)
-
 
 def _roots(containers_dirs: Sequence[str]) -> list[Root]:
     given = [Root(path) for path in dict.fromkeys(containers_dirs) if path != AUTO]
@@ -363,19 +363,13 @@ async def _list_root(reader: TenantReader, root: Root) -> tuple[set[str], bool]:
             after = page[-1] if page else ""
     except (OSError, CannotKnow, WorkerFailed) as error:
         if not root.shared:  # there kubelet's are opened by name, until the next full refresh
-            raise _unreadable(error) from None
+            raise refusal(error) from None
     return names, complete and last
 
 
 def _link(root: Root) -> str:
     """Return a path by which a lane can open it."""
     return f"/proc/{os.getpid()}/fd/{root.fd}"
-
-
-def _unreadable(error: Exception) -> RegionRejected:
-    if isinstance(error, OSError):
-        return translate(error)
-    return RegionRejected(RegionReason.IO_ERROR, f"it cannot be read now: {error}")
 
 
 def _key(root: Root) -> str:

@@ -7,8 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from resolver.base.errors import AccessDenied, RegionRejected
+from resolver.base.reasons import RegionReason
+from resolver.linux.procfs import TooLarge
+from resolver.linux.safe_open import translate
+
 if TYPE_CHECKING:
-    from resolver.base.errors import RegionRejected
     from resolver.hami.region import SharedRegion
     from resolver.linux.mappings import SuperblockPath
 
@@ -104,3 +108,14 @@ class RegionChanges(NamedTuple):
     added: list[FoundRegion]
     removed: list[SharedRegion]
     rejected: list[tuple[str, RegionRejected]]
+
+
+def refusal(error: Exception) -> RegionRejected:
+    """Translate what keeps a file or directory from being used now."""
+    if isinstance(error, RegionRejected):
+        return error
+    if isinstance(error, OSError):
+        return translate(error)
+    denied = isinstance(error, AccessDenied | TooLarge)
+    reason = RegionReason.ACCESS_DENIED if denied else RegionReason.IO_ERROR
+    return RegionRejected(reason, f"it cannot be read now: {error}")

@@ -27,13 +27,14 @@ from resolver.hami.discovery import (
     MappedFile,
     Ownership,
     RegionChanges,
+    refusal,
 )
 from resolver.hami.placements import BARE
 from resolver.hami.process_reads import maps_shared, place_of_held, shown_in_maps
 from resolver.hami.region import adopt_by
 from resolver.linux.mappings import SuperblockPath, opened_by_name
 from resolver.linux.procfs import TooLarge
-from resolver.linux.safe_open import check_plain, hold_opened, let_go, open_offered, translate
+from resolver.linux.safe_open import check_plain, hold_opened, let_go, open_offered
 from resolver.lookup.resolve import verify
 from resolver.workers.lane import ALL
 from resolver.workers.lanes import Direct
@@ -207,7 +208,7 @@ class MappingFinder:
             pass
         except (RegionRejected, AccessDenied, TooLarge, CannotKnow, WorkerFailed, OSError) as error:
             process.refused_as = name
-            self._report(name, _reason_of(error))
+            self._report(name, refusal(error))
 
     async def _take(self, process: ProcessIdentity, number: int, name: str, container_id: str) -> None:
         """Open the file behind the process's descriptor."""
@@ -263,12 +264,3 @@ class MappingFinder:
         if self.rejected.get(name) is not why.reason:
             self.rejected[name] = why.reason
             self._changes.rejected.append((name, why))
-
-
-def _reason_of(error: Exception) -> RegionRejected:
-    if isinstance(error, RegionRejected):
-        return error
-    if isinstance(error, OSError):
-        return translate(error)
-    denied = isinstance(error, AccessDenied | TooLarge)
-    return RegionRejected(RegionReason.ACCESS_DENIED if denied else RegionReason.IO_ERROR, str(error))

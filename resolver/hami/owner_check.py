@@ -14,11 +14,10 @@ from resolver.hami.discovery import MappedFile, SharedDirectory, Shown
 from resolver.hami.process_reads import (
     directories_and_trees,
     has_mount,
-    maps,
     maps_shared,
     written_by_name,
 )
-from resolver.linux.mappings import SuperblockPath
+from resolver.linux.mappings import SuperblockPath, maps_file
 from resolver.linux.procfs import HOST_PIDNS, TooLarge
 from resolver.lookup.resolve import verify
 from resolver.workers.lane import ALL
@@ -134,7 +133,7 @@ class OwnerCheck:
                 await self._check_file(host_pid, proof, payer)
             else:
                 await self._check_container(host_pid, proof, namespaces, payer)
-                mapped = await self._ask(payer, maps, host_pid, *search.shown)
+                mapped = await self._ask(payer, maps_file, host_pid, *search.shown)
             if not mapped:
                 raise Unfit(UnresolvedReason.NOT_MAPPED)
         return handle

@@ -50,11 +50,6 @@ def maps_shared(procfs: Procfs, host_pid: int, device: str, inode: int) -> bool:
     return maps_file(procfs, host_pid, device, inode, writable=True)
 
 
-def maps(procfs: Procfs, host_pid: int, device: str, inode: int) -> bool:
-    """Check for any mapping of that file."""
-    return maps_file(procfs, host_pid, device, inode)
-
-
 def directories_and_trees(procfs: Procfs, host_pid: int) -> tuple[list[Directory], list[Directory]]:
     """Return likely container directories, and trees of them, in its mount table."""
     table = procfs.mount_table(host_pid)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from resolver.base.errors import CannotKnow, RegionRejected, ResolverError, WorkerFailed
+from resolver.base.errors import CannotKnow, RegionRejected, WorkerFailed
 from resolver.base.reasons import RegionReason
-from resolver.hami.discovery import ClaimDirectory, Location, PodFile, SharedDirectory
+from resolver.hami.discovery import ClaimDirectory, Location, PodFile, SharedDirectory, refusal
 from resolver.linux.mappings import SuperblockPath, descriptor, mapped_as, superblock_path
 from resolver.linux.safe_open import open_directory, open_offered
 from resolver.workers.lane import ALL
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 def shared_directory(procfs: Procfs, directory_fd: int) -> SharedDirectory:
     """Return how mount tables of containers with the open directory show it.
 
-    Not from ``stat``: on btrfs superblocks differ. Raises ResolverError if no visible mount has it.
+    Not from ``stat``: on btrfs superblocks differ. Raises CannotKnow if no visible mount has it.
     """
     opened = descriptor(procfs, "self", directory_fd)
     path = superblock_path(opened, procfs.mounts("self"))
     if path is None:
-        raise ResolverError(
+        raise CannotKnow(
             f"{opened.path} is on no mount that is visible from here, so a container cannot be recognized by it"
         )
     return SharedDirectory(*path)
@@ -43,8 +43,7 @@ async def locate(reader: TenantReader, region: SharedRegion, candidate: Candidat
             directory.path, ALL, locate_open, f"{held}/{region.fd}", region.path, tree
         )
     except (OSError, CannotKnow, WorkerFailed) as error:
-        detail = f"its directory cannot be used: {error}"
-        raise RegionRejected(RegionReason.IO_ERROR, detail) from None
+        raise refusal(error) from None
     shown = shown[0], shown[1]
     if tree is not None:
         pod_uid, _, name = directory.name.partition("_")
@@ -72,12 +71,6 @@ def locate_open(
             return shared_directory(procfs, dir_fd), shown, 0, ("", "")
         finally:
             os.close(dir_fd)
-    except CannotKnow:
-        raise
-    except ResolverError as error:
-        if isinstance(error, RegionRejected):
-            raise
-        raise CannotKnow(str(error)) from None
     finally:
         os.close(fd)
 

@@ -16,11 +16,12 @@ from resolver.hami.discovery import (
     LONGEST_PAUSE,
     FoundRegion,
     RegionChanges,
+    refusal,
 )
 from resolver.hami.region import adopt_by
 from resolver.hami.region_location import locate
 from resolver.hami.searched_directories import MAX_CACHES, NOWHERE
-from resolver.linux.safe_open import let_go, translate
+from resolver.linux.safe_open import let_go
 from resolver.workers.lanes import begin
 
 if TYPE_CHECKING:
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from resolver.hami.searched_directories import Candidate, Directory
     from resolver.workers.lanes import TenantReader
 
-YOUNG = 10.0  # seconds in which a file may still be on its way to being a region
 GOOD = 60.0  # seconds a region must have been accepted to be forgiven earlier refusals
 STRAY = "kubelet has no such container here: its pod is gone, or another one's process made the directory"
 _NOT_YET = (
@@ -123,15 +123,14 @@ class RegionRegister:
         candidate.reading = None
         try:
             region, location = reading.result()
-        except RegionRejected as why:
-            self.refuse(candidate, why, now)
-        except OSError as error:
-            self.refuse(candidate, translate(error), now)
-        except (CannotKnow, WorkerFailed) as error:
-            detail = f"it cannot be read now: {error}"
-            self.refuse(candidate, RegionRejected(RegionReason.IO_ERROR, detail), now)
-        else:
-            self._accept(candidate, region, location, now)
+        except (RegionRejected, OSError, CannotKnow, WorkerFailed) as error:
+            self.refuse(candidate, refusal(error), now)
+            return
+        candidate.region, candidate.identity, candidate.accepted_at = region, region.identity, now
+        self.rejected.pop(candidate.path, None)
+        self.regions[candidate.path] = region
+        self._candidates[candidate.path] = candidate
+        self.changes.added.append(FoundRegion(region, candidate.directory.ownership(candidate), location))
 
     def _check_owner(self, candidate: Candidate) -> None:
         """Raise `RegionRejected` for a file that all containers reach, unless kubelet has its container."""
@@ -142,29 +141,18 @@ class RegionRegister:
             if not self._names.has(ownership.pod_uid, ownership.container_name):
                 raise RegionRejected(RegionReason.NOT_ON_NODE, self._names.trouble or STRAY)
 
-    def _accept(self, candidate: Candidate, region: SharedRegion, location: Location, now: float) -> None:
-        candidate.region, candidate.identity, candidate.accepted_at = region, region.identity, now
-        self.rejected.pop(candidate.path, None)
-        self.regions[candidate.path] = region
-        self._candidates[candidate.path] = candidate
-        self.changes.added.append(FoundRegion(region, candidate.directory.ownership(candidate), location))
-
     def refuse(self, candidate: Candidate, why: RegionRejected, now: float) -> None:
         """Reject a file for now and schedule a retry."""
         if why.reason is RegionReason.GONE:
             candidate.start_anew(NOWHERE, now)  # the next listing takes it off, or finds its successor
             return
-        not_yet = why.reason in _NOT_YET and now - candidate.seen_at < YOUNG
-        if not_yet and now < candidate.half_made_until:
-            self.rejected[candidate.path], candidate.is_news = why.reason, True  # later, if it stays so
-        else:
-            if candidate.is_news:
-                self.rejected.pop(candidate.path, None)
-                candidate.is_news = False
-            self.report(candidate.path, why)
-        if not_yet:
-            candidate.retry_at = now
+        if candidate.is_news:
+            self.rejected.pop(candidate.path, None)
+        candidate.is_news = why.reason in _NOT_YET and now < candidate.half_made_until
+        if candidate.is_news:
+            self.rejected[candidate.path], candidate.retry_at = why.reason, now
             return
+        self.report(candidate.path, why)
         if candidate.accepted_at and now - candidate.accepted_at > GOOD:
             candidate.pause = FIRST_PAUSE
         candidate.retry_at = now + candidate.pause

@@ -43,7 +43,7 @@ class Candidate:
         self.reading: Future[Opened] | asyncio.Task[Opened] | None = None
         self.pause = FIRST_PAUSE
         self.accepted_at = 0.0
-        self.is_news = False  # its refusal was not reported yet
+        self.is_news = False  # its refusal is reported if it stays so
         self.start_anew(NOWHERE, 0.0)
 
     @property

@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import contextlib
 import math
-import time
 from typing import TYPE_CHECKING
 
 from resolver.base.budget import Slices
 from resolver.base.errors import AccessDenied, ProcessGone
 from resolver.base.reasons import UnresolvedReason
-from resolver.containers.known_namespaces import MAX_NAMESPACES, KnownNamespaces
+from resolver.containers.known_namespaces import MAX_NAMESPACES
 from resolver.containers.log_names import ContainerNames
 from resolver.hami.discovery import ClaimDirectory, MappedFile, PodFile, Proof, SharedDirectory, Shown
 from resolver.hami.owner_check import UNREADABLE, OwnerCheck, Pause, Search, Searched, Unfit, worst
@@ -29,8 +28,7 @@ from resolver.workers.lane import ALL
 from resolver.workers.lanes import Direct
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from resolver.containers.known_namespaces import KnownNamespaces
     from resolver.pids.pidmap import PidMap
     from resolver.workers.lanes import TenantReader
 
@@ -45,22 +43,16 @@ class OwnerFinder:
         self,
         procfs: Procfs,
         pidmap: PidMap,
-        clock: Callable[[], float] = time.monotonic,
+        known: KnownNamespaces,
         names: ContainerNames | None = None,
-        known: KnownNamespaces | None = None,
         reader: TenantReader | None = None,
     ) -> None:
         """Without kubelet's ``names``, files in a tree of all containers have no owner."""
         self._procfs, self._pidmap = procfs, pidmap
         self._reader = reader or Direct(procfs)
         self._in_pod = PodOwner(procfs, pidmap, names or ContainerNames("", ""), self._reader)
-        self._index = known or KnownNamespaces(procfs, pidmap, clock)
-        self._check = OwnerCheck(procfs, pidmap, self._index, self._reader)
+        self._index, self._check = known, OwnerCheck(procfs, pidmap, known, self._reader)
         self._index.read_mounts(self._check.read_directories)
-
-    async def catch_up(self, slices: Slices, *, bounded: bool = True) -> None:
-        """Apply the map's last refresh, in a limited time if ``bounded``."""
-        await self._index.catch_up(slices, bounded=bounded)
 
     async def owner(
         self,

@@ -43,7 +43,7 @@ class Repairer:
         self.agenda, self.watches, self.writing = parts.agenda, parts.watches, parts.writing
         self.pidmap, self.journal = pidmap, parts.journal
         self._namespaces = namespaces or KnownNamespaces(procfs, pidmap)
-        finder = OwnerFinder(procfs, pidmap, names=parts.names, known=self._namespaces, reader=parts.reader)
+        finder = OwnerFinder(procfs, pidmap, self._namespaces, parts.names, parts.reader)
         self._abandoned = Abandoned(procfs, reader=parts.reader)
         self._judging: asyncio.Task[None] | None = None  # what may be abandoned
         self.turns = Turns(parts, finder, self._abandoned.suspect)
@@ -102,9 +102,7 @@ class Repairer:
                 for work in works:
                     del work.due[:]
         elif asked:
-            await self.turns.owner_finder.catch_up(
-                this.slices, bounded=this.patient
-            )  # nobody's in particular
+            await self._namespaces.catch_up(this.slices, bounded=this.patient)  # nobody's in particular
         await self.turns.take(busy, this)
 
     def _give_back_memory(self, now: float) -> None:

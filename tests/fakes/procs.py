@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 from resolver.base.budget import Slices
+from resolver.containers.known_namespaces import KnownNamespaces
 from resolver.hami.discovery import SharedDirectory
 from resolver.hami.slot_owner import OwnerFinder
 from resolver.linux.procfs import ProcessHandle, Procfs
@@ -64,7 +65,8 @@ class FakeProc:
         self.root = root
         self.procfs = Procfs(str(root), use_pidfd=False)
         self.pidmap = PidMap(ScanSource(self.procfs))
-        self.containers = OwnerFinder(self.procfs, self.pidmap)
+        self.index = KnownNamespaces(self.procfs, self.pidmap)
+        self.containers = OwnerFinder(self.procfs, self.pidmap, self.index)
 
     def put(
         self,
@@ -93,7 +95,7 @@ class FakeProc:
     def refresh(self, *, bounded: bool = True) -> None:
         """Read all processes."""
         catch_up(self.pidmap)
-        at_once(self.containers.catch_up(Slices(math.inf), bounded=bounded))
+        at_once(self.index.catch_up(Slices(math.inf), bounded=bounded))
 
     def held(self) -> int:
         """Descriptors into this /proc; other tests' threads have some of their own."""

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from resolver.base import journal as log
-from resolver.base.budget import Slices
 from resolver.base.reasons import UnresolvedReason
 from resolver.config import HostpidNamespace, Settings
 from resolver.gpu.attribution import NOTHING, Joined
@@ -63,8 +62,6 @@ class ToldOwners:
         if ns_pid in self.host_pids:
             return Procfs().open_handle(self.host_pids[ns_pid])
         return self.reasons.get(ns_pid, UnresolvedReason.NO_SUCH_PROCESS)
-
-    async def catch_up(self, slices: Slices, *, bounded: bool = True) -> None: ...
 
     async def vacant(self, directory: SharedDirectory, ns_pid: int, _payer: str = "") -> bool:
         return self.runs and bool(directory.root) and ns_pid not in self.host_pids

@@ -15,7 +15,7 @@ import pytest
 from resolver.base.budget import Slices
 from resolver.base.errors import ResolverError
 from resolver.base.reasons import UnresolvedReason
-from resolver.containers.known_namespaces import FirstProcess
+from resolver.containers.known_namespaces import FirstProcess, KnownNamespaces
 from resolver.hami.discovery import SharedDirectory
 from resolver.hami.region_location import shared_directory
 from resolver.hami.slot_owner import OwnerFinder
@@ -53,7 +53,8 @@ class Counting(Procfs):
 
 def counting(proc: FakeProc, seconds: float = 0.0) -> Counting:
     procfs = Counting(str(proc.root), seconds)
-    proc.containers = OwnerFinder(procfs, proc.pidmap)
+    proc.index = KnownNamespaces(procfs, proc.pidmap)
+    proc.containers = OwnerFinder(procfs, proc.pidmap, proc.index)
     return procfs
 
 
@@ -426,10 +427,11 @@ def test_thousands_of_namespaces_cost_a_thousand_claims_nothing(proc: FakeProc) 
     for number in range(1, 3000):
         in_namespace(proc.put(10_000 + number, 1, mounts=mountinfo(OTHERS)), 5001 + number, OTHER)
     pidmap = PidMap(source)  # type: ignore[arg-type]
-    containers = OwnerFinder(proc.procfs, pidmap)
+    index = KnownNamespaces(proc.procfs, pidmap)
+    containers = OwnerFinder(proc.procfs, pidmap, index)
     for _ in range(200):
         catch_up(pidmap)
-        at_once(containers.catch_up(Slices(math.inf)))
+        at_once(index.catch_up(Slices(math.inf)))
         began = time.monotonic()
         found = at_once(containers.owner(OURS, (DEVICE, INODE), 1))
         assert time.monotonic() - began < 1.0
@@ -549,7 +551,7 @@ def test_the_path_inside_the_file_system(
 def test_while_new_namespaces_are_placed_an_owner_is_found_among_all_processes(proc: FakeProc) -> None:
     proc.put(101, 7)
     proc.refresh()
-    proc.containers._index._unplaced.append(FirstProcess(999, (0, 0)))  # there was no time for it yet
+    proc.index._unplaced.append(FirstProcess(999, (0, 0)))  # there was no time for it yet
     found = at_once(proc.containers.owner(OURS, (DEVICE, INODE), 7))
     assert isinstance(found, ProcessHandle)
     found.close()
@@ -560,7 +562,7 @@ def test_a_container_that_makes_namespaces_without_end_is_not_remembered_without
     proc: FakeProc, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("resolver.containers.known_namespaces.MAX_NAMESPACES", 4)
-    index = proc.containers._index
+    index = proc.index
     monkeypatch.setattr(index, "_still_there", lambda learned: learned.container_id == "living")
     index.learn(OURS, 1, "living")
     for pidns in range(2, 200):
