@@ -19,7 +19,7 @@ from resolver.containers.log_names import ContainerNames
 from resolver.hami import directory_finder
 from resolver.hami.directory_finder import MAX_STRAYS, DirectoryFinder
 from resolver.hami.directory_reads import look_into
-from resolver.hami.discovery import PodFile
+from resolver.hami.discovery import FIRST_PAUSE, PodFile
 from resolver.hami.placements import AUTO
 from resolver.hami.region_location import locate
 from resolver.hami.watches import Watches
@@ -302,6 +302,7 @@ def test_a_file_that_hami_is_still_making_is_not_reported(tmp_path: Path) -> Non
             now[0] = 1000.0 + seconds
             assert [why.reason for _, why in finder.refresh(full=True).rejected] == reported
         path.write_bytes(cachefiles.recorded("v1.2"))
+        now[0] += FIRST_PAUSE
         assert [found.path for found in finder.refresh(full=True).added] == [str(path)]
     finally:
         finder.close()
