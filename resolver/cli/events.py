@@ -137,9 +137,8 @@ def _pod_uid(fields: dict[str, Any]) -> str:
 def _seconds(text: str) -> float:
     from resolver.config import parse_duration
 
-    number, hours = text[:-1], text.endswith("h")
     try:
-        return parse_duration(number) * 3600 if hours else parse_duration(text)
+        return parse_duration(text)
     except ValueError:
         raise UsageError(f"--since {text}: it takes a time such as 90s, 10m or 2h") from None
 

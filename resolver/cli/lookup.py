@@ -79,7 +79,7 @@ def run(args: Arguments) -> int:
             from resolver.cli.container_names import resolve
 
             args.cid = resolve(args.cid, args.socket)
-        print(_answer(args))
+        print(_from_daemon(args) or _in_words(_by_id_or_name(args), args))
     except Ambiguous as error:
         from resolver.cli.ask_daemon import ambiguous
 
@@ -87,12 +87,6 @@ def run(args: Arguments) -> int:
     except OSError as error:  # out of descriptors or memory: no answer, and not the answer that there is none
         raise CannotKnow(f"the kernel refused: {error}") from error
     return 0
-
-
-def _answer(args: Arguments) -> str:
-    """Return the daemon's answer if it comes at once, else the kernel's."""
-    answer = _from_daemon(args)
-    return answer if answer is not None else _in_words(_by_id_or_name(args), args)
 
 
 def _in_words(found: dict[str, Any], args: Arguments) -> str:
@@ -127,12 +121,12 @@ def _by_kernel(args: Arguments) -> dict[str, Any]:
 
 def _by_ourselves(args: Arguments) -> dict[str, Any]:
     """Ask the kernel. Users without the right to see it ask the daemon, if their group may."""
+    asked = (args.cid, args.ns_pid)
     try:
         return _by_kernel(args)
     except CannotKnow:
-        asked, seconds = (args.cid, args.ns_pid), _PATIENCE
         try:
-            found = client.look_up(*asked, pidns=args.pidns, socket_path=args.socket, seconds=seconds)
+            found = client.look_up(*asked, pidns=args.pidns, socket_path=args.socket, seconds=_PATIENCE)
         except CannotKnow:
             found = {}
         if type(found.get("host_pid")) is not int:

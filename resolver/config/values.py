@@ -7,13 +7,13 @@ from typing import Any
 
 OFF = "off"  # for ``metrics_addr``
 
-_DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m)?\s*")
-_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, None: 1.0}
+_DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h)?\s*")
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, None: 1.0}
 _TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off"}
 
 
 def parse_duration(text: str) -> float:
-    """Parse ``250ms``, ``1s``, ``2m`` or plain seconds into seconds. Raises ValueError."""
+    """Parse ``250ms``, ``1s``, ``2m``, ``1h`` or plain seconds into seconds. Raises ValueError."""
     match = _DURATION.fullmatch(text)
     if not match:
         raise ValueError(f"{text!r} is not a duration such as 250ms, 1s or 2m")

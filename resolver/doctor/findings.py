@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -10,7 +11,10 @@ if TYPE_CHECKING:
 
 
 class State(StrEnum):
-    """From well to worst. ``unknown``: it cannot be checked from here, which is not the same as ok."""
+    """From well to worst. ``warning``: the daemon works with restrictions, or not for long.
+
+    ``unknown``: it can't be checked from here. ``failed``: some of the daemon's work is not done because of this.
+    """
 
     OK = "ok"
     WARNING = "warning"
@@ -32,24 +36,10 @@ class Finding(NamedTuple):
     detail: str = ""
 
 
-def ok(found: str) -> Finding:
-    """Report no problem."""
-    return Finding(State.OK, found)
-
-
-def warning(found: str, cause: str, fix: str) -> Finding:
-    """Report that the daemon works with restrictions, or not for long."""
-    return Finding(State.WARNING, found, cause, fix)
-
-
-def failed(found: str, cause: str, fix: str) -> Finding:
-    """Report that some of the daemon's work is not done because of this."""
-    return Finding(State.FAILED, found, cause, fix)
-
-
-def unknown(found: str, cause: str, fix: str) -> Finding:
-    """Report that it can't be checked from here."""
-    return Finding(State.UNKNOWN, found, cause, fix)
+ok = partial(Finding, State.OK)
+warning = partial(Finding, State.WARNING)
+unknown = partial(Finding, State.UNKNOWN)
+failed = partial(Finding, State.FAILED)
 
 
 def together(well: str, troubles: list[Finding]) -> Finding:
@@ -58,10 +48,10 @@ def together(well: str, troubles: list[Finding]) -> Finding:
         return ok(well)
     troubles = sorted(troubles, key=lambda each: -RANKING.index(each.state))
     found = "; ".join(dict.fromkeys(each.found for each in troubles))
-    causes, fixes = (
-        dict.fromkeys(texts) for texts in zip(*((each.cause, each.fix) for each in troubles), strict=True)
+    cause, fix = (
+        "\n".join(dict.fromkeys(texts)) for texts in zip(*(each[2:4] for each in troubles), strict=True)
     )
-    return Finding(troubles[0].state, found, "\n".join(causes), "\n".join(fixes))
+    return Finding(troubles[0].state, found, cause, fix)
 
 
 def some(names: Iterable[str], most: int = 3) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from resolver.base.reasons import RegionReason, RepairReason, SampleReason, UnresolvedReason
@@ -34,28 +35,19 @@ class LinkState(StrEnum):
 class Link(NamedTuple):
     """``reason`` is the fixed word, where there is one; ``cause`` and ``fix`` are empty while it holds."""
 
-    name: str
     state: LinkState
+    name: str
     found: str
-    reason: str = ""
     cause: str = ""
     fix: str = ""
+    reason: str = ""
 
 
-def _ok(name: str, found: str) -> Link:
-    return Link(name, LinkState.OK, found)
-
-
-def _after(name: str, found: str) -> Link:
-    return Link(name, LinkState.AFTER, found)
-
-
-def _unknown(name: str, found: str, cause: str, fix: str, reason: str = "") -> Link:
-    return Link(name, LinkState.UNKNOWN, found, reason, cause, fix)
-
-
-def _breaks(name: str, found: str, cause: str, fix: str, reason: str = "") -> Link:
-    return Link(name, LinkState.BREAKS, found, reason, cause, fix)
+_ok = partial(Link, LinkState.OK)
+_soon = partial(Link, LinkState.SOON)
+_after = partial(Link, LinkState.AFTER)
+_unknown = partial(Link, LinkState.UNKNOWN)
+_breaks = partial(Link, LinkState.BREAKS)
 
 
 class SlotOwner(NamedTuple):
@@ -128,9 +120,8 @@ def _namespace(view: ContainerView) -> Link:
     pidns, init = view.container["pidns"], view.container["init_host_pid"]
     if view.container["container_id"] is None:
         return _after("namespace", "not known")
-    if pidns is None:
-        return _ok("namespace", "none of its own: it shares another container's, or the host's")
-    return _ok("namespace", f"{pidns}; its first process is {init} on the host")
+    shared = "none of its own: it shares another container's, or the host's"
+    return _ok("namespace", f"{pidns}; its first process is {init} on the host" if pidns else shared)
 
 
 def _map(view: ContainerView) -> Link:
@@ -148,8 +139,7 @@ def _map(view: ContainerView) -> Link:
 
 def _cache_file(view: ContainerView) -> Link:
     uid, name = view.container["pod_uid"], view.container["container_name"]
-    place = f"/{uid}_{name}"
-    refused = [each for each in view.known.rejected if uid and f"{each['path']}/".find(f"{place}/") >= 0]
+    refused = [each for each in view.known.rejected if uid and f"/{uid}_{name}/" in f"{each['path']}/"]
     if view.regions:
         region = view.regions[0]
         found = f"{region['path'].rsplit('/', 1)[-1]}, layout {region['layout']}"
@@ -172,9 +162,9 @@ def _cache_file(view: ContainerView) -> Link:
 
 def _driver(view: ContainerView) -> Link:
     driver, policy = view.known.status["driver"], view.known.status["policy"]
-    version = driver["version"] or "of an unknown version"
     if view.namespace not in ("host", "container"):
         return _reason("driver", policy["why"], UnresolvedReason.DRIVER_UNKNOWN)
+    version = driver["version"] or "of an unknown version"
     found = f"{version}: hostpid must be the {view.namespace} PID ({policy['origin']})"
     if driver["error"]:
         cause = f"NVML does not answer: {driver['error']}"
@@ -183,8 +173,7 @@ def _driver(view: ContainerView) -> Link:
 
 
 def _reason(name: str, found: str, reason: UnresolvedReason) -> Link:
-    state = LinkState.SOON if reason.passing else LinkState.BREAKS
-    return Link(name, state, found, reason, *reason.for_terminal())
+    return (_soon if reason.passing else _breaks)(name, found, *reason.for_terminal(), reason)
 
 
 # ---- of each slot, and each process on a GPU ------------------------------------------------------------------------
@@ -261,8 +250,7 @@ def _hostpid(view: ContainerView, slot: Json, reason: UnresolvedReason | None) -
 def _left(view: ContainerView, name: str, found: str, reason: str, cause: str) -> Link:
     """Build a link that the daemon will fix; without a daemon, it breaks."""
     if view.known.writes:
-        fix = "nothing: the daemon writes it at its next pass"
-        return Link(name, LinkState.SOON, found, reason, cause, fix)
+        return _soon(name, found, cause, "nothing: the daemon writes it at its next pass", reason)
     fix = "the daemon is a dry run, and writes nothing: start it without --dry-run"
     if view.known.no_daemon:
         fix = "start the daemon, which repairs it"
@@ -291,9 +279,7 @@ def _value(
     view: ContainerView, slot: Json, values: Sequence[tuple[str, int | None]], samples: dict[str, int | None]
 ) -> Link:
     if values and all(value is None for _, value in values):
-        cause = (
-            "this layout of HAMi's cache file has no place for utilization: its library is of January 2024"
-        )
+        cause = "its layout, of January 2024, has no place for utilization"
         return _breaks("value", "sm_util: none", cause, "a newer release of HAMi's library there")
     found = f"sm_util: {_per_gpu(view, values)}"
     if slot["stuck"]:
@@ -306,11 +292,9 @@ def _value(
         return _ok("value", found)
     cause = "it differs from NVML's at this moment; HAMi's watcher takes it in at its next tick"
     if view.known.writes:
-        fix = "nothing: the daemon corrects a value that stays wrong"
-        return Link("value", LinkState.SOON, found, "", cause, fix)
-    return _unknown(
-        "value", found, cause, "explain it again: a value that stays wrong needs a daemon that writes"
-    )
+        return _soon("value", found, cause, "nothing: the daemon corrects a value that stays wrong")
+    fix = "explain it again: a value that stays wrong needs a daemon that writes"
+    return _unknown("value", found, cause, fix)
 
 
 def _per_gpu(view: ContainerView, values: Sequence[tuple[str, int | None]]) -> str:
@@ -324,10 +308,8 @@ def _per_gpu(view: ContainerView, values: Sequence[tuple[str, int | None]]) -> s
 def _end(view: ContainerView, reported: Sequence[Reported], *, whole: bool) -> Link:
     """Return the last link: the number that HAMi's monitor reports."""
     found = "; ".join(each.in_words() for each in reported)
-    if not found:
-        return Link("monitor", LinkState.OK if whole else LinkState.AFTER, "nothing, for no GPU")
-    if not whole:
-        return _after("monitor", found)
+    if not whole or not found:
+        return (_ok if whole else _after)("monitor", found or "nothing, for no GPU")
     if view.dropped:
         return _breaks("monitor", found, f"this is a file of HAMi 2.8.1: {DROPPED_WHY}", DROPPED_FIX)
     if any(each.monitor != each.monitor_2_6 for each in reported):

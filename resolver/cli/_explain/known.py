@@ -8,8 +8,6 @@ from resolver.base.errors import CannotKnow, NoDaemon
 from resolver.cli.documents import Documents, documents_from, from_daemon
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from resolver.state import Snapshot
 
 
@@ -44,25 +42,19 @@ def _by_ourselves(no_daemon: str, socket_path: str | None, file: str | None) -> 
     in_force = settings_in_force(socket_path, file)
     settings = msgspec.structs.replace(in_force.settings, dry_run=True, source=SourceName.SCAN)
     setup_logging(settings.log_format, "error")
-    documents = _documents(asyncio.run(once(settings)))
+    snapshot = asyncio.run(once(settings))
     names = ("containers_dir", "pod_logs_dir")
     by = ", ".join(f"{name} by {in_force.origins.get(name, in_force.whose)}" for name in names)
-    return documents_from(lambda name: msgspec.to_builtins(documents[name]()), no_daemon, by)
+    return documents_from(lambda name: msgspec.to_builtins(answer(snapshot, name)), no_daemon, by)
 
 
-def _documents(picture: Snapshot) -> Mapping[str, Callable[[], Any]]:
-    """Return the API's answers for a snapshot."""
+def answer(snapshot: Snapshot, name: str) -> Any:
+    """Return the API's answer about a snapshot."""
     from resolver.api import shapes
     from resolver.api.status import state_of
 
-    lists = {
-        "containers": shapes.containers,
-        "processes": shapes.processes,
-        "slots": shapes.slots,
-        "regions": shapes.regions,
-        "usage": shapes.usage,
-    }
-    return {name: lambda parts=parts: shapes.whole(parts(picture)) for name, parts in lists.items()} | {
-        "status": lambda: state_of(picture, {}),
-        "gpus": lambda: shapes.Gpus.of(picture.inventory, picture.joined.error),
-    }
+    if name == "status":
+        return state_of(snapshot, {})
+    if name == "gpus":
+        return shapes.Gpus.of(snapshot.inventory, snapshot.joined.error)
+    return shapes.whole(getattr(shapes, name)(snapshot))

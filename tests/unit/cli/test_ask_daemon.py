@@ -19,7 +19,7 @@ from resolver import __version__, config
 from resolver.api import shapes
 from resolver.api.status import state_of
 from resolver.base.reasons import RegionReason, SampleReason
-from resolver.cli._explain.known import _documents as answers_of
+from resolver.cli._explain.known import answer
 from resolver.cli.show import duration, moment
 from resolver.gpu.attribution import NOTHING, Sample
 from resolver.gpu.inventory import Gpu, Illness, Inventory
@@ -62,7 +62,8 @@ class Daemon(SocketServer):
 
     def show(self, snapshot: Snapshot) -> None:
         """What a daemon with this picture answers."""
-        self.documents |= {f"/v1/{name}": told() for name, told in answers_of(snapshot).items()}
+        names = ("containers", "processes", "slots", "regions", "usage", "status", "gpus")
+        self.documents |= {f"/v1/{name}": answer(snapshot, name) for name in names}
         self.documents["/v1/unresolved"] = shapes.unresolved(snapshot)[0]
 
 
