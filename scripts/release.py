@@ -86,13 +86,17 @@ def plugin(dist: Path, url: str) -> None:
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as tar:
         for name, source in (("kubectl-resolver", "resolver/kube/kubectl_plugin.py"), ("LICENSE", "LICENSE")):
-            data = (ROOT / source).read_bytes()
+            data = (
+                (ROOT / source)
+                .read_bytes()
+                .replace(b'_VERSION = "unknown"', f'_VERSION = "{__version__}"'.encode())
+            )
             about = tarfile.TarInfo(name)
             about.size, about.mtime, about.mode = len(data), _epoch(), 0o644 if name == "LICENSE" else 0o755
             tar.addfile(about, io.BytesIO(data))
     archive.write_bytes(gzip.compress(packed.getvalue(), 9, mtime=0))
     manifest = (ROOT / "deploy/krew.yaml").read_text().replace("@VERSION@", __version__)
-    manifest = manifest.replace("@URI@", f"{url.rstrip('/')}/{archive.name}")
+    manifest = manifest.replace("@HOMEPAGE@", url).replace("@URI@", f"{url.rstrip('/')}/{archive.name}")
     (dist / "krew-resolver.yaml").write_text(manifest.replace("@SHA256@", _sha256(archive)))
 
 

@@ -4,13 +4,15 @@
   kubectl resolver status                     a line for each node
   kubectl resolver explain POD                where the chain from POD's processes to its utilization breaks
   kubectl resolver lookup POD PID             the host PID of a PID in a container of POD
+  kubectl resolver reverse HOST_PID --node NODE   the container and the PID there
   kubectl resolver top POD                    GPU use of POD
   kubectl resolver bundle POD > FILE          the parts of a bug report, from POD's node
   kubectl resolver COMMAND POD                any command on POD's node; with --node NODE on that one
 
 POD is NAME, with -n NAMESPACE, or NAMESPACE/NAME. Arguments after -- go to the resolver command unchanged.
 
-One file for Python 3.10 and later that needs only the standard library: copy it to the machine with kubectl.
+One file for Python 3.10 and later that needs only the standard library: copy it to the machine with kubectl. Under the
+name kubectl_complete-resolver it completes kubectl's command line.
 """
 
 from __future__ import annotations
@@ -24,14 +26,22 @@ import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 #: As the chart and the kustomization have them.
 SELECTOR, CONTAINER = "app.kubernetes.io/name=resolver", "resolver"
 COMMANDS = (
-    *("status", "explain", "lookup", "top", "bundle"),
+    *("status", "explain", "lookup", "reverse", "top", "bundle"),
     *("doctor", "slots", "containers", "events", "devices", "config", "version"),
 )
+_COMPLETES = "kubectl_complete-resolver"
+#: Of a copy that is alone; `make release` writes it.
+_VERSION = "unknown"
+#: kubectl's own options.
+_KUBECTL = ("as", "cluster", "context", "kubeconfig")
 _AT_ONCE = 16
 #: kubectl's last line when the program in the container did not end with 0.
 _ENDED = re.compile(r"(?m)^command terminated with exit code (\d+)\n?")
@@ -60,9 +70,8 @@ class Kubectl:
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.argv = [os.environ.get("KUBECTL", "kubectl")]
-        for name in ("context", "kubeconfig"):
-            if getattr(args, name):
-                self.argv.append(f"--{name}={getattr(args, name)}")
+        given = {name: getattr(args, name) for name in _KUBECTL}
+        self.argv += [f"--{name}={value}" for name, value in given.items() if value]
 
     def get(self, *words: str) -> Any:
         """Return the JSON of ``kubectl get``. Raises `Trouble` with kubectl's words."""
@@ -183,6 +192,8 @@ def container_of(pod: Any, wanted: str | None) -> str:
 
 def on_node(kubectl: Kubectl, args: argparse.Namespace) -> int:
     """Run the command on a pod's node, or on the named one; return its exit code."""
+    if args.command == "reverse" and args.node and args.pid is None:
+        args.pod, args.pid = None, args.pod
     if not args.pod and not args.node:
         raise Trouble(f"{args.command} is about one node: give POD or --node NODE", EXIT_USAGE)
     pod = pod_called(kubectl, args.pod, args.namespace) if args.pod else None
@@ -191,6 +202,10 @@ def on_node(kubectl: Kubectl, args: argparse.Namespace) -> int:
         if pod is None or args.pid is None:
             raise Trouble("lookup takes POD and PID", EXIT_USAGE)
         words = [container_of(pod, args.container), str(args.pid)]
+    elif args.command == "reverse":
+        if not str(args.pid).isdecimal():
+            raise Trouble("reverse takes HOST_PID and --node NODE, or POD and HOST_PID", EXIT_USAGE)
+        words = [str(args.pid)]
     elif pod is not None and args.command in ("explain", "top"):
         words = [f"{uid_of(pod)}/{args.container}" if args.container else uid_of(pod)]
     elif args.command == "bundle":
@@ -261,28 +276,81 @@ def _cells(found: Any, why: str) -> list[str]:
 # ---- the command line ---------------------------------------------------------------------------------------------
 
 
-def _parser() -> argparse.ArgumentParser:
+def version() -> str:
+    """Return the version of the package that this belongs to, or of the release that it was copied from."""
+    with contextlib.suppress(ImportError):
+        from resolver import __version__
+
+        return __version__
+    return _VERSION
+
+
+def complete(words: list[str]) -> int:
+    """Print what the last word may become, then kubectl's directive: no file names."""
+    *before, begun = words or [""]
+    kind = {"--node": "node", "-n": "namespace", "--namespace": "namespace"}.get(
+        before[-1] if before else "", ""
+    )
+    parser = _parser(needed=False)
+    args, _ = parser.parse_known_args(before[:-1] if kind else before)
+    offered: Iterable[str] = ()
+    with contextlib.suppress(Trouble):
+        if kind == "node":
+            offered = daemons(Kubectl(args), args.selector)
+        elif begun.startswith("-"):
+            offered = re.findall(r"--[a-z]+", parser.format_help())
+        elif not kind and not args.command:
+            offered = COMMANDS
+        elif kind or not args.pod:
+            where = ["-n", args.namespace] if args.namespace else []
+            found = Kubectl(args).get(f"{kind or 'pod'}s", *where)["items"]
+            offered = [each["metadata"]["name"] for each in found]
+    print(*(word for word in dict.fromkeys(offered) if word.startswith(begun)), ":4", sep="\n")
+    return 0
+
+
+def _parser(*, needed: bool = True) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="kubectl resolver", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("command", metavar="COMMAND", choices=COMMANDS, help=", ".join(COMMANDS))
+    add(
+        "command",
+        nargs=None if needed else "?",
+        metavar="COMMAND",
+        choices=COMMANDS,
+        help=", ".join(COMMANDS),
+    )
     add("pod", nargs="?", metavar="POD", help="on the node of this pod")
-    add("pid", nargs="?", type=int, metavar="PID", help="for lookup: as the container sees it")
+    add(
+        "pid",
+        nargs="?",
+        type=int,
+        metavar="PID",
+        help="for lookup: as the container sees it; for reverse: the host's",
+    )
     add("--node", help="on this node")
     add("-n", "--namespace", help="of POD")
     add("-c", "--container", help="of POD, for lookup, explain and top; default: its default or only one")
     add("--json", action="store_true", help="JSON")
     add("--timeout", type=float, default=15.0, metavar="SECONDS", help="of status, for each node (15)")
     add("--selector", default=SELECTOR, help=f"the labels of the daemons' pods (default {SELECTOR})")
-    add("--context", help="kubectl's")
-    add("--kubeconfig", help="kubectl's")
+    for name in _KUBECTL:
+        add(f"--{name}", help="kubectl's")
+    add(
+        "--version",
+        action="version",
+        version=f"kubectl resolver {version()}",
+        help="show the plugin's version",
+    )
     return parser
 
 
 def main(argv: list[str] | None = None) -> int:
     """Return the exit code: 1 something is wrong, 2 usage, 4 kubectl or a daemon can't be asked."""
     words = sys.argv[1:] if argv is None else argv
+    if os.path.basename(sys.argv[0]) == _COMPLETES:
+        return complete(words)
     at = words.index("--") if "--" in words else len(words)
     args = _parser().parse_args(words[:at])
     args.rest = words[at + 1 :]

@@ -166,7 +166,7 @@ def _lock(settings: Settings, journal: Journal) -> Lock | None:
     files = settings.metrics_tls_cert, settings.metrics_tls_key, settings.metrics_token_file
     if not any(files):
         return None
-    from resolver.serve import tls  # 4 MiB
+    from resolver.serve import tls  # 7 MiB
 
     def refused(why: str) -> None:
         journal.trouble("metrics files", why, "metrics_files_refused", "metrics_files_read")

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 #: Options that take a value, short and long.
 VALUES = {"-n": "namespace", "--namespace": "namespace", "-l": "selector", "--selector": "selector",
           "-o": "output", "--output": "output", "-c": "container", "--container": "container",
-          "--context": "context", "--kubeconfig": "kubeconfig"}  # fmt: skip
+          "--as": "as", "--cluster": "cluster", "--context": "context", "--kubeconfig": "kubeconfig"}  # fmt: skip
 FLAGS = {
     "-A": "all",
     "--all-namespaces": "all",
@@ -26,9 +26,10 @@ FLAGS = {
     "-t": "tty",
     "--tty": "tty",
 }
+ANY = {"as", "cluster", "context", "kubeconfig"}
 ALLOWED = {
-    "get": {"namespace", "selector", "output", "all", "context", "kubeconfig"},
-    "exec": {"namespace", "container", "stdin", "tty", "context", "kubeconfig"},
+    "get": {"namespace", "selector", "output", "all", *ANY},
+    "exec": {"namespace", "container", "stdin", "tty", *ANY},
 }
 
 
@@ -76,7 +77,11 @@ def authorize(cluster: dict[str, Any], verb: str, resource: str, namespace: str 
 
 
 def get(cluster: dict[str, Any], options: dict[str, str], names: list[str]) -> None:
-    """`kubectl get pods`, `kubectl get pod NAME`."""
+    """`kubectl get pods`, `kubectl get pod NAME`, `kubectl get namespaces`."""
+    if names == ["namespaces"]:
+        spaces = sorted({pod["metadata"]["namespace"] for pod in cluster["pods"]})
+        json.dump({"items": [{"metadata": {"name": name}} for name in spaces]}, sys.stdout)
+        return
     if names[0] not in ("pod", "pods", "po") or options.get("output") != "json":
         fail(f'error: the server doesn\'t have a resource type "{names[0]}"')
     namespace = options.get("namespace", cluster.get("namespace", "default"))

@@ -16,6 +16,7 @@ from typing import IO, Any, Final
 import pytest
 import yaml
 
+from resolver import __version__
 from resolver.cli import COMMANDS
 from resolver.kube import kubectl_plugin
 from tests import charts
@@ -70,11 +71,14 @@ class Cluster:
         }
 
     def __call__(
-        self, *words: str, out: IO[bytes] | int = subprocess.PIPE, **environ: str
+        self, *words: str, out: IO[bytes] | int = subprocess.PIPE, program: str = "plugin", **environ: str
     ) -> subprocess.CompletedProcess[str]:
         self.file.write_text(json.dumps(self.state))
+        plugin = self.file.with_name(program)
+        plugin.unlink(missing_ok=True)
+        plugin.symlink_to(ROOT / "resolver/kube/kubectl_plugin.py")
         done = subprocess.run(
-            [sys.executable, "-I", ROOT / "resolver/kube/kubectl_plugin.py", *words],
+            [sys.executable, "-I", plugin, *words],
             env=os.environ
             | {"KUBECTL": str(self.program), "KUBECTL_CLUSTER": str(self.file), "PYTHONPATH": str(ROOT)}
             | environ,
@@ -200,6 +204,46 @@ def test_lookup_finds_the_container_and_its_node(cluster: Cluster, tmp_path: Pat
         assert cluster("lookup", "research/train-0", "99999", "-c", "main").returncode == 1
         pod["metadata"]["annotations"] = {"kubectl.kubernetes.io/default-container": "main"}
         assert cluster("lookup", "research/train-0", str(tenant.ns_pid)).stdout == f"{tenant.host_pid}\n"
+
+
+def test_reverse_asks_the_node_about_its_host_pid(cluster: Cluster) -> None:
+    ours = str(os.getpid())
+    for words in ((ours, "--node", "gpu-b"), ("research/train-0", ours)):
+        told = json.loads(cluster("reverse", *words, "--json").stdout)
+        assert told["host_pid"] == os.getpid()
+    for wrong in (("research/train-0",), ("train-0", "--node", "gpu-b"), ("--node", "gpu-b")):
+        done = cluster("reverse", *wrong)
+        assert (done.returncode, "reverse takes HOST_PID" in done.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        ((), ["status", "explain"]),
+        (("re",), ["reverse"]),
+        (("explain", "-n", "research", ""), ["train-0"]),
+        (("explain", "-n", "gpu-tools", "resolver-gpu-"), ["resolver-gpu-a", "resolver-gpu-b"]),
+        (("explain", "-n", ""), ["gpu-tools", "research"]),
+        (("slots", "--node", "gpu-"), ["gpu-a", "gpu-b"]),
+        (("status", "--c"), ["--container", "--cluster", "--context"]),
+        (("lookup", "research/train-0", ""), []),
+    ],
+)
+def test_kubectl_completes_by_it(cluster: Cluster, words: tuple[str, ...], offered: list[str]) -> None:
+    done = cluster(*words, program="kubectl_complete-resolver")
+    *lines, directive = done.stdout.split()
+    assert (done.returncode, directive, done.stderr) == (0, ":4", "")
+    assert sorted(lines[:2] if not words else lines) == sorted(offered)
+    cluster.state["down"] = True
+    assert cluster("explain", "", program="kubectl_complete-resolver").stdout == ":4\n"
+
+
+def test_kubectls_options_are_handed_on(cluster: Cluster) -> None:
+    """The stand-in refuses the others; here it says what it was given."""
+    cluster.program.write_text('#!/bin/sh\necho "$@" >&2\nexit 1\n')
+    given = ["--as=eve", "--cluster=c", "--context=x", "--kubeconfig=/k"]
+    assert f"kubectl resolver: {' '.join(given)} get pods" in cluster("status", *given).stderr
+    assert cluster("--version").stdout == f"kubectl resolver {__version__}\n"
 
 
 def test_which_container_and_which_pod_has_to_be_clear(cluster: Cluster) -> None:

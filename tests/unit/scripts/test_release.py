@@ -72,9 +72,13 @@ def test_kubectls_plugin_is_an_archive_that_krew_can_check(root: Path, tmp_path:
         modes = {member.name: member.mode for member in tar}
         tar.extractall(tmp_path / "krew")  # noqa: S202 - of our own making
     assert modes == {platform["bin"]: 0o755, "LICENSE": 0o644}
-    done = subprocess.run(
-        [tmp_path / "krew" / platform["bin"], "--help"], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.startswith("usage: kubectl resolver")
+    assert manifest["spec"]["homepage"] == "https://example.org/there/"
+    plugin = (sys.executable, "-I", "-S", tmp_path / "krew" / platform["bin"])  # without our package
+    told = [
+        subprocess.run([*plugin, option], capture_output=True, text=True, check=True).stdout
+        for option in ("--help", "--version")
+    ]
+    assert told[0].startswith("usage: kubectl resolver")
+    assert told[1] == f"kubectl resolver {__version__}\n"
     make(tmp_path, "https://example.org/there/")
     assert archive.read_bytes() == first
