@@ -129,6 +129,7 @@ class Found(Struct, frozen=True):
 class Status(Struct, frozen=True):
     """``/v1/status``: the daemon's state. ``counters`` and ``api`` only grow, except ``connected``.
 
+    ``idle_since`` is when the container that has been idle for longest, and holds memory of a GPU, last used it.
     ``core_limits`` counts containers with a core limit on a GPU by `LimitState`, ``without_slot`` processes that have
     been on a GPU for 30 s without a slot, by reason.
     """
@@ -145,6 +146,7 @@ class Status(Struct, frozen=True):
     policy: Policy
     driver: Driver
     totals: Totals
+    idle_since: float | None
     core_limits: dict[str, int]
     without_slot: dict[str, int]
     found: list[Found]
@@ -200,6 +202,7 @@ def state_of(picture: Snapshot, api: dict[str, int]) -> Status:
             samples_unresolved=len(joined.orphans),
             processes=len(picture.gpu_processes),
         ),
+        idle_since=min((use.idle_since for use in used.containers if use.idle_since), default=None),
         core_limits=Counter(use.limit_state.value for use in used.containers if use.core_limit is not None),
         without_slot=Counter(each.process.no_slot or "" for each in used.without_slot),
         found=_found(picture),

@@ -233,7 +233,7 @@ def on_node(kubectl: Kubectl, args: argparse.Namespace) -> int:
 
 # ---- every node ---------------------------------------------------------------------------------------------------
 
-_HEAD = "NODE READY VERSION SOURCE GPUS CONTAINERS SLOTS REPAIRED UNRESOLVED TROUBLE".split()  # noqa: SIM905
+_HEAD = "NODE READY VERSION SOURCE GPUS CONTAINERS IDLE SLOTS REPAIRED UNRESOLVED TROUBLE".split()  # noqa: SIM905
 
 
 def status(kubectl: Kubectl, args: argparse.Namespace) -> int:
@@ -258,16 +258,19 @@ def status(kubectl: Kubectl, args: argparse.Namespace) -> int:
 
 def _cells(found: Any, why: str) -> list[str]:
     if found is None:
-        return ["?", *"-" * 7, why]
+        return ["?", *"-" * 8, why]
     source, totals, driver = (found[key] for key in ("source", "totals", "driver"))
     ill = f" ({driver['gpus_unhealthy']} ill)" if driver["gpus_unhealthy"] else ""
-    counts = (totals[key] for key in ("containers", "slots", "slots_repaired", "slots_unresolved"))
+    counts = (totals[key] for key in ("slots", "slots_repaired", "slots_unresolved"))
+    idle = found.get("idle_since")
     troubles = (f"{each['what']}: {each['why']}" for each in found.get("troubles", ()))
     return [
         "no" if source["not_ready"] else "yes",
         found["version"],
         source["name"],
         f"{driver['gpus']}{ill}",
+        str(totals["containers"]),
+        f"{(found['at'] - idle) / 3600:.1f}h" if idle else "-",
         *map(str, counts),
         "; ".join(troubles) or "-",
     ]

@@ -9,13 +9,13 @@ from resolver.base.text import printable
 from resolver.cli._top.tree import HOST, Amount, ContainerNode, GpuNode, ProcessNode, Tree, UnresolvedNode
 from resolver.cli._top.tree import title as title_of
 from resolver.cli.process_summary import facts_of
-from resolver.cli.show import size
+from resolver.cli.show import duration, size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 #: What a list can be sorted by. The largest come first, except in `_RISING`.
-SORTS = ("utilization", "memory", "name", "PID", "CPU", "user")
+SORTS = ("utilization", "memory", "name", "idle time", "PID", "CPU", "user")
 _RISING = ("name", "PID", "user")
 UNRESOLVED = "unresolved"  # the key of the heading above the unresolved rows
 
@@ -146,6 +146,8 @@ def _value(node: ContainerNode | ProcessNode, sort: str) -> Any:
     if sort in ("utilization", "memory"):
         first, second = (use, memory) if sort == "utilization" else (memory, use)
         return None if first is None else (first, second or 0)
+    if sort == "idle time":
+        return -node.idle_since if isinstance(node, ContainerNode) and node.idle_since else None
     if sort == "name" or isinstance(node, ContainerNode) or not node.host_pid:
         return name if sort == "name" else None
     if sort == "PID":
@@ -172,6 +174,7 @@ def _container(gpu: GpuNode, container: ContainerNode) -> Row:
         core,
         "" if limit is None else f"memory limit {size(limit)}",
         over and f"over its {over} limit",
+        f"idle for {duration(time.time() - container.idle_since)}" if container.idle_since else "",
         container.container_id and f"container {container.container_id[:12]}",
         container.pod_uid and f"pod {container.pod_uid}",
         "the utilization of some of its processes is not known" * container.utilization.at_least,

@@ -54,6 +54,7 @@ class ContainerNode(NamedTuple):
     core_limit: int | None = None
     memory_limit: int | None = None
     limit_state: str = ""  # of the cores, over the last minute
+    idle_since: float | None = None  # Unix time of its last use, if it holds memory
 
     def over(self) -> str:
         """Return the exceeded limit, ``core``, ``memory`` or both; empty if none is known to be exceeded."""
@@ -138,15 +139,19 @@ class _Spot:
         self.processes: list[ProcessNode] = []
         self.limits: tuple[int | None, int | None] = (None, None)
 
-    def container(self, limit_state: str, *, asked: bool) -> ContainerNode:
-        """Return its node. ``asked``: the driver listed that GPU's processes, so an empty list means none."""
+    def container(self, account: Json, *, asked: bool) -> ContainerNode:
+        """Return its node, with values of its ``account``.
+
+        ``asked``: the driver listed that GPU's processes, so an empty list means none.
+        """
         missing = not asked and not self.processes
         cid, namespace, pod, name, uid = (self.names[each] or "" for each in ContainerNode._fields[:5])
         # Samples of several processes are of several moments: together they can pass the whole.
         use = total((each.utilization for each in self.processes), missing=missing, most=100)
         held = total((each.memory for each in self.processes), missing=missing)
         processes, (core, memory) = tuple(self.processes), self.limits
-        return ContainerNode(cid, namespace, pod, name, uid, use, held, processes, core, memory, limit_state)
+        node = ContainerNode(cid, namespace, pod, name, uid, use, held, processes, core, memory)
+        return node._replace(**{each: account[each] for each in ("limit_state", "idle_since") if account})
 
 
 class _Places:
@@ -156,7 +161,7 @@ class _Places:
         self._documents = documents
         self._known = {each["container_id"]: each for each in documents.containers}
         self._parents = {part["uuid"]: gpu["uuid"] for gpu in documents.gpus for part in gpu["mig_instances"]}
-        self._limits = {(use["device_uuid"], *_name_of(use)): use["limit_state"] for use in documents.uses}
+        self._accounts = {(use["device_uuid"], *_name_of(use)): use for use in documents.uses}
         self._slots: dict[str, list[Json]] = {}  # by their region's path
         self._owned: dict[int, Json] = {}  # by their owner
         for slot in documents.slots:
@@ -219,7 +224,7 @@ class _Places:
             report = reports.get(uuid, {})
             asked = report.get("samples") == "ok" and not self._documents.status["driver"]["error"]
             containers = (
-                place.container(self._limits.get((uuid, *_name_of(place.names)), ""), asked=asked)
+                place.container(self._accounts.get((uuid, *_name_of(place.names)), {}), asked=asked)
                 for place in places.values()
             )
             found.append(GpuNode(uuid, report, tuple(containers)))

@@ -21,12 +21,13 @@ _WIDE = 80
 _PIDS, _PERCENT, _MEMORY = 17, 6, 12
 #: A reading is at most so old; a process as young may have another one's PID.
 _READING_SECONDS = 5.0
-_SORTS = dict(zip("umnpcU", SORTS, strict=True))
+_SORTS = dict(zip("umnipcU", SORTS, strict=True))
 
 HELP = """\
 arrows, j, k          move; the bottom line has the details of the row
 PgUp PgDn Home End    move far
 u, m, n               sort by utilization, memory, name; r reverses the order
+i                     sort containers by idle time
 p, c, U               sort processes by PID, CPU time, user
 f                     fold: hide processes, or show them again
 /                     filter: names, ids, PIDs and notes that contain the text

@@ -234,7 +234,22 @@ def test_what_is_not_known_is_sorted_last() -> None:
     assert titles(rows(build.picture(), reverse=True)) == ["x/b/main", "x/c/main", "x/a/main"]
 
 
-@pytest.mark.parametrize("sort", SORTS[3:])
+def test_the_longest_idle_container_comes_first_and_what_is_in_use_last() -> None:
+    build = Builder()
+    for name in ("a", "b", "c"):
+        build.named(GPUS[0], f"x/{name}/main")
+    tree = tree_of(build.picture())
+    since = {"a": None, "b": time.time() - 60, "c": time.time() - 7260}
+    gpu = tree.gpus[0]
+    nodes = tuple(each._replace(idle_since=since[each.pod]) for each in gpu.containers)
+    tree = tree._replace(gpus=(gpu._replace(containers=nodes),))
+    found = rows_of(tree, Choice(sort="idle time"))
+    assert titles(found) == ["x/c/main", "x/b/main", "x/a/main"]
+    idle = [re.findall(r"idle for (\S+)", row.detail) for row in found if row.kind == "container"]
+    assert idle == [["2h"], ["1m"], []]
+
+
+@pytest.mark.parametrize("sort", SORTS[4:])
 def test_processes_are_sorted_by_what_the_kernel_knows_of_them(sort: str) -> None:
     build = Builder()
     build.named(GPUS[0], "x/y/main")
