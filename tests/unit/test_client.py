@@ -16,6 +16,7 @@ import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -23,15 +24,15 @@ from resolver import client
 from resolver.base.errors import AccessDenied, CannotKnow, NoDaemon, NotFound
 from resolver.cli import lookup as command
 from resolver.cli import main, parser_of
-from tests.fakes.socket_server import SocketServer
-from tests.fakes.socket_server import http as http_answer
+from tests.fakes.socket_server import SocketServer, http
 from tests.patience import PATIENCE_S
 
 CID = "0123456789abcdef" * 4
 SETTLED = "HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n4711\n"
 
 
-Serve = Callable[[Callable[[socket.socket], None] | str], SocketServer]
+Answer = Callable[[socket.socket], None] | bytes | str
+Serve = Callable[[Answer], SocketServer]
 
 
 @pytest.fixture
@@ -43,7 +44,7 @@ def where(tmp_path: Path) -> Path:
 def serve(where: Path) -> Iterator[Serve]:
     with contextlib.ExitStack() as servers:
 
-        def make(answer: Callable[[socket.socket], None] | str) -> SocketServer:
+        def make(answer: Answer) -> SocketServer:
             said = answer.encode() if isinstance(answer, str) else answer
             return servers.enter_context(SocketServer(where, said))
 
@@ -65,8 +66,27 @@ def test_a_whole_answer_is_believed(serve: Serve, where: Path) -> None:
 
 
 def test_a_refusal_is_an_answer_too(serve: Serve, where: Path) -> None:
-    serve("HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\n\r\n{}")
+    serve(http("{}", "404 Not Found"))
     assert ask(where) == (404, "{}")
+
+
+def late(channel: socket.socket) -> None:
+    """Answer when the command waits no longer."""
+    time.sleep(3 * command._SECONDS)
+    channel.sendall(http('{"host_pid": 4711}'))
+
+
+def drip(channel: socket.socket) -> None:
+    """Send a byte now and then."""
+    for letter in SETTLED * 3:
+        channel.sendall(letter.encode())
+        time.sleep(0.05)
+
+
+def pour(channel: socket.socket) -> None:
+    """Send without end."""
+    while True:
+        channel.sendall(b"x" * 65536)
 
 
 @pytest.mark.parametrize(
@@ -84,39 +104,14 @@ def test_a_refusal_is_an_answer_too(serve: Serve, where: Path) -> None:
         "HTTP/1.1 2OO OK\r\ncontent-length: 5\r\n\r\n4711\n",
         "HTTP/1.1\r\n\r\n",
         "\r\n\r\n" * 1000,
+        http(b"\xff\xfe"),
+        lambda _channel: time.sleep(2),
+        drip,
+        pour,
     ],
 )
-def test_what_is_no_whole_answer_is_none(serve: Serve, where: Path, answer: str) -> None:
+def test_what_is_no_whole_answer_in_time_is_none(serve: Serve, where: Path, answer: Answer) -> None:
     serve(answer)
-    assert ask(where) is None
-
-
-def test_bytes_that_are_no_text_are_no_answer(serve: Serve, where: Path) -> None:
-    serve(lambda channel: channel.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n\xff\xfe"))
-    assert ask(where) is None
-
-
-def test_silence_is_not_waited_for(serve: Serve, where: Path) -> None:
-    serve(lambda _channel: time.sleep(2))
-    assert ask(where) is None
-
-
-def test_a_byte_now_and_then_keeps_nobody_waiting(serve: Serve, where: Path) -> None:
-    def drip(channel: socket.socket) -> None:
-        for letter in SETTLED * 3:
-            channel.sendall(letter.encode())
-            time.sleep(0.05)
-
-    serve(drip)
-    assert ask(where) is None
-
-
-def test_an_answer_without_end_is_not_read_to_its_end(serve: Serve, where: Path) -> None:
-    def pour(channel: socket.socket) -> None:
-        while True:
-            channel.sendall(b"x" * 65536)
-
-    serve(pour)
     assert ask(where) is None
 
 
@@ -125,7 +120,7 @@ def test_a_caller_that_could_not_be_determined_asks_once_more(
     serve: Serve, where: Path, answers: list[str]
 ) -> None:
     """Before Linux 6.5 a caller is known to the daemon if it is older than its connection."""
-    left = [http_answer('{"detail": "why", "reason": "peer_unknown"}', status) for status in answers]
+    left = [http('{"detail": "why", "reason": "peer_unknown"}', status) for status in answers]
     server = serve(lambda channel: channel.sendall(left.pop(0)))
     if answers[-1] == "200 OK":
         assert client.get_json("/v1/status", str(where))["detail"] == "why"
@@ -197,15 +192,19 @@ def from_daemon(where: Path, cid: str = CID, ns_pid: int = 7, **more: object) ->
     return command._from_daemon(Namespace(cid=cid, ns_pid=ns_pid, **options))
 
 
-def http(body: str, status: int = 200) -> str:
-    return f"HTTP/1.1 {status} OK\r\ncontent-length: {len(body)}\r\n\r\n{body}"
-
-
 def test_a_number_is_printed(serve: Serve, where: Path) -> None:
-    server = serve(http("4711\n"))
+    server = serve(SETTLED)
     assert from_daemon(where) == "4711"
     assert from_daemon(where, cid=f"containerd://{CID}") == "4711"
     assert f"container={CID}&pid=7 ".encode() in server.requests[1]
+
+
+FOUND = {"container_id": CID, "container_pid": 7, "host_pid": 4711}
+
+
+def test_json_is_printed_as_it_came(serve: Serve, where: Path) -> None:
+    serve(http(json.dumps(FOUND)))
+    assert from_daemon(where, json=True) == json.dumps(FOUND)
 
 
 @pytest.mark.parametrize(
@@ -216,37 +215,29 @@ def test_what_is_no_number_is_not_printed(serve: Serve, where: Path, body: str) 
     assert from_daemon(where) is None
 
 
-def test_json_is_printed_as_it_came(serve: Serve, where: Path) -> None:
-    body = json.dumps({"container_id": CID, "container_pid": 7, "host_pid": 4711})
-    serve(http(body))
-    assert from_daemon(where, json=True) == body
-
-
 @pytest.mark.parametrize(
-    "found",
+    "body",
     [
-        [],
-        7,
-        {},
-        {"container_id": CID[::-1], "container_pid": 7, "host_pid": 4711},
-        {"container_id": CID, "container_pid": 8, "host_pid": 4711},
-        {"container_id": CID, "container_pid": 7},
-        {"container_id": CID, "container_pid": 7, "host_pid": "4711"},
-        {"container_id": CID, "container_pid": 7, "host_pid": True},
+        '{"container_id": ',
+        *map(json.dumps, ([], 7, {}, {"container_id": CID, "container_pid": 7})),
+        *(
+            json.dumps(FOUND | wrong)
+            for wrong in (
+                {"container_id": CID[::-1]},
+                {"container_pid": 8},
+                {"host_pid": "4711"},
+                {"host_pid": True},
+            )
+        ),
     ],
 )
-def test_json_about_something_else_is_not_printed(serve: Serve, where: Path, found: object) -> None:
-    serve(http(json.dumps(found)))
-    assert from_daemon(where, json=True) is None
-
-
-def test_no_json_is_not_printed(serve: Serve, where: Path) -> None:
-    serve(http('{"container_id": '))
+def test_json_about_something_else_is_not_printed(serve: Serve, where: Path, body: str) -> None:
+    serve(http(body))
     assert from_daemon(where, json=True) is None
 
 
 def test_a_refusal_is_not_printed(serve: Serve, where: Path) -> None:
-    serve(http("4711\n", status=404))
+    serve(http("4711\n", "404 Not Found"))
     assert from_daemon(where) is None
 
 
@@ -264,7 +255,7 @@ def test_a_refusal_is_not_printed(serve: Serve, where: Path) -> None:
 def test_only_plain_questions_are_put_to_a_daemon(
     serve: Serve, where: Path, cid: str, more: dict[str, int]
 ) -> None:
-    server = serve(http("4711\n"))
+    server = serve(SETTLED)
     assert from_daemon(where, cid, **more) is None
     assert server.requests == []
 
@@ -363,7 +354,7 @@ def test_everything_else_is_left_to_argparse(words: list[str]) -> None:
 @pytest.mark.parametrize("there", [True, False])
 def test_a_plain_question_loads_no_parser(serve: Serve, where: Path, there: bool) -> None:  # noqa: FBT001
     """Each of them takes long to load; without a daemon the kernel's part loads re."""
-    serve(http("4711\n"))
+    serve(SETTLED)
     socket_path = where if there else where.with_name("none")
     code = (
         "import sys; from resolver.cli import lookup, main; "
@@ -390,45 +381,20 @@ def test_a_plain_question_loads_no_parser(serve: Serve, where: Path, there: bool
 
 
 @pytest.mark.parametrize(
-    "answer", ["", http("4711\n", status=503), http("no number\n"), "HTTP/1.1 200 OK\r\n"]
-)
-def test_the_kernel_answers_where_the_daemon_is_late_or_does_not_know(
-    serve: Serve,
-    where: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    answer: str,
-) -> None:
-    serve(answer or (lambda _channel: time.sleep(3 * command._SECONDS)))
-    monkeypatch.setattr(command, "_by_kernel", lambda _args: {"host_pid": 4712})
-    assert main(["lookup", CID, "7", "--socket", str(where)]) == 0
-    assert capsys.readouterr().out == "4712\n"
-
-
-def test_what_the_kernel_does_not_show_a_late_daemon_tells(
-    serve: Serve, where: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def refuse(_args: object) -> None:
-        raise CannotKnow("not root")
-
-    def late(channel: socket.socket) -> None:
-        time.sleep(3 * command._SECONDS)
-        channel.sendall(http(json.dumps({"host_pid": 4711})).encode())
-
-    serve(late)
-    monkeypatch.setattr(command, "_by_kernel", refuse)
-    assert main(["lookup", CID, "7", "--socket", str(where)]) == 0
-    assert capsys.readouterr().out == "4711\n"
-
-
-def test_an_error_of_the_kernel_s_is_the_answer(
-    serve: Serve, where: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def missing(_args: object) -> None:
-        raise NotFound("it is not there")
-
-    serve(lambda _channel: time.sleep(3 * command._SECONDS))
-    monkeypatch.setattr(command, "_by_kernel", missing)
-    assert main(["lookup", CID, "7", "--socket", str(where)]) == 1
-    out, err = capsys.readouterr()
-    assert (out, err) == ("", "resolver lookup: it is not there\n")
+    ("answer", "kernel", "code", "said"),
+    [
+        *((answer, [{"host_pid": 4712}], 0, ("4712\n", "")) for answer in (
+            late, http("4711\n", "503 Busy"), http("no number\n"), "HTTP/1.1 200 OK\r\n",
+        )),
+        (late, CannotKnow("not root"), 0, ("4711\n", "")),
+        (late, NotFound("it is not there"), 1, ("", "resolver lookup: it is not there\n")),
+    ],
+)  # fmt: skip
+def test_the_kernel_answers_where_the_daemon_is_late_and_the_daemon_what_the_kernel_does_not_show(
+    serve: Serve, where: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    answer: Answer, kernel: list[object] | Exception, code: int, said: tuple[str, str],
+) -> None:  # fmt: skip
+    serve(answer)
+    monkeypatch.setattr(command, "_by_kernel", Mock(side_effect=kernel))
+    assert main(["lookup", CID, "7", "--socket", str(where)]) == code
+    assert capsys.readouterr() == said

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from typing import Any
 
@@ -146,18 +147,58 @@ UNKNOWN = "resolver_container_unknown_values"
 # ---- containers ---------------------------------------------------------------------------------------------------
 
 
+ONE, TWO = container(1), container(2)
+LIES = (
+    slot(None, unresolved=UnresolvedReason.INVALID_PID, utilization=(None,)),
+    slot(None, slot=1, dead=True, sm_util=(100,)),
+)
+BEFORE, AFTER = container(1, container_id="a" * 64), container(1, container_id="b" * 64)
+GHOST = container(
+    1, container_id="", namespace="", pod=""
+)  # no id in its cgroup: its slots' owners are known
+OF_NOBODY = process(None, 7, 25)
+
+
+@pytest.mark.parametrize(
+    ("containers", "processes", "regions", "shares"),
+    [
+        ((ONE, TWO), (), (region(ONE),), {"uid-1 GPU-a": 0.0}),  # idle, and without HAMi
+        # Slots that lie neither hide load nor add any.
+        ((ONE, TWO), (process(ONE, 7, 87),), (region(ONE, GPUS[:1], *LIES), region(TWO, GPUS[:1], *LIES)),
+         {"uid-1 GPU-a": 0.87, "uid-2 GPU-a": 0.0}),
+        # Two files of one container.
+        ((ONE,), (process(ONE, 7, 40),), (region(ONE), region(ONE, GPUS, path="/containers/uid-1_main/y.cache")),
+         {"uid-1 GPU-a": 0.4, "uid-1 GPU-b": 0.0}),
+        # A restarted container, and the one before it.
+        ((BEFORE, AFTER), (process(BEFORE, 7, 10), process(AFTER, 8, 20)), (region(BEFORE),), {"uid-1 GPU-a": 0.3}),
+        ((), (OF_NOBODY,), (region(GHOST, GPUS[:1], slot(7)),), {"uid-1 GPU-a": 0.25}),
+        ((), (), (region(GHOST, GPUS[:1], slot(7, dead=True)),), {}),
+    ],
+)  # fmt: skip
+def test_use_of_gpus_by_containers(containers: Any, processes: Any, regions: Any, shares: Any) -> None:
+    found = read(node(containers, processes, regions)).all(UTILIZATION)
+    assert len(found) == len(shares)
+    assert {f"{has['pod_uid']} {has['device_uuid']}": used for has, used in found} == pytest.approx(shares)
+
+
 def test_its_processes_are_summed_with_a_slot_or_without_and_at_most_one() -> None:
-    one = container()
-    processes = (
-        process(one, 7, 30),
-        process(one, 8, 20, no_slot=SampleReason.NO_SLOT),
-        process(one, 9, 60, GPUS[1]),
-        process(one, 10, 70, GPUS[1], no_slot=SampleReason.NO_SLOT),
-    )
-    found = read(node((one,), processes, (region(one),)))
-    assert found.one(UTILIZATION, device_uuid="GPU-a") == 0.5
-    assert found.one(UTILIZATION, device_uuid="GPU-b") == 1.0
+    some, all_of_it = (
+        [process(ONE, pid, used, uuid, no_slot=why) for pid, used, why in each]
+        for uuid, each in zip(GPUS, (
+            ((7, 30, None), (8, 20, SampleReason.NO_SLOT)), ((9, 60, None), (10, 70, SampleReason.NO_SLOT)),
+        ), strict=True)
+    )  # fmt: skip
+    found = read(node((ONE,), (*some, *all_of_it), (region(ONE),)))
+    assert [found.one(UTILIZATION, device_uuid=uuid) for uuid in GPUS] == [0.5, 1.0]
     assert found.one(MEMORY, device_uuid="GPU-b") == 2 << 20
+    assert read(node((ONE,), (), (region(ONE),))).one(MEMORY) == 0
+
+
+def test_without_an_id_and_with_an_unknown_owner_use_is_unknown() -> None:
+    dark = slot(None, slot=1, unresolved=UnresolvedReason.NOT_MAPPED)
+    found = read(node((), (OF_NOBODY,), (region(GHOST, GPUS[:1], slot(7), dark),)))
+    assert found.all(UTILIZATION) == []
+    assert found.one(UNKNOWN, value="utilization", reason="unresolved") == 1
 
 
 def test_limits_stand_beside_the_use_where_there_are_any() -> None:
@@ -171,30 +212,6 @@ def test_limits_stand_beside_the_use_where_there_are_any() -> None:
     assert labels in [known for known, _ in found.all(MEMORY)]
 
 
-def test_an_idle_container_is_0_on_its_own_gpus_and_nowhere_else() -> None:
-    one, without_hami = container(1), container(2)
-    found = read(node((one, without_hami), (), (region(one),)))
-    assert [(labels["device_uuid"], value) for labels, value in found.all(UTILIZATION)] == [("GPU-a", 0.0)]
-    assert found.one(MEMORY) == 0
-
-
-def test_a_slot_that_lies_neither_hides_load_nor_adds_any() -> None:
-    one, other = container(1), container(2)
-    lies = (
-        slot(None, unresolved=UnresolvedReason.INVALID_PID, utilization=(None,)),
-        slot(None, slot=1, dead=True, sm_util=(100,)),
-    )
-    found = read(
-        node(
-            (one, other),
-            (process(one, 7, 87),),
-            (region(one, GPUS[:1], *lies), region(other, GPUS[:1], *lies)),
-        )
-    )
-    assert found.one(UTILIZATION, pod="pod-1") == 0.87
-    assert found.one(UTILIZATION, pod="pod-2") == 0.0
-
-
 def test_gpus_that_only_a_file_knows_are_no_labels() -> None:
     one = container()
     uuids = ("GPU-a", "GPU-a", "", "GPU-forged", 'GPU-b\\"', "GPU-a")
@@ -203,42 +220,12 @@ def test_gpus_that_only_a_file_knows_are_no_labels() -> None:
     assert found.one(UNKNOWN, value="utilization", reason="unknown_device") == 3
 
 
-def test_two_files_of_a_container_are_one_container() -> None:
-    one = container()
-    twice = (region(one), region(one, GPUS, path="/containers/uid-1_main/y.cache"))
-    found = read(node((one,), (process(one, 7, 40),), twice))
-    assert {labels["device_uuid"]: value for labels, value in found.all(UTILIZATION)} == {
-        "GPU-a": 0.4,
-        "GPU-b": 0.0,
-    }
-
-
-def test_a_restarted_container_is_one_with_that_before_it() -> None:
-    before = container(1, container_id="a" * 64)
-    after = container(1, container_id="b" * 64)
-    found = read(node((before, after), (process(before, 7, 10), process(after, 8, 20)), (region(before),)))
-    assert found.one(UTILIZATION) == pytest.approx(0.3)
-
-
 def test_where_names_do_not_tell_containers_apart_the_id_does() -> None:
     unnamed = {"pod_uid": "", "container_name": "", "namespace": "", "pod": ""}
     containers = tuple(container(number, **unnamed) for number in (1, 2))
     found = read(node(containers, tuple(process(each, 7 + n, 10 + n) for n, each in enumerate(containers))))
     told = {labels["container_id"]: value for labels, value in found.all(UTILIZATION)}
     assert told == {f"{1:064x}": 0.1, f"{2:064x}": 0.11}
-
-
-def test_without_an_id_the_owners_of_its_slots_are_the_container() -> None:
-    ghost = container(1, container_id="", namespace="", pod="")
-    of_nobody = process(None, 7, 25)
-    resolved = region(ghost, GPUS[:1], slot(7))
-    assert read(node((), (of_nobody,), (resolved,))).one(UTILIZATION, pod_uid="uid-1") == 0.25
-    dark = slot(None, slot=1, unresolved=UnresolvedReason.NOT_MAPPED)
-    found = read(node((), (of_nobody,), (region(ghost, GPUS[:1], slot(7), dark),)))
-    assert found.all(UTILIZATION) == []
-    assert found.one(UNKNOWN, value="utilization", reason="unresolved") == 1
-    ended = slot(7, dead=True)
-    assert read(node((), (), (region(ghost, GPUS[:1], ended),))).all(UTILIZATION) == []
 
 
 @pytest.mark.parametrize(
@@ -447,16 +434,15 @@ def test_memory_that_is_not_known_has_no_kinds(said: HamiCounts | None) -> None:
 
 
 def test_a_kernel_of_tomorrow_is_not_told() -> None:
-    one = container()
-    cache = region(one, GPUS[:1], slot(7))
+    cache = region(ONE, GPUS[:1], slot(7))
     said = counts((1, 2, 3, 6), last_kernel=1 << 63)
-    found = read(node((one,), (), (cache,), hami_counts={cache.path: said}), hami_metrics=True)
+    found = read(node((ONE,), (), (cache,), hami_counts={cache.path: said}), hami_metrics=True)
     assert found.one("hami_vgpu_memory_buffer_bytes") == 3
     assert not found.all("hami_container_last_kernel_elapsed_seconds")
 
 
 def test_what_containers_share_is_nobodys_memory() -> None:
-    cache = region(container(), GPUS[:1], slot(7), pod_uid="", container_name="")
+    cache = region(ONE, GPUS[:1], slot(7), pod_uid="", container_name="")
     both = tuple(container(number, regions=(cache.path,)) for number in (1, 2))
     said = counts((1, 2, 3, 6), last_kernel=5)
     found = read(node(both, (), (cache,), hami_counts={cache.path: said}), hami_metrics=True)
@@ -466,9 +452,8 @@ def test_what_containers_share_is_nobodys_memory() -> None:
 
 
 def test_a_forged_gpu_is_no_label_while_nvml_is_away() -> None:
-    one = container()
-    cache = region(one, ("GPU-forged",), slot(7), limit=(1 << 30,))
-    away = node((one,), (), (cache,), joined=joined(error="hangs"))
+    cache = region(ONE, ("GPU-forged",), slot(7), limit=(1 << 30,))
+    away = node((ONE,), (), (cache,), joined=joined(error="hangs"))
     assert "forged" not in asyncio.run(text(away, hami_metrics=True))[1].decode()
 
 
@@ -712,36 +697,36 @@ def test_who_makes_no_passes_is_not_well(changes: dict[str, float], interval: fl
         assert b" s " in body
 
 
+def answer(path: str, *pictures: Snapshot) -> tuple[int, bytes]:
+    """Status and text, while the pictures are shown one after the other."""
+    shown = itertools.chain(pictures, itertools.repeat(pictures[-1]))
+    page = Page(lambda: next(shown), Settings())
+    return asyncio.run(page.answer(path, ""))[::2]
+
+
 def test_who_waits_for_its_turn_is_well_without_passes() -> None:
     """Or the upgrade's new daemon would be restarted for waiting."""
-    snapshot = picture(passes=0, started_at=time.time() - 9000, holder="4711")
-    page = Page(lambda: snapshot, Settings())
-    for path in ("/healthz", "/readyz"):
-        assert asyncio.run(page.answer(path, ""))[::2] == (200, b"ok\n")
+    waits = picture(passes=0, started_at=time.time() - 9000, holder="4711")
+    assert answer("/healthz", waits) == answer("/readyz", waits) == (200, b"ok\n")
 
 
 def test_soon_after_the_start_readiness_is_answered_when_it_is_there() -> None:
     """A kubelet that is told "not yet" raises an event, and asks again a whole period later."""
     now = time.time()
-    answers = iter([picture(not_ready="starting", started_at=now)] * 3 + [picture(started_at=now)] * 9)
-    page = Page(lambda: next(answers), Settings())
-    assert asyncio.run(page.answer("/readyz", ""))[::2] == (200, b"ok\n")
+    starting = picture(not_ready="starting", started_at=now)
+    assert answer("/readyz", *[starting] * 3, picture(started_at=now)) == (200, b"ok\n")
 
 
 def test_who_asks_for_readiness_is_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     assert pages.LIMITS.seconds > metrics._READY_SECONDS
     monkeypatch.setattr(metrics, "_READY_SECONDS", 0.2)
-    page = Page(lambda: picture(not_ready="starting", started_at=time.time()), Settings())
     began = time.monotonic()
-    assert asyncio.run(page.answer("/readyz", ""))[::2] == (503, b"starting\n")
+    assert answer("/readyz", picture(not_ready="starting", started_at=time.time())) == (503, b"starting\n")
     assert 0.2 <= time.monotonic() - began < pages.LIMITS.seconds
 
 
 def test_readiness_says_why_not() -> None:
+    assert answer("/readyz", picture(started_at=1)) == (200, b"ok\n")
     why = "the self-test has not run yet"
-    answers = {}
-    for not_ready in ("", why):
-        page = Page(lambda not_ready=not_ready: picture(not_ready=not_ready, started_at=1), Settings())  # type: ignore[misc]
-        answers[not_ready] = asyncio.run(page.answer("/readyz", ""))[::2]
-    assert answers == {"": (200, b"ok\n"), why: (503, f"{why}\n".encode())}
-    assert asyncio.run(page.answer("/", ""))[0] == 404
+    assert answer("/readyz", picture(not_ready=why, started_at=1)) == (503, f"{why}\n".encode())
+    assert answer("/", picture())[0] == 404
