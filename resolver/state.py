@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from resolver.config import Setting
     from resolver.gpu.attribution import Joined
     from resolver.gpu.inventory import Inventory
-    from resolver.hami.hostpid_policy import Origin
     from resolver.hami.packed_slots import PackedSlots
 
 #: A daemon whose last pass is older than this, or than so many intervals, is unhealthy.
@@ -121,23 +120,23 @@ class SlotReports:
                 )
 
 
-def tally(slots: SlotReports | tuple[SlotReport, ...]) -> SlotCounts:
+def tally(*regions: SlotReports | tuple[SlotReport, ...]) -> SlotCounts:
     """Count the slots by state, without reports of unowned slots."""
-    listed, codes = (slots.owned, slots.codes) if isinstance(slots, SlotReports) else (slots, b"")
-    dead = sum(slot.dead for slot in listed)
-    unresolved = Counter(slot.unresolved for slot in listed if slot.unresolved is not None)
-    for code in set(codes):
-        if code & UnownedCode.DEAD:
-            dead += codes.count(code)
-        elif (why := UnownedCode.reason(code)) is not None:
-            unresolved[why] += codes.count(code)
-    return SlotCounts(
-        in_use=len(listed) + len(codes) - codes.count(0),
-        dead=dead,
-        repaired=sum(slot.repaired is not None for slot in listed),
-        stuck=sum(bool(slot.stuck) for slot in listed),
-        unresolved=unresolved,
-    )
+    in_use = dead = repaired = stuck = 0
+    unresolved = Counter[UnresolvedReason]()
+    for slots in regions:
+        listed, codes = (slots.owned, slots.codes) if isinstance(slots, SlotReports) else (slots, b"")
+        in_use += len(listed) + len(codes) - codes.count(0)
+        dead += sum(slot.dead for slot in listed)
+        repaired += sum(slot.repaired is not None for slot in listed)
+        stuck += sum(bool(slot.stuck) for slot in listed)
+        unresolved.update(slot.unresolved for slot in listed if slot.unresolved is not None)
+        for code in set(codes):
+            if code & UnownedCode.DEAD:
+                dead += codes.count(code)
+            elif (why := UnownedCode.reason(code)) is not None:
+                unresolved[why] += codes.count(code)
+    return SlotCounts(in_use, dead, repaired, stuck, unresolved)
 
 
 class RegionFacts(Struct, frozen=True):
@@ -319,28 +318,46 @@ class PassSeconds(Struct, frozen=True):
     total: float
 
 
+class Source(Struct, frozen=True):
+    """Source of PIDs. ``not_used`` explains why others aren't used, ``incomplete`` why it needs help.
+
+    ``not_ready`` is why it isn't trusted yet, null once it has found the canary. The kernel's map has room for
+    ``map_size`` processes.
+    """
+
+    name: str
+    not_used: dict[str, str]
+    incomplete: str | None
+    not_ready: str | None
+    processes: int
+    map_size: int
+    counters: dict[str, int]
+
+
+class Policy(Struct, frozen=True):
+    """Which number ``hostpid`` must be: ``namespace`` is ``host``, ``container`` or ``unknown``.
+
+    ``origin`` is ``measured``, ``by version``, ``forced`` or ``unknown``; ``not_measured`` is why it is not the first.
+    """
+
+    namespace: str
+    why: str
+    origin: str
+    not_measured: str | None
+
+
 class Snapshot(NamedTuple):
     """Everything, as of Unix time ``at``. Counters only ever grow.
 
-    ``policy`` is ``host``, ``container`` or ``unknown``; ``policy_origin`` is ``measured``, ``by version``, ``forced``
-    or ``unknown``. ``not_ready`` explains why the source isn't known to work. ``collected_at`` is NVML's last answer
-    (Unix time, 0: never), ``joined.error`` why there is none now.
+    ``collected_at`` is NVML's last answer (Unix time, 0: never), ``joined.error`` why there is none now.
     """
 
     at: float
     started_at: float
     passes: int
     pass_seconds: PassSeconds
-    source: str
-    sources_not_used: Mapping[str, str]  # why
-    source_counters: Mapping[str, int]
-    incomplete: str  # why the source alone does not know every process; empty while it does
-    not_ready: str
-    processes: int
-    map_size: int  # that the kernel's map has room for
-    policy: str
-    policy_why: str
-    policy_origin: Origin
+    source: Source
+    policy: Policy
     driver_version: str | None
     inventory: Inventory
     regions: tuple[RegionReport, ...]
@@ -358,7 +375,6 @@ class Snapshot(NamedTuple):
     interval: float = 0.0  # seconds between two full passes
     standing: Mapping[str, str] = MappingProxyType({})  # troubles in the log that last: why, by event
     unwatched: int = 0  # regions that the kernel reports no changes of
-    not_measured: str = ""  # why the driver was not measured; empty if it was
     hami_counts: Mapping[str, HamiCounts] = MappingProxyType({})  # by path; only with ``--hami-metrics``
     nvml_seconds: PassSeconds = PassSeconds(bounds=(), counts=(), observations=0, total=0.0)  # of collections
     used: Callable[[], UsageReport] = UsageReport  # the accounts, as of the call
@@ -374,17 +390,7 @@ class Snapshot(NamedTuple):
 
     def slot_counts(self) -> SlotCounts:
         """Count all slots by state."""
-        tallies = [tally(region.slots) for region in self.regions]
-        unresolved = Counter[UnresolvedReason]()
-        for each in tallies:
-            unresolved.update(each.unresolved)
-        return SlotCounts(
-            in_use=sum(each.in_use for each in tallies),
-            dead=sum(each.dead for each in tallies),
-            repaired=sum(each.repaired for each in tallies),
-            stuck=sum(each.stuck for each in tallies),
-            unresolved=unresolved,
-        )
+        return tally(*(region.slots for region in self.regions))
 
     def unresolved(self) -> Iterator[tuple[RegionReport, SlotReport]]:
         """Yield every unresolved slot with its region."""

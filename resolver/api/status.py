@@ -13,7 +13,7 @@ from resolver.base.counters import CounterName
 from resolver.base.reasons import TroubleReason
 from resolver.config import Setting
 from resolver.hami.placements import BARE
-from resolver.state import PassSeconds, Worker
+from resolver.state import PassSeconds, Policy, Source, Worker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,7 +44,7 @@ def troubles(snapshot: Snapshot) -> list[DaemonTrouble]:
     for reason in TroubleReason:
         if why := why_by_reason.get(reason):
             what, fix = reason.for_terminal()
-            fix = fix.replace("SOURCE", snapshot.source).replace("/PID/", f"/{os.getpid()}/")
+            fix = fix.replace("SOURCE", snapshot.source.name).replace("/PID/", f"/{os.getpid()}/")
             found.append(DaemonTrouble(reason=reason, grave=reason.grave, what=what, why=why, fix=fix))
     return found
 
@@ -53,9 +53,9 @@ def _wrong(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
     """Yield each reason with its cause; an empty cause is no problem."""
     yield from snapshot.standing.items()
     yield TroubleReason.STALLED, snapshot.standstill()
-    yield TroubleReason.NOT_READY, snapshot.not_ready
+    yield TroubleReason.NOT_READY, snapshot.source.not_ready or ""
     yield TroubleReason.NVML_UNAVAILABLE, snapshot.joined.error
-    yield TroubleReason.SOURCE_INCOMPLETE, snapshot.incomplete
+    yield TroubleReason.SOURCE_INCOMPLETE, snapshot.source.incomplete or ""
     yield TroubleReason.DRY_RUN, "so it writes nothing" if snapshot.dry_run else ""
     unresolved = snapshot.slot_counts().unresolved.most_common()
     yield TroubleReason.SLOTS_UNRESOLVED, ", ".join(f"{count} {why}" for why, count in unresolved)
@@ -75,33 +75,6 @@ class Driver(Struct, frozen=True):
     error: str | None
     gpus: int
     gpus_unhealthy: int
-
-
-class Source(Struct, frozen=True):
-    """Source of PIDs. ``not_used`` explains why others aren't used, ``incomplete`` why it needs help.
-
-    ``not_ready`` is why it isn't trusted yet, null once it has found the canary.
-    """
-
-    name: str
-    not_used: dict[str, str]
-    incomplete: str | None
-    not_ready: str | None
-    processes: int
-    map_size: int
-    counters: dict[str, int]
-
-
-class Policy(Struct, frozen=True):
-    """Which number ``hostpid`` must be: ``namespace`` is ``host``, ``container`` or ``unknown``.
-
-    ``origin`` is ``measured``, ``by version``, ``forced`` or ``unknown``; ``not_measured`` is why it is not the first.
-    """
-
-    namespace: str
-    why: str
-    origin: str
-    not_measured: str | None
 
 
 class Totals(Struct, frozen=True):
@@ -168,22 +141,9 @@ def state_of(picture: Snapshot, api: dict[str, int]) -> Status:
         dry_run=picture.dry_run,
         passes=picture.passes,
         pass_seconds=picture.pass_seconds,
-        source=Source(
-            name=picture.source,
-            not_used=dict(picture.sources_not_used),
-            incomplete=picture.incomplete or None,
-            not_ready=picture.not_ready or None,
-            processes=picture.processes,
-            map_size=picture.map_size,
-            counters=dict(picture.source_counters),
-        ),
+        source=picture.source,
         troubles=troubles(picture),
-        policy=Policy(
-            namespace=picture.policy,
-            why=picture.policy_why,
-            origin=picture.policy_origin,
-            not_measured=picture.not_measured or None,
-        ),
+        policy=picture.policy,
         driver=Driver(
             version=picture.driver_version,
             collected_at=picture.collected_at or None,

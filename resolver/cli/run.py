@@ -160,7 +160,7 @@ def summary(snapshot: Snapshot, *, dry_run: bool) -> str:
         f"{len(snapshot.regions)} regions, {in_use} slots in use, {dead} of them dead",
         f"{'would repair' if dry_run else 'repaired'}: "
         + (", ".join(f"{n} {reason}" for reason, n in sorted(done.items()) if n) or "nothing"),
-        f"hostpid: {snapshot.policy} ({snapshot.policy_why})",
+        f"hostpid: {snapshot.policy.namespace} ({snapshot.policy.why})",
         f"NVML: {snapshot.joined.error or f'driver {snapshot.driver_version}'}",
     ]
     missing = searched(tuple(snapshot.missing_dirs))

@@ -76,7 +76,7 @@ class Systemd:
 def summary(snapshot: Snapshot) -> str:
     """Summarize the daemon's state in one line for people."""
     if snapshot.holder:
-        return f"waits for the end of the daemon with PID {snapshot.holder}; source {snapshot.source}"
+        return f"waits for the end of the daemon with PID {snapshot.holder}; source {snapshot.source.name}"
     slots = f"{snapshot.slot_counts().in_use} slots in use"
-    parts = [f"source {snapshot.source}", f"{len(snapshot.regions)} cache files", slots]
+    parts = [f"source {snapshot.source.name}", f"{len(snapshot.regions)} cache files", slots]
     return "; ".join((", ".join(parts), *map(str, troubles(snapshot))))

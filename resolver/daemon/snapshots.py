@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from resolver.base.counters import CounterByReason
 from resolver.base.event_log import EventLog
 from resolver.daemon.durations import Durations
-from resolver.state import Snapshot, UsageReport, Worker
+from resolver.state import Policy, Snapshot, Source, UsageReport, Worker
 from resolver.workers.means import Means
 
 if TYPE_CHECKING:
@@ -105,16 +105,21 @@ class Snapshots:
             passes=self.passes,
             pass_seconds=self._durations.seen(),
             nvml_seconds=self._gpus.durations.seen(),
-            source=source.name,
-            sources_not_used=dict(ladder.why_not),
-            source_counters=self._upkeep.pidmap.counters(),
-            incomplete=source.shortage() or source.incomplete(),
-            not_ready=ladder.not_ready(source) or lacking,
-            processes=len(source),
-            map_size=getattr(source, "room", settings.map_size),
-            policy=policy.namespace or "unknown",
-            policy_why=policy.why,
-            policy_origin=policy.origin,
+            source=Source(
+                name=source.name,
+                not_used=dict(ladder.why_not),
+                incomplete=source.shortage() or source.incomplete() or None,
+                not_ready=ladder.not_ready(source) or lacking or None,
+                processes=len(source),
+                map_size=getattr(source, "room", settings.map_size),
+                counters=dict(self._upkeep.pidmap.counters()),
+            ),
+            policy=Policy(
+                policy.namespace or "unknown",
+                policy.why,
+                policy.origin,
+                self._decision.not_measured() or None,
+            ),
             driver_version=gpus.sampler.driver_version,
             inventory=gpus.inventory,
             regions=repairer.reports(),
@@ -135,7 +140,6 @@ class Snapshots:
             interval=settings.interval,
             standing=self._journal.standing(),
             unwatched=repairer.unwatched(),
-            not_measured=self._decision.not_measured(),
             used=self._used,
             hami_counts=repairer.hami_counts(),
         )

@@ -114,12 +114,12 @@ class Page:
     async def _not_ready(self) -> str:
         """Return why the daemon isn't ready; soon after its start, wait until it is, or a kubelet's probe fails."""
         give_up = time.monotonic() + _READY_SECONDS
-        while (snapshot := self._snapshot()).not_ready:
+        while (snapshot := self._snapshot()).source.not_ready:
             young = 0 <= time.time() - snapshot.started_at < _STARTING_SECONDS
             if not young or time.monotonic() >= give_up:
                 break
             await asyncio.sleep(_LOOK_AGAIN_SECONDS)
-        return snapshot.not_ready
+        return snapshot.source.not_ready or ""
 
     @staticmethod
     def _say(why: str) -> tuple[int, str, bytes]:

@@ -196,8 +196,8 @@ def _nvml(snapshot: Snapshot, trouble: Unknown | None, now: float) -> Iterator[M
     yield f.UNRESOLVED_SAMPLES.metric([]) if trouble else _by(f.UNRESOLVED_SAMPLES, SampleReason, orphans)
     version = snapshot.driver_version
     yield f.DRIVER.metric([((version,), 1)] if version else [])
-    yield f.NAMESPACE.metric(_state(_NAMESPACES, snapshot.policy))
-    yield f.NAMESPACE_ORIGIN.metric(_state(Origin, snapshot.policy_origin))
+    yield f.NAMESPACE.metric(_state(_NAMESPACES, snapshot.policy.namespace))
+    yield f.NAMESPACE_ORIGIN.metric(_state(Origin, snapshot.policy.origin))
 
 
 def _state(states: Iterable[str], present: str, *labels: str) -> Iterator[Row]:
@@ -252,14 +252,15 @@ def _values(values: Iterable[f.GpuValue], records: list[tuple[tuple[str, str], A
 def _daemon(snapshot: Snapshot) -> Iterator[Metric]:
     from resolver.metrics import own
 
+    source = snapshot.source
     yield f.BUILD.metric([((__version__, platform.python_version()), 1)])
-    yield f.READY.single(not snapshot.not_ready)
-    yield f.SOURCE.metric(_state(SOURCE_RECORDS, snapshot.source))
-    yield f.SOURCE_FAILED.metric(((name,), name in snapshot.sources_not_used) for name in SOURCE_RECORDS)
-    yield f.SOURCE_COMPLETE.single(not snapshot.incomplete)
-    yield f.MAP_EVENTS.metric(((name,), count) for name, count in snapshot.source_counters.items())
-    yield f.PROCESSES.single(snapshot.processes)
-    yield f.MAP_SIZE.single(snapshot.map_size)
+    yield f.READY.single(not source.not_ready)
+    yield f.SOURCE.metric(_state(SOURCE_RECORDS, source.name))
+    yield f.SOURCE_FAILED.metric(((name,), name in source.not_used) for name in SOURCE_RECORDS)
+    yield f.SOURCE_COMPLETE.single(not source.incomplete)
+    yield f.MAP_EVENTS.metric(((name,), count) for name, count in source.counters.items())
+    yield f.PROCESSES.single(source.processes)
+    yield f.MAP_SIZE.single(source.map_size)
     yield f.PASSES.histogram(snapshot.pass_seconds)
     yield f.WORKER_STARTS.metric(((_word(each.name),), each.starts) for each in snapshot.workers)
     yield f.WORKER_FAILURES.metric(((_word(each.name),), each.failures) for each in snapshot.workers)

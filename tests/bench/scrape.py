@@ -98,8 +98,7 @@ def node(shape: tuple[int, int, int, int]) -> Snapshot:
     return picture(
         at=now,
         pass_seconds=PassSeconds((0.001, 0.01, 0.1, 1.0), (7_000,) * 4, 7_000, 7.7),
-        source="bpf",
-        source_counters=dict.fromkeys((*COUNTERS, *_DRIFT), 0),
+        source={"name": "bpf", "counters": dict.fromkeys((*COUNTERS, *_DRIFT), 0)},
         inventory=Inventory(1, now, "550.54.15", gpus),
         containers=tuple(reports),
         regions=tuple(regions),

@@ -189,7 +189,7 @@ class Builder:
             regions=tuple(self.regions),
             joined=NOTHING._replace(error=""),
             collected_at=1_700_000_000.0,
-            source="bpf",
+            source={"name": "bpf"},
             **changes,
         )
 

@@ -4,28 +4,34 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec.structs import replace
+
 from resolver.base.reasons import RegionReason, RepairReason, SampleReason, UnresolvedReason
 from resolver.config import Setting
 from resolver.gpu.attribution import NOTHING, Sample
 from resolver.gpu.inventory import NONE, Gpu, Illness, Inventory, MigInstance
 from resolver.hami.hostpid_policy import Origin
-from resolver.state import Container, PassSeconds, Process, RegionReport, SlotReport, Snapshot, Worker
+from resolver.state import (
+    Container,
+    PassSeconds,
+    Policy,
+    Process,
+    RegionReport,
+    SlotReport,
+    Snapshot,
+    Source,
+    Worker,
+)
 
 _EMPTY = Snapshot(
     at=1_700_000_000.0,
     started_at=1_699_990_000.0,
     passes=1,
     pass_seconds=PassSeconds((0.001, 1.0), (1, 1), 1, 0.0005),
-    source="scan",
-    sources_not_used={},
-    source_counters={},
-    incomplete="",
-    not_ready="",
-    processes=5,
-    map_size=32768,
-    policy="host",
-    policy_why="driver 550.54.15: samples carry host PIDs up to 565.77",
-    policy_origin=Origin.BY_VERSION,
+    source=Source(
+        "scan", not_used={}, incomplete=None, not_ready=None, processes=5, map_size=32768, counters={}
+    ),
+    policy=Policy("host", "driver 550.54.15: samples carry host PIDs up to 565.77", Origin.BY_VERSION, None),
     driver_version="550.54.15",
     inventory=NONE,
     regions=(),
@@ -42,7 +48,9 @@ _EMPTY = Snapshot(
 
 
 def picture(**changes: Any) -> Snapshot:
-    """An empty node's snapshot, with these fields instead."""
+    """An empty node's snapshot, with these fields instead, also of its ``source`` and its ``policy``."""
+    for name in ("source", "policy"):
+        changes[name] = replace(getattr(_EMPTY, name), **changes.get(name, {}))
     return _EMPTY._replace(**changes)
 
 

@@ -129,10 +129,12 @@ def sick() -> Snapshot:
     gpu = Gpu("GPU-1", 0, 0, "NVIDIA L4", 1, 1, 5, 96, 70.0, False, (), 0, "ok", "", hot)
     orphans = tuple(Sample(n, "GPU-1", 5, SampleReason.NO_SLOT, None) for n in range(3))
     return picture(
-        source="netlink",
-        sources_not_used={"bpf": "this kernel has no BTF"},
-        incomplete="7 events were lost",
-        not_ready="the canary was not found through netlink",
+        source={
+            "name": "netlink",
+            "not_used": {"bpf": "this kernel has no BTF"},
+            "incomplete": "7 events were lost",
+            "not_ready": "the canary was not found through netlink",
+        },
         inventory=Inventory(3, AT, "550.54.15", (gpu, replace(gpu, uuid="GPU-2", illnesses=()))),
         joined=NOTHING._replace(error="NVML does not answer", orphans=orphans),
         collected_at=AT - 90,

@@ -118,7 +118,7 @@ def test_who_is_not_here_is_not_found(asked: Asked) -> None:
 def test_each_reason_of_a_slot_is_explained_with_what_to_do(asked: Asked, reason: UnresolvedReason) -> None:
     owner = 4711 if reason.of_writing else None
     slot = replace(RIGHT, unresolved=reason, host_pid=owner, hostpid=9, repaired=None, utilization=(None,))
-    policy = {"policy": "unknown"} if reason is UnresolvedReason.DRIVER_UNKNOWN else {}
+    policy = {"policy": {"namespace": "unknown"}} if reason is UnresolvedReason.DRIVER_UNKNOWN else {}
     broken = breaks(asked, whole(slot, **policy))
     where = "driver" if policy else "hostpid" if reason.of_writing else "slot"
     assert (broken["name"], broken["reason"]) == (where, reason)
@@ -181,9 +181,9 @@ def test_a_wrong_number_is_explained_and_breaks_where_nobody_writes(
 @pytest.mark.parametrize(
     ("picture", "link", "said"),
     [
-        (whole(not_ready="the canary was not found"), "map", "the canary was not found"),
+        (whole(source={"not_ready": "the canary was not found"}), "map", "the canary was not found"),
         (
-            whole(policy="unknown", policy_why="between two"),
+            whole(policy={"namespace": "unknown", "why": "between two"}),
             "driver",
             "the PID namespace of this driver's samples",
         ),
@@ -216,7 +216,7 @@ def test_each_link_can_break(asked: Asked, picture: dict[str, Any], link: str, s
             ),
             "no samples of processes there: MIG mode",
         ),
-        (whole(incomplete="the map is full"), "the map is full"),
+        (whole(source={"incomplete": "the map is full"}), "the map is full"),
     ],
 )
 def test_what_is_not_known_is_neither_right_nor_broken(

@@ -385,7 +385,7 @@ def test_bars_grow_with_the_value_and_say_nothing_where_nothing_is_known() -> No
 
 
 def test_what_is_wrong_with_the_picture_is_said_above_it() -> None:
-    snapshot = picture(dry_run=True, not_ready="the canary was not found")
+    snapshot = picture(dry_run=True, source={"not_ready": "the canary was not found"})
     said = [text for text, _ in problems(reading_of(snapshot, error="no daemon answers"))]
     assert re.match(r"no daemon since \d\d:\d\d:\d\d, retrying; the values shown are from before", said[0])
     assert said[1] == "no daemon answers"

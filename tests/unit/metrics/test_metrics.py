@@ -328,7 +328,7 @@ def test_there_are_only_so_many_series(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_we_name_has_no_blanks_in_a_label() -> None:
     workers = (Worker("nvml worker", 2, 1, "it hung"), Worker("slot writer", 1, 0, None))
-    found = read(node((), workers=workers, policy_origin=Origin.BY_VERSION), metrics_per_process=True)
+    found = read(node((), workers=workers, policy={"origin": Origin.BY_VERSION}), metrics_per_process=True)
     values = {
         (name, label, value)
         for name, labels in found.series
@@ -495,9 +495,7 @@ def test_what_the_daemon_counts_is_told() -> None:
         rejected={"/containers/x/y.cache": RegionReason.SYMLINK},
         joined=joined(orphans=(Sample(9, "GPU-a", 5, SampleReason.NOT_IN_CONTAINER, None),)),
         missing_dirs=("/containers",),
-        source="netlink",
-        sources_not_used={"bpf": "no BTF"},
-        source_counters={"lost": 2},
+        source={"name": "netlink", "not_used": {"bpf": "no BTF"}, "counters": {"lost": 2}},
         holder="77",
     )
     found = read(snapshot, broker="/run/x.sock")
@@ -713,7 +711,7 @@ def test_who_waits_for_its_turn_is_well_without_passes() -> None:
 def test_soon_after_the_start_readiness_is_answered_when_it_is_there() -> None:
     """A kubelet that is told "not yet" raises an event, and asks again a whole period later."""
     now = time.time()
-    starting = picture(not_ready="starting", started_at=now)
+    starting = picture(source={"not_ready": "starting"}, started_at=now)
     assert answer("/readyz", *[starting] * 3, picture(started_at=now)) == (200, b"ok\n")
 
 
@@ -721,12 +719,15 @@ def test_who_asks_for_readiness_is_not_kept_for_ever(monkeypatch: pytest.MonkeyP
     assert pages.LIMITS.seconds > metrics._READY_SECONDS
     monkeypatch.setattr(metrics, "_READY_SECONDS", 0.2)
     began = time.monotonic()
-    assert answer("/readyz", picture(not_ready="starting", started_at=time.time())) == (503, b"starting\n")
+    assert answer("/readyz", picture(source={"not_ready": "starting"}, started_at=time.time())) == (
+        503,
+        b"starting\n",
+    )
     assert 0.2 <= time.monotonic() - began < pages.LIMITS.seconds
 
 
 def test_readiness_says_why_not() -> None:
     assert answer("/readyz", picture(started_at=1)) == (200, b"ok\n")
     why = "the self-test has not run yet"
-    assert answer("/readyz", picture(not_ready=why, started_at=1)) == (503, f"{why}\n".encode())
+    assert answer("/readyz", picture(source={"not_ready": why}, started_at=1)) == (503, f"{why}\n".encode())
     assert answer("/", picture())[0] == 404
