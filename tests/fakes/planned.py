@@ -80,11 +80,14 @@ class Bench:
     def state(self, ns_pid: int) -> SlotState:
         return self.states()[ns_pid]
 
-    def own(self, ns_pid: int, host_pid: int) -> ProcessHandle:
-        handle = ProcessHandle(
-            ProcessIdentity(host_pid, 1, (host_pid, ns_pid)), os.open(os.devnull, os.O_RDONLY), is_pidfd=True
-        )
+    def hold(self, ns_pid: int, host_pid: int) -> ProcessHandle:
+        process = ProcessIdentity(host_pid, 1, (host_pid, ns_pid))
+        handle = ProcessHandle(process, os.open(os.devnull, os.O_RDONLY), is_pidfd=True)
         self.stack.callback(handle.close)
+        return handle
+
+    def own(self, ns_pid: int, host_pid: int) -> ProcessHandle:
+        handle = self.hold(ns_pid, host_pid)
         self.state(ns_pid).found(handle, self.now)
         return handle
 

@@ -12,7 +12,6 @@ import pytest
 
 from tests.fakes.container import Container
 from tests.fakes.daemon import Daemon
-from tests.fakes.gpu import DEFAULT_DEVICES
 from tests.fakes.node import Node
 from tests.fakes.process import Process, Tenant
 from tests.fakes.regions import LAYOUTS
@@ -107,14 +106,6 @@ def test_what_is_right_is_left_alone(node: Node, start: Start) -> None:
     assert daemon.said("repair", container=container.directory.name) == []
 
 
-def test_two_devices_and_one_in_use(node: Node, start: Start) -> None:
-    container = node.container(devices=DEFAULT_DEVICES, watcher=False)
-    tenant = container.tenant(load=40, guess="none", devices=DEFAULT_DEVICES[1:])
-    start(node, *FAST)
-    until(lambda: slot_of(container, tenant.ns_pid).sm_util == (0, 40), "the second device's load")
-    assert hostpid_of(container, tenant) == tenant.host_pid
-
-
 # ---- PID namespaces -----------------------------------------------------------------------------------------------
 
 
@@ -193,18 +184,6 @@ def test_a_restart_long_ago_is_noticed_too(node: Node, start: Start) -> None:
     after = container.tenant(load=20, guess="none")
     until(lambda: hostpid_of(container, after) == after.host_pid, "the new owner")
     until(lambda: slot_of(container, after.ns_pid).sm_util == (20,), "the new owner's load")
-
-
-@pytest.mark.parametrize("layout", WITH_UTILIZATION)
-def test_a_killed_tenants_load_is_zeroed_and_its_hostpid_stays(node: Node, start: Start, layout: str) -> None:
-    container = node.container(layout=layout)
-    victim = container.tenant(load=64, guess="none")
-    start(node, *FAST)
-    until(lambda: sum(container.monitor_view().values()) == 64, "its load")
-    victim.kill()
-    until(lambda: sum(container.monitor_view().values()) == 0, "the end of the dead one's load")
-    slot = slot_of(container, victim.ns_pid)
-    assert (slot.hostpid, slot.status, slot.sm_util) == (victim.host_pid, 1, (0,))
 
 
 EXECING = """
@@ -287,27 +266,6 @@ def test_never_writes_no_utilization_and_repairs_all_the_same(node: Node, start:
     assert "utilization_writes" not in daemon.counters()
 
 
-def test_always_writes_beside_the_watcher(node: Node, start: Start) -> None:
-    watched = node.container()
-    tenant = watched.tenant(load=45, guess="none")
-    daemon = start(node, "--write-utilization", "always", *FAST)
-    until(lambda: tenant.slot()["sm_util"] == [45], "the true load")
-    tenant.set_load(80)
-    until(lambda: tenant.slot()["sm_util"] == [80], "the new load")
-    until(lambda: sum(watched.monitor_view().values()) == 80, "the same in the monitor")
-    daemon.stop()
-    assert hostpid_of(watched, tenant) == tenant.host_pid
-
-
-def test_a_layout_without_utilization_gets_its_hostpid_only(node: Node, start: Start) -> None:
-    container = node.container(layout="v0-no-util", watcher=False)
-    tenant = container.tenant(load=70, guess="none")
-    daemon = start(node, "--write-utilization", "always", *FAST)
-    until(lambda: hostpid_of(container, tenant) == tenant.host_pid, "the repair")
-    daemon.stop()
-    assert "utilization_writes" not in daemon.counters()
-
-
 # ---- restraint ----------------------------------------------------------------------------------------------------
 
 
@@ -344,20 +302,3 @@ def test_the_tenants_own_guess_is_no_conflict(node: Node, start: Start, release:
     daemon.stop()
     assert daemon.said("conflict") == []
     assert not daemon.counters().get("conflicts")
-
-
-def test_another_writer_is_not_fought(node: Node, start: Start) -> None:
-    container = node.container(watcher=False)
-    tenant = container.tenant(guess="none")
-    daemon = start(node, *FAST)
-    for tries, wait in enumerate((0.5, 1.0, 2.0), 1):
-        until(lambda: hostpid_of(container, tenant) == tenant.host_pid, "a repair")
-        write_hostpid(container, tenant, 0)
-        line = daemon.wait_for("conflict", count=tries)
-        assert line["next_try_seconds"] == wait
-        never(lambda: hostpid_of(container, tenant) != 0, "a repair during the back-off", 0.8 * wait)
-    until(lambda: hostpid_of(container, tenant) == tenant.host_pid, "peace")
-    passes(daemon, node.container(name="other"))
-    daemon.stop()
-    assert (daemon.counters()["conflicts"], daemon.counters()["repairs_missing"]) == (3, 4 + 1)
-    assert len(repairs_of(daemon, container, tenant)) == 2  # the other conflicts have lines of their own

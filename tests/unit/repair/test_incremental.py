@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
@@ -11,26 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from resolver.base.reasons import UnresolvedReason
-from resolver.config import HostpidNamespace, WriteUtilization
+from resolver.config import WriteUtilization
 from resolver.gpu.attribution import Joined
-from resolver.hami.discovery import Location, Ownership, SharedDirectory
 from resolver.hami.hostpid_policy import HostpidPolicy
-from resolver.hami.layout import LAYOUTS
-from resolver.hami.packed_slots import SlotRecord
-from resolver.hami.region import RegionView, SharedRegion
-from resolver.linux.procfs import ProcessHandle, ProcessIdentity
-from resolver.repair.plan import Order, RegionRepairs
+from resolver.hami.region import RegionView
+from resolver.repair.plan import Order
 from resolver.repair.region_report import region_report
 from resolver.repair.slot_states import SlotState
 from resolver.state import SlotReport, tally
-from tests.fakes.slots import packed
+from tests.fakes.planned import CONTAINER, HOST, UNKNOWN, UUIDS, Bench, view
 
-UUIDS = "GPU-a", "GPU-b"
-POLICIES = (
-    HostpidPolicy(HostpidNamespace.HOST, ""),
-    HostpidPolicy(HostpidNamespace.CONTAINER, ""),
-    HostpidPolicy(None, "unknown"),
-)
+POLICIES = (HOST, CONTAINER, UNKNOWN)
 PIDS = range(1, 6)  # of which 5 is nobody's
 
 
@@ -51,19 +41,10 @@ class Life:
     """One region's, with passes as the repairer makes them. ``whole``: everything is looked at in each of them."""
 
     def __init__(self, stack: ExitStack, *, whole: bool) -> None:
-        self.stack, self.whole = stack, whole
-        region = SharedRegion(-1, os.stat("/"), LAYOUTS["v1.2"], "/containers/uid_main/a.cache")
-        ownership = Ownership(account="uid_main", container="uid_main", pod_uid="uid", container_name="main")
-        location = Location(SharedDirectory("8:1", "/containers/uid_main"), ("8:1", region.inode))
-        self.repairs = RegionRepairs(region, ownership, location)
+        self.whole, self.bench = whole, Bench(stack)
+        self.repairs = self.bench.repairs
         self.before: Joined | None = None
         self.answered = 0.0
-
-    def hold(self, ns_pid: int) -> ProcessHandle:
-        process = ProcessIdentity(4000 + ns_pid, 1, (4000 + ns_pid, ns_pid))
-        handle = ProcessHandle(process, os.open(os.devnull, os.O_RDONLY), is_pidfd=True)
-        self.stack.callback(handle.close)
-        return handle
 
     def step(self, now: float, at: Moment) -> Told:
         repairs = self.repairs
@@ -122,7 +103,7 @@ class Life:
         for index in due:
             state = self.repairs.at(index)
             known = state.slot.pid in at.found
-            found = self.hold(state.slot.pid) if known else at.answer
+            found = self.bench.hold(state.slot.pid, 4000 + state.slot.pid) if known else at.answer
             if state.owner is not None:
                 if state.keeps_owner(found):
                     continue
@@ -197,7 +178,7 @@ def moments(draw: st.DrawFn) -> list[Moment]:
     asked, policy = frozenset(UUIDS), POLICIES[0]
     writes = draw(st.sampled_from(WriteUtilization))
     joined = Joined(1.0, "", values, unknown, asked, ())
-    view = _view(slots)
+    shown = view(*slots)
     found: list[Moment] = []
     for _ in range(draw(st.integers(2, 14))):
         what = draw(
@@ -209,10 +190,10 @@ def moments(draw: st.DrawFn) -> list[Moment]:
             pid, _, status, _ = slots[at]
             _, hostpid, _, loads = draw(_slot)
             slots[at] = (pid, hostpid, status, loads)
-            view = _view(slots)
+            shown = view(*slots)
         elif what == "slots":
             slots = draw(st.lists(_slot, min_size=1, max_size=6))
-            view = _view(slots)
+            shown = view(*slots)
         elif what in ("values", "again", "asked"):
             if what == "values":
                 values = {**values, **draw(_values)}
@@ -225,7 +206,7 @@ def moments(draw: st.DrawFn) -> list[Moment]:
         found.append(
             Moment(
                 draw(st.sampled_from([0.25, 0.25, 0.25, 1.0, 5.0])),
-                view,
+                shown,
                 joined,
                 policy,
                 writes,
@@ -241,11 +222,6 @@ def moments(draw: st.DrawFn) -> list[Moment]:
             )
         )
     return found
-
-
-def _view(slots: list[tuple[int, int, int, tuple[int, int]]]) -> RegionView:
-    made = [SlotRecord(index, *slot) for index, slot in enumerate(slots)]
-    return RegionView(2, UUIDS, (100, 100), len(made), 0, packed(made))
 
 
 @contextmanager

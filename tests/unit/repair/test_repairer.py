@@ -6,7 +6,6 @@ import errno
 import io
 import json
 import os
-import signal
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -22,11 +21,11 @@ from resolver.base import journal as log
 from resolver.base.budget import Slices
 from resolver.base.errors import RegionRejected, WorkerFailed
 from resolver.base.reasons import RegionReason, RepairReason, UnresolvedReason
-from resolver.config import Settings, WriteUtilization
+from resolver.config import WriteUtilization
 from resolver.gpu.attribution import NOTHING
 from resolver.hami.discovery import FoundRegion, Location, Ownership, RegionChanges, SharedDirectory
 from resolver.hami.region import RegionView, SharedRegion, adopt_region
-from resolver.linux.procfs import ProcessHandle, Procfs
+from resolver.linux.procfs import ProcessHandle
 from resolver.repair import known_regions as regions_module
 from resolver.repair import parts as parts_module
 from resolver.repair import reading as reading_module
@@ -203,16 +202,6 @@ def test_nothing_is_kept_of_a_region_that_goes(bench: Bench) -> None:
     bench.repairer.close()
     bench.runner.close()
     assert len(os.listdir("/proc/self/fd")) <= before
-
-
-def test_another_containers_dir_lets_the_old_one_go(bench: Bench, tmp_path: Path) -> None:
-    bench.file((7, 0))
-    bench.step()
-    (tmp_path / "new").mkdir()
-    bench.repairer.found.use(Settings(containers_dir=(str(tmp_path / "new"),)))
-    assert bench.repairer.regions == {}
-    bench.step()
-    assert bench.repairer.regions == {}
 
 
 # ---- other writers -----------------------------------------------------------------------------
@@ -482,21 +471,6 @@ def test_one_files_quarantine_is_no_other_files(bench: Bench) -> None:
     bench.step()
     assert slot(first)[1] == 0
     assert slot(second)[1] == process.pid
-
-
-def test_a_writer_that_is_killed_while_idle_costs_no_pass(bench: Bench) -> None:
-    path, process = bench.file((7, 0), (8, 0)), bench.child()
-    bench.told.host_pids = {7: process.pid}
-    bench.step()
-    assert bench.repairer.writing.worker.host_pid
-    with Procfs().open_handle(bench.repairer.writing.worker.host_pid) as handle:
-        os.kill(bench.repairer.writing.worker.host_pid, signal.SIGKILL)
-        while handle.alive():
-            time.sleep(0.001)
-    bench.told.host_pids[8] = process.pid
-    bench.step()
-    assert slot(path, 1)[1] == process.pid
-    assert bench.counters["writer_failures"] == 0
 
 
 # ---- what cannot be read -----------------------------------------------------------------------
