@@ -30,22 +30,9 @@ def uuid_of(seed: str) -> str:
 def gpu(index: int, **changes: Any) -> Gpu:
     """A healthy GPU."""
     report = Gpu(
-        f"GPU-{uuid_of(f'gpu {index}')}",
-        index,
-        index,
-        "NVIDIA A100-SXM4-80GB",
-        80 * GIB,
-        41 * GIB,
-        87,
-        61,
-        312.4,
-        False,
-        (),
-        0,
-        "ok",
-        "",
-        (),
-    )
+        f"GPU-{uuid_of(f'gpu {index}')}", index, index, "NVIDIA A100-SXM4-80GB",
+        80 * GIB, 41 * GIB, 87, 61, 312.4, False, (), 0, "ok", "", (),
+    )  # fmt: skip
     return replace(report, **changes)
 
 
@@ -97,16 +84,7 @@ class Builder:
         pidns = 4026532000 + len(self.containers)
         self.containers.append(
             Container(
-                container_id,
-                pod_uid,
-                container,
-                namespace,
-                pod,
-                "containerd",
-                pidns,
-                1,
-                (path,),
-                1_700_000_000.0,
+                container_id, pod_uid, container, namespace, pod, "containerd", pidns, 1, (path,), 1.7e9
             )
         )
         self.regions.append(
@@ -133,20 +111,10 @@ class Builder:
         (device,) = self.regions[-1].device_uuids
         self.processes.append(
             Process(
-                host_pid,
-                ns_pid,
-                device,
-                container.container_id,
-                container.pod_uid,
-                container.container_name,
-                container.namespace,
-                container.pod,
-                comm,
-                busy,
-                int(gib * GIB),
-                None,
+                host_pid, ns_pid, device, container.container_id, container.pod_uid, container.container_name,
+                container.namespace, container.pod, comm, busy, int(gib * GIB), None,
             )
-        )
+        )  # fmt: skip
 
     def unresolved(self, ns_pid: int, reason: UnresolvedReason) -> None:
         """A slot of the last container that nothing is known about."""

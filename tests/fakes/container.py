@@ -20,7 +20,7 @@ from tests.fakes.gpu import Device
 from tests.fakes.placements import EVERY
 from tests.fakes.process import START_TIMEOUT_S, NodeError, Process, Tenant, readable
 from tests.fakes.regions import SLOTS, Region, monitor_view, monitor_views, read_file
-from tests.fakes.releases import Release
+from tests.fakes.releases import BY_LAYOUT, RELEASES
 from tests.patience import until
 
 if TYPE_CHECKING:
@@ -39,35 +39,50 @@ class Container:
     def __init__(
         self,
         node: Node,
+        pod_uid: str | None = None,
+        name: str = "main",
         *,
-        pod_uid: str,
-        name: str,
-        cgroup_format: str,
-        release: Release,
-        sm_limit: int,
-        watcher: bool,
-        qos: str,
-        pid_namespace: Literal["own", "host"] | Container,
-        devices: Sequence[Device],
-        priority: int,
+        cgroup_format: str = "containerd-systemd",
+        layout: str = "v1.2",
+        release: str | None = None,
+        sm_limit: int = 50,
+        watcher: bool = True,
+        qos: str = "burstable",
+        pid_namespace: Literal["own", "host"] | Container = "own",
+        devices: Sequence[Device] | None = None,
+        priority: int = 0,
         rights: int | None = None,
         broker_dir: Path | None = None,
         placement: str = "hami",
         claim: str | None = None,
     ) -> None:
+        """Start it. `pid_namespace` may be another's.
+
+        Its processes behave as that `release` of HAMi (`releases.RELEASES`), by default a common one with the `layout`.
+        `sm_limit` 0: no core limit, which is stored as 100. Without a `watcher` the limit is above 100, and nobody but
+        us writes `sm_util`.
+
+        `rights` is the mask of the capabilities that its processes can have, such as `DEFAULT_RIGHTS`; by default all
+        of them, and only then can a tenant be nested. `broker_dir` is mounted read-only, and the tenants ask the
+        broker in it. `placement` is a scheduler's (`placements.PLACEMENTS`); with `dra` several containers can have
+        the same `claim`.
+        """
         self.node = node
-        self.pod_uid, self.name = pod_uid, name
-        self.release, self.layout = release, release.layout
+        self.pod_uid, self.name = pod_uid or str(uuid.uuid4()), name
+        self.release = RELEASES[release] if release else BY_LAYOUT[layout]
+        self.layout = self.release.layout
         self.cgroup_format, self.qos = cgroup_format, qos
         self.sm_limit = sm_limit if watcher else NO_WATCHER
-        self.pid_namespace = pid_namespace
-        self.devices = tuple(devices)
-        self.priority = priority
-        self.rights = rights
-        self.broker_dir = broker_dir
+        self.pid_namespace, self.priority, self.rights, self.broker_dir = (
+            pid_namespace,
+            priority,
+            rights,
+            broker_dir,
+        )
+        self.devices = tuple(node.gpu.devices[:1] if devices is None else devices)
         self.placed = placement
         self.placement, self.claim = EVERY[placement], claim or str(uuid.uuid4())
-        words = {"entry": f"{pod_uid}_{name}", "uuid": str(uuid.uuid4()), "claim": self.claim}
+        words = {"entry": f"{self.pod_uid}_{name}", "uuid": str(uuid.uuid4()), "claim": self.claim}
         root = node.placement_dir(placement)
         self.directory = root / self.placement.directory.format(**words)
         if not self.placement.made_inside:

@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Final, Self
 
@@ -81,6 +81,10 @@ class Device:
     errors: Mapping[Answer, int] = field(default_factory=dict)
 
 
+#: Numbers that the state file has by the same names.
+_SAME: Final = {each.name for each in fields(Device)} & {name for name, *_ in DeviceStruct._fields_} - {
+    *("uuid", "name", "migs", "errors")
+}
 DEFAULT_DEVICES: Final = (
     Device("GPU-5a3c1e70-8d42-4f6b-9b1e-2f7d0c9a4e01", minor=1),
     Device("GPU-c0ffee12-3b7a-4d5c-8e9f-a1b2c3d4e502", minor=0),
@@ -189,14 +193,10 @@ class Gpu:
             s.device_count = len(devices)
             for entry, device in zip(s.devices, devices, strict=False):
                 entry.uuid, entry.name = device.uuid.encode(), device.name.encode()
-                entry.minor, entry.memory_total = device.minor, device.memory_total
-                entry.mig_enabled, entry.lost = int(device.mig_enabled), int(device.lost)
-                entry.temperature_c, entry.power_mw = device.temperature_c, device.power_mw
+                for name in _SAME:
+                    setattr(entry, name, int(getattr(device, name)))
                 entry.ecc_enabled = int(device.ecc is not None)
                 entry.ecc_volatile, entry.ecc_aggregate = device.ecc or (0, 0)
-                entry.ecc_corrected, entry.energy_mj = device.ecc_corrected, device.energy_mj
-                entry.sm_clock_mhz, entry.memory_clock_mhz = device.sm_clock_mhz, device.memory_clock_mhz
-                entry.power_limit_mw, entry.throttle = device.power_limit_mw, device.throttle
                 entry.pcie_generation, entry.pcie_width, entry.pcie_replays = device.pcie
                 entry.errors[:] = _answers(device.errors)
                 _fill_migs(entry, device.migs)
@@ -351,9 +351,9 @@ def _fill_migs(entry: DeviceStruct, migs: Sequence[Mig]) -> None:
         raise ValueError(f"{len(migs)} instances: a device has {MIGS - 1} at most")
     for i, place in enumerate(entry.migs):
         mig = migs[i] if i < len(migs) else Mig("", 0)
-        place.uuid, place.gpu_instance = mig.uuid.encode(), mig.gpu_instance
-        place.compute_instance, place.memory_total = mig.compute_instance, mig.memory_total
-        place.memory_used = mig.memory_used
+        place.uuid = mig.uuid.encode()
+        for name in ("gpu_instance", "compute_instance", "memory_total", "memory_used"):
+            setattr(place, name, getattr(mig, name))
 
 
 def _fill_chain(entry: ChainStruct, chain: Chain) -> None:

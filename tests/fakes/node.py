@@ -15,10 +15,9 @@ import contextlib
 import os
 import shutil
 import threading
-import uuid
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, Protocol, Self
+from typing import Any, Protocol, Self
 
 from tests.fakes import build
 from tests.fakes.cgroups import CgroupTree
@@ -26,7 +25,6 @@ from tests.fakes.container import Container
 from tests.fakes.gpu import DEFAULT_DEVICES, Device, Gpu
 from tests.fakes.placements import EVERY, PLACEMENTS
 from tests.fakes.process import NodeError
-from tests.fakes.releases import BY_LAYOUT, RELEASES
 
 
 class Logged(Protocol):
@@ -128,52 +126,8 @@ class Node:
             name: full[name] for name in ("PATH", "LD_LIBRARY_PATH", "NVML_STANDIN_STATE") if name in full
         }
 
-    def container(
-        self,
-        pod_uid: str | None = None,
-        name: str = "main",
-        *,
-        cgroup_format: str = "containerd-systemd",
-        layout: str = "v1.2",
-        release: str | None = None,
-        sm_limit: int = 50,
-        watcher: bool = True,
-        qos: str = "burstable",
-        pid_namespace: Literal["own", "host"] | Container = "own",
-        devices: Sequence[Device] | None = None,
-        priority: int = 0,
-        rights: int | None = None,
-        broker_dir: Path | None = None,
-        placement: str = "hami",
-        claim: str | None = None,
-    ) -> Container:
-        """Starts a container. `pid_namespace` may be another's.
-
-        Its processes behave as that `release` of HAMi (`releases.RELEASES`), by default a common one with the `layout`.
-        `sm_limit` 0: no core limit, which is stored as 100. Without a `watcher` the limit is above 100, and nobody but
-        us writes `sm_util`.
-
-        `rights` is the mask of the capabilities that its processes can have, such as `container.DEFAULT_RIGHTS`; by
-        default all of them, and only then can a tenant be nested. `broker_dir` is mounted read-only, and the tenants
-        ask the broker in it. `placement` is a scheduler's (`placements.PLACEMENTS`); with `dra` several containers can
-        have the same `claim`.
-        """
-        container = Container(
-            self,
-            pod_uid=pod_uid or str(uuid.uuid4()),
-            name=name,
-            cgroup_format=cgroup_format,
-            release=RELEASES[release] if release else BY_LAYOUT[layout],
-            sm_limit=sm_limit,
-            watcher=watcher,
-            qos=qos,
-            pid_namespace=pid_namespace,
-            devices=devices if devices is not None else self._devices[:1],
-            priority=priority,
-            rights=rights,
-            broker_dir=broker_dir,
-            placement=placement,
-            claim=claim,
-        )
+    def container(self, *arguments: Any, **options: Any) -> Container:
+        """Start a container, with the arguments of `Container`."""
+        container = Container(self, *arguments, **options)
         self.containers.append(container)
         return container
