@@ -314,7 +314,10 @@ def complete(words: list[str]) -> int:
 
 def _parser(*, needed: bool = True) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="kubectl resolver", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="kubectl resolver",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     add = parser.add_argument
     add(

@@ -17,7 +17,7 @@ NOBODY = 65534
 @pytest.fixture
 def checkout(root: Path) -> Iterator[Path]:
     """What setup reads, in a directory that everybody may enter."""
-    place = Path(tempfile.mkdtemp())
+    place = Path(tempfile.mkdtemp(prefix="a checkout "))
     try:
         place.chmod(0o755)
         (place / "scripts").mkdir()

@@ -145,6 +145,14 @@ def test_a_full_disk_is_a_sentence_and_an_exit_code_of_its_own(tmp_path: Path, c
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    "words", [("run", "--dry", "--once"), ("status", "--js"), ("doctor", "--onl", "nvml")]
+)
+def test_options_are_not_abbreviated(words: tuple[str, ...]) -> None:
+    done = called(*words)
+    assert (done.returncode, "unrecognized arguments: --" in done.stderr) == (2, True)
+
+
 def test_no_standard_output_at_all(tmp_path: Path) -> None:
     cachefiles.container(tmp_path)
     command = f"{sys.executable} -m resolver slots --json {tmp_path} >&-"

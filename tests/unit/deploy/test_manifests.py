@@ -13,6 +13,8 @@ import yaml
 
 from resolver.base.source_records import SOURCE_RECORDS
 from resolver.config import Settings, load_with_origins
+from resolver.kube.device import API_VERSION
+from resolver.kube.reporter import CONDITION, DEVICES
 from resolver.linux.capabilities import NUMBERS
 from resolver.workers.driver_probe import RIGHTS as PROBE_RIGHTS
 from tests.fakes.kube import RULES, rules_of
@@ -206,6 +208,31 @@ def test_what_the_daemon_left_on_a_node_is_removed_and_nothing_else(tmp_path: Pa
             (run / name).mkdir()
         subprocess.run(command, env={"PATH": os.environ["PATH"], "RUN": str(run)}, check=True)
         assert sorted(str(path.relative_to(run)) for path in run.rglob("*")) == left
+
+
+def test_the_page_removes_what_the_reporter_left_in_the_api_server(tmp_path: Path) -> None:
+    """Its loop, against a kubectl that writes down what it is asked."""
+    page = (ROOT / "docs/kubernetes.md").read_text()
+    loop = page[page.index("for node in $(kubectl") :].partition("```")[0]
+    asked, kubectl = tmp_path / "asked", tmp_path / "kubectl"
+    kubectl.write_text(
+        f'#!/bin/sh\n[ "$1" != get ] || exec printf "node/a\\nnode/b\\n"\nprintf "%s\\n" "$*" >>{asked}\n'
+    )
+    kubectl.chmod(0o755)
+    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    subprocess.run(["sh", "-ec", loop], env=path, check=True)
+    resource = DEVICES.rsplit("/", 1)[1] + "." + API_VERSION.partition("/")[0]
+    gone = json.dumps(
+        {"status": {"conditions": [{"type": CONDITION, "$patch": "delete"}]}}, separators=(",", ":")
+    )
+    assert asked.read_text().splitlines() == [
+        line
+        for node in "ab"
+        for line in (
+            f"delete --ignore-not-found {resource}/{node}",
+            f"patch node/{node} --subresource=status --type=strategic -p {gone}",
+        )
+    ]
 
 
 # ---- the sidecar --------------------------------------------------------------------------------------------------

@@ -11,12 +11,33 @@ import pytest
 from tests.manifests import ROOT
 
 
+def stand_ins(place: Path, **codes: int) -> dict[str, str]:
+    """The environment with programs that only end, each with its code."""
+    for name, code in codes.items():
+        (place / name.replace("_", "-")).write_text(f"#!/bin/sh\nexit {code}\n")
+        (place / name.replace("_", "-")).chmod(0o755)
+    return os.environ | {"PATH": f"{place}:{os.environ['PATH']}"}
+
+
+@pytest.mark.parametrize("before", ["", "0.0.1"])
+def test_a_daemon_that_cannot_start_is_installed_with_a_sentence(tmp_path: Path, before: str) -> None:
+    helpers = {"python3": 0, "systemd_sysusers": 0, "deb_systemd_helper": 0, "systemctl": 0}
+    environment = stand_ins(tmp_path, **helpers, deb_systemd_invoke=1)
+    script = (
+        f"mount -t tmpfs none /run; mkdir -p /run/systemd/system; sh {ROOT}/deploy/debian/postinst configure "
+    )
+    command = ["unshare", "--mount", "--propagation", "private", "bash", "-ec", script + before]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (0, "", 1)
+    assert "is installed, but its daemon does not start yet: `resolver doctor` says why" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("begin", "left"),
     [
         (":", []),
         ("mkdir /run/hami/other", ["hami", "hami/other"]),
-        ("exec 9</run/resolver/lock; flock 9", ["resolver", "resolver/bpf-program", "resolver/lock"]),
+        ("exec 9</run/resolver/lock; flock 9", ["resolver", "resolver/lock", "resolver/tenant"]),
     ],
 )
 @pytest.mark.parametrize("argument", ["remove", "purge"])
@@ -24,22 +45,20 @@ def test_what_the_daemon_left_goes_with_the_package(
     tmp_path: Path, argument: str, begin: str, left: list[str]
 ) -> None:
     """But not what others use: another daemon that holds the lock, another program's directory."""
-    for name, code in (("deb-systemd-helper", 0), ("getent", 2), ("systemctl", 0)):
-        (tmp_path / name).write_text(f"#!/bin/sh\nexit {code}\n")
-        (tmp_path / name).chmod(0o755)
+    environment = stand_ins(tmp_path, deb_systemd_helper=0, getent=2, systemctl=0)
     script = f"""
         mount -t tmpfs none /etc/systemd/system
         mount -t tmpfs none /run
         rm -rf /run/*
-        mkdir -p /run/resolver /run/hami/hostpid
-        touch /run/resolver/lock /run/resolver/bpf-program
+        mkdir -p /run/resolver/tenant /run/hami/hostpid
+        touch /run/resolver/lock
         {begin}
         sh {ROOT}/deploy/debian/postrm {argument} >&2
         cd /run && find . -mindepth 1 -printf '%P\\n'
     """
     done = subprocess.run(
         ["unshare", "--mount", "--propagation", "private", "bash", "-ec", script],
-        env=os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        env=environment,
         capture_output=True,
         text=True,
         check=True,
