@@ -38,7 +38,7 @@ MODULES: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
         (),
     ),
     "repair.slot_states": (("repair/test_slot_states.py", "repair/test_plan.py"), ()),
-    "repair.orders": (("repair/test_repairer.py", "repair/test_turns.py"), ()),
+    "repair.orders": (("repair/test_orders.py",), ()),
     "hami.layout": (("hami/test_layout.py", "hami/test_region.py"), ()),
     "hami.packed_slots": (("hami/test_packed_slots.py", "hami/test_layout.py"), ()),
     "gpu.attribution": (("gpu/test_attribution.py",), ()),
@@ -49,7 +49,7 @@ MODULES: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     ),
     "linux.mounts": (("linux/test_procfs.py",), ()),
     "config": (("config/test_config.py",), ()),
-    "config.values": (("config/test_config.py", "serve/test_http.py"), ()),
+    "config.values": (("config/test_values.py", "config/test_config.py"), ()),
 }
 
 _COMPARED: Final[dict[type[ast.cmpop], type[ast.cmpop]]] = {

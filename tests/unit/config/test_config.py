@@ -19,7 +19,6 @@ from resolver.config import (
     from_status,
     load,
     load_with_origins,
-    parse_duration,
 )
 from resolver.config.settings import LogLevel
 
@@ -133,35 +132,6 @@ def test_a_variable_that_is_like_no_setting_is_refused_with_all_their_names() ->
 )
 def test_what_kubernetes_and_other_commands_put_there_is_no_setting(name: str, value: str) -> None:
     assert load(environ={name: value}) == Settings()
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [("250ms", 0.25), ("1s", 1), ("2m", 120), ("0.5", 0.5), (" 3 s ", 3), ("1.5 ms", 0.0015), ("0", 0)],
-)
-def test_durations(text: str, seconds: float) -> None:
-    assert parse_duration(text) == pytest.approx(seconds)
-
-
-@pytest.mark.parametrize("text", ["", "s", "1d", "-1s", "1e3", "nan", "inf", "1 2", "1,5s", ".5", "1s1s"])
-def test_what_is_no_duration(text: str) -> None:
-    with pytest.raises(ValueError, match="250ms"):
-        parse_duration(text)
-
-
-@given(st.text())
-def test_a_duration_is_a_number_or_a_value_error(text: str) -> None:
-    try:
-        seconds = parse_duration(text)
-    except ValueError:
-        return
-    assert seconds >= 0
-
-
-@given(st.floats(0.01, 3600), st.sampled_from([("ms", 1000.0), ("s", 1.0), ("", 1.0), ("m", 1 / 60)]))
-def test_a_duration_is_what_was_written(seconds: float, unit: tuple[str, float]) -> None:
-    name, per_second = unit
-    assert parse_duration(f"{seconds * per_second:.9f}{name}") == pytest.approx(seconds, abs=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,20 @@ def test_what_is_asked_of_all() -> None:
     assert not packed([SLOTS[0], SLOTS[4]]).crowded(4000)
 
 
+def test_equal_slots_are_one_key() -> None:
+    assert len({packed(SLOTS), packed(SLOTS), packed(SLOTS[:4])}) == 2
+    assert packed(SLOTS) != packed(SLOTS, 4)
+    assert packed(SLOTS) != SLOTS
+
+
+def test_what_ended_processes_left_behind_is_added_up_by_device() -> None:
+    unused, copies = SlotRecord(5, 9, 1, 0, (3, 0)), [SlotRecord(n, 9, 1, 1, (2, n)) for n in (6, 7)]
+    assert packed([*SLOTS, unused, *copies], 6).left_behind() == ((3, 0), (4, 13))
+    assert packed(SLOTS).left_behind() == ((), ())
+    most = (1 << 64) - 1
+    assert packed([unused._replace(sm_util=(most, 0))] * 2).left_behind() == ((most, 0), ())
+
+
 @pytest.mark.parametrize(("proc_num", "end"), [(0, 3), (2, 3), (3, 3), (4, 4), (5, 5)])
 def test_idle_slots_behind_the_last_one_are_left_out(proc_num: int, end: int) -> None:
     kept, columns = without_idle(packed(SLOTS).columns, proc_num)

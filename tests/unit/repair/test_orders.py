@@ -1,48 +1,301 @@
-"""Orders on their way to the slot writer."""
+"""Orders on their way to the slot writer, and what becomes of its answers."""
 
 from __future__ import annotations
 
 import asyncio
+import errno
+import gc
 import os
+import time
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 
+from resolver.base.errors import WorkerFailed
 from resolver.base.journal import Journal
-from resolver.repair.orders import Writing
+from resolver.base.reasons import Shortage, UnresolvedReason
+from resolver.repair.orders import Writing, directory_of, of_slot
+from resolver.repair.plan import Order, encode
 from resolver.workers import slot_writer
-from tests.fakes.planned import Bench
+from tests.fakes.planned import Bench, SlotValues
+
+DONE = (slot_writer.DONE, 0)
+LATE = WorkerFailed("it did not answer", late=True)
+KILLED = WorkerFailed("it was killed by SIGKILL")
+BUS = WorkerFailed("it was killed by SIGBUS", own_fault=True)
+
+
+class Noted(Journal):
+    """Its events, instead of their lines."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said: list[tuple[str, dict[str, Any]]] = []
+
+    def _say(self, event: str, level: str, fields: dict[str, Any]) -> None:
+        self.said.append((event, {"level": level, **fields}))
+
+
+class Desk:
+    """Regions of one account each, and a writer that answers as a test says."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self.stack = stack
+        self.counters: Counter[str] = Counter()
+        self.journal = Noted()
+        self.writing = Writing(self.counters, self.journal)
+
+    def region(self, *slots: SlotValues, account: str = "uid_main") -> Bench:
+        """A region with these slots, each with an owner that is 4704 more."""
+        bench = Bench(self.stack)
+        bench.repairs.region.fd = os.dup(0)
+        bench.repairs.blame = self.writing.blame(account)
+        bench.repairs.ownership = bench.repairs.ownership._replace(account=account)
+        self.stack.callback(bench.repairs.close)
+        bench.see(*slots)
+        for ns_pid, *_ in slots:
+            bench.own(ns_pid, 4704 + ns_pid)
+        return bench
+
+    def send(
+        self, bench: Bench, *answers: tuple[int, int] | WorkerFailed, orders: list[Order] | None = None
+    ) -> bool:
+        """Carry out what is planned; an answer for each order, or one failure."""
+
+        async def request(_message: bytes, _descriptors: list[int]) -> bytes:
+            results = [each for each in answers if not isinstance(each, WorkerFailed)]
+            if len(results) < len(answers):
+                raise next(each for each in answers if isinstance(each, WorkerFailed))
+            return b"".join(slot_writer.RESULT.pack(*each) for each in results)
+
+        self.writing.worker.request = request  # type: ignore[method-assign,assignment]
+        return asyncio.run(self.writing.carry_out(bench.repairs, bench.plan() if orders is None else orders))
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        return [fields for event, fields in self.journal.said if event == name]
+
+
+@pytest.fixture
+def desk() -> Iterator[Desk]:
+    with ExitStack() as stack:
+        yield Desk(stack)
 
 
 @pytest.mark.parametrize("gone", ["region", "owner", "nothing"])
-def test_orders_that_wait_for_the_writer_are_not_given_for_what_has_gone(gone: str) -> None:
+def test_orders_that_wait_for_the_writer_are_not_given_for_what_has_gone(desk: Desk, gone: str) -> None:
     """A descriptor that was closed meanwhile may be another file's."""
     sent: list[int] = []
 
     async def request(_message: bytes, descriptors: list[int]) -> bytes:
         sent.append(descriptors[0])
         await asyncio.sleep(0)
-        return slot_writer.RESULT.pack(slot_writer.DONE, 0)
+        return slot_writer.RESULT.pack(*DONE)
 
-    async def carry_out(benches: list[Bench]) -> None:
-        writing = Writing(Counter(), Journal())
-        writing.worker.request = request  # type: ignore[method-assign,assignment]
-        tasks = [asyncio.create_task(writing.carry_out(each.repairs, each.plan())) for each in benches]
+    async def carry_out(benches: list[Bench]) -> list[bool]:
+        desk.writing.worker.request = request  # type: ignore[method-assign,assignment]
+        tasks = [asyncio.create_task(desk.writing.carry_out(each.repairs, each.plan())) for each in benches]
         await asyncio.sleep(0)
         if gone == "region":
             benches[1].repairs.close()
         elif gone == "owner":
             benches[1].state(7).owner_ended()
-        await asyncio.gather(*tasks)
+        return await asyncio.gather(*tasks)
 
-    with ExitStack() as stack:
-        benches = [Bench(stack), Bench(stack)]
-        for number, bench in enumerate(benches):
-            bench.repairs.region.fd = os.dup(0)
-            stack.callback(bench.repairs.close)
-            bench.see((7, 0))
-            bench.own(7, 4711 + number)
-        descriptors = [bench.repairs.region.fd for bench in benches]
-        asyncio.run(carry_out(benches))
+    benches = [desk.region((7, 0)), desk.region((7, 0))]
+    descriptors = [bench.repairs.region.fd for bench in benches]
+    assert asyncio.run(carry_out(benches)) == [True, gone == "nothing"]
     assert sent == descriptors[: 2 if gone == "nothing" else 1]
+
+
+def test_an_order_names_its_owners_descriptor_or_none(desk: Desk) -> None:
+    bench = desk.region((7, 0), (8, 4712, 1, (80, 0)))
+    bench.state(8).owner_ended()
+    message, handles = encode(bench.plan(), bench.layout)
+    orders = [
+        slot_writer.ORDER.unpack_from(message, slot_writer.HEAD.size + n * slot_writer.ORDER.size)
+        for n in (0, 1)
+    ]
+    assert [order[:2] for order in orders] == [(0, True), (-1, False)]
+    assert len(handles) == 1
+
+
+def test_a_hostpid_that_was_written_is_a_repair(desk: Desk) -> None:
+    bench = desk.region((7, 0))
+    (order,) = bench.plan()
+    assert desk.send(bench, (slot_writer.DONE, order.new))
+    state = bench.state(7)
+    assert (state.written, state.written_at, state.reason, state.wrong_since) == (4711, 0, None, None)
+    assert desk.counters == {"repairs_missing": 1}
+    (line,) = desk.events("repair")
+    assert (line["host_pid"], line["before"], line["after"], line["slot"]) == (4711, 0, 4711, 0)
+    assert (line["pod_uid"], line["container_name"]) == ("uid", "main")
+
+
+def test_a_slot_of_a_claim_is_told_with_its_owners_names(desk: Desk) -> None:
+    bench = desk.region((7, 0))
+    bench.repairs.ownership = bench.repairs.ownership._replace(pod_uid=None, container_name="claim")
+    bench.state(7).names = ("another", "worker")
+    about = of_slot(bench.repairs, bench.state(7))
+    assert (about["pod_uid"], about["container_name"], about["host_pid"]) == ("another", "worker", 4711)
+    bench.state(7).owner_ended()
+    about = of_slot(bench.repairs, bench.state(7))
+    assert (about["container_name"], about["host_pid"]) == ("claim", None)
+
+
+@pytest.mark.parametrize(("conflicts", "lines"), [(1, 1), (2, 0)])
+def test_a_repair_beside_another_writer_has_no_line_but_the_conflicts(
+    desk: Desk, conflicts: int, lines: int
+) -> None:
+    bench = desk.region((7, 0))
+    bench.state(7).conflicts = conflicts
+    assert desk.send(bench, (slot_writer.DONE, 4711 << 32 | 7))
+    assert len(desk.events("repair")) == lines
+
+
+def test_a_hostpid_that_another_writer_changed_at_once_is_unresolved(desk: Desk) -> None:
+    bench = desk.region((7, 0))
+    assert desk.send(bench, (slot_writer.DONE, 815))
+    assert bench.reason(7) is UnresolvedReason.CHANGED
+    assert bench.state(7).written == 4711
+
+
+def test_a_value_that_was_written_is_known_as_ours(desk: Desk) -> None:
+    bench = desk.region((7, 4711, 1, (500, 0)))
+    bench.load = {(4711, "GPU-a"): 30}
+    assert desk.send(bench, DONE)
+    evidence = bench.state(7).evidence
+    assert evidence is not None
+    assert evidence.words[0].ours
+    assert desk.counters == {"utilization_writes": 1}
+    bench.see((7, 4711, 1, (501, 0)))
+    desk.send(bench, (slot_writer.DIFFERENT, 0))
+    assert desk.counters == {"utilization_writes": 1}, "its watcher was quicker"
+    assert bench.reason(7) is None
+
+
+def test_zeroed_values_of_the_dead_are_told_by_slots_and_words(desk: Desk) -> None:
+    bench = desk.region(
+        (7, 4711, 1, (80, 3)), (8, 4712, 1, (40, 0)), (9, 4713, 1, (20, 0)), (10, 4714, 1, (500, 0))
+    )
+    for ns_pid in (7, 8, 9):
+        bench.state(ns_pid).owner_ended()
+    orders = bench.plan()
+    answers = [(slot_writer.DIFFERENT, 0) if order.slot == 2 else DONE for order in orders]
+    assert desk.send(bench, *answers, orders=orders)
+    (line,) = desk.events("dead_slots_zeroed")
+    assert (line["slots"], line["words"]) == (2, 3)
+    bench = desk.region((7, 0), account="other")
+    desk.send(bench, DONE)
+    assert len(desk.events("dead_slots_zeroed")) == 1
+
+
+@pytest.mark.parametrize(
+    ("outcome", "counted", "reason"),
+    [
+        (slot_writer.MOVED, {"writes_undone": 1}, None),
+        (slot_writer.OWNER_GONE, {"writes_undone": 1}, UnresolvedReason.GONE),
+        (slot_writer.DIFFERENT, {"writes_missed": 1}, UnresolvedReason.CHANGED),
+    ],
+)
+def test_a_write_that_was_not_made(
+    desk: Desk, outcome: int, counted: dict[str, int], reason: UnresolvedReason | None
+) -> None:
+    bench = desk.region((7, 0))
+    assert desk.send(bench, (outcome, 0))
+    assert (desk.counters, bench.reason(7)) == (counted, reason)
+
+
+def test_a_file_that_cannot_be_written_is_tried_again_after_five_seconds(desk: Desk) -> None:
+    bench = desk.region((7, 0))
+    assert desk.send(bench, (slot_writer.NOT_WRITABLE, 0))
+    assert bench.reason(7) is UnresolvedReason.WRITE_FAILED
+    bench.now = time.monotonic()
+    assert bench.plan() == []
+    bench.now += 5.1
+    assert len(bench.plan()) == 1
+    (line,) = desk.events("write_failed")
+    assert line["path"] == bench.repairs.region.path
+    desk.send(bench, (slot_writer.DIFFERENT, 0))
+    assert desk.events("write_works_again") == []
+    desk.send(bench, DONE)
+    assert len(desk.events("write_works_again")) == 1
+
+
+def test_of_a_file_that_is_gone_no_trouble_is_kept(desk: Desk) -> None:
+    bench = desk.region((7, 0))
+    desk.send(bench, (slot_writer.NOT_WRITABLE, 0))
+    assert desk.journal.standing().keys() == {"write_failed"}
+    desk.writing.forget(bench.repairs.region.path)
+    assert desk.journal.standing() == {}
+
+
+@pytest.mark.parametrize(("path", "key"), [("/a/b/c.cache", "/a/b"), ("0123:/tmp/x.cache", "0123")])
+def test_lines_are_limited_by_directory_or_container(path: str, key: str) -> None:
+    assert directory_of(path) == key
+
+
+@pytest.mark.parametrize(
+    ("code", "lacks"), [(errno.EMFILE, Shortage.DESCRIPTORS), (errno.EPERM, Shortage.MEMORY)]
+)
+def test_what_the_writer_lacks_is_nobodys_fault_and_is_told_until_it_is_over(
+    desk: Desk, code: int, lacks: Shortage
+) -> None:
+    bench = desk.region((7, 0))
+    assert desk.send(bench, (slot_writer.NO_MEANS, code))
+    assert desk.writing.worker.means.counts == {lacks: 1}
+    assert bench.reason(7) is UnresolvedReason.WRITE_FAILED
+    desk.writing.catch_up()
+    (line,) = desk.events("out_of_means")
+    assert os.strerror(code) in line["why"]
+    assert not desk.send(bench, KILLED)
+    assert desk.counters["writer_failures"] == 1
+    assert desk.events("writer_failed") == [], "that is told already"
+    desk.writing.worker.means.sufficed()
+    desk.writing.catch_up()
+    assert len(desk.events("means_restored")) == 1
+    assert not desk.send(bench, KILLED)
+    assert desk.events("writer_failed") == [{"level": "warning", "why": str(KILLED)}]
+
+
+def test_a_late_writer_is_the_files_fault_the_third_time_in_a_row(desk: Desk) -> None:
+    bench = desk.region((7, 0))
+    for answer in (LATE, LATE, DONE, LATE, LATE):
+        bench.see((7, 0))
+        bench.state(7).written = None
+        assert desk.send(bench, answer) is (answer is DONE)
+    assert (desk.counters["quarantines"], desk.counters["writer_failures"]) == (0, 4)
+    assert [line["container"] for line in desk.events("writer_failed")] == ["uid_main"] * 4
+    assert not desk.send(bench, LATE)
+    assert (desk.counters["quarantines"], desk.counters["writer_failures"]) == (1, 5)
+    (line,) = desk.events("region_quarantined")
+    assert (line["seconds"], line["why"]) == (10.0, str(LATE))
+
+
+def test_a_quarantine_outlives_the_file(desk: Desk) -> None:
+    for account in ("one", "two", "three"):
+        bench = desk.region((7, 0), account=account)
+        assert not desk.send(bench, BUS)
+        bench.repairs.blame = desk.writing.blame("another")
+    del bench
+    gc.collect()
+    assert all(desk.writing.blame(each).quarantined(time.monotonic()) for each in ("one", "two", "three"))
+    assert not desk.writing.blame("another").quarantined(time.monotonic())
+
+
+def test_a_dry_run_tells_each_value_once(desk: Desk) -> None:
+    bench = desk.region((7, 0), (8, 4712, 1, (500, 0)))
+    bench.load = {(4712, "GPU-a"): 30}
+    told: list[Order] = []
+    desk.writing.on_would_repair = lambda _repairs, order: told.append(order)
+    for _ in range(2):
+        for order in bench.plan():
+            desk.writing.would_write(bench.repairs, order)
+    assert [order.new >> 32 for order in told] == [4711]
+    assert desk.counters == {"would_repair_missing": 1}
+    (line,) = desk.events("would_repair")
+    assert (line["ns_pid"], line["before"], line["after"], line["reason"]) == (7, 0, 4711, "missing")
+    (line,) = desk.events("would_write_utilization")
+    assert (line["ns_pid"], line["slot"], line["device"], line["before"], line["after"]) == (8, 1, 0, 500, 30)

@@ -167,6 +167,7 @@ def test_the_processs_own_guess_is_no_conflict_and_is_put_right_at_once(bench: B
     assert (order.reason, order.new >> 32) == (RepairReason.WRONG_NAMESPACE, 4711)
     bench.done(order)
     assert (bench.conflicts, bench.reason(7)) == ([], None)
+    assert bench.state(7).wrong_since == bench.now
     bench.see((7, 7))  # twice is nobody's guess
     assert bench.plan() == []
     assert bench.conflicts == [(7, 0.5)]
@@ -308,12 +309,18 @@ def test_a_watcher_has_two_ticks_from_when_its_hostpid_is_right(bench: Bench) ->
     assert bench.plan() == []
     bench.now += TWO_TICKS + 0.01
     assert [(order.device, order.new) for order in bench.plan()] == [(0, 80)]
+    bench.see((7, 7, 1, (0, 0)))  # its own guess: no watcher could work meanwhile
+    bench.done(bench.plan()[0])
+    bench.see((7, 4711, 1, (0, 0)))
+    bench.now += TWO_TICKS + 0.01
+    assert bench.plan() == []
 
 
 def test_contested_values_are_followed_between_passes_as_many_as_a_region_may_have(stack: ExitStack) -> None:
     bench = Bench(stack)
     slots = [(n, 4700 + n, 1, (500, 500)) for n in range(1, 12)]
-    bench.see(*slots)
+    bench.see((99, 0), *slots)
+    assert bench.state(99).owner is None
     for n in range(1, 12):
         bench.own(n, 4700 + n)
         bench.load |= {(4700 + n, uuid): 10 for uuid in UUIDS}
@@ -327,6 +334,7 @@ def test_contested_values_are_followed_between_passes_as_many_as_a_region_may_ha
         order.state.evidence.words[order.device].wrote(order.new)
     again = list(bench.repairs.follow(lambda _offset: 20, bench.now))
     assert [(order.expected, order.new) for order in again] == [(20, 10)] * FOLLOWED
+    assert list(bench.repairs.follow(lambda _offset: 20, bench.now)) == [], "each change once"
     assert list(bench.repairs.follow(lambda _offset: None, bench.now)) == []
     bench.load = {}
     bench.plan()
@@ -378,6 +386,7 @@ def test_the_load_of_a_process_that_gave_its_slot_back_is_zeroed(bench: Bench, s
     ]
     at = bench.layout.slot_offset(1)
     assert {(order.guard_offset, order.guard) for order in orders} == {(at, slot_word(0, 4711))}
+    assert all(order.state.dead for order in orders)
     assert bench.plan(writes=NEVER) == []
 
 
@@ -403,9 +412,11 @@ def test_after_an_end_a_region_is_looked_at_until_no_watcher_fills_the_slot_agai
     assert bench.plan() != []
     bench.see((0, 4711, 0, (0, 0)))
     assert bench.plan() == []
-    bench.repairs.rest()
-    assert bench.repairs.quiet_until() == 0.0
-    bench.now += 2.1
+    for seconds in (1.9, 0.2):
+        bench.repairs.stirs(bench.now)
+        bench.repairs.rest()
+        assert bench.repairs.quiet_until() == 0.0
+        bench.now += seconds
     bench.repairs.stirs(bench.now)
     bench.plan()
     bench.repairs.rest()
@@ -515,6 +526,7 @@ def test_a_region_is_quiet_until_anything_changes(bench: Bench) -> None:
     bench.see((7, 4711))
     bench.own(7, 4711)
     assert quiet(bench, HOST)
+    assert bench.repairs.quiet_until() > bench.now
     assert bench.repairs.stirs(bench.now, CONTAINER)
     assert quiet(bench, HOST)
     bench.see((7, 4711))  # read anew: another view
@@ -543,6 +555,13 @@ def test_what_has_no_slot_of_its_own_is_nothing_to_do(bench: Bench) -> None:
     bench.own(7, 4711)
     assert quiet(bench, HOST)
     assert bench.repairs.unclear()
+
+
+def test_of_a_dead_slot_without_a_load_nothing_is_to_do(bench: Bench) -> None:
+    bench.see((7, 815))
+    bench.state(7).owner_ended()
+    bench.state(7).found(UnresolvedReason.NO_SUCH_PROCESS, bench.now)
+    assert quiet(bench, HOST)
 
 
 # ---- whatever a tenant shows -------------------------------------------------------------------------------
@@ -652,7 +671,8 @@ def test_a_guest_who_comes_later_is_only_a_guest(stack: ExitStack) -> None:
 
 
 def test_values_linger_that_are_ours_or_that_no_watcher_zeroes(bench: Bench) -> None:
-    bench.see((7, 4711, 1, (30, 40)), (9, 4713, 1, (30, 0)))
+    bench.see((7, 4711, 1, (30, 40)), (9, 4713, 1, (30, 0)), (8, 0, 1, (30, 30)))
+    assert bench.state(8).owner is None
     bench.own(7, 4711)
     bench.own(9, 4713)
     bench.load = {(4711, UUIDS[0]): 30, (4711, UUIDS[1]): 40, (4713, UUIDS[0]): 30}
@@ -661,4 +681,5 @@ def test_values_linger_that_are_ours_or_that_no_watcher_zeroes(bench: Bench) -> 
     evidence = bench.state(7).evidence
     assert evidence is not None
     evidence.word(0, 30).wrote(30)
+    evidence.word(2, 30).wrote(30)  # when the region had a device more
     assert list(bench.repairs.lingering()) == [(4711, UUIDS[0]), (4711, UUIDS[1])]

@@ -39,12 +39,29 @@ def looked(times: int, *, dead: bool = False) -> SlotState:
 def test_a_new_slot_is_looked_at_at_once_eagerly_and_then_ever_more_rarely() -> None:
     assert SlotState(slot()).due(0.0)
     new = SlotState(slot())
-    assert (new.dead, new.abandoned, new.unsure, new.doubted, new.guessed) == (False,) * 5
+    assert (new.dead, new.abandoned, new.unsure, new.doubted, new.guessed, new.followed) == (False,) * 6
     assert (new.conflicts, new.not_before) == (0, 0.0), "it may be written at once"
     assert looked(EAGER_LOOKS).due(0.0)
     waits = [looked(EAGER_LOOKS + more).next_look - 100 for more in range(1, 9)]
     assert waits == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
     assert looked(EAGER_LOOKS + 9, dead=True).next_look == 101.0
+
+
+def test_an_owner_stays_unless_a_search_for_a_doubted_one_finds_another(handle: ProcessHandle) -> None:
+    state = SlotState(slot())
+    state.found(handle, 100.0)
+    assert state.keeps_owner(GONE), "nobody doubted it"
+    state.doubted = True
+    assert state.keeps_owner(UnresolvedReason.OVER_BUDGET), "nobody searched"
+    assert not state.keeps_owner(GONE)
+    with Procfs().open_handle(os.getppid()) as another, Procfs().open_handle(os.getpid()) as same:
+        assert not state.keeps_owner(another)
+        assert another.fd >= 0
+        assert state.keeps_owner(same)
+        assert (same.fd, state.doubted) == (-1, False)
+    state.doubted = True
+    state.release()
+    assert (state.owner, state.doubted) == (None, False)
 
 
 def test_after_an_end_it_is_looked_at_once_more_and_then_rarely_unless_somebody_attached(

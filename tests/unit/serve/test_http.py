@@ -12,8 +12,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from resolver import config, metrics
-from resolver.base.errors import UsageError
+from resolver import metrics
 from resolver.base.journal import Journal
 from resolver.config import Settings
 from resolver.serve import pages
@@ -343,31 +342,6 @@ async def test_a_defect_is_shown_and_the_next_request_is_answered(log: Mock) -> 
 
 
 # ---- addresses ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("text", "meant"),
-    [
-        (":9395", ("", 9395)),
-        ("127.0.0.1:9395", ("127.0.0.1", 9395)),
-        ("localhost:80", ("127.0.0.1", 80)),
-        ("[::1]:9395", ("::1", 9395)),
-        ("[::]:0", ("::", 0)),
-        ("off", None),
-    ],
-)
-def test_addresses(text: str, meant: tuple[str, int] | None) -> None:
-    assert config.parse_address(text) == meant
-    assert config.load({"metrics_addr": text}, None, {}).metrics_addr == text
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["", "9395", "127.0.0.1", ":port", ":65536", ":-1", "::1:9395", "example.org:80", "[::g]:1", "\u0661:1"],
-)
-def test_what_is_no_address_is_refused_at_start(text: str) -> None:
-    with pytest.raises(UsageError, match=r"metrics_addr \(command line\): .* is not possible"):
-        config.load({"metrics_addr": text}, None, {})
 
 
 def test_without_a_host_every_address_is_listened_on() -> None:
