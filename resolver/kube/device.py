@@ -22,6 +22,8 @@ API_VERSION, KIND = "scheduling.koordinator.sh/v1alpha1", "Device"
 MODEL_LABEL, DRIVER_LABEL = "node.koordinator.sh/gpu-model", "node.koordinator.sh/gpu-driver-version"
 #: The operator's mark, on the node: UUIDs of GPUs that are to be reported unhealthy, or ``*`` for all of them.
 CORDON = "hami-resolver/unhealthy-gpus"
+#: The same for all GPUs, as a label with the value ``unhealthy``.
+HEALTH_LABEL = "hami-resolver/gpu-health"
 
 
 def camel(reason: str) -> str:
@@ -35,7 +37,7 @@ _OURS = frozenset(("type", "id", "minor", "health", "resources", "topology", "co
 CORDONED, NVML_UNAVAILABLE = "Cordoned", "NvmlUnavailable"
 #: By reason: what a condition says. The text does not change while the reason stays: each change is a write.
 MESSAGES = {camel(reason): reason.meaning for reason in GpuReason} | {
-    CORDONED: f"an operator's mark: the node's annotation {CORDON}",
+    CORDONED: f"an operator's mark: the node's annotation {CORDON}, or its label {HEALTH_LABEL}",
     NVML_UNAVAILABLE: "NVML does not answer: this is the last known state",
 }
 
@@ -66,9 +68,11 @@ class Report(NamedTuple):
     cordoned: frozenset[str] = frozenset()
 
 
-def cordoned(value: str) -> frozenset[str]:
-    """Parse the annotation's UUIDs, separated by commas or blanks."""
-    return frozenset(re.split(r"[,\s]+", value.strip())) - {""}
+def cordoned(node: Json) -> frozenset[str]:
+    """Return the marked GPUs by a node's metadata; the annotation's UUIDs are separated by commas or blanks."""
+    uuids = re.split(r"[,\s]+", (node.get("annotations") or {}).get(CORDON, "").strip())
+    whole = (node.get("labels") or {}).get(HEALTH_LABEL) == "unhealthy"
+    return frozenset(uuids) - {""} | frozenset("*" * whole)
 
 
 def quantity(number: int) -> str:
@@ -170,6 +174,8 @@ def _entry(gpu: Json, known: Json, report: Report, now: float) -> Json:
     entry["resources"] = {"koordinator.sh/gpu-core": "100", "koordinator.sh/gpu-memory-ratio": "100"}
     if memory is not None:
         entry["resources"]["koordinator.sh/gpu-memory"] = memory
+    if model := label_value(gpu["name"]):  # the object's own label has room for one model
+        entry["labels"] = {**(known.get("labels") or {}), MODEL_LABEL: model}
     if topology := _topology(gpu) or known.get("topology"):
         entry["topology"] = topology
     conditions = _other_conditions(known)
@@ -213,7 +219,7 @@ def _topology(gpu: Mapping[str, Any]) -> Json | None:
 
 
 def _labels(gpus: Mapping[str, Any]) -> dict[str, str]:
-    """Label the node with its first named GPU's model; Koordinator knows one per node."""
+    """Label the node with its first named GPU's model; each GPU's entry has its own."""
     model = next((each["name"] for each in gpus["gpus"] if each["name"]), "")
     labels = {MODEL_LABEL: label_value(model), DRIVER_LABEL: label_value(gpus["driver_version"] or "")}
     return {name: value for name, value in labels.items() if value}

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from resolver.base.errors import ApiServerFailed, NoDaemon
 from resolver.kube.apiserver import STRATEGIC_PATCH, ApiServer, Backoff
 from resolver.kube.device import (
-    CORDON,
     Health,
     OwnerReference,
     Report,
@@ -42,6 +41,8 @@ CONDITION = "GPUUnhealthy"
 NVML_PATIENCE_SECONDS = 10.0
 #: Between two writes, which joins changes, and between two questions to a daemon that does not answer.
 _APART_SECONDS = 1.0
+#: Between two reads of the object, which another program may have changed or deleted.
+_CHECK_SECONDS = 8.0
 #: The watch is begun anew, and the object read again, after a time between these.
 _WATCH_SECONDS = (3000, 4200)
 
@@ -187,7 +188,7 @@ class Reporter:
 
     def _take_node(self, metadata: Json) -> None:
         owner = OwnerReference(self._plan.node, str(metadata.get("uid", "")))
-        marked = cordoned((metadata.get("annotations") or {}).get(CORDON, ""))
+        marked = cordoned(metadata)
         if (owner, marked) == (self._node, self._cordoned):
             return  # most events of a node are about something else
         if marked != self._cordoned:
@@ -200,7 +201,11 @@ class Reporter:
     async def _keep(self) -> None:
         backoff = Backoff()
         while True:
-            await self._wake.wait()
+            try:
+                async with asyncio.timeout(_CHECK_SECONDS):
+                    await self._wake.wait()
+            except TimeoutError:
+                self._to_read = True
             self._wake.clear()
             began = time.monotonic()
             try:

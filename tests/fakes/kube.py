@@ -186,7 +186,9 @@ class KubeServer:
         self.authority = Authority(self.root / f"pki-{uuid.uuid4().hex[:8]}")
         (self.account / "ca.crt").write_bytes(self.authority.ca.read_bytes())
 
-    def set_node(self, name: str, annotations: Json | None = None, *, anew: bool = False) -> None:
+    def set_node(
+        self, name: str, annotations: Json | None = None, labels: Json | None = None, *, anew: bool = False
+    ) -> None:
         """Register it, or change it; ``anew``: another node of that name."""
 
         def change() -> None:
@@ -198,6 +200,7 @@ class KubeServer:
                 "status": {"images": [{"names": ["x" * 60], "sizeBytes": 1}] * 50},
             }
             node["metadata"]["annotations"] = annotations or {}
+            node["metadata"]["labels"] = {"gpu": "on", **(labels or {})}
             if known is None and name in self.nodes:
                 self._happened("DELETED", self.nodes[name])
             self.nodes[name] = node
@@ -225,6 +228,10 @@ class KubeServer:
             self.devices[device["metadata"]["name"]] = device
 
         self.call(change)
+
+    def delete_device(self, name: str) -> None:
+        """Another program deletes it."""
+        self.call(lambda: self.devices.pop(name))
 
     def end_watches(self, *, compact: bool = False) -> None:
         """Cut all watches; ``compact``: and forget the history, so that they cannot go on from where they were."""

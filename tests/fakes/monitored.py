@@ -83,8 +83,8 @@ def name_pods(containers: Sequence[Container], directory: Path) -> dict[str, tup
     return names
 
 
-def jobs(resolver: str, monitor: str = "") -> list[dict[str, Any]]:
-    """The scrape jobs: resolver as docs/monitoring.md says, and HAMi's monitor, if it has an address."""
+def jobs(resolver: str, monitor: str = "", reporter: str = "") -> list[dict[str, Any]]:
+    """The scrape jobs: resolver as docs/monitoring.md says, and HAMi's monitor and the reporter with an address."""
     found: list[dict[str, Any]] = [
         {
             "job_name": "resolver",
@@ -92,6 +92,9 @@ def jobs(resolver: str, monitor: str = "") -> list[dict[str, Any]]:
             "static_configs": [{"targets": [resolver], "labels": TARGET}],
         }
     ]
+    if reporter:
+        targets = [{"targets": [reporter], "labels": {"node": TARGET["node"]}}]
+        found.append({"job_name": "resolver-report-devices", "static_configs": targets})
     if monitor:
         found.append(
             {

@@ -5,14 +5,18 @@ from __future__ import annotations
 import math
 import re
 import time
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 from tests.fakes.daemon import Daemon
 from tests.fakes.gpu import DEFAULT_DEVICES
+from tests.fakes.kube import KubeServer
 from tests.fakes.monitored import PODS, TARGET, dashboard, jobs, legend, name_pods, queries
 from tests.fakes.node import Node
 from tests.fakes.prometheus import HamiMonitor, Prometheus
+from tests.fakes.reported import NODE
+from tests.fakes.reporter import Reporter
 from tests.fakes.scene import full_scene, settle
 from tests.kernel.conftest import Start
 from tests.patience import until
@@ -38,10 +42,15 @@ def test_every_query_of_the_dashboard_returns_data(
     names = name_pods(containers, tmp_path / "pods")
     daemon = start(node, *FAST, "--metrics-addr", "127.0.0.1:0", "--pod-logs-dir", str(tmp_path / "pods"))
     began = time.time()
-    with (
-        HamiMonitor([each for each in containers if each.name in PODS], names) as monitor,
-        Prometheus(tmp_path / "prometheus", jobs(address(daemon), monitor.address)) as prometheus,
-    ):
+    with ExitStack() as stack:
+        kube = stack.enter_context(KubeServer(tmp_path / "kube"))
+        kube.set_node(NODE)
+        reporter = Reporter(kube, str(daemon.socket))
+        stack.callback(reporter.stop)
+        monitored = [each for each in containers if each.name in PODS]
+        monitor = stack.enter_context(HamiMonitor(monitored, names))
+        scraped = jobs(address(daemon), monitor.address, f"127.0.0.1:{reporter.port}")
+        prometheus = stack.enter_context(Prometheus(tmp_path / "prometheus", scraped))
         wanted = {
             (*PODS[name], name): sum(
                 case.load or 0 for case in cases if case.container.name == name and not case.ended

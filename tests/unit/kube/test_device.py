@@ -13,8 +13,10 @@ from resolver.api import shapes
 from resolver.base.reasons import GpuReason
 from resolver.gpu.inventory import Gpu, Illness, Inventory
 from resolver.kube.device import (
+    CORDON,
     CORDONED,
     DRIVER_LABEL,
+    HEALTH_LABEL,
     MESSAGES,
     MODEL_LABEL,
     NVML_UNAVAILABLE,
@@ -93,6 +95,7 @@ def test_a_healthy_node() -> None:
             "koordinator.sh/gpu-memory-ratio": "100",
             "koordinator.sh/gpu-memory": "80Gi",
         },
+        "labels": {MODEL_LABEL: "NVIDIA-A100-SXM4-80GB"},
         "topology": {"socketID": 0, "nodeID": 1, "pcieID": "pci0000:3a", "busID": "0000:3b:00.0"},
     }
     assert "status" not in device
@@ -158,16 +161,17 @@ def test_a_gpu_that_the_driver_does_not_count_any_more_goes() -> None:
 
 def test_an_operators_mark() -> None:
     gpus = told(gpu(), gpu("GPU-b", 1), gpu("GPU-c", 2, "lost"))
-    device = made(Report(gpus, cordoned=cordoned(" GPU-a,GPU-c ,GPU-other\n")))
+    device = made(Report(gpus, cordoned=cordoned({"annotations": {CORDON: " GPU-a,GPU-c ,GPU-other\n"}})))
     assert {uuid: state[:2] for uuid, state in health(device).items()} == {
         "GPU-a": (False, CORDONED),
         "GPU-b": (True, ""),
         "GPU-c": (False, "Lost"),
     }
     assert MESSAGES[CORDONED] in entries(device)["GPU-c"]["conditions"][0]["message"]
-    every = made(Report(gpus, cordoned=cordoned("*")))
+    every = made(Report(gpus, cordoned=cordoned({"labels": {HEALTH_LABEL: "unhealthy"}})))
     assert not any(each["health"] for each in every["spec"]["devices"])
-    assert cordoned("  ,, ") == frozenset()
+    assert cordoned({"annotations": {CORDON: "  ,, "}, "labels": {HEALTH_LABEL: "healthy"}}) == frozenset()
+    assert cordoned({"annotations": {CORDON: "*"}}) == frozenset("*")
 
 
 def test_what_is_another_programs_stays() -> None:
@@ -180,7 +184,8 @@ def test_what_is_another_programs_stays() -> None:
         "message": "",
         "lastTransitionTime": "2023-11-14T22:13:20Z",
     }
-    before["spec"]["devices"][0] |= {"moduleID": 4, "labels": {"a": "b"}, "conditions": [foreign]}
+    before["spec"]["devices"][0] |= {"moduleID": 4, "conditions": [foreign]}
+    before["spec"]["devices"][0]["labels"]["a"] = "b"
     before["spec"]["devices"].append(rdma)
     before["metadata"]["labels"]["theirs"] = "x"
     other = {"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "d", "uid": "u"}
@@ -200,6 +205,17 @@ def test_a_node_of_the_same_name_is_another_owner() -> None:
     anew = desired(Report(told(gpu())), NODE.name, OwnerReference(NODE.name, "new"), before, LATER)
     (owner,) = patch(before, anew)["metadata"]["ownerReferences"]
     assert owner["uid"] == "new"
+
+
+def test_each_gpu_has_its_model_beside_the_labels_of_others() -> None:
+    gpus = told(gpu("GPU-a", 0, name="NVIDIA L40S"), gpu("GPU-b", 1))
+    before = stored(made(Report(gpus)))
+    before["spec"]["devices"][0]["labels"]["theirs"] = "x"
+    device = made(Report(gpus), before)
+    assert device["metadata"]["labels"][MODEL_LABEL] == "NVIDIA-L40S"
+    labels = {uuid: entry["labels"] for uuid, entry in entries(device).items()}
+    assert labels["GPU-a"] == {MODEL_LABEL: "NVIDIA-L40S", "theirs": "x"}
+    assert labels["GPU-b"] == {MODEL_LABEL: "NVIDIA-A100-SXM4-80GB"}
 
 
 def test_what_a_broken_gpu_does_not_say_is_taken_from_before() -> None:

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from resolver.base.errors import ApiServerFailed
 from resolver.kube import node_events
 from resolver.kube.apiserver import FIELD_MANAGER, Backoff
-from resolver.kube.device import CORDON, CORDONED, NVML_UNAVAILABLE
+from resolver.kube.device import CORDON, CORDONED, HEALTH_LABEL, NVML_UNAVAILABLE
 from tests.fakes.kube import DEVICES, EVENTS, NODES, RULES, KubeServer, Rule, owned_by
 from tests.fakes.reported import NODE, Run, gpu, impatient, reporting
 
@@ -228,6 +228,32 @@ async def test_a_node_that_goes_and_comes_as_another(kube: KubeServer, run: Run)
     kube.set_node(NODE)
     await run.until(lambda: NODE in kube.devices, SOON)
     assert kube.devices[NODE]["metadata"]["ownerReferences"][0]["uid"] == kube.nodes[NODE]["metadata"]["uid"]
+
+
+def test_the_label_marks_every_gpu_of_the_node(kube: KubeServer) -> None:
+    kube.set_node(NODE, labels={HEALTH_LABEL: "unhealthy"})
+
+    async def scenario(run: Run) -> None:
+        assert run.reasons() == {"GPU-a": CORDONED, "GPU-b": CORDONED}
+        kube.set_node(NODE, labels={HEALTH_LABEL: "healthy"})
+        await run.until(lambda: run.reasons() == {"GPU-a": "", "GPU-b": ""}, SOON)
+
+    play(kube, scenario)
+
+
+@in_sync
+async def test_what_another_program_deletes_or_changes_is_put_right_in_ten_seconds(
+    kube: KubeServer, run: Run
+) -> None:
+    right = run.device["spec"]["devices"]
+    for harm in ("deleted", "changed"):
+        changed = copy.deepcopy(run.device)
+        changed["spec"]["devices"] = changed["spec"]["devices"][:1]
+        began = time.monotonic()
+        kube.delete_device(NODE) if harm == "deleted" else kube.set_device(changed)
+        await run.until(lambda: NODE in kube.devices and run.device["spec"]["devices"] == right, SOON)
+        assert time.monotonic() - began < 10
+        await run.in_sync()
 
 
 # ---- faults ---------------------------------------------------------------------------------------------------------
