@@ -196,7 +196,7 @@ def test_what_is_another_programs_stays() -> None:
     assert change.keys() == {"metadata", "spec"}
     assert change["metadata"] == {"resourceVersion": "7"}
     entry, kept = change["spec"]["devices"]
-    assert (entry["moduleID"], entry["labels"], entry["conditions"][0]) == (4, {"a": "b"}, foreign)
+    assert (entry["moduleID"], entry["labels"]["a"], entry["conditions"][0]) == (4, "b", foreign)
     assert kept == rdma
 
 
