@@ -78,98 +78,80 @@ def test_not_root() -> None:
     assert (done.returncode, done.stderr) == (1, "")
 
 
-@pytest.mark.parametrize(
-    ("capability", "check", "state"),
-    [("sys_ptrace", "view", "failed"), ("bpf", "bpf", "warning"), ("perfmon", "bpf", "warning")],
+PTRACE, NETWORK = (
+    without("sys_ptrace"),
+    ("unshare", "--net", *without("sys_admin", "sys_ptrace", "net_admin")),
 )
-def test_without_one_capability(capability: str, check: str, state: str) -> None:
-    result = doctor(check, wrapper=without(capability, "sys_admin"))[check]
-    names(result, state, f"CAP_{capability.upper()} is missing", capability.upper())
+BCC = '$(dirname "$(/usr/bin/python3 -I -c "import bcc; print(bcc.__file__)")")'
+LIBATOMIC = "$(/sbin/ldconfig -p | sed -n 's/.*libatomic.so.1 .*=> //p')"
+HIDDEN = mounted("mount -t proc -o hidepid=2 proc /proc")
+#: What is taken away, and what each check says then; the option is for both.
+TAKEN: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
+    "SYS_PTRACE": (PTRACE, {"view": "failed: CAP_SYS_PTRACE is missing"}),
+    "BPF": (without("bpf", "sys_admin"), {"bpf": "warning: CAP_BPF is missing"}),
+    "PERFMON": (without("perfmon", "sys_admin"), {"bpf": "warning: CAP_PERFMON is missing"}),
+    "NET_ADMIN": (
+        without("net_admin"),
+        {"netlink": "ok: " if RELEASE >= (6, 6) else "warning: CAP_NET_ADMIN"},
+    ),
+    "--source bpf": (without("bpf", "sys_admin"), {"bpf": "failed: CAP_BPF is missing: source = auto"}),
+    "--source netlink": (
+        NETWORK,
+        {"netlink": "failed: hostNetwork: true: set source = auto", "bpf": "ok: not tried"},
+    ),
+    "the host's PIDs": (
+        ("unshare", "--pid", "--fork", "--mount-proc"),
+        {
+            "view": "failed: not in the host's PID namespace: hostPID: true: --pid=host",
+            "netlink": "warning: PID namespace: the daemon falls back to scan",
+            "bpf": "warning: PID namespace: the daemon falls back to netlink",
+        },
+    ),
+    "the host's users": (
+        ("unshare", "--user", "--map-root-user"),
+        {"view": "failed: a user namespace of its own: hostUsers: true", "bpf": "warning: user namespace"},
+    ),
+    "the host's network": (NETWORK, {"netlink": "warning: hostNetwork: true: falls back to scan"}),
+    "nothing but hidepid": (HIDDEN, {"view": "ok: "}),
+    "other processes": (
+        (*HIDDEN, *PTRACE),
+        {"view": "failed: hides processes: give it CAP_SYS_PTRACE: mount -o remount,hidepid=0"},
+    ),
+    "/proc": (
+        mounted("mount -t tmpfs none /proc"),
+        {"view": "failed: /proc is not a mounted proc file system: mount -t proc proc /proc"},
+    ),
+    "cgroups": (
+        mounted("umount -R -l /sys/fs/cgroup"),
+        {"view": "warning: no cgroup hierarchy: mount -t cgroup2"},
+    ),
+    "BTF": (
+        mounted("mount -t tmpfs none /sys/kernel/btf"),
+        {
+            "bpf": "warning: this kernel has no BTF: CONFIG_DEBUG_INFO_BTF=y: falls back to netlink",
+            "netlink": "ok: found a process",
+        },
+    ),
+    "bcc": (
+        mounted(f"mount -t tmpfs none {BCC}"),
+        {"bpf": "warning: bcc is not installed: apt-get install python3-bpfcc"},
+    ),
+    "libatomic": (
+        mounted(f"mount --bind /dev/null {LIBATOMIC}"),
+        {"writer": "failed: it cannot write: libatomic.so.1: apt-get install libatomic1"},
+    ),
+}
 
 
-def test_without_the_capability_for_events_on_kernels_that_ask_for_it() -> None:
-    result = doctor("netlink", wrapper=without("net_admin"))["netlink"]
-    names(result, "ok" if RELEASE >= (6, 6) else "warning", "" if RELEASE >= (6, 6) else "CAP_NET_ADMIN")
-
-
-def test_a_source_that_was_asked_for_and_lacks_its_capability() -> None:
-    found = doctor("bpf", options=("--source", "bpf"), wrapper=without("bpf", "sys_admin"))
-    names(found["bpf"], "failed", "CAP_BPF is missing", "source = auto")
-
-
-def test_in_a_pid_namespace() -> None:
-    wrapper = ("unshare", "--pid", "--fork", "--mount-proc")
-    found = doctor("view", "netlink", "bpf", wrapper=wrapper)
-    names(found["view"], "failed", "not in the host's PID namespace", "hostPID: true", "--pid=host")
-    names(found["netlink"], "warning", "PID namespace", "the daemon falls back to scan")
-    names(found["bpf"], "warning", "PID namespace", "the daemon falls back to netlink")
-
-
-def test_in_a_user_namespace() -> None:
-    found = doctor("view", "bpf", wrapper=("unshare", "--user", "--map-root-user"))
-    names(found["view"], "failed", "a user namespace of its own", "hostUsers: true")
-    names(found["bpf"], "warning", "user namespace")
-
-
-def test_hidepid() -> None:
-    hidden = mounted("mount -t proc -o hidepid=2 proc /proc")
-    names(doctor("view", wrapper=hidden)["view"], "ok")
-    blind = doctor("view", wrapper=(*hidden, *without("sys_ptrace")))["view"]
-    names(
-        blind,
-        "failed",
-        "hides processes",
-        "give it CAP_SYS_PTRACE",
-        "mount -o remount,hidepid=0",
-    )
-
-
-def test_no_proc() -> None:
-    view = doctor("view", wrapper=mounted("mount -t tmpfs none /proc"))["view"]
-    names(view, "failed", "/proc is not a mounted proc file system", "mount -t proc proc /proc")
-
-
-def test_no_cgroup_hierarchy() -> None:
-    view = doctor("view", wrapper=mounted("umount -R -l /sys/fs/cgroup"))["view"]
-    names(view, "warning", "no cgroup hierarchy", "mount -t cgroup2")
+@pytest.mark.parametrize("what", TAKEN)
+def test_without(what: str) -> None:
+    wrapper, said = TAKEN[what]
+    found = doctor(*said, options=tuple(what.split()) if what.startswith("-") else (), wrapper=wrapper)
+    for check, words in said.items():
+        names(found[check], *words.split(": "))
 
 
 # ---- what the sources need ----------------------------------------------------------------------------------------
-
-
-def test_no_btf() -> None:
-    found = doctor("bpf", "netlink", wrapper=mounted("mount -t tmpfs none /sys/kernel/btf"))
-    names(
-        found["bpf"], "warning", "this kernel has no BTF", "CONFIG_DEBUG_INFO_BTF=y", "falls back to netlink"
-    )
-    names(found["netlink"], "ok", "found a process")
-
-
-def test_no_bcc() -> None:
-    bcc = subprocess.check_output(
-        ["/usr/bin/python3", "-I", "-c", "import bcc; print(bcc.__path__[0])"], text=True
-    ).strip()
-    found = doctor("bpf", wrapper=mounted(f"mount -t tmpfs none {bcc}"))
-    names(found["bpf"], "warning", "bcc is not installed", "apt-get install python3-bpfcc")
-
-
-def test_no_way_to_the_hosts_network() -> None:
-    wrapper = ("unshare", "--net", *without("sys_admin", "sys_ptrace", "net_admin"))
-    names(doctor("netlink", wrapper=wrapper)["netlink"], "warning", "hostNetwork: true", "falls back to scan")
-
-
-def test_the_only_source_that_is_allowed_does_not_work() -> None:
-    wrapper = ("unshare", "--net", *without("sys_admin", "sys_ptrace", "net_admin"))
-    found = doctor("netlink", "bpf", options=("--source", "netlink"), wrapper=wrapper)
-    names(found["netlink"], "failed", "hostNetwork: true", "set source = auto")
-    names(found["bpf"], "ok", "not tried")
-
-
-def test_no_libatomic() -> None:
-    listed = subprocess.check_output(["/sbin/ldconfig", "-p"], text=True)
-    (library,) = {line.split("=> ")[1] for line in listed.splitlines() if "libatomic.so.1 " in line}
-    result = doctor("writer", wrapper=mounted(f"mount --bind /dev/null {library}"))["writer"]
-    names(result, "failed", "it cannot write", "libatomic.so.1", "apt-get install libatomic1")
 
 
 def test_a_read_only_directory(tmp_path: Path) -> None:

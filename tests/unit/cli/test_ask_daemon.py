@@ -20,6 +20,7 @@ from resolver.api import shapes
 from resolver.api.status import state_of
 from resolver.base.reasons import RegionReason, SampleReason
 from resolver.cli._explain.known import answer
+from resolver.cli.containers import COLUMNS
 from resolver.cli.show import duration, moment
 from resolver.gpu.attribution import NOTHING, Sample
 from resolver.gpu.inventory import Gpu, Illness, Inventory
@@ -78,6 +79,12 @@ def pairs_of(text: str) -> dict[str, str]:
     return dict(re.split(r"\s{2,}", line, maxsplit=1) for line in text.splitlines())
 
 
+def test_moments_and_durations_for_people() -> None:
+    assert [moment(at) for at in (0.9996, AT)] == ["1970-01-01T00:00:01.000Z", "2023-11-14T22:13:20.000Z"]
+    times = {-1: "0.0s", 0.44: "0.4s", 12: "12s", 60: "1m 0s", 11_520: "3h 12m", 90_000: "1d 1h"}
+    assert {seconds: duration(seconds) for seconds in times} == times
+
+
 # ---- nobody there -------------------------------------------------------------------------------------------------
 
 
@@ -110,14 +117,6 @@ def test_a_daemon_of_another_kind_is_told_and_no_traceback(
     assert "Traceback" not in done.stderr
     assert (done.returncode, done.stdout) == (4, "")
     assert "of this version" in done.stderr
-
-
-def test_the_daemons_version_or_that_it_does_not_say_it(daemon: Daemon) -> None:
-    told = json.loads(resolver("version", "--json", "--socket", str(daemon.path)).stdout)
-    assert told == {"resolver": __version__, "daemon": __version__, "daemon_unknown": None}
-    daemon.documents["/v1/status"] = []
-    done = resolver("version", "--socket", str(daemon.path))
-    assert "of another version" in done.stdout
 
 
 # ---- status -------------------------------------------------------------------------------------------------------
@@ -253,17 +252,7 @@ def test_a_table_of_containers_for_programs(daemon: Daemon) -> None:
     done = resolver("containers", "--socket", str(daemon.path))
     assert (done.returncode, done.stderr) == (0, "")
     head, *rows = [re.split(r"\s{2,}", line.strip()) for line in done.stdout.splitlines()]
-    assert head == [
-        "CONTAINER",
-        "NAMESPACE",
-        "POD",
-        "NAME",
-        "POD UID",
-        "PIDNS",
-        "HOST PID",
-        "REGIONS",
-        "SINCE",
-    ]
+    assert head == list(COLUMNS)
     since = "2023-11-14T21:11:40.000Z"
     assert rows == [
         [CID, "team-a", "train-0", "main", UID, "4026532177", "24390", "1", since],
@@ -307,25 +296,26 @@ def test_events_a_line_each(events: Daemon) -> None:
     assert lines[20] == "2023-11-14T22:13:20.021Z  repair              container=u_main after=7"
 
 
-def test_some_events(events: Daemon) -> None:
-    def numbers(*arguments: str) -> list[int]:
-        done = resolver("events", "--json", "--socket", str(events.path), *arguments)
-        assert done.returncode == 0, done.stderr
-        return [json.loads(line)["number"] for line in done.stdout.splitlines()]
-
-    assert numbers("--last", "2") == [20, 21]
-    assert numbers("--last", "0") == []
-    assert numbers("--kind", "policy") == [20]
-    assert numbers("--kind", "repair", "--last", "2") == [19, 21]
-    assert numbers("--kind", "policy", "--kind", "repair", "--last", "99") == list(range(1, 22))
-    assert numbers("--kind", "source") == []
-
-
-def test_events_since(events: Daemon) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "numbers"),
+    [
+        ("--last 2", [20, 21]),
+        ("--last 0", []),
+        ("--kind policy", [20]),
+        ("--kind repair --last 2", [19, 21]),
+        ("--kind policy --kind repair --last 99", [*range(1, 22)]),
+        ("--kind source", []),
+        ("--since 9m", []),
+        ("--since 11m", [*range(1, 22)]),
+        ("--since 1h", [*range(1, 22)]),
+        ("--since 599.9905", [*range(10, 22)]),
+    ],
+)
+def test_some_events(events: Daemon, arguments: str, numbers: list[int]) -> None:
     events.documents["/v1/events"]["at"] = AT + 600
-    for since, expected in (("9m", []), ("11m", [*range(1, 22)]), ("599.9905", [*range(10, 22)])):
-        done = resolver("events", "--json", "--since", since, "--socket", str(events.path))
-        assert [json.loads(line)["number"] for line in done.stdout.splitlines()] == expected, since
+    done = resolver("events", "--json", "--socket", str(events.path), *arguments.split())
+    assert done.returncode == 0, done.stderr
+    assert [json.loads(line)["number"] for line in done.stdout.splitlines()] == numbers
 
 
 def of_pods(daemon: Daemon) -> None:
@@ -352,20 +342,18 @@ def of_pods(daemon: Daemon) -> None:
 
 @pytest.mark.parametrize(
     ("pod", "expected"),
-    [("team-a/train-0", [1]), (UID, [1]), (UID[:8], [1]), ("old/gone", [2, 3])],
+    [("team-a/train-0", [1]), (UID, [1]), (UID[:8], [1]), ("old/gone", [2, 3]), ("no/such", [])],
 )
 def test_events_of_a_pod_that_runs_or_ran(daemon: Daemon, pod: str, expected: list[int]) -> None:
     of_pods(daemon)
     done = resolver("events", "--json", "--pod", pod, "--socket", str(daemon.path))
-    assert (done.returncode, done.stderr) == (0, "")
     assert [json.loads(line)["number"] for line in done.stdout.splitlines()] == expected
-
-
-def test_events_of_a_pod_that_never_was(daemon: Daemon) -> None:
-    of_pods(daemon)
-    done = resolver("events", "--pod", "no/such", "--socket", str(daemon.path))
-    assert (done.returncode, done.stdout) == (1, "")
-    assert "no pod here is or was called 'no/such'" in done.stderr
+    said = "" if expected else "no pod here is or was called 'no/such'"
+    assert (done.returncode, bool(done.stderr), said in done.stderr) == (
+        0 if expected else 1,
+        not expected,
+        True,
+    )
 
 
 def test_events_fit_a_terminal(daemon: Daemon) -> None:
@@ -489,22 +477,7 @@ def test_a_daemon_that_does_not_say_its_settings_is_said(daemon: Daemon, tmp_pat
         done = resolver("slots", "--socket", str(daemon.path), RESOLVER_CONTAINERS_DIR=str(tmp_path / "here"))
         assert done.returncode == 0, done.stderr
         assert "by environment RESOLVER_CONTAINERS_DIR" in done.stderr
-
-
-# ---- how things are printed ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(-1, "0.0s"), (0.44, "0.4s"), (12, "12s"), (60, "1m 0s"), (11_520, "3h 12m"), (90_000, "1d 1h")],
-)
-def test_durations_for_people(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
-
-
-def test_a_moment_is_rounded_not_overflown() -> None:
-    assert moment(0.9996) == "1970-01-01T00:00:01.000Z"
-    assert moment(AT) == "2023-11-14T22:13:20.000Z"
+        assert "of another version" in resolver("version", "--socket", str(daemon.path)).stdout
 
 
 def test_a_file_that_is_named_goes_before_the_daemon(daemon: Daemon, tmp_path: Path) -> None:

@@ -6,12 +6,12 @@ import errno
 import io
 import json
 import os
+import re
 import stat
 import sys
 import tarfile
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -62,17 +62,7 @@ def test_a_bundle_has_what_the_daemon_says_and_is_this_users_alone(tmp_path: Pat
     files = unpacked((tmp_path / "b.tar.gz").read_bytes())
     manifest = json.loads(files["MANIFEST.json"])
     assert manifest["redacted"] is False
-    for name in (
-        "status",
-        "containers",
-        "regions",
-        "slots",
-        "processes",
-        "unresolved",
-        "gpus",
-        "kernel",
-        "versions",
-    ):
+    for name in (*bundle_parts._LISTS, "kernel", "versions"):
         assert manifest["parts"][f"{name}.json"]["trouble"] is None
         assert json.loads(files[f"{name}.json"])
     assert json.loads(files["slots.json"])["slots"][0]["hostpid"] == 4711
@@ -139,6 +129,7 @@ CONTAINERS = {
         {"container_id": None, "pod_uid": POD, "container_name": "train", "namespace": "acme", "pod": "train-0-b"},
     ]
 }  # fmt: skip
+FIELDS = ("namespace", "pod", "container_name", "pod_uid")
 METRICS = (
     "# HELP resolver_x About namespaces\n# TYPE resolver_x gauge\n"
     f'resolver_x{{namespace="acme-corp",pod="train-0",container="main",pod_uid="{POD}",reason="missing"}} 4711\n'
@@ -153,23 +144,12 @@ def redacted(*texts: str) -> list[str]:
 
 
 def test_the_same_name_has_the_same_pseudonym_in_every_part() -> None:
-    doctor = [
-        {
-            "check": "regions",
-            "found": f"1 file left alone: {POD}_main/a.cache on gpu-node-7 of acme-corp/train-0",
-        }
-    ]
+    found = f"1 file left alone: {POD}_main/a.cache on gpu-node-7 of acme-corp/train-0"
+    doctor = [{"check": "regions", "found": found}]
     one, two, three = redacted(json.dumps(CONTAINERS), METRICS, json.dumps(doctor))
     first, second = json.loads(one)["containers"]
-    labels = dict(
-        part.split("=") for part in two.splitlines()[2].partition("{")[2].partition("}")[0].split(",")
-    )
-    for field, label in (
-        ("namespace", "namespace"),
-        ("pod", "pod"),
-        ("container_name", "container"),
-        ("pod_uid", "pod_uid"),
-    ):
+    labels = dict(re.findall(r'(\w+)=("\w[^"]*")', two.splitlines()[2]))
+    for label, field in zip(("namespace", "pod", "container", "pod_uid"), FIELDS, strict=True):
         assert labels[label] == f'"{first[field]}"'
     found = json.loads(three)[0]["found"]
     assert f"{first['namespace']}/{first['pod']}" in found
@@ -184,20 +164,17 @@ def test_the_same_name_has_the_same_pseudonym_in_every_part() -> None:
 
 def test_keys_numbers_and_names_of_metrics_stay() -> None:
     container = {"namespace": "x", "pod": "slots", "container_name": "resolver_x", "pod_uid": POD}
+    policy = {"namespace": "host", "why": "samples carry host PIDs"}  # about the driver
+    status = {"slots": 3, "counters": {"repairs_missing": 1}, "at": 1.5, "policy": policy}
     one, two, three = redacted(
         json.dumps(container),
         METRICS,
-        json.dumps({"slots": 3, "counters": {"repairs_missing": 1}, "at": 1.5}),
+        json.dumps(status),
     )
-    assert json.loads(three) == {"slots": 3, "counters": {"repairs_missing": 1}, "at": 1.5}
+    assert json.loads(three) == status
     assert two.startswith("# HELP resolver_x About namespaces\n# TYPE resolver_x gauge\nresolver_x{")
     assert two.endswith(" 4711\n")
     assert "slots" not in json.loads(one).values()
-
-
-def test_what_is_about_the_driver_is_no_name() -> None:
-    status: dict[str, Any] = {"policy": {"namespace": "host", "why": "samples carry host PIDs"}}
-    assert json.loads(redacted(json.dumps(status))[0]) == status
 
 
 def test_pythons_own_words_are_no_names() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -17,11 +18,22 @@ from resolver.cli.run import summary
 from tests.fakes import cachefiles
 from tests.fakes.command import called
 from tests.fakes.pictures import picture
+from tests.fakes.served import serving
 
 
-def test_version() -> None:
+def test_version(tmp_path: Path) -> None:
     done = called("--version")
     assert (done.returncode, done.stdout, done.stderr) == (0, f"resolver {__version__}\n", "")
+    done = called("version", "--socket", str(tmp_path / "none.sock"))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.fullmatch(
+        rf"resolver +{re.escape(__version__)}\ndaemon +unknown: no daemon answers at .*none\.sock: "
+        "there is no such socket\n",
+        done.stdout,
+    )
+    with serving(tmp_path / "d.sock") as daemon:
+        told = json.loads(called("version", "--json", "--socket", daemon.path).stdout)
+    assert told == {"resolver": __version__, "daemon": __version__, "daemon_unknown": None}
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
@@ -76,17 +88,6 @@ def test_the_nearest_word_is_suggested(arguments: list[str], meant: str) -> None
 def test_an_option_is_spelt_out() -> None:
     done = called("run", "--dry", "--on")
     assert (done.returncode, "unrecognized arguments: --dry --on" in done.stderr) == (2, True)
-
-
-def test_both_versions(tmp_path: Path) -> None:
-    done = called("version", "--socket", str(tmp_path / "none.sock"))
-    assert (done.returncode, done.stderr) == (0, "")
-    assert re.search(rf"^resolver +{re.escape(__version__)}$", done.stdout, re.MULTILINE)
-    assert re.search(
-        r"^daemon +unknown: no daemon answers at .*none\.sock: there is no such socket$",
-        done.stdout,
-        re.MULTILINE,
-    )
 
 
 WRONG = """--frobnicate; run --frobnicate; run --interval; run --interval soon; run --interval 9h --once

@@ -69,18 +69,7 @@ def test_a_chain_that_holds_is_shown_from_the_processes_to_the_monitor(asked: As
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        "research/train-0",
-        "research/train-0/main",
-        POD,
-        POD[:8],
-        f"{POD}/main",
-        "main",
-        CID,
-        CID[:12],
-        f"docker://{CID}",
-    ],
+    "name", ["research/train-0/main", POD, POD[:8], f"{POD}/main", "main", CID, CID[:12], f"docker://{CID}"]
 )
 def test_every_name_that_a_person_has_for_it_is_understood(asked: Asked, name: str) -> None:
     code, text = asked(whole(), name)
@@ -93,6 +82,8 @@ def test_of_a_pod_every_container_is_explained_and_of_two_pods_none(asked: Asked
     assert code == 0
     assert text.index("research/train-0/main") < text.index("research/train-0/side")
     assert "no process of it has used a GPU yet" in text
+    code, text = asked(whole(), "prod/nothing")
+    assert (code, "no container here is called 'prod/nothing'" in text) == (1, True)
     stranger = Container(OTHER, "99" + POD[2:], "main", "prod", "train-0", "containerd", 1, 2, (), 1e9)
     code, text = asked(whole(containers=(MAIN, stranger)), "main")
     assert code == 3
@@ -102,16 +93,10 @@ def test_of_a_pod_every_container_is_explained_and_of_two_pods_none(asked: Asked
 
 def test_the_file_of_a_claim_belongs_to_each_container_that_has_a_slot_in_it(asked: Asked) -> None:
     path = "/run/claims/x.cache"
-    shared = region(
-        replace(RIGHT, container_id=CID), path=path, pod_uid=None, container_name=None, container_id=None
-    )
+    names = dict.fromkeys(("pod_uid", "container_name", "container_id"))
+    shared = region(replace(RIGHT, container_id=CID), path=path, **names)
     code, text = asked(whole(regions=(shared,), containers=(replace(MAIN, regions=()),)))
     assert (code, "x.cache, layout v1.2" in text) == (0, True), text
-
-
-def test_who_is_not_here_is_not_found(asked: Asked) -> None:
-    code, text = asked(whole(), "prod/nothing")
-    assert (code, "no container here is called 'prod/nothing'" in text) == (1, True)
 
 
 @pytest.mark.parametrize("reason", [reason for reason in UnresolvedReason if not reason.passing])
@@ -151,9 +136,8 @@ def test_a_container_without_hami_breaks_at_the_cache_file(asked: Asked) -> None
     stray = _stray(SampleReason.NO_SHARED_REGION)
     broken = breaks(asked, whole(regions=(), gpu_processes=(stray,)))
     assert (broken["name"], broken["reason"]) == ("cache file", "no_shared_region")
-    broken = breaks(
-        asked, whole(regions=(), gpu_processes=(stray,), missing_dirs=("/usr/local/vgpu/containers",))
-    )
+    picture = whole(regions=(), gpu_processes=(stray,), missing_dirs=("/usr/local/vgpu/containers",))
+    broken = breaks(asked, picture)
     assert "there is no /usr/local/vgpu/containers" in broken["found"]
 
 
@@ -182,16 +166,8 @@ def test_a_wrong_number_is_explained_and_breaks_where_nobody_writes(
     ("picture", "link", "said"),
     [
         (whole(source={"not_ready": "the canary was not found"}), "map", "the canary was not found"),
-        (
-            whole(policy={"namespace": "unknown", "why": "between two"}),
-            "driver",
-            "the PID namespace of this driver's samples",
-        ),
-        (
-            whole(replace(RIGHT, stuck="somebody else writes sm_util as well")),
-            "value",
-            "somebody else writes",
-        ),
+        (whole(policy={"namespace": "unknown"}), "driver", "the PID namespace of this driver's samples"),
+        (whole(replace(RIGHT, stuck="somebody else writes it")), "value", "somebody else writes"),
         (whole(replace(RIGHT, sm_util=())), "value", "no place for utilization"),
         (whole(regions=(region(RIGHT, quarantined=True),)), "cache file", "died or hung"),
         (whole(regions=(region(RIGHT, layout="v1.1-shifted"),)), "monitor", "every monitor of HAMi drops it"),
@@ -276,8 +252,7 @@ def test_a_killed_process_adds_up_until_its_slot_is_cleared(asked: Asked) -> Non
 
 
 def test_a_name_that_a_tenant_chose_reaches_no_terminal(asked: Asked) -> None:
-    evil = Process(4711, 7, GPU, CID, POD, "main", "research", "train-0", "\x1b[2Jpy", 40, 1 << 30, None)
-    code, text = asked(whole(gpu_processes=(evil,)))
+    code, text = asked(whole(gpu_processes=(replace(USING, comm="\x1b[2Jpy"),)))
     assert (code, "\x1b" in text, "\\x1b[2Jpy" in text) == (0, False, True)
 
 

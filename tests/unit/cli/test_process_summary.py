@@ -12,15 +12,13 @@ import pytest
 
 from resolver.cli.process_summary import ProcessSummary, facts_of
 from resolver.linux.procfs import Procfs
-from tests.patience import PATIENCE_S
+from tests.patience import until
 
 
 def test_whose_it_is_what_it_runs_and_since_when() -> None:
     began = time.time()
     with subprocess.Popen(["/bin/sleep", "1000"]) as child:
-        deadline = time.monotonic() + PATIENCE_S  # the kernel notes the words late in exec
-        while not facts_of(child.pid).command_line and time.monotonic() < deadline:
-            time.sleep(0.01)
+        until(lambda: facts_of(child.pid).command_line, "its words, which the kernel notes late in exec")
         facts = facts_of(child.pid, Procfs().start_time(child.pid))
         assert facts.user == getpass.getuser()
         assert facts.in_words()["command"] == "/bin/sleep 1000"
@@ -41,9 +39,8 @@ def test_a_command_line_of_a_megabyte_is_cut() -> None:
     with subprocess.Popen(
         [sys.executable, "-c", "input()", *["x" * 1000] * 100], stdin=subprocess.PIPE
     ) as child:
-        deadline = time.monotonic() + PATIENCE_S  # the kernel notes the words late in exec
-        while (command := facts_of(child.pid).in_words()["command"]) is None and time.monotonic() < deadline:
-            time.sleep(0.01)
+        until(lambda: facts_of(child.pid).command_line, "its words, which the kernel notes late in exec")
+        command = facts_of(child.pid).in_words()["command"]
         child.kill()
     assert command is not None
     assert len(command) < 400

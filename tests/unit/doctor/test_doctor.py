@@ -34,10 +34,6 @@ from tests.unit.conftest import Driver
 DOCS = Path(__file__).parents[3] / "docs"
 
 
-def settings(**changes: Any) -> Settings:
-    return Settings(**changes)
-
-
 def says(finding: Finding, state: str, *, found: str = "", cause: str = "", fix: str = "") -> None:
     """The finding has this state, and these words; what is not well has both a cause and a fix."""
     assert finding.state == state, finding
@@ -86,8 +82,8 @@ def test_a_check_that_hangs_is_left_behind() -> None:
 @pytest.fixture
 def node(tmp_path: Path) -> Node:
     """With directories and a socket of its own, so that no daemon of this machine is meant."""
-    places = {"run_dir": str(tmp_path / "run"), "containers_dir": (str(tmp_path / "containers"),)}
-    return Node(settings(**places), nvml_seconds=10.0)
+    settings = Settings(run_dir=str(tmp_path / "run"), containers_dir=(str(tmp_path / "containers"),))
+    return Node(settings, nvml_seconds=10.0)
 
 
 def test_a_driver_that_is_well(driver: Driver, node: Node) -> None:
@@ -96,33 +92,49 @@ def test_a_driver_that_is_well(driver: Driver, node: Node) -> None:
     says(gpu.driver(node), "ok", found="hostpid = host PID, by version")
 
 
-def test_no_library(driver: Driver, node: Node) -> None:
+def no_library(driver: Driver) -> None:
     driver.remove()
-    says(gpu.nvml(node), "failed", found="LibraryNotFound", cause="libnvidia-ml.so.1", fix="ldconfig -p")
-    says(gpu.driver(node), "unknown", found="NVML does not answer", fix="the check nvml")
 
 
-def test_kernel_module_not_loaded(driver: Driver, node: Node) -> None:
-    driver.gpu.set_faults(Fault.DRIVER_NOT_LOADED)
-    says(gpu.nvml(node), "failed", found="DriverNotLoaded", fix="modprobe nvidia")
-
-
-def test_library_and_module_of_two_versions(driver: Driver, node: Node) -> None:
+def other_library(driver: Driver) -> None:
     driver.gpu.driver_version = "470.42.01"
-    says(gpu.nvml(node), "failed", found="LibRmVersionMismatch", cause="upgraded", fix="reboot")
 
 
-def test_a_driver_that_hangs(driver: Driver, node: Node) -> None:
-    driver.gpu.set_faults(hang=Hang.INIT)
-    began = time.monotonic()
-    node = Node(node.settings, nvml_seconds=1.0)
-    says(gpu.nvml(node), "failed", found="did not answer within", cause="hangs", fix="nvidia-smi")
-    assert time.monotonic() - began < PATIENCE_S
+DRIVERS: dict[str, tuple[Callable[[Driver], object], dict[str, str]]] = {
+    "no library": (
+        no_library,
+        {"found": "LibraryNotFound", "cause": "libnvidia-ml.so.1", "fix": "ldconfig -p"},
+    ),
+    "no module": (
+        lambda driver: driver.gpu.set_faults(Fault.DRIVER_NOT_LOADED),
+        {"found": "DriverNotLoaded", "fix": "modprobe nvidia"},
+    ),
+    "two versions": (other_library, {"found": "LibRmVersionMismatch", "cause": "upgraded", "fix": "reboot"}),
+    "hangs": (
+        lambda driver: driver.gpu.set_faults(hang=Hang.INIT),
+        {"found": "did not answer within", "cause": "hangs", "fix": "nvidia-smi"},
+    ),
+    "no GPU": (lambda driver: driver.gpu.set_devices([]), {"found": "NVML shows no GPU", "fix": "lspci"}),
+    "MIG": (
+        lambda driver: driver.gpu.set_devices([replace(DEFAULT_DEVICES[0], mig_enabled=True)]),
+        {
+            "state": "warning",
+            "found": DEFAULT_DEVICES[0].uuid,
+            "cause": "never 0",
+            "fix": "nvidia-smi -mig 0",
+        },
+    ),
+}
 
 
-def test_no_gpu(driver: Driver, node: Node) -> None:
-    driver.gpu.set_devices([])
-    says(gpu.nvml(node), "failed", found="NVML shows no GPU", fix="lspci")
+@pytest.mark.parametrize("what", DRIVERS)
+def test_a_driver_that_is_not(driver: Driver, node: Node, what: str) -> None:
+    damage, said = DRIVERS[what]
+    damage(driver)
+    node = Node(node.settings, nvml_seconds=1.0 if what == "hangs" else 10.0)
+    says(gpu.nvml(node), **{"state": "failed"} | said)
+    if what == "no library":
+        says(gpu.driver(node), "unknown", found="NVML does not answer", fix="the check nvml")
 
 
 def test_a_lost_gpu_and_a_hot_one(driver: Driver, node: Node) -> None:
@@ -133,11 +145,6 @@ def test_a_lost_gpu_and_a_hot_one(driver: Driver, node: Node) -> None:
     assert second.uuid in finding.found
     assert "lost" in f"{finding.found} {finding.cause}".lower()
     assert "97" in finding.cause
-
-
-def test_a_gpu_in_mig_mode(driver: Driver, node: Node) -> None:
-    driver.gpu.set_devices([replace(DEFAULT_DEVICES[0], mig_enabled=True), DEFAULT_DEVICES[1]])
-    says(gpu.nvml(node), "warning", found=DEFAULT_DEVICES[0].uuid, cause="never 0", fix="nvidia-smi -mig 0")
 
 
 @pytest.mark.parametrize(
@@ -184,7 +191,9 @@ def test_more_regions_than_one_look_opens(containers: Path) -> None:
     says(hami.regions(looking_at(containers)), "ok", found="300 regions")
 
 
-def test_no_containers_directory(tmp_path: Path) -> None:
+def test_no_containers_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hami, "KNOWN_DIRS", (str(tmp_path / "none"),))
+    says(hami.containers_dir(Node(Settings())), "failed", found="none of", fix="--containers-dir")
     node = looking_at(tmp_path / "nowhere")
     says(hami.containers_dir(node), "failed", found="does not exist", fix="--containers-dir")
     says(hami.regions(node), "unknown", fix="containers_dir")
@@ -406,7 +415,10 @@ def test_plain_text_is_the_same_for_everybody(tmp_path: Path) -> None:
     assert lines[3:] == ["ok       instances       none, the lock is free", "", "2 checks: 1 ok, 1 failed"]
 
 
-def test_a_check_that_is_not_there() -> None:
+def test_the_checks_and_one_that_is_not_there() -> None:
+    assert [line.split()[0] for line in resolver("--list").stdout.splitlines()] == [
+        each.name for each in CHECKS
+    ]
     done = resolver("--only", "knee")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("resolver doctor: there is no check 'knee'; there are: settings, view")
@@ -419,12 +431,10 @@ def test_no_fix_names_a_check_that_is_gone() -> None:
     assert "nvml" in named
 
 
-def test_the_list_of_checks() -> None:
-    lines = resolver("--list").stdout.splitlines()
-    assert [line.split()[0] for line in lines] == [check.name for check in CHECKS]
-
-
 def test_a_settings_file_that_is_wrong_is_a_finding(tmp_path: Path) -> None:
+    done = resolver("--only", "settings", "--run-dir", str(tmp_path), RESOLVER_INTERVAL="1s")
+    assert "interval by environment RESOLVER_INTERVAL" in done.stdout
+    assert "run_dir by command line" in done.stdout
     config = tmp_path / "resolver.toml"
     config.write_text("intervall = '1s'\n")
     done = resolver("--only", "settings", "--only", "view", "--json", "--config", str(config))
@@ -432,12 +442,6 @@ def test_a_settings_file_that_is_wrong_is_a_finding(tmp_path: Path) -> None:
     assert (first["state"], second["state"], done.returncode) == ("failed", "ok", 1)
     assert "intervall" in first["found"]
     assert resolver("--interval", "soon").returncode == 2  # on this very command line it is wrong usage
-
-
-def test_where_the_settings_come_from(tmp_path: Path) -> None:
-    done = resolver("--only", "settings", "--run-dir", str(tmp_path), RESOLVER_INTERVAL="1s")
-    assert "interval by environment RESOLVER_INTERVAL" in done.stdout
-    assert "run_dir by command line" in done.stdout
 
 
 def test_on_a_terminal_it_shows_what_it_looks_at_and_has_colour(tmp_path: Path) -> None:
@@ -449,11 +453,3 @@ def test_on_a_terminal_it_shows_what_it_looks_at_and_has_colour(tmp_path: Path) 
     assert max(map(len, plain.splitlines())) <= 80 + len(str(tmp_path))  # no path is broken
     assert "\x1b[31m" not in on_terminal("doctor", *arguments, code=1, NO_COLOR="1")
     assert "\x1b" not in on_terminal("doctor", *arguments, code=1, TERM="dumb")
-
-
-# ---- whose files are where -----------------------------------------------------------------------------------------
-
-
-def test_auto_without_any_schedulers_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(hami, "KNOWN_DIRS", (str(tmp_path / "none"),))
-    says(hami.containers_dir(Node(Settings())), "failed", found="none of", fix="--containers-dir")
