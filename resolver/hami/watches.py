@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from resolver.base.counters import CounterName
 from resolver.base.limiter import Bucket
-from resolver.base.retry import doubled
 from resolver.linux.inotify import IGNORED, OVERFLOW, Inotify, why_not
 
 if TYPE_CHECKING:
@@ -21,9 +20,8 @@ if TYPE_CHECKING:
     from resolver.base.budget import Budgets
 
 #: Events that one container may cause at once, and how many more a second. A process makes two: it comes, and goes.
+#: One that made more is ignored until it has paid for them and has its burst again: half a minute at most.
 BURST, RATE = 256.0, 32.0
-#: Seconds that a container that made more is ignored; doubled each time, forgotten after a quiet while.
-FIRST_SILENCE, LONGEST_SILENCE = 1.0, 64.0
 _TRY_AGAIN = 30.0  # seconds, where a limit was used up
 
 
@@ -33,7 +31,6 @@ class _EventQuota:
     def __init__(self, now: float) -> None:
         self.keys: set[str] = set()
         self.events = Bucket(RATE, BURST, now=now)
-        self.silences = 0
         self.until = 0.0  # its events are ignored before this
 
 
@@ -121,10 +118,7 @@ class Watches:
         watched = self._watched.pop(key, None)
         if watched is None:
             return
-        quota = self._quotas[watched.account]
-        quota.keys.discard(key)
-        if not quota.keys and not quota.silences:
-            del self._quotas[watched.account]
+        self._quotas[watched.account].keys.discard(key)
         keys = self._keys.get(watched.number, set())
         keys.discard(key)
         if not keys and self._inotify is not None:
@@ -172,19 +166,13 @@ class Watches:
         for account, count in accounts.items():
             self._budgets.spend(account, seconds * count / total)
             quota = self._quotas.get(account)
-            if quota is not None and quota.keys and quota.events.charge(count, now):
-                self._silence(account, quota, now)
-
-    def _silence(self, account: str, quota: _EventQuota, now: float) -> None:
-        if now - quota.until > 2 * LONGEST_SILENCE:
-            quota.silences = 0
-        quota.until = now + doubled(FIRST_SILENCE, LONGEST_SILENCE, quota.silences)
-        quota.silences += 1
-        quota.events = Bucket(RATE, BURST, now=now)
-        self._counters[CounterName.WATCH_FLOODS] += 1
-        for key in list(quota.keys):
-            self._silenced[self._watched[key].number] = account
-            self.forget(key)
+            if quota is None or not quota.keys or not (debt := quota.events.charge(count, now)):
+                continue
+            quota.until = now + debt + BURST / RATE
+            self._counters[CounterName.WATCH_FLOODS] += 1
+            for key in list(quota.keys):
+                self._silenced[self._watched[key].number] = account
+                self.forget(key)
 
     def tidy(self) -> None:
         """Forget containers without recent events, retry refused watches; call occasionally."""
@@ -194,7 +182,7 @@ class Watches:
         self._quotas = {
             account: quota
             for account, quota in self._quotas.items()
-            if quota.keys or now - quota.until < 2 * LONGEST_SILENCE
+            if quota.keys or not quota.events.full(now)
         }
 
     def close(self) -> None:
