@@ -8,9 +8,9 @@ import os
 import selectors
 import signal
 import time
-from pathlib import Path
 from typing import Any, Final
 
+from tests.fakes.chain import read_chain
 from tests.patience import PATIENCE_S
 
 START_TIMEOUT_S: Final = PATIENCE_S
@@ -27,8 +27,8 @@ class Process:
 
     def __init__(self, host_pid: int, stdin: int, stdout: int) -> None:
         self.host_pid = host_pid
-        self.pidns = os.stat(f"/proc/{host_pid}/ns/pid").st_ino
-        self.ns_pid = _innermost_pid(host_pid)
+        chain = read_chain(host_pid)
+        self.pidns, self.ns_pid = chain.pidns, chain.ns_pid
         self._pidfd = os.pidfd_open(host_pid)
         self._stdin, self._stdout = stdin, stdout
         self._pending = b""
@@ -129,10 +129,3 @@ def readable(fd: int, timeout_s: float) -> bool:
     with selectors.DefaultSelector() as selector:
         selector.register(fd, selectors.EVENT_READ)
         return bool(selector.select(max(0.0, timeout_s)))
-
-
-def _innermost_pid(host_pid: int) -> int:
-    for line in Path(f"/proc/{host_pid}/status").read_text().splitlines():
-        if line.startswith("NSpid:"):
-            return int(line.split()[-1])
-    raise NodeError(f"/proc/{host_pid}/status has no NSpid line: the kernel is older than 4.1")

@@ -6,6 +6,7 @@ import contextlib
 import math
 import os
 from pathlib import Path
+from typing import Any
 
 from resolver.base.budget import Slices
 from resolver.containers.known_namespaces import KnownNamespaces
@@ -108,8 +109,14 @@ class FakeProc:
     def find(self, ns_pid: int = 7, directory: SharedDirectory = OURS, inode: int = INODE) -> object:
         """The host PID of the owner, or the reason why there is none."""
         self.refresh()
+        return self.ask(ns_pid, directory, inode)
+
+    def ask(
+        self, ns_pid: int = 7, directory: SharedDirectory = OURS, inode: int = INODE, **more: Any
+    ) -> object:
+        """The same as of the last refresh."""
         before = self.held()
-        found = at_once(self.containers.owner(directory, (directory.device, inode), ns_pid))
+        found = at_once(self.containers.owner(directory, (directory.device, inode), ns_pid, **more))
         if isinstance(found, ProcessHandle):
             with found:
                 assert found.process.start_time == found.process.host_pid * 10

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import re
@@ -22,6 +21,7 @@ import yaml
 
 from tests.fakes.container import Container
 from tests.fakes.daemon import BOUND
+from tests.fakes.scraper import get
 from tests.patience import PATIENCE_S
 
 
@@ -117,13 +117,7 @@ class Prometheus:
         )
 
     def _get(self, path: str, **parameters: object) -> tuple[int, str]:
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=60)
-        try:
-            connection.request("GET", f"{path}?{urlencode(parameters)}" if parameters else path)
-            answer = connection.getresponse()
-            return answer.status, answer.read().decode()
-        finally:
-            connection.close()
+        return get(self._port, f"{path}?{urlencode(parameters)}" if parameters else path)
 
     def _api(self, path: str, **parameters: object) -> Any:
         status, text = self._get(f"/api/v1/{path}", **parameters)

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from resolver.base import journal as log
 from resolver.base.reasons import UnresolvedReason
@@ -99,17 +99,15 @@ class Bench:
             struct.pack_into("<Q", data, V1_2.sm_util_offset(index, 0) or 0, sm_util)
         return cachefiles.write(self.place / f"uid_{name}" / "a.cache", bytes(data))
 
-    def child(self) -> subprocess.Popen[bytes]:
-        process = subprocess.Popen(["sleep", "60"])
+    def child(self, stdin: IO[bytes] | None = None) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(["sleep", "600"], stdin=stdin)
         self.stack.callback(process.wait)
         self.stack.callback(process.kill)
         return process
 
     def has_open(self, path: Path) -> None:
         """Somebody has the file open from now on, as HAMi does: what nobody has open is called dead in the end."""
-        process = subprocess.Popen(["sleep", "600"], stdin=self.stack.enter_context(path.open("r+b")))
-        self.stack.callback(process.wait)
-        self.stack.callback(process.kill)
+        self.child(self.stack.enter_context(path.open("r+b")))
 
     def sees(self, load: int | None = None) -> None:
         """What NVML says of every owner from now on; None: nothing."""

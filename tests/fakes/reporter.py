@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import re
 import signal
@@ -14,6 +13,7 @@ from typing import Any
 from tests.fakes.daemon import free_port
 from tests.fakes.kube import KubeServer
 from tests.fakes.reported import NODE
+from tests.fakes.scraper import get
 
 
 class Reporter:
@@ -32,15 +32,10 @@ class Reporter:
         )
 
     def ask(self, path: str) -> tuple[int, str]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         try:
-            connection.request("GET", path)
-            answer = connection.getresponse()
-            return answer.status, answer.read().decode()
+            return get(self.port, path)
         except OSError:
             return 0, ""
-        finally:
-            connection.close()
 
     def ready(self) -> bool:
         return self.ask("/readyz")[0] == 200

@@ -15,24 +15,30 @@ UTILIZATION = "resolver_container_utilization_ratio"
 FIRST = DEFAULT_DEVICES[0].uuid
 
 
+def get(port: int | str, path: str, accept: str = "") -> tuple[int, str]:
+    """Status and text of an answer of this machine's."""
+    connection = http.client.HTTPConnection("127.0.0.1", int(port), timeout=60)
+    try:
+        connection.request("GET", path, headers={"Accept": accept} if accept else {})
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+    finally:
+        connection.close()
+
+
 class Scraper:
     """Somebody who reads the metrics of one daemon."""
 
     def __init__(self, daemon: Daemon) -> None:
         self.daemon = daemon
-        self.host, _, port = str(daemon.wait_for("metrics_on")["address"]).rpartition(":")
-        self.port = int(port)
+        self.port = int(str(daemon.wait_for("metrics_on")["address"]).rpartition(":")[2])
         self.slowest = 0.0
 
     def get(self, path: str, accept: str = "") -> tuple[int, str]:
         began = time.monotonic()
-        connection = http.client.HTTPConnection(self.host, self.port, timeout=60)
         try:
-            connection.request("GET", path, headers={"Accept": accept} if accept else {})
-            answer = connection.getresponse()
-            return answer.status, answer.read().decode()
+            return get(self.port, path, accept)
         finally:
-            connection.close()
             self.slowest = max(self.slowest, time.monotonic() - began)
 
     def text(self) -> str:

@@ -124,16 +124,6 @@ def test_a_forced_policy_needs_no_nvml(node: Node, start: Start) -> None:
     assert len(daemon.said("nvml_unavailable")) == 1  # said once, not each time
 
 
-def test_devices_are_told_apart_by_uuid_when_their_order_changes(node: Node, start: Start) -> None:
-    first, second = DEFAULT_DEVICES
-    container = node.container(watcher=False, devices=[second])
-    tenant = container.tenant(load=44, guess="none")
-    start(node, *FAST)
-    until(lambda: tenant.slot()["sm_util"] == [44], "the load")
-    assert [device.uuid for device in node.gpu.devices] == [first.uuid, second.uuid]
-    assert container.monitor_view() == {second.uuid: 44}
-
-
 def test_a_sample_of_a_thread_is_its_processs(node: Node, start: Start) -> None:
     free = node.container(watcher=False)
     tenant = free.tenant(load=0, guess="none")

@@ -111,20 +111,6 @@ def test_what_is_not_exactly_a_layout_is_left_alone(size: int, start: bytes, rea
     assert caught.value.reason is reason
 
 
-@pytest.mark.parametrize(
-    ("size", "version", "name"),
-    [
-        (804681, (0, 0), "v0-no-util"),
-        (1197897, (7, 7), "v0"),
-        (2008953, (1, 1), "v1.1"),
-        (2008985, (1, 1), "v1.1-shifted"),
-        (2008953, (1, 2), "v1.2"),
-    ],
-)
-def test_size_and_version_together_name_the_layout(size: int, version: tuple[int, int], name: str) -> None:
-    assert identify(size, struct.pack("<iII", MAGIC, *version)).name == name
-
-
 @layouts
 @pytest.mark.parametrize("short", [0, 1, 2], ids=["header", "slots", "tail"])
 def test_a_part_that_is_too_short_is_refused(layout: Layout, short: int) -> None:

@@ -181,23 +181,23 @@ def test_what_could_not_be_read_at_all_may_be_the_owner(
     assert proc.find(7) == 100
 
 
-@pytest.mark.parametrize("name", ["mountinfo", "maps"])
-def test_a_file_that_is_blown_up_is_not_read(
-    proc: FakeProc, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+@pytest.fixture
+def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(procfs_module, "MAX_MOUNT_TABLE", 1 << 16)
     monkeypatch.setattr(procfs_module, "MAX_TENANT_FILE", 1 << 16)
     monkeypatch.setattr(mappings, "MAX_MAPS", 1 << 16)
+
+
+@pytest.mark.usefixtures("small_limits")
+@pytest.mark.parametrize("name", ["mountinfo", "maps"])
+def test_a_file_that_is_blown_up_is_not_read(proc: FakeProc, name: str) -> None:
     file = proc.put(100, 7) / name
     file.write_text("x" * (1 << 18) + "\n" + file.read_text())
     assert proc.find(7) is UnresolvedReason.TOO_LARGE
 
 
-def test_a_neighbour_that_makes_itself_unreadable_hides_nobody_else(
-    proc: FakeProc, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(procfs_module, "MAX_MOUNT_TABLE", 1 << 16)
-    monkeypatch.setattr(procfs_module, "MAX_TENANT_FILE", 1 << 16)
+@pytest.mark.usefixtures("small_limits")
+def test_a_neighbour_that_makes_itself_unreadable_hides_nobody_else(proc: FakeProc) -> None:
     proc.put(100, 7)
     hostile = proc.put(101, 7, mounts="x" * (1 << 18) + "\n")
     assert proc.find(7) is UnresolvedReason.TOO_LARGE  # neither is known to be in a container
@@ -212,18 +212,15 @@ def test_a_neighbour_that_makes_itself_unreadable_hides_nobody_else(
     assert proc.find(7) is UnresolvedReason.TOO_LARGE
 
 
-def test_a_mount_table_that_is_too_large_is_read_once_per_refresh(
-    proc: FakeProc, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(procfs_module, "MAX_MOUNT_TABLE", 1 << 16)
-    monkeypatch.setattr(procfs_module, "MAX_TENANT_FILE", 1 << 16)
+@pytest.mark.usefixtures("small_limits")
+def test_a_mount_table_that_is_too_large_is_read_once_per_refresh(proc: FakeProc) -> None:
     procfs = counting(proc)
     proc.put(101, 7, mounts="x" * (1 << 18) + "\n")
     for refreshes in (1, 2):
         proc.refresh()
         for number in range(20):
             directory = SharedDirectory(DEVICE, f"{HOOK}/uid-{number}_main")
-            assert at_once(proc.containers.owner(directory, (DEVICE, INODE), 7)) is UnresolvedReason.TOO_LARGE
+            assert proc.ask(directory=directory) is UnresolvedReason.TOO_LARGE
         assert procfs.tables[101] == refreshes
 
 
@@ -256,10 +253,7 @@ def test_mount_tables_are_read_once_per_process_not_once_per_slot(proc: FakeProc
     for number, directory in enumerate(directories):
         proc.put(100 + number, 1, mounts=mountinfo(directory))
     proc.refresh(bounded=False)
-    for directory in directories:
-        found = at_once(proc.containers.owner(directory, (DEVICE, INODE), 1))
-        assert isinstance(found, ProcessHandle)
-        found.close()
+    assert [proc.ask(1, directory) for directory in directories] == list(range(100, 130))
     # Once for all slots, and once as the proof of its own.
     assert procfs.tables == dict.fromkeys(range(100, 130), 2)
 
@@ -318,22 +312,15 @@ def test_the_process_that_the_slot_names_is_checked_though_its_namespace_is_unkn
     place = in_namespace(proc.put(201, 7), 6001, OTHER)
     assert proc.find(7) == 101
 
-    def beside(rival: int) -> object:
-        found = at_once(proc.containers.owner(OURS, (DEVICE, INODE), 7, rival=rival))
-        if isinstance(found, ProcessHandle):
-            found.close()
-            return found.process.host_pid
-        return found
-
-    assert beside(201) is UnresolvedReason.AMBIGUOUS
-    assert beside(4711) == beside(101) == 101
+    assert proc.ask(rival=201) is UnresolvedReason.AMBIGUOUS
+    assert proc.ask(rival=4711) == proc.ask(rival=101) == 101
     (place / "mountinfo").unlink()
     (place / "mountinfo").mkdir()
-    assert beside(201) is UnresolvedReason.OVER_BUDGET
+    assert proc.ask(rival=201) is UnresolvedReason.OVER_BUDGET
     proc.refresh()
     (place / "mountinfo").rmdir()
     (place / "mountinfo").write_text(mountinfo(OTHERS))
-    assert beside(201) == 101
+    assert proc.ask(rival=201) == 101
 
 
 def test_a_walk_among_all_processes_gives_way_after_each(proc: FakeProc) -> None:
@@ -346,9 +333,7 @@ def test_a_walk_among_all_processes_gives_way_after_each(proc: FakeProc) -> None
     async def pause() -> None:
         paused[None] += 1
 
-    found = at_once(proc.containers.owner(OURS, (DEVICE, INODE), 7, pause=pause))
-    assert isinstance(found, ProcessHandle)
-    found.close()
+    assert proc.ask(pause=pause) == 100
     assert paused.total() >= 11
 
 
@@ -363,8 +348,7 @@ def test_who_has_ended_since_a_walk_met_it_owns_nothing(proc: FakeProc) -> None:
         if paused.total() == 2:
             (place / "stat").unlink()
 
-    found = at_once(proc.containers.owner(OURS, (DEVICE, INODE), 7, pause=pause))
-    assert found is UnresolvedReason.NO_SUCH_PROCESS
+    assert proc.ask(pause=pause) is UnresolvedReason.NO_SUCH_PROCESS
 
 
 def test_a_source_that_is_replaced_during_a_walk_proves_nothing(proc: FakeProc) -> None:
@@ -374,8 +358,7 @@ def test_a_source_that_is_replaced_during_a_walk_proves_nothing(proc: FakeProc) 
     async def pause() -> None:
         proc.pidmap.source = ScanSource(proc.procfs)
 
-    found = at_once(proc.containers.owner(OURS, (DEVICE, INODE), 7, pause=pause))
-    assert found is UnresolvedReason.OVER_BUDGET
+    assert proc.ask(pause=pause) is UnresolvedReason.OVER_BUDGET
 
 
 class Steady:
@@ -552,9 +535,7 @@ def test_while_new_namespaces_are_placed_an_owner_is_found_among_all_processes(p
     proc.put(101, 7)
     proc.refresh()
     proc.index._unplaced.append(FirstProcess(999, (0, 0)))  # there was no time for it yet
-    found = at_once(proc.containers.owner(OURS, (DEVICE, INODE), 7))
-    assert isinstance(found, ProcessHandle)
-    found.close()
+    assert proc.ask() == 101
     assert not at_once(proc.containers.vacant(OURS, 8))
 
 
