@@ -8,10 +8,9 @@
 
 #define E2BIG 7
 #define EEXIST 17
-#define BPF_F_MMAPABLE (1U << 10)
 
 /* Who has which number. A slot takes no lock and no list of free ones, and is in the cache more often than a hash. */
-BPF_F_TABLE("array", u32, struct slot, slots, SLOTS, BPF_F_MMAPABLE);
+BPF_TABLE("array", u32, struct slot, slots, SLOTS);
 BPF_TABLE("hash", struct level, struct process, overflow, OVERFLOW);
 BPF_TABLE("hash", u32, struct init, namespaces, NAMESPACES);
 BPF_TABLE("array", u32, struct counters, counters, 1);

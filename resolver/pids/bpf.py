@@ -75,23 +75,20 @@ class Mapped(PidSource):
             self._missed_before = self._drift["missed"]
             self._comparing = self.bpf.reconciling()
         if self._comparing is not None:
+            until = time.thread_time() + SLICE_SECONDS
             try:
-                self._compare(self._comparing)
+                missing = next(self._comparing)
+                while missing is None and time.thread_time() < until:
+                    missing = next(self._comparing)
             except OSError as error:
                 self._comparing = None
                 self._failed(error)
+            else:
+                if missing is not None:
+                    self._comparing = None
+                    self._unseen = self._drift["missed"] > self._missed_before
+                    self._drift["drift_missing"] += missing
         self._check_gaps()
-
-    def _compare(self, steps: Iterator[int | None]) -> None:
-        until = time.thread_time() + SLICE_SECONDS
-        missing = next(steps)
-        while missing is None and time.thread_time() < until:
-            missing = next(steps)
-        if missing is None:
-            return
-        self._comparing = None
-        self._unseen = self._drift["missed"] > self._missed_before
-        self._drift["drift_missing"] += missing
 
     def candidates(self, ns_pid: int, pidns: int | None = None) -> list[int]:
         """Look up the map, and while incomplete the scan."""

@@ -24,7 +24,7 @@ BUFFER_BYTES = 16 << 20
 _LOOK_IN_LISTINGS = 3
 #: More named processes than this between two refreshes are not remembered but scanned for.
 _MOST_NAMED = 1 << 16
-#: How often events are compared with a listing, in seconds.
+#: How often a listing makes good what no event told, in seconds.
 _RECONCILE_SECONDS = 60.0
 #: A source that overran in so many refreshes in a row costs more than the scan it saves.
 _OVERRUNS_UNHEALTHY = 5
@@ -33,7 +33,7 @@ _OVERRUNS_UNHEALTHY = 5
 class NetlinkSource(ScanSource):
     """Scan that reads only the processes named by a proc connector socket.
 
-    ``rescans`` counts full scans after lost events, ``drift`` differences to a listing that no event explained.
+    ``rescans`` counts full scans after lost events.
     """
 
     name = "netlink"
@@ -42,18 +42,15 @@ class NetlinkSource(ScanSource):
         super().__init__(procfs)
         self.stream = stream
         self._seeded = False
-        self._suspects: set[int] = set()
         self._next_reconcile = time.monotonic() + _RECONCILE_SECONDS
         self._overruns_before = self._overruns_in_a_row = 0
         self._broken = ""
-        self.rescans = self.listings = self.drift = 0
+        self.rescans = self.listings = 0
 
     def trouble(self) -> str:
         """Explain why events are unreliable."""
         if self._broken:
             return self._broken
-        if self.drift:
-            return f"{self.drift} processes came or went without an event from the proc connector"
         if self._overruns_in_a_row >= _OVERRUNS_UNHEALTHY:
             return f"the buffer for process events was full {self._overruns_in_a_row} refreshes in a row"
         return ""
@@ -65,7 +62,6 @@ class NetlinkSource(ScanSource):
             "overruns": self.stream.overruns,
             "rescans": self.rescans,
             "listings": self.listings,
-            "drift": self.drift,
         }
 
     def close(self) -> None:
@@ -99,20 +95,13 @@ class NetlinkSource(ScanSource):
             # While the socket is not empty the kernel drops everything: what happens from now on could be missed.
             stream.incomplete = not stream.emptied
             stream.ended.clear()
-            self._suspects.clear()
             self._watch_zombies()
             self._list()
             self._seeded = True
         else:
-            self.drift += len(self._suspects - named)
-            self._suspects.clear()
             due = time.monotonic() >= self._next_reconcile
             if due or unread or len(named) * _LOOK_IN_LISTINGS > len(self.known):
-                before = set(self.known)
                 self._list()
-                if not unread:
-                    # Their events may come until the next refresh. A new inode alone proves nothing.
-                    self._suspects = (before ^ self.known.keys()) - named
             else:
                 for host_pid in named:
                     self.look(host_pid)

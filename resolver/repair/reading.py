@@ -126,18 +126,13 @@ class Readings:
         parts, settings = self._parts, self._parts.settings
         for state in repairs.observe(view, watched=repairs.region.path in parts.watches.keys):
             parts.owners.unwatch(state)
-        if settings.hami_metrics:
-            await self._take_counts(repairs, this.now)
+        if settings.hami_metrics and this.now >= repairs.counts_due:
+            repairs.counts_due = this.now + _COUNTS_SECONDS
+            repairs.counts = await _count(parts.reader, repairs)
         inputs = this.policy, settings.write_utilization, settings.dry_run
         stirs = repairs.stirs(this.now, *inputs, ahead=this.ahead)
         parts.looked(repairs, this.now, 0.0 if stirs else repairs.quiet_until())
         return stirs
-
-    async def _take_counts(self, repairs: RegionRepairs, now: float) -> None:
-        """Read HAMi-core's counts every second; they are unknown while any slot's owner is."""
-        if now >= repairs.counts_due:
-            repairs.counts_due = now + _COUNTS_SECONDS
-            repairs.counts = await _count(self._parts.reader, repairs)
 
     def _watch(self, repairs: RegionRepairs) -> None:
         """Subscribe to kernel events on the file."""
@@ -156,6 +151,7 @@ class Readings:
 
 
 async def _count(reader: TenantReader, repairs: RegionRepairs) -> HamiCounts:
+    """Read HAMi-core's counts; they are unknown while any slot's owner is."""
     region, view, layout = repairs.region, repairs.view, repairs.region.layout
     owned = [state.slot for state in repairs.distinguished() if state.owner is not None]
     device_num = view.device_num if view is not None else 0

@@ -118,11 +118,6 @@ class RegionSlots:
         if any(state.doubted for state in self.states.values()):
             self._next_look = 0.0
 
-    @property
-    def odd(self) -> dict[int, UnresolvedReason]:
-        """Return slots without a state, by index."""
-        return self._unowned.odd()
-
     def distinguished(self) -> list[SlotState]:
         """Return states of slots with a unique PID."""
         return [state for ns_pid, state in self.states.items() if ns_pid not in self._twice]

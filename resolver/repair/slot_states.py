@@ -218,11 +218,6 @@ class UnownedSlots:
         """Add a slot that can't have a state."""
         self._codes[index], self._next[index] = UnownedCode.of(why), inf
 
-    def odd(self) -> dict[int, UnresolvedReason]:
-        """Return slots without a state, by index."""
-        found = ((index, UnownedCode.reason(code)) for index, code in enumerate(self._codes) if code)
-        return {index: why for index, why in found if why is not None and self._next[index] == inf}
-
     def reasons(self) -> set[UnresolvedReason | None]:
         """Return the reasons for missing owners."""
         return {UnownedCode.reason(code) for code in set(self._codes) if code}

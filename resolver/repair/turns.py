@@ -225,9 +225,7 @@ class Turns:
             parts.journal.record(
                 "conflict",
                 level="warning",
-                container=repairs.ownership.container,
-                slot=state.slot.index,
-                ns_pid=state.slot.pid,
+                **of_slot(repairs, state),
                 hostpid=state.slot.hostpid,
                 why="another writer changed hostpid back",
                 times=state.conflicts,

@@ -17,6 +17,7 @@ from resolver.linux.mappings import SuperblockPath
 from resolver.linux.procfs import ProcessHandle, ProcessIdentity
 from resolver.repair.plan import Order, RegionRepairs
 from resolver.repair.slot_states import SlotState
+from resolver.state import UnownedCode
 from tests.fakes.slots import packed
 
 HOST, CONTAINER = (
@@ -73,9 +74,15 @@ class Bench:
         """The states of all slots, by PID."""
         assert self.repairs.view is not None
         for index, code in enumerate(self.repairs.unowned_codes()):
-            if code and index not in self.repairs.odd:
+            if code and index not in self.odd():
                 self.repairs.at(index)
         return self.repairs.states
+
+    def odd(self) -> dict[int, UnresolvedReason | None]:
+        """The slots that can't have a state, by index."""
+        unowned = self.repairs._unowned
+        codes = enumerate(unowned.codes())
+        return {at: UnownedCode.reason(code) for at, code in codes if code and at not in unowned}
 
     def state(self, ns_pid: int) -> SlotState:
         return self.states()[ns_pid]

@@ -31,7 +31,7 @@ class Told(NamedTuple):
     gone: list[int]
     conflicts: list[tuple[int, float]]
     slots: list[SlotReport]
-    odd: dict[int, UnresolvedReason]
+    odd: dict[int, UnresolvedReason | None]
     contested: bool
     container_id: str
     due: list[int]
@@ -69,7 +69,7 @@ class Life:
             sorted(gone),
             sorted(conflicts),
             sorted(listed, key=lambda slot: slot.slot),
-            repairs.odd,
+            self.bench.odd(),
             repairs.contested,
             report.container_id or "",
             sorted(due),

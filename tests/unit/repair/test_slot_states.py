@@ -137,7 +137,7 @@ def test_what_is_put_is_what_is_taken(*, dead: bool, abandoned: bool, unsure: bo
     assert 2 in kept
     assert (kept.dead(2), kept.next_look(), kept.unclear()) == (dead and not unsure, 130.0, not dead)
     assert (list(kept.due(129.9)), list(kept.due(130.0))) == ([], [2])
-    assert (kept.odd(), kept.reasons()) == ({}, {GONE})
+    assert kept.reasons() == {GONE}
     moved = UnownedSlots(4)
     moved.move(1, kept, 2)
     for index, place in ((2, kept), (1, moved)):
@@ -155,7 +155,6 @@ def test_slots_of_many_kinds_are_told_apart() -> None:
         state.slot = slot(index)
         kept.put(state)
     assert [index in kept for index in range(5)] == [True, False, True, True, False]
-    assert kept.odd() == {1: UnresolvedReason.AMBIGUOUS}
     assert kept.reasons() == {None, UnresolvedReason.AMBIGUOUS, GONE}
     assert list(kept.due(0.0)) == [0]
     news = list[bool]()
