@@ -31,7 +31,8 @@ MOST_PAIRS = 10_000
 _MOST_PID, _MOST_INODE = 2**31 - 1, 2**32 - 1
 _PAIRS_PER_REQUEST = 100
 _WALK_SECONDS = 5.0
-_TURN_EVERY = 4096
+#: Pairs of a batch that are looked up at once: what a larger step needs would stay in memory, in pieces.
+_STEP = 1000
 
 Pid = Annotated[int, msgspec.Meta(ge=1, le=_MOST_PID)]
 Cid = Annotated[str, msgspec.Meta(min_length=1, max_length=300)]
@@ -213,18 +214,20 @@ async def look_up_many(context: Context, request: Request) -> Answer:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Problem(400, Reason.BAD_REQUEST, f"the body is not a batch of pairs: {error}") from None
     request.access.spend(len(pairs) / _PAIRS_PER_REQUEST)
-    questions = [(each.container or "", each.pid) if isinstance(each, Pair) else each for each in pairs]
-    wanted: dict[str, dict[int, None]] = {}
-    for cid, ns_pid in questions:
-        wanted.setdefault(cid, {})[ns_pid] = None
     every = _every if request.access.tenant is None else partial(_every_own, request.access.tenant)
-    found = await every(context, wanted)
+    deadline = time.monotonic() + _WALK_SECONDS
     answers: list[PairAnswer] = []
-    for number, (cid, ns_pid) in enumerate(questions):
-        known = found[cid].get(ns_pid, Reason.TOO_SLOW)
-        answers.append(PairAnswer(*known) if isinstance(known, Hit) else PairAnswer(reason=Reason(known)))
-        if number % _TURN_EVERY == _TURN_EVERY - 1:
-            await asyncio.sleep(0)
+    for start in range(0, len(pairs), _STEP):
+        step = pairs[start : start + _STEP]
+        questions = [(each.container or "", each.pid) if isinstance(each, Pair) else each for each in step]
+        wanted: dict[str, dict[int, None]] = {}
+        for cid, ns_pid in questions:
+            wanted.setdefault(cid, {})[ns_pid] = None
+        found = await every(context, wanted, deadline)
+        for cid, ns_pid in questions:
+            known = found[cid].get(ns_pid, Reason.TOO_SLOW)
+            answers.append(PairAnswer(*known) if isinstance(known, Hit) else PairAnswer(reason=Reason(known)))
+        await asyncio.sleep(0)
     return Answer(encode(PairAnswers(context.view.live.pidmap.source.name, answers)))
 
 
@@ -232,21 +235,22 @@ def _answers(found: Mapping[int, ContainerProcess | None]) -> Answers:
     return {n: Hit(each.host_pid, each.start_time) if each else NO_SUCH_PROCESS for n, each in found.items()}
 
 
-async def _every(context: Context, wanted: dict[str, dict[int, None]]) -> dict[str, Answers]:
-    """Answer from the map, and by walks for the rest."""
+async def _every(context: Context, wanted: dict[str, dict[int, None]], deadline: float) -> dict[str, Answers]:
+    """Answer from the map, and by walks for the rest until the deadline."""
     named = {cid: ns_pids for cid, ns_pids in wanted.items() if cid}
     batch = Batch(context.view.procfs, context.view.live)
     await batch.run(named)
     found: dict[str, Answers] = {"": dict.fromkeys(wanted.get("", ()), Reason.BAD_REQUEST), **batch.answers}
     if batch.left:
-        for cid, answers in (await context.walks.run(_walk, context.view.procfs, batch.left)).items():
+        for cid, answers in (
+            await context.walks.run(_walk, context.view.procfs, batch.left, deadline)
+        ).items():
             found[cid] |= answers
     return found
 
 
-def _walk(procfs: Procfs, left: dict[str, list[int]]) -> dict[str, Answers]:
-    """Answer the rest of a batch, container by container, until the time is up. Takes a thread."""
-    deadline = time.monotonic() + _WALK_SECONDS
+def _walk(procfs: Procfs, left: dict[str, list[int]], deadline: float) -> dict[str, Answers]:
+    """Answer the rest of a batch, container by container, until the deadline. Takes a thread."""
     found: dict[str, Answers] = {}
     for cid, ns_pids in left.items():
         if time.monotonic() > deadline:
@@ -259,7 +263,7 @@ def _walk(procfs: Procfs, left: dict[str, list[int]]) -> dict[str, Answers]:
 
 
 async def _every_own(
-    tenant: Tenant, context: Context, wanted: dict[str, dict[int, None]]
+    tenant: Tenant, context: Context, wanted: dict[str, dict[int, None]], _deadline: float
 ) -> dict[str, Answers]:
     """Answer from the peer's own PID namespace; the reason of all other pairs is the same, there or not."""
     ns_pids = {ns_pid: None for cid, numbers in wanted.items() if _is_own(tenant, cid) for ns_pid in numbers}

@@ -121,13 +121,3 @@ class Budgets:
         now = self._clock()
         for container in [each for each, bucket in self._buckets.items() if bucket.full(now)]:
             del self._buckets[container]
-
-
-def give_back_memory() -> None:
-    """Return unused memory to the system; takes some milliseconds."""
-    import ctypes
-    import gc
-
-    gc.collect()
-    with contextlib.suppress(OSError, AttributeError):  # a C library without it
-        ctypes.CDLL(None).malloc_trim(0)

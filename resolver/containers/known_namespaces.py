@@ -96,7 +96,6 @@ class KnownNamespaces:
         self._learned: dict[Hashable, dict[int, Learned]] = {}
         self._of: dict[Hashable, frozenset[int]] = {}  # answers since the last refresh
         self._epoch = -1
-        self._gone = 0
 
     def read_mounts(self, directories: Callable[[int], Coroutine[Any, Any, frozenset[Hashable]]]) -> None:
         """Identify containers by ``directories(host_pid)``, those in a process's mount table."""
@@ -127,11 +126,6 @@ class KnownNamespaces:
         yield from _repeat(
             partial(self._read_next, self._clock()), seconds if seconds == math.inf else _READ_SECONDS
         )
-
-    def take_gone(self) -> int:
-        """Count namespaces ended since the last call."""
-        gone, self._gone = self._gone, 0
-        return gone
 
     def _follow(self, inits: Mapping[int, tuple[int, int]]) -> Iterator[None]:
         """Keep exactly these first processes; end if there are newer ones."""
@@ -242,7 +236,6 @@ class KnownNamespaces:
                 self._by_id.setdefault(known.container_id, set()).add(host_pid)
 
     def _forget(self, known: FirstProcess) -> None:
-        self._gone += 1
         del self._known[known.host_pid]
         _discard(self._by_id, known.container_id, known.host_pid)
         self._take_out(known)

@@ -6,7 +6,8 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
-from resolver.base.budget import Metered, give_back_memory
+from resolver.base.budget import Metered
+from resolver.base.memory import Resident
 from resolver.containers.known_namespaces import KnownNamespaces
 from resolver.hami.slot_owner import OwnerFinder
 from resolver.repair.abandoned import Abandoned
@@ -29,9 +30,6 @@ if TYPE_CHECKING:
     from resolver.workers.lanes import Lane
     from resolver.workers.supervisor import WorkerProcess
 
-#: Memory goes back when so many slots and namespaces are gone, and for so many seconds none was.
-_MANY_UNUSED, _UNUSED_SECONDS = 1024, 3.0
-
 
 class Repairer:
     """The node's regions and their slots' state."""
@@ -52,7 +50,7 @@ class Repairer:
         self._policy: HostpidPolicy | None = None
         self._changes_taken = 0
         self._answered = 0.0  # when NVML's last answer was first seen, on the monotonic clock
-        self._unused, self._unused_since = 0, 0.0  # slots and namespaces that needed memory and are gone
+        self._resident = Resident()
 
     @property
     def workers(self) -> list[WorkerProcess | Lane]:
@@ -85,7 +83,7 @@ class Repairer:
         self.budgets.forget_full()
         if isinstance(self.parts.reader, Lanes):
             self.parts.reader.tidy()
-        self._give_back_memory(this.now)
+        self._resident.look(this.now)
         self.journal.catch_up()
         self.writing.catch_up()
         await self.found.discover(this)
@@ -105,18 +103,9 @@ class Repairer:
             await self._namespaces.catch_up(this.slices, bounded=this.patient)  # nobody's in particular
         await self.turns.take(busy, this)
 
-    def _give_back_memory(self, now: float) -> None:
-        if gone := self._namespaces.take_gone():
-            self._unused, self._unused_since = self._unused + gone, now
-        if self._unused >= _MANY_UNUSED and now - self._unused_since > _UNUSED_SECONDS:
-            give_back_memory()
-            self._unused = 0
-
     def _forget(self, repairs: RegionRepairs) -> None:
         """Forget a vanished region."""
         path = repairs.region.path
-        self._unused += len(repairs.view.slots) if repairs.view is not None else 0
-        self._unused_since = time.monotonic()
         self.turns.owner_finder.forget(repairs.proof)
         self._abandoned.forget(path)
 

@@ -135,6 +135,7 @@ class Connection:
                     pass
             finally:
                 self._loop.remove_reader(self.channel)
+                self._task = None  # a cancelled task keeps all that its request holds
                 self._gatekeeper.leave(self.visitor)
         except HangUp as end:
             self._counters["refused_requests"] += bool(end.answer)

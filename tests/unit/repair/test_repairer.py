@@ -345,22 +345,6 @@ def test_nothing_is_kept_of_a_file_that_could_not_be_written_and_is_gone(bench: 
     assert not bench.repairer.journal._troubles
 
 
-def test_memory_of_many_slots_goes_back_a_while_later(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[float] = []
-    monkeypatch.setattr(repairer_module, "give_back_memory", lambda: given.append(time.monotonic()))
-    monkeypatch.setattr(repairer_module, "_UNUSED_SECONDS", 0.1)
-    path = bench.file(*((ns_pid, 0) for ns_pid in range(1, 1025)))
-    bench.step()
-    path.unlink()
-    began = time.monotonic()
-    while not given:
-        bench.step()
-    assert given[0] - began >= 0.1
-    for _ in range(5):
-        bench.step()
-    assert len(given) == 1
-
-
 @pytest.mark.parametrize(
     "defect", [ZeroDivisionError("the very defect"), OSError(errno.ELOOP, "the very defect")]
 )

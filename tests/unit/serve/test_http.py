@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import socket
 import time
+import weakref
 from collections.abc import AsyncIterator
 from typing import Any
 from unittest.mock import Mock
@@ -213,6 +215,29 @@ async def test_who_waits_for_an_answer_is_not_closed_for_who_does_not() -> None:
         assert b"you asked for /metrics" in await waiting
         for _, writer in crowd:
             writer.close()
+
+
+async def test_what_a_request_needed_is_free_when_its_client_has_hung_up() -> None:
+    asked, freed = asyncio.Event(), asyncio.Event()
+
+    class Needed(bytearray): ...
+
+    async def long(_path: str, _accept: str) -> tuple[int, str, bytes]:
+        needed = Needed(1 << 20)
+        weakref.finalize(needed, freed.set)
+        asked.set()
+        await asyncio.sleep(3600)
+        return 200, "text/plain", bytes(needed)
+
+    gc.disable()  # at its next run it would be free, too
+    try:
+        async with serving(long) as port:
+            _, writer = await say(port, b"GET / HTTP/1.1\r\nHost: r\r\n\r\n")
+            await asked.wait()
+            writer.transport.abort()
+            await freed.wait()
+    finally:
+        gc.enable()
 
 
 async def test_who_asks_without_end_on_one_connection_is_asked_to_connect_again() -> None:
