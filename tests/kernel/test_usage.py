@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from tests.patience import until
 
 FIRST, SECOND = (device.uuid for device in DEFAULT_DEVICES)
 SECONDS = "resolver_container_gpu_seconds_total"
+JOULES = "resolver_container_energy_estimate_joules_total"
 
 
 def usage(scraper: Scraper, *options: str) -> str:
@@ -91,3 +93,44 @@ def test_each_question_has_its_answer_for_a_container_that_is_so_and_one_that_is
     )
     tenant.set_load(0)
     until(lambda: answer(scraper)["containers"][0]["idle_since"], "idleness")
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_a_container_with_whole_gpus_has_the_same_series_as_one_with_shares(
+    node: Node, scraping: Callable[..., Scraper], tmp_path: Path, count: int
+) -> None:
+    devices = [replace(DEFAULT_DEVICES[0], uuid=f"GPU-{n}{'0' * 35}", minor=n) for n in range(count)]
+    node.gpu.set_devices(devices)
+    share = node.container(name="share", sm_limit=50, devices=devices)
+    whole = node.container(name="whole", devices=devices)
+    for container, load in ((share, 30), (whole, 40)):
+        name_pod(tmp_path, container, "ml", container.name)
+        container.tenant(load=load, devices=devices)
+    whole.cache.unlink()  # as one that HAMi's device plugin gave no file
+    scraper = scraping("--hami-metrics")
+    loads = {"share": 30, "whole": 40}
+
+    def told(name: str) -> dict[tuple[str, str], float]:
+        found = scraper.read().all(name, namespace="ml")
+        assert len({frozenset(labels) for labels, _ in found}) <= 1, "the same labels"
+        return {(labels["container"], labels["device_uuid"]): value for labels, value in found}
+
+    wanted = {(name, device.uuid): load for name, load in loads.items() for device in devices}
+    until(lambda: told("hami_container_device_utilization_ratio") == wanted, "the load of both")
+    memory = dict.fromkeys(wanted, 512 << 20)
+    assert told("hami_vgpu_memory_used_bytes") == memory
+    until(lambda: min(told(JOULES).get(each, 0) for each in wanted) > 60, "some energy")
+    seconds, joules = told(SECONDS), told(JOULES)
+    for device in devices:
+        assert seconds["whole", device.uuid] / seconds["share", device.uuid] == pytest.approx(4 / 3, rel=0.3)
+        assert joules["whole", device.uuid] / joules["share", device.uuid] == pytest.approx(4 / 3, rel=0.3)
+    since = told("resolver_container_gpu_since_timestamp_seconds")
+    assert all(0 <= time.time() - at < 300 for at in since.values())
+    assert since.keys() == wanted.keys()
+    shown = {(each["container_name"], each["device_uuid"]) for each in answer(scraper)["containers"]}
+    assert shown == wanted.keys()
+    tree = json.loads(run("top", "--json", "--socket", str(scraper.daemon.socket)).stdout)
+    states = {
+        (each["container_name"], each["limit_state"]) for gpu in tree["gpus"] for each in gpu["containers"]
+    }
+    assert states == {("share", "in_force"), ("whole", "no_limit")}
