@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from resolver.base.counters import CounterByReason, CounterName
@@ -61,12 +62,14 @@ def _by_reason(counter: CounterByReason, reasons: type[StrEnum], meaning: str, n
     COUNTERS_BY_REASON[counter] = _counter(name or counter, meaning, "reason"), reasons
 
 
-def _gpu(name: str, attribute: str, meaning: str, factor: float = 1, kind: str = "gauge") -> None:
-    GPU_VALUES.append(GpuValue(_family(kind, f"gpu_{name}", meaning, GPU_LABELS), attribute, factor))
+def _gpu(
+    name: str, attribute: str, meaning: str, factor: float = 1, *, to: list[GpuValue] = GPU_VALUES
+) -> None:
+    kind = "counter" if name.endswith("_total") else "gauge"
+    to.append(GpuValue(_family(kind, f"gpu_{name}", meaning, GPU_LABELS), attribute, factor))
 
 
-def _detail(name: str, attribute: str, meaning: str, factor: float = 1, kind: str = "gauge") -> None:
-    GPU_DETAILS.append(GpuValue(_family(kind, f"gpu_{name}", meaning, GPU_LABELS), attribute, factor))
+_detail = partial(_gpu, to=GPU_DETAILS)
 
 
 # -- containers -----------------------------------------------------------------------------------------------------
@@ -231,7 +234,7 @@ _gpu("memory_used_bytes", "memory_used", "Memory of a GPU that is in use.")
 _gpu("utilization_ratio", "utilization", "Share of the time that a GPU was busy, from 0 to 1.", 0.01)
 _gpu("temperature_celsius", "temperature", "A GPU's temperature.")
 _gpu("power_watts", "power", "Power draw of a GPU.")
-_gpu("ecc_uncorrected_errors_total", "ecc_uncorrected", "Uncorrected ECC errors of a GPU.", kind="counter")
+_gpu("ecc_uncorrected_errors_total", "ecc_uncorrected", "Uncorrected ECC errors of a GPU.")
 _gpu("healthy", "healthy", "1 while a GPU is healthy.")
 GPU_UNHEALTHY = _gauge("gpu_unhealthy", "1 while a GPU is unhealthy for this reason.", *GPU_LABELS, "reason")
 GPU_UNHEALTHY_SINCE = _gauge(
@@ -244,11 +247,11 @@ _detail("sm_clock_hertz", "sm_clock", "Clock of a GPU's multiprocessors.", 1e6)
 _detail("memory_clock_hertz", "memory_clock", "Clock of a GPU's memory.", 1e6)
 GPU_THROTTLED = _gauge("gpu_clock_throttled", "1 while this lowers a GPU's clocks.", *GPU_LABELS, "reason")
 _detail("power_limit_watts", "power_limit", "Power limit of a GPU.")
-_detail("energy_joules_total", "energy", "Energy used by a GPU since the driver was loaded.", kind="counter")
+_detail("energy_joules_total", "energy", "Energy used by a GPU since the driver was loaded.")
 _detail("pcie_link_generation", "pcie_generation", "Generation of a GPU's PCIe link now.")
 _detail("pcie_link_width", "pcie_width", "Lanes of a GPU's PCIe link now.")
-_detail("pcie_replays_total", "pcie_replays", "Packets that a GPU's PCIe link sent again.", kind="counter")
-_detail("ecc_corrected_errors_total", "ecc_corrected", "Corrected ECC errors of a GPU.", kind="counter")
+_detail("pcie_replays_total", "pcie_replays", "Packets that a GPU's PCIe link sent again.")
+_detail("ecc_corrected_errors_total", "ecc_corrected", "Corrected ECC errors of a GPU.")
 _detail("encoder_utilization_ratio", "encoder", "Load of a GPU's video encoders, from 0 to 1.", 0.01)
 _detail("decoder_utilization_ratio", "decoder", "Load of a GPU's video decoders, from 0 to 1.", 0.01)
 GPU_SAMPLES = _states("gpu_samples", "Availability of per-process utilization on a GPU.", *GPU_LABELS)
