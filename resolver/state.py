@@ -246,9 +246,7 @@ class LimitState(StrEnum):
 
     IN_FORCE = "in_force"
     NO_LIMIT = "no_limit"
-    SWITCHED_OFF = (
-        "switched_off"  # by utilization_switch, which HAMi's monitor clears for a policy or priority
-    )
+    SWITCHED_OFF = "switched_off"  # by utilization_switch, which HAMi's monitor clears for a policy
     WAITING = "waiting"  # a slot's owner is unknown, so HAMi-core counts none of its use
     EXCEEDED = "exceeded"  # HAMi-core should enforce it, and the last minute was above it
 

@@ -50,3 +50,14 @@ class CounterByReason(StrEnum):
     def counts(self, counters: Mapping[str, int], reasons: Iterable[StrEnum]) -> dict[str, int]:
         """Return the value for each of these reasons, including zeros."""
         return {reason.value: counters.get(self.of(reason), 0) for reason in reasons}
+
+
+class Shortage(StrEnum):
+    """Resource that the kernel refused the daemon; counted as ``shortages_<kind>``."""
+
+    IN_FLIGHT = "in_flight"  # ETOOMANYREFS: children inherit descriptors instead
+    DESCRIPTORS = "descriptors"  # EMFILE, ENFILE
+    MEMORY = "memory"  # ENOMEM, ENOBUFS
+    PROCESSES = "processes"  # EAGAIN: no further process or thread is allowed
+    WATCHES = "watches"  # ENOSPC: no further epoll or inotify watch is allowed
+    KILLED = "killed"  # a child got SIGKILL from outside, for example by the OOM killer

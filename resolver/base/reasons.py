@@ -29,12 +29,7 @@ class ReasonWithWords(StrEnum):
 
     def for_terminal(self, path: str = "") -> tuple[str, str]:
         """Return meaning and fix without Markdown, about the file at ``path``."""
-        return plain(self.meaning), plain(self.fix).replace("PATH", path or "PATH")
-
-
-def plain(markdown: str) -> str:
-    """Return the text without backquotes."""
-    return markdown.replace("`", "")
+        return self.meaning.replace("`", ""), self.fix.replace("`", "").replace("PATH", path or "PATH")
 
 
 class RepairReason(ReasonWithWords):
@@ -120,6 +115,7 @@ class UnresolvedReason(ReasonWithWords):
 _HOSTILE = "HAMi never makes such a file, so a tenant did; it is never opened"
 _LOOK_INSIDE = "check what runs in that container: `ls -lan PATH`"
 KERNEL_LOG = "`dmesg | grep -iE 'nvrm|xid' | tail`"
+_RETRIED = "fix the cause that `resolver status` names; it is retried"
 _QUERY = f"`nvidia-smi -q -i INDEX`; {KERNEL_LOG}"
 
 
@@ -165,11 +161,7 @@ class RegionReason(ReasonWithWords):
         "its counts are out of range, or its UUIDs aren't text: it is damaged or hostile",
         "restart the container, which makes a new file; keep this one: `cp --sparse=always PATH /var/tmp`",
     )
-    TRUNCATED = (
-        "truncated",
-        "it is shorter than its layout: it is damaged, or a tenant truncates it",
-        _LOOK_INSIDE,
-    )
+    TRUNCATED = "truncated", "it is shorter than its layout: damaged, or cut by a tenant", _LOOK_INSIDE
     TOO_MANY_ENTRIES = (
         "too_many_entries",
         "the directory has more entries than the daemon reads; HAMi's monitor refuses it, too",
@@ -254,17 +246,6 @@ class PeerReason(ReasonWithWords):
     NOT_VISIBLE = "not_visible", "it has no PID in the daemon's PID namespace, which is not the host's"
     NOT_PROVEN = "not_proven", "this kernel can't prove its identity: the PID may have been reused"
     ACCESS_DENIED = "access_denied", "the kernel refused a file in `/proc`"
-
-
-class Shortage(StrEnum):
-    """Resource that the kernel refused the daemon; counted as ``shortages_<kind>``."""
-
-    IN_FLIGHT = "in_flight"  # ETOOMANYREFS: children inherit descriptors instead
-    DESCRIPTORS = "descriptors"  # EMFILE, ENFILE
-    MEMORY = "memory"  # ENOMEM, ENOBUFS
-    PROCESSES = "processes"  # EAGAIN: no further process or thread is allowed
-    WATCHES = "watches"  # ENOSPC: no further epoll or inotify watch is allowed
-    KILLED = "killed"  # a child got SIGKILL from outside, for example by the OOM killer
 
 
 class BrokerRefusal(ReasonWithWords):
@@ -363,11 +344,7 @@ class TroubleReason(ReasonWithWords):
         "`cat /proc/PID/stack`; `uptime`; check for a file system that hangs, then restart it",
     )
     NOT_READY = "not_ready", "not ready", "`resolver doctor --only SOURCE`"
-    API_OFF = (
-        "api_off",
-        "it does not answer on one of its sockets",
-        "fix the cause that `resolver status` names; it is retried every few seconds",
-    )
+    API_OFF = "api_off", "it does not answer on one of its sockets", _RETRIED
     METRICS_OFF = (
         "metrics_off",
         "it serves no metrics",
@@ -378,22 +355,14 @@ class TroubleReason(ReasonWithWords):
         "new files for the metrics' TLS or token can't be used; the old ones stay",
         "fix the file that `resolver status` names; it is read again",
     )
-    BROKER_OFF = (
-        "broker_off",
-        "the broker does not answer",
-        "fix the cause that `resolver status` names; it is retried",
-    )
+    BROKER_OFF = "broker_off", "the broker does not answer", _RETRIED
     NVML_UNAVAILABLE = "nvml_unavailable", "NVML is unavailable", "`resolver doctor --only nvml`"
     OUT_OF_DESCRIPTORS = (
         "out_of_descriptors",
         "it ran out of descriptors",
         "raise the limit (`LimitNOFILE` of its unit, or of the container runtime's), and restart it",
     )
-    SOURCE_INCOMPLETE = (
-        "source_incomplete",
-        "its map is incomplete",
-        "leave `map_size` at 0, or raise it; restart it",
-    )
+    SOURCE_INCOMPLETE = "source_incomplete", "its map is incomplete", "set `map_size` to 0, or higher"
     CONTAINERS_DIR_MISSING = (
         "containers_dir_missing",
         "a directory of cache files is missing",

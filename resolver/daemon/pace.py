@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Awaitable, Callable, Coroutine, Iterable
 
+    from resolver.base.counters import Shortage
     from resolver.base.journal import Journal
-    from resolver.base.reasons import Shortage
 
 #: So many failures of one step in a row end the daemon.
 ERRORS_BEFORE_END = 10

@@ -12,10 +12,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from resolver import __version__, api
-from resolver.base.counters import CounterByReason
+from resolver.base.counters import CounterByReason, Shortage
 from resolver.base.event_log import EventLog
 from resolver.base.journal import Journal, setup_logging
-from resolver.base.reasons import BrokerRefusal, Shortage
+from resolver.base.reasons import BrokerRefusal
 from resolver.base.source_records import SourceName
 from resolver.config import OFF, HostpidNamespace, changed
 from resolver.containers.known_namespaces import KnownNamespaces

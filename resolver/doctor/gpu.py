@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from resolver.base.reasons import KERNEL_LOG, DriverError, GpuReason, plain
+from resolver.base.reasons import KERNEL_LOG, DriverError, GpuReason
 from resolver.base.text import several
 from resolver.doctor.findings import Finding, failed, ok, some, together, unknown, warning
 
@@ -28,7 +28,7 @@ def nvml(node: Node) -> Finding:
         return failed(
             "NVML shows no GPU",
             "the driver answers, but gives none to this process: they are hidden from this container, or all are lost",
-            f"lspci -d 10de: shows what is on the bus; in a container: NVIDIA_VISIBLE_DEVICES=all; {plain(KERNEL_LOG)}",
+            f"lspci -d 10de: shows what is on the bus; in a container: NVIDIA_VISIBLE_DEVICES=all; {KERNEL_LOG[1:-1]}",
         )
     troubles = []
     for uuid, device in devices.items():
@@ -43,7 +43,7 @@ def nvml(node: Node) -> Finding:
         failed(
             f"{uuid or f'GPU {gpu.device_index}'} is unhealthy: {illness.reason}",
             illness.detail or GpuReason(illness.reason).meaning,
-            plain(GpuReason(illness.reason).fix).replace("INDEX", str(gpu.device_index)),
+            GpuReason(illness.reason).for_terminal()[1].replace("INDEX", str(gpu.device_index)),
         )
         for uuid, gpu in reports.items()
         for illness in gpu.illnesses

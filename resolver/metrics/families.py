@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from resolver.base.counters import CounterByReason, CounterName
-from resolver.base.reasons import BrokerRefusal, RegionReason, RepairReason, Shortage
+from resolver.base.counters import CounterByReason, CounterName, Shortage
+from resolver.base.reasons import BrokerRefusal, RegionReason, RepairReason
 from resolver.metrics.family import Family
 
 if TYPE_CHECKING:

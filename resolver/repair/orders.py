@@ -9,9 +9,9 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
-from resolver.base.counters import CounterByReason, CounterName
+from resolver.base.counters import CounterByReason, CounterName, Shortage
 from resolver.base.errors import WorkerFailed
-from resolver.base.reasons import Shortage, UnresolvedReason
+from resolver.base.reasons import UnresolvedReason
 from resolver.repair.plan import encode
 from resolver.repair.quarantine import Blame
 from resolver.workers import slot_writer

@@ -6,7 +6,7 @@ import errno
 import time
 from collections import Counter
 
-from resolver.base.reasons import Shortage
+from resolver.base.counters import Shortage
 
 #: Seconds of refusals after which the daemon is not ready, and seconds without one after which a shortage is over.
 NOT_READY_SECONDS, FORGOTTEN_SECONDS = 10.0, 5.0

@@ -15,8 +15,8 @@ import subprocess
 import time
 from typing import TYPE_CHECKING
 
+from resolver.base.counters import Shortage
 from resolver.base.errors import WorkerFailed
-from resolver.base.reasons import Shortage
 from resolver.base.retry import doubled
 from resolver.linux.procfs import ProcessUsage, usage
 from resolver.workers.means import Means, shortage_of

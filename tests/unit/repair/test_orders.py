@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
+from resolver.base.counters import Shortage
 from resolver.base.errors import WorkerFailed
 from resolver.base.journal import Journal
-from resolver.base.reasons import Shortage, UnresolvedReason
+from resolver.base.reasons import UnresolvedReason
 from resolver.repair.orders import Writing, directory_of, of_slot
 from resolver.repair.plan import Order, encode
 from resolver.workers import slot_writer

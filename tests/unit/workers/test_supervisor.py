@@ -18,8 +18,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from resolver.base.counters import Shortage
 from resolver.base.errors import WorkerFailed
-from resolver.base.reasons import Shortage
 from resolver.workers import means, supervisor
 from resolver.workers.supervisor import WorkerProcess
 from tests.patience import PATIENCE_S, until
