@@ -94,10 +94,6 @@ class DirectoryFinder:
         """Expected directories; `AUTO` stands for any known one."""
         return [root.path for root in self._roots if not root.known] + [AUTO] * self._auto
 
-    def searched(self) -> list[str]:
-        """Return existing directories."""
-        return [root.path for root in self._roots if root.fd >= 0]
-
     @property
     def watched(self) -> bool:
         """True if every directory is watched and none waits for kubelet."""
@@ -112,9 +108,12 @@ class DirectoryFinder:
         """Return the next refresh's time."""
         return self._wants
 
-    def _watch(self, key: str, account: str, fd: int, on_event: Callable[[int], None]) -> None:
+    def _watch(self, place: Directory | Root, key: str, fd: int) -> None:
+        def on_event(_: int) -> None:
+            place.news, self._wants = True, 0.0
+
         if self._watches is not None:
-            self._watches.watch(key, account, fd, OF_A_DIRECTORY, on_event)
+            self._watches.watch(key, place.path, fd, OF_A_DIRECTORY, on_event)
 
     def _forget(self, key: str) -> None:
         if self._watches is not None:
@@ -157,11 +156,7 @@ class DirectoryFinder:
 
     def reject(self, region: SharedRegion, why: RegionRejected) -> None:
         """Close a region and retry later."""
-        candidate = self._register.candidate(region)
-        if candidate is not None and candidate.region is region:
-            self._register.begin()  # this is no news to the caller
-            self._register.release(candidate)
-            self._register.refuse(candidate, why, self._clock())
+        self._register.reject(region, why, self._clock())
 
     def close(self) -> None:
         """Close everything; the finder stays usable."""
@@ -180,7 +175,7 @@ class DirectoryFinder:
                 root.fd = os.open(root.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
                 info = os.fstat(root.fd)
                 root.identity = info.st_dev, info.st_ino
-            self._watch(_key(root), root.path, root.fd, lambda _: self._has_news(root))
+            self._watch(root, _key(root), root.fd)
             # The device plugins make theirs for root alone. Once seen, it stays so: a tenant can change the mode.
             if info.st_mode & 0o002 and not root.shared:
                 root.shared = root.news = True
@@ -298,7 +293,7 @@ class DirectoryFinder:
             if self._watches is not None and not self._watches_it(directory):
                 offered, *held = await self._reader.ask(payer, payer, hold_directory, where, name)
                 fd = take(offered, *held)
-                self._watch(payer, payer, fd, lambda _: self._has_news(directory))
+                self._watch(directory, payer, fd)
                 let_go(fd)
             found: tuple[Any, ...] = await self._reader.ask(payer, payer, look_into, where, name, known)
         except (OSError, CannotKnow, WorkerFailed) as error:
@@ -340,9 +335,6 @@ class DirectoryFinder:
 
     def _watches_it(self, directory: Directory) -> bool:
         return self._watches is not None and directory.path in self._watches
-
-    def _has_news(self, place: Directory | Root) -> None:
-        place.news, self._wants = True, 0.0
 
 
 def _roots(containers_dirs: Sequence[str]) -> list[Root]:

@@ -63,9 +63,13 @@ class RegionRegister:
         self.changes = RegionChanges([], [], [])
         return self.changes
 
-    def candidate(self, region: SharedRegion) -> Candidate | None:
-        """Return this region's accepted name; None if dropped."""
-        return self._candidates.get(region.path)
+    def reject(self, region: SharedRegion, why: RegionRejected, now: float) -> None:
+        """Close an accepted region and retry later."""
+        candidate = self._candidates.get(region.path)
+        if candidate is not None and candidate.region is region:
+            self.begin()  # this is no news to the caller
+            self.release(candidate)
+            self.refuse(candidate, why, now)
 
     def check(
         self,

@@ -57,7 +57,6 @@ class Watches:
         self.keys = self._watched.keys()  # those that are watched now
         self._keys: dict[int, set[str]] = {}  # by watch: the same inode may be known by several
         self._quotas: dict[str, _EventQuota] = {}
-        self._silenced: dict[int, str] = {}  # accounts of removed watches, as long as events may come
         self._full_until = 0.0
         for name in ("watch_events", "watch_overflows", "watch_floods"):
             counters[name] += 0
@@ -146,32 +145,27 @@ class Watches:
                 self._counters[CounterName.WATCH_OVERFLOWS] += 1
                 lost = True
                 continue
-            account = self._silenced.get(number, "")
             for key in list(self._keys.get(number, ())):
                 watched = self._watched[key]
-                account = watched.account
                 if mask & IGNORED:
                     self.forget(key)
                 watched.on_event(mask)
-            if account:
-                accounts[account] += counts[number]
-            if mask & IGNORED:
-                self._silenced.pop(number, None)
-        self._charge(accounts, time.thread_time() - began)
+                accounts[watched.account] += counts.pop(number, 0)  # by several keys it is counted once
+        if events:
+            self._charge(accounts, (time.thread_time() - began) / len(events))
         return lost
 
     def _charge(self, accounts: Counter[str], seconds: float) -> None:
-        """Charge each container; silence one that caused too many."""
-        now, total = self._clock(), accounts.total()
+        """Charge each container so much for each event; silence one that caused too many."""
+        now = self._clock()
         for account, count in accounts.items():
-            self._budgets.spend(account, seconds * count / total)
+            self._budgets.spend(account, seconds * count)
             quota = self._quotas.get(account)
             if quota is None or not quota.keys or not (debt := quota.events.charge(count, now)):
                 continue
             quota.until = now + debt + BURST / RATE
             self._counters[CounterName.WATCH_FLOODS] += 1
             for key in list(quota.keys):
-                self._silenced[self._watched[key].number] = account
                 self.forget(key)
 
     def tidy(self) -> None:
@@ -193,4 +187,3 @@ class Watches:
         self._watched.clear()
         self._keys.clear()
         self._quotas.clear()
-        self._silenced.clear()

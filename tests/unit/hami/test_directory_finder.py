@@ -116,8 +116,7 @@ def test_a_file_that_was_moved_while_it_was_opened(
     kubelet.has(POD, "side", "b" * 64)
     mine, other = usage(tree, f"{POD}_main"), usage(tree, f"{POD}_side")
     regions = {found.path: found.region for found in find.refresh(full=True).added}
-    candidate = find._register.candidate(regions[str(mine)])
-    assert candidate is not None
+    candidate = find._register._candidates[str(mine)]
     mine.parent.rename(tree / "between")
     other.parent.rename(mine.parent)
     with pytest.raises(RegionRejected) as refused:
@@ -262,19 +261,23 @@ async def test_news_of_a_directory_that_a_lane_is_listing_is_followed_at_once(tm
 # ---- auto ---------------------------------------------------------------------------------------------------------
 
 
+def searched(finder: DirectoryFinder) -> list[str]:
+    return [root.path for root in finder._roots if root.fd >= 0]
+
+
 def test_auto_takes_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hami, volcano = tmp_path / "hami/containers", tmp_path / "volcano/containers"
     monkeypatch.setattr(directory_finder, "KNOWN_DIRS", (str(hami), str(volcano)))
     finder = DirectoryFinder([AUTO], Procfs())
     finder.refresh(full=True)
-    assert (finder.dirs, finder.missing_dirs, finder.searched()) == ([AUTO], {AUTO}, [])
+    assert (finder.dirs, finder.missing_dirs, searched(finder)) == ([AUTO], {AUTO}, [])
     file = cachefiles.container(volcano)
     assert [each.path for each in finder.refresh(full=True).added] == [str(file)]
-    assert (finder.missing_dirs, finder.searched()) == (set(), [str(volcano)])
+    assert (finder.missing_dirs, searched(finder)) == (set(), [str(volcano)])
     hami.parent.mkdir()
     hami.symlink_to(volcano)  # the same one by another name is not searched twice
     assert finder.refresh(full=True).added == []
-    assert finder.searched() == [str(volcano)]
+    assert searched(finder) == [str(volcano)]
     finder.close()
 
 
