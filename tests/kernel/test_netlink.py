@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import socket
 import struct
 import subprocess
 import sys
 import sysconfig
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -44,10 +45,11 @@ def read(host_pid: int) -> Known:
     return Known(stat.rsplit(")", 1)[1].split()[19], tuple(map(int, numbers.split()[1:])))
 
 
-def processes() -> dict[int, Known]:
+def processes(meanwhile: Callable[[], None]) -> dict[int, Known]:
     found = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
+            meanwhile()
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 found[int(name)] = read(int(name))
     return found
@@ -64,10 +66,10 @@ class Checked:
         return set(came), set(went)
 
     def agree(self) -> tuple[set[int], set[int]]:
-        """Refresh, and compare with `/proc` before and after."""
-        before = processes()
+        """Refresh, and compare with `/proc` before and after; as in the daemon, events don't wait long meanwhile."""
+        before = processes(self.source.tend)
         came, went = self.refresh()
-        after = processes()
+        after = processes(self.source.tend)
         known = numbers(self.source)
         throughout = {pid: seen for pid, seen in before.items() if after.get(pid) == seen}
         assert {pid: known.get(pid) for pid in throughout} == {p: s.ns_pids for p, s in throughout.items()}
@@ -105,6 +107,8 @@ def test_thousands_of_forks_and_never_a_difference_to_proc(
     for _ in range(rounds):
         with life(lives, "storm", "1000", "10", "30000") as storm:
             storm.ready()
+            while not select.select([storm.stdout], [], [], 0.05)[0]:
+                checked.source.tend()  # others have storms, too
             assert storm.line().startswith("done")
             staying = set(children_of(child_of(storm.host_pid)))
             assert len(staying) == 10

@@ -11,8 +11,10 @@ from resolver.config import HostpidNamespace
 from resolver.hami.hostpid_policy import (
     DRIVERS,
     HostpidPolicy,
+    Origin,
     classify,
     decide,
+    known,
     parse_driver_version,
 )
 
@@ -126,3 +128,16 @@ def test_why_a_number_is_wrong(
     hostpid: int, wanted: int, other: int, *, shared: bool, reason: RepairReason | None
 ) -> None:
     assert classify(hostpid, wanted, other, shared=shared) is reason
+
+
+def test_the_reason_says_how_far_the_table_goes() -> None:
+    host, container = "host PIDs up to 565.77", "container PIDs from 570.86.15 on"
+    assert known() == f"samples carry {host}, {container}"
+    assert decide(AUTO, "535.104.05").why == f"driver 535.104.05: samples carry {host}"
+    assert decide(AUTO, "580.65.06").why == f"driver 580.65.06: samples carry {container}"
+
+
+def test_a_measurement_decides_and_its_absence_is_told() -> None:
+    measured = decide(AUTO, "535.104.05", CONTAINER, "ignored")
+    assert (measured.namespace, measured.origin) == (CONTAINER, Origin.MEASURED)
+    assert decide(AUTO, "535.104.05", None, "no right").why.endswith("565.77; not measured: no right")

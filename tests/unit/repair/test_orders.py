@@ -137,7 +137,7 @@ def test_a_hostpid_that_was_written_is_a_repair(desk: Desk) -> None:
 
 def test_a_slot_of_a_claim_is_told_with_its_owners_names(desk: Desk) -> None:
     bench = desk.region((7, 0))
-    bench.repairs.ownership = bench.repairs.ownership._replace(pod_uid=None, container_name="claim")
+    bench.repairs.ownership = bench.repairs.ownership._replace(pod_uid="", container_name="claim")
     bench.state(7).names = ("another", "worker")
     about = of_slot(bench.repairs, bench.state(7))
     assert (about["pod_uid"], about["container_name"], about["host_pid"]) == ("another", "worker", 4711)
