@@ -7,11 +7,11 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from resolver import client
-from resolver.base.errors import Ambiguous, CannotKnow, NoDaemon, NotFound
+from resolver.base.errors import Ambiguous, CannotKnow, NotFound
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
 _OTHER_VERSION = "is it of this version? Restart it after an upgrade"
 AS_IT_IS = "print the daemon's answer as it is"
@@ -50,10 +50,3 @@ def understood() -> Iterator[None]:
     except (KeyError, TypeError, IndexError, AttributeError, ValueError) as error:
         why = f"{type(error).__name__}: {error}"
         raise CannotKnow(f"the daemon's answer is not understood ({why}): {_OTHER_VERSION}") from error
-
-
-def follow(socket_path: str | None, after: str, kinds: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Yield events as they happen; raise `NoDaemon` when there will be no more."""
-    yield from client.stream_events(socket_path, after=after, kinds=kinds)
-    where = client.socket_of(socket_path)
-    raise NoDaemon(f"the daemon at {where} ended, or let go of this one: ask again once it runs")

@@ -9,6 +9,7 @@ files.
 from __future__ import annotations
 
 import io
+import json
 import os
 import socket
 import sys
@@ -41,15 +42,13 @@ def run(args: argparse.Namespace) -> int:
     """Write it; returns 0 even if parts are missing, which is reported."""
     from resolver.cli._bundle.parts import gather, parts
 
-    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-    name = f"resolver-bundle-{stamp}"
+    name = time.strftime("resolver-bundle-%Y%m%dT%H%M%SZ", time.gmtime())
     path = args.output or f"{name}.tar.gz"
-    wanted = parts(client.socket_of(args.socket))
     file = _opened(path)
     try:
         with file:
             gathered = []
-            for each in gather(wanted):
+            for each in gather(parts(client.socket_of(args.socket))):
                 gathered.append(each)
                 came = each.trouble.partition(". ")[0] or f"{len(each.text)} bytes"
                 _say(f"{each.part.name:18} {each.seconds:5.1f} s  {came}")
@@ -60,9 +59,8 @@ def run(args: argparse.Namespace) -> int:
         raise
     if path != _STDOUT:
         print(path)
-    named = "it has names of pods and containers: --redact replaces them"
-    kept = "names are pseudonyms" if args.redact else named
-    _say(f"look through it before you send it: tar -tzf FILE; {kept}")
+    names = "names are pseudonyms" if args.redact else "--redact replaces the names in it"
+    _say(f"look through it before you send it: tar -tzf FILE; {names}")
     return 0
 
 
@@ -99,16 +97,10 @@ def _write(file: BinaryIO, directory: str, gathered: Sequence[Gathered], *, reda
 
 
 def _manifest(gathered: Sequence[Gathered], troubles: dict[str, str], *, redact: bool) -> str:
-    import json
-
-    parts = {
-        each.part.name: {
-            "about": each.part.about,
-            "seconds": round(each.seconds, 2),
-            "trouble": troubles[each.part.name] or None,
-        }
-        for each in gathered
-    }
+    parts = {}
+    for part, _, seconds, _ in gathered:
+        trouble = troubles[part.name] or None
+        parts[part.name] = {"about": part.about, "seconds": round(seconds, 2), "trouble": trouble}
     whole = {"resolver": __version__, "made_at": time.time(), "redacted": redact, "root": os.geteuid() == 0}
     return json.dumps(whole | {"parts": parts}, indent=1) + "\n"
 

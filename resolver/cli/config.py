@@ -56,10 +56,8 @@ def run(args: argparse.Namespace) -> int:
         values = {row.name: {"value": row.value, "origin": row.origin} for row in rows}
         print_json({"daemon": of or None, "settings": values})
         return 0
-    about = (
-        f"those of the daemon at {of}" if of else f"those that `resolver run` would start with here ({why})"
-    )
-    print(f"resolver config: {about}", file=sys.stderr)
+    would_be = f"those that `resolver run` would start with here ({why})"
+    print(f"resolver config: {f'those of the daemon at {of}' if of else would_be}", file=sys.stderr)
     print_table(COLUMNS, [(row.name, config.text_of(row.value), row.origin) for row in rows])
     return 0
 

@@ -47,9 +47,8 @@ class Named(NamedTuple):
 
 def not_found(text: str, more: str = "") -> NotFound:
     """Build the error for a name that no container has."""
-    return NotFound(
-        f"no container here is called {text!r}: {_NAMES}; resolver containers lists them{more}", "container"
-    )
+    said = f"no container here is called {text!r}: {_NAMES}; resolver containers lists them{more}"
+    return NotFound(said, "container")
 
 
 def resolve(text: str, socket_path: str | None) -> str:
@@ -65,13 +64,9 @@ def resolve(text: str, socket_path: str | None) -> str:
         raise not_found(text, _looked_in(socket_path))
     others = _by_kernel(text) - found.keys() if found and "/" not in text else set()
     if len(found) + len(others) > 1:
-        raise Ambiguous(
-            f"{text!r} fits {len(found) + len(others)} containers: ask for one by its id",
-            tuple(
-                sorted(f"{key}  {each.namespace}/{each.pod}/{each.name}" for key, each in found.items())
-                + sorted(others)
-            ),
-        )
+        known = sorted(f"{key}  {each.namespace}/{each.pod}/{each.name}" for key, each in found.items())
+        said = f"{text!r} fits {len(found) + len(others)} containers: ask for one by its id"
+        raise Ambiguous(said, (*known, *sorted(others)))
     return next(iter(found), text)
 
 

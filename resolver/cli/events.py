@@ -9,22 +9,21 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
-from resolver.base.errors import NotFound, UsageError
+from resolver import client
+from resolver.base.errors import NoDaemon, NotFound, UsageError
 from resolver.base.event_names import KINDS
 from resolver.base.text import printable
-from resolver.cli.ask_daemon import add_socket, ask, follow, understood
+from resolver.cli.ask_daemon import add_socket, ask, understood
 from resolver.cli.show import moment, on_terminal, styled, wrapped
 
 if TYPE_CHECKING:
     import argparse
 
 _SHOWN_BEFORE = 10
-_BAD = frozenset(
-    ("conflict", "region_quarantined", "source_failed", "slot_stuck", "gpu_unhealthy", "gpu_gone")
-)
+_BAD = ("conflict", "region_quarantined", "source_failed", "slot_stuck", "gpu_unhealthy", "gpu_gone")
+_GOOD = ("repair", "gpu_healthy", "nvml_available")
 #: Fields that say whose an event is; at a terminal they are one name.
-_NAMES = frozenset(("container", "container_id", "pod_uid", "container_name", "namespace", "pod"))
-_GOOD = frozenset(("repair", "gpu_healthy", "nvml_available"))
+_NAMES = ("container", "container_id", "pod_uid", "container_name", "namespace", "pod")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,20 +56,19 @@ def run(args: argparse.Namespace) -> int:
         shown = _Shown(args, kept)
         lines = [shown.line(event) for event in kept["events"] if shown.wants(event)]
         if args.pod and not args.follow and not lines and not shown.knows_pod():
-            raise NotFound(
-                f"no pod here is or was called {args.pod!r}: resolver containers lists those that run"
-            )
+            raise NotFound(f"no pod here is or was called {args.pod!r}: resolver containers lists them")
         number = kept["events"][-1]["number"] if kept["events"] else 0
         last_id = f"{int(status['started_at'])}-{number}" if status is not None else ""
     for line in lines if last is None else lines[max(0, len(lines) - last) :]:
         print(line)
     if args.follow:
         sys.stdout.flush()
-        for event in follow(args.socket, last_id, args.kind or ()):
+        for event in client.stream_events(args.socket, after=last_id, kinds=args.kind or ()):
             with understood():
                 shown.learn(event["fields"])
                 if shown.wants(event):
                     print(shown.line(event), flush=True)  # the reader of a pipe waits for it
+        raise NoDaemon(f"the daemon at {client.socket_of(args.socket)} ended: ask again once it runs")
     return 0
 
 
@@ -113,18 +111,14 @@ class _Shown:
             return json.dumps({name: event[name] for name in ("number", "at", "kind", "fields")})
         kind, fields = printable(event["kind"]), event["fields"]
         color = "red" if kind in _BAD else "green" if kind in _GOOD else "bold"
+        words = {name: f"{printable(name)}={_value(value)}" for name, value in fields.items()}
         if not self._compact:
-            values = " ".join(f"{printable(name)}={_value(value)}" for name, value in fields.items())
-            return f"{moment(event['at'])}  {kind.ljust(18)}  {values}".rstrip()
+            return f"{moment(event['at'])}  {kind.ljust(18)}  {' '.join(words.values())}".rstrip()
         # At a terminal: names instead of ids, broken at the line's end.
         uid, when = _pod_uid(fields), moment(event["at"])[5:19].replace("T", " ")
         name = fields.get("container_name") or str(fields.get("container", "")).partition("_")[2]
         whose = "/".join(filter(None, (self._pods.get(uid) or uid[:8], name)))
-        rest = (
-            f"{printable(each)}={_value(value)}"
-            for each, value in fields.items()
-            if each not in _NAMES and value is not None
-        )
+        rest = (each for name, each in words.items() if name not in _NAMES and fields[name] is not None)
         text = " ".join(filter(None, (when, kind, printable(whose), *rest)))
         return "\n    ".join(wrapped(text, 4)).replace(kind, styled(kind, color), 1)
 
@@ -145,8 +139,7 @@ def _seconds(text: str) -> float:
 
 def _value(value: Any) -> str:
     """Format a value: bare if it is one plain word, else as JSON."""
-    text = value if isinstance(value, str) else json.dumps(value)
-    plain = (
-        isinstance(value, str) and text.isascii() and text.isprintable() and not set(text) & set(" \"'=\\")
-    )
-    return text if text and (plain or not isinstance(value, str)) else json.dumps(text)
+    if not isinstance(value, str):
+        return json.dumps(value)
+    plain = value.isascii() and value.isprintable() and not set(value) & set(" \"'=\\")
+    return value if value and plain else json.dumps(value)

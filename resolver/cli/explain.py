@@ -101,9 +101,8 @@ def _without_processes(known: Documents) -> Iterator[dict[str, Any]]:
     for pod_uid, name in dict.fromkeys(places):
         if pod_uid and name and (pod_uid, name) not in listed:
             namespace, pod = names.get(pod_uid, (None, None))
-            unknown = dict.fromkeys(("container_id", "runtime", "pidns", "init_host_pid"))
-            known_names = {"pod_uid": pod_uid, "container_name": name, "namespace": namespace, "pod": pod}
-            yield unknown | known_names
+            names = {"pod_uid": pod_uid, "container_name": name, "namespace": namespace, "pod": pod}
+            yield names | dict.fromkeys(("container_id", "runtime", "pidns", "init_host_pid"))
 
 
 def _title(container: dict[str, Any]) -> str:
@@ -122,9 +121,8 @@ def _document(known: Documents, explained: list[Explained]) -> dict[str, Any]:
 
 
 def _print(known: Documents, explained: list[Explained]) -> None:
-    own = f"Read without a daemon, which writes nothing: {known.no_daemon}"
-    daemons = f"By the daemon, {duration(time.time() - known.status['at'])} ago"
-    _say(own if known.no_daemon else daemons)
+    by = f"By the daemon, {duration(time.time() - known.status['at'])} ago"
+    _say(f"Read without a daemon, which writes nothing: {known.no_daemon}" if known.no_daemon else by)
     if known.settings_by:
         _say(f"Settings: {known.settings_by}")
     for each in explained:

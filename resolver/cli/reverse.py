@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
         _say(f"{found.tid} is a thread of process {found.host_pid}")
     if os.geteuid() != 0 and any(level.pidns is None for level in found.levels):
         _say(
-            "its numbers in the container are hidden from this user: ask as root (sudo), or with CAP_SYS_PTRACE"
+            "its PIDs in the container are hidden from this user: ask as root (sudo), or with CAP_SYS_PTRACE"
         )
         return EXIT_CANNOT_KNOW
     return 0
@@ -75,11 +75,8 @@ def _say(text: str) -> None:
 
 
 def _print(found: ReversedProcess, facts: ProcessSummary) -> None:
-    values = {name: getattr(found, name) for name in found.__struct_fields__}
-    levels = values.pop("levels")
-    for name in ("tid", "no_container"):
-        if values[name] is None:
-            del values[name]
-    values["ns_pids"] = " ".join(str(level.ns_pid) for level in levels)
-    values["pidns"] = " ".join(str(level.pidns or NONE) for level in levels)
-    print_pairs([*values.items(), *facts.in_words().items()])
+    values = [(name, getattr(found, name)) for name in found.__struct_fields__ if name != "levels"]
+    known = [each for each in values if each[1] is not None or each[0] not in ("tid", "no_container")]
+    ns_pids = " ".join(str(level.ns_pid) for level in found.levels)
+    pidns = " ".join(str(level.pidns or NONE) for level in found.levels)
+    print_pairs([*known, ("ns_pids", ns_pids), ("pidns", pidns), *facts.in_words().items()])

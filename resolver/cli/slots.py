@@ -52,8 +52,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(files)
     elif not files:
-        said = "There are no .cache files: no container with HAMi has started a GPU process yet."
-        print(said, file=sys.stderr)
+        print("There are no .cache files: no container with HAMi has used a GPU yet.", file=sys.stderr)
     else:
         _print(files)
     return 1 if any("error" in region for region in files) else 0
@@ -76,8 +75,7 @@ def _directories(socket_path: str | None, file: str | None) -> tuple[str, ...]:
         directories = there
     print(f"resolver slots: {', '.join(directories)}, containers_dir {origin}", file=sys.stderr)
     if in_force.settings.mapped_regions:
-        said = "resolver slots: mapped_regions is on, but files inside containers are not shown"
-        print(said, file=sys.stderr)
+        print("resolver slots: files inside containers (mapped_regions) are not shown", file=sys.stderr)
     return directories
 
 

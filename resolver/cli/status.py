@@ -34,8 +34,7 @@ _CONTESTED = (CounterName.CONFLICTS, CounterName.QUARANTINES)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     add_socket(parser, "print one JSON object")
-    about = "print only readiness and problems"
-    parser.add_argument("--brief", action="store_true", help=about)
+    parser.add_argument("--brief", action="store_true", help="print only readiness and problems")
     about = f"first wait until the daemon is ready, at most SECONDS (default {_WAIT_SECONDS})"
     parser.add_argument("--wait", metavar="SECONDS", nargs="?", type=float, const=_WAIT_SECONDS, help=about)
 
@@ -146,12 +145,11 @@ def _cost(status: Mapping[str, Any]) -> Iterator[Line]:
         text = f"{several(worker['starts'], 'start')}, {several(failed, 'failure')}"
         last = f", the last: {worker['last_failure']}" if worker["last_failure"] else ""
         yield worker["name"], text + last, "yellow" if failed else ""
-    facts = facts_of(status["host_pid"])
-    if facts.cpu_seconds is None or facts.memory is None:
-        yield "cost", ""
-        return
-    share = facts.cpu_seconds / max(status["at"] - status["started_at"], 1.0)
-    yield "cost", f"{facts.memory / 2**20:.1f} MiB, {share:.1%} of a CPU since its start"
+    facts, cost = facts_of(status["host_pid"]), ""
+    if facts.cpu_seconds is not None and facts.memory is not None:
+        share = facts.cpu_seconds / max(status["at"] - status["started_at"], 1.0)
+        cost = f"{facts.memory / 2**20:.1f} MiB, {share:.1%} of a CPU since its start"
+    yield "cost", cost
 
 
 def _reasons(name: str, counts: Mapping[str, int]) -> Line:

@@ -79,24 +79,18 @@ def _age(host_pid: int) -> str:
 
 def _content(status: dict[str, Any]) -> Finding:
     """Return the problems that the daemon reports."""
-    totals, hours = status["totals"], (time.time() - status["started_at"]) / 3600
-    found = (
-        f"PID {status['host_pid']}, version {status['version']}, up {hours:.1f} h, "
-        f"source {status['source']['name']}: {several(totals['containers'], 'container')}, "
-        f"{several(totals['regions'], 'region')}, {several(totals['slots'], 'slot')}"
-    )
+    hours = (time.time() - status["started_at"]) / 3600
+    counts = (several(status["totals"][f"{each}s"], each) for each in ("container", "region", "slot"))
+    found = f"PID {status['host_pid']}, version {status['version']}, up {hours:.1f} h, "
+    found += f"source {status['source']['name']}: {', '.join(counts)}"
     troubles = [
         (failed if each["grave"] else warning)(each["what"], each["why"], each["fix"])
         for each in status.get("troubles", ())
     ]
     if status["version"] != __version__:
-        troubles.append(
-            warning(
-                f"this command is {__version__}",
-                "daemon and command are of two versions: it was not restarted after an upgrade",
-                "systemctl restart resolver, or: kubectl rollout restart its daemon set",
-            )
-        )
+        cause = "daemon and command are of two versions: it was not restarted after an upgrade"
+        fix = "systemctl restart resolver, or: kubectl rollout restart its daemon set"
+        troubles.append(warning(f"this command is {__version__}", cause, fix))
     seen = together(found, troubles)
     return seen._replace(found=f"{found}; {seen.found}") if troubles else seen
 
@@ -105,14 +99,11 @@ def instances(node: Node) -> Finding:
     """Check that no more than one daemon writes to the same directories."""
     # Each that writes holds a lock in its own run directory; a dry run, or one that waits for its turn, holds none.
     writing = {host_pid: other for host_pid, other in sorted(node.daemons.items()) if other.run_dir}
-    same = [
-        host_pid
-        for host_pid, other in writing.items()
-        if any(
-            each is not other and each.may_serve(other.directories or frozenset())
-            for each in writing.values()
-        )
-    ]
+    same = []
+    for host_pid, other in writing.items():
+        others = (each for each in writing.values() if each is not other)
+        if any(each.may_serve(other.directories or frozenset()) for each in others):
+            same.append(host_pid)
     if same:
         return failed(
             f"{len(same)} daemons write on this node: PIDs {', '.join(map(str, same))}",

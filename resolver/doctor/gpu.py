@@ -59,11 +59,9 @@ def driver(node: Node) -> Finding:
     status = node.status
     policy = status["policy"] if status else None
     if policy and policy["namespace"] != "unknown":
-        return ok(
-            f"hostpid = {policy['namespace']} PID, {policy['origin']} (from the daemon: {policy['why']})"
-        )
-    collection = node.collection
-    version = collection.driver_version
+        origin = f"{policy['origin']} (from the daemon: {policy['why']})"
+        return ok(f"hostpid = {policy['namespace']} PID, {origin}")
+    version = node.collection.driver_version
     measured = DriverMemory(node.settings.run_dir).get(version) if version else None
     policy = decide(node.settings.hostpid_namespace, version, measured)
     if policy.namespace is not None:

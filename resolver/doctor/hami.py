@@ -68,7 +68,7 @@ def regions(node: Node) -> Finding:
     seen = node.regions
     layouts = Counter(layout for _path, layout in seen.regions)
     kinds = ", ".join(f"{number} of layout {layout}" for layout, number in sorted(layouts.items()))
-    found = f"{several(len(seen.regions), 'region')}{': ' if kinds else ''}{kinds}"
+    found = ": ".join(filter(None, (several(len(seen.regions), "region"), kinds)))
     by_reason: dict[str, list[str]] = {}
     for path, reason in seen.rejected.items():
         by_reason.setdefault(reason, []).append(path)
@@ -80,14 +80,11 @@ def regions(node: Node) -> Finding:
             cause += f" (known: {', '.join(LAYOUTS)})"
         what = f"{several(len(paths), 'file')} skipped, {reason}: {some(map(_container, paths))}"
         troubles.append((failed if why.grave else warning)(what, f"{reason}: {cause}", fix))
-    if seen.not_writable:
-        troubles.append(
-            failed(
-                f"{several(len(seen.not_writable), 'region')} not writable: {some(map(_container, seen.not_writable))}",
-                "they can be read but not repaired: mounted read-only, or a tenant's umask closed them to this user",
-                f"run as root with CAP_DAC_OVERRIDE; ls -ln {seen.not_writable[0]}; findmnt --target it",
-            )
-        )
+    if closed := seen.not_writable:
+        what = f"{several(len(closed), 'region')} not writable: {some(map(_container, closed))}"
+        cause = "they can be read but not repaired: mounted read-only, or a tenant's umask closed them to this user"
+        fix = f"run as root with CAP_DAC_OVERRIDE; ls -ln {closed[0]}; findmnt --target it"
+        troubles.append(failed(what, cause, fix))
     if troubles:
         worst = together(found, troubles)
         return worst._replace(found=f"{found}; {worst.found}") if seen.regions else worst
@@ -123,9 +120,8 @@ def writer(node: Node) -> Finding:  # noqa: ARG001
             f"{_LIBATOMIC} is what it compares and swaps with, and it cannot be loaded: {error}",
             "apt-get install libatomic1 (Debian, Ubuntu) or dnf install libatomic (Fedora)",
         )
-    worker = WorkerProcess(
-        "slot writer", "resolver.workers.slot_writer", timeout=5.0, rights=frozenset({"DAC_OVERRIDE"})
-    )
+    rights = frozenset({"DAC_OVERRIDE"})
+    worker = WorkerProcess("slot writer", "resolver.workers.slot_writer", timeout=5.0, rights=rights)
     fd = os.memfd_create("slot", os.MFD_CLOEXEC)
     try:
         os.ftruncate(fd, 4096)
@@ -151,9 +147,7 @@ def pod_names(node: Node) -> Finding:
     """Check that names of pods can be read from kubelet's directory of logs."""
     directory = node.settings.pod_logs_dir
     fix = f"in a container: mount the host's {directory} read-only; elsewhere kept logs: --pod-logs-dir"
-    cause = (
-        "names of pods and namespaces stay empty in metrics, top and the API; nothing else depends on them"
-    )
+    cause = "names of pods and namespaces stay empty in metrics, top and the API, and nowhere else"
     try:
         entries = os.listdir(directory)
     except FileNotFoundError:

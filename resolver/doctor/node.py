@@ -15,6 +15,8 @@ from resolver.config import Settings
 from resolver.linux.procfs import Procfs
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from resolver.doctor.others import Other
     from resolver.gpu.sampler import Collection
     from resolver.linux.mounts import Mount
@@ -28,9 +30,9 @@ class NodeRegions(NamedTuple):
     """Content of the containers directories: ``(path, layout)`` of each region; rejected files with reasons."""
 
     regions: tuple[tuple[str, str], ...]
-    rejected: dict[str, str]
+    rejected: Mapping[str, str]
     missing_dirs: frozenset[str]
-    not_writable: tuple[str, ...]
+    not_writable: Sequence[str]
 
 
 class Node:
@@ -115,13 +117,10 @@ class Node:
                 if not changes.added and not changes.rejected:
                     break
             found = sorted(finder.regions.items())
+            closed = [path for path, region in found if not os.access(f"/proc/self/fd/{region.fd}", os.W_OK)]
+            regions = tuple((path, region.layout.name) for path, region in found)
             return NodeRegions(
-                regions=tuple((path, region.layout.name) for path, region in found),
-                rejected={path: str(reason) for path, reason in sorted(finder.rejected.items())},
-                missing_dirs=frozenset(finder.missing_dirs),
-                not_writable=tuple(
-                    path for path, region in found if not os.access(f"/proc/self/fd/{region.fd}", os.W_OK)
-                ),
+                regions, dict(sorted(finder.rejected.items())), frozenset(finder.missing_dirs), closed
             )
         finally:
             finder.close()

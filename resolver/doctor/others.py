@@ -62,13 +62,10 @@ def directories_of(paths: Iterable[str]) -> Directories:
 
 def runs_daemon(argv: list[str]) -> bool:
     """Recognize the command line of ``resolver run``: by its name, or as a script or module of Python."""
-    if argv and _PYTHON.fullmatch(os.path.basename(argv[0])):
-        argv = argv[1:]
-        while argv and argv[0].startswith("-") and argv[0] != "-m":
-            argv = argv[1:]
-        if argv[:1] == ["-m"]:
-            argv = argv[1:]
-    return len(argv) > 1 and os.path.basename(argv[0]) == "resolver" and argv[1] == "run"
+    words = [os.path.basename(word) for word in argv if not word.startswith("-")]
+    if words and _PYTHON.fullmatch(words[0]):
+        words = words[1:]
+    return words[:2] == ["resolver", "run"]
 
 
 def _daemon(process: str, host_pid: int) -> Other:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from resolver.base.errors import CannotKnow, ResolverError
@@ -34,31 +35,26 @@ def view(node: Node) -> Finding:
     except (ResolverError, OSError) as error:
         fix = "run it as root, in the host's PID namespace, outside of a confining profile"
         return together("", hidden or [unknown(f"{node.procfs.root} cannot be read", str(error), fix)])
-    mounts = [mount for mount in node.mounts if mount.mount_point in roots]
-    kinds = {"v2" if mount.fs_type == "cgroup2" else "v1" for mount in mounts}
+    kinds = {"v2" if each.fs_type == "cgroup2" else "v1" for each in node.mounts if each.mount_point in roots}
     if not kinds:
         cause = "resolver lookup walks all of /proc to find a container, which takes longer"
         fix = "mount -t cgroup2 none /sys/fs/cgroup"
         troubles.append(warning("no cgroup hierarchy is mounted here", cause, fix))
     cgroups = " and ".join(sorted(kinds)) or "not mounted"
-    found = f"{several(count, 'process', 'processes')}, cgroups {cgroups}"
-    return together(found, troubles)
+    return together(f"{several(count, 'process', 'processes')}, cgroups {cgroups}", troubles)
 
 
 def _rights() -> Iterator[Finding]:
     """Yield what this process lacks of the daemon's rights."""
     from resolver.linux.capabilities import held
 
-    with open("/proc/self/uid_map", encoding="ascii") as file:
-        initial = file.read().split() == ["0", "0", "4294967295"]
-    if not initial:
+    if Path("/proc/self/uid_map").read_text(encoding="ascii").split() != ["0", "0", "4294967295"]:
         yield failed(
             "a user namespace of its own",
             "capabilities count only within it: BPF, process events and other containers' processes are out of reach",
             "run it without one (Kubernetes: hostUsers: true; Docker: --userns=host; not rootless)",
         )
-    user = os.geteuid()
-    if user != 0:
+    if (user := os.geteuid()) != 0:
         yield failed(
             f"user {user}, not root",
             "the lock's directory, HAMi's directory and other users' processes are root's; what the checks below miss "

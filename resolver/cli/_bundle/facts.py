@@ -22,8 +22,13 @@ _OPTIONS = re.compile(
     r"CONFIG_(BPF\w*|DEBUG_INFO_BTF\w*|PID_NS|USER_NS|CGROUP\w*|SECCOMP\w*|SECURITY_LOCKDOWN\w*|LSM|PROC_EVENTS|CONNECTOR"
     r"|FTRACE|KPROBES|CHECKPOINT_RESTORE|PREEMPT\w*|NR_CPUS|HZ)="
 )
+#: Mounts of the system that the daemon depends on, by their type.
+_MOUNTS = re.compile(r" - (cgroup2?|proc|sysfs|securityfs|bpf|tracefs|debugfs) ")
+_NAMESPACES = ("pid", "user", "cgroup", "net", "mnt")
 _FILES = (
+    "/etc/os-release",
     "/proc/version",
+    "/proc/meminfo",
     "/proc/loadavg",
     "/proc/sys/kernel/pid_max",
     "/proc/sys/kernel/unprivileged_bpf_disabled",
@@ -48,24 +53,13 @@ def kernel() -> Any:
     return {
         "uname": list(os.uname())[2:],
         "release": release,
-        "os_release": _text("/etc/os-release"),
         "btf": _known(os.path.getsize, "/sys/kernel/btf/vmlinux"),
         "config": _config(release),
-        "mounts": [line for line in _text("/proc/self/mountinfo").splitlines() if _is_system(line)],
-        "memory": _text("/proc/meminfo").splitlines()[:3],
+        "mounts": [line for line in _text("/proc/self/mountinfo").splitlines() if _MOUNTS.search(line)],
         "cpus": os.cpu_count(),
-        "namespaces": {
-            name: _known(os.readlink, f"/proc/self/ns/{name}")
-            for name in ("pid", "user", "cgroup", "net", "mnt")
-        },
+        "namespaces": {name: _known(os.readlink, f"/proc/self/ns/{name}") for name in _NAMESPACES},
         "files": {path: _text(path) for path in _FILES},
     }
-
-
-def _is_system(mount: str) -> bool:
-    """Check if it is a mount of the system that the daemon depends on."""
-    after = mount.partition(" - ")[2].split(" ")
-    return after[0] in ("cgroup", "cgroup2", "proc", "sysfs", "securityfs", "bpf", "tracefs", "debugfs")
 
 
 def _known(read: Callable[[str], Any], path: str) -> Any:
@@ -76,12 +70,13 @@ def _known(read: Callable[[str], Any], path: str) -> Any:
         return f"({error.strerror})"
 
 
-def _text(path: str) -> str:
-    def read(path: str) -> str:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read(_MOST).strip("\0\n")
+def _read(path: str) -> str:
+    with open(path, encoding="utf-8", errors="replace") as file:
+        return file.read(_MOST).strip("\0\n")
 
-    return str(_known(read, path))
+
+def _text(path: str) -> str:
+    return str(_known(_read, path))
 
 
 def _config(release: str) -> Any:
@@ -103,7 +98,6 @@ def versions() -> Any:
         "executable": sys.executable,
         "libc": " ".join(platform.libc_ver()),
         "distributions": {each.name: each.version for each in metadata.distributions()},
-        "nvidia": _text("/proc/driver/nvidia/version"),
     }
 
 

@@ -47,10 +47,8 @@ def parts(socket_path: str) -> tuple[Part, ...]:
         return Part(name, about, partial(_output, *words, "--json", "--socket", socket_path), seconds)
 
     def route(name: str) -> Part:
-        path = f"/v1/{name}"
-        return Part(
-            f"{name}.json", f"the daemon's answer to {path}", partial(client.get_json, path, socket_path)
-        )
+        ask = partial(client.get_json, f"/v1/{name}", socket_path)
+        return Part(f"{name}.json", f"the daemon's answer to /v1/{name}", ask)
 
     return (
         command("doctor.json", "every check of this node", "doctor", seconds=120.0),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -32,11 +33,15 @@ _PATTERNS = (
     ("uuid", re.compile(_UUID)),
     ("container-id", re.compile(r"(?<![0-9a-fA-F])[0-9a-f]{64}(?![0-9a-fA-F])")),
 )
-_DIRECTORY = re.compile(rf"{_UUID}_([a-z0-9][a-z0-9.-]*)")
-_LOGS = re.compile(rf"([a-z0-9.-]+)_([a-z0-9.-]+)_{_UUID}")
+#: Parts of paths: HAMi's directories, kubelet's logs, homes.
+_PATHS = (
+    ("container", re.compile(rf"{_UUID}_([a-z0-9][a-z0-9.-]*)")),
+    ("namespace", re.compile(rf"([a-z0-9.-]+)_[a-z0-9.-]+_{_UUID}")),
+    ("pod", re.compile(rf"[a-z0-9.-]_([a-z0-9.-]+)_{_UUID}")),
+    ("user", re.compile(r"/home/([^/\s\"']+)")),
+)
 #: Python says ``3.11.2 (main, Apr 28 2025, ...)`` of its build, and many a container is called ``main``.
 _NO_BUILD = r"(?!, [A-Z][a-z]{2} +\d)"
-_HOME = re.compile(r"/home/([^/\s\"']+)")
 
 
 class Redactor:
@@ -60,13 +65,9 @@ class Redactor:
         for label, value in _LABEL.findall(text):
             if label in ("namespace", "pod", "container", "container_name"):
                 self._learn(_FIELDS.get(label, "container"), value)
-        for name in _DIRECTORY.findall(text):
-            self._learn("container", name)
-        for namespace, pod in _LOGS.findall(text):
-            self._learn("namespace", namespace)
-            self._learn("pod", pod)
-        for user in _HOME.findall(text):
-            self._learn("user", user)
+        for kind, pattern in _PATHS:
+            for name in pattern.findall(text):
+                self._learn(kind, name)
         for kind, pattern in _PATTERNS:
             for name in pattern.findall(text):
                 pseudonym = self._pseudonym(kind, name)
@@ -127,21 +128,17 @@ class Redactor:
     def sentence(self, text: str) -> str:
         """Redact free text: every name that forms a word in it."""
         text = self._patterns(text)
-        if self._pseudonyms:
-            if self._pattern is None:
-                longest = sorted(self._pseudonyms, key=len, reverse=True)
-                names = "|".join(map(re.escape, longest))
-                self._pattern = re.compile(rf"(?<![A-Za-z0-9])(?<!__)(?:{names})(?![A-Za-z0-9]){_NO_BUILD}")
-            text = self._outside_pseudonyms(text, self._pattern)
-        return text
-
-    def _outside_pseudonyms(self, text: str, pattern: re.Pattern[str]) -> str:
-        """Replace a pattern except in pseudonyms, as a container may be called ``uuid``."""
+        if not self._pseudonyms:
+            return text
+        if self._pattern is None:
+            names = "|".join(map(re.escape, sorted(self._pseudonyms, key=len, reverse=True)))
+            self._pattern = re.compile(rf"(?<![A-Za-z0-9])(?<!__)(?:{names})(?![A-Za-z0-9]){_NO_BUILD}")
+        # Not within pseudonyms: a container may be called ``uuid``.
         parts = re.split(r"(<[a-z-]+-\d+>)", text)
-        return "".join(
-            part[1:-1] if number % 2 else pattern.sub(lambda name: self._pseudonyms[name[0]], part)
-            for number, part in enumerate(parts)
-        )
+        for number, part in enumerate(parts):
+            found = self._pattern.sub(lambda name: self._pseudonyms[name[0]], part)
+            parts[number] = part[1:-1] if number % 2 else found
+        return "".join(parts)
 
     def _patterns(self, text: str) -> str:
         for kind, pattern in _PATTERNS:
@@ -163,16 +160,10 @@ def _unmarked(text: str) -> str:
 
 def _documents(text: str) -> Iterator[Any]:
     """Yield the JSON documents of a text, whole or line by line; nothing for other text."""
-    try:
+    with suppress(ValueError):
         yield json.loads(text)
-    except ValueError:
-        pass
-    else:
         return
-    lines = [line for line in text.splitlines() if line.strip()]
-    if lines and all(line.startswith("{") for line in lines):
-        for line in lines:
-            try:
-                yield json.loads(line)
-            except ValueError:  # the last one may be cut off
-                continue
+    lines = list(filter(str.strip, text.splitlines()))
+    for line in lines if all(line.startswith("{") for line in lines) else ():
+        with suppress(ValueError):  # the last one may be cut off
+            yield json.loads(line)
