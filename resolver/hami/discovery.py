@@ -30,12 +30,11 @@ class SharedDirectory(NamedTuple):
 class MappedFile(NamedTuple):
     """File that a region's processes, in one container, hold and map.
 
-    ``device`` and ``inode`` are as in ``maps``. ``container_id`` is empty if the cgroup has none.
+    ``shown`` is as in ``maps``. ``container_id`` is empty if the cgroup has none.
     """
 
     file: SuperblockPath
-    device: str
-    inode: int
+    shown: Shown
     container_id: str
 
 
@@ -53,8 +52,7 @@ class PodFile(NamedTuple):
     """
 
     file: SuperblockPath
-    device: str
-    inode: int
+    shown: Shown
     opened: int
     tree: SuperblockPath
     pod_uid: str

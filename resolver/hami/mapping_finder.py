@@ -222,8 +222,8 @@ class MappingFinder:
             )
             check_plain(os.fstat(hold))
             device, inode = await self._reader.ask(payer, payer, shown_in_maps, held)
-            proof = MappedFile(SuperblockPath(*place), device, inode, container_id)
-            if not await self._reader.ask(payer, payer, maps_shared, host_pid, device, inode):
+            proof = MappedFile(SuperblockPath(*place), (device, inode), container_id)
+            if not await self._reader.ask(payer, payer, maps_shared, host_pid, *proof.shown):
                 raise RegionRejected(RegionReason.OTHER_DEVICE, "its process holds it open, and maps another")
             known = next((each for each in self.found.values() if each.proof.file == proof.file), None)
             if known is None:
@@ -237,8 +237,7 @@ class MappingFinder:
                 known = self.found[name] = _Found(region, proof)
                 # The path has no pod or container name.
                 ownership = Ownership(container_id or name, container_id, placement=BARE.name)
-                location = Location(proof, (device, inode))
-                self._changes.added.append(FoundRegion(region, ownership, location))
+                self._changes.added.append(FoundRegion(region, ownership, Location(proof, proof.shown)))
                 self.rejected.pop(name, None)
         finally:
             let_go(hold)

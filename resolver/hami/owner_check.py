@@ -108,7 +108,7 @@ class OwnerCheck:
         """Check for a relation to the region."""
         proof, payer = search.proof, search.payer
         if isinstance(proof, MappedFile):
-            return await self._ask(payer, maps_shared, host_pid, proof.device, proof.inode)
+            return await self._ask(payer, maps_shared, host_pid, *proof.shown)
         # In the host's namespace a process has that number by chance, unless the container is there.
         if namespaces and (HOST_PIDNS in namespaces or self.pidns(host_pid) != HOST_PIDNS):
             return True
@@ -129,7 +129,7 @@ class OwnerCheck:
             if namespaces and len(handle.process.ns_pids) > 1 and procfs.pidns(host_pid) not in namespaces:
                 raise ProcessGone(f"{host_pid} is another process now")
             if isinstance(proof, MappedFile):
-                mapped = await self._ask(payer, maps_shared, host_pid, proof.device, proof.inode)
+                mapped = await self._ask(payer, maps_shared, host_pid, *proof.shown)
                 await self._check_file(host_pid, proof, payer)
             else:
                 await self._check_container(host_pid, proof, namespaces, payer)

@@ -66,7 +66,7 @@ class PodOwner:
         found = await self._namesakes(proof, ns_pid, payer, pause)
         if found is None:
             return UnresolvedReason.OVER_BUDGET  # known with the next refresh
-        users = [host_pid for host_pid, known in found.items() if (proof.device, proof.inode) in known.files]
+        users = [host_pid for host_pid, known in found.items() if proof.shown in known.files]
         if len(users) > _MOST_USERS:
             return UnresolvedReason.TOO_LARGE
         reasons = {
@@ -102,7 +102,7 @@ class PodOwner:
         self, proof: PodFile, ns_pid: int, payer: str, pause: Pause
     ) -> dict[int, _Mapped] | None:
         """Return all processes with the number, as of this refresh; None if begun without this file."""
-        shown, refresh = (proof.device, proof.inode), self._pidmap.refreshes
+        shown, refresh = proof.shown, self._pidmap.refreshes
         self._asked.add(shown)
         if self._refresh != refresh and time.monotonic() >= self._again_at:
             self._refresh, self._files, self._mapped = refresh, frozenset(self._asked), {}
@@ -123,7 +123,7 @@ class PodOwner:
 
     def forget(self, proof: PodFile) -> None:
         """Forget a vanished file."""
-        self._asked.discard((proof.device, proof.inode))
+        self._asked.discard(proof.shown)
 
     async def _read(self, host_pid: int, files: frozenset[Shown], payer: str) -> _Mapped:
         try:
@@ -145,8 +145,7 @@ class PodOwner:
             located = await self._reader.ask(payer, ALL, written_in, host_pid, *place)
             held = {SuperblockPath(*each) if each else None for each in located}
             tenant = self._container(host_pid).container_id or f"process {host_pid}"
-            shown = proof.device, proof.inode
-            if not held or not await self._reader.ask(payer, tenant, maps_shared, host_pid, *shown):
+            if not held or not await self._reader.ask(payer, tenant, maps_shared, host_pid, *proof.shown):
                 if self._container(host_pid).pod_uid == proof.pod_uid:
                     raise Unfit(UnresolvedReason.NOT_MAPPED)
                 raise ProcessGone(f"{host_pid} does not use the file")

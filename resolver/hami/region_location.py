@@ -48,7 +48,7 @@ async def locate(reader: TenantReader, region: SharedRegion, candidate: Candidat
     if tree is not None:
         pod_uid, _, name = directory.name.partition("_")
         place, above = SuperblockPath(*superblock), SuperblockPath(*of_tree)
-        proof = PodFile(place, *shown, opened=opened, tree=above, pod_uid=pod_uid, container_name=name)
+        proof = PodFile(place, shown, opened=opened, tree=above, pod_uid=pod_uid, container_name=name)
         return Location(proof, shown)
     kind = ClaimDirectory if directory.ownership(candidate).claim else SharedDirectory
     return Location(kind(*superblock), shown)

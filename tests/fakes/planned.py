@@ -58,7 +58,7 @@ class Bench:
             tree, file = (
                 SuperblockPath("8:1", path) for path in ("/containers", "/containers/uid_main/a.cache")
             )
-            proof = PodFile(file, "8:1", region.inode, region.inode, tree, "uid", "main")
+            proof = PodFile(file, ("8:1", region.inode), region.inode, tree, "uid", "main")
         location = Location(proof, ("8:1", region.inode))
         self.repairs = RegionRepairs(region, ownership, location)
         self.now = 100.0

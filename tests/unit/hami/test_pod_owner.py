@@ -25,7 +25,7 @@ DEVICE, INODE, TREE = "8:1", 4242, "/usr/local/vgpu/containers"
 POD, OTHER = "0f6f2c70-8f5e-4d0c-9b1d-2f7c0d9a4e01", "1a2b3c4d-8f5e-4d0c-9b1d-2f7c0d9a4e01"
 A, B = "a" * 64, "b" * 64
 PATH = f"{TREE}/{POD}_main/usage.cache"
-PROOF = PodFile(SuperblockPath(DEVICE, PATH), DEVICE, INODE, 77, SuperblockPath(DEVICE, TREE), POD, "main")
+PROOF = PodFile(SuperblockPath(DEVICE, PATH), (DEVICE, INODE), 77, SuperblockPath(DEVICE, TREE), POD, "main")
 
 
 class Namesakes:
@@ -184,7 +184,7 @@ def test_a_process_is_read_once_for_all_files(room: Room, monkeypatch: pytest.Mo
     proofs = [
         PROOF._replace(
             file=SuperblockPath(DEVICE, f"{TREE}/{pod}_main/usage.cache"),
-            inode=5000 + number,
+            shown=(DEVICE, 5000 + number),
             opened=7000 + number,
             pod_uid=pod,
         )
