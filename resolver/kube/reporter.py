@@ -145,6 +145,8 @@ class Reporter:
             except ApiServerFailed as failure:
                 error = failure
                 self._journal.trouble("node", str(error), "node_watch_failed", "node_watch_works")
+                if self._node is None:
+                    self._tally.not_in_sync = str(error)
             if error.status == 410:
                 self._node_version = "0"
             least = 0.0
@@ -241,15 +243,12 @@ class Reporter:
         await self._write(before, wanted)
         assert self._device is not None  # noqa: S101 - it was just read or written
         self._tally.left_out = left_out(report, self._device)
-        self._tally.cordoned = sum(
-            each["uuid"] in report.cordoned or "*" in report.cordoned for each in report.gpus["gpus"]
-        )
         now = health(self._device)
         self._events.note(node, health(before), now)
         if self._plan.node_condition:
             await self._report_condition(now)
         if not self._wake.is_set() and self._tally.daemon_up:
-            self._tally.in_sync()
+            self._tally.not_in_sync = ""
 
     async def _read(self) -> Json | None:
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -38,15 +37,8 @@ FAMILIES = tuple(
             ("code",),
             "Requests to the API server by HTTP status; 0 for those without an answer.",
         ),
-        (
-            "last_success_timestamp_seconds",
-            "gauge",
-            (),
-            "When the Device object was last written, or read and found right (Unix time).",
-        ),
         ("in_sync", "gauge", (), "1 while the Device object is known to be right."),
         ("daemon_up", "gauge", (), "1 while the daemon answers at its socket."),
-        ("cordoned_gpus", "gauge", (), "GPUs that are reported unhealthy by an operator's mark."),
         (
             "left_out_gpus",
             "gauge",
@@ -63,15 +55,9 @@ class Tally:
     def __init__(self) -> None:
         self.writes: Counter[str] = Counter(dict.fromkeys(RESULTS, 0))
         self.events: Counter[str] = Counter(posted=0, failed=0)
-        self.last_success: float | None = None
         self.not_in_sync = "the daemon was not asked yet"
         self.daemon_up = False
-        self.cordoned: int | None = None
         self.left_out: int | None = None
-
-    def in_sync(self) -> None:
-        """Note that the object is right."""
-        self.last_success, self.not_in_sync = time.time(), ""
 
 
 class ReporterPage:
@@ -96,13 +82,7 @@ class ReporterPage:
     def collect(self) -> Iterator[Metric]:
         """Yield all families; unknown values have no series."""
         tally = self._tally
-        single: tuple[float | None, ...] = (
-            tally.last_success,
-            not tally.not_in_sync,
-            tally.daemon_up,
-            tally.cordoned,
-            tally.left_out,
-        )
+        single = not tally.not_in_sync, tally.daemon_up, tally.left_out
         rows: list[list[Row]] = [
             [((result,), number) for result, number in tally.writes.items()],
             [((result,), number) for result, number in tally.events.items()],

@@ -171,4 +171,4 @@ def _lock(settings: Settings, journal: Journal) -> Lock | None:
     def refused(why: str) -> None:
         journal.trouble("metrics files", why, "metrics_files_refused", "metrics_files_read")
 
-    return tls.lock(*files, refused)
+    return tls.Lock(*files, refused)

@@ -59,15 +59,11 @@ class _OpenToAll(http.Gatekeeper):
 
     def __init__(self, lock: Lock | None = None) -> None:
         super().__init__()
-        self._context = lock and lock.context
+        self._lock = lock
 
     def session(self) -> Session | None:
         """Return the TLS of a new connection."""
-        if self._context is None:
-            return None
-        from resolver.serve.tls import Session
-
-        return Session(self._context.value())
+        return self._lock.session() if self._lock else None
 
     def enter(self, _channel: socket.socket) -> Bucket:
         """Return the connection's account of requests."""
@@ -106,5 +102,5 @@ async def serve(
     listener: socket.socket, answer: Callable[[str, str], Awaitable[Answer]], lock: Lock | None = None
 ) -> None:
     """Answer until cancelled."""
-    limits = LIMITS._replace(apart=_APART_WITH_TLS) if lock and lock.context else LIMITS
+    limits = LIMITS._replace(apart=_APART_WITH_TLS) if lock and lock.sealed else LIMITS
     await server.serve(application(answer, lock), _OpenToAll(lock), listener, limits)

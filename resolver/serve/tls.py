@@ -5,68 +5,70 @@ from __future__ import annotations
 import os
 import ssl
 from hmac import compare_digest
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING
 
 from resolver.base.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_T = TypeVar("_T")
 
+class Lock:
+    """Conditions for the clients of a port; without a path there is none. Raises `UsageError`.
 
-class Kept(Generic[_T]):
-    """The result of ``make(*paths)``, made again when a file has changed.
-
-    While new files can't be used, the old result stays and ``refused`` has the reason. Raises `UsageError` at first.
+    While changed files can't be used, the old content counts and ``refused`` has the reason.
     """
 
-    def __init__(
-        self, make: Callable[..., _T], paths: tuple[str, ...], refused: Callable[[str], None]
-    ) -> None:
-        self._make, self._paths, self._refused = make, paths, refused
-        self._seen = [_version(path) for path in paths]  # before they are read
-        self._value = make(*paths)
+    def __init__(self, cert: str, key: str, token: str, refused: Callable[[str], None]) -> None:
+        self._cert, self._key, self._token_file = cert, key or cert, token
+        self._refused = refused
+        self._seen = self._versions()  # before they are read
+        self._read_files()
 
-    def value(self) -> _T:
-        """Return the newest usable value."""
-        seen = [_version(path) for path in self._paths]
-        if seen != self._seen:
-            self._seen, why = seen, ""
-            try:
-                self._value = self._make(*self._paths)
-            except UsageError as error:
-                why = str(error)
-            self._refused(why)
-        return self._value
-
-
-class Lock(NamedTuple):
-    """Conditions for the clients of a port; None: there is none."""
-
-    context: Kept[ssl.SSLContext] | None
-    token: Kept[bytes] | None
+    def session(self) -> Session | None:
+        """Return the TLS of a new connection."""
+        self._refresh()
+        return Session(self._context) if self._context else None
 
     def opens(self, authorization: str) -> bool:
         """Check a request's header for the token, in the same time for each wrong one."""
+        self._refresh()
         scheme, _, given = authorization.partition(" ")
-        if self.token is None:
-            return True
-        return scheme.lower() == "bearer" and compare_digest(
-            given.strip().encode("latin-1"), self.token.value()
-        )
+        right = compare_digest(given.strip().encode("latin-1"), self._token)
+        return not self._token or (right and scheme.lower() == "bearer")
+
+    @property
+    def sealed(self) -> bool:
+        """True if connections have TLS."""
+        return bool(self._cert)
+
+    def _refresh(self) -> None:
+        if (seen := self._versions()) != self._seen:
+            self._seen, why = seen, ""
+            try:
+                self._read_files()
+            except UsageError as error:
+                why = str(error)
+            self._refused(why)
+
+    def _read_files(self) -> None:
+        context = _server_context(self._cert, self._key) if self._cert else None
+        self._token = _token(self._token_file) if self._token_file else b""
+        self._context = context
+
+    def _versions(self) -> list[tuple[int, ...]]:
+        """Identify the content of each file by what changes with it; a link, such as a secret's, is followed."""
+        versions = list[tuple[int, ...]]()
+        for path in (self._cert, self._key, self._token_file):
+            try:
+                info = os.stat(path)
+                versions.append((info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns))
+            except OSError:
+                versions.append(())
+        return versions
 
 
-def lock(cert: str, key: str, token: str, refused: Callable[[str], None]) -> Lock:
-    """Return the lock that these files make; empty paths: none. Raises `UsageError`."""
-    return Lock(
-        Kept(server_context, (cert, key or cert), refused) if cert else None,
-        Kept(_token, (token,), refused) if token else None,
-    )
-
-
-def server_context(cert: str, key: str) -> ssl.SSLContext:
-    """Return a server's context. Raises `UsageError`."""
+def _server_context(cert: str, key: str) -> ssl.SSLContext:
     for path in (cert, key):
         _read(path)  # OpenSSL's errors have no path
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -128,12 +130,3 @@ def _read(path: str) -> bytes:
     except OSError as error:
         why = os.strerror(error.errno) if error.errno else str(error)
         raise UsageError(f"{path} can't be read ({why}): it must exist, and root must own it") from None
-
-
-def _version(path: str) -> tuple[int, ...]:
-    """Identify the content of a file by what changes with it; a link, such as a secret's, is followed."""
-    try:
-        info = os.stat(path)
-    except OSError:
-        return ()
-    return info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns

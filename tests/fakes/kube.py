@@ -1,7 +1,7 @@
 """A stand-in for the Kubernetes API server at the wire, as strict as the original in what the reporter uses of it.
 
 TLS with a CA of its own, bearer tokens, the rules of the deployed roles, resource versions (409), merge patches,
-``managedFields``, strict validation of the Device by its published definition, watches with bookmarks, an expired
+strict validation of the Device by its published definition, watches with bookmarks, an expired
 history (410) and metadata only. What it is told to do wrong is in `Faults`. Everything runs in one thread.
 """
 
@@ -396,10 +396,10 @@ class KubeServer:
             return self._there(self.devices, name)
         if verb == "create":
             _typed(headers, "application/json")
-            return self._create(query["fieldManager"], json.loads(body))
+            return self._create(json.loads(body))
         assert query.get("fieldValidation") == "Strict"
         _typed(headers, "application/merge-patch+json")
-        return self._patch(name, query["fieldManager"], json.loads(body))
+        return self._patch(name, json.loads(body))
 
     @staticmethod
     def _there(objects: dict[str, Json], name: str) -> Json:
@@ -409,16 +409,16 @@ class KubeServer:
 
     # ---- objects -----------------------------------------------------------------------------------
 
-    def _create(self, manager: str, device: Json) -> Json:
+    def _create(self, device: Json) -> Json:
         name = device["metadata"]["name"]
         if "resourceVersion" in device["metadata"]:
             raise RefusedError(400, "resourceVersion should not be set on objects to be created")
         if name in self.devices:
             raise RefusedError(409, f'devices "{name}" already exists')
-        device["metadata"] |= {"uid": str(uuid.uuid4()), "generation": 1, "managedFields": []}
-        return self._keep(name, manager, {}, device)
+        device["metadata"] |= {"uid": str(uuid.uuid4()), "generation": 1}
+        return self._keep(name, device)
 
-    def _patch(self, name: str, manager: str, patch: Json) -> Json:
+    def _patch(self, name: str, patch: Json) -> Json:
         before = self._there(self.devices, name)
         wanted = patch.get("metadata", {}).get("resourceVersion")
         if wanted is not None and wanted != before["metadata"]["resourceVersion"]:
@@ -428,19 +428,16 @@ class KubeServer:
         after = _merged(before, patch)
         if after == before:
             return before
-        return self._keep(name, manager, before, after)
+        return self._keep(name, after)
 
-    def _keep(self, name: str, manager: str, before: Json, device: Json) -> Json:
+    def _keep(self, name: str, device: Json) -> Json:
         if wrong := wrong_with(device):
             raise RefusedError(422, f'Device "{name}" is invalid: {"; ".join(wrong)}')
         for reference in device["metadata"].get("ownerReferences", ()):
             if not {"apiVersion", "kind", "name", "uid"} <= reference.keys():
                 raise RefusedError(422, "an owner reference is incomplete")
         self._version += 1
-        owned = sorted(_leaves(before) ^ _leaves(device))
-        entries = [each for each in device["metadata"].get("managedFields", ()) if each["manager"] != manager]
-        entries.append({"manager": manager, "operation": "Update", "fieldsV1": owned})
-        device["metadata"] |= {"resourceVersion": str(self._version), "managedFields": entries}
+        device["metadata"]["resourceVersion"] = str(self._version)
         self.devices[name] = device
         return device
 
@@ -597,28 +594,6 @@ def _merged(value: Any, patch: Any) -> Any:
         else:
             merged[name] = _merged(merged.get(name), new)
     return merged
-
-
-def _leaves(value: Json) -> set[str]:
-    """Fields with their values, as far as ``managedFields`` tells them apart: a list is one value."""
-    found = set[str]()
-
-    def walk(part: Any, path: str) -> None:
-        if isinstance(part, dict):
-            for name, each in part.items():
-                if path or name in ("metadata", "spec", "status"):
-                    walk(each, f"{path}.{name}")
-        elif not path.startswith((".metadata.managedFields", ".metadata.resourceVersion", ".metadata.uid")):
-            found.add(f"{path}={json.dumps(part, sort_keys=True)}")
-
-    walk(value, "")
-    return found
-
-
-def owned_by(device: Json, manager: str) -> set[str]:
-    """Paths of the fields that a manager has changed last."""
-    (entry,) = [each for each in device["metadata"]["managedFields"] if each["manager"] == manager]
-    return {each.partition("=")[0] for each in entry["fieldsV1"]}
 
 
 def rules_of(manifests: Sequence[Json]) -> Iterator[Rule]:
