@@ -17,6 +17,7 @@ from resolver.repair.reported_values import (
     differs,
     reordered,
 )
+from resolver.workers.slot_writer import MARK
 
 RIGHT, WAIT, WRONG = Verdict.RIGHT, Verdict.WAIT, Verdict.WRONG
 MEASURED = HostpidPolicy(HostpidNamespace.HOST, "", Origin.MEASURED)
@@ -192,6 +193,50 @@ def test_peace_is_made_when_the_watcher_was_right_by_itself_at_two_answers() -> 
     assert not scene.word.contested
 
 
+def test_silence_is_no_peace() -> None:
+    scene = Scene(500)
+    scene.look()
+    scene.second(20, (20, None, None, None))
+    scene.second(20, NOTHING)  # it stands: whether a watcher would set it is not known
+    scene.second(40, (40, None, None, None))
+    assert scene.word.contested
+    scene.second(20, (20, None, None, None))
+    assert not scene.word.contested
+
+
+def test_what_the_slot_writer_marks_is_no_watchers_value() -> None:
+    word = ReportedValue(MARK)
+    word.judge(MARK, 40, 99.0, 0.0, 100.0)
+    assert not word.contested
+
+
+def test_our_own_value_proves_nothing_of_its_watcher() -> None:
+    word = ReportedValue(0)
+    word.lost = True
+    word.wrote(40)
+    assert word.judge(40, 40, 99.0, 0.0, 100.0) is RIGHT
+    assert word.lost
+    word.judge(38, 38, 100.0, 0.0, 101.0)
+    assert not word.lost
+
+
+def test_a_contested_value_is_never_calm_and_is_followed_while_the_gpu_works() -> None:
+    evidence = Evidence()
+    assert (evidence.logged, evidence.calm(), evidence.contested()) == (False, True, [])
+    word = evidence.word(1, 500)
+    word.judge(500, 20, 99.0, 0.0, 100.0)
+    word.wrote(20)
+    assert (evidence.calm(), evidence.contested()) == (False, [1])
+    word.actual = 0
+    assert (evidence.calm(), evidence.contested()) == (False, [])
+
+
+def test_a_small_value_where_nothing_works_was_added() -> None:
+    word = ReportedValue(0)
+    word.see(1, 100.0)
+    assert "adds to sm_util" in word.ways()
+
+
 def test_a_watcher_gets_its_two_ticks_from_when_its_number_is_right() -> None:
     word = ReportedValue(0)
     assert word.judge(0, 40, 100.0, since=200.0, now=200.0) is WAIT
@@ -224,6 +269,7 @@ def test_what_is_wrong_and_not_written_is_told_as_that() -> None:
     evidence, now = Evidence(), 100.0
     for _ in range(20):
         evidence.word(1, 30).judge(30, 0, 99.0, 0.0, now)
+        assert now >= 100.0 + TOLD_AFTER or evidence.why(4711, MEASURED, now) == ""
         now += PASS
     assert evidence.why(4711, MEASURED, now) == "it says 30 % where NVML says 0 %, and is not written to"
     evidence.word(1, 30).judge(0, 0, 99.0, 0.0, now)
