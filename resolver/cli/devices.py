@@ -18,7 +18,10 @@ from resolver.cli.show import duration, print_json, print_table, since
 if TYPE_CHECKING:
     import argparse
 
-COLUMNS = ("INDEX", "UUID", "MINOR", "MODEL", "MEMORY", "NUMA", "PCI", "MIG", "HEALTH", "REASON", "SINCE")
+COLUMNS = (
+    *("INDEX", "UUID", "MINOR", "MODEL", "MEMORY", "NUMA", "PCI", "MIG", "HEALTH", "REASON", "SINCE"),
+    "NVLINKS",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,10 +56,11 @@ def _row(gpu: Any, answer: Any) -> tuple[Any, ...]:
     mig = None if gpu["mig"] is None else len(gpu["mig_instances"]) if gpu["mig"] else "off"
     health = "unhealthy" if ill else "unknown" if answer["error"] else "healthy"
     what = [gpu[name] for name in ("device_index", "uuid", "minor", "name")]
+    links = None if gpu["nvlinks"] is None else sum(gpu["nvlinks"].values())
     where = (memory, gpu["numa_node"], gpu["pci_address"], mig)
     ill_since = min((each["since"] for each in ill), default=None)
     shown = None if ill_since is None else since(ill_since, time.time())
-    return (*what, *where, health, ",".join(map(_reason, ill)), shown)
+    return (*what, *where, health, ",".join(map(_reason, ill)), shown, links)
 
 
 def _reason(illness: Any) -> str:
@@ -72,9 +76,9 @@ def _print(answer: Any) -> None:
         print(f"NVML does not answer ({answer['error']}): {said}.", file=sys.stderr)
     rows = [_row(gpu, answer) for gpu in answer["gpus"]]
     if rows:
-        right = ("INDEX", "MINOR", "MEMORY", "NUMA")
+        right = ("INDEX", "MINOR", "MEMORY", "NUMA", "NVLINKS")
         # A person has 80 columns: the PCI address is in --json.
-        print_table(COLUMNS, rows, right=right, for_programs=("MINOR", "NUMA", "PCI"))
+        print_table(COLUMNS, rows, right=right, for_programs=("MINOR", "NUMA", "PCI", "NVLINKS"))
     elif not answer["error"]:
         known = "The driver knows no GPU on this node." if answer["version"] else "NVML was not asked yet."
         print(known, file=sys.stderr)

@@ -83,8 +83,9 @@ class Gpu(Struct, frozen=True):
 
     ``uuid`` is empty until it was read. ``samples`` is the availability of per-process utilization: ``ok``,
     ``unsupported`` (as in MIG mode) or ``failed``, with ``samples_why``. ``pci_address`` is the kernel's name
-    (``0000:3b:00.0``), ``pcie_root`` the PCI root complex. ``xids`` are the XID errors since the daemon started,
-    ``details`` the values of the setting ``gpu_details``. It is ``healthy`` while ``illnesses`` is empty.
+    (``0000:3b:00.0``), ``pcie_root`` the PCI root complex. ``nvlinks`` are the active NVLinks by the PCI address at
+    their other end, a GPU's or a switch's. ``xids`` are the XID errors since the daemon started, ``details`` the values
+    of the setting ``gpu_details``. It is ``healthy`` while ``illnesses`` is empty.
     """
 
     uuid: str
@@ -108,6 +109,7 @@ class Gpu(Struct, frozen=True):
     cpu_socket: int | None = None
     xids: tuple[Xid, ...] = ()
     details: GpuDetails | None = None
+    nvlinks: dict[str, int] | None = None
     healthy: bool = True
 
     def __post_init__(self) -> None:

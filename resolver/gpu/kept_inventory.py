@@ -21,7 +21,7 @@ _MEASURED = ("memory_used", "utilization", "temperature", "power", "ecc_uncorrec
 #: Taken over from the worker's answer.
 _AS_READ = (
     *("minor", "utilization", "temperature", "power", "mig"),
-    *("pci_address", "numa_node", "pcie_root", "cpu_socket"),
+    *("pci_address", "numa_node", "pcie_root", "cpu_socket", "nvlinks"),
 )
 
 

@@ -221,6 +221,9 @@ def _gpus(snapshot: Snapshot, *, known: bool, details: bool) -> Iterator[Metric]
     reasons = [(*labels, reason) for labels, _ in gpus for reason in GpuReason]
     yield f.GPU_UNHEALTHY.metric((labels, labels in has) for labels in dict.fromkeys((*reasons, *has)))
     yield f.GPU_UNHEALTHY_SINCE.metric(((*labels, illness.reason), illness.since) for labels, illness in ill)
+    yield f.GPU_NVLINKS.metric(
+        ((*labels, remote), count) for labels, gpu in gpus for remote, count in (gpu.nvlinks or {}).items()
+    )
     yield f.GPU_XIDS.metric(
         ((*labels, str(each.xid)), each.count) for labels, gpu in gpus for each in gpu.xids
     )

@@ -242,6 +242,12 @@ GPU_UNHEALTHY_SINCE = _gauge(
     "When a GPU became unhealthy for this reason, as Unix time; no series while it is healthy.",
     *(*GPU_LABELS, "reason"),
 )
+GPU_NVLINKS = _gauge(
+    "gpu_nvlinks",
+    "Active NVLinks of a GPU to a place on the PCI bus, of a GPU or a switch.",
+    *GPU_LABELS,
+    "remote",
+)
 GPU_XIDS = _counter("gpu_xid_errors", "XID errors of a GPU since the daemon started.", *GPU_LABELS, "xid")
 _detail("sm_clock_hertz", "sm_clock", "Clock of a GPU's multiprocessors.", 1e6)
 _detail("memory_clock_hertz", "memory_clock", "Clock of a GPU's memory.", 1e6)

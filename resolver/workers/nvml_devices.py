@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 #: Instances of one GPU. NVML says seven at most; a number from a broken driver must not become a long loop.
 _MOST_INSTANCES = 64
+_NVLINKS = 36  # as many as NVML numbers
 
 
 def text(value: str | bytes) -> str:
@@ -83,6 +84,7 @@ class DeviceReader:
             "minor": lambda: nvml.nvmlDeviceGetMinorNumber(handle),
             "pci_address": lambda: pci_address(text(nvml.nvmlDeviceGetPciInfo(handle).busId)),
             "mig": lambda: self._in_mig_mode(handle),
+            "nvlinks": lambda: self._nvlinks(handle),
             "memory": lambda: self._memory(handle),
             "utilization": lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu,
             "temperature": lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
@@ -121,6 +123,21 @@ class DeviceReader:
     def _memory(self, handle: Any) -> list[int]:
         memory = self._nvml.nvmlDeviceGetMemoryInfo(handle)
         return [memory.total, memory.used]
+
+    def _nvlinks(self, handle: Any) -> dict[str, int]:
+        """Count the active NVLinks by the PCI address at their other end: a GPU's, or a switch's."""
+        nvml, found = self._nvml, dict[str, int]()
+        for link in range(_NVLINKS):
+            try:
+                if nvml.nvmlDeviceGetNvLinkState(handle, link):
+                    place = nvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link)
+                    address = pci_address(text(place.busId)) or "unknown"
+                    found[address] = found.get(address, 0) + 1
+            except (nvml.NVMLError_InvalidArgument, nvml.NVMLError_NotSupported):
+                if not link:
+                    raise
+                break  # that was the last one
+        return found
 
     def _in_mig_mode(self, handle: Any) -> bool:
         nvml = self._nvml

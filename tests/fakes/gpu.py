@@ -58,7 +58,8 @@ class Device:
 
     ``ecc`` are uncorrected errors (volatile, aggregate), None where it is off. ``errors`` maps calls to the
     nvmlReturn_t that they answer instead of the truth. ``throttle`` are NVML's bits (1: it is idle), ``pcie`` the
-    link's generation, its width, and how often something was sent again.
+    link's generation, its width, and how often something was sent again. ``nvlinks`` lead to the device whose minor
+    number differs in the last bit.
     """
 
     uuid: str
@@ -78,6 +79,7 @@ class Device:
     energy_mj: int = 0
     throttle: int = 1
     pcie: tuple[int, int, int] = (4, 16, 0)
+    nvlinks: int = 0
     errors: Mapping[Answer, int] = field(default_factory=dict)
 
 
@@ -198,6 +200,7 @@ class Gpu:
                 entry.ecc_enabled = int(device.ecc is not None)
                 entry.ecc_volatile, entry.ecc_aggregate = device.ecc or (0, 0)
                 entry.pcie_generation, entry.pcie_width, entry.pcie_replays = device.pcie
+                entry.nvlinks = device.nvlinks
                 entry.errors[:] = _answers(device.errors)
                 _fill_migs(entry, device.migs)
 

@@ -99,7 +99,7 @@ class DeviceStruct(ctypes.Structure):
         (_TEXT, "uuid name"),
         (_U64, "memory_total memory_used ecc_volatile ecc_aggregate ecc_corrected energy_mj throttle"),
         (_U32, "minor mig_enabled lost temperature_c power_mw ecc_enabled sm_clock_mhz memory_clock_mhz"),
-        (_U32, "power_limit_mw pcie_generation pcie_width pcie_replays xids_total pad"),
+        (_U32, "power_limit_mw pcie_generation pcie_width pcie_replays xids_total nvlinks"),
         (_U32 * XIDS, "xids"),
         (_U32 * CALLS, "errors"),
         (MigStruct * MIGS, "migs"),

@@ -571,13 +571,40 @@ API nvmlReturn_t nvmlDeviceGetMinorNumber(nvmlDevice_t device, unsigned int *min
 }
 
 /* Where it sits: a bus of its own, counted from the minor number, which a device keeps. */
-API nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t *pci)
+static void place_of(unsigned minor, nvmlPciInfo_t *pci)
 {
-    WHOLE_DEVICE_CALL(device, STANDIN_HANG_DEVICE, STANDIN_OTHER, pci);
-    unsigned bus = (0x3b + state->devices[device->index].minor) & 0xff;
+    unsigned bus = (0x3b + minor) & 0xff;
     *pci = (nvmlPciInfo_t){.bus = bus, .pciDeviceId = 0x20b010deu};
     snprintf(pci->bus_id, sizeof(pci->bus_id), "00000000:%02X:00.0", bus);
     snprintf(pci->bus_id_legacy, sizeof(pci->bus_id_legacy), "0000:%02X:00.0", bus);
+}
+
+API nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t *pci)
+{
+    WHOLE_DEVICE_CALL(device, STANDIN_HANG_DEVICE, STANDIN_OTHER, pci);
+    place_of(state->devices[device->index].minor, pci);
+    return NVML_SUCCESS;
+}
+
+API nvmlReturn_t nvmlDeviceGetNvLinkState(nvmlDevice_t device, unsigned link, unsigned *active)
+{
+    WHOLE_DEVICE_CALL(device, STANDIN_HANG_DEVICE, STANDIN_OTHER, active);
+    unsigned links = state->devices[device->index].nvlinks;
+    if (!links)
+        return NVML_ERROR_NOT_SUPPORTED;
+    if (link > links) /* there is one more, which is not active */
+        return NVML_ERROR_INVALID_ARGUMENT;
+    *active = link < links;
+    return NVML_SUCCESS;
+}
+
+API nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo_v2(nvmlDevice_t device, unsigned link, nvmlPciInfo_t *pci)
+{
+    WHOLE_DEVICE_CALL(device, STANDIN_HANG_DEVICE, STANDIN_OTHER, pci);
+    const struct standin_device *d = &state->devices[device->index];
+    if (link >= d->nvlinks)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    place_of(d->minor ^ 1, pci);
     return NVML_SUCCESS;
 }
 

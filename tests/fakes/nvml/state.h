@@ -65,7 +65,7 @@ struct standin_device {
     uint32_t pcie_width;
     uint32_t pcie_replays;
     uint32_t xids_total; /* XID errors ever; the newest is at (xids_total - 1) % STANDIN_XIDS */
-    uint32_t pad;
+    uint32_t nvlinks; /* active ones, all to the device whose minor number differs in the last bit; 0: it has none */
     uint32_t xids[STANDIN_XIDS];
     uint32_t errors[STANDIN_CALLS]; /* by enum standin_answer: the nvmlReturn_t to answer, 0 for the truth */
     struct standin_mig migs[STANDIN_MIGS];

@@ -25,7 +25,25 @@ from tests.patience import until
 
 AT = 1_700_000_000.0
 PLACE = ("0000:3b:00.0", 0, "pci0000:3a", 0)
-FIRST = Gpu("GPU-a", 0, 1, "NVIDIA L4", 24 << 30, 5, 7, 61, 50.0, False, (), 0, "ok", "", (), *PLACE)
+FIRST = Gpu(
+    "GPU-a",
+    0,
+    1,
+    "NVIDIA L4",
+    24 << 30,
+    5,
+    7,
+    61,
+    50.0,
+    False,
+    (),
+    0,
+    "ok",
+    "",
+    (),
+    *PLACE,
+    nvlinks={"0000:3c:00.0": 2},
+)
 SECOND = replace(
     FIRST,
     uuid="GPU-b",
@@ -35,6 +53,7 @@ SECOND = replace(
     mig_instances=(MigInstance("MIG-1", 1, 0, 5, 0),),
     illnesses=(Illness("too_hot", "97 C", AT),),
     numa_node=None,
+    nvlinks=None,
 )
 
 
@@ -122,8 +141,8 @@ def test_a_table_for_programs(served: Served) -> None:
     assert head == list(COLUMNS)
     since = "2023-11-14T22:13:20.000Z"
     assert rows == [
-        ["0", "GPU-a", "1", "NVIDIA L4", "24.0GiB", "0", "0000:3b:00.0", "off", "healthy", "-", "-"],
-        ["1", "GPU-b", "0", "NVIDIA L4", "24.0GiB", "-", "0000:3b:00.0", "1", "unhealthy", "too_hot", since],
+        ["0", "GPU-a", "1", "NVIDIA L4", "24.0GiB", "0", "0000:3b:00.0", "off", "healthy", "-", "-", "2"],
+        ["1", "GPU-b", "0", "NVIDIA L4", "24.0GiB", "-", "0000:3b:00.0", "1", "unhealthy", "too_hot", since, "-"],
     ]  # fmt: skip
 
 

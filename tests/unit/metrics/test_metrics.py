@@ -614,6 +614,13 @@ def test_xid_errors_are_counted_by_their_numbers() -> None:
     }
 
 
+def test_nvlinks_are_counted_by_their_other_end() -> None:
+    linked = gpu("GPU-a", 0, nvlinks={"0000:3c:00.0": 4, "0000:01:00.0": 2})
+    found = read(node((), inventory=Inventory(1, 0.0, "550", (linked, gpu("GPU-b", 1)))))
+    told = {(labels["device_uuid"], labels["remote"]): n for labels, n in found.all("resolver_gpu_nvlinks")}
+    assert told == {("GPU-a", "0000:3c:00.0"): 4, ("GPU-a", "0000:01:00.0"): 2}
+
+
 def test_the_cost_of_the_daemon_is_told() -> None:
     found = read(picture())
     memory = found.one("process_resident_memory_bytes")

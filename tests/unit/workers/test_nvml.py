@@ -69,6 +69,7 @@ def test_devices(driver: Driver, nvml: Nvml) -> None:
         "minor": 1,
         "pci_address": "0000:3c:00.0",
         "mig": False,
+        "nvlinks": None,
         "memory": [24 << 30, 0],
         "utilization": 0,
         "temperature": 61,
@@ -81,6 +82,13 @@ def test_devices(driver: Driver, nvml: Nvml) -> None:
     other = told | {"index": 1, "uuid": SECOND, "minor": 7, "power": 70.5, "ecc": None}
     other["pci_address"] = "0000:42:00.0"
     assert nvml.devices() == {"driver_version": "550.54.15", "devices": [told, other]}
+
+
+def test_nvlinks_are_counted_by_their_other_end(driver: Driver, nvml: Nvml) -> None:
+    first, second = (replace(device, nvlinks=4) for device in DEFAULT_DEVICES)
+    driver.gpu.set_devices([first, second, replace(second, uuid="GPU-3", minor=2)])
+    told = [device["nvlinks"] for device in nvml.devices()["devices"]]
+    assert told == [{"0000:3b:00.0": 4}, {"0000:3c:00.0": 4}, {"0000:3e:00.0": 4}]
 
 
 def test_details_are_read_for_who_asks_for_them(driver: Driver, nvml: Nvml) -> None:
