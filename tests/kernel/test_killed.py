@@ -137,7 +137,10 @@ def kill_and_check(host_pid: int, children: dict[str, int], run_dir: Path, kill:
 
 
 @KILLS
-def test_the_slot_writer(node: Node, start: Start, locked: Locked, kills: int) -> None:
+@pytest.mark.parametrize("child", [WRITER, "reader"])
+def test_the_slot_writer_or_the_reader(
+    node: Node, start: Start, locked: Locked, kills: int, child: str
+) -> None:
     chance, forker = random.Random(5), Forker(node)
     daemon = start(node, "--interval", "100ms")
     until(lambda: locked.right() and forker.right(), "the beginning")
@@ -145,14 +148,14 @@ def test_the_slot_writer(node: Node, start: Start, locked: Locked, kills: int) -
         forker.fork()
         # The next pass comes within 100 ms, and its writes take less than one: before, in, and after them.
         time.sleep(chance.choice((0.0, chance.uniform(0.0, 0.11))))
-        writer = daemon.children().get(WRITER)
-        if writer is not None:
-            os.kill(writer, signal.SIGKILL)
+        host_pid = daemon.children().get(child)
+        if host_pid is not None:
+            os.kill(host_pid, signal.SIGKILL)
         until(lambda: forker.right() and locked.right(), "everything right")
         forker.check()
         forker.bury()
     assert daemon.process.poll() is None
-    assert daemon.said("region_quarantined") == []  # a writer that somebody kills is no fault of the file
+    assert daemon.said("region_quarantined") == []  # who is killed by somebody is no fault of the file
 
 
 @KILLS
