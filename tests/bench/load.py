@@ -11,7 +11,7 @@ import statistics
 import subprocess
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final
 
 from resolver import client
 from tests.bench.timing import Progress, RowValues
@@ -20,63 +20,35 @@ from tests.fakes.container import Container
 from tests.fakes.daemon import BOUND, Daemon
 from tests.fakes.node import Node
 
-_RATE = 5000
-_STARTS = 5
-_SETTLE, _QUIET = 3.0, 10.0
-_LOOK_EVERY = 2.0
-
-_HERE = Path(__file__).parent
-
-
-class Storm(NamedTuple):
-    """What the storm did."""
-
-    forks: int
-    seconds: float
-
-
-class Looks(NamedTuple):
-    """Look-ups of processes that have just begun: how many, how many were not answered right, milliseconds of each."""
-
-    made: int
-    wrong: int
-    milliseconds: list[float]
+SOURCES: Final = ("bpf", "netlink", "scan")
+_RATE: Final = 5000
+_SETTLE, _QUIET, _LOOK_EVERY = 3.0, 10.0, 2.0
 
 
 def measure(seconds: float, scratch: Path, progress: Progress) -> list[RowValues]:
-    """All rows; takes some 50 seconds longer than the storm."""
-    program = build_storm(scratch)
-    with Node(scratch / "storm" / "node", "535.183.01") as node:
-        for number in range(4):
-            node.container(name=f"c{number}").tenant(load=10, guess="none")
-        progress("how long the daemon takes to be ready with --source bpf")
-        ready = sorted(_ready(node) for _ in range(_STARTS))
-        return [*_storm(node, program, seconds, progress), _ready_row(ready)]
-
-
-def build_storm(scratch: Path) -> Path:
-    """The program that makes processes, see ``storm.c``."""
+    """All rows; takes some 20 seconds longer than the storm."""
     program = scratch / "storm" / "storm"
     program.parent.mkdir()
-    subprocess.run(["cc", "-O2", "-Wall", "-Werror", "-static", "-o", program, _HERE / "storm.c"], check=True)
-    return program
-
-
-def _ready_row(ready: list[float]) -> RowValues:
-    middle = statistics.median(ready)
-    return (
-        "ready with --source bpf",
-        middle,
-        "s",
-        1.5,
-        f"of {len(ready)} starts the longest {ready[-1]:.2f} s",
-    )
-
-
-def _ready(node: Node) -> float:
-    """Seconds from the start of the process to the word that everything runs."""
-    with _daemon(node, "bpf") as daemon:
-        return float(daemon.wait_for("started")["at"]) - daemon.started_at
+    source = Path(__file__).with_name("storm.c")
+    subprocess.run(["cc", "-O2", "-Wall", "-Werror", "-static", "-o", program, source], check=True)
+    with Node(program.parent / "node", "535.183.01") as node, contextlib.ExitStack() as stack:
+        for number in range(4):
+            node.container(name=f"c{number}").tenant(load=10, guess="none")
+        daemons = {each: stack.enter_context(_daemon(node, each)) for each in SOURCES}
+        for daemon in daemons.values():
+            daemon.wait_for("started")
+        time.sleep(_SETTLE)
+        progress(f"{_QUIET:.0f} s without a storm")
+        began, before = time.monotonic(), _used(daemons)
+        time.sleep(_QUIET)
+        quiet = _since(before, daemons, began)
+        began, before = time.monotonic(), _used(daemons)
+        forks, took, looks = _storm([str(program), str(_RATE), str(seconds)], node, daemons["bpf"], progress)
+        busy = _since(before, daemons, began)
+        return [
+            ("forks a second in a PID namespace", forks / took, "/s", None, f"{forks} in {took:.1f} s, wanted {_RATE}"),
+            *(row for name in SOURCES for row in _rows(name, daemons[name], quiet[name], busy[name], looks)),
+        ]  # fmt: skip
 
 
 def _daemon(node: Node, source: str) -> Daemon:
@@ -85,113 +57,64 @@ def _daemon(node: Node, source: str) -> Daemon:
     return Daemon(node, node.root / f"run-{source}", *options, wrapper=BOUND)
 
 
-# -- the storm ------------------------------------------------------------------------------------------------
+def _used(daemons: dict[str, Daemon]) -> dict[str, Cpu]:
+    return {name: cpu(daemon.process.pid) for name, daemon in daemons.items()}
 
 
-class Watched:
-    """A daemon and what it used before the storm and in it."""
-
-    def __init__(self, source: str, daemon: Daemon) -> None:
-        self.source = source
-        self.daemon = daemon
-        self.host_pid = daemon.process.pid
-        self.quiet = self.busy = Cpu(0, 0)
+def _since(before: dict[str, Cpu], daemons: dict[str, Daemon], began: float) -> dict[str, Cpu]:
+    seconds = time.monotonic() - began
+    return {name: used.per_cent(before[name], seconds) for name, used in _used(daemons).items()}
 
 
-def _storm(node: Node, program: Path, seconds: float, progress: Progress) -> list[RowValues]:
-    with contextlib.ExitStack() as stack:
-        watched = [
-            Watched(source, stack.enter_context(_daemon(node, source)))
-            for source in ("bpf", "netlink", "scan")
-        ]
-        for each in watched:
-            each.daemon.wait_for("started")
-        time.sleep(_SETTLE)
-        progress(f"{_QUIET:.0f} s without a storm")
-        began, before = time.monotonic(), [cpu(each.host_pid) for each in watched]
-        time.sleep(_QUIET)
-        for each, then in zip(watched, before, strict=True):
-            each.quiet = cpu(each.host_pid).per_cent(then, time.monotonic() - began)
-        began, before = time.monotonic(), [cpu(each.host_pid) for each in watched]
-        storm, looks = _during(program, seconds, node, watched[0], progress)
-        for each, then in zip(watched, before, strict=True):
-            each.busy = cpu(each.host_pid).per_cent(then, time.monotonic() - began)
-        rows = [_storm_row(storm), *_bpf_rows(watched[0], looks)]
-        for each in watched[1:]:
-            rows += _other_rows(each)
-    return rows
-
-
-def _during(
-    program: Path, seconds: float, node: Node, ours: Watched, progress: Progress
-) -> tuple[Storm, Looks]:
-    """Let it storm, and ask the daemon for a process that has just begun, every two seconds."""
-    looks = Looks(0, 0, [])
-    with subprocess.Popen([program, str(_RATE), str(seconds)], stdout=subprocess.PIPE, text=True) as storm:
-        began = time.monotonic()
-        while (left := began + seconds - time.monotonic()) > 0:
-            if looks.made % 5 == 0:
-                progress(f"{_RATE} forks a second for another {left:.0f} s")
-            looks = _look(node.containers[looks.made % len(node.containers)], ours, looks)
-            time.sleep(min(_LOOK_EVERY, max(0.0, began + seconds - time.monotonic())))
+def _storm(
+    command: list[str], node: Node, ours: Daemon, progress: Progress
+) -> tuple[int, float, list[tuple[bool, float]]]:
+    """Let it storm; every two seconds ask the daemon for a process that has just begun. Forks, seconds, looks."""
+    looks: list[tuple[bool, float]] = []
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as storm:
+        while storm.poll() is None:
+            if len(looks) % 5 == 0:
+                progress(f"{_RATE} forks a second, look {len(looks)}")
+            looks.append(_look(node.containers[len(looks) % len(node.containers)], ours))
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                storm.wait(_LOOK_EVERY)
         said = storm.stdout.read() if storm.stdout else ""
     if storm.returncode != 0 or not said:
         raise RuntimeError("the storm ended early: its message is above")
     forks, took = said.split()
-    return Storm(int(forks), float(took)), looks
+    return int(forks), float(took), looks
 
 
-def _look(container: Container, ours: Watched, looks: Looks) -> Looks:
-    """A new process of the container, by the daemon's socket: its host PID must be the true one."""
+def _look(container: Container, ours: Daemon) -> tuple[bool, float]:
+    """Whether the daemon's socket has the true host PID of a new process of the container, and milliseconds."""
     tenant = container.tenant(guess="none")
     path = f"/v1/lookup?container={container.container_id}&pid={tenant.ns_pid}"
     began = time.perf_counter()
-    answer = client.get(path, socket_path=str(ours.daemon.socket), accept="text/plain")
+    answer = client.get(path, socket_path=str(ours.socket), accept="text/plain")
     took = (time.perf_counter() - began) * 1e3
     right = answer == (200, f"{tenant.host_pid}\n")
     tenant.stop()
-    return Looks(looks.made + 1, looks.wrong + (not right), [*looks.milliseconds, took])
+    return right, took
 
 
-# -- rows -----------------------------------------------------------------------------------------------------
-
-
-def _storm_row(storm: Storm) -> RowValues:
-    reached = storm.forks / storm.seconds
-    beside = f"{storm.forks} in {storm.seconds:.1f} s, wanted {_RATE}"
-    return ("forks a second in a PID namespace", reached, "/s", None, beside)
-
-
-def _bpf_rows(ours: Watched, looks: Looks) -> list[RowValues]:
-    weight, theirs = rss(ours.host_pid), sum(map(rss, children(ours.host_pid)))
-    middle, longest = statistics.median(looks.milliseconds), max(looks.milliseconds)
-    return [
-        ("daemon, --source bpf, CPU under it", sum(ours.busy), "% core", 0.5, _without(ours)),
-        (
-            "  new processes not found at once through its socket",
-            looks.wrong,
-            "",
-            0,
-            f"of {looks.made}; median {middle:.1f} ms, longest {longest:.1f} ms",
-        ),
-        ("  resident memory", weight, "MiB", None, f"its children {theirs:.0f} MiB"),
+def _rows(
+    source: str, daemon: Daemon, quiet: Cpu, busy: Cpu, looks: list[tuple[bool, float]]
+) -> list[RowValues]:
+    """A daemon's rows. What it lost, it says when it ends."""
+    pid, ours = daemon.process.pid, source == "bpf"
+    without = f"without it {sum(quiet):.2f}; of its children {busy.children:.2f}"
+    rows: list[RowValues] = [
+        (f"daemon, --source {source}, CPU under it", sum(busy), "% core", 0.5 if ours else None, without)
     ]
-
-
-def _other_rows(other: Watched) -> list[RowValues]:
-    """The daemon with another source. What it lost, it says when it ends."""
-    weight = rss(other.host_pid)
-    other.daemon.stop()
-    counted = other.daemon.said("stopped")[-1]
-    events = counted.get("source_events", 0)
-    said = (
-        f"its buffer was full {counted.get('source_overruns', 0)} times in {events} events" if events else ""
-    )
-    return [
-        (f"daemon, --source {other.source}, CPU under it", sum(other.busy), "% core", None, _without(other)),
-        ("  resident memory", weight, "MiB", None, said),
-    ]
-
-
-def _without(watched: Watched) -> str:
-    return f"without it {sum(watched.quiet):.2f}; of its children {watched.busy.children:.2f}"
+    weight, said = rss(pid), f"its children {sum(map(rss, children(pid))):.0f} MiB"
+    if ours:
+        took = [milliseconds for _, milliseconds in looks]
+        wrong = sum(not right for right, _ in looks)
+        beside = f"of {len(looks)}; median {statistics.median(took):.1f} ms, longest {max(took):.1f} ms"
+        rows.append(("  new processes not found at once through its socket", wrong, "", 0, beside))
+    else:
+        daemon.stop()
+        counted = daemon.said("stopped")[-1]
+        events = counted.get("source_events", 0)
+        said = f"it says it lost {counted.get('source_lost', 0)} of {events} events" if events else ""
+    return [*rows, ("  resident memory", weight, "MiB", None, said)]
