@@ -12,11 +12,10 @@ from pathlib import Path
 import pytest
 
 import resolver
-from resolver.base.source_records import SOURCE_RECORDS
 from tests.fakes.daemon import children_of, runs
 from tests.fakes.node import Node
 from tests.kernel.conftest import DRIVER, NVML, WRITER, hostpid_of
-from tests.kernel.rights import rights, works
+from tests.kernel.rights import works
 from tests.manifests import KUSTOMIZE, container_of, merge, pod_of, render
 from tests.patience import until
 from tests.runtime.conftest import StartPod, fast
@@ -184,31 +183,3 @@ def test_outside_of_the_hosts_pid_namespace_it_ends_at_once_and_says_why(
     (sentence,) = pod.other_output
     assert "hostPID: true (Kubernetes)" in sentence
     pod.other_output.clear()
-
-
-USER = 65532
-
-
-@pytest.mark.parametrize("source", ["bpf", "netlink", "scan"])
-def test_another_user_does_the_whole_job_where_the_runtime_gives_it_capabilities(
-    node: Node, start_pod: StartPod, node_paths: dict[str, Path], image: Image, source: str
-) -> None:
-    """Kubernetes gives none to any but root. Podman does, and systemd: they are ambient."""
-    node_paths["/run/resolver"].mkdir()
-    os.chown(node_paths["/run/resolver"], USER, USER)
-    needed = sorted(SOURCE_RECORDS[source].rights)
-    ambient = ",".join(f"+{name.lower()}" for name in needed)
-    user = (f"--reuid={USER}", f"--regid={USER}", "--clear-groups")
-    become = ("setpriv", *user, "--inh-caps", ambient, "--ambient-caps", ambient)
-    pod = pod_of(render(KUSTOMIZE / ("overlays/netlink" if source == "netlink" else "base")))
-    capabilities = {"drop": ["ALL"], "add": ["SETUID", "SETGID", "SETPCAP", *needed]}
-    there = fast(
-        merge(pod, {"containers": [{"name": "resolver", "securityContext": {"capabilities": capabilities}}]}),
-        RESOLVER_SOURCE=source,
-    )
-    as_user = image._replace(config={**image.config, "Entrypoint": [*become, *image.entrypoint]})
-    daemon = start_pod(there, image=as_user)
-    works(node, daemon, source)
-    status = Path(f"/proc/{daemon.host_pid}/status").read_text()
-    assert f"Uid:\t{USER}\t{USER}\t{USER}\t{USER}\n" in status
-    assert rights(daemon.host_pid).effective == SOURCE_RECORDS[source].keeps(os.uname().release)
