@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-
 TYPE_CHECKING = False  # as typing's: every command pays for this module
 if TYPE_CHECKING:
     from resolver.base.reasons import RegionReason
@@ -88,8 +86,3 @@ class WorkerFailed(ResolverError):
         self.waiting = waiting
         self.own_fault = own_fault
         self.late = late
-
-
-def no_descriptors(error: BaseException) -> bool:
-    """Check if this process or the machine is out of descriptors."""
-    return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)

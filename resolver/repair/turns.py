@@ -11,8 +11,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from resolver.base.budget import Metered, Slices
-from resolver.base.counters import CounterName
-from resolver.base.errors import ResolverError, no_descriptors
+from resolver.base.counters import CounterName, Shortage
+from resolver.base.errors import ResolverError
 from resolver.base.reasons import UnresolvedReason
 from resolver.base.text import printable
 from resolver.hami.discovery import PodFile
@@ -20,6 +20,7 @@ from resolver.linux.procfs import ProcessHandle, variable
 from resolver.repair.orders import ORDER_SECONDS, of_slot
 from resolver.repair.reported_values import reordered
 from resolver.workers import slot_writer
+from resolver.workers.means import shortage_of
 
 if TYPE_CHECKING:
     from collections import deque
@@ -111,7 +112,9 @@ class Turns:
         try:
             await Metered(self._turn(container, works, this), partial(this.charge, container))
         except Exception as error:
-            if no_descriptors(error):  # that is everybody's trouble
+            if (
+                shortage_of(getattr(error, "errno", None)) is Shortage.DESCRIPTORS
+            ):  # that is everybody's trouble
                 raise
             # A defect, or something that a tenant made the kernel refuse: shown, counted, and survived.
             parts.counters[CounterName.INTERNAL_ERRORS] += 1
