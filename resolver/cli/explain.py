@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from resolver.base.errors import Ambiguous
 from resolver.base.reasons import BypassReason
-from resolver.base.text import printable
+from resolver.base.text import printable, several
 from resolver.cli.ask_daemon import add_socket, ambiguous, understood
 from resolver.cli.container_names import Named, not_found
 from resolver.cli.show import NONE, duration, print_found, print_json, print_labelled, styled, wrapped
@@ -174,7 +174,10 @@ def _over_time(use: dict[str, Any], index: dict[str, int]) -> str:
         limit = f"core limit {use['core_limit']}%, {use['limit_state'].replace('_', ' ')}"
     idle = "" if use["idle_since"] is None else f"; idle for {duration(time.time() - use['idle_since'])}"
     gpu = index.get(use["device_uuid"], use["device_uuid"])
-    return f"GPU {gpu}: {minute} the last minute, {limit}; {duration(use['gpu_seconds'])} of GPU time in all{idle}."
+    energy = "" if use["energy"] is None else f" and some {use['energy'] / 3600:.1f} Wh"
+    xids = f"; {several(use['xids'], 'XID error')} of the GPU meanwhile" if use["xids"] else ""
+    total = f"{duration(use['gpu_seconds'])} of GPU time{energy} in all"
+    return f"GPU {gpu}: {minute} the last minute, {limit}; {total}{idle}{xids}."
 
 
 def _owner(owner: SlotOwner) -> str:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,12 +15,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from resolver.base.reasons import RegionReason, RepairReason, SampleReason, UnresolvedReason
+from resolver.base.reasons import BypassReason, RegionReason, RepairReason, SampleReason, UnresolvedReason
 from resolver.cli import main, show
 from resolver.gpu.attribution import NOTHING
 from resolver.gpu.inventory import Gpu
 from resolver.linux.procfs import Procfs
-from resolver.state import Container, ContainerUse, LimitState, Process, SlotReport, UsageReport
+from resolver.state import Container, ContainerUse, LimitState, Process, SlotReport, UsageReport, WithoutSlot
 from tests.fakes.chains import CID, GPU, GPUS, MAIN, OTHER, PATH, POD, RIGHT, USING, region, whole
 from tests.fakes.family import Family
 from tests.fakes.served import serving
@@ -273,6 +275,20 @@ def test_what_it_used_over_time_and_whether_its_limit_held_come_last(asked: Aske
     names = MAIN.namespace, MAIN.pod, MAIN.container_name, MAIN.pod_uid, MAIN.container_id
     use = ContainerUse(*names, GPU, 1e9, 4321.0, 0.0, 0.0, None, 0.6, None, None, 30, LimitState.EXCEEDED, 0)
     other = replace(use, pod_uid="another")
+    namespace, pod, name, uid, cid = names
+    process = Process(47, 9, GPU, cid, uid, name, namespace, pod, "python", 5, 1, SampleReason.NO_SLOT)
+    without = WithoutSlot(process, time.time() - 300, (BypassReason.STATIC, BypassReason.NOT_PRELOADED))
+    picture = whole() | {"used": lambda: UsageReport((use, other), (without,))}
+    text = " ".join(asked(picture)[1].split())
+    assert re.search(r"PID 47 on the host, python, has had no slot for 5m \S+: it is a static program", text)
+    document = json.loads(asked(picture, "research/train-0", "--json")[1])
+    (found,) = document["containers"][0]["without_slot"]
+    assert found["causes"] == ["static", "not_preloaded"]
+    hit = replace(use, energy=7200.0, xids=2)
+    _, text = asked(whole() | {"used": lambda: UsageReport((hit,))})
+    assert "1h 12m of GPU time and some 2.0 Wh in all; 2 XID errors of the GPU meanwhile." in " ".join(
+        text.split()
+    )
     picture = whole() | {"used": lambda: UsageReport((use, other))}
     code, text = asked(picture)
     assert code == 0
