@@ -29,7 +29,6 @@ from resolver.daemon.reloading import Reloading
 from resolver.daemon.rights import Rights
 from resolver.daemon.running_containers import Census
 from resolver.daemon.snapshots import Snapshots
-from resolver.daemon.source_upkeep import SourceUpkeep
 from resolver.linux.procfs import Procfs
 from resolver.lookup.cached import LiveLookup
 from resolver.pids.ladder import Ladder, open_source
@@ -82,7 +81,6 @@ class Service:
         self.live = LiveLookup(procfs, pidmap, namespaces, lanes)
         opener = partial(open_source, run_dir=settings.run_dir)
         self.ladder = Ladder(settings.source, procfs, settings.map_size, pidmap.use, journal.record, opener)
-        self.source = SourceUpkeep(self.ladder, pidmap, journal)
         measurement = DriverMeasurement(
             settings.run_dir, self.repairer.owners, procfs, pidmap, counters, journal
         )
@@ -95,8 +93,9 @@ class Service:
             procfs, pidmap, self.repairer, census, lanes, counters, journal, details=settings.gpu_details
         )
         self.snapshots = Snapshots(
-            self.reloading, self.source, self.decision, self.gpus, self.repairer, counters, journal, holder
+            self.reloading, self.ladder, pidmap, self.decision, self.gpus, self.repairer, counters, journal
         )
+        self.snapshots.holder = holder
         self._pace = Pace(counters, journal, self._short_of)
         self._rights = Rights(settings, self.ladder.steps, journal) if in_charge else None
         self._sockets: ApiSockets | None = None
@@ -206,7 +205,8 @@ class Service:
     async def _tend_source(self) -> None:
         if self.settings.source == SourceName.AUTO:  # the scan does until the best one has started
             await self.start_source()
-        await self._every_nvml_interval(_TEND_INTERVALS, self.source.tend, self.source.failed)
+        tend = lambda: self.ladder.tend(self.pidmap.source)  # noqa: E731
+        await self._every_nvml_interval(_TEND_INTERVALS, tend, self.ladder.failed)
 
     async def _follow(self) -> None:
         """Correct values between passes, after the ticks of watchers that write wrong ones."""
@@ -298,7 +298,10 @@ class Service:
     async def pass_once(self, *, patient: bool = True, everything: bool = True) -> None:
         """Make one pass over the due slots, and a new snapshot."""
         self._take_new_settings()
-        self.source.keep_up()
+        source = self.pidmap.source
+        if not self.ladder.keep_up(source):
+            why = source.shortage()
+            self.journal.trouble("source", why, "source_incomplete", "source_complete", source=source.name)
         began = time.perf_counter()
         await self.repairer.pass_once(
             self.decision.policy, self.gpus.joined, patient=patient, everything=everything

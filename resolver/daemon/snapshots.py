@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from resolver.daemon.decision import Decision
     from resolver.daemon.gpu_users import GpuUsers
     from resolver.daemon.reloading import Reloading
-    from resolver.daemon.source_upkeep import SourceUpkeep
+    from resolver.pids.ladder import Ladder
+    from resolver.pids.pidmap import PidMap
     from resolver.repair.repairer import Repairer
 
 #: Age in seconds at which a reader gets a new snapshot only for its counters and times.
@@ -34,21 +35,21 @@ class Snapshots:
     def __init__(
         self,
         reloading: Reloading,
-        upkeep: SourceUpkeep,
+        ladder: Ladder,
+        pidmap: PidMap,
         decision: Decision,
         gpus: GpuUsers,
         repairer: Repairer,
         counters: Counter[str],
         journal: Journal,
-        holder: str,
     ) -> None:
         self.latest: Snapshot | None = None
         self.passes = 0
         self._owed = False  # counters or times have changed since the latest one
-        self.holder = holder
+        self.holder = ""
         self.inventories = EventLog(1)
         self.means = Means()  # of the daemon itself; each child has its own
-        self._reloading, self._upkeep = reloading, upkeep
+        self._reloading, self._ladder, self._pidmap = reloading, ladder, pidmap
         self._decision, self._gpus, self._repairer, self._counters = decision, gpus, repairer, counters
         self._journal = journal
         self._started_at = time.time()
@@ -90,8 +91,8 @@ class Snapshots:
     def take(self) -> Snapshot:
         """Return the current state as one immutable value."""
         settings, policy = self._reloading.settings, self._decision.policy
-        gpus, repairer, ladder = self._gpus, self._repairer, self._upkeep.ladder
-        source, discoveries = self._upkeep.pidmap.source, repairer.found.discoveries
+        gpus, repairer, ladder = self._gpus, self._repairer, self._ladder
+        source, discoveries = self._pidmap.source, repairer.found.discoveries
         workers = [gpus.sampler.worker, self._decision.measurement.worker, *repairer.workers]
         means = [self.means, *(worker.means for worker in workers)]
         lacking = next(filter(None, (each.lacking() for each in means)), "")
@@ -112,7 +113,7 @@ class Snapshots:
                 not_ready=ladder.not_ready(source) or lacking or None,
                 processes=len(source),
                 map_size=getattr(source, "room", settings.map_size),
-                counters=dict(self._upkeep.pidmap.counters()),
+                counters=dict(self._pidmap.counters()),
             ),
             policy=Policy(
                 policy.namespace or "unknown",

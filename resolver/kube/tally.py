@@ -22,29 +22,24 @@ if TYPE_CHECKING:
 RESULTS = ("created", "patched", "conflict", "throttled", "refused", "failed")
 
 FAMILIES = tuple(
-    Family(name=f"resolver_report_{name}", kind=kind, labels=labels, help=meaning)
-    for name, kind, labels, meaning in (
-        (
-            "writes_total",
-            "counter",
-            ("result",),
-            "Attempts to write the Device object: created, patched, conflict (409), throttled (429), refused, failed.",
-        ),
-        ("events_total", "counter", ("result",), "Events on the node: posted, or failed and tried again."),
+    Family(name=f"resolver_report_{name}", kind="counter" if labels else "gauge", labels=labels, help=meaning)
+    for name, labels, meaning in (
+        ("writes_total", ("result",), f"Attempts to write the Device object: {', '.join(RESULTS)}."),
+        ("events_total", ("result",), "Events on the node: posted, or failed and tried again."),
         (
             "requests_total",
-            "counter",
             ("code",),
             "Requests to the API server by HTTP status; 0 for those without an answer.",
         ),
-        ("in_sync", "gauge", (), "1 while the Device object is known to be right."),
-        ("daemon_up", "gauge", (), "1 while the daemon answers at its socket."),
         (
-            "left_out_gpus",
-            "gauge",
+            "last_success_timestamp_seconds",
             (),
-            "GPUs that are not in the object: their UUID or minor number is unknown.",
+            "When the Device object was last written or found right (Unix time).",
         ),
+        ("in_sync", (), "1 while the Device object is known to be right."),
+        ("daemon_up", (), "1 while the daemon answers at its socket."),
+        ("cordoned_gpus", (), "GPUs that are reported unhealthy by an operator's mark."),
+        ("left_out_gpus", (), "GPUs that are not in the object: their UUID or minor number is unknown."),
     )
 )
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple
@@ -113,6 +114,8 @@ class Ladder:
         self._present = "scan"
         self._no_canary = "the self-test has not run yet"
         self._broken = ""  # why the source in use is no good, where it could not even say so
+        self.failed = asyncio.Event()  # the source in use: to bring `tend` forward
+        self._known_failed: PidSource | None = None
         self._next_check = 0.0
         self._missed = 0  # processes that the source in use was seen to have missed
         self._next_climb = self._wait = 0.0
@@ -141,7 +144,11 @@ class Ladder:
             source.tend()
         except Exception as error:  # noqa: BLE001 - as above
             self._broken = _explanation(error)
-        return self.trouble(source)
+        trouble = self.trouble(source)
+        if trouble and source is not self._known_failed:
+            self._known_failed = source  # once each: the next try to replace it comes at the usual pace
+            self.failed.set()
+        return trouble
 
     async def start(self) -> None:
         """Use the best that works. Raises `CannotKnow` without any."""
