@@ -31,11 +31,6 @@ FAMILIES = tuple(
             ("code",),
             "Requests to the API server by HTTP status; 0 for those without an answer.",
         ),
-        (
-            "last_success_timestamp_seconds",
-            (),
-            "When the Device object was last written or found right (Unix time).",
-        ),
         ("in_sync", (), "1 while the Device object is known to be right."),
         ("daemon_up", (), "1 while the daemon answers at its socket."),
         ("cordoned_gpus", (), "GPUs that are reported unhealthy by an operator's mark."),
@@ -52,6 +47,7 @@ class Tally:
         self.events: Counter[str] = Counter(posted=0, failed=0)
         self.not_in_sync = "the daemon was not asked yet"
         self.daemon_up = False
+        self.cordoned: int | None = None
         self.left_out: int | None = None
 
 
@@ -77,7 +73,7 @@ class ReporterPage:
     def collect(self) -> Iterator[Metric]:
         """Yield all families; unknown values have no series."""
         tally = self._tally
-        single = not tally.not_in_sync, tally.daemon_up, tally.left_out
+        single = not tally.not_in_sync, tally.daemon_up, tally.cordoned, tally.left_out
         rows: list[list[Row]] = [
             [((result,), number) for result, number in tally.writes.items()],
             [((result,), number) for result, number in tally.events.items()],

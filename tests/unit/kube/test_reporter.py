@@ -180,6 +180,7 @@ async def test_a_cordon_is_honoured_and_lifted(kube: KubeServer, run: Run) -> No
         wanted = {uuid: CORDONED if uuid in ill else "" for uuid in ("GPU-a", "GPU-b")}
         await run.until(lambda wanted=wanted: run.reasons() == wanted, SOON)  # type: ignore[misc]
         await run.in_sync()
+        assert run.tally.cordoned == len(ill)
 
 
 @in_sync
