@@ -17,12 +17,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.bench import api, bpf, churn, daemon, hostile, idle, kai, load, lookup, passes, scrape, values
+from tests.bench import api, bpf, daemon, hostile, idle, kai, load, lookup, passes, scrape, values
 from tests.bench.crowd import crowd
 from tests.bench.timing import RowValues
 
 PARTS = (
-    "lookup", "api", "pass", "daemon", "idle", "scrape", "bpf", "load", "hostile", "churn", "kai", "values"
+    "lookup", "api", "pass", "daemon", "idle", "scrape", "bpf", "load", "hostile", "kai", "values"
 )  # fmt: skip
 
 
@@ -43,7 +43,7 @@ def main() -> int:
     """Run everything, or the parts that are named."""
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
     parser.add_argument(
-        "parts", nargs="*", help=f"{', '.join(PARTS)} (default: all but hostile and churn, which take long)"
+        "parts", nargs="*", help=f"{', '.join(PARTS)} (default: all but hostile, which takes long)"
     )
     parser.add_argument("--processes", type=int, default=10_000, help="idle processes beside (default 10000)")
     parser.add_argument("--seconds", type=float, default=60, help="how long the load lasts (default 60)")
@@ -64,7 +64,7 @@ def main() -> int:
         print("make bench: it makes PID and mount namespaces, so it needs root", file=sys.stderr)
         return 2
     as_installed()
-    wanted = args.parts or [part for part in PARTS if part not in ("hostile", "churn")]
+    wanted = args.parts or [part for part in PARTS if part != "hostile"]
     with tempfile.TemporaryDirectory() as scratch:
         rows = [Row(*row) for row in _measured(args, wanted, Path(scratch))]
     show(rows)
@@ -99,7 +99,6 @@ def _measured(args: argparse.Namespace, wanted: Sequence[str], scratch: Path) ->
         "scrape": lambda: scrape.measure(progress),
         "bpf": lambda: bpf.measure(args.processes, progress),
         "load": lambda: load.measure(args.seconds, scratch, progress),
-        "churn": lambda: churn.measure(args.seconds, scratch, progress),
         "hostile": lambda: hostile.measure(progress, only=args.attack, tree=args.tree),
     }
     for name, measure in parts.items():

@@ -199,6 +199,7 @@ def test_zeroed_values_of_the_dead_are_told_by_slots_and_words(desk: Desk) -> No
         (slot_writer.MOVED, {"writes_undone": 1}, None),
         (slot_writer.OWNER_GONE, {"writes_undone": 1}, UnresolvedReason.GONE),
         (slot_writer.DIFFERENT, {"writes_missed": 1}, UnresolvedReason.CHANGED),
+        (slot_writer.WRONG_SIZE, {"writes_missed": 1}, UnresolvedReason.CHANGED),
     ],
 )
 def test_a_write_that_was_not_made(
@@ -207,6 +208,7 @@ def test_a_write_that_was_not_made(
     bench = desk.region((7, 0))
     assert desk.send(bench, (outcome, 0))
     assert (desk.counters, bench.reason(7)) == (counted, reason)
+    assert len(bench.plan()) == 1, "it is tried again at once, and is no conflict"
 
 
 def test_a_file_that_cannot_be_written_is_tried_again_after_five_seconds(desk: Desk) -> None:

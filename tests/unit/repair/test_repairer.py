@@ -282,46 +282,6 @@ def with_answers(bench: Bench, *answers: tuple[int, int] | Exception | bytes) ->
     return path
 
 
-@pytest.mark.parametrize(
-    ("outcome", "reason", "counter"),
-    [
-        (slot_writer.DIFFERENT, UnresolvedReason.CHANGED, "writes_missed"),
-        (slot_writer.WRONG_SIZE, UnresolvedReason.CHANGED, "writes_missed"),
-        (slot_writer.OWNER_GONE, UnresolvedReason.GONE, "writes_undone"),
-    ],
-)
-def test_a_write_that_did_not_happen_is_unresolved_and_tried_again(
-    bench: Bench, outcome: int, reason: UnresolvedReason, counter: str
-) -> None:
-    with_answers(bench, (outcome, 0), (outcome, 0))
-    bench.step()
-    assert bench.reports()[0].unresolved is reason
-    assert bench.counters[counter] == 1
-    assert bench.counters["repairs_missing"] == 0
-    bench.step()
-    assert bench.repairer.writing.worker.asked == 2  # type: ignore[attr-defined]
-    assert bench.counters["conflicts"] == 0
-
-
-def test_a_file_that_cannot_be_written_is_left_alone_for_a_while(bench: Bench) -> None:
-    with_answers(bench, (slot_writer.NOT_WRITABLE, 0))
-    for _ in range(3):
-        bench.step()
-        assert bench.reports()[0].unresolved is UnresolvedReason.WRITE_FAILED
-    assert bench.repairer.writing.worker.asked == 1  # type: ignore[attr-defined]
-
-
-def test_a_file_that_cannot_be_written_is_said_once_and_its_end_too(bench: Bench, lines: Lines) -> None:
-    refused = (slot_writer.NOT_WRITABLE, 0)
-    with_answers(bench, refused, refused, (slot_writer.DIFFERENT, 0), refused, (slot_writer.DONE, 0))
-    for _ in range(5):
-        bench.step()
-        for repairs in bench.repairer.regions.values():
-            repairs.unwritable(0.0, 0.0)  # the time is over
-    names = Counter(line["event"] for line in lines())
-    assert (names["write_failed"], names["write_works_again"]) == (1, 1)
-
-
 def test_what_is_said_of_a_file_that_cannot_be_written_has_a_limit_too(bench: Bench, lines: Lines) -> None:
     """A lease that its container takes and gives back makes it so at will."""
     answers = [(slot_writer.NOT_WRITABLE, 0), (slot_writer.DONE, 0)] * 50
