@@ -58,18 +58,11 @@ def test_events_are_followed_until_the_daemon_ends(node: Node, start: Start, sou
     tenant = container.tenant()
     daemon = serving(start, node)
     until(lambda: hostpid_of(container, tenant) == tenant.host_pid, "the first repair")
-    (first,) = [
-        json.loads(line) for line in command(daemon, "events", "--json", "--kind", "repair").splitlines()
-    ]
+    first = json.loads(command(daemon, "events", "--json", "--kind", "repair"))
     assert first["fields"]["ns_pid"] == tenant.ns_pid
     words = ["events", "-f", "--json", "--kind", "repair", "--socket", str(daemon.socket)]
-    with subprocess.Popen(
-        [sys.executable, "-m", "resolver", *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-    ) as follower:
+    line, pipe = [sys.executable, "-m", "resolver", *words], subprocess.PIPE
+    with subprocess.Popen(line, stdout=pipe, stderr=pipe, text=True, cwd=ROOT) as follower:
         assert follower.stdout is not None
         assert json.loads(follower.stdout.readline()) == first
         write_hostpid(container, tenant, 0)
@@ -106,10 +99,7 @@ def test_config_is_the_daemons_own_and_follows_a_reload(
     until(lambda: settings()["write_utilization"]["value"] == "always", "the new value")
     told = settings()
     assert told["hostpid_namespace"] == {"value": "auto", "origin": "default"}
-    assert told["map_size"] == {
-        "value": 0,
-        "origin": "default",
-    }  # fixed at start, and so is where it came from
+    assert told["map_size"] == {"value": 0, "origin": "default"}  # fixed at start, with its origin
 
 
 def test_lookup_takes_the_names_that_top_prints(node: Node, start: Start, tmp_path: Path) -> None:
@@ -121,12 +111,7 @@ def test_lookup_takes_the_names_that_top_prints(node: Node, start: Start, tmp_pa
     until(lambda: "research" in command(daemon, "containers"), "the pod's name")
     expected = f"{inside['only-here'].host_pid}\n"
     ns_pid = str(inside["only-here"].ns_pid)
-    for name in (
-        "research/train-0",
-        "research/train-0/only-here",
-        train.pod_uid,
-        train.pod_uid[:13],
-        "only-here",
-    ):
+    pod = "research/train-0"
+    for name in (pod, f"{pod}/only-here", train.pod_uid, train.pod_uid[:13], "only-here"):
         assert command(daemon, "lookup", name, ns_pid) == expected, name
     command(daemon, "lookup", "research/train-1", ns_pid, codes=(1,))

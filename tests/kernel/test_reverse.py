@@ -171,20 +171,27 @@ def test_wrong_numbers_are_2() -> None:
         assert (done.returncode, done.stdout) == (2, ""), words
 
 
-def test_outside_the_hosts_namespace_it_cannot_know() -> None:
-    done = command(1, wrapper=("unshare", "--pid", "--fork", "--mount-proc"))
-    assert (done.returncode, done.stdout) == (4, "")
-    assert "host's PID namespace" in done.stderr
-
-
-@pytest.mark.parametrize("level", ["1", "2"])
-def test_hidden_processes_are_not_called_gone(node: Node, level: str) -> None:
-    process = node.container().spawn(SLEEP)
-    # A mount of its own, not a remount: that would change the one that everybody uses.
+def hidden(level: int) -> tuple[str, ...]:
+    """A mount of its own, not a remount: that would change the one that everybody uses."""
     hide = f'mount -t proc -o hidepid={level} proc /proc && exec "$@"'
-    done = command(process.host_pid, wrapper=("unshare", "--mount", "sh", "-c", hide, "sh", *NOBODY))
-    assert (done.returncode, done.stdout) == (4, "")
-    assert "hidepid" in done.stderr
+    return ("unshare", "--mount", "sh", "-c", hide, "sh", *NOBODY)
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "why"),
+    [
+        (("unshare", "--pid", "--fork", "--mount-proc"), "host's PID namespace"),
+        (("unshare", "--cgroup"), "--cgroupns=host"),
+        (hidden(1), "hidepid"),
+        (hidden(2), "hidepid"),
+    ],
+)
+def test_where_it_cannot_be_seen_it_is_not_called_gone(
+    node: Node, wrapper: tuple[str, ...], why: str
+) -> None:
+    host_pid = node.container().spawn(SLEEP).host_pid if why == "hidepid" else os.getpid()
+    done = command(1 if "--pid" in wrapper else host_pid, wrapper=wrapper)
+    assert (done.returncode, done.stdout, why in done.stderr) == (4, "", True)
 
 
 def test_without_rights_what_is_not_told_is_unknown(node: Node) -> None:
@@ -200,12 +207,6 @@ def test_without_rights_what_is_not_told_is_unknown(node: Node) -> None:
         {"ns_pid": process.ns_pid, "pidns": None},
     ]
     assert (found["container_name"], found["container_pid"]) == (container.name, None)
-
-
-def test_in_a_private_cgroup_namespace_no_id_is_no_answer(node: Node) -> None:
-    done = command(os.getpid(), wrapper=("unshare", "--cgroup"))
-    assert (done.returncode, done.stdout) == (4, "")
-    assert "--cgroupns=host" in done.stderr
 
 
 def test_a_process_that_ends_meanwhile_is_gone(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import tarfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import pytest
 
@@ -58,28 +58,12 @@ class User(NamedTuple):
     def types(self, text: str) -> tuple[str, str]:
         """Standard output and error of a command; of one in the background nothing."""
         shell = ["/bin/bash", "-c", f'sudo() {{ "$@"; }}; {text.removesuffix("&")}']
+        here: dict[str, Any] = {"env": self.environment, "cwd": self.home}
         if text.endswith("&"):
-            quiet = subprocess.DEVNULL
-            self.running.append(
-                subprocess.Popen(
-                    shell,
-                    env=self.environment,
-                    cwd=self.home,
-                    stdin=quiet,
-                    stderr=quiet,
-                    start_new_session=True,
-                )
-            )
+            here |= {"stdin": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "start_new_session": True}
+            self.running.append(subprocess.Popen(shell, **here))
             return "", ""
-        done = subprocess.run(
-            shell,
-            env=self.environment,
-            cwd=self.home,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=120,
-        )
+        done = subprocess.run(shell, **here, capture_output=True, text=True, check=False, timeout=120)
         return done.stdout, done.stderr
 
 

@@ -81,14 +81,10 @@ def in_fish(place: Path) -> Iterator[Complete]:
     file = script("fish", place)
 
     def complete(typed: str) -> set[str]:
+        line = ["fish", "--no-config", "-c", f"source {file}; complete -C '{typed}'"]
+        env = {"PATH": os.environ["PATH"], "HOME": str(place), "TERM": "dumb"}
         done = subprocess.run(
-            ["fish", "--no-config", "-c", f"source {file}; complete -C '{typed}'"],
-            cwd=place,
-            env={"PATH": os.environ["PATH"], "HOME": str(place), "TERM": "dumb"},
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=_LIMIT_S,
+            line, cwd=place, env=env, capture_output=True, text=True, check=True, timeout=_LIMIT_S
         )
         assert done.stderr == ""
         return {line.split("\t")[0] for line in done.stdout.splitlines()}

@@ -157,9 +157,7 @@ def test_a_container_whose_processes_nobody_knows_gets_its_name_only_if_it_is_th
     build.regions[0] = replace(build.regions[0], container_id=None)
     alone = tree_of(build.picture())
     assert containers(alone, 0)["main"].pod == "pod"
-    build.containers.append(
-        replace(build.containers[0], container_id="f" * 64)
-    )  # the one before it restarted
+    build.containers.append(replace(build.containers[0], container_id="f" * 64))  # it restarted
     assert containers(tree_of(build.picture()), 0)["main"].pod == ""
 
 
@@ -206,9 +204,7 @@ def test_containers_are_sorted_within_their_gpu(sort: str) -> None:
         assert values == sorted(values, reverse=sort == "name")
 
 
-def test_values_that_are_too_old_are_question_marks_with_their_age(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_values_too_old_are_question_marks_with_their_age(capsys: pytest.CaptureFixture[str]) -> None:
     snapshot = troubled()
     hangs = snapshot._replace(at=snapshot.at + 26, joined=snapshot.joined._replace(error="the driver hangs"))
     found = [row for row in rows(hangs) if row.kind in ("gpu", "container", "process")]
@@ -265,10 +261,7 @@ def test_processes_are_sorted_by_what_the_kernel_knows_of_them(sort: str) -> Non
         ("47000", ["default/whisper-eval/main"]),
         ("xorg", [HOST]),
         ("abababab", ["abababababab"]),
-        (
-            "gpu 0",
-            [BERT, "research/llm-serving-0/vllm", "vision/notebook-ana/jupyter"],
-        ),
+        ("gpu 0", [BERT, "research/llm-serving-0/vllm", "vision/notebook-ana/jupyter"]),
         ("wrong_namespace", [BERT]),
         ("nothing like it", []),
     ],
@@ -554,10 +547,7 @@ def test_an_interval_that_cannot_be(interval: str, tmp_path: Path) -> None:
 
 
 def test_nothing_that_draws_is_loaded_before_the_daemon_answers(tmp_path: Path) -> None:
-    code = (
-        "import sys; from resolver.cli import main\n"
-        f"main(['top', '--socket', '{tmp_path}/no']); print(*sys.modules)"
-    )
+    code = f"import sys, resolver.cli as c; c.main(['top', '--socket', '{tmp_path}/no']); print(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
