@@ -199,14 +199,13 @@ def _convert(name: str, value: Any, where: str) -> Any:
         raise _no_such(where, name, SETTINGS)
     try:
         meant = _from_text(setting, value) if isinstance(value, str) else value
+        converted = msgspec.convert(meant, setting.type, strict=True)
         if setting.about.check is not None:
-            setting.about.check(meant)
-        if setting.kind is not bool and isinstance(meant, bool):
-            raise ValueError("true and false are refused here")
-        return msgspec.convert(meant, setting.type, strict=True)
-    except (ValueError, TypeError) as error:
+            setting.about.check(converted)
+    except ValueError as error:
         why = "" if isinstance(error, msgspec.ValidationError) else f" ({error})"
         raise UsageError(f"{where}: {value!r} is not possible{why}: write {setting.expected}") from None
+    return converted
 
 
 def _check_together(settings: Settings) -> None:

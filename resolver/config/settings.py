@@ -73,7 +73,7 @@ class About(NamedTuple):
     meaning: str
     placeholder: str = ""
     live: bool = False  # SIGHUP changes it; the others are fixed at start
-    check: Callable[[Any], object] | None = None  # raises ValueError or TypeError, in addition to the type
+    check: Callable[[Any], object] | None = None  # raises ValueError, for values of the right type
     chart: Chart = Chart()
 
     @property
@@ -196,7 +196,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             "`HOST:PORT` that serves `/metrics`; without `HOST`, every address (in a pod, `HOST` requires the host's "
             "network); `off`: none",
             "HOST:PORT",
-            check=values.check_address,
+            check=values.parse_address,
             chart=Chart(pattern=r"^(off|(\[[0-9a-fA-F:.]+\]|[0-9.]*|localhost):[0-9]{1,5})$"),
         ),
     ] = ":9395"

@@ -55,19 +55,11 @@ def parse_address(text: str) -> tuple[str, int] | None:
     return host, int(port)
 
 
-def check_address(value: Any) -> None:
-    """Raise ValueError for text that `parse_address` refuses."""
-    if isinstance(value, str):
-        parse_address(value)
-
-
-def check_paths(value: Any) -> None:
-    """Raise TypeError or ValueError unless it is a list of paths."""
-    if not isinstance(value, (list, tuple)):
-        raise TypeError("a path or a list of paths is expected")
-    if not value:
+def check_paths(paths: tuple[str, ...]) -> None:
+    """Raise ValueError for an empty list or an empty path."""
+    if not paths:
         raise ValueError("at least one path is expected")
-    if "" in value:
+    if "" in paths:
         raise ValueError("an empty path names no file")
 
 
