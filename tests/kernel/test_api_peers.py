@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from resolver.linux.procfs import Procfs
 from tests.fakes.command import run
 from tests.fakes.container import Container
 from tests.fakes.daemon import Daemon
@@ -146,7 +147,7 @@ def test_a_container_sees_its_own_and_nothing_else(node: Node, path: Path, sourc
     processes = [mine.spawn(SLEEP) for _ in range(3)]
     theirs = other.spawn(SLEEP)
     nested = mine.spawn(SLEEP, nested=True)
-    (outer,) = [int(n) for n in _levels(nested.host_pid)[1:-1]]
+    (outer,) = Procfs().ns_pids(nested.host_pid)[1:-1]
     ask = asker(mine, path, ASKER + f"os.setgroups([{GROUP}]); os.setresgid({user}, {user}, {user})\n"
                 f"os.setresuid({user}, {user}, {user})\nserve(connect(path))\n")  # fmt: skip
 
@@ -192,25 +193,20 @@ def test_a_container_sees_its_own_and_nothing_else(node: Node, path: Path, sourc
     assert ask("/v1/openapi.json")[0] == 200
 
     # A batch: its own are answered, others' are not, there or not.
-    pairs = [[mine.container_id, processes[0].ns_pid], {"pid": processes[1].ns_pid}, {"pid": 4000}]
-    pairs += [
-        [other.container_id, theirs.ns_pid],
-        ["ab" * 32, 1],
+    pairs = [
+        [mine.container_id, processes[0].ns_pid],
+        {"pid": processes[1].ns_pid},
+        {"pid": 4000},
         {"pid": outer},
-        {"pid": 1, "container": "x/y"},
     ]
+    pairs += [[other.container_id, theirs.ns_pid], ["ab" * 32, 1], {"pid": 1, "container": "x/y"}]
     status, found = ask("/v1/lookup", "POST", json.dumps({"pairs": pairs}))
     assert status == 200
     assert [each.get("host_pid") or each["reason"] for each in found["answers"]] == [
-        processes[0].host_pid, processes[1].host_pid, "no_such_process", "not_yours", "not_yours",
-        nested.host_pid, "not_yours",
-    ]  # fmt: skip
+        *(processes[0].host_pid, processes[1].host_pid, "no_such_process", nested.host_pid),
+        *("not_yours", "not_yours", "not_yours"),
+    ]
     assert ask("/v1/lookup", "POST", '{"pairs": []}' + " " * (64 << 10))[0] == 413
-
-
-def _levels(host_pid: int) -> list[str]:
-    status = Path(f"/proc/{host_pid}/status").read_text()
-    return status.partition("\nNSpid:")[2].partition("\n")[0].split()
 
 
 def test_containers_that_share_a_namespace_see_each_other_as_they_do_anyway(node: Node, path: Path) -> None:
@@ -305,7 +301,7 @@ def test_a_namespace_within_sees_only_itself(node: Node, path: Path, source: str
     ask = Asker(outside)
     status, found = ask("/v1/lookup?pid=1")
     assert status == 200
-    assert _levels(found["host_pid"])[-1] == "1"
+    assert Procfs().ns_pids(found["host_pid"])[-1] == 1
     assert found["host_pid"] not in (1, container.init_host_pid, outside.host_pid)
     assert ask(f"/v1/lookup?pid={sibling.ns_pid + 1000}")[0] == 404
     for question in (f"/v1/lookup?pid={sibling.ns_pid}&pidns={container.pidns}",
