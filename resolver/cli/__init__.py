@@ -7,7 +7,7 @@ import gc
 import os
 import sys
 
-from resolver.base.errors import CannotKnow, NoDaemon, ResolverError, UsageError
+from resolver.base.errors import Ambiguous, CannotKnow, NoDaemon, ResolverError, UsageError
 
 TYPE_CHECKING = False  # as typing's, which takes longer to load than all that a short command needs
 if TYPE_CHECKING:
@@ -39,8 +39,10 @@ _WITHOUT = "Without one there are: resolver lookup, reverse, slots, explain, con
 
 EXIT_NOT_FOUND = 1
 EXIT_USAGE = 2
+EXIT_AMBIGUOUS = 3
 EXIT_CANNOT_KNOW = 4
 EXIT_NO_SPACE = 5
+_EXITS = ((UsageError, EXIT_USAGE), (Ambiguous, EXIT_AMBIGUOUS), (CannotKnow, EXIT_CANNOT_KNOW))
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -93,10 +95,13 @@ def _dispatch(arguments: list[str]) -> int:
         return int(module.run(args))
     except ResolverError as error:
         more = f". {_WITHOUT}" if isinstance(error, NoDaemon) else ""
-        print(f"resolver {command}: {error}{more}", file=sys.stderr)
-        if isinstance(error, UsageError):
-            return EXIT_USAGE
-        return EXIT_CANNOT_KNOW if isinstance(error, CannotKnow) else EXIT_NOT_FOUND
+        print(
+            f"resolver {command}: {error}{more}",
+            *getattr(error, "candidates", ()),
+            sep="\n  ",
+            file=sys.stderr,
+        )
+        return next((code for kind, code in _EXITS if isinstance(error, kind)), EXIT_NOT_FOUND)
 
 
 def parser_of(command: str) -> tuple[argparse.ArgumentParser, ModuleType]:

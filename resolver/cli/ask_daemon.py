@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from typing import TYPE_CHECKING, Any
 
 from resolver import client
-from resolver.base.errors import Ambiguous, CannotKnow, NotFound
+from resolver.base.errors import CannotKnow, NotFound
 
 if TYPE_CHECKING:
     import argparse
@@ -15,7 +14,6 @@ if TYPE_CHECKING:
 
 _OTHER_VERSION = "is it of this version? Restart it after an upgrade"
 AS_IT_IS = "print the daemon's answer as it is"
-EXIT_AMBIGUOUS = 3
 
 
 def add_socket(parser: argparse.ArgumentParser, json: str = "", *, config: bool = False) -> None:
@@ -34,12 +32,6 @@ def ask(path: str, socket_path: str | None, seconds: float = 5.0) -> Any:
         return client.get_json(path, socket_path, seconds=seconds)
     except NotFound as error:  # the lists are always there, if empty
         raise CannotKnow(f"the daemon does not know {path} ({error}): {_OTHER_VERSION}") from None
-
-
-def ambiguous(command: str, error: Ambiguous) -> int:
-    """Print the candidates; return the exit code."""
-    print(f"resolver {command}: {error}", *error.candidates, sep="\n  ", file=sys.stderr)
-    return EXIT_AMBIGUOUS
 
 
 @contextlib.contextmanager

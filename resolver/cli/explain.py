@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from resolver.base.errors import Ambiguous
 from resolver.base.reasons import BypassReason
 from resolver.base.text import printable, several
-from resolver.cli.ask_daemon import add_socket, ambiguous, understood
+from resolver.cli.ask_daemon import add_socket, understood
 from resolver.cli.container_names import Named, not_found
 from resolver.cli.show import NONE, duration, print_found, print_json, print_labelled, styled, wrapped
 
@@ -54,17 +54,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Explain; errors but ambiguity are the dispatcher's."""
+    """Explain; errors are the dispatcher's."""
     from resolver.cli._explain.chain import explain
     from resolver.cli._explain.known import read
 
     known = read(args.socket, args.config)
     with understood():
-        try:
-            chosen = _chosen(known, args.cid)
-        except Ambiguous as error:
-            return ambiguous("explain", error)
-        explained = [explain(known, each) for each in chosen]
+        explained = [explain(known, each) for each in _chosen(known, args.cid)]
         if args.json:
             print_json(_document(known, explained))
         else:
@@ -101,8 +97,8 @@ def _without_processes(known: Documents) -> Iterator[dict[str, Any]]:
     for pod_uid, name in dict.fromkeys(places):
         if pod_uid and name and (pod_uid, name) not in listed:
             namespace, pod = names.get(pod_uid, (None, None))
-            names = {"pod_uid": pod_uid, "container_name": name, "namespace": namespace, "pod": pod}
-            yield names | dict.fromkeys(("container_id", "runtime", "pidns", "init_host_pid"))
+            known_names = {"pod_uid": pod_uid, "container_name": name, "namespace": namespace, "pod": pod}
+            yield known_names | dict.fromkeys(("container_id", "runtime", "pidns", "init_host_pid"))
 
 
 def _title(container: dict[str, Any]) -> str:

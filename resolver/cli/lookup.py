@@ -10,7 +10,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 from resolver import client
-from resolver.base.errors import Ambiguous, CannotKnow, NotFound
+from resolver.base.errors import CannotKnow, NotFound
 
 TYPE_CHECKING = False  # as typing's: neither it nor argparse nor re is loaded for the plain question
 if TYPE_CHECKING:
@@ -73,17 +73,13 @@ def _id_in(text: str) -> str:
 
 
 def run(args: Arguments) -> int:
-    """Answer on standard output; errors but ambiguity are the dispatcher's."""
+    """Answer on standard output; errors are the dispatcher's."""
     try:
         if not _id_in(args.cid):
             from resolver.cli.container_names import resolve
 
             args.cid = resolve(args.cid, args.socket)
         print(_from_daemon(args) or _in_words(_by_id_or_name(args), args))
-    except Ambiguous as error:
-        from resolver.cli.ask_daemon import ambiguous
-
-        return ambiguous("lookup", error)
     except OSError as error:  # out of descriptors or memory: no answer, and not the answer that there is none
         raise CannotKnow(f"the kernel refused: {error}") from error
     return 0

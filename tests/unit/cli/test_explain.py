@@ -84,6 +84,9 @@ def test_of_a_pod_every_container_is_explained_and_of_two_pods_none(asked: Asked
     assert code == 0
     assert text.index("research/train-0/main") < text.index("research/train-0/side")
     assert "no process of it has used a GPU yet" in text
+    files = {f"/usr/local/vgpu/containers/{POD}_{name}/x.cache": RegionReason.BAD_HEADER for name in "ab"}
+    _, text = asked(whole(rejected=files))  # of these no process is known
+    assert text.index("research/train-0/a") < text.index("research/train-0/b")
     code, text = asked(whole(), "prod/nothing")
     assert (code, "no container here is called 'prod/nothing'" in text) == (1, True)
     stranger = Container(OTHER, "99" + POD[2:], "main", "prod", "train-0", "containerd", 1, 2, (), 1e9)
