@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import itertools
 import math
 import time
 from collections.abc import Hashable
@@ -36,7 +37,7 @@ _K = TypeVar("_K", bound="Hashable")
 #: Seconds of one refresh to place namespaces, some 5 us each by the kernel's map, 15 us without.
 SLICE_SECONDS = 0.02
 #: And to read the cgroups and mounts of first processes, some 120 us each.
-_READ_SECONDS = 0.005
+READ_SECONDS = 0.005
 #: Seconds from each look to the next, the last one from then on: a runtime adds no mounts to a container that runs.
 _PAUSES = (0.001, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 120.0, 300.0, 600.0)
 #: Seconds of one refresh in which the mounts of those that are due are waited for.
@@ -44,6 +45,9 @@ _MOUNTS_SECONDS = 0.02
 #: More namespaces than these in one container are not searched.
 MAX_NAMESPACES = 1024
 _AT_ONCE = 64  # processes between two steps
+
+
+_numbers = itertools.count()
 
 
 class FirstProcess:
@@ -54,6 +58,7 @@ class FirstProcess:
 
     def __init__(self, host_pid: int, arrival: tuple[int, int]) -> None:
         self.host_pid, self.arrival = host_pid, arrival
+        self.number = next(_numbers)
         self.pidns = 0  # not known yet
         self.level = 0
         self.parents: tuple[int, ...] = ()  # the host's first
@@ -64,7 +69,10 @@ class FirstProcess:
         self.name, self.next_name_look = "", 0.0
 
     def __lt__(self, other: FirstProcess) -> bool:
-        return (self.due, -self.arrival[1]) < (other.due, -other.arrival[1])
+        return (self.due, -self.number) < (
+            other.due,
+            -other.number,
+        )  # the newest of the never-read ones first
 
 
 class Learned(NamedTuple):
@@ -111,21 +119,19 @@ class KnownNamespaces:
         if self._epoch != self._pidmap.refreshes:
             self._epoch = self._pidmap.refreshes
             self._of.clear()
-            for _ in self.steps(SLICE_SECONDS if bounded else math.inf):
+            for _ in self.steps(*((SLICE_SECONDS, READ_SECONDS) if bounded else ())):
                 await slices.breathe()
         if isinstance(self._reading_mounts, asyncio.Task):
             await asyncio.wait({self._reading_mounts}, timeout=_MOUNTS_SECONDS if bounded else None)
 
-    def steps(self, seconds: float = math.inf) -> Iterator[None]:
+    def steps(self, placing: float = math.inf, reading: float = math.inf) -> Iterator[None]:
         """Place new namespaces, then read due ones, for so many seconds; consistent after each step."""
         while (inits := self._pidmap.inits()) is not self._seen:
             yield from self._follow(inits)
         self._unplaced.extend(self._not_placed)
         self._not_placed.clear()
-        yield from _repeat(self._place_next, seconds)
-        yield from _repeat(
-            partial(self._read_next, self._clock()), seconds if seconds == math.inf else _READ_SECONDS
-        )
+        yield from _repeat(self._place_next, placing)
+        yield from _repeat(partial(self._read_next, self._clock()), reading)
 
     def _follow(self, inits: Mapping[int, tuple[int, int]]) -> Iterator[None]:
         """Keep exactly these first processes; end if there are newer ones."""
@@ -208,15 +214,13 @@ class KnownNamespaces:
             _, known = self._unread.popitem()
             if self._directories is not None and self._lives(known):
                 with suppress(ProcessGone, CannotKnow, WorkerFailed):
-                    self._take_mounts(known, await self._directories(known.host_pid))
-
-    def _take_mounts(self, known: FirstProcess, directories: frozenset[Hashable]) -> None:
-        if directories != known.directories and self._lives(known):
-            self._take_out(known)
-            known.directories = directories
-            for directory in directories:
-                self._with.setdefault(directory, set()).add(known.pidns)
-            self._of.clear()
+                    directories = await self._directories(known.host_pid)
+                    if directories != known.directories and self._lives(known):
+                        self._take_out(known)
+                        known.directories = directories
+                        for directory in directories:
+                            self._with.setdefault(directory, set()).add(known.pidns)
+                        self._of.clear()
 
     def _identify(self, known: FirstProcess) -> None:
         """Determine its container; a process of the same container makes nested ones."""

@@ -248,7 +248,8 @@ class DirectoryFinder:
         if names:
             for name in list(names):
                 directory = root.directories.pop(name)
-                directory.abandon()
+                if directory.look is not None:
+                    directory.look.cancel()
                 self._forget(directory.path)
                 self._register.drop_candidates(directory)
                 self.rejected.pop(directory.path, None)

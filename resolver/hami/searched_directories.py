@@ -74,12 +74,6 @@ class Directory:
         self.look: Future[tuple[Any, ...]] | asyncio.Task[tuple[Any, ...]] | None = None  # by a lane
         self.asked_at = 0.0
 
-    def abandon(self) -> None:
-        """Abandon a lane's request."""
-        if self.look is not None:
-            self.look.cancel()
-            self.look = None
-
     def retry_at(self) -> float:
         """Return when a refused file is next due, or infinity."""
         first = math.inf

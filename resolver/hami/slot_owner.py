@@ -73,9 +73,10 @@ class OwnerFinder:
         if isinstance(proof, PodFile):
             return await self._owner_in_pod(proof, ns_pid, payer, pause)
         namespaces = self._index.of(proof)
-        refused = self._refused(proof, namespaces)
-        if refused is not None:
-            return refused
+        if len(namespaces) > MAX_NAMESPACES:
+            return UnresolvedReason.TOO_LARGE
+        if isinstance(proof, SharedDirectory) and self._check.in_shared_tree(proof):
+            return UnresolvedReason.UNPROVEN  # whoever has the tree can mount it as the device plugin does
         search, found = Search(proof, ns_pid, shown, payer, pause), _Findings()
         if self._index.behind:
             # One of them may be missing, so only all processes prove that one alone fits.
@@ -92,14 +93,6 @@ class OwnerFinder:
             found.close()
             return UnresolvedReason.OVER_BUDGET
         return self._judge(found, proof)
-
-    def _refused(self, proof: Searched, namespaces: frozenset[int]) -> UnresolvedReason | None:
-        """Return why not to search, if so."""
-        if len(namespaces) > MAX_NAMESPACES:
-            return UnresolvedReason.TOO_LARGE
-        if isinstance(proof, SharedDirectory) and self._check.in_shared_tree(proof):
-            return UnresolvedReason.UNPROVEN  # whoever has the tree can mount it as the device plugin does
-        return None
 
     async def _owner_in_pod(
         self, proof: PodFile, ns_pid: int, payer: str, pause: Pause
@@ -205,7 +198,14 @@ class OwnerFinder:
         source, concerned = self._pidmap.source, set[int]()
         for host_pid in source.everywhere(search.ns_pid):
             await search.pause()
-            if host_pid and host_pid not in besides and await self._concerns(host_pid, search):
+            if not host_pid or host_pid in besides:
+                continue
+            try:
+                if await self._check.may_fit(host_pid, search, frozenset()):
+                    concerned.add(host_pid)
+            except ProcessGone:
+                continue
+            except UNREADABLE:
                 concerned.add(host_pid)
         # They are judged in one go: what was seen of the first ones may not be true any more.
         found = await self._search(sorted(concerned), search, frozenset())
@@ -226,15 +226,6 @@ class OwnerFinder:
         except (*UNREADABLE, OSError):
             found.cut = True
         return found
-
-    async def _concerns(self, host_pid: int, search: Search) -> bool:
-        """Check for a known relation to the region."""
-        try:
-            return await self._check.may_fit(host_pid, search, frozenset())
-        except ProcessGone:
-            return False
-        except UNREADABLE:
-            return True
 
     async def _search(self, host_pids: list[int], search: Search, namespaces: frozenset[int]) -> _Findings:
         """Check these processes."""

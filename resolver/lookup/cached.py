@@ -73,7 +73,7 @@ class LiveLookup:
         await self.pidmap.catch_up(slices)
         if self._knows(wanted):
             return
-        for _ in self.namespaces.steps(_LOOK_SECONDS):
+        for _ in self.namespaces.steps(_LOOK_SECONDS, _LOOK_SECONDS):
             await slices.breathe()
 
     def _knows(self, container_ids: list[str]) -> bool:

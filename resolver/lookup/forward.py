@@ -7,6 +7,7 @@ again while a pidfd holds the process.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from functools import partial
 
 from resolver.base.errors import AccessDenied, CannotKnow, NotFound, ProcessGone, UsageError
@@ -56,7 +57,9 @@ def lookup(procfs: Procfs, cid: str, ns_pid: int, *, pidns: int | None = None) -
     within = partial(_within, procfs, wanted, container)
     found = resolve(procfs, (each.host_pid for each in fitting), namespace, ns_pid, within, source)
     if found is not None:
-        return found._replace(container_name=_name(procfs, members, found.pod_uid))
+        with suppress(CannotKnow):
+            return found._replace(container_name=name_of(procfs, members, found.pod_uid))
+        return found
     raise ProcessGone(
         f"process {ns_pid} of container {container.container_id} ended while it was looked up "
         "(or has ended, and its parent has not waited for it)"
@@ -149,13 +152,6 @@ def _late(
             + f" and not in {container.container_id}"
         )
     return []
-
-
-def _name(procfs: Procfs, members: list[Member], pod_uid: str | None) -> str | None:
-    try:
-        return name_of(procfs, members, pod_uid)
-    except CannotKnow:
-        return None
 
 
 def _explain(

@@ -12,7 +12,6 @@ from resolver import client
 from tests.fakes.container import Container
 from tests.fakes.daemon import Daemon
 from tests.fakes.node import Node
-from tests.fakes.overlay import Docker
 from tests.fakes.placements import PLACEMENTS
 from tests.fakes.regions import read_file
 from tests.kernel.conftest import EVERY_SOURCE, FAST, Start, hostpid_of, slot_of
@@ -66,15 +65,6 @@ def test_a_directory_that_is_made_anew_below_a_running_container(
     region = read_file(Path(f"/proc/self/fd/{kept.fileno()}"))
     assert [(slot.pid, slot.hostpid) for slot in region.slots] == [(before.ns_pid, before.host_pid)]
     kept.close()
-
-
-def test_kai_falls_back_to_a_file_of_the_containers_own(node: Node, start: Start) -> None:
-    """Where HAMi-core may not make its directory it has /tmp/cudevshr.cache."""
-    node.placement_dir("kai").chmod(0o755)
-    docker = Docker(node)
-    tenant = docker.tenant(load=30)
-    watching(start, node, "--mapped-regions", "--hostpid-namespace", "host")
-    until(lambda: docker.hostpid(tenant) == tenant.host_pid, "a repair")
 
 
 # ---- claims -------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from resolver.base.errors import ProcessGone
-from resolver.containers.known_namespaces import SLICE_SECONDS, KnownNamespaces
+from resolver.containers.known_namespaces import READ_SECONDS, SLICE_SECONDS, KnownNamespaces
 from resolver.linux.procfs import HOST_PIDNS, Procfs
 from resolver.pids.pidmap import PidMap
 from resolver.pids.scan import ScanSource
@@ -146,7 +146,7 @@ def test_the_newest_is_not_behind_thousands(room: Room) -> None:
     room.lives(range(1000, 4000))
     list(room.index.steps(0.0))
     room.lives(range(1000, 4001))
-    list(room.index.steps(0.0))
+    list(room.index.steps(0.0, READ_SECONDS))
     assert room.index._known[4000].reads
     assert room.index.behind
 
@@ -206,7 +206,7 @@ def read_slowly(room: Room) -> list[int]:
 def test_thousands_that_are_to_be_read_are_all_placed_first_and_read_little_by_little(room: Room) -> None:
     read = read_slowly(room)
     room.lives(range(1000, 1100))
-    list(room.index.steps(SLICE_SECONDS))
+    list(room.index.steps(SLICE_SECONDS, READ_SECONDS))
     assert not room.index.behind
     assert 1 <= len(read) <= 6
     list(room.index.steps())
@@ -242,9 +242,9 @@ def test_who_is_new_does_not_wait_for_hundreds_that_have_been_read_for_long(room
 
     read = read_slowly(room)
     room.lives(range(1000, 1101))
-    list(room.index.steps(SLICE_SECONDS))
+    list(room.index.steps(SLICE_SECONDS, READ_SECONDS))
     assert read[0] == 1100
     assert 2 <= len(read) <= 6
     for _ in range(100):  # the others have their turn all the same
-        list(room.index.steps(SLICE_SECONDS))
+        list(room.index.steps(SLICE_SECONDS, READ_SECONDS))
     assert set(read) == set(range(1000, 1101))
