@@ -66,7 +66,7 @@ class FirstProcess:
         self.container_id = ""
         self.made_by_runtime = False
         self.reads, self.due = 0, 0.0  # reads of its mounts, and the next one
-        self.name, self.next_name_look = "", 0.0
+        self.name, self.name_looks, self.next_name_look = "", 0, 0.0
 
     def __lt__(self, other: FirstProcess) -> bool:
         return (self.due, -self.number) < (

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 
 _FULL_ID = 64
+_EAGER_LOOKS = 8
 #: Seconds in which names of containers are waited for, which are for people alone.
 _NAME_SECONDS = 0.05
 #: Seconds in which a container that is not known is searched for, before it is left to the walk.
@@ -121,8 +122,8 @@ class LiveLookup:
     async def _read_name(self, first: FirstProcess) -> None:
         """Read the container's name, which shows only once the runtime has made its mounts."""
         now = time.monotonic()
-        if not first.name and now >= first.next_name_look:
-            first.next_name_look = now + 0.25
+        if not first.name and (first.name_looks < _EAGER_LOOKS or now >= first.next_name_look):
+            first.name_looks, first.next_name_look = first.name_looks + 1, now + 1.0
             with suppress(ProcessGone, CannotKnow, WorkerFailed):
                 pod_uid = self._procfs.container(first.host_pid).pod_uid
                 first.name = await self._reader.ask("", ALL, name_by_mounts, first.host_pid, pod_uid)
