@@ -16,15 +16,7 @@ from resolver.base.event_log import Event
 from resolver.base.reasons import RegionReason
 from resolver.gpu.attribution import Sample
 from resolver.gpu.inventory import Gpu
-from resolver.state import (
-    Container,
-    ContainerUse,
-    Process,
-    RegionFacts,
-    SlotFacts,
-    WithoutSlot,
-    tally,
-)
+from resolver.state import Container, ContainerUse, Process, RegionFacts, SlotFacts, WithoutSlot, tally
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -159,9 +159,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     run_dir: Annotated[
         str,
         About(
-            "a separate directory for the socket and the lock that stops a second daemon",
-            "DIR",
-            chart=_PATH,
+            "a separate directory for the socket and the lock that stops a second daemon", "DIR", chart=_PATH
         ),
     ] = "/run/resolver"
     socket: Annotated[
@@ -252,12 +250,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         ),
     ] = BrokerAnswer.POLICY
     pod_logs_dir: Annotated[
-        str,
-        About(
-            "kubelet's log directory, for the names of pods and namespaces",
-            "DIR",
-            chart=_PATH,
-        ),
+        str, About("kubelet's log directory, for the names of pods and namespaces", "DIR", chart=_PATH)
     ] = "/var/log/pods"
     container_logs_dir: Annotated[
         str,

@@ -194,10 +194,7 @@ def hold(cases: Any, session: requests.Session) -> None:
     """Hold each answer to the description."""
 
     @hypothesis.settings(
-        max_examples=8,
-        derandomize=True,
-        database=None,
-        suppress_health_check=list(hypothesis.HealthCheck),
+        max_examples=8, derandomize=True, database=None, suppress_health_check=list(hypothesis.HealthCheck)
     )
     @hypothesis.given(case=cases)
     def ask(case: Any) -> None:

@@ -85,10 +85,7 @@ TAKING_SETTINGS = ("doctor --list", "doctor --help", "run --help", "slots", "con
 
 @pytest.mark.parametrize(
     ("words", "taken"),
-    [
-        *((words, set()) for words in LIGHT),
-        *((words, SETTINGS) for words in TAKING_SETTINGS),
-    ],
+    [*((words, set()) for words in LIGHT), *((words, SETTINGS) for words in TAKING_SETTINGS)],
 )
 def test_a_command_loads_what_it_needs(words: str, taken: set[str]) -> None:
     found = _in_a_new_python(
