@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from resolver.pids.pidmap import PidMap
     from resolver.workers.lanes import TenantReader
 
-#: A walk over /proc only to hear of new containers is not made more often.
+#: The map is not brought up to date more often only to hear of containers that use no GPU.
 _SCAN_SECONDS = 5.0
 #: The runtime makes a container's mounts after its first process: a name that is not there yet is retried.
 _LOOKS = 5
@@ -67,6 +67,7 @@ class Census:
         self._known: dict[str, _Known] = {}
         self._sandboxes = set[str]()  # ids of containers that only hold a pod's namespaces
         self._next_scan = 0.0
+        self._asked: tuple[object, ...] = ()  # users and regions at the last one
         self._made_of: tuple[object, ...] = ()  # what the list was made of
         self._look_again = 0.0
 
@@ -76,8 +77,8 @@ class Census:
         ``users``: a host PID for each container id known from elsewhere; ``regions``: paths by id.
         """
         now = time.monotonic()
-        if self._pidmap.source.name != "scan" or now >= self._next_scan:
-            self._next_scan = now + _SCAN_SECONDS
+        if now >= self._next_scan or (users, regions) != self._asked:
+            self._next_scan, self._asked = now + _SCAN_SECONDS, (users, regions)
             await self._pidmap.catch_up(Slices())
         self.pods.refresh()
         made_of = (self._pidmap.inits(), users, regions, self.pods.version)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from math import inf
 
 #: Seconds since a process attached -> seconds until the next look. After these the clock's interval, until `STARTED`.
-_STEPS = ((3.0, 0.02), (20.0, 0.04))
+_STEPS = ((3.0, 0.02), (20.0, 0.1))
 #: Seconds after which a process that attached has surely started.
 STARTED = 60.0
 #: Seconds between two reads of one region, whatever its tenant does; the first one after an attachment comes at once.

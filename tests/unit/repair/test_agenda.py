@@ -52,7 +52,7 @@ def test_after_an_attachment_it_is_looked_at_often_then_ever_more_rarely() -> No
     assert found[0] == 200.0
     apart = dict(zip(found, gaps(found), strict=False))
     assert max(gap for at, gap in apart.items() if at < 202.9) <= 0.0201
-    assert max(gap for at, gap in apart.items() if at < 219.9) <= 0.0401
+    assert max(gap for at, gap in apart.items() if at < 219.9) <= 0.1001
     assert max(gap for at, gap in apart.items() if at < 259.0) <= INTERVAL + 0.001
     assert gaps(found)[-1] == pytest.approx(QUIET_INTERVALS * INTERVAL)
     assert min(gaps(found)) >= 0.0039  # and however many events there are
