@@ -39,8 +39,9 @@ _NOT_LOOKED = {
     UnresolvedReason.ACCESS_DENIED,
     UnresolvedReason.TOO_LARGE,
 }
-#: Seconds after an end in which other processes' watchers may fill its slot again, from older samples.
-_REFILLED_SECONDS = 2.0
+#: Seconds after an end in which other processes' watchers may fill its slot again, from older samples; and from one
+#: write of zeroes to the next: they fill it at each tick.
+_REFILLED_SECONDS, _ZERO_AGAIN_SECONDS = 2.0, 0.4
 #: Seconds between two reads of contested values.
 FOLLOW_EVERY = 0.005
 #: So many contested values of one region are put right between passes, too.
@@ -76,7 +77,7 @@ class RegionRepairs(RegionSlots):
         super().__init__(region, ownership, location)
         self.blame = blame or Blame()
         self._vacant: dict[int, SlotState] = {}  # slots of no process that say a load, at the last plan
-        self._refilled_until = 0.0
+        self._refilled_until, self._zeroed_at = 0.0, float("-inf")
         self._inputs: tuple[object, ...] = ()  # of the last plan
         self._unwritable_until = 0.0
         #: The file certainly belongs to its container: not while another pod uses one that all can reach.
@@ -171,7 +172,7 @@ class RegionRepairs(RegionSlots):
         for state in right:
             yield None
             if state.owner is None:
-                orders, calm = self._zeroes(state), True
+                orders, calm = self._zeroes(state, now), not any(state.slot.sm_util)
             else:
                 orders, calm = self._values(view, state, actual_utilization, now, answered, writes)
             settled = settled and calm and not orders
@@ -196,7 +197,7 @@ class RegionRepairs(RegionSlots):
                 continue
             found = True
             yield None
-            yield from self._zeroes(state)
+            yield from self._zeroes(state, now)
         if found:
             self._refilled_until = now + _REFILLED_SECONDS
             self._settled = -1  # they are checked again until they are 0
@@ -257,8 +258,12 @@ class RegionRepairs(RegionSlots):
             new=new,
         )
 
-    def _zeroes(self, state: SlotState) -> list[Order]:
-        """Return orders that zero a dead slot."""
+    def _zeroes(self, state: SlotState, now: float) -> list[Order]:
+        """Return orders that zero a dead slot; later if others were just zeroed before."""
+        if self._zeroed_at < now < self._zeroed_at + _ZERO_AGAIN_SECONDS:
+            return []
+        if any(state.slot.sm_util):
+            self._zeroed_at = now
         used = [(device, present) for device, present in enumerate(state.slot.sm_util) if present]
         return [self._value(state, device, present, 0) for device, present in used]
 
