@@ -73,7 +73,7 @@ class Service:
         self.counters = counters = Counter[str]()
         self.procfs = procfs = procfs or Procfs()
         self.pidmap = pidmap = PidMap(ScanSource(procfs))
-        self.lanes = lanes = Lanes(procfs, counters=counters)
+        self.lanes = lanes = Lanes(counters=counters)
         namespaces = KnownNamespaces(procfs, pidmap)
         parts = Parts(settings, procfs, pidmap, counters, journal, lanes)
         parts.wake = self._on_news

@@ -30,11 +30,11 @@ _PR_SET_NO_NEW_PRIVS = 38
 
 def held() -> frozenset[str]:
     """The effective `NUMBERS`."""
-    mask = _sets()["CapEff"]
+    mask = sets()["CapEff"]
     return frozenset(name for name, number in NUMBERS.items() if mask >> number & 1)
 
 
-def _sets() -> dict[str, int]:
+def sets() -> dict[str, int]:
     """Capability sets of this process.
 
     Under AppArmor, capget(2) hides denied ones; setting its answer would drop them for good.
@@ -49,7 +49,7 @@ def limit(running: frozenset[str], to_start: frozenset[str] = frozenset()) -> No
     Capabilities that aren't held are ignored. Raises OSError if the kernel refuses.
     """
     libc = ctypes.CDLL(None, use_errno=True)
-    has = _sets()
+    has = sets()
     keep = {NUMBERS[name] for name in running | to_start}
     for number in range(64):
         # Refused without CAP_SETPCAP (EPERM): without new privileges the bounding set gives nothing. EINVAL: the end.
@@ -58,7 +58,7 @@ def limit(running: frozenset[str], to_start: frozenset[str] = frozenset()) -> No
     permitted = has["CapPrm"] & sum(1 << number for number in keep)
     effective = permitted & sum(1 << NUMBERS[name] for name in running)
     inheritable = permitted & has["CapInh"]  # what is not is not ambient either
-    sets = [each >> half & 0xFFFFFFFF for half in (0, 32) for each in (effective, permitted, inheritable)]
+    words = [each >> half & 0xFFFFFFFF for half in (0, 32) for each in (effective, permitted, inheritable)]
     libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    if libc.capset(struct.pack("=Ii", _VERSION_3, 0), struct.pack("=6I", *sets)):
+    if libc.capset(struct.pack("=Ii", _VERSION_3, 0), struct.pack("=6I", *words)):
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))

@@ -109,25 +109,22 @@ def _mapped_files(procfs: Procfs, host_pid: int | str, *, shared: bool) -> Itera
     """
     for each in procfs.threads(host_pid):
         with suppress(ProcessGone):
-            yield from _mapped_by(procfs, f"{procfs.root}/{each}/maps", shared=shared)
+            yield from _mapped_by(f"{procfs.root}/{each}/maps", shared=shared)
             return
     raise ProcessGone(f"{procfs.root}/{host_pid}/maps: the process ended")
 
 
-def _mapped_by(procfs: Procfs, path: str, *, shared: bool) -> Iterator[tuple[str, int]]:
+def _mapped_by(path: str, *, shared: bool) -> Iterator[tuple[str, int]]:
     """Query PROCMAP_QUERY, or read the text on older kernels. Raises `ProcessGone`."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            if procfs.use_procmap_query:
-                try:
-                    yield from _by_query(fd, path, shared=shared)
-                except OSError as error:
-                    if error.errno != errno.ENOTTY:
-                        raise
-                else:
-                    return
-            yield from _by_text(fd, path, shared=shared)
+            try:
+                yield from _by_query(fd, path, shared=shared)
+            except OSError as error:
+                if error.errno != errno.ENOTTY:
+                    raise
+                yield from _by_text(fd, path, shared=shared)
         finally:
             os.close(fd)
     except OSError as error:

@@ -126,8 +126,6 @@ class Procfs:
     def __init__(self, root: str = "/proc", *, use_pidfd: bool = True) -> None:
         self.root = root
         self.use_pidfd = use_pidfd and hasattr(os, "pidfd_open")
-        #: Whether the kernel is asked for mappings by ioctl where it can be (Linux 6.11); they are read otherwise.
-        self.use_procmap_query = True
 
     # -- lists --------------------------------------------------------------------------------------
 

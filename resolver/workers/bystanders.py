@@ -6,8 +6,8 @@ by way of the bounding set. CAP_SYS_ADMIN can enter any namespace.
 
 from __future__ import annotations
 
-import os
 import re
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from resolver.base.errors import ProcessGone
@@ -42,18 +42,17 @@ def objection(procfs: Procfs, pidns: int) -> str:
     """
     if procfs.userns("self") != HOST_USERNS:
         return "this daemon is in a separate user namespace, where the kernel's rules do not protect its children"
-    before: set[tuple[int, int]] | None = None
+    before: set[str] | None = None
     for _ in range(_TRIES):
-        threads: set[tuple[int, int]] = set()
+        threads = set[str]()
         try:
             for host_pid in _members(procfs, pidns):
-                for tid in map(int, os.listdir(f"{procfs.root}/{host_pid}/task")):
-                    status = procfs.status_text(f"{host_pid}/task/{tid}")
-                    name = dangerous(status)
-                    if name and procfs.userns(f"{host_pid}/task/{tid}") == HOST_USERNS:
+                for thread in procfs.threads(host_pid):
+                    name = dangerous(procfs.status_text(thread))
+                    if name and procfs.userns(thread) == HOST_USERNS:
                         return f"one of its processes has, or may get, {name}"
-                    threads.add((host_pid, tid))
-        except (ProcessGone, FileNotFoundError, ProcessLookupError):
+                    threads.add(thread)
+        except ProcessGone:
             before = None
             continue
         if threads == before:
@@ -76,10 +75,7 @@ def _members(procfs: Procfs, pidns: int) -> list[int]:
 
 def _chain(procfs: Procfs, host_pid: int) -> tuple[int, ...]:
     """A process's PID namespaces, by a thread if its leader has exited."""
-    try:
-        return procfs.pidns_chain(host_pid)
-    except ProcessGone:
-        for tid in os.listdir(f"{procfs.root}/{host_pid}/task"):
-            if tid != str(host_pid):
-                return procfs.pidns_chain(f"{host_pid}/task/{tid}")
-        raise
+    for thread in procfs.threads(host_pid):
+        with suppress(ProcessGone):
+            return procfs.pidns_chain(thread)
+    raise ProcessGone(f"{procfs.root}/{host_pid}: the process ended")

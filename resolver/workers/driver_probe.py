@@ -112,7 +112,7 @@ def _enter_and_give_up(pidns_fd: int, *, nobody: bool) -> bool:
     import resource
 
     from resolver.linux import seccomp
-    from resolver.linux.capabilities import held, limit
+    from resolver.linux.capabilities import held, limit, sets
     from resolver.linux.procfs import Procfs
 
     libc = ctypes.CDLL(None, use_errno=True)
@@ -142,9 +142,7 @@ def _enter_and_give_up(pidns_fd: int, *, nobody: bool) -> bool:
         resource.setrlimit(kind, (new, new))
     # Last, since a change of user makes it what fs.suid_dumpable says. A fork inherits it.
     _check(libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0), "PR_SET_DUMPABLE")
-    with open("/proc/self/status", encoding="ascii", errors="replace") as status:
-        lines = dict(line.split(":\t", 1) for line in status if ":\t" in line)
-    left = any(int(lines[name], 16) for name in ("CapInh", "CapPrm", "CapEff", "CapAmb") if name in lines)
+    left = any(mask for name, mask in sets().items() if name != "CapBnd")
     if left or libc.prctl(_PR_GET_DUMPABLE, 0, 0, 0, 0) or libc.prctl(_PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) != 1:
         raise OSError(1, "something could not be given up")
     if nobody and (os.getresuid(), os.getresgid(), os.getgroups()) != ((_NOBODY,) * 3, (_NOBODY,) * 3, []):

@@ -58,10 +58,10 @@ def _offer(value: Any) -> Any:
 
 
 def main() -> int:
-    """Answer until the socket closes; ``RESOLVER_LANE`` describes ``/proc``."""
+    """Answer until the socket closes."""
     seccomp.forbid(seccomp.DANGEROUS)
     channel = socket.socket(fileno=os.dup(0))
-    procfs = procfs_of(os.environ.get("RESOLVER_LANE", ""))
+    procfs = Procfs()
     while message := channel.recv(1 << 18):
         began, used = time.monotonic(), time.thread_time()
         error, value = answer(procfs, json.loads(message))
@@ -78,21 +78,6 @@ def load(_procfs: Procfs, *modules: str) -> None:
     """Import the modules of later questions."""
     for module in modules:
         import_module(module)
-
-
-def described(procfs: Procfs) -> str:
-    """Describe this `Procfs` for `procfs_of`."""
-    return f"{procfs.root} {procfs.use_pidfd:d} {procfs.use_procmap_query:d}"
-
-
-def procfs_of(text: str) -> Procfs:
-    """The described ``/proc``, or the usual one."""
-    if not text:
-        return Procfs()
-    root, use_pidfd, use_procmap_query = text.rsplit(" ", 2)
-    procfs = Procfs(root, use_pidfd=use_pidfd == "1")
-    procfs.use_procmap_query = use_procmap_query == "1"
-    return procfs
 
 
 def answer(procfs: Procfs, question: list[Any]) -> tuple[str, Any]:

@@ -21,9 +21,9 @@ from resolver.base.errors import RegionRejected, TooSlow, WorkerFailed
 from resolver.base.reasons import RegionReason
 from resolver.base.retry import longer
 from resolver.linux.procfs import TooLarge
-from resolver.workers.lane import ALL, WINDOW, described, load
+from resolver.workers.lane import ALL, WINDOW, load
 from resolver.workers.means import shortage_of
-from resolver.workers.spawn import child, passed_on
+from resolver.workers.spawn import child
 from resolver.workers.supervisor import Child, cpu_seconds, starved
 
 if TYPE_CHECKING:
@@ -108,10 +108,10 @@ class _Question:
 class Lane(Child):
     """Child and its questions, each with a limit of ``seconds``."""
 
-    def __init__(self, name: str, procfs: Procfs, seconds: float, on_late: Callable[[str], None]) -> None:
+    def __init__(self, name: str, seconds: float, on_late: Callable[[str], None]) -> None:
         """Call ``on_late(about)`` for each late question."""
         super().__init__(name, child("resolver.workers.lane", name, _RIGHTS))
-        self._procfs, self._seconds, self._on_late = procfs, seconds, on_late
+        self._seconds, self._on_late = seconds, on_late
         self._waiting = deque[_Question]()
         self._asked = deque[_Question]()
         self._since, self._turns = 0.0, 0  # the half of the first one's time, and its number
@@ -224,9 +224,8 @@ class Lane(Child):
         self._asked.clear()
 
     def _begin_child(self) -> socket.socket:
-        environment = passed_on() | {"RESOLVER_LANE": described(self._procfs)}
         try:
-            channel = self._start(environment=environment)
+            channel = self._start()
         except OSError as error:  # counted already
             raise WorkerFailed(f"the {self.name} could not be started: {error.strerror}") from None
         try:
@@ -276,16 +275,13 @@ class Lanes:
     """The daemon's `TenantReader`; ``spend(account, seconds)`` charges a container."""
 
     def __init__(
-        self,
-        procfs: Procfs,
-        spend: Callable[[str, float], None] | None = None,
-        counters: Counter[str] | None = None,
+        self, spend: Callable[[str, float], None] | None = None, counters: Counter[str] | None = None
     ) -> None:
         self.spend = spend or (lambda _account, _seconds: None)
         self._counters = counters if counters is not None else Counter()
         self._counters[CounterName.TOO_SLOW] += 0
-        self._first = Lane("reader", procfs, LATE_SECONDS, self._was_late)
-        self._second = Lane("second reader", procfs, LONGEST_SECONDS, self._was_late)
+        self._first = Lane("reader", LATE_SECONDS, self._was_late)
+        self._second = Lane("second reader", LONGEST_SECONDS, self._was_late)
         self._late: dict[str, tuple[float, float]] = {}  # until when one is not asked, and that pause
         self._slow = set[str]()  # those that the first lane doesn't serve
 

@@ -40,9 +40,9 @@ def spawn(
 ) -> tuple[subprocess.Popen[bytes], socket.socket]:
     """Start a program; return it, and this end of its socket. Raises OSError.
 
-    ``descriptors`` keep their numbers. ``environment`` replaces `passed_on`; ``quiet`` closes stderr.
+    ``descriptors`` keep their numbers. ``environment`` replaces the usual one; ``quiet`` closes stderr.
     """
-    variables = dict(passed_on() if environment is None else environment)
+    variables = dict(_passed_on() if environment is None else environment)
     variables[INHERITED] = ",".join(map(str, descriptors))
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
@@ -63,7 +63,7 @@ def spawn(
     return process, ours
 
 
-def passed_on() -> dict[str, str]:
+def _passed_on() -> dict[str, str]:
     """Environment variables for children."""
     return {
         name: value for name, value in os.environ.items() if name in _VARIABLES or name.startswith(_PREFIXES)

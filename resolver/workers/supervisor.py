@@ -23,7 +23,7 @@ from resolver.workers.means import Means, shortage_of
 from resolver.workers.spawn import child, spawn
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
 _MAX_MESSAGE = 1 << 18
 _FIRST_DELAY = 0.05
@@ -61,9 +61,7 @@ class Child:
         """PID of the child, if any."""
         return self._process.pid if self._process else None
 
-    def _start(
-        self, descriptors: Sequence[int] = (), environment: Mapping[str, str] | None = None
-    ) -> socket.socket:
+    def _start(self, descriptors: Sequence[int] = ()) -> socket.socket:
         """Return a new child's socket. Raises `WorkerFailed`, and OSError without descriptors."""
         self._unreaped = [process for process in self._unreaped if process.poll() is None]
         if time.monotonic() < self._not_before:
@@ -74,7 +72,7 @@ class Child:
         if len(self._unreaped) >= _MOST_LEFT_BEHIND:
             raise WorkerFailed(f"the kernel holds {_MOST_LEFT_BEHIND} children of this kind", waiting=True)
         try:
-            self._process, channel = spawn(self._argv, descriptors, environment=environment)
+            self._process, channel = spawn(self._argv, descriptors)
         except OSError as error:
             lacks = shortage_of(error.errno)
             if lacks is Shortage.DESCRIPTORS:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from resolver.base.errors import ProcessGone, RegionRejected, TooSlow, WorkerFailed
-from resolver.linux.procfs import Procfs, TooLarge
+from resolver.linux.procfs import TooLarge
 from resolver.workers import lanes as module
 from resolver.workers.lane import ALL
 from resolver.workers.lanes import Lanes
@@ -22,7 +22,7 @@ FOR_EVER = 600
 @pytest.fixture
 def lanes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Lanes]:
     monkeypatch.setattr(module, "LATE_SECONDS", 0.5)  # a machine that does other things is no slow container
-    lanes = Lanes(Procfs())
+    lanes = Lanes()
     yield lanes
     lanes.close()
 
