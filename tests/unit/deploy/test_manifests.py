@@ -125,18 +125,13 @@ def test_the_settings_in_it_are_settings(name: str) -> None:
     assert {origin.removeprefix("environment ") for origin in origins.values() if origin != "default"} == ours
     assert settings.wait
     (port,) = container["ports"]
+    assert "hostPort" not in port  # during an update two pods share the node
     assert settings.metrics_addr == f":{port['containerPort']}"
     probes = {each: container[each]["httpGet"] for each in container if each.endswith("Probe")}
     assert all(probe["port"] == port["name"] for probe in probes.values())
     assert probes["livenessProbe"]["path"] == "/healthz"
     # A pod that is not ready would take HAMi's monitor out of its service.
     assert ("readinessProbe" in probes) is (name != "sidecar")
-
-
-def test_an_update_waits_for_the_new_pod_before_it_ends_the_old_one() -> None:
-    (daemonset,) = [each for each in render(BASE) if each["kind"] == "DaemonSet"]
-    assert daemonset["spec"]["updateStrategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
-    assert not any("hostPort" in port for port in container_of(pod_of([daemonset]))["ports"])
 
 
 # ---- the reporter -------------------------------------------------------------------------------------------------
