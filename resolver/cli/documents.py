@@ -51,21 +51,11 @@ class Documents(NamedTuple):
 
 def documents_from(ask: Callable[[str], Json], no_daemon: str = "", settings_by: str = "") -> Documents:
     """Ask one route after the other. Values that NVML gave too long ago are None."""
-    regions, usage = ask("regions"), ask("usage")
-    documents = Documents(
-        status=ask("status"),
-        containers=ask("containers")["containers"],
-        processes=ask("processes")["processes"],
-        slots=ask("slots")["slots"],
-        regions=regions["regions"],
-        rejected=regions["rejected"],
-        missing_dirs=regions["missing_dirs"],
-        gpus=ask("gpus")["gpus"],
-        uses=usage["containers"],
-        without_slot=usage["without_slot"],
-        no_daemon=no_daemon,
-        settings_by=settings_by,
-    )
+    regions, usage, status = ask("regions"), ask("usage"), ask("status")
+    lists = {name: ask(name)[name] for name in ("containers", "processes", "slots", "gpus")}
+    lists |= {name: regions[name] for name in ("regions", "rejected", "missing_dirs")}
+    lists |= {"uses": usage["containers"], "without_slot": usage["without_slot"]}
+    documents = Documents(status=status, **lists, no_daemon=no_daemon, settings_by=settings_by)
     if documents.age:
         _forget_values(documents)
     return documents

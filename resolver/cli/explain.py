@@ -77,11 +77,9 @@ def _chosen(known: Documents, text: str) -> list[dict[str, Any]]:
     if not found:
         by = f" (read without a daemon: {known.no_daemon.partition('. ')[0]})" if known.no_daemon else ""
         raise not_found(text, f". One that shares a PID namespace and uses no GPU is not listed{by}")
-    if len(found) > 1 and len({each["pod_uid"] or key for key, each in found.items()}) > 1:
-        raise Ambiguous(
-            f"{text!r} fits {len(found)} containers of several pods: ask for one by its id",
-            tuple(sorted(f"{key}  {_title(each)}" for key, each in found.items())),
-        )
+    if len({each["pod_uid"] or key for key, each in found.items()}) > 1:
+        said = f"{text!r} fits {len(found)} containers of several pods: ask for one by its id"
+        raise Ambiguous(said, tuple(sorted(f"{key}  {_title(each)}" for key, each in found.items())))
     return sorted(found.values(), key=lambda each: each["container_name"] or "")
 
 

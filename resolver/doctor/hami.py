@@ -147,7 +147,7 @@ def pod_names(node: Node) -> Finding:
     """Check that names of pods can be read from kubelet's directory of logs."""
     directory = node.settings.pod_logs_dir
     fix = f"in a container: mount the host's {directory} read-only; elsewhere kept logs: --pod-logs-dir"
-    cause = "names of pods and namespaces stay empty in metrics, top and the API, and nowhere else"
+    cause = "names of pods and namespaces stay empty in metrics, top and the API; all else works"
     try:
         entries = os.listdir(directory)
     except FileNotFoundError:

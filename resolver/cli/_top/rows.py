@@ -121,8 +121,8 @@ def _illness(illness: dict[str, Any]) -> str:
 def _mig(instance: dict[str, Any]) -> Row:
     title = f"MIG {instance['gpu_instance']}/{instance['compute_instance']}"
     detail = f"MIG instance {instance['uuid']}: NVML does not report its utilization"
-    row = Row(str(instance["uuid"]), 1, "mig", title, amount=Amount(None), detail=detail)
-    return row._replace(memory=_share(instance), note="unsupported", tone="dim")
+    memory = _share(instance)
+    return Row(instance["uuid"], 1, "mig", title, "", "", Amount(None), memory, "unsupported", "dim", detail)
 
 
 # ---- containers and processes ------------------------------------------------------------------------------------
@@ -204,16 +204,14 @@ def _process(container: Row, gpu: GpuNode, process: ProcessNode) -> Row:
         note, tone = "sm_util stuck", "bad"
         facts.append(process.stuck)
     key = f"{container.key}/{process.device_uuid}/{process.host_pid}"
-    row = Row(key, 2, "process", comm, _known(process.host_pid), _known(process.ns_pid))
-    use, memory = Amount(process.utilization), _size(process.memory)
-    return row._replace(amount=use, memory=memory, note=note, tone=tone, detail=_joined(*facts))
+    pids, amount = (_known(process.host_pid), _known(process.ns_pid)), Amount(process.utilization)
+    return Row(key, 2, "process", comm, *pids, amount, _size(process.memory), note, tone, _joined(*facts))
 
 
 def _unresolved(key: str, each: UnresolvedNode) -> Row:
     name = printable(each.container) or ("sample" if each.kind == "sample" else "?")
-    slot, sample = f"slot {each.slot}", f"a sample on {each.device_uuid}"
-    words = {"slot": slot, "sample": sample, "file": "cache file"}[each.kind]
-    detail = _joined(name, words, each.reason)
+    words = {"slot": f"slot {each.slot}", "sample": f"a sample on {each.device_uuid}", "file": "cache file"}
+    detail = _joined(name, words[each.kind], each.reason)
     row = Row(key, 1, each.kind, name, note=each.reason, tone="warn", detail=detail)
     if each.kind == "file":
         return row

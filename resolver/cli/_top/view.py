@@ -82,14 +82,9 @@ class LiveView:
         self.cursor = max(min(number, len(self.rows) - 1), 0)
 
     def _edit(self, key: str) -> None:
-        needle = self.choice.needle
         self._editing = key not in ("enter", "escape")
-        if key == "escape":
-            needle = ""
-        elif key == "backspace":
-            needle = needle[:-1]
-        elif len(key) == 1:
-            needle += key
+        needle = self.choice.needle + (key if len(key) == 1 else "")
+        needle = {"escape": "", "backspace": needle[:-1]}.get(key, needle)
         self.choice = self.choice._replace(needle=needle)
 
     # ---- the screen ----------------------------------------------------------------------------------------------
@@ -179,11 +174,9 @@ class LiveView:
 
 def problems(reading: Reading) -> list[tuple[str, str]]:
     """Return reasons to doubt the numbers, each with its tone."""
-    found = []
-    if reading.error:
-        since = time.strftime("%H:%M:%S", time.localtime(reading.since))
-        found += [f"no daemon since {since}, retrying; the values shown are from before", reading.error]
-    return [(text, "bad") for text in (*found, *reading.tree.troubles)]
+    since = time.strftime("%H:%M:%S", time.localtime(reading.since))
+    gone = (f"no daemon since {since}, retrying; the values shown are from before", reading.error)
+    return [(text, "bad") for text in (*(gone if reading.error else ()), *reading.tree.troubles)]
 
 
 def columns_for(width: int) -> tuple[int, int]:
