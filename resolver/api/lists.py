@@ -12,8 +12,6 @@ from resolver.api.request import Answer, Request, Route, Routes, encode, integer
 from resolver.api.status import Status, state_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from resolver.api.context import Context
     from resolver.state import Snapshot
 
@@ -24,28 +22,23 @@ WAIT = integer(
 )
 
 
-def _list(path: str, shape: type, summary: str, parts: Callable[[Snapshot], shapes.Parts]) -> Route:
+def _list(name: str, shape: type, summary: str) -> Route:
+    parts = getattr(shapes, name)
+
     async def handler(context: Context, _request: Request) -> Answer:
         return await context.listed(parts)
 
-    return Route(path, shape, summary, handler)
+    return Route(f"/v1/{name}", shape, summary, handler)
 
 
 ROUTES = Routes(
     (
-        _list("/v1/containers", shapes.Containers, "The containers that run on this node", shapes.containers),
-        _list(
-            "/v1/regions", shapes.Regions, "HAMi's shared regions, and files that are skipped", shapes.regions
-        ),
-        _list("/v1/slots", shapes.Slots, "Every slot in use, and its state", shapes.slots),
-        _list("/v1/processes", shapes.Processes, "Every process on every GPU", shapes.processes),
-        _list("/v1/usage", shapes.ContainerUses, "Use of each GPU by each container", shapes.usage),
-        _list(
-            "/v1/unresolved",
-            shapes.Unresolved,
-            "Slots and samples without an answer, by reason",
-            shapes.unresolved,
-        ),
+        _list("containers", shapes.Containers, "The containers that run on this node"),
+        _list("regions", shapes.Regions, "HAMi's shared regions, and files that are skipped"),
+        _list("slots", shapes.Slots, "Every slot in use, and its state"),
+        _list("processes", shapes.Processes, "Every process on every GPU"),
+        _list("usage", shapes.ContainerUses, "Use of each GPU by each container"),
+        _list("unresolved", shapes.Unresolved, "Slots and samples without an answer, by reason"),
     )
 )
 
