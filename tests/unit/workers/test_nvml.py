@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from resolver.base.errors import WorkerFailed
 from resolver.workers.supervisor import WorkerProcess
 from tests.fakes.gpu import DEFAULT_DEVICES, Mig
 from tests.fakes.state import Answer, Fault
@@ -358,12 +357,6 @@ def test_a_library_that_is_not_there_is_waited_for(driver: Driver, nvml: Nvml) -
     driver.install("550.54.15")
     assert len(nvml.devices()["devices"]) == 2
     assert nvml.worker.starts == 1
-
-
-def test_an_unknown_request_ends_the_child(nvml: Nvml) -> None:
-    with pytest.raises(WorkerFailed, match="ended with code 1"):
-        nvml.ask(call="shutdown")
-    assert len(nvml.devices()["devices"]) == 2
 
 
 def test_descriptors_do_not_pile_up(driver: Driver, nvml: Nvml) -> None:

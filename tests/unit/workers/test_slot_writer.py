@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import signal
 import struct
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -325,19 +323,6 @@ def test_truncation_under_the_writer_kills_the_writer_only(bench: Bench) -> None
     assert caught.value.own_fault
 
 
-@pytest.mark.parametrize(
-    "message",
-    [b"x", struct.pack("<II", V1_2.file_bytes, 3), struct.pack("<II", V1_2.file_bytes, 1) + b"\0" * 20],
-    ids=["no head", "no orders", "half an order"],
-)
-def test_a_malformed_message_ends_the_child(bench: Bench, message: bytes) -> None:
-    before = bench.path.read_bytes()
-    with pytest.raises(WorkerFailed, match="ended with code 1"):
-        bench.ask(message, [bench.fd])
-    assert bench.path.read_bytes() == before
-    assert [outcome for outcome, _ in bench.carry_out([bench.hostpid(0, 7, 0, 1)])] == [DONE]
-
-
 def test_no_descriptor_stays_in_the_child(bench: Bench) -> None:
     with sleeper() as (process, handle):
         flip = [bench.hostpid(0, 7, 0, 5, 0), bench.hostpid(0, 7, 5, 0, 0)]
@@ -368,17 +353,3 @@ def test_the_child_is_small(root: Path) -> None:
         check=True,
     )
     assert not {"asyncio", "typing", "json", "structlog", "msgspec"} & set(done.stdout.split())
-
-
-def test_a_killed_writer_is_not_the_files_fault(bench: Bench) -> None:
-    order = bench.hostpid(0, 7, 0, 5)
-    with sleeper() as (_, handle):
-        bench.carry_out([order], [handle])
-        assert bench.worker.host_pid
-        os.kill(bench.worker.host_pid, signal.SIGSTOP)
-        killer = threading.Timer(0.05, os.kill, (bench.worker.host_pid, signal.SIGKILL))
-        killer.start()
-        with pytest.raises(WorkerFailed, match="SIGKILL") as caught:
-            bench.carry_out([order], [handle])
-        killer.join()
-        assert not caught.value.own_fault
