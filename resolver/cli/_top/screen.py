@@ -39,21 +39,9 @@ _STYLES: Final = {
     "warn": (curses.A_NORMAL, curses.COLOR_YELLOW),
     "bad": (curses.A_BOLD, curses.COLOR_RED),
 }
-_KEYS: Final = {
-    curses.KEY_UP: "up",
-    curses.KEY_DOWN: "down",
-    curses.KEY_PPAGE: "page up",
-    curses.KEY_NPAGE: "page down",
-    curses.KEY_HOME: "home",
-    curses.KEY_END: "end",
-    curses.KEY_BACKSPACE: "backspace",
-    curses.KEY_ENTER: "enter",
-    "\r": "enter",
-    "\n": "enter",
-    "\x7f": "backspace",
-    "\x08": "backspace",
-    "\x1b": "escape",
-}
+_NAMED: Final = ("up", "down", "ppage", "npage", "home", "end", "backspace", "enter")
+_LETTERS: Final = {"\r": "enter", "\n": "enter", "\x7f": "backspace", "\x08": "backspace", "\x1b": "escape"}
+_KEYS: Final = _LETTERS | {getattr(curses, f"KEY_{name.upper()}"): name for name in _NAMED}
 
 
 def watch(socket_path: str | None, interval: float, first: Reading, name: str) -> int:

@@ -62,7 +62,7 @@ class LiveView:
         if self._editing:
             self._edit(key)
             return True
-        moves = {"up": -1, "k": -1, "down": 1, "j": 1, "page up": -self._room, "page down": self._room}
+        moves = {"up": -1, "k": -1, "down": 1, "j": 1, "ppage": -self._room, "npage": self._room}
         moves |= {"home": -len(self.rows), "end": len(self.rows)}
         self._move(self.cursor + moves.get(key, 0))
         choice = self.choice
