@@ -222,7 +222,7 @@ def test_beside_a_daemon_it_disturbs_nothing_and_all_is_well(
     assert {name for name, result in found.items() if result["state"] != "ok"} <= {"pod_names"}
 
 
-def test_a_daemon_that_hangs(beside: tuple[Daemon, dict[str, Any]]) -> None:
+def test_a_daemon_that_hangs_has_no_socket_and_was_killed(beside: tuple[Daemon, dict[str, Any]]) -> None:
     daemon, how = beside
     daemon.signal(signal.SIGSTOP)
     try:
@@ -232,22 +232,14 @@ def test_a_daemon_that_hangs(beside: tuple[Daemon, dict[str, Any]]) -> None:
     names(found["daemon"], "failed", f"PID {daemon.process.pid}, up 0.0 h, is stopped", "kill -CONT")
     names(found["daemon"], "failed", "does not answer in time", "is stopped: kill -CONT")
     names(found["instances"], "ok", f"PID {daemon.process.pid}")
-
-
-def test_a_daemon_that_was_killed(beside: tuple[Daemon, dict[str, Any]]) -> None:
-    daemon, how = beside
+    daemon.socket.unlink()
+    found = doctor("daemon", **how)
+    names(found["daemon"], "failed", f"PID {daemon.process.pid}", "runs without its socket", "restart it")
+    names(found["daemon"], "failed", "no such socket")
     daemon.kill()
     found = doctor("daemon", "instances", **how)
     names(found["daemon"], "warning", "none runs")
     names(found["instances"], "ok", "the lock is free")
-
-
-def test_a_daemon_whose_socket_is_gone(beside: tuple[Daemon, dict[str, Any]]) -> None:
-    daemon, how = beside
-    daemon.socket.unlink()
-    found = doctor("daemon", **how)
-    names(found["daemon"], "failed", "no such socket")
-    names(found["daemon"], "failed", f"PID {daemon.process.pid}", "runs without its socket", "restart it")
 
 
 def test_two_daemons_on_one_node(node: Node, start: Start, tmp_path: Path) -> None:

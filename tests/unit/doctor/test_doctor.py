@@ -179,6 +179,7 @@ def test_regions_that_are_well(containers: Path) -> None:
     finding = hami.regions(looking_at(containers))
     says(finding, "ok", found="5 regions: 1 of layout v0, 1 of layout v0-no-util")
     says(hami.containers_dir(looking_at(containers)), "ok", found=str(containers))
+    says(hami.writer(looking_at(containers)), "ok", found="compare-and-swap")
 
 
 def test_more_regions_than_one_look_opens(containers: Path) -> None:
@@ -252,10 +253,6 @@ def test_names_of_pods(containers: Path, tmp_path: Path) -> None:
     says(hami.pod_names(node), "ok", found="2 pods named")
 
 
-def test_the_slot_writer(node: Node) -> None:
-    says(hami.writer(node), "ok", found="compare-and-swap")
-
-
 # ---- the socket, the port, the broker -----------------------------------------------------------------------------
 
 
@@ -316,10 +313,7 @@ def test_what_a_daemon_is_not_content_with(
     node: Node, changes: dict[str, Any], state: str, words: str
 ) -> None:
     says(daemon.daemon(told(node, **changes)), state, found=words)
-
-
-def test_what_the_daemon_measured_counts(node: Node) -> None:
-    says(gpu.driver(told(node)), "ok", found="hostpid = container PID, measured")
+    says(gpu.driver(node), "ok", found="hostpid = container PID, measured")
 
 
 # ---- who is a daemon ----------------------------------------------------------------------------------------------
