@@ -92,9 +92,12 @@ class ProcessUsage(NamedTuple):
 
 
 def usage(host_pid: int) -> ProcessUsage:
-    """Read the usage. Raises OSError."""
-    with open(f"/proc/{host_pid}/stat", "rb") as file:
-        fields = _after_comm(file.read())
+    """Read the usage; empty for an unreadable process."""
+    try:
+        with open(f"/proc/{host_pid}/stat", "rb") as file:
+            fields = _after_comm(file.read())
+    except OSError:
+        return ProcessUsage(b"", 0.0, 0)
     return ProcessUsage(
         fields[0], (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"), int(fields[21])
     )

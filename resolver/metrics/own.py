@@ -29,8 +29,8 @@ def collect() -> Iterator[Metric]:
     cpu, pages, count = ended.ru_utime + ended.ru_stime, 0, 0
     children = list(_children())
     for child in children:
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            used = usage(child)
+        used = usage(child)
+        if used.state:
             cpu, pages, count = cpu + used.cpu_seconds, pages + used.resident_pages, count + 1
     _most[0] = max(_most[0], cpu)
     yield f.CHILDREN.single(count)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import _socket  # without the module around it, which is a quarter of what this costs
 import os
 
+from resolver.base.errors import ResolverError
+
 _CLONE_NEWUSER, _CLONE_NEWPID = 0x10000000, 0x20000000
 
 
@@ -51,11 +53,10 @@ def _somebody_in_a_namespace() -> tuple[int, ...]:
 
 def namespaced(host_pid: int) -> list[int]:
     """A process's PIDs, outermost first; empty if ended."""
+    from resolver.linux.procfs import Procfs
+
     try:
-        with open(f"/proc/{host_pid}/status", "rb") as file:
-            fields = dict(line.split(b":", 1) for line in file if b":" in line)
-        return (
-            [] if fields[b"State"].strip()[:1] in b"ZX" else [int(each) for each in fields[b"NSpid"].split()]
-        )
-    except (OSError, KeyError, ValueError):
+        status = Procfs().status(host_pid)
+    except (ResolverError, OSError, ValueError):
         return []
+    return [] if status.state in "ZX" else list(status.ns_pids)

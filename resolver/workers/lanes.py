@@ -20,11 +20,11 @@ from resolver.base.counters import CounterName
 from resolver.base.errors import RegionRejected, TooSlow, WorkerFailed
 from resolver.base.reasons import RegionReason
 from resolver.base.retry import longer
-from resolver.linux.procfs import TooLarge
+from resolver.linux.procfs import TooLarge, usage
 from resolver.workers.lane import ALL, WINDOW, load
 from resolver.workers.means import shortage_of
 from resolver.workers.spawn import child
-from resolver.workers.supervisor import Child, cpu_seconds, starved
+from resolver.workers.supervisor import Child, starved
 
 if TYPE_CHECKING:
     import socket
@@ -202,7 +202,12 @@ class Lane(Child):
         if left <= 0 and (
             not self._turns or (self._turns <= _STARVED_TURNS and starved(host_pid, self._used, half))
         ):
-            self._since, self._turns, self._used, left = now, self._turns + 1, cpu_seconds(host_pid), half
+            self._since, self._turns, self._used, left = (
+                now,
+                self._turns + 1,
+                usage(host_pid).cpu_seconds,
+                half,
+            )
         if left > 0:
             if self._timer is None:
                 self._timer = asyncio.get_running_loop().call_later(left, self._check)

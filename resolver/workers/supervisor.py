@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from resolver.base.counters import Shortage
 from resolver.base.errors import WorkerFailed
 from resolver.base.retry import doubled
-from resolver.linux.procfs import ProcessUsage, usage
+from resolver.linux.procfs import usage
 from resolver.workers.means import Means, shortage_of
 from resolver.workers.spawn import child, spawn
 
@@ -184,7 +184,7 @@ class WorkerProcess(Child):
         """Wait ``limit`` seconds of the child having a CPU."""
         host_pid = self.host_pid or 0
         for _ in range(_STARVED_TURNS):
-            before = cpu_seconds(host_pid)
+            before = usage(host_pid).cpu_seconds
             if await _readable(channel, limit) or not starved(host_pid, before, limit):
                 return
 
@@ -231,22 +231,10 @@ class WorkerProcess(Child):
         return self._failed(f"was killed by signal {-code}")
 
 
-def cpu_seconds(host_pid: int) -> float:
-    """CPU time; 0 if unreadable."""
-    return _usage(host_pid).cpu_seconds
-
-
 def starved(host_pid: int, before: float, seconds: float) -> bool:
     """Check if a ready child had no CPU for most of the last ``seconds``."""
-    now = _usage(host_pid)
+    now = usage(host_pid)
     return now.state == b"R" and now.cpu_seconds - before < seconds / 2
-
-
-def _usage(host_pid: int) -> ProcessUsage:
-    try:
-        return usage(host_pid)
-    except OSError:
-        return ProcessUsage(b"", 0.0, 0)
 
 
 async def _readable(channel: socket.socket, limit: float) -> bool:

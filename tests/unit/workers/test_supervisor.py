@@ -20,6 +20,7 @@ import pytest
 
 from resolver.base.counters import Shortage
 from resolver.base.errors import WorkerFailed
+from resolver.linux.procfs import usage
 from resolver.workers import means, supervisor
 from resolver.workers.supervisor import WorkerProcess
 from tests.patience import PATIENCE_S, until
@@ -187,7 +188,7 @@ def test_who_gets_no_cpu() -> None:
     only = {min(os.sched_getaffinity(0))}
 
     def starved_after(child: subprocess.Popen[bytes], seconds: float) -> bool:
-        before = supervisor.cpu_seconds(child.pid)
+        before = usage(child.pid).cpu_seconds
         time.sleep(seconds)
         return supervisor.starved(child.pid, before, seconds)
 
@@ -200,7 +201,7 @@ def test_who_gets_no_cpu() -> None:
                 assert each.stdout is not None
                 assert each.stdout.readline()
             os.sched_setaffinity(loop.pid, only)
-            used = supervisor.cpu_seconds(loop.pid)
+            used = usage(loop.pid).cpu_seconds
             assert not supervisor.starved(loop.pid, used - 1.0, 1.0)  # it had a CPU all the while
             os.sched_setscheduler(idle.pid, os.SCHED_IDLE, os.sched_param(0))
             os.sched_setaffinity(idle.pid, only)
