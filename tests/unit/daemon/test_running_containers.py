@@ -66,3 +66,23 @@ def test_kubelets_name_counts_and_not_that_of_hamis_directory(tmp_path: Path) ->
     names.refresh()
     (report,) = scene(tmp_path, "train", mount(f"/vgpu/containers/{UID}_init"), names).containers()
     assert report.container_name == "main"
+
+
+def test_the_map_is_asked_for_new_containers_each_few_seconds_and_when_a_user_comes(tmp_path: Path) -> None:
+    """It cost a fifth of an idle daemon to ask with each of NVML's answers."""
+    asked = list[object]()
+
+    async def done(*what: object) -> None:
+        asked.extend(what)
+
+    pidmap = SimpleNamespace(catch_up=done, inits=dict)
+    live = SimpleNamespace(look_around=done, namespaces=SimpleNamespace(made_by_runtime=list))
+    pods = PodNames(str(tmp_path / "none"))
+    census = Census(Procfs(str(tmp_path)), cast("Any", pidmap), cast("Any", live), pods, Journal())
+    one = {CONTAINER: 4711}
+    for users, times in (({}, 1), ({}, 1), (one, 2), (one, 2)):
+        at_once(census.refresh(users, {}))
+        assert len(asked) == times
+    census._next_scan = 0.0
+    at_once(census.refresh(one, {}))
+    assert len(asked) == 3
