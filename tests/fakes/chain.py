@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -54,13 +53,3 @@ def read_chain(tid: int) -> Chain:
     finally:
         os.close(fd)
     return Chain(tuple(zip(reversed(inodes), numbers, strict=True)))
-
-
-def thread_chain(host_pid: int) -> Chain | None:
-    """The chain of the process's newest other thread, None when it has none."""
-    with suppress(OSError):
-        threads = sorted(int(name) for name in os.listdir(f"/proc/{host_pid}/task"))
-        others = [tid for tid in threads if tid != host_pid]
-        if others:
-            return read_chain(others[-1])
-    return None

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Final, Self
 
-from tests.fakes.chain import Chain, read_chain, thread_chain
+from tests.fakes.chain import Chain, read_chain
 from tests.fakes.state import (
     CALLS,
     DEVICES,
@@ -108,7 +108,6 @@ class Client:
     """A connected process. `on` maps a device's index to what the process does there."""
 
     chain: Chain
-    thread_chain: Chain | None = None
     on: dict[int, Load] = field(default_factory=dict)
     received: bytes = b""
 
@@ -131,7 +130,6 @@ class Gpu:
         self.devices = tuple(devices)
         self._period_s = sample_period_s
         self._driver_version = driver_version
-        self._list_threads = False
         self.mps_server: Chain | None = None  # whose PID the samples of MPS clients carry; none: nobody's
         self._lock = threading.RLock()
         self._clients: dict[int, Client] = {}
@@ -211,12 +209,6 @@ class Gpu:
             entry.xids[entry.xids_total % XIDS] = xid
             entry.xids_total += 1
 
-    def set_list_threads(self, *, on: bool) -> None:
-        """Lists a thread id instead of the process's PID in the process list (HAMi-core issue 112)."""
-        with self._lock:
-            self._list_threads = on
-            self._publish_processes()
-
     def add_sample(self, chain: Chain, device: int, load: Load, time_us: int | None = None) -> None:
         """Appends one sample, as the driver's own clock does for every busy process."""
         with self._state.writing() as s:
@@ -279,7 +271,7 @@ class Gpu:
             return
         selector.register(connection, selectors.EVENT_READ)
         with self._lock:
-            self._clients[connection.fileno()] = Client(chain, thread_chain(host_pid))
+            self._clients[connection.fileno()] = Client(chain)
 
     def _serve(self, connection: socket.socket) -> bool:
         try:
@@ -305,7 +297,6 @@ class Gpu:
         match words:
             case ["context" | "mps" as how, uuid, memory] if uuid in index:
                 client.on[index[uuid]] = Load(memory=int(memory), mps=how == "mps")
-                client.thread_chain = thread_chain(client.chain.host_pid)
                 self._publish_processes()
             case ["load", uuid, sm, *rest] if uuid in index and index[uuid] in client.on:
                 load = client.on[index[uuid]]
@@ -334,8 +325,7 @@ class Gpu:
             for entry, (client, device, load) in zip(s.processes, entries, strict=False):
                 entry.device, entry.mps = device, int(load.mps)
                 entry.memory = load.memory % 2**64
-                listed = client.thread_chain if self._list_threads else None
-                _fill_chain(entry.chain, listed or client.chain)
+                _fill_chain(entry.chain, client.chain)
             for i, device_entry in enumerate(s.devices):
                 device_entry.memory_used = sum(
                     max(0, load.memory) for _, device, load in entries if device == i

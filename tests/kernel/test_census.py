@@ -74,17 +74,6 @@ def test_containers_come_are_named_and_go(node: Node, room: Room, tmp_path: Path
     assert room.said(container) == ["container_started", "container_ended"]
 
 
-def test_a_restarted_container_is_another_process_under_another_id(node: Node, room: Room) -> None:
-    container = node.container()
-    until(lambda: container.container_id in room.look(), "the container")
-    before, init = container.container_id, container.init_host_pid
-    container.restart()
-    until(lambda: container.container_id in room.look(), "the container again")
-    found = room.look()[container.container_id]
-    assert found.init_host_pid == container.init_host_pid != init
-    assert (before == container.container_id) or before not in room.look()
-
-
 def test_one_that_shares_a_namespace_is_known_by_those_who_use_something(node: Node, room: Room) -> None:
     first = node.container()
     sharing = node.container(first.pod_uid, "sharing", pid_namespace=first)
@@ -94,11 +83,3 @@ def test_one_that_shares_a_namespace_is_known_by_those_who_use_something(node: N
     found = room.look(users={sharing.container_id: process.host_pid})[sharing.container_id]
     assert (found.pidns, found.init_host_pid, found.pod_uid) == (None, None, first.pod_uid)
     assert sharing.container_id not in room.look()  # it does not use anything any more
-
-
-def test_a_namespace_inside_a_container_is_no_container(node: Node, room: Room) -> None:
-    container = node.container()
-    container.spawn(SLEEP, nested=True)
-    until(lambda: container.container_id in room.look(), "the container")
-    mine = [report for report in room.look().values() if report.pod_uid == container.pod_uid]
-    assert [report.init_host_pid for report in mine] == [container.init_host_pid]

@@ -36,7 +36,6 @@ from tests.kernel.conftest import (
     hostpid_of,
     slot_of,
     with_every_source,
-    write_hostpid,
 )
 from tests.patience import never, until
 
@@ -106,26 +105,6 @@ def test_a_dry_run_lists_each_slot_and_where_a_core_limit_begins(node: Node) -> 
     )
     assert "In 2 of them a core limit begins to bite" in done.stdout
     assert hostpid_of(limited, missing) == 0
-
-
-def test_a_dry_run_of_a_node_in_order_has_no_table(node: Node) -> None:
-    container = node.container(watcher=False)
-    tenant = container.tenant(guess="none")
-    write_hostpid(container, tenant, tenant.host_pid)
-    done = once(node, "--dry-run")
-    assert "would repair: nothing" in done.stdout
-    assert "CONTAINER" not in done.stdout
-
-
-def test_a_user_who_may_not_look_is_told_in_one_sentence(node: Node) -> None:
-    for name in ("first", "second"):
-        node.container(name=name).tenant(guess="none")
-    wrapper = ("setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups")
-    done = run_daemon(node, "--once", "--dry-run", "--run-dir", str(node.root / "run"), wrapper=wrapper)
-    assert (done.returncode, done.stdout) == (4, "")
-    (sentence,) = done.stderr.splitlines()
-    assert sentence.startswith("resolver run: the daemon needs root")
-    assert "sudo" in sentence
 
 
 def test_once_says_what_stayed_unresolved(node: Node) -> None:

@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes.chain import thread_chain
 from tests.fakes.daemon import Daemon
-from tests.fakes.gpu import DEFAULT_DEVICES, Load
+from tests.fakes.gpu import DEFAULT_DEVICES
 from tests.fakes.node import Node
 from tests.fakes.state import Hang
-from tests.kernel.conftest import FAST, NVML, ROWS, Start, driver, hostpid_of, right_number, slot_of
+from tests.kernel.conftest import FAST, NVML, ROWS, Start, driver, hostpid_of, right_number
 from tests.patience import never, until
 
 # ---- the four rows ------------------------------------------------------------------------------------------------
@@ -65,19 +64,6 @@ def _between(version: str) -> str:
     return f"driver {version} lies between those known to differ; set --hostpid-namespace"
 
 
-@pytest.mark.parametrize(
-    ("version", "namespace"),
-    [("535.183.01", "container"), ("566.03", "host"), ("566.03", "container"), ("570.86.15", "host")],
-)
-def test_the_option_overrides_the_driver(tmp_path: Path, start: Start, version: str, namespace: str) -> None:
-    with driver(tmp_path, version) as node:
-        container = node.container()
-        tenants = [container.tenant(guess=guess) for guess in ("none", "wrong")]
-        start(node, "--hostpid-namespace", namespace, *FAST)
-        for tenant in tenants:
-            until(lambda t=tenant: hostpid_of(container, t) == right_number(t, namespace), "the number")  # type: ignore[misc]
-
-
 # ---- NVML that fails ----------------------------------------------------------------------------------------------
 
 
@@ -113,45 +99,6 @@ def test_a_call_that_hangs_costs_a_worker_and_no_repair(node: Node, start: Start
     assert daemon.child(NVML) != first
 
 
-def test_a_forced_policy_needs_no_nvml(node: Node, start: Start) -> None:
-    free = node.container(name="free", watcher=False)
-    tenant = free.tenant(load=50, guess="none")
-    environment = {name: value for name, value in node.environment().items() if name != "LD_LIBRARY_PATH"}
-    daemon = start(node, "--hostpid-namespace", "host", *FAST, environment=environment)
-    daemon.wait_for("nvml_unavailable")
-    until(lambda: hostpid_of(free, tenant) == tenant.host_pid, "the repair")
-    never(lambda: tenant.slot()["sm_util"] != [0], "a utilization that nobody could know", 0.5)
-    assert len(daemon.said("nvml_unavailable")) == 1  # said once, not each time
-
-
-def test_a_sample_of_a_thread_is_its_processs(node: Node, start: Start) -> None:
-    free = node.container(watcher=False)
-    tenant = free.tenant(load=0, guess="none")
-    thread = thread_chain(tenant.host_pid)
-    assert thread is not None
-    assert thread.host_pid != tenant.host_pid
-    start(node, *FAST)
-    until(lambda: hostpid_of(free, tenant) == tenant.host_pid, "the repair")
-
-    def sampled() -> bool:
-        node.gpu.add_sample(thread, 0, Load(sm=37))
-        return bool(tenant.slot()["sm_util"] == [37])
-
-    until(sampled, "the thread's load, on its process's slot")
-
-
-def test_a_listed_thread_is_a_stale_number(node: Node, start: Start) -> None:
-    node.gpu.set_list_threads(on=True)
-    container = node.container()
-    tenant = container.tenant(load=25)
-    guessed = tenant.slot()["hostpid"]
-    assert guessed not in (0, tenant.ns_pid, tenant.host_pid)
-    daemon = start(node, *FAST)
-    until(lambda: tenant.slot()["sm_util"] == [25], "the load, by its own watcher")
-    assert daemon.wait_for("repair")["reason"] == "stale"
-    assert daemon.wait_for("repair")["before"] == guessed
-
-
 def test_mig_is_unsupported_and_not_idle(tmp_path: Path, start: Start) -> None:
     devices = [replace(DEFAULT_DEVICES[0], mig_enabled=True)]
     with Node(tmp_path, "550.54.15", devices) as node:
@@ -163,18 +110,3 @@ def test_mig_is_unsupported_and_not_idle(tmp_path: Path, start: Start) -> None:
         never(lambda: tenant.slot()["sm_util"] != [0], "a utilization that NVML cannot tell", 0.6)
         daemon.stop()
         assert "utilization_writes" not in daemon.counters()
-
-
-def test_a_slot_that_is_found_after_its_sample_is_not_called_idle(node: Node, start: Start) -> None:
-    """NVML's answer is older than the sight of the slot: until the next one its load is unknown, not 0."""
-    container = node.container(watcher=False)
-    tenant = container.tenant(load=50, guess="none")
-    first = start(node, *FAST)
-    until(lambda: tenant.slot()["sm_util"] == [50], "the load")
-    first.stop()
-    place = node.root / "later"
-    daemon = start(node, "--interval", "50ms", "--nvml-interval", "1s", containers_dir=place)
-    daemon.wait_for("policy", hostpid_namespace="host")
-    place.symlink_to(node.containers_dir)
-    daemon.wait_for("region_found")
-    never(lambda: slot_of(container, tenant.ns_pid).sm_util != (50,), "a 0 that nobody could know", 1.5)

@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import sysconfig
@@ -23,8 +22,8 @@ from tests.fakes.container import DEFAULT_RIGHTS, Container
 from tests.fakes.daemon import Daemon, runs
 from tests.fakes.node import Node
 from tests.fakes.process import Process, Tenant
-from tests.fakes.state import Fault, Hang
-from tests.kernel.conftest import NVML, ROOT, Start, driver, hostpid_of
+from tests.fakes.state import Hang
+from tests.kernel.conftest import ROOT, Start, driver, hostpid_of
 from tests.kernel.rights import patched, rights, with_nothing_but
 from tests.patience import PATIENCE_S, never, until
 
@@ -81,10 +80,7 @@ def goes_on(node: Node, daemon: Daemon) -> None:
 @pytest.mark.parametrize(
     ("version", "claims", "namespace"),
     [
-        # the four rows
-        ("525.147.05", None, "host"),
         ("535.183.01", None, "host"),
-        ("565.57.01", None, "host"),
         ("570.86.15", None, "container"),
         # versions that nobody knows, or that lie
         ("535.183.01", "999.1", "host"),
@@ -130,21 +126,6 @@ def test_it_is_known_at_once_after_a_restart_and_anew_for_another_driver(node: N
     other.stop()
     assert other.counters()["driver_probes"] >= 2
     assert json.loads(kept.read_text())["driver_version"] == "570.86.15"
-
-
-def test_a_driver_that_changes_after_the_right_to_look_was_given_up(node: Node, start: Start) -> None:
-    busy(node)
-    daemon = start(node, *FAST)
-    measured(daemon, "host")
-    node.gpu.set_faults(faults=Fault.DRIVER_NOT_LOADED)
-    node.gpu.driver_version = "570.86.15"
-    os.kill(daemon.child(NVML), signal.SIGKILL)
-    daemon.wait_for("nvml_unavailable")
-    node.gpu.set_faults()
-    line = daemon.wait_for("policy", origin="by version", hostpid_namespace="container")
-    assert (
-        "not measured: the right to was given up after driver 535.183.01 was measured: restart" in line["why"]
-    )
 
 
 def test_a_forced_namespace_is_not_measured(node: Node, start: Start) -> None:
@@ -373,27 +354,6 @@ def _status(host_pid: int) -> str:
         return Path(f"/proc/{host_pid}/status").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return ""
-
-
-def test_a_namespace_that_ends_meanwhile(node: Node, start: Start) -> None:
-    container, tenant = busy(node, load=0)
-    daemon = start(node, *FAST, wrapper=IMPATIENT)
-    halt_probes(node, daemon, tenant)
-    until(lambda: _inside(daemon), "a probe in the container")
-    container.stop()
-    daemon.wait_for("driver_not_measured")
-    node.gpu.set_faults()
-    busy(node, name="other")
-    measured(daemon, "host")
-
-
-def test_a_driver_that_hangs_costs_the_probe_and_nothing_else(node: Node, start: Start) -> None:
-    _, tenant = busy(node, load=0)
-    daemon = start(node, *FAST, wrapper=IMPATIENT)
-    halt_probes(node, daemon, tenant)
-    daemon.wait_for("driver_not_measured", why=LATE)
-    until(lambda: tenant.slot()["sm_util"] == [40], "the load, by version as long")
-    goes_on(node, daemon)
 
 
 def test_a_daemon_that_is_killed_leaves_nobody_in_the_container(node: Node, start: Start) -> None:

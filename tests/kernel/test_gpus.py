@@ -208,21 +208,6 @@ def test_samples_that_fail_with_each_error_are_unknown(bench: Bench, codes: tupl
 
 
 @CODES
-def test_a_process_list_that_fails_with_each_error_says_nothing_of_memory(
-    bench: Bench, codes: tuple[int, ...]
-) -> None:
-    for code in codes:
-        bench.node.gpu.set_devices([replace(FIRST, errors={Answer.PROCESS_LIST: code}), SECOND])
-        snapshot = bench.intervals()
-        if code not in (*LIBRARY, LOST, RESET):
-            assert bench.utilization(snapshot) == LOADS
-            memory = {process.device_uuid: process.memory for process in snapshot.gpu_processes}
-            assert memory[FIRST.uuid] is None
-            assert memory[SECOND.uuid]
-        bench.right()
-
-
-@CODES
 @pytest.mark.parametrize(
     "call", [Answer.INIT, Answer.COUNT, Answer.DRIVER_VERSION], ids=lambda call: call.name
 )
@@ -258,14 +243,3 @@ def test_a_device_that_is_lost_is_ill_and_one_that_is_taken_out_is_gone(bench: B
     assert bench.told() == [("gpu_gone", SECOND.uuid)]
     bench.right()
     assert bench.told() == [("gpu_found", SECOND.uuid)]
-
-
-def test_a_device_that_is_added_is_there(bench: Bench) -> None:
-    bench.node.gpu.set_devices([FIRST, SECOND, THIRD])
-    tenant = bench.node.container(name="third", watcher=False, devices=[THIRD]).tenant(load=33, guess="none")
-    for _ in range(INTERVALS):
-        snapshot = bench.interval()
-    assert gpu(snapshot, THIRD.uuid).samples == "ok"
-    assert bench.told() == [("gpu_found", THIRD.uuid)]
-    (process,) = (process for process in snapshot.gpu_processes if process.device_uuid == THIRD.uuid)
-    assert (process.host_pid, process.sm_util) == (tenant.host_pid, 33)

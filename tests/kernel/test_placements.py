@@ -163,26 +163,6 @@ def test_the_true_number_of_the_second_with_one_pid_is_not_overwritten(
     until(lambda: hostpid_of(first, two) == two.host_pid, "the repair of the one that is left")
 
 
-def test_a_number_of_a_process_that_does_not_map_the_file_is_repaired(node: Node, start: Start) -> None:
-    """It has the slot's PID in another container, and nothing to do with the file."""
-    first, other = node.container(name="first", watcher=False), node.container(name="other", watcher=False)
-    one, two = first.tenant(guess="none"), other.tenant(guess="none")
-    assert one.ns_pid == two.ns_pid
-    watching(start, node)
-    until(lambda: hostpid_of(first, one) == one.host_pid, "its repair")
-    one.command(f"hostpid {two.host_pid}")
-    until(lambda: hostpid_of(first, one) == one.host_pid, "its repair after a wrong guess")
-
-
-def test_one_pid_in_two_containers_of_which_one_maps_the_claims_file(node: Node, start: Start) -> None:
-    first, second = share(node)
-    one = first.tenant(guess="none")
-    beside = second.spawn(["/bin/sleep", "1000"])
-    assert beside.ns_pid == one.ns_pid
-    watching(start, node)
-    until(lambda: hostpid_of(first, one) == one.host_pid, "the one that maps it")
-
-
 def test_the_load_of_a_process_that_ends_goes_from_a_claim_that_another_one_uses(
     node: Node, start: Start
 ) -> None:

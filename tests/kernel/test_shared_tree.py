@@ -84,14 +84,6 @@ def repaired(container: Container, tenant: Tenant, timeout_s: float = PATIENCE_S
     until(lambda: hostpid_of(container, tenant) == tenant.host_pid, right, timeout_s)
 
 
-def test_two_tenants_with_the_same_number_are_told_apart(tree: Tree) -> None:
-    one, two = (each.tenant(guess="wrong", load=20) for each in (tree.victim, tree.attacker))
-    assert one.ns_pid == two.ns_pid
-    tree.watch()
-    repaired(tree.victim, one)
-    repaired(tree.attacker, two)
-
-
 def test_a_guest_in_a_victims_file_is_not_written_into_it(tree: Tree) -> None:
     mine = tree.victim.tenant(guess="wrong")
     tree.watch()
@@ -168,18 +160,6 @@ def test_a_living_victims_load_is_not_zeroed_below_another_name(tree: Tree) -> N
     tree.watch()
     tree.says(tree.attacker.cache, mine.ns_pid, "other_pod")
     never(lambda: slot_of(tree.attacker, mine.ns_pid).sm_util != (64,), "a change", SETTLED)
-
-
-def test_a_file_that_the_attacker_made_in_the_victims_name(tree: Tree) -> None:
-    """It has slots of the attacker's, before the victim has started anything."""
-    forger = tree.attacker.tenant(guess="none", options=["--cache", tree.victim.inside])
-    tree.watch()
-    tree.says(tree.victim.cache, forger.ns_pid, "other_pod")
-    mine = tree.numbered(tree.victim, forger.ns_pid)
-    tree.says(tree.victim.cache, mine.ns_pid, "other_pod")
-    never(lambda: slot_of(tree.victim, forger.ns_pid).hostpid, "the forger's number", SETTLED)
-    forger.kill()
-    repaired(tree.victim, mine)
 
 
 def test_directories_with_forged_names_are_told_and_hide_nobody(tree: Tree) -> None:

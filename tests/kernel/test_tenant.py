@@ -15,14 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes.container import Container
 from tests.fakes.daemon import runs
 from tests.fakes.gpu import DEFAULT_DEVICES
 from tests.fakes.node import Node
-from tests.fakes.process import Tenant
 from tests.fakes.regions import LAYOUTS, read_region
-from tests.fakes.releases import BEHAVIOURS, RELEASES
-from tests.kernel.conftest import driver, write_at, write_hostpid, write_sm_util
+from tests.kernel.conftest import driver, write_hostpid
 from tests.patience import never, until
 
 
@@ -75,53 +72,6 @@ def test_a_tenant_lays_the_region_out_as_the_layout_says(node: Node, layout: str
     assert container.cache.stat().st_mode & 0o777 == 0o666
 
 
-# ---- slots ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("release", [release.name for release in BEHAVIOURS])
-def test_what_an_ended_process_leaves_behind_is_counted_by_some_monitors(node: Node, release: str) -> None:
-    """A clean exit leaves its words in its slot or removes it; a move leaves a copy above proc_num, or clears that."""
-    row = RELEASES[release]
-    container = node.container(release=release, watcher=False)
-    tenants = [container.tenant() for _ in range(3)]
-    for tenant, percent in zip(tenants, (10, 20, 40), strict=True):
-        write_sm_util(container, tenant.slot()["index"], percent)
-    tenants[0].stop()
-    if not row.removes_itself:
-        assert total(container) == [60, 70, 70]  # as 2.10, as 2.7 to 2.9, as 2.6 and before
-        assert tenants[1].command("compact") == {"proc_num": 2}
-    assert total(container) == [60, 60, 60 if row.clears_moved else 100]
-
-
-def total(container: Container) -> list[int]:
-    return [sum(view.values()) for view in container.monitor_views().values()]
-
-
-def test_a_killed_tenant_leaves_its_load_behind_until_the_next_one_comes(node: Node) -> None:
-    container = node.container()
-    first, second, third = (container.tenant(load=load) for load in (20, 30, 40))
-    for tenant in (first, second, third):
-        write_hostpid(container, tenant, tenant.host_pid)
-    until(lambda: sum(container.monitor_view().values()) == 90, "all three loads")
-    for tenant in (second, third):
-        tenant.terminate()
-    until(lambda: sum(container.monitor_view().values()) == 20, "only the first one's load")
-    first.kill()
-    never(lambda: sum(container.monitor_view().values()) != 20, "a change, with nobody there to make one")
-    last = container.tenant()
-    assert [slot.pid for slot in container.region().slots] == [last.ns_pid]
-
-
-def test_the_watcher_does_nothing_while_its_own_hostpid_is_0(node: Node) -> None:
-    container = node.container()
-    busy = container.tenant(load=60, guess="none")
-    write_hostpid(container, busy, busy.host_pid)
-    until(lambda: busy.slot()["sm_util"] == [60], "the load")
-    container.tenant(load=0, guess="none")
-    busy.kill()
-    never(lambda: sum(container.monitor_view().values()) != 60, "zeroing by a watcher that has no hostpid")
-
-
 # ---- containers ---------------------------------------------------------------------------------------------------
 
 
@@ -161,49 +111,3 @@ def test_nothing_survives_a_killed_node(tmp_path: Path) -> None:
     pids = list(map(int, done.stdout.split()))
     assert len(pids) == 6
     until(lambda: not any(map(runs, pids)), "the end of every process")
-
-
-# ---- what releases do differently ---------------------------------------------------------------------------------
-
-
-def on_two_devices(node: Node, release: str, load: int) -> tuple[Container, Tenant]:
-    """A tenant that knows its host PID, busy on both devices; its watcher runs."""
-    container = node.container(release=release, devices=DEFAULT_DEVICES)
-    tenant = container.tenant(load=load, guess="none")
-    write_hostpid(container, tenant, tenant.host_pid)
-    return container, tenant
-
-
-@pytest.mark.parametrize("release", ["2.8.0", "2.8.1", "2.8.2", "2.9.0"])
-def test_its_last_value_stands_for_ever_on_every_device_but_the_first(node: Node, release: str) -> None:
-    _, tenant = on_two_devices(node, release, 30)
-    until(lambda: tenant.slot()["sm_util"] == [30, 30], "the load on both")
-    tenant.set_load(20, 0)
-    until(lambda: tenant.slot()["sm_util"][0] == 20, "the new load on the first")
-    never(lambda: tenant.slot()["sm_util"][1] != 30, "a second device that is zeroed", 1.5)
-
-
-def test_main_zeroes_every_device(node: Node) -> None:
-    _, tenant = on_two_devices(node, "main", 30)
-    until(lambda: tenant.slot()["sm_util"] == [30, 30], "the load on both")
-    tenant.set_load(0)
-    until(lambda: tenant.slot()["sm_util"] == [0, 0], "none on both")
-
-
-def test_2_5_adds_on_every_device_but_the_first(node: Node) -> None:
-    _, tenant = on_two_devices(node, "2.5.0", 40)
-    until(lambda: tenant.slot()["sm_util"][1] > 400, "more than any device can do")
-    seen = tenant.slot()["sm_util"]
-    assert seen[0] in (0, 40)  # 0 in the moment of a tick
-    assert seen[1] % 40 == 0
-
-
-def test_2_4_1_zeroes_and_fills_nothing_in(node: Node) -> None:
-    container, tenant = on_two_devices(node, "2.4.1", 40)
-    layout = LAYOUTS[container.layout]
-    assert layout.device_util is not None
-    for device in range(2):
-        at = layout.procs + layout.device_util + device * layout.device_util_size + 16
-        write_at(container.cache, at, struct.pack("<Q", 77))
-    until(lambda: tenant.slot()["sm_util"] == [0, 77], "the first zeroed")
-    never(lambda: tenant.slot()["sm_util"] != [0, 77], "utilization")

@@ -292,16 +292,6 @@ def test_what_is_no_answer_waits_ever_longer(bench: Bench, answer: Any, why: str
     assert len(bench.child.asked) == bench.child.stopped == bench.counters["driver_probes_failed"] == 3
 
 
-def test_the_longest_wait_is_ten_minutes(bench: Bench) -> None:
-    own = bench.own
-    bench.child.answer = {"refused": "no"}
-    for _ in range(40):
-        bench.consider(bench.collection(own))
-        assert bench.truth._not_before - bench.now <= 600
-        bench.now = bench.truth._not_before
-    assert bench.counters["driver_probes_refused"] == 40
-
-
 def test_a_driver_that_is_not_open_to_everybody_is_asked_as_root_at_once(bench: Bench) -> None:
     own = bench.own
     bench.child.answer = {"failed": "NVML says there: Insufficient Permissions", "init": True}

@@ -22,7 +22,6 @@ from resolver.daemon import snapshots
 from resolver.daemon.pace import ERRORS_BEFORE_END
 from resolver.daemon.service import Service
 from resolver.gpu.sampler import Collection, DeviceSamples
-from tests.fakes import cachefiles
 from tests.unit.conftest import Driver
 
 Lines = Callable[[], list[dict[str, Any]]]
@@ -59,20 +58,6 @@ async def until(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 - what is waited for happens outside of this loop, too
             await asyncio.sleep(0.005)
-
-
-async def test_implausible_samples_are_counted(driver: Driver, tmp_path: Path, lines: Lines) -> None:
-    daemon = Service(settings(tmp_path))
-    try:
-        await (
-            daemon.collect_once()
-        )  # a sample speaks for a second, and a worker takes a part of that to start
-        driver.sample(4711, 230)
-        await daemon.collect_once()
-        await daemon.collect_once()
-        assert daemon.snapshots.take().counters["implausible_samples"] == 1
-    finally:
-        daemon.close()
 
 
 async def test_a_reload_does_not_wait_for_the_next_pass(driver: Driver, tmp_path: Path, lines: Lines) -> None:
@@ -162,26 +147,6 @@ async def test_a_picture_without_news_is_renewed_for_who_looks(
         assert shown is not before
         assert (shown.counters["made_up"], shown.passes) == (1, before.passes + 1)
         assert daemon.snapshots.shown() is shown  # nothing happened since
-    finally:
-        daemon.close()
-
-
-async def test_a_picture_stays_as_it_was_taken(driver: Driver, tmp_path: Path, lines: Lines) -> None:
-    cachefiles.container(tmp_path)
-    daemon = Service(settings(tmp_path))
-    try:
-        await daemon.pass_once(patient=False)
-        before = daemon.snapshots.latest
-        assert before is not None
-        copy = json.dumps(before, default=str)
-        daemon.counters["made_up"] += 1
-        (tmp_path / f"{cachefiles.POD_UID}_main" / "6f1e2d3c.cache").unlink()
-        await daemon.pass_once(patient=False)
-        assert daemon.snapshots.latest is not before
-        assert json.dumps(before, default=str) == copy
-        assert len(before.regions) == 1
-        assert daemon.snapshots.latest is not None
-        assert daemon.snapshots.latest.regions == ()
     finally:
         daemon.close()
 

@@ -188,26 +188,6 @@ def test_a_number_that_no_process_has_had(nvml_pid: int) -> None:
     assert result.used == (Used(nvml_pid, "GPU-a", "", 30, None, SampleReason.PID_UNKNOWN),)
 
 
-def test_every_device_is_asked_about_on_its_own() -> None:
-    result = joined(owners={10}, a=device({10: 1, 0: 9}), b=device({10: 2}))
-    assert dict(result.values) == {(10, "a"): 1, (10, "b"): 2}
-    assert [(orphan.device_uuid, orphan.sm_util) for orphan in result.orphans] == [("a", 9)]
-
-
-def test_a_process_is_looked_at_once_per_collection(tmp_path: Path) -> None:
-    proc = Proc(tmp_path)
-    proc.process(500, f"/docker/{CID}")
-    looked: list[int] = []
-
-    class Counting(Procfs):
-        def status(self, host_pid: int) -> Any:
-            looked.append(host_pid)
-            return super().status(host_pid)
-
-    joined(procfs=Counting(str(tmp_path)), a=device({500: 1}), b=device({500: 2}), c=device({500: 3}))
-    assert looked == [500]
-
-
 # ---- every process on every device --------------------------------------------------------------------------------
 
 

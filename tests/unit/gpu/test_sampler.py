@@ -85,16 +85,6 @@ def long_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SAMPLE_SECONDS", 120.0)
 
 
-def test_nothing_runs(bench: Bench) -> None:
-    before = time.time()
-    collection = bench.collect()
-    assert before <= collection.at <= time.time()
-    assert (collection.error, collection.driver_version) == ("", "550.54.15")
-    assert list(collection.devices) == [FIRST, SECOND]
-    for device in collection.devices.values():
-        assert (device.status, device.why, dict(device.newest), device.dropped) == (OK, "", {}, frozenset())
-
-
 def test_the_newest_sample_of_each_process_counts(driver: Driver, bench: Bench) -> None:
     bench.collect()  # a sample speaks for a second, and a worker takes a part of that to start
     driver.sample(4711, 30, age_s=0.4)
@@ -103,13 +93,6 @@ def test_the_newest_sample_of_each_process_counts(driver: Driver, bench: Bench) 
     driver.sample(4713, 7, device=1)
     assert bench.load() == {4711: 60, 4712: 5}
     assert bench.load(SECOND) == {4713: 7}
-
-
-def test_processes_that_ended_long_ago_do_not_come_back(driver: Driver, bench: Bench) -> None:
-    bench.collect()  # a sample speaks for a second, and a worker takes a part of that to start
-    driver.sample(4711, 30, age_s=5)
-    driver.sample(4712, 30, age_s=1.1)
-    assert bench.load() == {}
 
 
 def test_a_sample_speaks_for_one_second_however_often_is_asked(driver: Driver, bench: Bench) -> None:
@@ -413,19 +396,6 @@ def test_the_start_of_the_library_gets_more_time(
     driver.gpu.set_faults()
     assert bench.collect(5.0).error == ""
     assert (bench.sampler.worker.starts, bench.sampler.worker.failures) == (1, 0)
-
-
-def test_a_start_that_hangs_for_good_is_given_up(
-    driver: Driver, bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "_START_SECONDS", 0.3)
-    bench.sampler.worker.timeout = 0.1
-    driver.gpu.set_faults(hang=Hang.INIT)
-    assert bench.collect().error == "the nvml worker did not answer within 0.3 s"
-    monkeypatch.setattr(module, "_START_SECONDS", 60.0)
-    bench.sampler.worker.timeout = 60.0
-    driver.gpu.set_faults()
-    assert bench.collect().error == ""
 
 
 def test_a_collection_that_is_cancelled_leaves_nothing_behind(driver: Driver, bench: Bench) -> None:
