@@ -29,23 +29,15 @@ class RefusedError(Exception):
 def helm(*arguments: str | Path, values: Mapping[str, Any] | None = None) -> str:
     """What Helm prints, run once for the same arguments and values. It reads nothing of this user's or a cluster's."""
     given = None if values is None else yaml.dump(dict(values), Dumper=yaml.CSafeDumper)
-    done = _helm(tuple(map(str, arguments)), given, _state_of(*arguments))
+    done = _helm(tuple(map(str, arguments)), given)
     if done.returncode:
         raise RefusedError(done.stderr)
     assert done.stderr == ""
     return done.stdout
 
 
-def _state_of(*arguments: str | Path) -> tuple[int, ...]:
-    """When the directories among them last changed: a test may change its own copy of the chart."""
-    folders = [Path(each) for each in arguments if isinstance(each, Path) and each.is_dir()]
-    return tuple(path.stat().st_mtime_ns for folder in folders for path in (folder, *folder.rglob("*")))
-
-
 @cache
-def _helm(
-    arguments: tuple[str, ...], values: str | None, _state: tuple[int, ...]
-) -> subprocess.CompletedProcess[str]:
+def _helm(arguments: tuple[str, ...], values: str | None) -> subprocess.CompletedProcess[str]:
     program = Path(sys.executable).with_name("helm")
     if not program.exists():
         pytest.fail(
@@ -64,16 +56,10 @@ def _helm(
 
 
 def render(
-    values: Mapping[str, Any] | None = None,
-    *options: str,
-    release: str = "resolver",
-    namespace: str = "resolver",
-    chart: Path = CHART,
+    values: Mapping[str, Any] | None = None, *, namespace: str = "resolver", chart: Path = CHART
 ) -> list[Manifest]:
     """Every object that an installation would make, with an image if none is given; `RefusedError` if there is none."""
-    text = helm(
-        "template", release, chart, "--namespace", namespace, *options, values=with_image(values or {})
-    )
+    text = helm("template", "resolver", chart, "--namespace", namespace, values=with_image(values or {}))
     return [each for each in yaml.load_all(text, Loader=yaml.CSafeLoader) if each]
 
 

@@ -50,16 +50,12 @@ _CONDITION: Final = _object(
         },
         "message": {"type": "string", "maxLength": 32768},
         "lastTransitionTime": {"type": "string", "pattern": r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$"},
-        "observedGeneration": {"type": "integer", "minimum": 0},
     },
     *("type", "status", "reason", "message", "lastTransitionTime"),
 )
 _TOPOLOGY: Final = _object(
     {"socketID": _INT32, "nodeID": _INT32, "pcieID": {"type": "string"}, "busID": {"type": "string"}},
     *("socketID", "nodeID", "pcieID"),
-)
-_VF_GROUP: Final = _object(
-    {"labels": _TEXTS, "vfs": _list(_object({"busID": {"type": "string"}, "minor": _INT32}, "minor"))}
 )
 _DEVICE: Final = _object(
     {
@@ -71,18 +67,9 @@ _DEVICE: Final = _object(
         "labels": _TEXTS,
         "resources": {"type": "object", "additionalProperties": _QUANTITY},
         "topology": _TOPOLOGY,
-        "vfGroups": _list(_VF_GROUP),
         "conditions": _list(_CONDITION),
     },
     "health",
-)
-_ENTRY: Final = _object(
-    {
-        "name": {"type": "string"},
-        "namespace": {"type": "string"},
-        "uuid": {"type": "string"},
-        "minors": _list(_INT32),
-    }
 )
 SCHEMA: Final = _object(
     {
@@ -90,9 +77,7 @@ SCHEMA: Final = _object(
         "kind": {"const": "Device"},
         "metadata": {"type": "object"},
         "spec": _object({"devices": _list(_DEVICE)}),
-        "status": _object(
-            {"allocations": _list(_object({"type": {"type": "string"}, "entries": _list(_ENTRY)}))}
-        ),
+        "status": _object({"allocations": _list(_object({"type": {"type": "string"}}))}),
     },
     *("apiVersion", "kind", "metadata"),
 )

@@ -12,7 +12,6 @@ import contextlib
 import copy
 import json
 import ssl
-import subprocess
 import threading
 import time
 import uuid
@@ -23,6 +22,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 import kubernetes_validate
 
+from tests.fakes.certificates import CA, SERVER, certificate
 from tests.fakes.device_schema import wrong_with
 
 Json = dict[str, Any]
@@ -30,11 +30,6 @@ DEVICES: Final = "/apis/scheduling.koordinator.sh/v1alpha1/devices"
 NODES: Final = "/api/v1/nodes"
 EVENTS: Final = "/api/v1/namespaces/default/events"
 _PARTIAL: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
-_REASONS: Final = {
-    400: "BadRequest", 401: "Unauthorized", 403: "Forbidden", 404: "NotFound", 409: "Conflict", 410: "Expired",
-    415: "UnsupportedMediaType", 422: "Invalid", 429: "TooManyRequests", 500: "InternalError",
-    503: "ServiceUnavailable", 504: "Timeout",
-}  # fmt: skip
 
 
 class Rule(NamedTuple):
@@ -57,15 +52,13 @@ RULES: Final = frozenset(
 
 
 class Asked(NamedTuple):
-    """A request: what it was, when (monotonic), what became of it; bytes with heads, each way."""
+    """A request: what it was, when (monotonic), and what became of it."""
 
     method: str
     path: str
     query: dict[str, str]
     status: int
     at: float
-    received: int
-    sent: int
 
 
 class RefusedError(Exception):
@@ -76,36 +69,11 @@ class RefusedError(Exception):
         self.status, self.headers = status, headers or {}
 
 
-class Authority:
-    """A CA with a certificate for 127.0.0.1, made by openssl."""
-
-    def __init__(self, root: Path) -> None:
-        root.mkdir(parents=True)
-        self.ca, self.certificate, self.key = root / "ca.crt", root / "server.crt", root / "server.key"
-        curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2")
-        _openssl("req", "-x509", *curve, "-keyout", root / "ca.key", "-out", self.ca, "-subj", "/CN=kubernetes",
-                 "-addext", "keyUsage=critical,keyCertSign")  # fmt: skip
-        _openssl("req", "-x509", *curve, "-keyout", self.key, "-out", self.certificate, "-subj", "/CN=apiserver",
-                 "-CA", self.ca, "-CAkey", root / "ca.key", "-addext", "subjectAltName=IP:127.0.0.1",
-                 "-addext", "basicConstraints=critical,CA:FALSE")  # fmt: skip
-
-    def context(self) -> ssl.SSLContext:
-        """For the server."""
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(self.certificate, self.key)
-        return context
-
-
-def _openssl(*arguments: str | Path) -> None:
-    subprocess.run(["openssl", *map(str, arguments)], check=True, capture_output=True)
-
-
 class Faults:
-    """What goes wrong. ``refuse`` answers the next writes (or, with ``reads``, all requests) with these."""
+    """What goes wrong. ``refuse`` answers the next writes with these."""
 
     def __init__(self) -> None:
         self.refuse: list[tuple[int, Json]] = []
-        self.reads = False
         self.hang = False  # requests are taken and never answered
         self.stale: Json | None = None  # what the cache has, for reads at version 0; {}: nothing
         self.drop_answer = 0  # so many writes are carried out, and their answer is lost
@@ -120,7 +88,6 @@ class KubeServer:
         self.root, self.rules = root, rules
         self.account = root / "account"
         self.account.mkdir(parents=True)
-        self.authority = Authority(root / "pki-0")
         self.faults = Faults()
         self.devices: dict[str, Json] = {}
         self.nodes: dict[str, Json] = {}
@@ -139,7 +106,7 @@ class KubeServer:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="kube")
         self.rotate_token()
-        (self.account / "ca.crt").write_bytes(self.authority.ca.read_bytes())
+        self.rotate_authority()
 
     @property
     def url(self) -> str:
@@ -183,16 +150,17 @@ class KubeServer:
 
     def rotate_authority(self) -> None:
         """Another CA, and a certificate of it; kubelet exchanges ca.crt."""
-        self.authority = Authority(self.root / f"pki-{uuid.uuid4().hex[:8]}")
-        (self.account / "ca.crt").write_bytes(self.authority.ca.read_bytes())
+        place = self.root / f"pki-{uuid.uuid4().hex[:8]}"
+        place.mkdir()
+        ca = certificate(place, "ca", (CA, "keyUsage=critical,keyCertSign"))
+        self._certificate = certificate(place, "apiserver", SERVER, "ca")
+        (self.account / "ca.crt").write_bytes(ca.read_bytes())
 
-    def set_node(
-        self, name: str, annotations: Json | None = None, labels: Json | None = None, *, anew: bool = False
-    ) -> None:
-        """Register it, or change it; ``anew``: another node of that name."""
+    def set_node(self, name: str, annotations: Json | None = None) -> None:
+        """Register it, or change it."""
 
         def change() -> None:
-            known = None if anew else self.nodes.get(name)
+            known = self.nodes.get(name)
             node = copy.deepcopy(known) or {
                 "apiVersion": "v1",
                 "kind": "Node",
@@ -200,9 +168,6 @@ class KubeServer:
                 "status": {"images": [{"names": ["x" * 60], "sizeBytes": 1}] * 50},
             }
             node["metadata"]["annotations"] = annotations or {}
-            node["metadata"]["labels"] = {"gpu": "on", **(labels or {})}
-            if known is None and name in self.nodes:
-                self._happened("DELETED", self.nodes[name])
             self.nodes[name] = node
             self._happened("MODIFIED" if known else "ADDED", node)
 
@@ -256,11 +221,13 @@ class KubeServer:
     # ---- connections -------------------------------------------------------------------------------
 
     async def _start(self) -> None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(self._certificate, self._certificate.with_suffix(".key"))
         self._server = await asyncio.start_server(
             self._serve,
             "127.0.0.1",
             self.port,
-            ssl=self.authority.context(),
+            ssl=context,
             ssl_handshake_timeout=10,  # `_finish` waits for a client that has connected and says nothing
             backlog=4096,
         )
@@ -311,8 +278,7 @@ class KubeServer:
         body = await reader.readexactly(int(headers.get("content-length", 0)))
         address = urlsplit(target)
         query = dict(parse_qsl(address.query, strict_parsing=bool(address.query)))
-        received = len(head) + len(body)
-        entry = Asked(method, address.path, query, 0, time.monotonic(), received, 0)
+        entry = Asked(method, address.path, query, 0, time.monotonic())
         try:
             await self._go_wrong(method)
             verb, name = self._authorized(method, address.path, query, raw)
@@ -332,19 +298,16 @@ class KubeServer:
             answer = _status(status, str(refused))
         text = json.dumps(answer).encode()
         lines = [f"HTTP/1.1 {status} X", "Content-Type: application/json", f"Content-Length: {len(text)}"]
-        sent = (
-            "\r\n".join([*lines, *(f"{name}: {value}" for name, value in more.items()), "", ""]).encode()
-            + text
-        )
-        self.asked.append(entry._replace(status=status, sent=len(sent)))
-        writer.write(sent)
+        self.asked.append(entry._replace(status=status))
+        lines += [*(f"{name}: {value}" for name, value in more.items()), "", ""]
+        writer.write("\r\n".join(lines).encode() + text)
         await writer.drain()
         return True
 
     async def _go_wrong(self, method: str) -> None:
         if self.faults.hang:
             await asyncio.get_running_loop().create_future()
-        if self.faults.refuse and (self.faults.reads or method != "GET"):
+        if self.faults.refuse and method != "GET":
             status, headers = self.faults.refuse.pop(0)
             raise RefusedError(status, "told to fail", headers)
 
@@ -491,7 +454,6 @@ class KubeServer:
         stream = _Stream(writer)
         await stream.begin()
         self.asked.append(entry._replace(status=200))
-        number = len(self.asked) - 1
         self._watches.add(task)
         changed = asyncio.Event()
         self._changed.add(changed)
@@ -512,8 +474,6 @@ class KubeServer:
         finally:
             self._changed.discard(changed)
             self._watches.discard(task)
-            if number < len(self.asked):
-                self.asked[number] = self.asked[number]._replace(sent=stream.sent)
 
     async def _tell(
         self, name: str, version: int, stream: _Stream, changed: asyncio.Event, *, bookmarks: bool
@@ -540,7 +500,6 @@ class _Stream:
 
     def __init__(self, writer: asyncio.StreamWriter) -> None:
         self._writer = writer
-        self.sent = 0
 
     async def begin(self) -> None:
         await self._write(
@@ -557,7 +516,6 @@ class _Stream:
         await self._write(b"0\r\n\r\n")
 
     async def _write(self, data: bytes) -> None:
-        self.sent += len(data)
         self._writer.write(data)
         await self._writer.drain()
 
@@ -574,7 +532,6 @@ def _status(code: int, message: str) -> Json:
         "metadata": {},
         "status": "Failure",
         "message": message,
-        "reason": _REASONS.get(code, "Unknown"),
         "code": code,
     }
 

@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 from tests.fakes.daemon import free_port
@@ -43,10 +42,6 @@ class Reporter:
     def metric(self, name: str) -> float:
         (value,) = re.findall(rf"^{re.escape(name)} (\S+)$", self.ask("/metrics")[1], re.MULTILINE)
         return float(value)
-
-    def stat(self, name: str) -> int:
-        text = Path(f"/proc/{self.process.pid}/status").read_text()
-        return int(re.findall(rf"^{name}:\s+(\d+)", text, re.MULTILINE)[0])
 
     def stop(self) -> list[dict[str, Any]]:
         """Its log."""

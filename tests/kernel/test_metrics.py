@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,10 +10,8 @@ from pathlib import Path
 import pytest
 
 from resolver.hami import layout
-from tests.fakes.exposition import Read
 from tests.fakes.gpu import DEFAULT_DEVICES
 from tests.fakes.node import Node
-from tests.fakes.prometheus import program
 from tests.fakes.scraper import Scraper, name_pod
 from tests.fakes.state import Hang
 from tests.patience import until
@@ -131,20 +128,3 @@ def test_while_nvml_hangs_metrics_answer_and_say_so(
 
 
 # ---- the daemon ---------------------------------------------------------------------------------------------------
-
-
-def test_the_linter_of_prometheus_has_nothing_to_say(
-    node: Node, scraping: Callable[..., Scraper], source: str, tmp_path: Path
-) -> None:
-    for name in ("train", "serve", "batch"):
-        container = node.container(name=name)
-        name_pod(tmp_path, container, "ml", name)
-        container.tenant(load=20)
-    scraper = scraping("--metrics-per-process", "--broker", str(tmp_path / "broker" / "broker.sock"))
-    until(lambda: len(scraper.read().all(UTILIZATION)) == 3, "three containers")
-    text = scraper.text()
-    assert len(Read(text.encode()).all("resolver_broker_refused_total")) > 3, "reasons, before there was one"
-    done = subprocess.run(
-        [program("promtool"), "check", "metrics"], input=text, capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stdout + done.stderr) == (0, "")

@@ -88,17 +88,6 @@ def test_no_control_group_can_be_written(node: Node, start_pod: StartPod, direct
     assert [line for line in groups if "ro" not in line[5].split(",")] == []
 
 
-def test_the_pod_is_ready_as_soon_as_it_has_started(node: Node, start_pod: StartPod) -> None:
-    """A kubelet raises an event for each probe that fails."""
-    rendered = pod_of(render(KUSTOMIZE / "base"))
-    startup, readiness = (container_of(rendered)[f"{name}Probe"] for name in ("startup", "readiness"))
-    pod = start_pod(fast(rendered, RESOLVER_SOURCE="scan"))
-    until(lambda: pod.get(startup["httpGet"]["path"]) == 200, "the start")
-    assert pod.get(readiness["httpGet"]["path"]) == 200
-    assert startup["initialDelaySeconds"] > 0
-    assert "initialDelaySeconds" not in readiness
-
-
 def test_dry_run_writes_nothing_and_could_not(node: Node, start_pod: StartPod) -> None:
     container = node.container()
     tenant = container.tenant(guess="wrong")

@@ -99,19 +99,3 @@ def test_upgrade_rollback_and_removal(
     after |= on_the_node(node_paths["/run/resolver"].parent)
     after = {path: each for path, each in after.items() if path not in stays}
     assert after == before
-
-
-def test_a_new_version_that_fails_leaves_the_old_one_at_work(
-    node: Node, start_pod: StartPod, versions: dict[str, Path], pod: Manifest, tmp_path: Path
-) -> None:
-    container = node.container()
-    tenant = container.tenant(guess="none")
-    old = start_pod(pod)
-    repaired(container, [tenant])
-    broken = start_pod(fast(pod, RESOLVER_INTERVAL="never"))
-    assert broken.wait() == 2
-    assert any("RESOLVER_INTERVAL" in text for text in broken.other_output)
-    broken.other_output.clear()
-    write_hostpid(container, tenant, WRONG)
-    repaired(container, [tenant])
-    assert old.stop() == 0

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import subprocess
-import sys
 import tarfile
 from pathlib import Path
 
@@ -68,22 +67,3 @@ def test_the_image_can_be_loaded_and_says_which_version_it_is(dist: Path) -> Non
     assert config["config"]["Labels"]["org.opencontainers.image.version"] == __version__
     assert config["config"]["Entrypoint"] == ["resolver"]
     assert len(config["rootfs"]["diff_ids"]) == len(manifest["Layers"])
-
-
-def test_the_wheel_is_installed_with_all_it_needs(dist: Path, tmp_path: Path) -> None:
-    """As `pip install hami-resolver` does, with the files of this release in the place of an index."""
-    subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
-    pip = [f"{tmp_path}/venv/bin/pip", "install", "--quiet", "--disable-pip-version-check"]
-    subprocess.run([*pip, f"--find-links={dist}", f"hami-resolver=={__version__}"], check=True)
-    for name in ("resolver", "kubectl-resolver"):
-        done = subprocess.run(
-            [tmp_path / "venv/bin" / name, "--help"], cwd="/", capture_output=True, text=True, check=True
-        )
-        assert "explain" in done.stdout
-    pages = {page.name for page in (tmp_path / "venv/share/man/man1").iterdir()}
-    assert {"resolver.1", "resolver-explain.1", "resolver-bundle.1"} <= pages
-    out = tmp_path / "bundle.tar.gz"
-    bundle = [f"{tmp_path}/venv/bin/resolver", "bundle", f"--output={out}", f"--socket={tmp_path}/none"]
-    subprocess.run(bundle, cwd="/", check=True, capture_output=True)
-    with tarfile.open(out) as archive:
-        assert any(name.endswith("/versions.json") for name in archive.getnames())

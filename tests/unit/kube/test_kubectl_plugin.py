@@ -158,14 +158,6 @@ def test_during_an_update_the_pod_that_works_is_asked(cluster: Cluster) -> None:
         assert rows(cluster("status").stdout)["gpu-a"][1] == "yes"
 
 
-@pytest.mark.parametrize("directory", ["base", "overlays/netlink", "overlays/scan-only", "overlays/dry-run"])
-def test_the_pods_of_the_kustomization_are_found_as_well(cluster: Cluster, directory: str) -> None:
-    daemon_set = charts.the("DaemonSet", render(KUSTOMIZE / directory))
-    cluster.state["pods"] = [daemon_pod(daemon_set, "gpu-k")]
-    cluster.state["exec"] = {"resolver/resolver-gpu-k": cluster.state["exec"]["gpu-tools/resolver-gpu-a"]}
-    assert rows(cluster("status").stdout)["gpu-k"][1] == "yes"
-
-
 def test_the_reporters_pods_are_no_daemons_and_a_sidecar_is_found_by_its_labels(cluster: Cluster) -> None:
     values = IMAGE | {"reportDevices": {"enabled": True}}
     both = [each for each in charts.render(values, namespace="gpu-tools") if each["kind"] == "DaemonSet"]

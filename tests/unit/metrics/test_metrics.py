@@ -20,11 +20,10 @@ from resolver.cli import main
 from resolver.config import Settings
 from resolver.gpu.attribution import Joined, Sample
 from resolver.gpu.inventory import Gpu, GpuDetails, Illness, Inventory, MigInstance, Xid
-from resolver.hami.hostpid_policy import Origin
 from resolver.metrics import Page, collector, families, hami_names, own
 from resolver.metrics.family import prometheus_name
 from resolver.serve import pages
-from resolver.state import Container, Counted, HamiCounts, Process, RegionReport, SlotReport, Snapshot, Worker
+from resolver.state import Container, Counted, HamiCounts, Process, RegionReport, SlotReport, Snapshot
 from tests.fakes.exposition import Read
 from tests.fakes.pictures import picture
 
@@ -326,20 +325,6 @@ def test_there_are_only_so_many_series(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(found.series) < 400
 
 
-def test_what_we_name_has_no_blanks_in_a_label() -> None:
-    workers = (Worker("nvml worker", 2, 1, "it hung"), Worker("slot writer", 1, 0, None))
-    found = read(node((), workers=workers, policy={"origin": Origin.BY_VERSION}), metrics_per_process=True)
-    values = {
-        (name, label, value)
-        for name, labels in found.series
-        for label, value in labels
-        if name not in ("resolver_build_info", "resolver_gpu_info")
-    }
-    assert [each for each in values if " " in each[2]] == []
-    assert found.one("resolver_worker_starts_total", worker="nvml_worker") == 2
-    assert found.one("resolver_hostpid_namespace_origin", resolver_hostpid_namespace_origin="by_version") == 1
-
-
 # ---- HAMi's names -------------------------------------------------------------------------------------------------
 
 
@@ -531,6 +516,7 @@ def test_what_the_daemon_counts_is_told() -> None:
         ("resolver_pass_duration_seconds_bucket", {"le": "+Inf"}, 1),
     ):
         assert found.one(name, **labels) == value, name
+    assert len(found.all("resolver_broker_refused_total")) > 3  # reasons, before there was one
     assert not [name for name, _ in read(snapshot).series if "broker" in name]
 
 
