@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from resolver.workers.driver_probe import RIGHTS as PROBE_RIGHTS
 from tests.fakes.container import DEFAULT_RIGHTS
 from tests.fakes.node import Node
 from tests.kernel.conftest import hostpid_of
-from tests.kernel.rights import FRAGILE, rights, works
+from tests.kernel.rights import rights, works
 from tests.manifests import KUSTOMIZE, ROOT, container_of, pod_of, render
 from tests.patience import never, until
 from tests.runtime.conftest import StartPod, fast
@@ -77,17 +76,6 @@ def test_what_it_mounts_is_what_it_needs_to_look_up_by_container(node: Node, sta
         assert (told["host_pid"], told["source"]) == (tenant.host_pid, source)
 
 
-@pytest.mark.parametrize("directory", [KUSTOMIZE / "base", FIXTURES / "sidecar"], ids=["base", "sidecar"])
-def test_no_control_group_can_be_written(node: Node, start_pod: StartPod, directory: Path) -> None:
-    """On cgroup v1 each controller is a mount of its own, which a read-only mount of the tree leaves writable."""
-    pod = start_pod(fast(pod_of(render(directory)), RESOLVER_SOURCE="scan"))
-    pod.wait_for("source")
-    lines = [line.split() for line in Path(f"/proc/{pod.host_pid}/mountinfo").read_text().splitlines()]
-    groups = [line for line in lines if line[line.index("-") + 1] in ("cgroup", "cgroup2")]
-    assert groups  # what the runtime gives every container: its own
-    assert [line for line in groups if "ro" not in line[5].split(",")] == []
-
-
 def test_dry_run_writes_nothing_and_could_not(node: Node, start_pod: StartPod) -> None:
     container = node.container()
     tenant = container.tenant(guess="wrong")
@@ -116,20 +104,6 @@ def test_on_a_fresh_node_it_is_up_before_hami_and_repairs_what_comes(
     tenant = container.tenant(guess="none")
     until(lambda: hostpid_of(container, tenant) == tenant.host_pid, "a repair")
     assert pod.stop() == 0
-
-
-def test_a_source_that_failed_starts_again(node: Node, start_pod: StartPod) -> None:
-    """Under ``no_new_privs``, with nothing but the manifest's capabilities."""
-    container = node.container()
-    pod = start_pod(fast(pod_of(render(KUSTOMIZE / "base"))), wrapper=FRAGILE)
-    for count in (1, 2):
-        pod.wait_for("source", source="bpf", count=count)
-        until(lambda: rights(pod.host_pid).effective == SOURCE_RECORDS["bpf"].keeps(RELEASE), "the drop")
-        pod.signal(signal.SIGUSR1)
-        pod.wait_for("source_failed", source="bpf", count=count)
-    pod.wait_for("source", source="bpf", count=3)
-    tenant = container.tenant(guess="none")
-    until(lambda: hostpid_of(container, tenant) == tenant.host_pid, "a repair")
 
 
 @pytest.mark.parametrize("base", ["base", "overlays/scan-only"])

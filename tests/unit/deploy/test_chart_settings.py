@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
 import msgspec
-import pytest
 import yaml
 
 from resolver import config
 from resolver.config import SETTINGS, Settings
-from tests.charts import CHART, RefusedError, environment, render
+from tests.charts import CHART, environment, render
 from tests.manifests import container_of, pod_of
 
 #: The chart's own defaults, where they differ. A pod waits for the one before it; nobody else starts daemons there. It
@@ -53,24 +50,6 @@ def other(name: str) -> tuple[Any, Any]:
         return setting.choices[-1], setting.choices[-1]
     given = TEXTS[name]
     return given, tuple(given) if isinstance(given, list) else given
-
-
-#: Values that the daemon takes and the chart does not, because of what a pod is.
-NOT_IN_A_POD: dict[str, list[Any]] = {
-    "containers_dir": ["relative"],
-    "run_dir": ["relative"],
-    "pod_logs_dir": ["relative"],
-    "container_logs_dir": ["relative"],
-    "socket": ["relative.sock", "/elsewhere/resolver.sock"],
-    "tenant_socket": ["/elsewhere/tenants/resolver.sock"],
-    "socket_group": ["operators"],  # the node's names are not the image's
-    "broker": ["/broker.sock", "/run/hami/broker.sock"],
-    "metrics_addr": ["192.0.2.1:9395", "localhost:9395"],  # without the host's network
-}
-
-
-def values_of(name: str, value: Any) -> dict[str, Any]:
-    return {"source": value} if name == "source" else {"settings": {name: value}}
 
 
 def arrived(values: dict[str, Any]) -> dict[str, str]:
@@ -120,43 +99,3 @@ def test_a_setting_that_is_taken_away_is_the_daemons_default() -> None:
     variables = arrived({"settings": {"interval": None, "wait": None, "map_size": None}})
     assert {"RESOLVER_INTERVAL", "RESOLVER_WAIT", "RESOLVER_MAP_SIZE"} & variables.keys() == set()
     assert config.load(environ=variables) == Settings(containers_dir=OTHER_DEFAULTS["containers_dir"])
-
-
-def pairs(table: dict[str, list[Any]]) -> list[tuple[str, Any]]:
-    return [(name, value) for name, values in table.items() for value in values]
-
-
-@pytest.mark.parametrize(("name", "value"), pairs(NOT_IN_A_POD))
-def test_what_a_pod_cannot_have_is_refused(name: str, value: Any) -> None:
-    assert getattr(config.load({name: value}), name) is not None
-    with pytest.raises(RefusedError, match=name):
-        render(values_of(name, [value] if name == "containers_dir" else value))
-
-
-def closed(schema: dict[str, Any], definitions: dict[str, Any], path: str = "") -> Iterator[str]:
-    """Every name that the schema knows, where it knows them all; the objects of Kubernetes are named, not entered."""
-    schema = definitions[schema["$ref"].rsplit("/", 1)[1]] if "$ref" in schema else schema
-    kubernetes = path.endswith(("Probe", "Profile", "updateStrategy", "resources"))
-    if schema.get("additionalProperties") is False and not kubernetes:
-        for name, below in schema["properties"].items():
-            yield from closed(below, definitions, f"{path}.{name}" if path else name)
-    else:
-        yield path
-
-
-def explained(text: str) -> Iterator[str]:
-    """The dotted name below each comment that begins with ``# --``."""
-    path: list[str] = []
-    for comment, indent, name in re.findall(r"(?m)((?:^ *#.*\n)*)^( *)(\w+):", text):
-        path[len(indent) // 2 :] = [name]
-        if re.search(r"# -- \S", comment):
-            yield ".".join(path)
-
-
-def test_schema_and_values_name_the_same_and_every_value_is_explained() -> None:
-    whole = json.loads((CHART / "values.schema.json").read_text())
-    known = set(closed(whole, whole["definitions"])) - {"global"}  # Helm's own, for charts in charts
-    names = list(explained((CHART / "values.yaml").read_text()))
-    assert len(names) > 80
-    assert len(names) == len(set(names))
-    assert set(names) == known
