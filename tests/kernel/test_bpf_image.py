@@ -127,12 +127,6 @@ def test_a_file_that_somebody_else_may_have_written_is_not_taken(kept_in: Path, 
         image.find(str(kept_in), "mark")
 
 
-def test_what_was_made_of_something_else_is_not_taken(kept_in: Path) -> None:
-    image.save(str(kept_in), "mark", {})
-    with pytest.raises(image.ImageError, match="something else"):
-        image.find(str(kept_in), "another")
-
-
 def test_the_mark_follows_source_and_constants(tmp_path: Path) -> None:
     (tmp_path / "include").mkdir()
     header = tmp_path / "include" / "a.h"

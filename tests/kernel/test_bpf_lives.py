@@ -108,19 +108,6 @@ def test_a_vforked_child_is_a_process_before_and_after_it_execs(pidmap: BpfPidMa
         gone(pidmap, before)
 
 
-def test_a_clone_into_a_new_namespace(pidmap: BpfPidMap, lives: Path) -> None:
-    with life(lives, "clone") as process:
-        process.ready()
-        child = child_of(process.host_pid)
-        record = found(pidmap, child)
-        pidns = Procfs().pidns(child)
-        assert record.levels == ((HOST_PIDNS, child), (pidns, 1))
-        assert firsts(pidmap)[pidns] == (child, record.start_ns)
-        process.end()
-        gone(pidmap, record)
-        assert pidns not in firsts(pidmap)
-
-
 def test_a_process_that_enters_a_namespace_and_forks(pidmap: BpfPidMap, lives: Path) -> None:
     with life(lives, "clone") as container:
         init = child_of(container.ready().host_pid)

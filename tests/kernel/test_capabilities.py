@@ -64,16 +64,6 @@ def test_one_that_has_everything_gives_it_up(node: Node, start: Start, source: s
         assert child.filtered
 
 
-def test_auto_keeps_what_any_source_may_need_later(node: Node, start: Start) -> None:
-    daemon = start(node, *FAST, "--source", "auto", "--hostpid-namespace", "host")
-    daemon.wait_for("source")
-    own = rights(daemon.process.pid)
-    optional = frozenset({"DAC_OVERRIDE"})
-    needed = frozenset().union(*(each.rights for each in SOURCE_RECORDS.values()), optional)
-    until(lambda: rights(daemon.process.pid).permitted == needed, "the drop")
-    assert own.effective == SOURCE_RECORDS["bpf"].keeps(RELEASE) | optional
-
-
 @pytest.mark.parametrize("namespace", ["host", "auto"], ids=["nothing to measure", "a driver to measure"])
 def test_what_no_source_needs_is_given_up_before_anybody_is_answered(
     node: Node, start: Start, namespace: str, tmp_path: Path
@@ -97,15 +87,6 @@ def test_what_no_source_needs_is_given_up_before_anybody_is_answered(
     daemon.wait_for("source", source="bpf")
     left = needed if namespace == "host" else needed | others
     until(lambda: rights(daemon.process.pid).permitted == left, "the drop")
-
-
-@pytest.mark.parametrize("missing", ["BPF", "PERFMON"])
-def test_each_capability_of_the_map_is_needed(node: Node, start: Start, missing: str) -> None:
-    wrapper = with_nothing_but(SOURCE_RECORDS["bpf"].rights - {missing})
-    daemon = start(node, *FAST, "--source", "bpf", wrapper=wrapper)
-    assert daemon.wait() == 4
-    (sentence,) = daemon.other_output
-    assert sentence.startswith(f"resolver run: --source bpf does not work here: CAP_{missing} is missing")
 
 
 def test_without_the_one_that_every_source_needs_it_is_said_and_nothing_guessed(

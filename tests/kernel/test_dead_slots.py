@@ -129,22 +129,6 @@ def test_no_monitor_counts_a_process_that_has_ended(tmp_path: Path, start: Start
         until(reported(0), "the end of the last one")
 
 
-def test_what_was_left_behind_before_the_daemon_came_is_zeroed_too(node: Node, start: Start) -> None:
-    """A copy above proc_num by a move that no daemon saw, and the slot of a process that ended cleanly."""
-    container = node.container(watcher=False)
-    tenants = [container.tenant() for _ in range(3)]
-    for tenant in tenants:
-        write_sm_util(container, tenant.slot()["index"], 40)
-    tenants[0].stop()
-    assert tenants[1].command("compact") == {"proc_num": 2}
-    tenants[1].stop()
-    assert [sum(view.values()) for view in container.monitor_views().values()] == [40, 80, 120]
-    tenants[2].kill()
-    container.stop()
-    start(node, *FAST, "--source", "scan")
-    until(lambda: sum(container.monitor_view().values()) == 0, "nothing in any monitor")
-
-
 # ---- containers that ended while no daemon ran ----------------------------------------------------------------------
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -167,16 +166,6 @@ def test_a_pod_with_one_pid_namespace(start_as: StartAs) -> None:
     assert host_pid(A, 1, "--pidns", nested.pidns) == nested.host_pid
 
 
-def test_nested_namespaces(node: Node) -> None:
-    container = node.container()
-    cid, nested = container.container_id, container.spawn(SLEEP, nested=True)
-    assert host_pid(cid, 1) == container.init_host_pid
-    assert host_pid(cid, 1, "--pidns", nested.pidns) == nested.host_pid
-    # The nested process has a number of the container's own namespace, too.
-    assert host_pid(cid, Procfs().ns_pids(nested.host_pid)[1]) == nested.host_pid
-    assert f"they are in: {container.pidns}" in refused(1, cid, 1, "--pidns", 4026531999)
-
-
 def test_threads_and_the_dead_are_no_processes(node: Node) -> None:
     container = node.container()
     cid, threads = container.container_id, container.spawn([sys.executable, "-c", THREAD])
@@ -273,16 +262,6 @@ class Interrupted(Procfs):
             return handle
         self.happen(host_pid)
         return super().open_handle(host_pid)
-
-
-def test_those_that_stay_are_found_among_those_that_go(node: Node) -> None:
-    container = node.container()
-    staying = [container.spawn(SLEEP) for _ in range(20)]
-    churn = "echo; while :; do /bin/true & /bin/true & wait; done"
-    container.spawn(["/bin/sh", "-c", churn]).read_line()
-    procfs = Procfs()
-    for process in random.Random(7).choices(staying, k=60):
-        assert lookup(procfs, container.container_id, process.ns_pid).host_pid == process.host_pid
 
 
 @pytest.mark.parametrize("use_pidfd", [True, False])

@@ -79,16 +79,6 @@ def test_without_the_setting_nothing_is_looked_for(node: Node, start: Start) -> 
     never(lambda: docker.hostpid(tenant) == tenant.host_pid or daemon.said("region_found"), "a repair", 1.5)
 
 
-def test_host_directories_go_on_beside(node: Node, start: Start) -> None:
-    docker, pod = Docker(node), node.container(name="pod")
-    start(node, *FAST, "--source", "scan")
-    inside, outside = docker.tenant(load=30), pod.tenant(load=30, guess="wrong")
-    repaired(docker, inside)
-    until(
-        lambda: (s := pod.region().slot(outside.ns_pid)) and s.hostpid == outside.host_pid, "the other repair"
-    )
-
-
 PLACE, NEW = "/tmp/place", "/tmp/new"  # noqa: S108
 #: What the tenant puts in the place of its directory {d}, from {n}, where its file {c} would have been found.
 OVER = "mkdir {n}; %s; mount --bind {n} {d}"

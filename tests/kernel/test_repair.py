@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import textwrap
 from collections.abc import Mapping
@@ -18,15 +17,13 @@ from tests.fakes.regions import LAYOUTS
 from tests.kernel.conftest import (
     EVERY_SOURCE,
     FAST,
-    WRITER,
     Start,
     hostpid_of,
     lock_words,
     slot_of,
     with_every_source,
-    write_hostpid,
 )
-from tests.patience import never, until
+from tests.patience import until
 
 pytestmark = pytest.mark.usefixtures("source")  # the best, unless a test wants each of them
 
@@ -92,20 +89,6 @@ def test_each_reason_is_repaired_once(node: Node, start: Start, layout: str) -> 
             until(lambda t=tenant: t.slot()["sm_util"] == [t.load], "the tenant's own utilization")  # type: ignore[misc]
 
 
-def test_what_is_right_is_left_alone(node: Node, start: Start) -> None:
-    container = node.container(watcher=False)
-    tenant = container.tenant(guess="none")
-    write_hostpid(container, tenant, tenant.host_pid)
-    before, changed_at = container.cache.read_bytes(), container.cache.stat().st_mtime_ns
-    daemon = start(node, *FAST)
-    other = node.container(name="other")
-    passes(daemon, other)
-    passes(daemon, other)
-    assert container.cache.read_bytes() == before
-    assert container.cache.stat().st_mtime_ns == changed_at
-    assert daemon.said("repair", container=container.directory.name) == []
-
-
 # ---- PID namespaces -----------------------------------------------------------------------------------------------
 
 
@@ -168,24 +151,6 @@ def test_a_restarted_container_takes_its_slot_again_without_a_byte_changing(node
     ]
 
 
-def test_a_restart_long_ago_is_noticed_too(node: Node, start: Start) -> None:
-    """The slot stays dead until looks at it have become rare; the new owner is found all the same."""
-    container = node.container(watcher=False)
-    before = container.tenant(load=30, guess="none")
-    start(node, *FAST)
-    until(lambda: slot_of(container, before.ns_pid).sm_util == (30,), "its load")
-    before.kill()
-    until(lambda: slot_of(container, before.ns_pid).sm_util == (0,), "the dead one's 0")
-    other = node.container(name="other")
-    for _ in range(8):  # looks at the dead slot go by meanwhile
-        tenant = other.tenant(guess="none")
-        until(lambda t=tenant: hostpid_of(other, t) == t.host_pid, "a repair elsewhere")  # type: ignore[misc]
-    container.restart()
-    after = container.tenant(load=20, guess="none")
-    until(lambda: hostpid_of(container, after) == after.host_pid, "the new owner")
-    until(lambda: slot_of(container, after.ns_pid).sm_util == (20,), "the new owner's load")
-
-
 EXECING = """
     import mmap, os, struct, sys
     path, procs, proc_num, status, *program = sys.argv[1:]
@@ -227,18 +192,6 @@ def test_a_process_that_execs_keeps_its_slot_right(node: Node, start: Start) -> 
     assert len(repairs_of(daemon, container, process)) == 1
 
 
-def test_a_process_that_has_become_a_program_without_the_file_is_nobody(node: Node, start: Start) -> None:
-    container = node.container(watcher=False)
-    container.tenant(guess="none").stop()
-    process = execing(container, "/bin/sleep", "1000")
-    process.write_line("now")
-    until(lambda: os.readlink(f"/proc/{process.host_pid}/exe").endswith(("sleep", "coreutils")), "the exec")
-    before = container.cache.read_bytes()
-    daemon = start(node, "--once")
-    assert daemon.wait() == 1
-    assert container.cache.read_bytes() == before
-
-
 # ---- utilization --------------------------------------------------------------------------------------------------
 
 
@@ -254,51 +207,3 @@ def test_auto_writes_only_where_nobody_else_does(node: Node, start: Start) -> No
     until(lambda: sum(watched.monitor_view().values()) == 0, "idleness that the watcher writes")
     daemon.stop()
     assert daemon.counters()["utilization_writes"] == 2  # 70, and 0: both in the container without a watcher
-
-
-def test_never_writes_no_utilization_and_repairs_all_the_same(node: Node, start: Start) -> None:
-    container = node.container(watcher=False)
-    tenant = container.tenant(load=70, guess="none")
-    daemon = start(node, "--write-utilization", "never", *FAST)
-    until(lambda: hostpid_of(container, tenant) == tenant.host_pid, "the repair")
-    never(lambda: sum(container.monitor_view().values()), "a utilization that nobody wrote", 1.0)
-    daemon.stop()
-    assert "utilization_writes" not in daemon.counters()
-
-
-# ---- restraint ----------------------------------------------------------------------------------------------------
-
-
-def test_a_dry_run_writes_not_one_byte(node: Node, start: Start) -> None:
-    containers = [
-        node.container(name=name, layout=name, watcher=watcher)
-        for name, watcher in zip(LAYOUTS, (True, False, True, False, False), strict=True)
-    ]
-    tenants = {c.tenant(load=60, guess="none"): c for c in containers}
-    before = [(c.cache.read_bytes(), c.cache.stat().st_mtime_ns) for c in containers]
-    daemon = start(node, "--dry-run", *FAST)
-    for tenant, container in tenants.items():
-        line = daemon.wait_for("would_repair", container=container.directory.name, ns_pid=tenant.ns_pid)
-        assert (line["reason"], line["before"], line["after"]) == ("missing", 0, tenant.host_pid)
-    never(lambda: WRITER in daemon.children(), "a slot writer in a dry run", 1.0)
-    assert [(c.cache.read_bytes(), c.cache.stat().st_mtime_ns) for c in containers] == before
-    assert len(daemon.said("would_repair")) == len(tenants)  # each once, not each pass
-    assert daemon.said("repair") == []
-
-
-@pytest.mark.parametrize("release", ["2.8.0", "2.9.0", "main"])
-def test_the_tenants_own_guess_is_no_conflict(node: Node, start: Start, release: str) -> None:
-    """It takes its slot, is repaired, starts CUDA, and guesses its container PID: repaired again, and that is all."""
-    container = node.container(release=release)
-    daemon = start(node)
-    node.container(name="first").tenant(load=5, guess="none")
-    daemon.wait_for("repair")
-    tenant = container.tenant(load=40, init_waits=True)
-    daemon.wait_for("repair", container=container.directory.name, reason="missing")
-    tenant.init()
-    line = daemon.wait_for("repair", container=container.directory.name, reason="wrong_namespace")
-    assert (line["before"], line["after"]) == (tenant.ns_pid, tenant.host_pid)
-    until(lambda: tenant.slot()["sm_util"] == [40], "the load")
-    daemon.stop()
-    assert daemon.said("conflict") == []
-    assert not daemon.counters().get("conflicts")

@@ -6,10 +6,8 @@ import contextlib
 import importlib
 import re
 import struct
-import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from types import ModuleType
 from typing import Final
 
@@ -114,14 +112,6 @@ def test_a_broken_description_is_refused(btf: ModuleType, blob: Blob, how: str) 
     }.get(how, blob.bytes())
     with pytest.raises(btf.BtfError):
         btf.Btf(broken).offset("far", "nearer")
-
-
-def test_the_reader_needs_nothing_but_the_standard_library(root: Path) -> None:
-    code = "import sys; sys.path.insert(0, sys.argv[1]); import btf, loader"
-    done = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", code, root / "bpf"], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
 
 
 def test_type_ids_by_name_and_kind(btf: ModuleType, blob: Blob) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
@@ -190,18 +189,6 @@ def test_an_event_that_is_missed_during_a_comparison_brings_another(
     large._next_walk = 0.0
     _tend(large)
     assert large.exact() is large.bpf
-
-
-def test_a_map_that_is_to_be_compared_says_when(large: Mapped, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody has to ask for it again and again meanwhile: where many processes come and go that is all the time."""
-    monkeypatch.setattr("resolver.pids.bpf.SLICE_SECONDS", 0.0)
-    large.tend()
-    assert time.monotonic() < large.tend_at < time.monotonic() + 10
-    large._next_walk = 0.0
-    large.tend()
-    assert large.tend_at < time.monotonic()  # it goes on with each pass
-    _tend(large)
-    assert time.monotonic() < large.tend_at
 
 
 def test_after_a_missed_event_no_absence_counts_before_the_map_was_compared(
