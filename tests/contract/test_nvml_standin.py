@@ -8,7 +8,6 @@ import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,20 +16,8 @@ from tests.fakes import build
 from tests.fakes.chain import Chain
 from tests.fakes.gpu import DEFAULT_DEVICES, Gpu, Load
 from tests.fakes.nvml_probe import NvmlCallError, Probe, device
-from tests.fakes.state import Answer
 
-SUCCESS, INVALID_ARGUMENT, INSUFFICIENT_SIZE = 0, 2, 7
 FOREIGN_NS = 4026599999
-#: Calls of a device, after nvmlDeviceGet, and how many pointers each takes.
-NULLS = {
-    "UUID": 2, "Name": 2, "Index": 1, "MinorNumber": 1, "MemoryInfo": 1, "UtilizationRates": 1, "PowerUsage": 1,
-    "EnforcedPowerLimit": 1, "TotalEnergyConsumption": 1, "CurrentClocksThrottleReasons": 1,
-    "CurrPcieLinkGeneration": 1, "CurrPcieLinkWidth": 1, "PcieReplayCounter": 1, "EncoderUtilization": 2,
-    "DecoderUtilization": 2, "SupportedEventTypes": 1, "MigMode": 2, "MaxMigDeviceCount": 1, "EccMode": 2,
-    "MPSComputeRunningProcesses": 2, "MPSComputeRunningProcesses_v2": 2, "MPSComputeRunningProcesses_v3": 2,
-    "ComputeRunningProcesses": 2, "ComputeRunningProcesses_v2": 2, "ComputeRunningProcesses_v3": 2,
-    "ProcessUtilization": 3, "ProcessesUtilizationInfo": 1,
-}  # fmt: skip
 
 
 class Client:
@@ -97,19 +84,6 @@ def _host(pid: int) -> Chain:
 # ---- start and end -----------------------------------------------------------------------------
 
 
-def test_without_a_state_file_the_driver_is_not_loaded(bench: Bench) -> None:
-    for variables in ({"NVML_STANDIN_STATE": "/nonexistent"}, {"NVML_STANDIN_STATE": os.devnull}):
-        nvml = bench.stack.enter_context(Probe(bench.environment() | variables))
-        with pytest.raises(NvmlCallError, match="NVMLError_DriverNotLoaded"):
-            nvml("nvmlInit")
-
-
-def test_without_the_library_nvidia_ml_py_says_so(bench: Bench) -> None:
-    nvml = bench.stack.enter_context(Probe(bench.environment() | {"LD_LIBRARY_PATH": str(bench.root)}))
-    with pytest.raises(NvmlCallError, match="NVMLError_LibraryNotFound"):
-        nvml("nvmlInit")
-
-
 def test_a_library_that_is_newer_than_the_driver_does_not_start(bench: Bench) -> None:
     bench.gpu.driver_version = "535.104.05"
     with pytest.raises(NvmlCallError, match="NVMLError_LibRmVersionMismatch"):
@@ -135,46 +109,6 @@ def test_a_wrong_argument_has_its_own_error(
         bench.probe()(call, *arguments)
 
 
-@pytest.mark.parametrize("call", NULLS)
-def test_null_is_an_invalid_argument(bench: Bench, call: str) -> None:
-    assert (
-        bench.probe()("status_with_nulls", f"nvmlDeviceGet{call}", device(0), NULLS[call]) == INVALID_ARGUMENT
-    )
-
-
-def test_a_handle_that_is_none_is_an_invalid_argument(bench: Bench) -> None:
-    assert bench.probe()("status_with_nulls", "nvmlDeviceGetIndex", None, 1) == INVALID_ARGUMENT
-
-
-@pytest.mark.parametrize("code", [*range(1, 31), 999])
-def test_each_error_is_answered_on_demand_and_is_the_one_of_the_binding(bench: Bench, code: int) -> None:
-    nvml = bench.probe()
-    name = nvml("error_class", code)
-    on_first = replace(DEFAULT_DEVICES[0], errors={Answer.TEMPERATURE: code})
-    bench.gpu.set_devices([on_first, DEFAULT_DEVICES[1]])
-    with pytest.raises(NvmlCallError, match=f"^{name}$"):
-        nvml("nvmlDeviceGetTemperature", device(0), 0)
-    assert nvml("nvmlDeviceGetPowerUsage", device(0)) == 180_000
-    assert nvml("nvmlDeviceGetTemperature", device(1), 0) == 61
-    bench.gpu.set_errors({Answer.COUNT: code})
-    with pytest.raises(NvmlCallError, match=f"^{name}$"):
-        nvml("nvmlDeviceGetCount")
-    assert nvml("nvmlErrorString", code) != ("Unknown Error" if code != 999 else "")
-
-
-# ---- the process list --------------------------------------------------------------------------
-
-
-def test_a_short_list_buffer_says_how_much_is_needed(bench: Bench) -> None:
-    nvml = bench.probe()
-    for _ in range(3):
-        bench.client()
-    assert nvml("list_into", device(0), 0) == [INSUFFICIENT_SIZE, 3]
-    assert nvml("list_into", device(0), 2) == [INSUFFICIENT_SIZE, 3]
-    assert nvml("list_into", device(0), 3) == [SUCCESS, 3]
-    assert nvml("list_into", device(0), 9) == [SUCCESS, 3]
-
-
 # ---- samples -----------------------------------------------------------------------------------
 
 
@@ -195,15 +129,6 @@ def test_there_is_one_sample_per_process_and_it_is_the_newest_since(bench: Bench
         seen(400)
     (newest,) = nvml(call, device(0), 300)
     assert (newest["memUtil"], newest["encUtil"], newest["decUtil"]) == (5, 6, 7)
-
-
-def test_a_short_sample_buffer_says_how_much_is_needed(bench: Bench) -> None:
-    nvml = bench.probe()
-    for pid in (11, 12, 13):
-        bench.gpu.add_sample(_host(pid), 0, Load(sm=1), 100)
-    assert nvml("samples_into", device(0), 1, 0) == [INSUFFICIENT_SIZE, 3]
-    assert nvml("samples_into", device(0), 3, 0) == [SUCCESS, 3]
-    assert nvml("samples_into", device(0), 8, 0) == [SUCCESS, 3]
 
 
 # ---- releases of the driver --------------------------------------------------------------------

@@ -101,49 +101,10 @@ def _serve() -> None:
                 pynvml.nvmlDeviceGetHandleByIndex(a[DEVICE_KEY]) if isinstance(a, dict) else a
                 for a in arguments
             ]
-            function = getattr(sys.modules[__name__], name, None) or getattr(pynvml, name)
-            answer: dict[str, object] = {"result": _plain(function(*real))}
+            answer: dict[str, object] = {"result": _plain(getattr(pynvml, name)(*real))}
         except (pynvml.NVMLError, pynvml.NVMLLibraryMismatchError) as error:
             answer = {"error": type(error).__name__}
         print(json.dumps(answer), flush=True)
-
-
-# Calls below nvidia-ml-py's own protocol, by names that it does not have.
-
-
-def status_with_nulls(name: str, handle: object, pointers: int) -> int:
-    """The raw status of a call that gets null for every pointer."""
-    import pynvml
-
-    status: int = pynvml._nvmlGetFunctionPointer(name)(handle, *([None] * pointers))
-    return status
-
-
-def error_class(code: int) -> str:
-    """The name of nvidia-ml-py's exception for an nvmlReturn_t."""
-    import pynvml
-
-    return type(pynvml.NVMLError(code)).__name__
-
-
-def samples_into(handle: object, room: int, since_us: int) -> tuple[int, int]:
-    """(status, count) of nvmlDeviceGetProcessUtilization with a buffer of `room` entries."""
-    import pynvml
-
-    count = ctypes.c_uint(room)
-    buffer = (pynvml.c_nvmlProcessUtilizationSample_t * room)()
-    call = pynvml._nvmlGetFunctionPointer("nvmlDeviceGetProcessUtilization")
-    return call(handle, buffer, ctypes.byref(count), ctypes.c_ulonglong(since_us)), count.value
-
-
-def list_into(handle: object, room: int) -> tuple[int, int]:
-    """(status, count) of nvmlDeviceGetComputeRunningProcesses_v3 with a buffer of `room` entries."""
-    import pynvml
-
-    count = ctypes.c_uint(room)
-    buffer = (pynvml.c_nvmlProcessInfo_v3_t * max(1, room))()
-    call = pynvml._nvmlGetFunctionPointer("nvmlDeviceGetComputeRunningProcesses_v3")
-    return call(handle, ctypes.byref(count), buffer), count.value
 
 
 if __name__ == "__main__":

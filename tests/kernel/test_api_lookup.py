@@ -7,8 +7,6 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import pytest
-
 from resolver import client
 from resolver.base.errors import NotFound, ProcessGone
 from resolver.linux.procfs import Procfs
@@ -16,7 +14,7 @@ from resolver.lookup.forward import lookup
 from tests.fakes.container import Container
 from tests.fakes.daemon import Daemon
 from tests.fakes.node import Node
-from tests.kernel.conftest import EVERY_SOURCE, FAST, Start
+from tests.kernel.conftest import EVERY_SOURCE, Start
 from tests.kernel.serving import SLEEP, Orders, serving
 from tests.patience import PATIENCE_S, until
 
@@ -169,26 +167,3 @@ def test_a_number_that_is_used_again_is_another_process(node: Node, start: Start
     container.stop()
     assert alone(daemon, (container.container_id, 1)) == {}
     assert seen >= (40 if source == "bpf" else 1)  # a scan rests between two looks
-
-
-def test_a_restarted_container_is_another(node: Node, start: Start, source: str) -> None:
-    container = node.container()
-    daemon = serving(start, node)
-    for _ in range(5):
-        until(lambda: alone(daemon, (container.container_id, 1)), "its answer")
-        before, old = container.container_id, container.init_host_pid
-        container.restart()
-        assert container.init_host_pid != old
-        until(lambda: alone(daemon, (container.container_id, 1)).get("host_pid") == container.init_host_pid)
-        gone = client.get(f"/v1/lookup?container={before}&pid=1", socket_path=str(daemon.socket), seconds=10)
-        assert gone is not None
-        assert gone[0] == 404
-
-
-@pytest.mark.parametrize("path", ["/proc/resolver.sock", "/" + "x" * 120], ids=["no place", "too long"])
-def test_a_socket_that_cannot_be_made_ends_no_repair(node: Node, start: Start, path: str) -> None:
-    container = node.container()
-    tenant = container.tenant(guess="none")
-    daemon = start(node, *FAST, "--socket", path)
-    assert daemon.wait_for("api_off")["socket"] == path
-    daemon.wait_for("repair", ns_pid=tenant.ns_pid)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import signal
 import subprocess
 import sys
@@ -29,28 +28,6 @@ def command(daemon: Daemon, *words: str, codes: tuple[int, ...] = (0,)) -> str:
 def status(daemon: Daemon) -> dict[str, Any]:
     """Also while it is not ready."""
     return dict(json.loads(command(daemon, "status", "--json", codes=(0, 1))))
-
-
-def test_containers_are_those_of_the_node(node: Node, start: Start, source: str, tmp_path: Path) -> None:
-    containers = [node.container(name=f"c{n}") for n in range(3)]
-    containers[0].tenant()
-    pods = tmp_path / "pods"
-    (pods / f"team-a_train-0_{containers[1].pod_uid}").mkdir(parents=True)
-    daemon = serving(start, node, "--pod-logs-dir", str(pods))
-
-    def rows() -> dict[str, list[str]]:
-        _head, *lines = command(daemon, "containers").splitlines() or [""]
-        return {line.split()[0]: re.split(r"\s{2,}", line) for line in lines}
-
-    wanted = {container.container_id for container in containers}
-    until(lambda: wanted <= rows().keys() and rows()[containers[0].container_id][7] == "1", "all of them")
-    for container in containers:
-        row = rows()[container.container_id]
-        named = ["team-a", "train-0"] if container is containers[1] else ["-", "-"]
-        assert row[1:4] == [*named, container.name]
-        assert row[4:7] == [container.pod_uid, str(container.pidns), str(container.init_host_pid)]
-    containers[2].stop()
-    until(lambda: containers[2].container_id not in rows(), "the end of one")
 
 
 def test_events_are_followed_until_the_daemon_ends(node: Node, start: Start, source: str) -> None:

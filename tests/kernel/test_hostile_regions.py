@@ -15,11 +15,8 @@ import pytest
 from resolver.base.reasons import RegionReason
 from resolver.hami import searched_directories
 from resolver.hami.layout import LAYOUTS
-from resolver.hami.region import adopt_region
 from resolver.linux.procfs import Procfs
-from tests.bench.attacks import claims, hostile_containers, run
 from tests.fakes.cachefiles import CountingFinder, container, recorded, write
-from tests.fakes.node import Node
 from tests.patience import PATIENCE_S
 
 V1_2 = LAYOUTS["v1.2"]
@@ -72,19 +69,6 @@ def test_a_region_stays_when_its_directory_is_flooded(find: CountingFinder, cont
     assert find.rejected == {str(containers / HOSTILE): RegionReason.TOO_MANY_ENTRIES}
 
 
-def test_ten_thousand_containers_are_found_little_by_little(find: CountingFinder, containers: Path) -> None:
-    for number in range(10_000):
-        (containers / f"uid{number}_name").mkdir()
-    good = container(containers, "good")
-    started = time.monotonic()
-    refreshes = 1
-    while not find.refresh(full=refreshes == 1).added:
-        refreshes += 1
-        assert time.monotonic() - started < SECONDS
-    assert find.regions.keys() == {str(good)}
-    assert time.monotonic() - started < SECONDS
-
-
 def test_many_broken_files_use_up_their_share_and_the_next_refresh_goes_on(
     find: CountingFinder, containers: Path
 ) -> None:
@@ -101,23 +85,6 @@ def test_many_broken_files_use_up_their_share_and_the_next_refresh_goes_on(
         added += [region.path for region in find.refresh(full=False).added]
     assert added == [str(good)]
     assert len(find.rejected) == 512
-
-
-def test_no_read_of_the_page_cache_waits_for_blocks_to_be_freed(node: Node) -> None:
-    """Readahead waits for them, whatever the reader asks for: 0.6 s on a machine with nothing else to do."""
-    with hostile_containers(node, 1) as (tenant,):
-        claims(tenant.cache, [1])
-        fd = os.open(tenant.cache, os.O_RDONLY)
-        with adopt_region(fd, str(tenant.cache)) as region:
-            run(tenant, "extents", tenant.inside, 10_000)
-            longest, read, end = 0.0, 0, time.monotonic() + 3.0
-            while time.monotonic() < end:
-                began = time.monotonic()
-                read += region.read_at_once() is not None
-                longest = max(longest, time.monotonic() - began)
-                time.sleep(0.001)
-    print(f"{read} reads, the longest of {longest * 1e3:.0f} ms")
-    assert longest < 0.3
 
 
 def test_a_container_directory_swapped_for_a_link_lets_go_of_its_regions(
@@ -137,10 +104,8 @@ def test_mounts_below_a_containers_directory_are_refused(tmp_path: Path) -> None
 import json, subprocess, sys
 from pathlib import Path
 from resolver.hami.directory_finder import DirectoryFinder
-from resolver.hami.region import adopt_region
 from resolver.linux.procfs import Procfs
-from tests.bench.attacks import claims, hostile_containers, run
-from tests.fakes.cachefiles import CountingFinder, container, recorded, write
+from tests.fakes.cachefiles import container, recorded, write
 here = Path(sys.argv[1])
 other = write(here / "elsewhere" / "x.cache", recorded("v1.2"))
 good = container(here / "c", "good")

@@ -16,7 +16,6 @@ from resolver.config import (
     Settings,
     changed,
     described,
-    from_status,
     load,
     load_with_origins,
 )
@@ -55,13 +54,6 @@ def test_what_differs_from_the_defaults_is_one_line() -> None:
     )
     told = changed(described(*load_with_origins({"dry_run": True}, environ={"RESOLVER_INTERVAL": "1s"})))
     assert told == "interval=1s (environment RESOLVER_INTERVAL), dry_run=true (command line)"
-
-
-def test_the_flag_names_another_file_than_the_environment(tmp_path: Path) -> None:
-    for name in ("flag", "env"):
-        (tmp_path / name).write_text(f'run_dir = "/run/{name}"\n')
-    settings = load(file=str(tmp_path / "flag"), environ={"RESOLVER_CONFIG": str(tmp_path / "env")})
-    assert settings.run_dir == "/run/flag"
 
 
 @pytest.mark.parametrize(
@@ -247,10 +239,3 @@ def test_a_tenants_socket_that_would_show_them_roots_is_refused(path: str) -> No
 @pytest.mark.parametrize("path", ["/run/resolver/tenants/resolver.sock", "/run/tenants/resolver.sock"])
 def test_a_tenants_socket_in_a_directory_of_its_own(path: str) -> None:
     assert load({"tenant_socket": path}, environ={}).tenant_socket == path
-
-
-def test_settings_as_a_daemon_tells_them() -> None:
-    plain = {"interval": 1.0, "source": "scan"}
-    told = [{"name": name, "value": value, "origin": "default"} for name, value in plain.items()]
-    assert from_status({"settings": told}) == plain
-    assert from_status({}) == {}

@@ -142,15 +142,6 @@ def test_without_time_it_says_that_some_may_be_missing(room: Room) -> None:
     assert not room.index.behind
 
 
-def test_the_newest_is_not_behind_thousands(room: Room) -> None:
-    room.lives(range(1000, 4000))
-    list(room.index.steps(0.0))
-    room.lives(range(1000, 4001))
-    list(room.index.steps(0.0, READ_SECONDS))
-    assert room.index._known[4000].reads
-    assert room.index.behind
-
-
 def test_one_that_could_not_be_placed_is_tried_again(room: Room) -> None:
     room.procfs.hidden.add(1005)
     room.lives(range(1000, 1010))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -45,28 +44,6 @@ def test_pods_come_and_go(tmp_path: Path) -> None:
     (tmp_path / "pods").rename(tmp_path / "away")
     pods.refresh()
     assert pods.of(UID) == ("", "")
-
-
-def test_a_directory_that_did_not_change_is_not_read_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reads: list[str] = []
-    real = os.listdir
-
-    def counted(path: str) -> list[str]:
-        reads.append(path)
-        return real(path)
-
-    monkeypatch.setattr(os, "listdir", counted)
-    pods = PodNames(str(tmp_path))
-    for _ in range(3):
-        pods.refresh()
-    assert len(reads) == 3, "what changes in the same tick of the clock has the same time stamp"
-    os.utime(tmp_path, (1, 1))
-    for _ in range(3):
-        pods.refresh()
-    assert len(reads) == 4
-    assert pods.version == 0
 
 
 def test_names_in_links() -> None:

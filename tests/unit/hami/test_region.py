@@ -456,41 +456,6 @@ def test_a_containers_directory_that_is_not_there_is_waited_for(tmp_path: Path, 
     assert find.regions == {}
 
 
-def test_other_things_in_a_containers_directory_are_none_of_ours(
-    find: DirectoryFinder, tmp_path: Path
-) -> None:
-    for name in ("vgpulock", "_x", "y_", "lost+found"):
-        write(tmp_path / name / "a.cache", recorded("v1.2"))
-    write(tmp_path / "file_name", b"")
-    write(tmp_path / "uid_name" / "libvgpu.so", b"")
-    assert find.refresh(full=True) == ([], [], [])
-    assert find.rejected == {}
-
-
-def test_without_descriptors_it_says_so_and_goes_on_when_there_are_some(
-    find: DirectoryFinder, tmp_path: Path, clock: Clock
-) -> None:
-    kept = container(tmp_path, "kept")
-    find.refresh(full=True)
-    late = container(tmp_path, "late")
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    lowest = os.dup(0)
-    os.close(lowest)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, limits[1]))
-    try:
-        for full in (False, True):
-            changes = find.refresh(full=full)
-            assert (changes.added, changes.removed) == ([], [])
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    assert RegionReason.IO_ERROR in find.rejected.values()
-    assert find.regions[str(kept)].read().proc_num == 4
-
-    clock.now += 1
-    assert [region.path for region in find.refresh(full=False).added] == [str(late)]
-    assert find.rejected == {}
-
-
 @pytest.mark.parametrize("spare", range(1, 6))
 def test_with_too_few_descriptors_no_step_of_opening_leaks_or_fails(
     find: DirectoryFinder, tmp_path: Path, clock: Clock, spare: int

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 import os
-import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from resolver.base.budget import Slices
 from resolver.base.errors import ResolverError
 from resolver.base.reasons import UnresolvedReason
 from resolver.containers.known_namespaces import FirstProcess, KnownNamespaces
@@ -22,10 +19,9 @@ from resolver.hami.slot_owner import OwnerFinder
 from resolver.linux import mappings
 from resolver.linux import procfs as procfs_module
 from resolver.linux.procfs import ProcessHandle, Procfs
-from resolver.pids.pidmap import PidMap
 from resolver.pids.scan import ScanSource
 from tests.fakes.clock import burn
-from tests.fakes.direct import at_once, catch_up
+from tests.fakes.direct import at_once
 from tests.fakes.procs import DEVICE, HOOK, INODE, OTHERS, OURS, FakeProc, maps, mountinfo
 
 
@@ -359,75 +355,6 @@ def test_a_source_that_is_replaced_during_a_walk_proves_nothing(proc: FakeProc) 
         proc.pidmap.source = ScanSource(proc.procfs)
 
     assert proc.ask(pause=pause) is UnresolvedReason.OVER_BUDGET
-
-
-class Steady:
-    """A source of which no namespace comes or goes."""
-
-    def inits_mark(self) -> object:
-        return None
-
-    def candidates(self, _ns_pid: int, _pidns: int | None = None) -> list[int]:
-        raise NotImplementedError
-
-    def everywhere(self, ns_pid: int) -> Iterator[int]:
-        return iter(self.candidates(ns_pid))
-
-    def namespaces_of(self, _host_pid: int, _arrival: int) -> tuple[int, ...]:
-        return ()
-
-
-def test_thousands_of_namespaces_cost_a_thousand_claims_nothing(proc: FakeProc) -> None:
-    class Namespaces(Steady):
-        """A source that knows 3,000 namespaces, as the kernel's map does."""
-
-        name, namespaced = "counted", True
-
-        def __init__(self) -> None:
-            self.asked: Counter[int | None] = Counter()
-
-        def __len__(self) -> int:
-            return 3000
-
-        def refreshing(self) -> Iterator[None]:
-            return iter(())
-
-        def arrival(self, host_pid: int) -> int:
-            return host_pid
-
-        def incomplete(self) -> str:
-            return ""
-
-        def inits(self) -> Iterator[tuple[int, int]]:
-            return ((10_000 + number, 10_000 + number) for number in range(3000))
-
-        def candidates(self, ns_pid: int, pidns: int | None = None) -> list[int]:
-            self.asked[pidns] += 1
-            return [10_000] if (ns_pid, pidns) == (1, 5001) else []
-
-    source = Namespaces()
-    in_namespace(proc.put(10_000, 1), 5001)
-    for number in range(1, 3000):
-        in_namespace(proc.put(10_000 + number, 1, mounts=mountinfo(OTHERS)), 5001 + number, OTHER)
-    pidmap = PidMap(source)  # type: ignore[arg-type]
-    index = KnownNamespaces(proc.procfs, pidmap)
-    containers = OwnerFinder(proc.procfs, pidmap, index)
-    for _ in range(200):
-        catch_up(pidmap)
-        at_once(index.catch_up(Slices(math.inf)))
-        began = time.monotonic()
-        found = at_once(containers.owner(OURS, (DEVICE, INODE), 1))
-        assert time.monotonic() - began < 1.0
-        if isinstance(found, ProcessHandle):
-            break
-    assert isinstance(found, ProcessHandle)
-    found.close()
-    source.asked.clear()
-    began = time.monotonic()
-    for ns_pid in range(2, 1026):
-        assert at_once(containers.owner(OURS, (DEVICE, INODE), ns_pid)) is UnresolvedReason.NO_SUCH_PROCESS
-    assert set(source.asked) == {5001, procfs_module.HOST_PIDNS}
-    assert time.monotonic() - began < 1.0
 
 
 # ---- is it dead --------------------------------------------------------------------------------

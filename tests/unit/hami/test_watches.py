@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from resolver.base.budget import BURST_SECONDS, Budgets
-from resolver.hami.watches import BURST, RATE, Watches
+from resolver.hami.watches import BURST, Watches
 from resolver.linux import inotify
 from resolver.linux.inotify import (
     CLOSE_WRITE,
@@ -156,20 +156,6 @@ def test_a_flood_is_merged_paid_for_and_then_not_heard_for_a_while(scene: Scene)
     assert scene.counters["watch_events"] == before
     scene.clock.now += 32.0
     assert scene.again(bad, "bad", scene.open[0])
-
-
-@pytest.mark.parametrize(("count", "least"), [(300, BURST / RATE), (2000, 30.0), (QUEUE, 30.0)])
-def test_who_floods_is_not_heard_until_it_has_paid(scene: Scene, count: int, least: float) -> None:
-    path = scene.file("bad")
-    scene.watch(path)
-    for _ in range(3):
-        flood(path, count)
-        scene.drain()
-        began = scene.clock.now
-        scene.watches.tidy()
-        while not scene.again(path, "a", scene.open[0]):
-            scene.clock.now += 1.0
-        assert least <= scene.clock.now - began <= 32.0
 
 
 def test_what_processes_do_who_come_and_go_is_no_flood(scene: Scene) -> None:
