@@ -306,7 +306,7 @@ def start_with_room_for(more: int, monkeypatch: pytest.MonkeyPatch) -> BpfPidMap
 def test_a_map_that_is_too_small_is_counted_and_nothing_in_it_is_wrong(
     lives: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with contextlib.closing(start_with_room_for(400, monkeypatch)) as small:
+    with contextlib.closing(start_with_room_for(100, monkeypatch)) as small:
         with life(lives, "many", "1500") as many:
             many.ready()
             children = children_of(many.host_pid)
