@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 MEDIA = "/resolver"
-SETTINGS = Path("/etc/default/resolver")
 REBOOTED = Path("/var/tmp/package-check")  # noqa: S108 - in a machine of its own
 BEFORE = Path("/var/tmp/package-check.before")  # noqa: S108
 SOCKET = "/run/resolver/resolver.sock"
@@ -129,23 +128,6 @@ def upgrade() -> None:
         raise Wrong("not upgraded")
 
 
-def broken_settings() -> None:
-    """A line that the daemon refuses: the package is installed all the same, at an upgrade and at first."""
-    before = SETTINGS.read_text()
-    SETTINGS.write_text(before + "RESOLVER_INTERVAL=soon\n")
-    run("dpkg", "--remove", "hami-resolver")
-    for _ in range(2):
-        said = run("dpkg", "--force-confold", "-i", f"{MEDIA}/new.deb")
-        if "resolver doctor" not in said:
-            raise Wrong(f"no word of resolver doctor: {said}")
-        state = run("dpkg-query", "--show", "--showformat=${db:Status-Abbrev}", "hami-resolver")
-        if state.strip() != "ii":
-            raise Wrong(f"the package is {state}")
-    SETTINGS.write_text(before)
-    run("systemctl", "restart", "resolver")
-    serves()
-
-
 def back_off() -> None:
     """A daemon that ends with 4 at each start is started ever more rarely, where systemd can."""
     if int(run("systemctl", "--version").split()[1]) < 254:
@@ -185,7 +167,7 @@ def purge() -> None:
 def main() -> None:
     report = Report()
     first = not REBOOTED.exists()
-    steps = (install, ask, restart, upgrade, broken_settings, back_off) if first else (rebooted, purge)
+    steps = (install, ask, restart, upgrade, back_off) if first else (rebooted, purge)
     for step in steps:
         began = time.monotonic()
         try:

@@ -179,22 +179,17 @@ def test_who_names_directories_or_nodes_has_them_with_any_scheduler(scheduler: s
     assert container_of(pod)["volumeMounts"][0]["mountPath"] == "/opt/vgpu/containers"
 
 
-@pytest.mark.parametrize("source", ["auto", "scan"])
-def test_it_measures_the_driver_with_the_rights_of_the_component(source: str) -> None:
-    where = {"auto": "base", "scan": "overlays/scan-only"}[source]
-    component = ROOT / "tests/fixtures/manifests/measure-driver" / where
-    chart = comparable(render({"source": source, "measureDriver": True}))[0]
-    assert chart == comparable(manifests.render(component))[0]
-
-
-def test_it_can_have_the_seccomp_profile_of_the_component(tmp_path: Path) -> None:
-    both = {
-        "resources": [str(KUSTOMIZE / "base")],
-        "components": [str(KUSTOMIZE / "components/own-seccomp")],
-    }
-    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(both))
-    own = {"seccompProfile": {"type": "Localhost", "localhostProfile": "resolver.json"}}
-    assert comparable(render(own))[0] == comparable(manifests.render(tmp_path))[0] != comparable(render())[0]
+@pytest.mark.parametrize(
+    ("values", "directory"),
+    [
+        ({"measureDriver": True}, "measure-driver/base"),
+        ({"source": "scan", "measureDriver": True}, "measure-driver/overlays/scan-only"),
+        ({"seccompProfile": EVERYTHING["seccompProfile"]}, "own-seccomp"),
+    ],
+)
+def test_it_is_the_same_pod_as_with_the_component(values: dict[str, Any], directory: str) -> None:
+    component = manifests.render(ROOT / "tests/fixtures/manifests" / directory)
+    assert comparable(render(values))[0] == comparable(component)[0] != comparable(render())[0]
 
 
 def test_it_has_the_tls_and_the_token_of_the_component(tmp_path: Path) -> None:
@@ -235,9 +230,8 @@ def reporting(values: dict[str, Any]) -> tuple[Manifest, frozenset[Rule]]:
 
 def test_the_reporter_is_the_components() -> None:
     pod, rules = reporting(REPORTING)
-    (directory,) = [Path("tests/fixtures/manifests/report-devices")]
-    other = pod_of(manifests.render(manifests.ROOT / directory), "report-devices")
-    assert pod == other
+    component = manifests.render(ROOT / "tests/fixtures/manifests/report-devices")
+    assert pod == pod_of(component, "report-devices")
     assert rules == RULES
     pod, rules = reporting({"reportDevices": {"enabled": True, "nodeCondition": True}})
     assert rules == RULES | {Rule("", "nodes/status", "patch")}

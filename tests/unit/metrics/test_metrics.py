@@ -540,7 +540,9 @@ def test_the_age_of_the_last_answer_grows() -> None:
 
 def test_a_gpu_is_told_with_what_is_wrong_with_it() -> None:
     ill = gpu("GPU-b", 1, illnesses=(Illness("too_hot", "97 C", 1234.5),), power=None, ecc_uncorrected=None)
-    snapshot = node((), inventory=Inventory(1, 0.0, "550", (gpu("GPU-a", 0), ill)))
+    nvlinks = {"0000:3c:00.0": 4, "0000:01:00.0": 2}
+    well = gpu("GPU-a", 0, xids=(Xid(31, 2, ""), Xid(79, 1, "")), nvlinks=nvlinks)
+    snapshot = node((), inventory=Inventory(1, 0.0, "550", (well, ill)))
     found = read(snapshot)
     for name, value in (
         ("resolver_gpu_memory_bytes", 80 << 30),
@@ -559,6 +561,14 @@ def test_a_gpu_is_told_with_what_is_wrong_with_it() -> None:
     } == {"too_hot"}
     assert len(found.all("resolver_gpu_unhealthy", device_index="0")) > 3
     assert found.one("resolver_gpu_unhealthy_since_timestamp_seconds") == 1234.5
+    assert {labels["xid"]: n for labels, n in found.all("resolver_gpu_xid_errors_total")} == {
+        "31": 2,
+        "79": 1,
+    }
+    told = found.all("resolver_gpu_nvlinks")
+    assert {(labels["device_uuid"], labels["remote"]): n for labels, n in told} == {
+        ("GPU-a", remote): links for remote, links in nvlinks.items()
+    }
     down = read(snapshot._replace(joined=joined(error="hangs")))
     assert {name for name, _ in down.series if name.startswith("resolver_gpu_")} == {"resolver_gpu_info"}
 
@@ -589,22 +599,6 @@ def test_details_of_gpus_are_told_when_asked_for() -> None:
     throttled = {labels["reason"]: number for labels, number in found.all("resolver_gpu_clock_throttled")}
     assert len(throttled) == 10
     assert [reason for reason, number in throttled.items() if number] == ["power_cap"]
-
-
-def test_xid_errors_are_counted_by_their_numbers() -> None:
-    ill = gpu("GPU-a", 0, xids=(Xid(31, 2, ""), Xid(79, 1, "")))
-    found = read(node((), inventory=Inventory(1, 0.0, "550", (ill,))))
-    assert {labels["xid"]: n for labels, n in found.all("resolver_gpu_xid_errors_total")} == {
-        "31": 2,
-        "79": 1,
-    }
-
-
-def test_nvlinks_are_counted_by_their_other_end() -> None:
-    linked = gpu("GPU-a", 0, nvlinks={"0000:3c:00.0": 4, "0000:01:00.0": 2})
-    found = read(node((), inventory=Inventory(1, 0.0, "550", (linked, gpu("GPU-b", 1)))))
-    told = {(labels["device_uuid"], labels["remote"]): n for labels, n in found.all("resolver_gpu_nvlinks")}
-    assert told == {("GPU-a", "0000:3c:00.0"): 4, ("GPU-a", "0000:01:00.0"): 2}
 
 
 def test_the_cost_of_the_daemon_is_told() -> None:
