@@ -160,14 +160,6 @@ class Pod(Daemon):
         enter = ["nsenter", "--net", "--target", str(self.host_pid), sys.executable, "-c", code]
         return int(subprocess.check_output(enter, text=True))
 
-    def peak_memory(self) -> int:
-        """The most bytes that its cgroup has had, children and kernel memory included."""
-        for mount in cgroup_mounts():
-            for name in ("memory.peak", "memory.max_usage_in_bytes"):
-                with contextlib.suppress(OSError):
-                    return int((mount / self._cgroup.lstrip("/") / name).read_text())
-        raise AssertionError("no memory controller has this cgroup")
-
     def signal(self, number: signal.Signals) -> None:
         os.kill(self.host_pid, number)
 

@@ -47,7 +47,8 @@ class Unit(Daemon):
     ) -> None:
         assert MANAGER.exists(), "there is no systemd here: run make setup-dev"
         self.run_dir = Path("/run/resolver")
-        self._cgroup = cgroup2() / f"systemd-{os.getpid()}-{os.urandom(4).hex()}"
+        mount = next(each.mount for each in cgroups.hierarchies() if not each.controllers)
+        self._cgroup = mount / f"systemd-{os.getpid()}-{os.urandom(4).hex()}"
         units, log = work / "units", work / "log"
         _write_units(units, node, log, drop_ins, environment or {}, lines)
         os.mkfifo(log)
@@ -92,14 +93,6 @@ class Unit(Daemon):
         """Ends everything, and removes its cgroup."""
         cgroups.remove(self._cgroup, kill=True)
         self.kill()
-
-
-def cgroup2() -> Path:
-    for line in Path("/proc/self/mounts").read_text().splitlines():
-        _what, where, kind = line.split()[:3]
-        if kind == "cgroup2":
-            return Path(where)
-    raise AssertionError("no cgroup2 hierarchy is mounted here, and systemd needs one")
 
 
 def _write_units(

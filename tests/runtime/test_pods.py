@@ -49,8 +49,6 @@ def test_what_is_rendered_does_the_whole_job(node: Node, start_pod: StartPod, wh
     assert len(refusals) == (not knows_bpf and source == "scan")
     assert all("bpf() is forbidden here (EPERM) by the seccomp filter" in why for why in refusals), refusals
     assert pod.said("capabilities_kept") == []
-    limit = container_of(rendered)["resources"]["limits"]["memory"]
-    print(f"{what}: {pod.peak_memory() / 2**20:.0f} MiB at most, {limit} allowed")
     assert pod.stop() == 0
     assert {path.name for path in pod.run_dir.iterdir()} <= {"bpf-program"}
 

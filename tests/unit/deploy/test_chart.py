@@ -40,13 +40,7 @@ EVERYTHING: dict[str, Any] = {
     "resources": {"limits": {"memory": "1Gi", "cpu": 1}, "requests": {"cpu": None}},
     "nodeSelector": {"gpu": None, "nvidia.com/gpu.present": "true"},
     "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
-    "affinity": {
-        "nodeAffinity": {
-            "requiredDuringSchedulingIgnoredDuringExecution": {
-                "nodeSelectorTerms": [{"matchExpressions": [{"key": "gpu", "operator": "Exists"}]}]
-            }
-        }
-    },
+    "affinity": {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}},
     "updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": "10%", "maxUnavailable": 0}},
     "podLabels": {"a": "b"},
     "podAnnotations": {"a": "b"},
