@@ -64,8 +64,7 @@ async def _report(args: argparse.Namespace, spread: float, address: tuple[str, i
     from resolver import __version__, client
     from resolver.base.journal import Journal, setup_logging
     from resolver.kube.apiserver import ACCOUNT_DIR, ApiServer, in_cluster
-    from resolver.kube.inventory_socket import InventorySocket
-    from resolver.kube.reporter import Plan, Reporter
+    from resolver.kube.reporter import InventorySocket, Plan, Reporter
     from resolver.kube.tally import ReporterPage, Tally
     from resolver.serve import pages
 

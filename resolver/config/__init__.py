@@ -20,7 +20,6 @@ from resolver.base.errors import UsageError
 from resolver.config.settings import (
     PREFIX,
     SETTINGS,
-    BrokerAnswer,
     Declared,
     HostpidNamespace,
     Settings,
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
 __all__ = (
     "OFF",
     "SETTINGS",
-    "BrokerAnswer",
     "HostpidNamespace",
     "Settings",
     "WriteUtilization",

@@ -35,13 +35,6 @@ class WriteUtilization(StrEnum):
     NEVER = "never"
 
 
-class BrokerAnswer(StrEnum):
-    """The broker's answer: the number in the driver's samples, or always the host PID."""
-
-    POLICY = "policy"
-    HOST = "host"
-
-
 class LogFormat(StrEnum):
     """Format of log lines; ``auto``: for people on a terminal, else JSON."""
 
@@ -242,13 +235,6 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             chart=Chart(pattern="^(/[^:]+/[^:]+/[^:]+)?$"),
         ),
     ] = ""
-    broker_answer: Annotated[
-        BrokerAnswer,
-        About(
-            "the broker's answer to a process: `policy`: the PID that this driver's samples carry; "
-            "`host`: always the host PID, like HAMi's broker"
-        ),
-    ] = BrokerAnswer.POLICY
     pod_logs_dir: Annotated[
         str, About("kubelet's log directory, for the names of pods and namespaces", "DIR", chart=_PATH)
     ] = "/var/log/pods"

@@ -19,7 +19,7 @@ from resolver.base.counters import CounterByReason, CounterName
 from resolver.base.errors import AccessDenied, ProcessGone, UsageError
 from resolver.base.reasons import BrokerRefusal
 from resolver.base.retry import tried_again
-from resolver.config import BrokerAnswer, HostpidNamespace
+from resolver.config import HostpidNamespace
 from resolver.linux.peers import PeerUnknown, peer_of
 from resolver.serve.accept import Acceptor, Waiting
 from resolver.serve.unix_socket import Listening, UnixSocket, listens
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from resolver.base.journal import Journal
-    from resolver.config import Settings
     from resolver.hami.hostpid_policy import HostpidPolicy
     from resolver.linux.procfs import Procfs
     from resolver.pids.pidmap import PidMap
@@ -57,14 +56,12 @@ class Broker:
 
     def __init__(
         self,
-        settings: Settings,
         procfs: Procfs,
         pidmap: PidMap,
         policy: Callable[[], HostpidPolicy],
         journal: Journal,
         counters: Counter[str],
     ) -> None:
-        self._always_host = settings.broker_answer is BrokerAnswer.HOST
         self._procfs = procfs
         self._pidmap = pidmap
         self._policy = policy
@@ -152,7 +149,7 @@ class Broker:
 
         Before Linux 6.5 it is right only while the client runs: ``exact=False``.
         """
-        namespace = HostpidNamespace.HOST if self._always_host else self._policy().namespace
+        namespace = self._policy().namespace
         if namespace is None:
             return BrokerRefusal.POLICY_UNKNOWN
         try:
@@ -253,7 +250,7 @@ def _refuse_another_users(path: str) -> None:
 
 
 async def serve(
-    settings: Settings,
+    path: str,
     procfs: Procfs,
     pidmap: PidMap,
     policy: Callable[[], HostpidPolicy],
@@ -263,12 +260,12 @@ async def serve(
     """Answer until cancelled; while the socket is unavailable, report the reason and retry."""
 
     def off(why: str) -> None:
-        journal.trouble("broker", why, "broker_off", "", socket=settings.broker)
+        journal.trouble("broker", why, "broker_off", "", socket=path)
 
-    place = await tried_again(lambda: Place(settings.broker), off)
-    broker = Broker(settings, procfs, pidmap, policy, journal, counters)
+    place = await tried_again(lambda: Place(path), off)
+    broker = Broker(procfs, pidmap, policy, journal, counters)
     broker.start(place.listener)
-    journal.log.info("broker_on", socket=place.path, answer=settings.broker_answer)
+    journal.log.info("broker_on", socket=place.path)
     try:
         await asyncio.get_running_loop().create_future()
     finally:

@@ -1,4 +1,4 @@
-"""Measures which PIDs the driver gives to a container's watcher, once per driver version.
+"""Decides which number ``hostpid`` must be, and measures which PIDs the driver gives to a container's watcher.
 
 After NVML has had samples of slot owners, a child (`resolver.workers.driver_probe`) reads the same samples from inside
 their PID namespace. Two agreeing results, from different containers if possible, are a measurement. If a tenant
@@ -21,7 +21,7 @@ from resolver.base.errors import AccessDenied, ProcessGone, WorkerFailed
 from resolver.base.retry import doubled
 from resolver.gpu.sampler import OK, SAMPLE_SECONDS
 from resolver.hami.driver_memory import DriverMemory, DriverVerdict, Subject, judge
-from resolver.hami.hostpid_policy import by_version
+from resolver.hami.hostpid_policy import Origin, by_version, decide
 from resolver.linux import capabilities
 from resolver.linux.procfs import HOST_PIDNS
 from resolver.workers.driver_probe import RIGHTS
@@ -297,3 +297,42 @@ class DriverMeasurement:
                 by_version=expected.namespace,
                 why="its samples in a container contradict its version; hostpid follows the measurement",
             )
+
+
+class Decision:
+    """The policy in force, decided again whenever more is known about the driver."""
+
+    def __init__(self, setting: HostpidNamespace, measurement: DriverMeasurement, journal: Journal) -> None:
+        self.policy = decide(setting, None)
+        self.measurement = measurement
+        self._journal = journal
+        self._said = False
+
+    def decide(self, setting: HostpidNamespace, driver_version: str | None) -> bool:
+        """Decide; return True if that changed anything."""
+        measured, unable = self.measurement.get(driver_version), self.measurement.unable
+        policy = decide(setting, driver_version, measured, unable)
+        if self._said and self.policy == policy:
+            return False
+        self.policy, self._said = policy, True
+        namespace = policy.namespace or "unknown"
+        self._journal.record("policy", hostpid_namespace=namespace, why=policy.why, origin=policy.origin)
+        return True
+
+    def measured(self, driver_version: str | None) -> bool:
+        """Return True once after that driver was measured: the rights for it can go."""
+        if not driver_version or self.policy.origin is not Origin.MEASURED or not self.measurement.rights:
+            return False
+        self.measurement.disable(driver_version)
+        return True
+
+    def consider(self, collection: Collection) -> None:
+        """Start a measurement if it could matter and there is something to measure."""
+        if self.policy.origin is not Origin.FORCED:
+            self.measurement.consider(collection)
+
+    def not_measured(self) -> str:
+        """Explain why the policy does not come from a measurement; empty if it does, or need not."""
+        if self.policy.origin in (Origin.MEASURED, Origin.FORCED):
+            return ""
+        return self.measurement.unable or self.measurement.why

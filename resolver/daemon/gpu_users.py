@@ -13,7 +13,7 @@ from resolver.base.errors import AccessDenied, ProcessGone
 from resolver.base.reasons import SampleReason
 from resolver.daemon.accounts import Accounts
 from resolver.daemon.bypasses import Bypasses
-from resolver.daemon.durations import Durations
+from resolver.daemon.pace import Durations
 from resolver.gpu.attribution import NOTHING, join
 from resolver.gpu.inventory import NONE as NO_INVENTORY
 from resolver.gpu.inventory import changes, new_xids

@@ -1,4 +1,4 @@
-"""Schedule of the daemon's steps."""
+"""Schedule and durations of the daemon's steps."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from resolver.base.counters import CounterName
+from resolver.state import PassSeconds
 from resolver.workers.means import shortage_of
 
 if TYPE_CHECKING:
@@ -108,3 +109,25 @@ class Pace:
                 async with asyncio.timeout(max(0.0, due() - time.monotonic())):
                     await hurry.wait()
             hurry.clear()
+
+
+class Durations:
+    """Histogram of how long a step takes: counts up to each of ``bounds``, in seconds."""
+
+    def __init__(self, *bounds: float) -> None:
+        self.bounds = bounds
+        self._counts = [0] * len(bounds)
+        self._observations, self._total = 0, 0.0
+
+    def add(self, seconds: float) -> None:
+        """Count one."""
+        self._observations += 1
+        self._total += seconds
+        for index, bound in enumerate(self.bounds):
+            self._counts[index] += seconds <= bound
+
+    def seen(self) -> PassSeconds:
+        """Return the counts so far."""
+        return PassSeconds(
+            bounds=self.bounds, counts=tuple(self._counts), observations=self._observations, total=self._total
+        )

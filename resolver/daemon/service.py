@@ -20,8 +20,7 @@ from resolver.base.source_records import SourceName
 from resolver.config import OFF, HostpidNamespace, changed
 from resolver.containers.known_namespaces import KnownNamespaces
 from resolver.containers.log_names import ContainerNames, PodNames
-from resolver.daemon.decision import Decision
-from resolver.daemon.driver_measurement import DriverMeasurement
+from resolver.daemon.driver_measurement import Decision, DriverMeasurement
 from resolver.daemon.gpu_users import GpuUsers
 from resolver.daemon.notify import Systemd
 from resolver.daemon.pace import Alarm, Pace
@@ -245,7 +244,9 @@ class Service:
             for reason in BrokerRefusal:  # 0 from the start, for a rate
                 self.counters[CounterByReason.BROKER_REFUSED.of(reason)] += 0
             policy = lambda: self.decision.policy  # noqa: E731
-            yield broker.serve(self.settings, self.procfs, self.pidmap, policy, self.journal, self.counters)
+            yield broker.serve(
+                self.settings.broker, self.procfs, self.pidmap, policy, self.journal, self.counters
+            )
 
     def take_over(self) -> None:
         """Start writing after the previous daemon has ended."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from resolver.base.counters import CounterByReason
 from resolver.base.event_log import EventLog
-from resolver.daemon.durations import Durations
+from resolver.daemon.pace import Durations
 from resolver.state import Policy, Snapshot, Source, UsageReport, Worker
 from resolver.workers.means import Means
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections import Counter
 
     from resolver.base.journal import Journal
-    from resolver.daemon.decision import Decision
+    from resolver.daemon.driver_measurement import Decision
     from resolver.daemon.gpu_users import GpuUsers
     from resolver.daemon.reloading import Reloading
     from resolver.pids.ladder import Ladder

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from resolver.base.reasons import GpuReason
 from resolver.gpu.inventory import Illness
-from resolver.gpu.xids import BROKEN
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -16,6 +15,28 @@ SILENT = frozenset((GpuReason.LOST, GpuReason.RESET_REQUIRED, GpuReason.UNREACHA
 #: A GPU is too hot above the one, until it is below the other; degrees Celsius.
 HOT, COOL = 95, 90
 _BY_ERROR = {"GpuIsLost": GpuReason.LOST, "ResetRequired": GpuReason.RESET_REQUIRED}
+#: XID errors, the driver's numbers for errors of a GPU, that make it unhealthy: NVIDIA's catalogue requires a reset or
+#: a hardware check. Programs cause most others.
+BROKEN = {
+    48: "a memory error of two bits, which cannot be corrected",
+    62: "its internal controller halted",
+    64: "a broken row of memory could not be replaced",
+    79: "it fell off the bus",
+    95: "an uncontained memory error",
+    119: "its system processor does not answer",
+    120: "its system processor failed",
+    140: "a memory error that was not recovered from",
+}
+#: What programs do, or have done to them.
+OF_PROGRAMS = {
+    13: "a fault of a program in the graphics engine",
+    31: "a program accessed memory that it does not have",
+    43: "a program stopped because of an error",
+    45: "work was removed after an earlier error, or when its program ended",
+    68: "a fault of a program in the video decoder",
+    94: "a contained memory error: the programs that used it ended",
+    109: "a context switch took too long",
+}
 
 
 def judge(
@@ -60,3 +81,8 @@ def _measured(device: dict[str, Any], *, hot_before: bool) -> tuple[dict[str, st
     if errors:
         found[GpuReason.ECC_UNCORRECTED] = f"{errors} uncorrected errors since the driver was loaded"
     return found, unread
+
+
+def meaning(xid: int) -> str:
+    """Describe an XID, or say where to look it up."""
+    return BROKEN.get(xid) or OF_PROGRAMS.get(xid) or "see NVIDIA's catalogue of XID errors"

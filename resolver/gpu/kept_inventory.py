@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from resolver.gpu.health import SILENT, judge
+from resolver.gpu.health import BROKEN, SILENT, judge, meaning
 from resolver.gpu.inventory import NONE, Gpu, GpuDetails, Inventory, MigInstance, Xid, throttle_reasons
-from resolver.gpu.xids import BROKEN, meaning
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence

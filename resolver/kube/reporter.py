@@ -12,7 +12,9 @@ import random
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from resolver.base.errors import ApiServerFailed, NoDaemon
+from resolver.base.errors import ApiServerFailed, NoDaemon, ResolverError
+from resolver.base.retry import in_a_thread
+from resolver.client import get_changed
 from resolver.kube.apiserver import STRATEGIC_PATCH, ApiServer, Backoff
 from resolver.kube.device import (
     Health,
@@ -30,7 +32,6 @@ from resolver.kube.node_events import NodeEvents
 if TYPE_CHECKING:
     from resolver.base.journal import Journal
     from resolver.kube.device import Json
-    from resolver.kube.inventory_socket import InventorySocket
     from resolver.kube.tally import Tally
 
 DEVICES = "/apis/scheduling.koordinator.sh/v1alpha1/devices"
@@ -45,6 +46,36 @@ _APART_SECONDS = 1.0
 _CHECK_SECONDS = 8.0
 #: The watch is begun anew, and the object read again, after a time between these.
 _WATCH_SECONDS = (3000, 4200)
+
+#: Seconds for which the daemon delays its answer while nothing changes.
+_WAIT_SECONDS = 600
+_REQUIRED = {"version", "error", "driver_version", "gpus"}
+
+
+class InventorySocket:
+    """Client of ``/v1/gpus``, which answers at a change."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._tag = ""
+
+    async def changed(self) -> Json | None:
+        """Return the answer when it differs from the last; None after a while without. Raises `NoDaemon`."""
+        tag, self._tag = self._tag, ""
+        try:
+            answer = await in_a_thread(
+                lambda: get_changed("/v1/gpus", self._path, tag=tag, wait=_WAIT_SECONDS),
+                name="waits for the daemon",
+            )
+        except ResolverError as error:
+            raise NoDaemon(str(error)) from None
+        if answer is None:
+            self._tag = tag
+            return None
+        self._tag, gpus = answer
+        if not isinstance(gpus, dict) or not gpus.keys() >= _REQUIRED:
+            raise NoDaemon(f"the daemon at {self._path} is of another version: restart it after an upgrade")
+        return gpus
 
 
 class Plan(NamedTuple):

@@ -18,8 +18,7 @@ from resolver.gpu.inventory import Gpu, Illness, Inventory
 from resolver.kube import reporter as reporter_module
 from resolver.kube.apiserver import ApiServer
 from resolver.kube.device import health
-from resolver.kube.inventory_socket import InventorySocket
-from resolver.kube.reporter import Plan, Reporter
+from resolver.kube.reporter import InventorySocket, Plan, Reporter
 from resolver.kube.tally import Tally
 from tests.fakes.kube import KubeServer
 from tests.patience import PATIENCE_S

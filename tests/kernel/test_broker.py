@@ -22,7 +22,7 @@ import pytest
 
 from resolver.base.errors import UsageError
 from resolver.base.journal import Journal
-from resolver.config import BrokerAnswer, HostpidNamespace, Settings
+from resolver.config import HostpidNamespace
 from resolver.daemon import broker
 from resolver.daemon.broker import Place
 from resolver.hami.hostpid_policy import HostpidPolicy
@@ -59,11 +59,8 @@ class Told(Journal):
 class Serving:
     """`broker.serve` in a thread with a loop of its own."""
 
-    def __init__(
-        self, path: Path, policy: HostpidPolicy = HOST, answer: BrokerAnswer = BrokerAnswer.POLICY
-    ) -> None:
+    def __init__(self, path: Path, policy: HostpidPolicy = HOST) -> None:
         self.path, self.policy = path, policy
-        self.settings = Settings(broker=str(path), broker_answer=answer)
         self.counters: Counter[str] = Counter()
         self.journal = Told()
         self.pidmap = PidMap(ScanSource(Procfs()))
@@ -73,7 +70,7 @@ class Serving:
         self._loop = asyncio.get_running_loop()
         self._task = asyncio.create_task(
             broker.serve(
-                self.settings, Procfs(), self.pidmap, lambda: self.policy, self.journal, self.counters
+                str(self.path), Procfs(), self.pidmap, lambda: self.policy, self.journal, self.counters
             )
         )
         self._ready.set()
@@ -124,7 +121,7 @@ def test_the_bytes_of_an_exchange(served: Serving, path: Path) -> None:
     answer = raw(path, bytes.fromhex("48504944 0001 0001"))
     assert answer == bytes.fromhex("48504944 0001 0000") + struct.pack(">I", os.getpid())
     assert served.counters == {"broker_answers": 1}
-    assert served.said("broker_on") == [{"socket": str(path), "answer": "policy"}]
+    assert served.said("broker_on") == [{"socket": str(path)}]
 
 
 INVALID_ANSWER = bytes.fromhex("48504944 0001 0001 00000000")
@@ -172,12 +169,6 @@ def test_while_the_policy_is_unknown_nothing_is_said(served: Serving, path: Path
     served.policy = HOST
     assert ask(str(path)) == (0, os.getpid())
     assert served.counters == {"broker_answers": 1, "broker_refused_policy_unknown": 1}
-
-
-@pytest.mark.parametrize("policy", [CONTAINER, UNKNOWN])
-def test_hamis_own_answer_whatever_the_driver(path: Path, policy: HostpidPolicy) -> None:
-    with Serving(path, policy, BrokerAnswer.HOST):
-        assert ask(str(path)) == (0, os.getpid())
 
 
 @pytest.mark.parametrize("policy", [HOST, CONTAINER])
@@ -228,7 +219,7 @@ def test_the_answer_is_never_about_the_next_process_with_that_number(node: Node,
 
     async def answer_now(listener: socket.socket, counters: Counter[str]) -> None:
         pidmap = PidMap(ScanSource(Procfs()))
-        late = broker.Broker(Settings(), Procfs(), pidmap, lambda: CONTAINER, Told(), counters)
+        late = broker.Broker(Procfs(), pidmap, lambda: CONTAINER, Told(), counters)
         late.start(listener)
         while not counters:  # noqa: ASYNC110 - it is no object that could tell
             await asyncio.sleep(0.002)
