@@ -13,8 +13,8 @@ import pytest
 from resolver.base.source_records import SOURCE_RECORDS
 from tests.fakes.node import Node
 from tests.kernel.conftest import EVERY_SOURCE, FAST, NVML, ROOT, WRITER, Start, hostpid_of
-from tests.kernel.rights import FRAGILE, held, patched, rights, with_nothing_but, works
-from tests.patience import never, until
+from tests.kernel.rights import FRAGILE, held, rights, with_nothing_but, works
+from tests.patience import until
 
 RELEASE = os.uname().release
 #: Listening to the proc connector takes CAP_NET_ADMIN before this release.
@@ -140,15 +140,6 @@ def test_where_no_namespace_can_be_made_two_others_stand_in_for_the_canary(
         until(lambda: said in trouble(), said)
     else:
         assert trouble() == ""
-
-
-@EVERY_SOURCE
-def test_with_what_is_left_its_health_is_checked(node: Node, start: Start, source: str) -> None:
-    """A canary is made again and again, without the right to make PID namespaces, and found."""
-    impatient = patched("from resolver.pids import ladder; ladder._CHECK_EVERY = 0.2")
-    daemon = start(node, *FAST, wrapper=impatient, anew=False)
-    daemon.wait_for("source", source=source)
-    never(lambda: daemon.said("source_failed") or daemon.other_output, "a trouble", 1.5)
 
 
 def test_with_what_is_left_it_can_fall_and_climb(node: Node, start: Start) -> None:
