@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 DEVICE_KEY = "device"
+_SECONDS = 60
 
 
 def device(index: int) -> dict[str, int]:
@@ -52,32 +53,20 @@ class Probe:
             self._child.kill()
             self._child.communicate()
 
-    def send(self, name: str, *arguments: object) -> None:
-        """Starts a call without waiting for it."""
+    def __call__(self, name: str, *arguments: object) -> Any:
+        """The answer to a call. Raises NvmlCallError, or TimeoutError when it hangs."""
         assert self._child.stdin is not None
+        assert self._child.stdout is not None
         self._child.stdin.write(json.dumps([name, arguments]) + "\n")
         self._child.stdin.flush()
-
-    def answers_within(self, seconds: float) -> bool:
-        """Whether the call that was sent has an answer within this time."""
-        assert self._child.stdout is not None
         with selectors.DefaultSelector() as selector:
             selector.register(self._child.stdout, selectors.EVENT_READ)
-            return bool(selector.select(seconds))
-
-    def receive(self, timeout_s: float = 60.0) -> Any:
-        """The answer to the call that was sent. Raises NvmlCallError, or TimeoutError when it hangs."""
-        assert self._child.stdout is not None
-        if not self.answers_within(timeout_s):
-            raise TimeoutError(f"no answer within {timeout_s} s")
+            if not selector.select(_SECONDS):
+                raise TimeoutError(f"no answer within {_SECONDS} s")
         answer = json.loads(self._child.stdout.readline())
         if "error" in answer:
             raise NvmlCallError(answer["error"])
         return answer["result"]
-
-    def __call__(self, name: str, *arguments: object) -> Any:
-        self.send(name, *arguments)
-        return self.receive()
 
 
 def _plain(value: object) -> object:

@@ -65,11 +65,6 @@ def test_a_whole_answer_is_believed(serve: Serve, where: Path) -> None:
     assert server.requests[0].startswith(b"GET /v1/lookup?container=x&pid=1 HTTP/1.1\r\nHost: resolver\r\n")
 
 
-def test_a_refusal_is_an_answer_too(serve: Serve, where: Path) -> None:
-    serve(http("{}", "404 Not Found"))
-    assert ask(where) == (404, "{}")
-
-
 def late(channel: socket.socket) -> None:
     """Answer when the command waits no longer."""
     time.sleep(3 * command._SECONDS)
@@ -234,11 +229,6 @@ def test_what_is_no_number_is_not_printed(serve: Serve, where: Path, body: str) 
 def test_json_about_something_else_is_not_printed(serve: Serve, where: Path, body: str) -> None:
     serve(http(body))
     assert from_daemon(where, json=True) is None
-
-
-def test_a_refusal_is_not_printed(serve: Serve, where: Path) -> None:
-    serve(http("4711\n", "404 Not Found"))
-    assert from_daemon(where) is None
 
 
 @pytest.mark.parametrize(

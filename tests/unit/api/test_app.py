@@ -151,12 +151,6 @@ def test_gpus_are_sent_again_only_when_something_changed(served: Served) -> None
     assert ask(served, "/v1/gpus", If_None_Match=tag)[0] == 200  # another daemon's third version
 
 
-def test_head_is_get_without_a_body(served: Served) -> None:
-    status, headers, body = ask(served, "/v1/containers", "HEAD")
-    assert (status, body) == (200, b"")
-    assert int(headers["content-length"]) == len(ask(served, "/v1/containers")[2])
-
-
 # ---- what it refuses ----------------------------------------------------------------------------------------------
 
 

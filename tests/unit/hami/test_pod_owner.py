@@ -120,11 +120,6 @@ def test_many_starts_share_a_reading(room: Room, monkeypatch: pytest.MonkeyPatch
     assert room.find(100) is UnresolvedReason.OVER_BUDGET
 
 
-def test_the_owner_is_in_the_pod_and_holds_the_file(room: Room) -> None:
-    room.put(100)
-    assert room.find(100) == 100
-
-
 @pytest.mark.parametrize(
     ("second", "expected"),
     [

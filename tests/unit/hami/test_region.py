@@ -144,12 +144,6 @@ def test_a_changed_device_count_changes_the_lists(region: SharedRegion, file: Pa
     assert region.read().slots[2] == (2, 23, 41234, 1, ())
 
 
-def test_all_1024_slots_can_be_in_use(region: SharedRegion, file: Path) -> None:
-    poke(file, V1_2.proc_num, "i", 1024)
-    poke(file, V1_2.slot_offset(1023), "ii", 5, 6)
-    assert region.read().slots[1023][:3] == (1023, 5, 6)
-
-
 def sm_util(slot: int, value: int) -> tuple[int, str, int]:
     offset = V1_2.sm_util_offset(slot, 0)
     assert offset is not None
@@ -342,21 +336,6 @@ def test_a_replaced_file_is_another_region(find: DirectoryFinder, tmp_path: Path
     changes = find.refresh(full=True)
     assert changes.removed == [old]
     assert [found.region.layout.name for found in changes.added] == ["v1.1"]
-
-
-def test_a_file_that_is_still_being_made_is_taken_as_soon_as_it_is_ready(
-    find: CountingFinder, tmp_path: Path
-) -> None:
-    path = write(tmp_path / "uid_name" / "x.cache", b"")
-    for size, reason in ((0, RegionReason.UNKNOWN_SIZE), (V1_2.file_bytes, RegionReason.NOT_INITIALIZED)):
-        os.truncate(path, size)
-        for _ in range(3):
-            assert not find.refresh(full=False).added
-            assert find.rejected == {str(path): reason}
-    poke(path, 0, "iII", 19920718, 1, 2)
-    assert [region.path for region in find.refresh(full=False).added] == [str(path)]
-    assert find.rejected == {}
-    assert not find.counts  # no warning for a file that is half made
 
 
 def test_news_of_another_directory_does_not_put_off_a_file_that_is_to_be_tried_again(

@@ -243,17 +243,6 @@ def test_mounts_that_are_made_after_the_process_was_seen(proc: FakeProc) -> None
     assert proc.find(7) == 100
 
 
-def test_mount_tables_are_read_once_per_process_not_once_per_slot(proc: FakeProc) -> None:
-    procfs = counting(proc)
-    directories = [SharedDirectory(DEVICE, f"{HOOK}/uid-{n}_main") for n in range(30)]
-    for number, directory in enumerate(directories):
-        proc.put(100 + number, 1, mounts=mountinfo(directory))
-    proc.refresh(bounded=False)
-    assert [proc.ask(1, directory) for directory in directories] == list(range(100, 130))
-    # Once for all slots, and once as the proof of its own.
-    assert procfs.tables == dict.fromkeys(range(100, 130), 2)
-
-
 # ---- by key ------------------------------------------------------------------------------------
 
 CONTAINER, OTHER = f"0::/docker/{'a' * 64}\n", f"0::/docker/{'b' * 64}\n"
@@ -413,23 +402,6 @@ def test_a_container_that_runs_is_known_by_its_first_process(
 
 
 # ---- our own directory as the kernel names it --------------------------------------------------
-
-
-@contextmanager
-def opened(path: Path) -> Iterator[int]:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
-
-
-def test_our_own_directory_is_found_in_our_own_mount_table(tmp_path: Path) -> None:
-    (tmp_path / "uid_main").mkdir()
-    with opened(tmp_path) as above, opened(tmp_path / "uid_main") as fd:
-        parent, directory = (shared_directory(Procfs(), each) for each in (above, fd))
-    assert directory == SharedDirectory(parent.device, f"{parent.root}/uid_main")
-    assert any(mount.device == directory.device for mount in Procfs().mounts("self"))
 
 
 @pytest.mark.parametrize(

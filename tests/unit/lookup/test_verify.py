@@ -64,8 +64,3 @@ def test_an_error_of_the_block_stays_what_it_is_and_nothing_stays_open(
     with pytest.raises(KeyError), verify(procfs, sleeper.pid, keep=keep) as handle:
         raise KeyError
     assert not is_open(handle)
-
-
-def test_nobody_there(procfs: Procfs) -> None:
-    with pytest.raises(ProcessGone), verify(procfs, 2**22 + 1):
-        pass
