@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import os
 import stat
 import struct
@@ -22,7 +21,7 @@ from resolver.base.retry import tried_again
 from resolver.config import HostpidNamespace
 from resolver.linux.peers import PeerUnknown, peer_of
 from resolver.serve.accept import Acceptor, Waiting
-from resolver.serve.unix_socket import Listening, UnixSocket, listens
+from resolver.serve.unix_socket import Listening, UnixSocket
 
 if TYPE_CHECKING:
     import socket
@@ -172,34 +171,24 @@ class Broker:
 # -- the socket -----------------------------------------------------------------------------------------
 
 
-class Place:
-    """Socket at its path, with a lock. Raises `UsageError` or OSError if it is unavailable.
-
-    The lock is next to the directory, which containers mount: a tenant's root could hold a lock inside.
-    """
-
-    def __init__(self, path: str) -> None:
-        directory, name = os.path.split(os.path.abspath(path))
-        directory = os.path.realpath(directory)  # /var/run is a link
-        self.path = os.path.join(directory, name)
-        if os.geteuid() != 0:
-            raise UsageError(
-                "the broker must run as root, because HAMi's clients trust no other user: run the daemon as root, "
-                "or leave --broker out"
-            )
-        _make(directory)
-        with contextlib.ExitStack() as held:
-            held.callback(os.close, _lock(f"{directory}.lock"))
-            _refuse_another_users(self.path)
-            opened = UnixSocket(self.path, _BROKER, mode=0o666, backlog=_BACKLOG)  # any tenant may ask
-            held.callback(opened.close)
-            opened.open()
-            self.listener = opened.listener
-            self._held = held.pop_all()
-
-    def close(self) -> None:
-        """Remove the socket unless another process has replaced it, and give up the lock."""
-        self._held.close()
+def opened(path: str) -> UnixSocket:
+    """Listen at the path. Raises `UsageError` or OSError if it is unavailable."""
+    directory, name = os.path.split(os.path.abspath(path))
+    directory = os.path.realpath(directory)  # /var/run is a link
+    if os.geteuid() != 0:
+        raise UsageError(
+            "the broker must run as root, because HAMi's clients trust no other user: run the daemon as root, "
+            "or leave --broker out"
+        )
+    _make(directory)
+    place = os.path.join(directory, name)
+    made = UnixSocket(place, _BROKER, mode=0o666, backlog=_BACKLOG)  # any tenant may ask
+    try:
+        made.open()
+    except BaseException:
+        made.close()
+        raise
+    return made
 
 
 def _make(directory: str) -> None:
@@ -224,31 +213,6 @@ def _make(directory: str) -> None:
             raise UsageError(f"{path} may not be entered by tenants that are not root: chmod 711 {path}")
 
 
-def _lock(path: str) -> int:
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        if os.fstat(fd).st_uid != 0:
-            raise UsageError(f"{path} is not root's: remove it")
-        os.fchmod(fd, 0o600)
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(fd)
-        raise UsageError(
-            f"another broker holds {path}: stop it, or name another place with --broker"
-        ) from None
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
-
-
-def _refuse_another_users(path: str) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        found = os.lstat(path)
-        if stat.S_ISSOCK(found.st_mode) and found.st_uid != os.geteuid() and not listens(path):
-            raise UsageError(f"the stale socket {path} is another user's: remove it")
-
-
 async def serve(
     path: str,
     procfs: Procfs,
@@ -262,7 +226,7 @@ async def serve(
     def off(why: str) -> None:
         journal.trouble("broker", why, "broker_off", "", socket=path)
 
-    place = await tried_again(lambda: Place(path), off)
+    place = await tried_again(lambda: opened(path), off)
     broker = Broker(procfs, pidmap, policy, journal, counters)
     broker.start(place.listener)
     journal.log.info("broker_on", socket=place.path)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import os
 import resource
 import socket
@@ -24,7 +23,7 @@ from resolver.base.errors import UsageError
 from resolver.base.journal import Journal
 from resolver.config import HostpidNamespace
 from resolver.daemon import broker
-from resolver.daemon.broker import Place
+from resolver.daemon.broker import opened
 from resolver.hami.hostpid_policy import HostpidPolicy
 from resolver.linux import peers
 from resolver.linux.procfs import Procfs
@@ -226,7 +225,7 @@ def test_the_answer_is_never_about_the_next_process_with_that_number(node: Node,
         late.stop()
 
     counters: Counter[str] = Counter()
-    place = Place(str(path))
+    place = opened(str(path))
     try:
         script = [sys.executable, "-I", "-c", ASK_AND_LEAVE, str(path)]
         process = node.container().spawn(script)
@@ -326,9 +325,9 @@ def test_modes_and_owners(path: Path, umask: int) -> None:
             assert ask(str(path)) == (0, os.getpid())
             modes = {
                 name: (stat.S_IMODE(os.lstat(name).st_mode), os.lstat(name).st_uid)
-                for name in (path, path.parent, path.parent.parent, Path(f"{path.parent}.lock"))
+                for name in (path, path.parent, path.parent.parent)
             }
-            assert list(modes.values()) == [(0o666, 0), (0o711, 0), (0o755, 0), (0o600, 0)]
+            assert list(modes.values()) == [(0o666, 0), (0o711, 0), (0o755, 0)]
             assert os.listdir(path.parent) == ["broker.sock"]  # nothing else is mounted into containers
     finally:
         os.umask(before)
@@ -354,16 +353,6 @@ def test_a_live_socket_of_another_is_not(path: Path, backlog: int) -> None:
             assert ask(str(path)) == (0, os.getpid())
 
 
-def test_a_stale_socket_of_another_user_is_left_alone(path: Path) -> None:
-    path.parent.mkdir(mode=0o711)
-    with socket.socket(socket.AF_UNIX) as stale:
-        stale.bind(str(path))
-    os.chown(path, 65534, 65534)
-    with pytest.raises(UsageError, match="another user's"):
-        Place(str(path))
-    assert path.is_socket()
-
-
 @pytest.mark.parametrize("kind", ["file", "directory", "symlink"])
 def test_what_is_no_socket_is_left_alone(path: Path, kind: str) -> None:
     path.parent.mkdir(mode=0o711)
@@ -371,22 +360,8 @@ def test_what_is_no_socket_is_left_alone(path: Path, kind: str) -> None:
     make = {"file": path.touch, "directory": path.mkdir, "symlink": lambda: path.symlink_to("/dev/null")}
     make[kind]()
     with pytest.raises(UsageError, match="is not a socket"):
-        Place(str(path))
+        opened(str(path))
     assert os.listdir(path.parent) == ["broker.sock"]
-
-
-def test_the_lock_is_where_no_tenants_root_can_take_it(node: Node, path: Path) -> None:
-    with Serving(path):
-        with pytest.raises(UsageError, match="another broker holds"):
-            Place(str(path))
-        container = node.container(broker_dir=path.parent)
-        inside = f"/proc/{container.init_host_pid}/root/usr/local/hostpid"
-        assert os.listdir(inside) == ["broker.sock"]
-    lock = Path(f"{path.parent}.lock")
-    with lock.open("r+") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        with pytest.raises(UsageError, match="another broker holds"):
-            Place(str(path))
 
 
 @pytest.mark.parametrize(
@@ -407,7 +382,7 @@ def test_a_place_that_others_can_change_is_refused(tmp_path: Path, spoil: Any, f
     folder.mkdir(parents=True, mode=0o711)
     spoil(folder)
     with pytest.raises(UsageError, match=fix):
-        Place(str(folder / "broker.sock"))
+        opened(str(folder / "broker.sock"))
     assert os.listdir(folder) == []
     with contextlib.suppress(FileNotFoundError, Distrust):
         ask(str(folder / "broker.sock"))
