@@ -125,6 +125,3 @@ def test_while_nvml_hangs_metrics_answer_and_say_so(
         node.gpu.set_faults()
     until(lambda: scraper.utilization(busy) == pytest.approx(0.87), "its load again")
     assert scraper.read().one("resolver_nvml_up") == 1
-
-
-# ---- the daemon ---------------------------------------------------------------------------------------------------

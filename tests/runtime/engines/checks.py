@@ -28,6 +28,15 @@ def answer(*words: object) -> Any:
     return json.loads(done.stdout)
 
 
+def alone(tenants: Tenants, start: Start, *, known: Known = "id") -> Row:
+    """The whole of it for a container with two tenants, which is ended."""
+    tenants.main()
+    tenants.another()
+    seen = whole(tenants, start, known=known)
+    tenants.stop()
+    return seen
+
+
 def whole(tenants: Tenants, start: Start, *options: str, known: Known = "id") -> Row:
     """The whole of it, for the table."""
     seen = looked_up(tenants, known=known)

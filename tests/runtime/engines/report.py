@@ -26,10 +26,10 @@ def key(row: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(str(row[name]) for name in _KEY)
 
 
-def load(path: Path = FILE) -> dict[str, Any]:
+def load() -> dict[str, Any]:
     """What was seen so far: ``runtimes``, the rows, and ``versions`` of the packages by release."""
-    whole: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-    return {"versions": {}, "runtimes": [], **whole}
+    whole: dict[str, Any] = json.loads(FILE.read_text())
+    return whole
 
 
 def merge(old: Sequence[Row], new: Sequence[Row]) -> list[Row]:

@@ -10,7 +10,7 @@ import pytest
 from tests.fakes.cgroups import cgroup_path
 from tests.fakes.node import Node
 from tests.kernel.conftest import Start
-from tests.runtime.engines.checks import whole
+from tests.runtime.engines.checks import alone
 from tests.runtime.engines.conftest import EVERY_VIEW, Tell
 from tests.runtime.engines.containerd import Containerd
 from tests.runtime.engines.engine import Tenants
@@ -20,11 +20,7 @@ from tests.runtime.engines.machine import Machine
 @EVERY_VIEW
 def test_by_name(machine: Machine, node: Node, start: Start, tell: Tell) -> None:
     """Its cgroup is called as the container is, and that is no id."""
-    tenants = Tenants(node, Containerd(machine))
-    tenants.main()
-    tenants.another()
-    tell("containerd", "`ctr run`", whole(tenants, start, known="name"))
-    tenants.stop()
+    tell("containerd", "`ctr run`", alone(Tenants(node, Containerd(machine)), start, known="name"))
 
 
 @EVERY_VIEW
@@ -35,8 +31,5 @@ def test_in_a_cgroup_of_kubernetes(
     container_id, pod_uid = secrets.token_hex(32), str(uuid.uuid4())
     path = cgroup_path(f"containerd-{driver}", "burstable", pod_uid, container_id)
     tenants = Tenants(node, Containerd(machine), f"--cgroup=/{path}", name=container_id, pod_uid=pod_uid)
-    tenants.main()
-    tenants.another()
-    seen = whole(tenants, start)
-    tell("containerd", f"`ctr run` in a pod's cgroup, as the {driver} driver calls it", seen)
-    tenants.stop()
+    how = f"`ctr run` in a pod's cgroup, as the {driver} driver calls it"
+    tell("containerd", how, alone(tenants, start))

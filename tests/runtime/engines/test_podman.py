@@ -8,7 +8,7 @@ import pytest
 
 from tests.fakes.node import Node
 from tests.kernel.conftest import Start
-from tests.runtime.engines.checks import Known, whole
+from tests.runtime.engines.checks import Known, alone
 from tests.runtime.engines.conftest import Tell
 from tests.runtime.engines.engine import Tenants
 from tests.runtime.engines.machine import Machine, views
@@ -29,18 +29,11 @@ RUNTIMES = pytest.mark.parametrize(
 
 @RUNTIMES
 def test_of_root(machine: Machine, node: Node, start: Start, tell: Tell, runtime: str) -> None:
-    tenants = Tenants(node, Podman(machine, runtime))
-    tenants.main()
-    tenants.another()
-    tell("Podman", f"{runtime}", whole(tenants, start))
-    tenants.stop()
+    tell("Podman", runtime, alone(Tenants(node, Podman(machine, runtime)), start))
 
 
 @RUNTIMES
 def test_of_a_user(machine: Machine, node: Node, start: Start, tell: Tell, runtime: str) -> None:
-    tenants = Tenants(node, Podman(machine, runtime, rootless=True))
-    tenants.main()
-    tenants.another()
     known: Known = "id" if machine.view == "v2" else "no cgroup"
-    tell("Podman", f"rootless, {runtime}", whole(tenants, start, known=known))
-    tenants.stop()
+    tenants = Tenants(node, Podman(machine, runtime, rootless=True))
+    tell("Podman", f"rootless, {runtime}", alone(tenants, start, known=known))

@@ -186,16 +186,11 @@ def test_it_is_the_same_pod_as_with_the_component(values: dict[str, Any], direct
     assert comparable(render(values))[0] == comparable(component)[0] != comparable(render())[0]
 
 
-def test_it_has_the_tls_and_the_token_of_the_component(tmp_path: Path) -> None:
+def test_it_has_the_tls_and_the_token_of_the_component() -> None:
     """For the daemon, kubelet's probes and both monitors."""
-    both = {
-        "resources": [str(KUSTOMIZE / "base")],
-        "components": [str(KUSTOMIZE / "components/metrics-tls")],
-    }
-    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(both))
     secrets = {"tls": "resolver-metrics-tls", "token": "resolver-metrics-token"}
     values: dict[str, Any] = {"metricsSecrets": secrets, "serviceMonitor": {"enabled": True}}
-    made, other = render(values), manifests.render(tmp_path)
+    made, other = render(values), manifests.render(ROOT / "tests/fixtures/manifests/metrics-tls")
     manifests.validate([*other, *(each for each in made if each["kind"] not in FOREIGN)])
     (chart, variables), (component, theirs) = comparable(made), comparable(other)
     assert chart == component
