@@ -73,12 +73,6 @@ def test_what_nobody_can_mean(asked: str) -> None:
         Wanted(asked)
 
 
-def test_only_all_64_digits_leave_no_doubt() -> None:
-    assert Wanted(A).is_full_id
-    assert not Wanted(A[:63]).is_full_id
-    assert not Wanted("n" * 64).is_full_id
-
-
 # -- the name in the mount table -----------------------------------------------------------------------
 
 

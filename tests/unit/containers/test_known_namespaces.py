@@ -194,16 +194,6 @@ def read_slowly(room: Room) -> list[int]:
     return read
 
 
-def test_thousands_that_are_to_be_read_are_all_placed_first_and_read_little_by_little(room: Room) -> None:
-    read = read_slowly(room)
-    room.lives(range(1000, 1100))
-    list(room.index.steps(SLICE_SECONDS, READ_SECONDS))
-    assert not room.index.behind
-    assert 1 <= len(read) <= 6
-    list(room.index.steps())
-    assert sorted({*read}) == list(range(1000, 1100))
-
-
 def test_a_mount_table_is_read_ever_more_rarely(room: Room) -> None:
     """A runtime makes the mounts a moment after the process; it costs as much as all else that a quiet node does."""
     now, read = 1000.0, list[float]()
