@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import re
 import struct
 import sys
-from collections.abc import Callable
 from types import ModuleType
-from typing import Final
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from resolver.pids.bpf_load import bpf_directory
 
 INT, PTR, STRUCT, UNION, TYPEDEF, FWD, ENUM = 1, 2, 4, 5, 8, 7, 6
-PATIENT: Final = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-WORD: Final = st.integers(0, 2**32 - 1)
 
 
 @pytest.fixture(scope="module")
@@ -126,23 +119,3 @@ def test_type_ids_by_name_and_kind(btf: ModuleType, blob: Blob) -> None:
     for kind, name in ((btf.FUNCTION, "btf_trace_a"), (btf.TYPEDEF, "nothing")):
         with pytest.raises(btf.BtfError, match=f"describes no {name}"):
             read.type_id(kind, name)
-
-
-def number_or_refusal(btf: ModuleType, ask: Callable[[], int]) -> None:
-    """An offset or a size, or `BtfError`: nothing else comes out."""
-    with contextlib.suppress(btf.BtfError):
-        assert ask() >= 0
-
-
-@PATIENT
-@given(data=st.data())
-def test_a_description_with_any_words_in_it_is_read_or_refused(
-    btf: ModuleType, blob: Blob, data: st.DataObject
-) -> None:
-    text = bytearray(blob.bytes())
-    for at, word in data.draw(st.lists(st.tuples(st.integers(0, len(text) // 4 - 1), WORD), max_size=6)):
-        struct.pack_into("<I", text, 4 * at, word)
-    cut = data.draw(st.integers(0, len(text)) | st.just(len(text)))
-    number_or_refusal(btf, lambda: btf.Btf(bytes(text[:cut])).offset("task", "pid"))
-    number_or_refusal(btf, lambda: btf.Btf(bytes(text[:cut])).offset("task", "deep"))
-    number_or_refusal(btf, lambda: btf.Btf(bytes(text[:cut])).size("bits"))
