@@ -65,13 +65,14 @@ async def _report(args: argparse.Namespace, spread: float, address: tuple[str, i
     from resolver.base.journal import Journal, setup_logging
     from resolver.kube.apiserver import ACCOUNT_DIR, ApiServer, in_cluster
     from resolver.kube.reporter import InventorySocket, Plan, Reporter
-    from resolver.kube.tally import ReporterPage, Tally
+    from resolver.kube.tally import Tally
     from resolver.serve import pages
 
     setup_logging(args.log_format, args.log_level)
-    journal, tally = Journal(), Tally()
+    journal = Journal()
     node = args.node or os.environ.get("RESOLVER_NODE") or os.uname().nodename
     server = ApiServer(args.api_server or in_cluster(os.environ), args.service_account or ACCOUNT_DIR)
+    tally = Tally(server.requests)
     daemon = InventorySocket(client.socket_of(args.socket))
     reporter = Reporter(server, daemon, Plan(node, spread, args.node_condition), tally, journal)
     try:
@@ -83,9 +84,7 @@ async def _report(args: argparse.Namespace, spread: float, address: tuple[str, i
     loop, working = asyncio.get_running_loop(), asyncio.create_task(reporter.run())
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, working.cancel)
-    serving = listener and asyncio.create_task(
-        pages.serve(listener, ReporterPage(tally, server.requests).answer)
-    )
+    serving = listener and asyncio.create_task(pages.serve(listener, tally.answer))
     try:
         with contextlib.suppress(asyncio.CancelledError):
             await working

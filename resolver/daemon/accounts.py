@@ -1,7 +1,7 @@
 """Use of each GPU by each container since the daemon's start: for how long, whether its core limit holds, and energy.
 
 One collection's values count for the time since the collection before it; without an answer of NVML that time is
-unknown. Values are added up when they change, or when a reader asks.
+unknown.
 """
 
 from __future__ import annotations
@@ -101,7 +101,6 @@ class Accounts:
         self._processes: tuple[Process, ...] | None = None  # that the present values were made of
         self._watts: Mapping[str, float | None] = {}
         self._last = time.monotonic()
-        self._known = self._unknown = 0.0  # seconds that no entry has yet
 
     def note(
         self, processes: tuple[Process, ...], joined: Joined, devices: Mapping[str, DeviceSamples]
@@ -111,13 +110,13 @@ class Accounts:
         gap = now - self._last
         watts = {uuid: device.power for uuid, device in devices.items()}
         if processes is not self._processes or watts != self._watts:
-            self._settle()
             self._processes, self._watts = processes, watts
             self._use(processes, watts, now)
-        if joined.error or gap > _GAP_SECONDS:
-            self._unknown += gap
-        else:
-            self._known += gap
+        known = 0.0 if joined.error or gap > _GAP_SECONDS else gap
+        for entry in self._entries.values():
+            entry.add(known, gap - known, now)
+        for uuid, unused in self._unused_watts.items():
+            self.unused_joules[uuid] = self.unused_joules.get(uuid, 0.0) + unused * known
         self._last = now
 
     def count_xids(self, device_uuid: str, count: int) -> None:
@@ -125,14 +124,6 @@ class Accounts:
         for key, entry in self._entries.items():
             if key[3] == device_uuid and not entry.left:
                 entry.xids += count
-
-    def _settle(self) -> None:
-        """Add up what was not yet."""
-        for entry in self._entries.values():
-            entry.add(self._known, self._unknown, self._last)
-        for uuid, watts in self._unused_watts.items():
-            self.unused_joules[uuid] = self.unused_joules.get(uuid, 0.0) + watts * self._known
-        self._known = self._unknown = 0.0
 
     def _use(self, processes: tuple[Process, ...], watts: Mapping[str, float | None], now: float) -> None:
         """Set the values that count from now on."""
@@ -167,7 +158,6 @@ class Accounts:
         self, regions: Iterable[RegionReport], containers: Iterable[Container]
     ) -> tuple[ContainerUse, ...]:
         """Return every container's use of every GPU, by name."""
-        self._settle()
         limits = dict(_limits(regions, containers))
         now, clock = self._last, time.time()
         for key in [

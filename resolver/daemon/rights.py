@@ -50,10 +50,8 @@ class Rights:
             capabilities.limit(self._running, self._to_start | self._at_first | to_measure)
         except OSError as error:
             self._journal.log.warning("capabilities_kept", why=str(error))
-        self._refuse(self._calls | (seccomp.OF_NAMESPACES | seccomp.OF_MOUNTS if to_measure else set()))
-
-    def _refuse(self, needed: set[str]) -> None:
-        """Refuse dangerous system calls except those needed; `capabilities.limit` has prepared it."""
+        # Of the dangerous system calls, refuse all but those needed; `capabilities.limit` has prepared it.
+        needed = self._calls | (seccomp.OF_NAMESPACES | seccomp.OF_MOUNTS if to_measure else set())
         more = seccomp.dangerous_but(*needed, *self._refused)
         if not more:
             return

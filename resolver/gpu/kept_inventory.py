@@ -13,8 +13,6 @@ from resolver.gpu.inventory import NONE, Gpu, GpuDetails, Inventory, MigInstance
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-#: Different XID errors of one GPU that are counted: there are some 150.
-_MOST_XIDS = 64
 #: Unknown of a GPU that is silent now.
 _MEASURED = ("memory_used", "utilization", "temperature", "power", "ecc_uncorrected", "details")
 #: Taken over from the worker's answer.
@@ -38,9 +36,7 @@ class InventoryKeeper:
 
     def reported(self, uuid: str, xid: int, count: int) -> bool:
         """Count an XID error; return True if it makes that GPU unhealthy."""
-        xids = self._xids.setdefault(uuid, Counter())
-        if xid in xids or len(xids) < _MOST_XIDS:
-            xids[xid] += count
+        self._xids.setdefault(uuid, Counter())[xid] += count
         if xid not in BROKEN:
             return False
         self._broken.setdefault(uuid, set()).add(xid)

@@ -40,43 +40,38 @@ FAMILIES = tuple(
 
 
 class Tally:
-    """Counters and state, None until known. Belongs to one event loop's thread."""
+    """Counters and state, None until known, and the HTTP answers that show them. Belongs to one event loop's thread.
 
-    def __init__(self) -> None:
+    ``requests`` counts requests to the API server, by HTTP status.
+    """
+
+    def __init__(self, requests: Mapping[int, int]) -> None:
         self.writes: Counter[str] = Counter(dict.fromkeys(RESULTS, 0))
         self.events: Counter[str] = Counter(posted=0, failed=0)
         self.not_in_sync = "the daemon was not asked yet"
         self.daemon_up = False
         self.cordoned: int | None = None
         self.left_out: int | None = None
-
-
-class ReporterPage:
-    """HTTP answers to ``/metrics``, ``/healthz`` and ``/readyz``."""
-
-    def __init__(self, tally: Tally, requests: Mapping[int, int]) -> None:
-        self._tally = tally
         self._requests = requests
         self._process = ProcessCollector(registry=None)
 
     async def answer(self, path: str, accept: str) -> tuple[int, str, bytes]:  # noqa: ARG002
-        """Return status, content type and body."""
+        """Return status, content type and body of ``/metrics``, ``/healthz`` or ``/readyz``."""
         if path == "/metrics":
             return 200, CONTENT_TYPE_PLAIN_0_0_4, generate_latest(self)
         if path == "/healthz":
             return 200, PLAIN, b"ok\n"
         if path == "/readyz":
-            why = self._tally.not_in_sync
+            why = self.not_in_sync
             return (503, PLAIN, f"{why}\n".encode()) if why else (200, PLAIN, b"ok\n")
         return 404, PLAIN, b"there are /metrics, /healthz and /readyz\n"
 
     def collect(self) -> Iterator[Metric]:
         """Yield all families; unknown values have no series."""
-        tally = self._tally
-        single = not tally.not_in_sync, tally.daemon_up, tally.cordoned, tally.left_out
+        single = not self.not_in_sync, self.daemon_up, self.cordoned, self.left_out
         rows: list[list[Row]] = [
-            [((result,), number) for result, number in tally.writes.items()],
-            [((result,), number) for result, number in tally.events.items()],
+            [((result,), number) for result, number in self.writes.items()],
+            [((result,), number) for result, number in self.events.items()],
             [((str(code),), number) for code, number in sorted(self._requests.items())],
         ]
         rows += [[((), value)] for value in single]

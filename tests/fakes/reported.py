@@ -73,8 +73,8 @@ class Run:
 
     def __init__(self, kube: KubeServer, node: str = NODE, **plan: Any) -> None:
         self.kube, self.node = kube, node
-        self.daemon, self.tally = Told(), Tally()
         self.server = ApiServer(kube.url, str(kube.account))
+        self.daemon, self.tally = Told(), Tally(self.server.requests)
         chosen = Plan(node, **{"spread": 0.0} | plan)
         self.reporter = Reporter(
             self.server, cast("InventorySocket", self.daemon), chosen, self.tally, Journal()
