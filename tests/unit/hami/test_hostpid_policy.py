@@ -10,6 +10,7 @@ from resolver.base.reasons import RepairReason
 from resolver.config import HostpidNamespace
 from resolver.hami.hostpid_policy import (
     DRIVERS,
+    HostpidPolicy,
     Origin,
     classify,
     decide,
@@ -55,6 +56,14 @@ def test_the_drivers_version_decides(driver_version: str | None, namespace: Host
     assert driver_version is None or driver_version in policy.why or repr(driver_version) in policy.why
 
 
+@pytest.mark.parametrize("forced", [HOST, CONTAINER])
+@pytest.mark.parametrize("driver_version", [None, "535.104.05", "570.86.15", "568.1", "nonsense"])
+def test_an_operator_overrides_every_driver(forced: HostpidNamespace, driver_version: str | None) -> None:
+    policy = decide(forced, driver_version)
+    assert policy.namespace is forced
+    assert "forced" in policy.why
+
+
 @given(st.lists(st.integers(0, 999), min_size=2, max_size=4).map(tuple))
 def test_versions_are_compared_as_numbers(version: tuple[int, ...]) -> None:
     assert parse_driver_version(".".join(map(str, version))) == version
@@ -76,6 +85,15 @@ def test_no_text_is_misread(text: str) -> None:
     if version is not None:
         assert 2 <= len(version) <= 4
         assert decide(AUTO, text).namespace in (HOST, CONTAINER, None)
+
+
+@pytest.mark.parametrize(
+    ("namespace", "wanted"),
+    [(HOST, 4711), (CONTAINER, 7), (None, None)],
+    ids=["host", "container", "unknown"],
+)
+def test_the_number_a_slot_must_hold(namespace: HostpidNamespace | None, wanted: int | None) -> None:
+    assert HostpidPolicy(namespace, "").wanted(host_pid=4711, ns_pid=7) == wanted
 
 
 @pytest.mark.parametrize(
