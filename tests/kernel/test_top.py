@@ -41,3 +41,5 @@ def test_a_repaired_slot_on_the_screen(node: Node, start: Start, source: str) ->
         terminal.wait(lambda text: f" {tenant.host_pid} " not in text)
         daemon.stop()
         terminal.wait("no daemon since ")
+        start(node, *FAST)
+        terminal.wait(lambda text: "no daemon since " not in text and title(idle) in text)
