@@ -125,13 +125,6 @@ def test_once_calls_a_dead_slot_dead_and_not_unresolved(node: Node) -> None:
     assert "1 regions, 1 slots in use, 1 of them dead" in done.stdout
 
 
-def test_once_without_a_containers_directory(node: Node) -> None:
-    missing = str(node.root / "nowhere")
-    done = once(node, "--containers-dir", missing)
-    assert done.returncode == 1
-    assert f"{missing} does not exist: is HAMi installed on this node?" in done.stdout
-
-
 def test_once_without_nvml_says_so(node: Node) -> None:
     node.container().tenant(guess="none")
     environment = {k: v for k, v in node.environment().items() if k != "LD_LIBRARY_PATH"}

@@ -126,19 +126,6 @@ def test_a_claim_that_two_pods_share(node: Node, start: Start) -> None:
     never(lambda: with_it() != both, "a container without its claim while it runs", 1.0)
 
 
-def test_one_pid_in_two_containers_of_a_claim_is_not_guessed(node: Node, start: Start) -> None:
-    first, second = share(node)
-    one, two = first.tenant(guess="none"), second.tenant(guess="none")
-    assert one.ns_pid == two.ns_pid
-    daemon = watching(start, node, "--once")
-    assert daemon.wait() == 1
-    (slot,) = [each for each in first.region().slots if each.pid == one.ns_pid]
-    assert slot.hostpid == 0
-    two.kill()
-    watching(start, node)
-    until(lambda: hostpid_of(first, one) == one.host_pid, "the one that is left")
-
-
 @pytest.mark.parametrize("placement", ["dra", "hami", "volcano"])
 def test_the_true_number_of_the_second_with_one_pid_is_not_overwritten(
     node: Node, start: Start, placement: str
@@ -161,20 +148,3 @@ def test_the_true_number_of_the_second_with_one_pid_is_not_overwritten(
     one.kill()
     two.command(f"hostpid {one.host_pid}")
     until(lambda: hostpid_of(first, two) == two.host_pid, "the repair of the one that is left")
-
-
-def test_the_load_of_a_process_that_ends_goes_from_a_claim_that_another_one_uses(
-    node: Node, start: Start
-) -> None:
-    """Only who was seen to end is dead there: a number that nobody has may be one in a virtual machine."""
-    first, second = share(node)
-    one = first.tenant(guess="none", load=64)
-    while second.spawn(["/bin/sleep", "1000"]).ns_pid < one.ns_pid + 10:
-        pass
-    two = second.tenant(guess="none", load=20)
-    watching(start, node)
-    for tenant, load in ((one, 64), (two, 20)):
-        until(lambda t=tenant, n=load: slot_of(first, t.ns_pid).sm_util == (n,), "its load")  # type: ignore[misc]
-    one.kill()
-    until(lambda: slot_of(first, one.ns_pid).sm_util == (0,), "the end of its load")
-    assert slot_of(first, two.ns_pid).sm_util == (20,)

@@ -5,17 +5,12 @@ Everything else is tested against these, so they are tested first.
 
 from __future__ import annotations
 
-import signal
 import struct
-import subprocess
-import sys
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.fakes.daemon import runs
 from tests.fakes.gpu import DEFAULT_DEVICES
 from tests.fakes.node import Node
 from tests.fakes.regions import LAYOUTS, read_region
@@ -84,30 +79,3 @@ def test_nothing_is_left_of_a_node(tmp_path: Path) -> None:
     assert root is not None
     assert not root.exists()
     assert not node.containers_dir.exists()
-
-
-def test_nothing_survives_a_killed_node(tmp_path: Path) -> None:
-    script = f"""
-        import os, signal, sys
-        from pathlib import Path
-        from tests.fakes.node import Node
-        with Node(Path({str(tmp_path)!r}), "550.54.15") as node:
-            pids = []
-            for where in ("own", "host"):
-                container = node.container(pid_namespace=where)
-                pids += [container.init_host_pid, container.tenant().host_pid, container.tenant(nested=True).host_pid]
-            print(*pids, flush=True)
-            os.kill(os.getpid(), signal.SIGKILL)
-    """
-    repository = Path(__file__).parent.parent.parent
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)],
-        cwd=repository,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == -signal.SIGKILL, done.stderr
-    pids = list(map(int, done.stdout.split()))
-    assert len(pids) == 6
-    until(lambda: not any(map(runs, pids)), "the end of every process")

@@ -215,13 +215,6 @@ def test_where_samples_are_missing_memory_is_told_all_the_same(tmp_path: Path, s
     }
 
 
-def test_without_a_slot_a_value_that_cannot_be_is_unknown(tmp_path: Path) -> None:
-    proc = Proc(tmp_path)
-    proc.process(500, f"/docker/{CID}")
-    result = joined(hami={CID}, procfs=proc.procfs, a=listed({}, {500: 6}, dropped=frozenset({500})))
-    assert result.used == (Used(500, "a", CID, None, 6, SampleReason.NO_SLOT),)
-
-
 def test_threads_are_one_process(threads: tuple[int, list[int]]) -> None:
     host_pid, (first, second) = threads
     result = joined(owners={host_pid}, a=listed({first: 30, second: 20}, {first: 100, host_pid: None}))
