@@ -69,6 +69,21 @@ class Broker:
         #: With what each has said so far.
         self._waiting: Waiting[bytearray] = Waiting(EXCHANGE_SECONDS, self._readable, self._late)
 
+    async def serve(self, path: str) -> None:
+        """Answer until cancelled; while the socket is unavailable, report the reason and retry."""
+
+        def off(why: str) -> None:
+            self._journal.trouble("broker", why, "broker_off", "", socket=path)
+
+        place = await tried_again(lambda: opened(path), off)
+        self.start(place.listener)
+        self._journal.log.info("broker_on", socket=place.path)
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            self.stop()
+            place.close()
+
     def start(self, listener: socket.socket) -> None:
         """Answer from now on."""
         self._acceptor = Acceptor(listener, self._taken, share=_SHARE, refused=self._full)
@@ -211,27 +226,3 @@ def _make(directory: str) -> None:
             )
         if last and not found.st_mode & 0o001:
             raise UsageError(f"{path} may not be entered by tenants that are not root: chmod 711 {path}")
-
-
-async def serve(
-    path: str,
-    procfs: Procfs,
-    pidmap: PidMap,
-    policy: Callable[[], HostpidPolicy],
-    journal: Journal,
-    counters: Counter[str],
-) -> None:
-    """Answer until cancelled; while the socket is unavailable, report the reason and retry."""
-
-    def off(why: str) -> None:
-        journal.trouble("broker", why, "broker_off", "", socket=path)
-
-    place = await tried_again(lambda: opened(path), off)
-    broker = Broker(procfs, pidmap, policy, journal, counters)
-    broker.start(place.listener)
-    journal.log.info("broker_on", socket=place.path)
-    try:
-        await asyncio.get_running_loop().create_future()
-    finally:
-        broker.stop()
-        place.close()

@@ -239,14 +239,13 @@ class Service:
 
             yield metrics.serve(self.snapshots.shown, self.settings, self.journal)
         if self.settings.broker:
-            from resolver.daemon import broker
+            from resolver.daemon.broker import Broker
 
             for reason in BrokerRefusal:  # 0 from the start, for a rate
                 self.counters[CounterByReason.BROKER_REFUSED.of(reason)] += 0
             policy = lambda: self.decision.policy  # noqa: E731
-            yield broker.serve(
-                self.settings.broker, self.procfs, self.pidmap, policy, self.journal, self.counters
-            )
+            broker = Broker(self.procfs, self.pidmap, policy, self.journal, self.counters)
+            yield broker.serve(self.settings.broker)
 
     def take_over(self) -> None:
         """Start writing after the previous daemon has ended."""

@@ -23,7 +23,7 @@ from resolver.base.errors import UsageError
 from resolver.base.journal import Journal
 from resolver.config import HostpidNamespace
 from resolver.daemon import broker
-from resolver.daemon.broker import opened
+from resolver.daemon.broker import Broker, opened
 from resolver.hami.hostpid_policy import HostpidPolicy
 from resolver.linux import peers
 from resolver.linux.procfs import Procfs
@@ -56,7 +56,7 @@ class Told(Journal):
 
 
 class Serving:
-    """`broker.serve` in a thread with a loop of its own."""
+    """A broker in a thread with a loop of its own."""
 
     def __init__(self, path: Path, policy: HostpidPolicy = HOST) -> None:
         self.path, self.policy = path, policy
@@ -67,11 +67,8 @@ class Serving:
 
     async def _main(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._task = asyncio.create_task(
-            broker.serve(
-                str(self.path), Procfs(), self.pidmap, lambda: self.policy, self.journal, self.counters
-            )
-        )
+        answering = Broker(Procfs(), self.pidmap, lambda: self.policy, self.journal, self.counters)
+        self._task = asyncio.create_task(answering.serve(str(self.path)))
         self._ready.set()
         with contextlib.suppress(asyncio.CancelledError):
             await self._task
@@ -218,7 +215,7 @@ def test_the_answer_is_never_about_the_next_process_with_that_number(node: Node,
 
     async def answer_now(listener: socket.socket, counters: Counter[str]) -> None:
         pidmap = PidMap(ScanSource(Procfs()))
-        late = broker.Broker(Procfs(), pidmap, lambda: CONTAINER, Told(), counters)
+        late = Broker(Procfs(), pidmap, lambda: CONTAINER, Told(), counters)
         late.start(listener)
         while not counters:  # noqa: ASYNC110 - it is no object that could tell
             await asyncio.sleep(0.002)
