@@ -309,7 +309,7 @@ class Decision:
         self._said = False
 
     def decide(self, setting: HostpidNamespace, driver_version: str | None) -> bool:
-        """Decide; return True if that changed anything."""
+        """Decide; return True if that changed anything. A measured driver takes no rights any more."""
         measured, unable = self.measurement.get(driver_version), self.measurement.unable
         policy = decide(setting, driver_version, measured, unable)
         if self._said and self.policy == policy:
@@ -317,13 +317,8 @@ class Decision:
         self.policy, self._said = policy, True
         namespace = policy.namespace or "unknown"
         self._journal.record("policy", hostpid_namespace=namespace, why=policy.why, origin=policy.origin)
-        return True
-
-    def measured(self, driver_version: str | None) -> bool:
-        """Return True once after that driver was measured: the rights for it can go."""
-        if not driver_version or self.policy.origin is not Origin.MEASURED or not self.measurement.rights:
-            return False
-        self.measurement.disable(driver_version)
+        if driver_version and policy.origin is Origin.MEASURED and self.measurement.rights:
+            self.measurement.disable(driver_version)
         return True
 
     def consider(self, collection: Collection) -> None:

@@ -328,7 +328,6 @@ class Service:
         version = self.gpus.sampler.driver_version
         if self.decision.decide(self.settings.hostpid_namespace, version):
             self._hurry.set()
-        if self.decision.measured(version):
             self._give_up_rights()
 
     def _give_up_rights(self) -> None:
