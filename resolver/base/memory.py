@@ -6,26 +6,34 @@ import gc
 from contextlib import suppress
 from mmap import PAGESIZE
 
-#: Bytes above the least since the last time that are worth it, and seconds between two looks.
-_WORTH, _APART = 1 << 20, 2.0
+from resolver.base.retry import longer
+
+#: Bytes above the least so far that are worth it.
+_WORTH = 1 << 20
+#: Seconds between two tries: what is free by then can't be seen from outside.
+_FIRST, _LONGEST = 2.0, 64.0
 
 
 class Resident:
-    """Our resident memory. `look` gives some back once it has stopped growing above what it was."""
+    """Our resident memory. `look` gives some back where it has stopped growing above the least so far."""
 
     def __init__(self) -> None:
-        self._floor, self._last, self._next = 0, 0, 0.0
+        self._least, self._last, self._pause, self._next = 0, 0, _FIRST, 0.0
 
     def look(self, now: float) -> None:
-        """Take 20 us, and where there is something to give back some milliseconds; ``now`` is on any clock."""
+        """Take 20 us, and where there may be something to give back some milliseconds; ``now`` is on any clock."""
         if now < self._next:
             return
-        self._next = now + _APART
         resident = _resident()
-        if self._floor and resident > self._floor + _WORTH and resident <= self._last:
+        grown = resident > self._last + _WORTH
+        if self._least and not grown and resident > self._least + _WORTH:
             _give_back()
-            self._floor = resident = _resident()
-        self._floor, self._last = min(self._floor or resident, resident), resident
+            resident = _resident()
+            self._pause = longer(self._pause, _FIRST, _LONGEST)
+        else:
+            self._pause = _FIRST
+        self._next = now + self._pause
+        self._least, self._last = min(self._least or resident, resident), resident
 
 
 def _resident() -> int:

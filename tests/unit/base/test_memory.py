@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from resolver.base import memory
@@ -10,16 +12,21 @@ from resolver.base.memory import Resident
 MIB = 1 << 20
 
 
-def test_memory_goes_back_once_when_it_no_longer_grows(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 100.0
-    sizes = iter([30, 28, 40, 45, 45, 31, 31, 31])
-    given: list[float] = []
-    monkeypatch.setattr(memory, "_resident", lambda: next(sizes) * MIB)
+def test_memory_goes_back_when_it_no_longer_grows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was needed may be free later only: it is tried again, ever more rarely."""
+    now, size = 0, 30
+    given: list[int] = []
+    monkeypatch.setattr(memory, "_resident", lambda: size * MIB)
     monkeypatch.setattr(memory, "_give_back", lambda: given.append(now))
     resident = Resident()
-    for now in (100.0, 102.0, 104.0, 106.0, 106.1, 108.0, 110.0, 112.0):
+    for now in range(200):
+        size = 30 if now < 10 else min(60, 40 + now) if now < 150 else 31
         resident.look(now)
-    assert given == [108.0]
+    tries = [after - before for before, after in itertools.pairwise(given)]
+    assert 20 <= given[0] <= 26
+    assert tries == sorted(tries)
+    assert 4 <= len(tries) <= 8
+    assert given[-1] < 150 + 64
 
 
 def test_a_large_list_that_is_gone_is_gone_from_the_process() -> None:
