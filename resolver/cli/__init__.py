@@ -35,6 +35,23 @@ COMMANDS = {
     "completion": "print a shell completion file",
 }
 
+#: An example of each command that takes more than options, at the end of its help.
+_EXAMPLES = {
+    "run": "resolver run --dry-run --once",
+    "lookup": "resolver lookup ml-prod/trainer-0 7",
+    "reverse": "resolver reverse 24399",
+    "slots": "resolver slots /usr/local/vgpu/containers",
+    "explain": "resolver explain ml-prod/trainer-0",
+    "doctor": "resolver doctor --only nvml",
+    "top": "resolver top ml-prod/trainer-0",
+    "usage": "resolver usage --json",
+    "status": "resolver status --wait 30",
+    "events": "resolver events --pod ml-prod/trainer-0 --follow",
+    "config": "resolver config --template > /etc/resolver.toml",
+    "bundle": "resolver bundle --redact --output node-7.tar.gz",
+    "completion": "source <(resolver completion bash)",
+}
+
 _WITHOUT = "Without one there are: resolver lookup, reverse, slots, explain, config, doctor"
 
 EXIT_NOT_FOUND = 1
@@ -119,6 +136,8 @@ def add_command(command: str, parser: argparse.ArgumentParser) -> ModuleType:
     module = importlib.import_module(f"resolver.cli.{command.replace('-', '_')}")
     parser.description = module.__doc__
     module.add_arguments(parser)
+    if example := _EXAMPLES.get(command):
+        parser.epilog = "\n\n".join(filter(None, (parser.epilog, f"example: {example}")))
     return module
 
 

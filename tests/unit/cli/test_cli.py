@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from resolver import __version__
-from resolver.cli import COMMANDS
+from resolver.cli import COMMANDS, parser_of
 from resolver.cli.run import summary
 from tests.fakes import cachefiles
 from tests.fakes.command import called
@@ -50,6 +51,8 @@ def test_every_command_explains_itself(command: str) -> None:
     done = called(command, "--help")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(f"usage: resolver {command} ")
+    if example := re.search(rf"^example: resolver {command} (.*)$", done.stdout, re.MULTILINE):
+        parser_of(command)[0].parse_args(shlex.split(example[1].partition(" > ")[0]))
 
 
 @pytest.mark.parametrize("command", ["lookup", "status"])

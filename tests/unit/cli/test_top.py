@@ -341,6 +341,17 @@ def test_narrow_screens_leave_out_pids_bars_and_notes(width: int) -> None:
     assert re.search(r"^    torchrun +52% +2\.6G$", narrow, re.MULTILINE)
 
 
+def test_a_narrow_screen_is_scrolled_sideways_to_the_end_of_a_whole_one_and_back() -> None:
+    view, reading, screens = LiveView("node"), reading_of(troubled()), []
+    for key in ["", *["right"] * 20, *["left"] * 20]:
+        view.press(key)
+        screens.append(seen(view, reading, (40, 40)))
+    whole = seen(LiveView("node"), reading, (120, 40)).split("\n")
+    for line, wide in zip(screens[20].split("\n"), whole, strict=True):
+        assert cells(wide) > len(wide) or line.rstrip() == wide[80:].rstrip()
+    assert screens[-1] == screens[0]
+
+
 def test_bars_grow_with_the_value_and_say_nothing_where_nothing_is_known() -> None:
     build = Builder()
     for load in (0, 1, 50, 100, None):
