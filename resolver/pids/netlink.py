@@ -56,9 +56,10 @@ class NetlinkSource(ScanSource):
         return ""
 
     def counters(self) -> Mapping[str, int]:
-        """Events, overruns and comparisons."""
+        """Events, losses and comparisons."""
         return {
             "events": self.stream.events,
+            "lost": self.stream.gaps,
             "overruns": self.stream.overruns,
             "rescans": self.rescans,
             "listings": self.listings,

@@ -118,7 +118,8 @@ def test_thousands_of_forks_and_never_a_difference_to_proc(
             _came, went = checked.agree()
             assert staying <= went
     assert stream.events - seen >= 2 * 1000 * rounds
-    assert (stream.overruns, checked.source.rescans) == (0, 0)
+    assert stream.overruns == 0
+    assert checked.source.rescans <= stream.gaps  # what the kernel had no memory for
 
 
 def test_a_zombie_is_there_until_it_is_reaped(checked: Checked) -> None:

@@ -18,6 +18,7 @@ from resolver.pids.proc_events import EventStream
 from tests.fakes.procs import changes, numbers
 
 FORK, UID, EXIT = 1, 4, 0x80000000
+NO_CPU = 0xFFFFFFFF  # on the acknowledgement of an old kernel, which has no sequence number
 
 
 class Kernel:
@@ -25,10 +26,13 @@ class Kernel:
 
     def __init__(self, ours: socket.socket, channel: socket.socket) -> None:
         self.stream, self._channel = EventStream(ours), channel
+        self.sequence: dict[int, int] = {}
 
-    def send(self, what: int, *words: int) -> None:
-        event = struct.pack("=IIQ6I", what, 0, 1, *words, *[0] * (6 - len(words)))
-        connector = struct.pack("=IIIIHH", 1, 1, 0, 0, len(event), 0)
+    def send(self, what: int, *words: int, cpu: int = 0) -> None:
+        sequence = self.sequence.get(cpu, 0)
+        self.sequence[cpu] = (sequence + 1) % (1 << 32)
+        event = struct.pack("=IIQ6I", what, cpu, 1, *words, *[0] * (6 - len(words)))
+        connector = struct.pack("=IIIIHH", 1, 1, sequence, 0, len(event), 0)
         self.raw(struct.pack("=IHHII", 16 + len(connector + event), 3, 0, 0, 0) + connector + event)
 
     def raw(self, message: bytes) -> None:
@@ -76,6 +80,23 @@ def test_a_drain_is_bounded_and_says_so(stream: EventStream, kernel: Kernel) -> 
     assert stream.drain(3) == 2
     assert stream.emptied
     assert stream.events == 5
+
+
+@pytest.mark.parametrize(
+    ("cpu", "first", "then", "gaps"),
+    [(3, 7000, 7002, 1), (0, (1 << 32) - 1, 0, 0), (0, 1000, 5, 1), (NO_CPU, 4711, 3, 0)],
+)
+def test_a_lost_event_is_noticed_by_the_next_ones_number_on_its_cpu(
+    stream: EventStream, kernel: Kernel, cpu: int, first: int, then: int, gaps: int
+) -> None:
+    kernel.sequence[cpu] = first
+    kernel.send(FORK, 1, 1, 1, 1, cpu=cpu)
+    kernel.send(FORK, 1, 1, 2, 2, cpu=1)
+    kernel.sequence[cpu] = then
+    kernel.send(FORK, 1, 1, 3, 3, cpu=cpu)
+    kernel.send(FORK, 1, 1, 4, 4, cpu=1)
+    stream.drain()
+    assert (stream.gaps, stream.incomplete, stream.touched) == (gaps, bool(gaps), {1, 2, 3, 4})
 
 
 OTHERS: Final = struct.pack("=IIIIHHIIQ6I", 1, 2, 0, 0, 40, 0, FORK, 0, 1, 1, 1, 9, 9, 0, 0)
