@@ -44,8 +44,8 @@ def drained(messages: list[bytes]) -> EventStream:
         return stream
 
 
-def event(what: int, *words: int) -> bytes:
-    return struct.pack("=16x II4xI4x I12x IIII 8x", 1, 1, 0, what, *words)
+def event(sequence: int, what: int, *words: int) -> bytes:
+    return struct.pack("=16x IIII4x II8x IIII 8x", 1, 1, sequence, 0, what, 0, *words)
 
 
 @PATIENT
@@ -60,7 +60,7 @@ def test_any_datagram_is_an_event_or_brings_a_scan(messages: list[bytes]) -> Non
     st.lists(st.tuples(st.sampled_from([FORK, EXEC, EXIT, 0, 4]), WORD, WORD, WORD, WORD), max_size=12),
 )
 def test_an_event_names_who_it_is_about(events: list[tuple[int, ...]]) -> None:
-    stream = drained([event(*each) for each in events])
+    stream = drained([event(number, *each) for number, each in enumerate(events)])
     assert stream.touched == {words[2] for what, *words in events if what == FORK and words[2] == words[3]}
     assert stream.ended <= {words[0] for what, *words in events if what == EXIT and words[0] == words[1]}
     assert not stream.incomplete
