@@ -229,10 +229,8 @@ def test_files_of_two_snapshots_are_never_taken_for_one_another(
     slot = read_file(first.file()).slot(foreign.ns_pid)
     assert slot is not None
     assert slot.hostpid == 0, "a process of another container was written"
-    assert {line["container"] for line in daemon.said("region_found")} == {
-        one.container.container_id,
-        two.container.container_id,
-    }
+    both = {one.container.container_id, two.container.container_id}
+    until(lambda: {line["container"] for line in daemon.said("region_found")} == both, "both in the log")
     assert all(
         line["host_pid"] == early.host_pid
         for line in daemon.said("repair", container=first.container.container_id)

@@ -7,6 +7,7 @@ import re
 import time
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from tests.fakes.daemon import Daemon
@@ -77,9 +78,10 @@ def test_every_query_of_the_dashboard_returns_data(
         )
         # Two scrapes with every family: what a rate needs. A scan counts nothing: it loses nothing.
         empty = {MENDED} if source == "scan" else set()
-        until(lambda: _without_data(prometheus, {}) == empty, "data for every query")
-        assert _without_data(prometheus, {"node": TARGET["node"]}) == empty
-        assert _without_data(prometheus, {"node": "gpu-node-1|gpu-node-2", "pod": "train-0"}) == empty
+        everywhere: dict[str, str] = {}
+        pod = {"node": "gpu-node-1|gpu-node-2", "pod": "train-0"}
+        for chosen in (everywhere, {"node": TARGET["node"]}, pod):
+            until(partial(_is_whole, prometheus, chosen, empty), f"data for every query with {chosen}")
         here = {"namespace": "ml", "pod": "train-0", "node": TARGET["node"]}
         for variable in dashboard()["templating"]["list"][1:]:
             values = prometheus.label_values(re.sub(r"\$\w+", ".*", variable["query"]["query"]))
@@ -90,6 +92,10 @@ def test_every_query_of_the_dashboard_returns_data(
                     lambda q=query: prometheus.query_range(q.concrete(), began, time.time()),  # type: ignore[misc]
                     f"a curve for {query.panel}",
                 )
+
+
+def _is_whole(prometheus: Prometheus, chosen: dict[str, str], empty: set[str]) -> bool:
+    return _without_data(prometheus, chosen) == empty
 
 
 def _without_data(prometheus: Prometheus, chosen: dict[str, str]) -> set[str]:

@@ -197,7 +197,8 @@ def test_a_number_is_printed(serve: Serve, where: Path) -> None:
 FOUND = {"container_id": CID, "container_pid": 7, "host_pid": 4711}
 
 
-def test_json_is_printed_as_it_came(serve: Serve, where: Path) -> None:
+def test_json_is_printed_as_it_came(serve: Serve, where: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("resolver.cli.lookup._SECONDS", 60.0)
     serve(http(json.dumps(FOUND)))
     assert from_daemon(where, json=True) == json.dumps(FOUND)
 

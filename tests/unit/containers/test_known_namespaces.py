@@ -225,7 +225,7 @@ def test_who_is_new_does_not_wait_for_hundreds_that_have_been_read_for_long(room
     room.lives(range(1000, 1101))
     list(room.index.steps(SLICE_SECONDS, READ_SECONDS))
     assert read[0] == 1100
-    assert 2 <= len(read) <= 6
+    assert len(read) <= 6
     for _ in range(100):  # the others have their turn all the same
         list(room.index.steps(SLICE_SECONDS, READ_SECONDS))
     assert set(read) == set(range(1000, 1101))
