@@ -146,15 +146,6 @@ static __always_inline struct process *find(struct level *level)
     return overflow.lookup(level);
 }
 
-/* Takes a slot that is free or has a tombstone, to be written. Returns 0, or whose it is. */
-static __always_inline u64 claim(struct slot *slot, u64 busy)
-{
-    u64 tombstone = *(volatile u64 *)&slot->level, holder;
-    tombstone *= tombstone >> 62 & 1; /* ENDED; without a branch, since a verifier walks each one in every loop */
-    holder = __sync_val_compare_and_swap((u64 *)&slot->level, tombstone, busy);
-    return holder == tombstone ? 0 : holder;
-}
-
 /* HELD: the iterator and a probe have met over one number, and the other one writes it. */
 enum entered { NEW, KNOWN, REPLACED, HELD, LOST };
 
@@ -166,7 +157,7 @@ static __always_inline enum entered enter(struct level *level, struct process *p
     int error;
     if (!slot)
         return LOST; /* never: the place is masked */
-    holder = claim(slot, busy);
+    holder = __sync_val_compare_and_swap((u64 *)&slot->level, 0, busy);
     if (holder && holder != mine && holder != busy) {
         error = overflow.update(level, process);
         if (!error)
@@ -266,39 +257,14 @@ static __always_inline void store(u64 leader, u32 host_tgid)
         COUNT(update_failed);
 }
 
-/* Takes the host's number back, and leaves a tombstone in its slot, or in another that nobody needs. */
-static __always_inline void leave_host(struct level *host, const struct process *process)
-{
-    u64 mine = packed(host), busy = mine | (u64)BUSY << 32;
-    u64 ended = (mine & ~0xFFFFFFFFULL) | (u64)ENDED << 32 | EXIT_TIME(bpf_ktime_get_boot_ns());
-    struct slot *slot = slot_of(host);
-    if (slot && *(volatile u64 *)&slot->level == mine && same(&slot->process, process) &&
-        __sync_val_compare_and_swap((u64 *)&slot->level, mine, ended) == mine)
-        return;
-    leave(host);
-    for (u64 i = 0; i < TOMBSTONE_PLACES; i++) {
-        COUNTED(i);
-        u32 place = SLOT_OF(host->pidns, host->ns_pid) ^ (i * (SLOTS / TOMBSTONE_PLACES));
-        slot = slots.lookup(&place);
-        if (slot && !claim(slot, busy)) {
-            slot->process = *process;
-            __sync_lock_test_and_set((u64 *)&slot->level, ended);
-            break;
-        }
-    }
-}
-
 /* A process that ended. It keeps its numbers until it is reaped, so the entries under them are its own. */
 static __always_inline void bury(u64 leader, u32 host_tgid)
 {
     struct level key = {.pidns = HOST_PIDNS, .ns_pid = host_tgid};
-    struct process process = {};
-    u64 pid = 0;
-    if (!read_process(leader, host_tgid, &process, &pid)) {
-        leave(&key);
+    u64 pid = MEMBER(u64, leader, TASK_THREAD_PID);
+    leave(&key);
+    if (!pid)
         return;
-    }
-    leave_host(&key, &process);
     for (u64 i = 1; i < MAX_LEVELS; i++) {
         COUNTED(i);
         if (i > LEVEL_OF(pid) || read_level(pid, i, &key))

@@ -42,15 +42,6 @@ struct slot {
 };
 /* Above every PID. */
 #define BUSY 0x80000000U
-/* A tombstone: `ns_pid` without it is the host PID of a process that ended, `pidns` is when (EXIT_TIME), and of `process`
- * start_time and host_tgid are its own. Whoever needs the slot takes it.
- */
-#define ENDED 0x40000000U
-/* In eighths of a second, rounded down; enough for 18 years. */
-#define EXIT_SHIFT 27
-#define EXIT_TIME(nanoseconds) ((__u32)((nanoseconds) >> EXIT_SHIFT))
-/* Where the tombstone of a process is if its slot was another's when it ended: the other quarters, the same place. */
-#define TOMBSTONE_PLACES 4
 /* Of SLOTS, a power of two. The numbers of a namespace are given in order, so that its slots share cache lines. */
 #define SPREAD 0x9E3779B1U
 #define SLOT_OF(pidns, ns_pid) (((ns_pid) + (pidns) * SPREAD) & (SLOTS - 1))

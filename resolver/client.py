@@ -231,7 +231,7 @@ def _connect(
     try:
         channel.settimeout(seconds)
         channel.connect(socket_path)
-        if _listener(channel)[1] not in (0, os.geteuid()):
+        if _listener_user(channel) not in (0, os.geteuid()):
             raise PermissionError(f"another user listens on {socket_path}")
         headers = f"Accept: {accept}\r\n{headers}Connection: close\r\n"
         if question:
@@ -282,12 +282,12 @@ def _whole(channel: socket.socket, seconds: float) -> bytes:
                 raise TimeoutError(f"it did not finish its answer within {seconds:g} s")
 
 
-def _listener(channel: socket.socket) -> tuple[int, int]:
-    """Return host PID and user of the listener, from the kernel (SO_PEERCRED in unix(7))."""
+def _listener_user(channel: socket.socket) -> int:
+    """Return the listener's user, from the kernel (SO_PEERCRED in unix(7))."""
     import socket
 
     peer = channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-    return int.from_bytes(peer[:4], sys.byteorder), int.from_bytes(peer[4:8], sys.byteorder)
+    return int.from_bytes(peer[4:8], sys.byteorder)
 
 
 def _parse(answer: bytes) -> tuple[int, bytes]:
@@ -319,49 +319,18 @@ def _no_daemon(where: str, error: Exception) -> NoDaemon:
 def _what_to_do(where: str, error: Exception) -> str:
     """Suggest a fix; starting a daemon only if none runs."""
     if isinstance(error, PermissionError) and error.errno is not None:
-        group = _group_of(where)
-        return (
-            f"Ask as root (sudo), or as a member of its group{group}, which resolver run --socket-group sets"
-        )
+        return "Ask as root (sudo), or as a member of its group, which resolver run --socket-group sets"
     from resolver.base.lock_holder import ailment, lock_holder
 
-    late = isinstance(error, (TimeoutError, BlockingIOError))
-    host_pid = (_listening(where) if late else 0) or lock_holder(os.path.dirname(where))
-    if host_pid:
+    if host_pid := lock_holder(os.path.dirname(where)):
         what, fix = ailment(host_pid, where)
         return f"PID {host_pid} {what}: {fix}; resolver doctor --only daemon says more"
-    if late:
+    if isinstance(error, (TimeoutError, BlockingIOError)):
         return "It hangs, or the node is overloaded: resolver doctor --only daemon says which"
     return (
         "Start one with: resolver run (as root, on the host), or name its socket with --socket or "
         "RESOLVER_SOCKET"
     )
-
-
-def _group_of(where: str) -> str:
-    """Return the socket's group in brackets; empty for root's."""
-    import grp
-
-    try:
-        gid = os.stat(where).st_gid
-        return f" ({grp.getgrgid(gid).gr_name})" if gid else ""
-    except KeyError:
-        return f" ({gid})"
-    except OSError:
-        return ""
-
-
-def _listening(where: str) -> int:
-    """Return the listener's host PID, 0 if unknown."""
-    import socket
-
-    with socket.socket(socket.AF_UNIX) as channel:
-        try:
-            channel.settimeout(0.2)
-            channel.connect(where)
-            return _listener(channel)[0]
-        except OSError:
-            return 0
 
 
 def _refusal(status: int, body: bytes) -> ResolverError:

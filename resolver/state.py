@@ -320,7 +320,7 @@ class Source(Struct, frozen=True):
     """Source of PIDs. ``not_used`` explains why others aren't used, ``incomplete`` why it needs help.
 
     ``not_ready`` is why it isn't trusted yet, null once it has found the canary. The kernel's map has room for
-    ``map_size`` processes.
+    ``map_size`` processes, 0 without one.
     """
 
     name: str
@@ -335,24 +335,25 @@ class Source(Struct, frozen=True):
 class Policy(Struct, frozen=True):
     """Which number ``hostpid`` must be: ``namespace`` is ``host``, ``container`` or ``unknown``.
 
-    ``origin`` is ``measured``, ``by version``, ``forced`` or ``unknown``; ``not_measured`` is why it is not the first.
+    ``origin`` is ``by version``, ``forced`` or ``unknown``; ``watchers`` counts containers that confirm or doubt it.
     """
 
     namespace: str
     why: str
     origin: str
-    not_measured: str | None
+    watchers: dict[str, int]
 
 
 class Snapshot(NamedTuple):
     """Everything, as of Unix time ``at``. Counters only ever grow.
 
-    ``collected_at`` is NVML's last answer (Unix time, 0: never), ``joined.error`` why there is none now.
+    ``passed_at`` is the last pass's end, ``collected_at`` NVML's last answer; Unix time, 0: never.
     """
 
     at: float
     started_at: float
     passes: int
+    passed_at: float
     pass_seconds: PassSeconds
     source: Source
     policy: Policy
@@ -379,7 +380,7 @@ class Snapshot(NamedTuple):
 
     def standstill(self) -> str:
         """Explain why the daemon should be restarted; empty while passes are made, or before its turn."""
-        age = time.time() - (self.at if self.passes else self.started_at)
+        age = time.time() - (self.passed_at if self.passes else self.started_at)
         if self.holder or age <= max(_STANDS_SECONDS, _STANDS_INTERVALS * self.interval):
             return ""
         if self.passes:

@@ -138,9 +138,8 @@ def _around(tree: Path, wheel: Path) -> None:
     documents = tree / "usr/share/doc/hami-resolver"
     _put(documents / "changelog.gz", gzip.compress((ROOT / "CHANGELOG.md").read_bytes(), 9, mtime=0))
     _put(documents / "copyright", (ROOT / "LICENSE").read_bytes())
-    pages = (f"docs/{page}.md" for page in ("config", "node", "security", "troubleshooting"))
-    for path in (*pages, "deploy/systemd/measure-driver.conf"):
-        _put(documents / Path(path).name, (ROOT / path).read_bytes())
+    for page in ("config", "node", "security", "troubleshooting"):
+        _put(documents / f"{page}.md", (ROOT / f"docs/{page}.md").read_bytes())
 
 
 def _control(tree: Path, architecture: str) -> None:

@@ -20,7 +20,6 @@ die() {
 
 # --- Debian packages ---------------------------------------------------------------------------------------------
 
-have_header() { [[ -e /usr/include/$1 ]]; }
 # Not grep -q: it exits at the first match, and the broken pipe would count as a failure.
 have_library() { /sbin/ldconfig -p | grep -F "$1" >/dev/null; }
 have_command() { PATH=$PATH:/usr/sbin:/sbin command -v "$1" >/dev/null; }
@@ -31,7 +30,7 @@ have_venv() { "$1" -c 'import ensurepip, venv' 2>/dev/null; }
 
 missing_packages() {
     have_command gcc || echo gcc
-    have_header stdio.h || echo libc6-dev
+    [[ -e /usr/include/stdio.h ]] || echo libc6-dev
     have_library libatomic.so.1 || echo libatomic1
     [[ $PROFILE == dev ]] || return 0
     have_command runc || echo runc
@@ -68,13 +67,11 @@ qemu_package() {
 
 install_packages() {
     (($# > 0)) || return 0
-    local all=("$@")
-    [[ $PROFILE == dev ]] || have_bcc || all+=(python3-bpfcc)
     have_command apt-get || die "these are missing and this is not Debian or Ubuntu: $*" \
         "Install them by this system's own means, then run this again."
     ((EUID == 0)) || die "these Debian packages are missing: $*" \
         "Only root can install them. Run this, then try again:" \
-        "    sudo apt-get install -y --no-install-recommends ${all[*]}"
+        "    sudo apt-get install -y --no-install-recommends $*"
     say "installing the Debian packages: $*"
     apt_install "$@" || die "apt-get could not install one of: $*" "Its last complaints are above, all of it in $APT_LOG."
 }
@@ -161,24 +158,18 @@ venv_package() {
 
 # Without a network pip would try each package five times, more slowly each time: 22 s.
 pip_install() {
-    local log failed
+    local log
     log=$(mktemp)
     export PIP_RETRIES=${PIP_RETRIES:-1}
     if "$VENV/bin/python" -m pip --disable-pip-version-check install "$@" >"$log" 2>&1; then
         rm -f "$log"
         return 0
     fi
-    if grep -qE 'NewConnectionError|NameResolutionError|ConnectTimeoutError|ProxyError' "$log"; then
-        die "this machine cannot reach a package index, so the Python packages in $VENV cannot be installed." \
-            "Behind a proxy or a mirror, set HTTPS_PROXY or PIP_INDEX_URL. Without a network, fetch them elsewhere:" \
-            "    pip download --dest wheels $*" \
-            "and run this with PIP_NO_INDEX=1 PIP_FIND_LINKS=wheels. pip's own words are in $log."
-    fi
     grep -vE '^(WARNING|\[notice\])' "$log" | tail -n 12 >&2
-    failed=$(sed -nE 's/.*(No matching distribution found for|Failed building wheel for|Failed to build) ([A-Za-z0-9._=-]+).*/\2/p' "$log" | tail -n 1)
-    [[ -n $failed ]] || failed=$(sed -nE 's/^ *(Collecting|Downloading) ([^ ]+).*/\2/p' "$log" | tail -n 1)
-    die "pip could not install ${failed:-one of the packages}." \
-        "Its last words are above, all of it in $log. Behind a proxy or a mirror, set HTTPS_PROXY or PIP_INDEX_URL."
+    die "pip could not install the Python packages. Its last words are above, all of it in $log." \
+        "Behind a proxy or a mirror, set HTTPS_PROXY or PIP_INDEX_URL. Without a network, fetch them elsewhere:" \
+        "    pip download --dest wheels $*" \
+        "and run this with PIP_NO_INDEX=1 PIP_FIND_LINKS=wheels."
 }
 
 make_venv() {

@@ -78,7 +78,6 @@ def chart_settings() -> list[str]:
 
 
 def _chart_setting(setting: Declared) -> Iterator[str]:
-
     chart, says = setting.about.chart, setting.about.help
     for number, line in enumerate(textwrap.wrap(says[0].upper() + says[1:], 112)):
         yield f"  # {'-- ' if number == 0 else ''}{line}"

@@ -49,7 +49,7 @@ NEEDS_ROOT = ("tests/kernel/", "tests/runtime/")
 #: A file runs in one piece: those that take longest begin, in this order, and the rest fills the gaps.
 FIRST = (
     "unit/suite/test_style", "kernel/test_sources", "kernel/test_repair", "kernel/test_races", "kernel/test_metrics",
-    "kernel/test_daemon", "kernel/test_hostile_daemon", "kernel/test_driver_rows", "kernel/test_driver_truth",
+    "kernel/test_daemon", "kernel/test_hostile_daemon", "kernel/test_driver_rows",
     "kernel/test_stuck", "kernel/test_system_calls", "kernel/test_mapped_regions", "kernel/test_api_lookup",
     "unit/kube/test_reporter", "kernel/test_hostile_costs", "kernel/test_capabilities", "kernel/test_prometheus",
     "kernel/test_bpf_map", "kernel/test_gpus", "kernel/test_api_peers", "runtime/test_pods",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from resolver.base.errors import UsageError
 from resolver.base.retry import tried_again
-from resolver.serve.unix_socket import Listening, UnixSocket, group_of
+from resolver.serve.unix_socket import UnixSocket, group_of
 
 if TYPE_CHECKING:
     from resolver.api.access import ApiGatekeeper
@@ -18,10 +18,6 @@ if TYPE_CHECKING:
     from resolver.api.context import View
     from resolver.base.journal import Journal
     from resolver.config import Settings
-
-
-_ROOT = Listening("resolver", "--socket", "or name another with --socket")
-_TENANTS = Listening("resolver", "--tenant-socket", "or name another with --tenant-socket")
 
 
 class ApiSockets(NamedTuple):
@@ -40,15 +36,15 @@ class ApiSockets(NamedTuple):
 def make_sockets(settings: Settings, journal: Journal) -> ApiSockets:
     """Make the sockets, or log why not. A socket's group needs rights that the daemon drops later."""
 
-    def made(path: str, listening: Listening, mode: int, group: str = "") -> UnixSocket | None:
+    def made(path: str, option: str, mode: int, group: str = "") -> UnixSocket | None:
         try:
-            return UnixSocket(path, listening, mode=mode, group=group_of(group))
+            return UnixSocket(path, option, mode=mode, group=group_of(group))
         except (OSError, UsageError) as error:
             _off(journal, path, str(error))
             return None
 
-    root = made(settings.socket_path, _ROOT, 0o660, settings.socket_group)
-    tenants = made(settings.tenant_socket, _TENANTS, 0o666) if settings.tenant_socket else None
+    root = made(settings.socket_path, "--socket", 0o660, settings.socket_group)
+    tenants = made(settings.tenant_socket, "--tenant-socket", 0o666) if settings.tenant_socket else None
     return ApiSockets(root, tenants)
 
 

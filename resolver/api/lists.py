@@ -60,7 +60,7 @@ async def gpus(context: Context, request: Request) -> Answer:
     headers = {"ETag": tag, "Cache-Control": "no-cache"}
     if tag in known or "*" in known:
         return Answer(b"", status=304, headers=headers)
-    return Answer(encode(shapes.Gpus.of(picture.inventory, picture.joined.error)), headers=headers)
+    return Answer(encode(shapes.whole(shapes.gpus(picture))), headers=headers)
 
 
 def _gpus_tag(picture: Snapshot) -> str:

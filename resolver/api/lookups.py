@@ -32,7 +32,7 @@ _MOST_PID, _MOST_INODE = 2**31 - 1, 2**32 - 1
 _PAIRS_PER_REQUEST = 100
 _WALK_SECONDS = 5.0
 #: Pairs of a batch that are looked up at once.
-_STEP = 1000
+_STEP = 500
 
 Pid = Annotated[int, msgspec.Meta(ge=1, le=_MOST_PID)]
 Cid = Annotated[str, msgspec.Meta(min_length=1, max_length=300)]
@@ -89,7 +89,7 @@ class PairAnswers(msgspec.Struct, frozen=True):
 
 
 _decode = msgspec.json.Decoder(Pairs).decode
-# Between their steps pairs are text: as objects, 10,000 of them would stay in memory in pieces.
+# Between their steps pairs and answers are text: as objects, 10,000 of them would stay in memory in pieces.
 _split = msgspec.json.Decoder(dict[str, list[msgspec.Raw]]).decode
 _decode_step = msgspec.json.Decoder(list[tuple[Cid, Pid] | Pair]).decode
 
@@ -218,21 +218,27 @@ async def look_up_many(context: Context, request: Request) -> Answer:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Problem(400, Reason.BAD_REQUEST, f"the body is not a batch of pairs: {error}") from None
     request.access.spend(len(pairs) / _PAIRS_PER_REQUEST)
+    steps = [b"[%b]" % b",".join(pairs[start : start + _STEP]) for start in range(0, len(pairs), _STEP)]
+    del pairs
     every = _every if request.access.tenant is None else partial(_every_own, request.access.tenant)
     deadline = time.monotonic() + _WALK_SECONDS
-    answers: list[PairAnswer] = []
-    for start in range(0, len(pairs), _STEP):
-        step = _decode_step(b"[%b]" % b",".join(pairs[start : start + _STEP]))
+    answers: list[bytes] = []
+    for text in steps:
+        step = _decode_step(text)
         questions = [(each.container or "", each.pid) if isinstance(each, Pair) else each for each in step]
         wanted: dict[str, dict[int, None]] = {}
         for cid, ns_pid in questions:
             wanted.setdefault(cid, {})[ns_pid] = None
         found = await every(context, wanted, deadline)
-        for cid, ns_pid in questions:
-            known = found[cid].get(ns_pid, Reason.TOO_SLOW)
-            answers.append(PairAnswer(*known) if isinstance(known, Hit) else PairAnswer(reason=Reason(known)))
+        known = [found[cid].get(ns_pid, Reason.TOO_SLOW) for cid, ns_pid in questions]
+        answers.append(encode(list(map(_answer, known)))[1:-1])
         await asyncio.sleep(0)
-    return Answer(encode(PairAnswers(context.view.live.pidmap.source.name, answers)))
+    head = PairAnswers(context.view.live.pidmap.source.name, [])
+    return Answer(encode(head)[: -len(b"]}")] + b",".join(answers) + b"]}")
+
+
+def _answer(known: Hit | str) -> PairAnswer:
+    return PairAnswer(*known) if isinstance(known, Hit) else PairAnswer(reason=Reason(known))
 
 
 def _answers(found: Mapping[int, ContainerProcess | None]) -> Answers:

@@ -21,7 +21,6 @@ from resolver.state import Container, ContainerUse, Process, RegionFacts, SlotFa
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from resolver.gpu.inventory import Inventory
     from resolver.state import RegionReport, SlotReport, Snapshot
 
 
@@ -168,17 +167,6 @@ class Gpus(Struct, frozen=True):
     error: str | None
     gpus: list[Gpu]
 
-    @classmethod
-    def of(cls, inventory: Inventory, error: str) -> Gpus:
-        """Build it from the daemon's inventory and NVML's current error."""
-        return cls(
-            at=inventory.at,
-            version=inventory.version,
-            driver_version=inventory.driver_version,
-            error=error or None,
-            gpus=list(inventory.gpus),
-        )
-
 
 class UnresolvedCounts(Struct, frozen=True):
     """How many, by reason."""
@@ -243,6 +231,12 @@ def processes(picture: Snapshot) -> Parts:
     """``/v1/processes``."""
     error = picture.joined.error or None
     return Processes(picture.at, picture.collected_at or None, error, []), picture.gpu_processes
+
+
+def gpus(picture: Snapshot) -> Parts:
+    """``/v1/gpus``."""
+    known, error = picture.inventory, picture.joined.error or None
+    return Gpus(known.at, known.version, known.driver_version, error, []), known.gpus
 
 
 def unresolved(picture: Snapshot) -> Parts:

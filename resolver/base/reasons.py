@@ -79,7 +79,7 @@ class UnresolvedReason(ReasonWithWords):
     DRIVER_UNKNOWN = (
         "driver_unknown",
         "the PID namespace of this driver's samples is unknown",
-        "add `SYS_ADMIN` to measure it, or set `--hostpid-namespace`: docs/how-it-works.md",
+        "set `--hostpid-namespace`, after a measurement: docs/compatibility.md#measure-a-driver",
     )
     CONFLICT = "conflict", "another program changes `hostpid` back", "find that program"
     QUARANTINED = (
@@ -200,7 +200,7 @@ class SampleReason(ReasonWithWords):
         "nothing, if it just started; after 30 s `resolver usage` has the cause",
     )
     PROCESS_ENDED = "process_ended", "the process ended before its sample was read"
-    PID_UNKNOWN = "pid_unknown", "the driver reported PID 0, or a PID that no process has had"
+    PID_UNKNOWN = "pid_unknown", "the driver reported PID 0, or a process that ended before the daemon saw it"
 
 
 class BypassReason(ReasonWithWords):

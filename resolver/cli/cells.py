@@ -3,30 +3,14 @@
 from __future__ import annotations
 
 import unicodedata
-from typing import TYPE_CHECKING
 
 from resolver.base.text import printable
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 #: Texts, each with the name of its style; `screen` knows how the styles look.
 Line = list[tuple[str, str]]
 
-#: The kernel's console has lines and blocks, but not those that are used here.
-_PLAIN_TERMINALS = ("dumb", "linux")
 #: Our own signs in ASCII.
 ASCII_SIGNS = str.maketrans("━─✓…≥·↑↓", "#.*~>|^v")
-
-
-def shows_unicode(environ: Mapping[str, str]) -> bool:
-    """Check if a terminal can show more than ASCII, by the person's locale."""
-    ctype, lang = environ.get("LC_CTYPE", ""), environ.get("LANG", "")
-    locale = environ.get("LC_ALL") or ctype or lang
-    # In the C locale Python sets LC_CTYPE itself (PEP 538), and the terminal knows nothing of it.
-    coerced = locale == ctype == "C.UTF-8" and lang in ("", "C", "POSIX")
-    utf8 = locale.lower().replace("-", "").rpartition(".")[2].partition("@")[0] == "utf8"
-    return utf8 and not coerced and environ.get("TERM") not in _PLAIN_TERMINALS
 
 
 def in_ascii(text: str) -> str:

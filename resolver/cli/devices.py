@@ -1,7 +1,6 @@
 """Show the node's GPUs: identity, place and health.
 
-Needs a running daemon. With `-o device` it prints Koordinator's Device object of this node, for a server-side `kubectl
-apply`.
+Needs a running daemon.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from resolver.base.errors import CannotKnow, UsageError
 from resolver.cli.ask_daemon import AS_IT_IS, add_socket, ask, understood
 from resolver.cli.show import duration, print_json, print_table, since
 
@@ -27,23 +25,13 @@ COLUMNS = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     add_socket(parser, AS_IT_IS)
-    add = parser.add_argument
-    add("-o", "--output", choices=["device"], help="print the node's Device object of Koordinator instead")
-    about = "the node's name in Kubernetes, for -o device (default the host's name)"
-    add("--node", metavar="NAME", help=about)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print them."""
-    if args.output and args.json:
-        raise UsageError("--json and -o device: choose one; the Device object is JSON itself")
-    if args.node and not args.output:
-        raise UsageError("--node is the name of the Device object: use it with -o device")
     answer = ask("/v1/gpus", args.socket)
     with understood():
-        if args.output:
-            print_json(_device(args.node, answer))
-        elif args.json:
+        if args.json:
             print_json(answer)
         else:
             _print(answer)
@@ -82,16 +70,3 @@ def _print(answer: Any) -> None:
     elif not answer["error"]:
         known = "The driver knows no GPU on this node." if answer["version"] else "NVML was not asked yet."
         print(known, file=sys.stderr)
-
-
-def _device(node: str | None, answer: Any) -> Any:
-    import os
-
-    from resolver.kube.device import Report, desired
-
-    if answer["error"] or not answer["version"]:
-        why = answer["error"] or "it was not asked yet"
-        raise CannotKnow(
-            f"NVML does not answer ({why}), so which GPUs are well is not known: ask again once it does"
-        )
-    return desired(Report(answer), node or os.uname().nodename, None, None, time.time())

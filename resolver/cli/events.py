@@ -14,6 +14,7 @@ from resolver.base.errors import NoDaemon, NotFound, UsageError
 from resolver.base.event_names import KINDS
 from resolver.base.text import printable
 from resolver.cli.ask_daemon import add_socket, ask, understood
+from resolver.cli.parser import seconds
 from resolver.cli.show import moment, on_terminal, styled, wrapped
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--kind", metavar="KIND", action="append", choices=list(KINDS), help=about)
     about = f"only the last N (default all; {_SHOWN_BEFORE} with --follow)"
     add("--last", metavar="N", type=int, help=about)
-    add("--since", metavar="TIME", help="only those of the last TIME, such as 10m or 90s")
+    add("--since", metavar="TIME", type=seconds, help="only those of the last TIME, such as 10m or 90s")
     add("--pod", metavar="POD", help="only those of a pod: NAMESPACE/POD, its UID or the start of one")
     parser.epilog = "kinds of events:\n" + "\n".join(f"  {kind:20} {text}" for kind, text in KINDS.items())
 
@@ -44,8 +45,6 @@ def run(args: argparse.Namespace) -> int:
     """Print the kept ones, then perhaps those that come."""
     if args.last is not None and args.last < 0:
         raise UsageError(f"--last {args.last}: 0 or more are meant")
-    if args.since:
-        _seconds(args.since)
     if args.pod and args.pod.count("/") > 1:
         raise UsageError(f"--pod {args.pod}: use NAMESPACE/POD, or a pod's UID")
     # Numbers begin at 1 with each daemon: an event's id has the daemon's start in it.
@@ -77,7 +76,7 @@ class _Shown:
 
     def __init__(self, args: argparse.Namespace, kept: dict[str, Any]) -> None:
         self._kinds, self._pod, self._as_json = args.kind or (), args.pod or "", args.json
-        self._oldest = kept["at"] - _seconds(args.since) if args.since else 0.0
+        self._oldest = 0.0 if args.since is None else kept["at"] - args.since
         self._compact = on_terminal() and not args.json
         self._pods: dict[str, str] = {}  # UID -> NAMESPACE/POD
         if self._pod or self._compact:
@@ -126,15 +125,6 @@ class _Shown:
 def _pod_uid(fields: dict[str, Any]) -> str:
     """Return the UID of the event's pod; empty without one."""
     return fields.get("pod_uid") or str(fields.get("container", "")).partition("_")[0]
-
-
-def _seconds(text: str) -> float:
-    from resolver.config import parse_duration
-
-    try:
-        return parse_duration(text)
-    except ValueError:
-        raise UsageError(f"--since {text}: it takes a time such as 90s, 10m or 2h") from None
 
 
 def _value(value: Any) -> str:

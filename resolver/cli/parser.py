@@ -30,6 +30,16 @@ class Parser(argparse.ArgumentParser):
             raise argparse.ArgumentError(action, f"{value!r} is not possible{near}; there are: {known}")
 
 
+def seconds(text: str) -> float:
+    """Return the seconds of an option such as ``500ms`` or ``10m``."""
+    from resolver.config import parse_duration  # most commands have no such option
+
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 def suggestion(word: str, known: Iterable[str]) -> str:
     """Return `` (did you mean X?)`` with the known word of the nearest spelling; empty if none is near."""
     from difflib import get_close_matches  # for mistakes only

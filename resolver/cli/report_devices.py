@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from resolver.base.errors import UsageError
 from resolver.cli.ask_daemon import add_socket
+from resolver.cli.parser import seconds
 
 if TYPE_CHECKING:
     import argparse
@@ -29,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     about = "address that serves /metrics (or RESOLVER_REPORT_METRICS_ADDR; default "
     add("--metrics-addr", metavar="HOST:PORT", help=f"{about}{_ADDRESS}); off: none")
     about = "longest random delay before the first request (default 10s)"
-    add("--spread", metavar="TIME", default="10s", help=about)
+    add("--spread", metavar="TIME", type=seconds, default="10s", help=about)
     add("--node-condition", action="store_true", help="also keep the node's condition GPUUnhealthy")
     add("--log-format", choices=["auto", "json", "console"], default="auto", help="format of log lines")
     about = "least severe level to log (default info)"
@@ -41,22 +42,21 @@ def run(args: argparse.Namespace) -> int:
     import asyncio
     import importlib.util
 
-    from resolver.config import parse_address, parse_duration
+    from resolver.config import parse_address
 
     try:
-        spread = parse_duration(args.spread)
         address = parse_address(
             args.metrics_addr or os.environ.get("RESOLVER_REPORT_METRICS_ADDR") or _ADDRESS
         )
     except ValueError as error:
-        raise UsageError(f"--spread or --metrics-addr: {error}") from None
+        raise UsageError(f"--metrics-addr: {error}") from None
     if importlib.util.find_spec("httpx2") is None:
         raise UsageError("the extra `kubernetes` is not installed: pip install 'hami-resolver[kubernetes]'")
-    asyncio.run(_report(args, spread, address))
+    asyncio.run(_report(args, address))
     return 0
 
 
-async def _report(args: argparse.Namespace, spread: float, address: tuple[str, int] | None) -> None:
+async def _report(args: argparse.Namespace, address: tuple[str, int] | None) -> None:
     import asyncio
     import contextlib
     import signal
@@ -74,7 +74,7 @@ async def _report(args: argparse.Namespace, spread: float, address: tuple[str, i
     server = ApiServer(args.api_server or in_cluster(os.environ), args.service_account or ACCOUNT_DIR)
     tally = Tally(server.requests)
     daemon = InventorySocket(client.socket_of(args.socket))
-    reporter = Reporter(server, daemon, Plan(node, spread, args.node_condition), tally, journal)
+    reporter = Reporter(server, daemon, Plan(node, args.spread, args.node_condition), tally, journal)
     try:
         listener = pages.listen(*address) if address else None
     except OSError as error:

@@ -84,10 +84,14 @@ def _troubles(status: Mapping[str, Any]) -> Iterator[Line]:
 
 def _driver(status: Mapping[str, Any]) -> Iterator[Line]:
     policy, driver = status["policy"], status["driver"]
-    unknown = "yellow" if policy["namespace"] == "unknown" else ""
-    yield "hostpid is", f"{policy['namespace']} ({policy['origin']}: {policy['why']})", unknown
-    if policy["not_measured"]:
-        yield "not measured", policy["not_measured"]
+    if policy["namespace"] == "unknown":
+        yield "hostpid is", f"unknown: {policy['why']}", "yellow"
+    else:
+        yield "hostpid is", f"{policy['namespace']} ({policy['origin']}: {policy['why']})"
+    watchers = policy.get("watchers", {})  # an older daemon doesn't count them
+    if any(watchers.values()):
+        text = f"by watchers in {several(watchers['confirms'], 'container')}, doubted in {watchers['doubts']}"
+        yield "confirmed", text, "" if watchers["confirms"] else "yellow"
     asked = driver["collected_at"]
     age = f"answered {duration(status['at'] - asked)} ago" if asked else "has not answered yet"
     version = f"driver {driver['version']}" if driver["version"] else "driver unknown"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from resolver.base.errors import UsageError
 from resolver.cli.ask_daemon import add_socket
+from resolver.cli.parser import seconds
 
 if TYPE_CHECKING:
     import argparse
@@ -23,13 +24,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     about = "only this pod or container: NAMESPACE/POD[/NAME], POD_UID[/NAME], NAME or an id"
     add("name", nargs="?", default="", metavar="POD", help=about)
     add("--once", action="store_true", help="print a plain table, as in a pipe, and exit")
-    add("--interval", metavar="TIME", default="1s", help="time between two updates (default 1s)")
+    about = "time between two updates, from 100ms to 1h (default 1s)"
+    add("--interval", metavar="TIME", type=seconds, default="1s", help=about)
     add_socket(parser, "print the same as JSON, once")
 
 
 def run(args: argparse.Namespace) -> int:
     """Show it; returns 4 without a daemon, 1 if no container has the name, else 0."""
-    interval = _seconds(args.interval)
+    if not 0.1 <= args.interval <= 3600:
+        raise UsageError(f"--interval {args.interval:g}s: it takes a time from 100ms to 1h")
     from resolver.cli._top.reading import Reading, read
 
     tree = read(args.socket, args.name)
@@ -49,16 +52,4 @@ def run(args: argparse.Namespace) -> int:
         return 0
     from resolver.cli._top.screen import watch
 
-    return watch(args.socket, interval, Reading(tree, time.time()), args.name)
-
-
-def _seconds(text: str) -> float:
-    from resolver.config import parse_duration
-
-    try:
-        seconds = parse_duration(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0.1 <= seconds <= 3600:
-        raise UsageError(f"--interval {text}: it takes a time from 100ms to 1h, such as 500ms or 2s")
-    return seconds
+    return watch(args.socket, args.interval, Reading(tree, time.time()), args.name)

@@ -88,7 +88,6 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             "directories with the cache files of containers or claims: a list in the file, separated by `:` in the "
             "environment, repeated flags; `auto`: those of every [known scheduler](schedulers.md#where-the-files-are)",
             "DIR",
-            live=True,
             check=values.check_paths,
             chart=Chart(default=("/usr/local/vgpu/containers",)),
         ),
@@ -113,8 +112,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     hostpid_namespace: Annotated[
         HostpidNamespace,
         About(
-            "which PID `hostpid` must be: `auto` decides by a measurement of the driver, else by its version; `host` "
-            "and `container` force one",
+            "which PID `hostpid` must be: `auto` decides by the driver's version; `host` and `container` force one",
             live=True,
         ),
     ] = HostpidNamespace.AUTO
@@ -252,7 +250,6 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         About(
             "also find HAMi's files inside containers, through the processes that map them "
             "([bare Docker](node.md#bare-docker-and-podman))",
-            live=True,
         ),
     ] = False
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-import itertools
 import math
 import time
 from collections.abc import Hashable
@@ -45,9 +44,7 @@ _MOUNTS_SECONDS = 0.02
 #: More namespaces than these in one container are not searched.
 MAX_NAMESPACES = 1024
 _AT_ONCE = 64  # processes between two steps
-
-
-_numbers = itertools.count()
+_BELOW_HOST = (HOST_PIDNS,)  # almost all share it
 
 
 class FirstProcess:
@@ -56,9 +53,13 @@ class FirstProcess:
     ``name`` and adjacent fields belong to `resolver.lookup.cached`.
     """
 
+    __slots__ = (
+        *("host_pid", "arrival", "pidns", "level", "parents", "directories", "container_id"),
+        *("made_by_runtime", "reads", "due", "name", "name_looks", "next_name_look"),
+    )
+
     def __init__(self, host_pid: int, arrival: tuple[int, int]) -> None:
         self.host_pid, self.arrival = host_pid, arrival
-        self.number = next(_numbers)
         self.pidns = 0  # not known yet
         self.level = 0
         self.parents: tuple[int, ...] = ()  # the host's first
@@ -69,10 +70,8 @@ class FirstProcess:
         self.name, self.name_looks, self.next_name_look = "", 0, 0.0
 
     def __lt__(self, other: FirstProcess) -> bool:
-        return (self.due, -self.number) < (
-            other.due,
-            -other.number,
-        )  # the newest of the never-read ones first
+        # The newest of the never-read ones first.
+        return (self.due, other.arrival) < (other.due, self.arrival)
 
 
 class Learned(NamedTuple):
@@ -135,11 +134,9 @@ class KnownNamespaces:
 
     def _follow(self, inits: Mapping[int, tuple[int, int]]) -> Iterator[None]:
         """Keep exactly these first processes; end if there are newer ones."""
-        gone = 0
         for number, known in enumerate(list(self._known.values())):
             if inits.get(known.host_pid) != known.arrival and self._lives(known):
                 self._forget(known)
-                gone += 1
             if number % _AT_ONCE == 0:
                 yield
                 if self._pidmap.inits() is not inits:
@@ -153,9 +150,12 @@ class KnownNamespaces:
                 if self._pidmap.inits() is not inits:
                     return
         self._seen = inits
-        if gone > len(self._known):
-            self._due[:] = filter(self._lives, self._due)
+        if len(self._due) > 2 * len(self._known):  # thousands have ended: emptied tables keep their memory
+            self._due = list(filter(self._lives, self._due))
             heapq.heapify(self._due)
+            self._known, self._by_pidns = dict(self._known), dict(self._by_pidns)
+            self._with = {directory: set(each) for directory, each in self._with.items()}
+            self._below = {above: set(each) for above, each in self._below.items()}
 
     def _lives(self, known: FirstProcess) -> bool:
         """Check if still in the index."""
@@ -175,10 +175,10 @@ class KnownNamespaces:
         try:
             depth = len(chain or self._procfs.ns_pids(known.host_pid))
             own = chain[-1] if chain else self._procfs.pidns(known.host_pid)
-            if chain:
+            if depth == 2:
+                known.parents = _BELOW_HOST
+            elif chain:
                 known.parents = chain[:-1]
-            elif depth == 2:
-                known.parents = (HOST_PIDNS,)
             elif depth > 2:
                 with suppress(CannotKnow):
                     known.parents = self._procfs.pidns_chain(known.host_pid)[:-1]
@@ -297,10 +297,6 @@ class KnownNamespaces:
                 self._learned[key] = known
             known[pidns] = learned
             self._of.pop(key, None)
-
-    def first_processes(self, key: Hashable) -> list[int]:
-        """First processes with this key mounted."""
-        return [self._by_pidns[pidns].host_pid for pidns in self._with.get(key, ())]
 
     def proven(self, key: Hashable) -> bool:
         """Check if a namespace was learned: PIDs in its slots are this kernel's."""

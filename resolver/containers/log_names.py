@@ -34,7 +34,7 @@ class _Listing:
         except OSError as error:
             self.trouble, self._mtime_ns = f"{self.directory} cannot be read ({error.strerror})", -1
             return []
-        self.trouble, self._mtime_ns = "", mtime_ns if time.time_ns() - mtime_ns > _TICK_NS else -1
+        self.trouble, self._mtime_ns = "", mtime_ns if abs(time.time_ns() - mtime_ns) > _TICK_NS else -1
         return entries
 
 

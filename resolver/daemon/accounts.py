@@ -10,6 +10,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from resolver.gpu.attribution import total
 from resolver.state import ContainerUse, LimitState, tally
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ class Accounts:
             use.setdefault(process.device_uuid, []).append(process.sm_util)
             if process.container_id or process.container_name:
                 by_key.setdefault(key_of(process, process.device_uuid), []).append(process)
-        totals = {uuid: _sum(values) for uuid, values in use.items()}
+        totals = {uuid: total(values) for uuid, values in use.items()}
         self._unused_watts = {uuid: each for uuid, each in watts.items() if each and totals.get(uuid, 0) == 0}
         for key, those in by_key.items():
             if key not in self._entries:
@@ -142,13 +143,13 @@ class Accounts:
         for key, entry in self._entries.items():
             those = by_key.get(key, [])
             entry.left = 0.0 if those else entry.left or now
-            used = _sum([process.sm_util for process in those])
+            used = total([process.sm_util for process in those])
             entry.utilization = None if used is None else min(used / 100, 1.0)
-            entry.memory = _sum([process.memory for process in those])
-            total, power = totals.get(key[3]), watts.get(key[3])
+            entry.memory = total([process.memory for process in those])
+            every, power = totals.get(key[3]), watts.get(key[3])
             entry.watts = None
-            if power is not None and used is not None and total is not None:
-                entry.watts = power * used / total if total else 0.0
+            if power is not None and used is not None and every is not None:
+                entry.watts = power * used / every if every else 0.0
             if used != 0 or not those:
                 entry.idle_since = None
             elif entry.idle_since is None:
@@ -226,9 +227,3 @@ def _limits(
                 elif waiting:
                     state = LimitState.WAITING
                 yield key_of(container, uuid), (limit, state)
-
-
-def _sum(values: list[int | None]) -> int | None:
-    """Return the sum; None if a value is unknown."""
-    known = [value for value in values if value is not None]
-    return sum(known) if len(known) == len(values) else None

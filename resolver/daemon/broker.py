@@ -21,7 +21,7 @@ from resolver.base.retry import tried_again
 from resolver.config import HostpidNamespace
 from resolver.linux.peers import PeerUnknown, peer_of
 from resolver.serve.accept import Acceptor, Waiting
-from resolver.serve.unix_socket import Listening, UnixSocket
+from resolver.serve.unix_socket import UnixSocket
 
 if TYPE_CHECKING:
     import socket
@@ -43,7 +43,6 @@ EXCHANGE_SECONDS = 0.5
 _BACKLOG = 4096  # clients that connect without blocking are refused when it is full
 #: Share of a CPU for accepting and answering; the event loop's own work for each client is as much again.
 _SHARE = 0.1
-_BROKER = Listening("broker", "--broker", "or leave --broker out if HAMi's own is enough")
 
 
 class Broker:
@@ -197,7 +196,7 @@ def opened(path: str) -> UnixSocket:
         )
     _make(directory)
     place = os.path.join(directory, name)
-    made = UnixSocket(place, _BROKER, mode=0o666, backlog=_BACKLOG)  # any tenant may ask
+    made = UnixSocket(place, "--broker", mode=0o666, backlog=_BACKLOG)  # any tenant may ask
     try:
         made.open()
     except BaseException:

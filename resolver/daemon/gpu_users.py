@@ -17,7 +17,8 @@ from resolver.daemon.pace import Durations
 from resolver.gpu.attribution import NOTHING, join
 from resolver.gpu.inventory import NONE as NO_INVENTORY
 from resolver.gpu.inventory import changes, new_xids
-from resolver.gpu.sampler import SAMPLE_SECONDS, Sampler
+from resolver.gpu.sample_history import SAMPLE_SECONDS
+from resolver.gpu.sampler import Sampler
 from resolver.state import Container, Process
 
 if TYPE_CHECKING:
@@ -71,8 +72,6 @@ class GpuUsers:
             False  # each process in it owns a slot; the others' containers may change at any time
         )
         self._listed: tuple[Used, ...] | None = None  # those that `processes` was made of
-        self._seen: tuple[dict[str, int], dict[str, list[str]]] = ({}, {})
-        self._seen_of: tuple[object, ...] = ()  # what that was made of
         self._claimants: dict[str, set[str]] = {}  # containers with a ResourceClaim's file, by path
         self._procfs, self._pidmap, self._repairer = procfs, pidmap, repairer
         self._counters, self._journal = counters, journal
@@ -109,12 +108,12 @@ class GpuUsers:
 
     def expect_idleness(self, collection: Collection) -> None:
         """Schedule the next collection for when NVML can report 0 for an idle process without a watcher."""
-        now = time.time()
+        now = time.monotonic()
         ages = {
-            (nvml_pid, uuid): now - stamp / 1e6
+            (nvml_pid, uuid): now - at
             for uuid, device in collection.devices.items()
-            for nvml_pid, (stamp, _) in device.newest.items()
-            if now - stamp / 1e6 > _SEEMS_IDLE  # the oldest still count as busy, or they were not in here
+            for nvml_pid, (_, at) in device.newest.items()
+            if now - at > _SEEMS_IDLE  # the oldest still count as busy, or they were not in here
         }
         lingering = self._repairer.lingering() if ages else ()
         if oldest := max((ages.get(each, 0.0) for each in lingering), default=0.0):
@@ -123,10 +122,7 @@ class GpuUsers:
 
     async def count_containers(self) -> None:
         """Update the containers and their GPU processes."""
-        made_of = self._repairer.parts.changes, self._repairer.owners.changes, self.joined.used
-        if made_of != self._seen_of:
-            self._seen, self._seen_of = self._see(), made_of
-        changed = await self.census.refresh(*self._seen)
+        changed = await self.census.refresh(*self._see())
         if not changed and self.joined.used is self._listed:
             return
         self._listed = self.joined.used

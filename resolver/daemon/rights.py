@@ -38,25 +38,22 @@ class Rights:
         self._journal = journal
         # Of the dangerous ones: the canary's, those of the children that start a source, and to fetch descriptors.
         self._calls = {"unshare", "pidfd_getfd"}.union(*(source.calls for source in sources))
-        self._refused: frozenset[str] = frozenset()
+        self._filtered = False
 
     def source_started(self) -> None:
-        """Drop the rights of a source's first start with the next `give_up`."""
+        """Drop the rights of a source's first start, too."""
         self._at_first = frozenset()
+        self.give_up()
 
-    def give_up(self, to_measure: frozenset[str]) -> None:
-        """Keep only the rights needed from now on; ``to_measure`` are the driver probe's."""
+    def give_up(self) -> None:
+        """Keep only the rights needed from now on."""
         try:
-            capabilities.limit(self._running, self._to_start | self._at_first | to_measure)
+            capabilities.limit(self._running, self._to_start | self._at_first)
         except OSError as error:
             self._journal.log.warning("capabilities_kept", why=str(error))
         # Of the dangerous system calls, refuse all but those needed; `capabilities.limit` has prepared it.
-        needed = self._calls | (seccomp.OF_NAMESPACES | seccomp.OF_MOUNTS if to_measure else set())
-        more = seccomp.dangerous_but(*needed, *self._refused)
-        if not more:
-            return
-        done = seccomp.forbid(more)
-        if done:
-            self._refused |= more.keys()
-        why = "" if done else "it can make every call that its rights allow, if it is taken over"
-        self._journal.trouble("system calls", why, "no_system_call_filter", "")
+        if not self._filtered:
+            self._filtered = seccomp.forbid(seccomp.dangerous_but(*self._calls))
+            unfiltered = "it can make every call that its rights allow, if it is taken over"
+            why = "" if self._filtered else unfiltered
+            self._journal.trouble("system calls", why, "no_system_call_filter", "")

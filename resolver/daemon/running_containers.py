@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from resolver.base.journal import Journal
-    from resolver.containers.log_names import ContainerNames, PodNames
+    from resolver.containers.log_names import ContainerNames
     from resolver.linux.procfs import Procfs
     from resolver.lookup.cached import LiveLookup
     from resolver.pids.pidmap import PidMap
@@ -52,17 +52,15 @@ class Census:
         procfs: Procfs,
         pidmap: PidMap,
         live: LiveLookup,
-        pods: PodNames,
+        names: ContainerNames,
         journal: Journal,
-        names: ContainerNames | None = None,
         reader: TenantReader | None = None,
     ) -> None:
-        """Take kubelet's ``names`` for containers whose mounts don't show them."""
+        """Take kubelet's ``names``."""
         self._procfs, self._reader = procfs, reader or Direct(procfs)
         self._pidmap = pidmap
         self._live = live
-        self.pods = pods
-        self._names = names
+        self.pods, self._names = names.pods, names
         self._journal = journal
         self._known: dict[str, _Known] = {}
         self._sandboxes = set[str]()  # ids of containers that only hold a pod's namespaces
@@ -80,13 +78,11 @@ class Census:
         if now >= self._next_scan or (users, regions) != self._asked:
             self._next_scan, self._asked = now + _SCAN_SECONDS, (users, regions)
             await self._pidmap.catch_up(Slices())
-        self.pods.refresh()
+        self._names.refresh()
         made_of = (self._pidmap.inits(), users, regions, self.pods.version)
         again = now >= self._look_again
         if made_of == self._made_of and not again:
             return False
-        if self._names is not None:
-            self._names.refresh()
         before = self.containers()
         slices = Slices()
         await self._live.look_around()
@@ -140,7 +136,7 @@ class Census:
             if container.container_id != container_id:
                 return  # it ended, and its PID is another's: the next scan of all will show
             pod_uid, runtime = container.pod_uid or "", container.runtime or ""
-            kubelets = self._names.of(container_id) if self._names is not None else None
+            kubelets = self._names.of(container_id)
             if kubelets is not None:
                 name = kubelets.container
             else:

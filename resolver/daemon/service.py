@@ -17,11 +17,10 @@ from resolver.base.event_log import EventLog
 from resolver.base.journal import Journal, setup_logging
 from resolver.base.reasons import BrokerRefusal
 from resolver.base.source_records import SourceName
-from resolver.config import OFF, HostpidNamespace, changed
+from resolver.config import OFF, changed
 from resolver.containers.known_namespaces import KnownNamespaces
-from resolver.containers.log_names import ContainerNames, PodNames
-from resolver.daemon.driver_measurement import Decision, DriverMeasurement
 from resolver.daemon.gpu_users import GpuUsers
+from resolver.daemon.hostpid_decision import Decision
 from resolver.daemon.notify import Systemd
 from resolver.daemon.pace import Alarm, Pace
 from resolver.daemon.reloading import Reloading
@@ -80,14 +79,8 @@ class Service:
         self.live = LiveLookup(procfs, pidmap, namespaces, lanes)
         opener = partial(open_source, run_dir=settings.run_dir)
         self.ladder = Ladder(settings.source, procfs, settings.map_size, pidmap.use, journal.record, opener)
-        measurement = DriverMeasurement(
-            settings.run_dir, self.repairer.owners, procfs, pidmap, counters, journal
-        )
-        if in_charge:
-            measurement.enable(wanted=settings.hostpid_namespace is HostpidNamespace.AUTO)
-        self.decision = Decision(settings.hostpid_namespace, measurement, journal)
-        names = ContainerNames(settings.container_logs_dir, settings.pod_logs_dir)
-        census = Census(procfs, pidmap, self.live, PodNames(settings.pod_logs_dir), journal, names, lanes)
+        self.decision = Decision(settings.hostpid_namespace, journal)
+        census = Census(procfs, pidmap, self.live, parts.names, journal, lanes)
         self.gpus = GpuUsers(
             procfs, pidmap, self.repairer, census, lanes, counters, journal, details=settings.gpu_details
         )
@@ -117,7 +110,7 @@ class Service:
         """Work until `stop`. Raises `CannotKnow` if the requested source does not work here."""
         if self._rights is not None:
             self._sockets = api.make_sockets(self.settings, self.journal)  # nobody can reach them yet
-            self._give_up_rights()
+            self._rights.give_up()
         if self.settings.source != SourceName.AUTO:
             try:
                 await self._pace.run([self.start_source()])
@@ -265,7 +258,6 @@ class Service:
     def close(self) -> None:
         """Release everything: children, handles, files."""
         self.gpus.sampler.stop()
-        self.decision.measurement.close()
         self.repairer.close()
         self.lanes.close()
         close_source(self.pidmap.source)
@@ -279,21 +271,19 @@ class Service:
         await self.ladder.start()
         if self._rights is not None:
             self._rights.source_started()
-        self._give_up_rights()
 
     async def collect_once(self) -> None:
         """Ask NVML, join its answer, and decide on ``hostpid``."""
         collection = await self.gpus.collect(self.settings.nvml_interval)
         self._decide()
-        self.decision.consider(collection)
+        self.decision.weigh(self.repairer.watchers())
         await self.gpus.count_containers()
         self.gpus.accounts.note(self.gpus.processes, self.gpus.joined, collection.devices)
         self.gpus.bypasses.note(self.gpus.processes)
         self.gpus.expect_idleness(collection)
         if self.repairer.is_news(self.gpus.joined):
             self._hurry.set()
-        else:
-            self.snapshots.after_collection()
+        self.snapshots.after_collection()
 
     async def pass_once(self, *, patient: bool = True, everything: bool = True) -> None:
         """Make one pass over the due slots, and a new snapshot."""
@@ -319,20 +309,16 @@ class Service:
     def _take_new_settings(self) -> None:
         names = self.reloading.take()
         if names is not None:
-            self.repairer.found.use(self.settings)
+            self.repairer.parts.settings = self.settings
+            self.repairer.agenda.start_over()
             setup_logging(self.settings.log_format, self.settings.log_level)
             self._decide()
             self.journal.log.info("settings_reloaded", **names)
 
     def _decide(self) -> None:
-        version = self.gpus.sampler.driver_version
+        version = self.gpus.inventory.driver_version
         if self.decision.decide(self.settings.hostpid_namespace, version):
             self._hurry.set()
-            self._give_up_rights()
-
-    def _give_up_rights(self) -> None:
-        if self._rights is not None:
-            self._rights.give_up(self.decision.measurement.rights)
 
     def _short_of(self, shortage: Shortage, why: str) -> None:
         self.snapshots.means.refused(shortage, f"a step of the daemon fails: {why}")

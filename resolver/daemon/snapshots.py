@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from collections import Counter
 
     from resolver.base.journal import Journal
-    from resolver.daemon.driver_measurement import Decision
     from resolver.daemon.gpu_users import GpuUsers
+    from resolver.daemon.hostpid_decision import Decision
     from resolver.daemon.reloading import Reloading
     from resolver.pids.ladder import Ladder
     from resolver.pids.pidmap import PidMap
     from resolver.repair.repairer import Repairer
 
-#: Age in seconds at which a reader gets a new snapshot only for its counters and times.
+#: Age in seconds at which a reader gets a new snapshot without news.
 _SHOWN_SECONDS = 0.25
 
 
@@ -43,11 +43,11 @@ class Snapshots:
         counters: Counter[str],
         journal: Journal,
     ) -> None:
-        self.latest: Snapshot | None = None
-        self.passes = 0
-        self._owed = False  # counters or times have changed since the latest one
+        self.latest: Snapshot | None = None  # none since the last news
+        self.passes, self._passed_at = 0, 0.0
         self.holder = ""
         self.inventories = EventLog(1)
+        self._known: tuple[int, str] | None = None  # the inventory's version, and NVML's failure
         self.means = Means()  # of the daemon itself; each child has its own
         self._reloading, self._ladder, self._pidmap = reloading, ladder, pidmap
         self._decision, self._gpus, self._repairer, self._counters = decision, gpus, repairer, counters
@@ -56,36 +56,23 @@ class Snapshots:
         self._durations = Durations(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
 
     def after_pass(self, seconds: float, *, news: bool = True) -> None:
-        """Count a pass's seconds, and take a snapshot; without news only on request."""
+        """Count a pass's seconds; after news the next reader gets a new snapshot."""
         self._durations.add(seconds)
-        self.passes += 1
-        if news or self.latest is None:
-            self.renew()
-        else:
-            self._owed = True
+        self.passes, self._passed_at = self.passes + 1, time.time()
+        if news:
+            self.latest = None
 
     def after_collection(self) -> None:
-        """Note an answer of NVML that needs no pass."""
-        if self.latest is None:
-            return
-        if _inventory_of(self.latest) != (self._gpus.inventory.version, self._gpus.joined.error):
-            self.renew()
-        else:
-            self._owed = True
-
-    def renew(self) -> None:
-        """Replace the latest snapshot by the current state."""
-        self._owed = False
-        before, self.latest = self.latest, self.take()
-        if before is None or _inventory_of(before) != _inventory_of(self.latest):
+        """Publish a change of the inventory, or of NVML's failure."""
+        known = self._gpus.inventory.version, self._gpus.joined.error
+        if known != self._known:
+            self._known, self.latest = known, None
             self.inventories.publish("inventory", {})
 
     def shown(self) -> Snapshot:
-        """Return the latest snapshot, a new one if that is due for readers."""
-        if self.latest is None:
-            return self.take()
-        if self._owed and not 0 <= time.time() - self.latest.at < _SHOWN_SECONDS:
-            self.renew()
+        """Return the latest snapshot, or a new one."""
+        if self.latest is None or not 0 <= time.time() - self.latest.at < _SHOWN_SECONDS:
+            self.latest = self.take()
         return self.latest
 
     def take(self) -> Snapshot:
@@ -93,7 +80,7 @@ class Snapshots:
         settings, policy = self._reloading.settings, self._decision.policy
         gpus, repairer, ladder = self._gpus, self._repairer, self._ladder
         source, discoveries = self._pidmap.source, repairer.found.discoveries
-        workers = [gpus.sampler.worker, self._decision.measurement.worker, *repairer.workers]
+        workers = [gpus.sampler.worker, *repairer.workers]
         means = [self.means, *(worker.means for worker in workers)]
         lacking = next(filter(None, (each.lacking() for each in means)), "")
         counters = self._counters.copy()
@@ -104,6 +91,7 @@ class Snapshots:
             at=time.time(),
             started_at=self._started_at,
             passes=self.passes,
+            passed_at=self._passed_at,
             pass_seconds=self._durations.seen(),
             nvml_seconds=self._gpus.durations.seen(),
             source=Source(
@@ -112,16 +100,11 @@ class Snapshots:
                 incomplete=source.shortage() or source.incomplete() or None,
                 not_ready=ladder.not_ready(source) or lacking or None,
                 processes=len(source),
-                map_size=getattr(source, "room", settings.map_size),
+                map_size=source.room,
                 counters=dict(self._pidmap.counters()),
             ),
-            policy=Policy(
-                policy.namespace or "unknown",
-                policy.why,
-                policy.origin,
-                self._decision.not_measured() or None,
-            ),
-            driver_version=gpus.sampler.driver_version,
+            policy=Policy(policy.namespace or "unknown", policy.why, policy.origin, repairer.watchers()),
+            driver_version=gpus.inventory.driver_version,
             inventory=gpus.inventory,
             regions=repairer.reports(),
             rejected=repairer.found.rejected(),
@@ -152,7 +135,3 @@ class Snapshots:
             gpus.bypasses.report(gpus.processes),
             gpus.accounts.unused_joules,
         )
-
-
-def _inventory_of(snapshot: Snapshot) -> tuple[int, str]:
-    return snapshot.inventory.version, snapshot.joined.error

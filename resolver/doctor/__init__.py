@@ -43,7 +43,6 @@ CHECKS = (
     Check("writer", hami.writer),
     Check("pod_names", hami.pod_names),
     Check("daemon", daemon.daemon),
-    Check("instances", daemon.instances),
 )
 
 

@@ -29,27 +29,19 @@ def settings(node: Node) -> Finding:
 
 def daemon(node: Node) -> Finding:
     """Check that a daemon runs and answers, and show the problems that it reports."""
-    status, running = node.status, node.daemons
-    if status is not None:
-        return _content(status)
+    if node.status is not None:
+        return _content(node.status)
     where = node.settings.socket_path
-    if not running and node.lock_holder is None:
+    if node.lock_holder is None:
         if "no such socket" not in node.no_answer and "no process listens" not in node.no_answer:
             return _foreign(where, node.no_answer)
         return warning(
-            "none runs",
+            f"none runs with the run directory {node.settings.run_dir}",
             "nothing is repaired on this node; resolver lookup asks the kernel itself",
             "start it: resolver run (as root, on the host); systemctl status resolver, or: kubectl get pods -A "
             "--field-selector spec.nodeName=$(hostname) | grep resolver",
         )
-    host_pid = node.lock_holder or min(running)
-    other = running.get(host_pid)
-    if other and other.run_dir not in ("", node.settings.run_dir):
-        return unknown(
-            f"PID {host_pid} runs, but does not answer at {where}",
-            f"its run directory is {other.run_dir}",
-            f"resolver doctor --run-dir {other.run_dir}",
-        )
+    host_pid = node.lock_holder
     if os.path.exists(where) and not os.access(where, os.W_OK):
         return unknown(f"PID {host_pid} runs", "its socket is refused to this user", "run this as root")
     what, fix = ailment(host_pid, where)
@@ -93,30 +85,3 @@ def _content(status: dict[str, Any]) -> Finding:
         troubles.append(warning(f"this command is {__version__}", cause, fix))
     seen = together(found, troubles)
     return seen._replace(found=f"{found}; {seen.found}") if troubles else seen
-
-
-def instances(node: Node) -> Finding:
-    """Check that no more than one daemon writes to the same directories."""
-    # Each that writes holds a lock in its own run directory; a dry run, or one that waits for its turn, holds none.
-    writing = {host_pid: other for host_pid, other in sorted(node.daemons.items()) if other.run_dir}
-    same = []
-    for host_pid, other in writing.items():
-        others = (each for each in writing.values() if each is not other)
-        if any(each.may_serve(other.directories or frozenset()) for each in others):
-            same.append(host_pid)
-    if same:
-        return failed(
-            f"{len(same)} daemons write on this node: PIDs {', '.join(map(str, same))}",
-            "the lock keeps apart only those with the same run directory; these write the same slots and count each "
-            "other's repairs",
-            f"keep one: kill -TERM {max(same)}; and give all of them the same --run-dir",
-        )
-    if node.lock_holder is not None:
-        return ok(f"one, PID {node.lock_holder}, holds {node.settings.run_dir}/lock")
-    for host_pid, other in writing.items():
-        return warning(
-            f"PID {host_pid} writes, with --run-dir {other.run_dir}",
-            f"a daemon with --run-dir {node.settings.run_dir} would start beside it, and write its slots too",
-            "give both the same --run-dir",
-        )
-    return ok("none, the lock is free")

@@ -21,39 +21,33 @@ def nvml(node: Node) -> Finding:
     collection = node.collection
     if collection.error:
         return _failed(collection.error)
-    answered = f"driver {collection.driver_version}, answered in {time.monotonic() - began:.1f} s"
-    devices = collection.devices
-    reports = {gpu.uuid: gpu for gpu in collection.inventory.gpus}
-    if not devices and not reports:
+    answered = f"driver {collection.inventory.driver_version}, answered in {time.monotonic() - began:.1f} s"
+    gpus = collection.inventory.gpus
+    if not gpus:
         return failed(
             "NVML shows no GPU",
             "the driver answers, but gives none to this process: they are hidden from this container, or all are lost",
             f"lspci -d 10de: shows what is on the bus; in a container: NVIDIA_VISIBLE_DEVICES=all; {KERNEL_LOG[1:-1]}",
         )
-    troubles = []
-    for uuid, device in devices.items():
-        if device.status == UNSUPPORTED:
-            found = f"{uuid}: no utilization of processes ({device.why})"
+    names, troubles = [gpu.uuid or f"GPU {gpu.device_index}" for gpu in gpus], []
+    for name, gpu in zip(names, gpus, strict=True):
+        if gpu.samples == UNSUPPORTED:
+            found = f"{name}: no utilization of processes ({gpu.samples_why})"
             cause = "in MIG mode, and on some drivers, NVML has none: never 0; hostpid is repaired"
             fix = "nothing, if MIG is intended; otherwise: nvidia-smi -mig 0 -i INDEX"
             troubles.append(warning(found, cause, fix))
-        elif device.status == FAILED and not (uuid in reports and reports[uuid].illnesses):
-            troubles.append(_failed(device.why, f"{uuid}: "))
-    troubles += [
-        failed(
-            f"{uuid or f'GPU {gpu.device_index}'} is unhealthy: {illness.reason}",
-            illness.detail or GpuReason(illness.reason).meaning,
-            GpuReason(illness.reason).for_terminal()[1].replace("INDEX", str(gpu.device_index)),
-        )
-        for uuid, gpu in reports.items()
-        for illness in gpu.illnesses
-    ]
-    return together(f"{answered}; {several(len(devices), 'GPU')}: {some(devices, 2)}", troubles)
+        elif gpu.samples == FAILED and not gpu.illnesses:
+            troubles.append(_failed(gpu.samples_why or "", f"{name}: "))
+        for illness in gpu.illnesses:
+            reason = GpuReason(illness.reason)
+            fix = reason.for_terminal()[1].replace("INDEX", str(gpu.device_index))
+            cause = illness.detail or reason.meaning
+            troubles.append(failed(f"{name} is unhealthy: {reason}", cause, fix))
+    return together(f"{answered}; {several(len(gpus), 'GPU')}: {some(names, 2)}", troubles)
 
 
 def driver(node: Node) -> Finding:
     """Check which number ``hostpid`` must be with this driver, and how that is known."""
-    from resolver.hami.driver_memory import DriverMemory
     from resolver.hami.hostpid_policy import decide, known
 
     status = node.status
@@ -61,9 +55,8 @@ def driver(node: Node) -> Finding:
     if policy and policy["namespace"] != "unknown":
         origin = f"{policy['origin']} (from the daemon: {policy['why']})"
         return ok(f"hostpid = {policy['namespace']} PID, {origin}")
-    version = node.collection.driver_version
-    measured = DriverMemory(node.settings.run_dir).get(version) if version else None
-    policy = decide(node.settings.hostpid_namespace, version, measured)
+    version = node.collection.inventory.driver_version
+    policy = decide(node.settings.hostpid_namespace, version)
     if policy.namespace is not None:
         return ok(f"hostpid = {policy.namespace} PID, {policy.origin}: {policy.why}")
     if version is None:
@@ -73,7 +66,7 @@ def driver(node: Node) -> Finding:
     return failed(
         f"driver {version}: not known which PIDs its samples carry",
         f"{known()}; between the two nothing is known and nothing is assumed, so no slot is repaired (driver_unknown)",
-        "let the daemon measure it (CAP_SYS_ADMIN, and a GPU process in a container), or, if you know it: "
+        "measure it with make gpu-check (docs/compatibility.md#measure-a-driver), then: "
         "resolver run --hostpid-namespace host (or container)",
     )
 

@@ -108,7 +108,7 @@ async def join(
                 await slices.breathe()
     place = places.__getitem__
     for uuid, device in collection.devices.items():
-        for nvml_pid, (_stamp, sm_util) in device.newest.items():
+        for nvml_pid, (sm_util, _) in device.newest.items():
             found = place(nvml_pid)
             if isinstance(found, _Nowhere):
                 orphans.append(Sample(nvml_pid, uuid, sm_util, found.reason, found.container or None))
@@ -140,7 +140,7 @@ def _used(collection: Collection, place: Callable[[int], int | _Nowhere], joined
         for nvml_pid in _listed(device):
             owner, memory = place(nvml_pid), (device.memory or {}).get(nvml_pid)
             if isinstance(owner, _Nowhere):
-                sample = None if nvml_pid in device.dropped else device.newest.get(nvml_pid, (0, idle))[1]
+                sample = None if nvml_pid in device.dropped else device.newest.get(nvml_pid, (idle, 0))[0]
                 used = Used(owner.host_pid or nvml_pid, uuid, owner.container, sample, memory, owner.reason)
             else:
                 used = Used(owner, uuid, "", joined.utilization(owner, uuid), memory, None)
@@ -152,6 +152,12 @@ def _used(collection: Collection, place: Callable[[int], int | _Nowhere], joined
 
 def _most(one: int | None, other: int | None) -> int | None:
     return max((each for each in (one, other) if each is not None), default=None)
+
+
+def total(values: list[int | None]) -> int | None:
+    """Return the sum; None if a value is unknown."""
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None
 
 
 class _Nowhere(NamedTuple):
@@ -172,13 +178,11 @@ def _place(
             return tgid
         container_id = procfs.container(tgid).container_id
     except (ProcessGone, AccessDenied):
-        # In the map, but not in /proc: it ended after the map was last refreshed.
-        ended = nvml_pid in pidmap.source or pidmap.source.ended(nvml_pid) != 0
-        if not ended:
-            return _Nowhere(SampleReason.PID_UNKNOWN, "")
-        return _Nowhere(SampleReason.PROCESS_ENDED, pidmap.container_of(nvml_pid))
+        container = pidmap.container_of(nvml_pid)
+        reason = SampleReason.PID_UNKNOWN if container is None else SampleReason.PROCESS_ENDED
+        return _Nowhere(reason, container or "")
+    pidmap.name_container(tgid, container_id)  # it may have ended when NVML is asked the next time
     if not container_id:
         return _Nowhere(SampleReason.NOT_IN_CONTAINER, "", tgid)
-    pidmap.name_container(tgid, container_id)  # it may have ended when NVML is asked the next time
     in_hami = container_id in hami_containers
     return _Nowhere(SampleReason.NO_SLOT if in_hami else SampleReason.NO_SHARED_REGION, container_id, tgid)

@@ -30,7 +30,6 @@ class InventoryKeeper:
         self.answering: tuple[Gpu, ...] = ()  # those whose UUID was read
         self._read: tuple[Gpu, ...] = ()  # as last read, without what is known of their samples
         self._read_at = 0.0
-        self._driver_version: str | None = None
         self._xids: dict[str, Counter[int]] = {}  # by UUID, since the daemon started
         self._broken: dict[str, set[int]] = {}  # those after which it needs a reset, as long as it had none
 
@@ -49,7 +48,9 @@ class InventoryKeeper:
     def take(self, answer: dict[str, Any], now: float) -> bool:
         """Take the worker's answer to ``devices``. False if a device did not answer in full."""
         devices = answer["devices"]
-        self._driver_version = str(answer["driver_version"])
+        old, version = self.inventory, str(answer["driver_version"])
+        if version != old.driver_version:  # at once: `hostpid` depends on it, even if no samples can be read
+            self.inventory = old._replace(version=old.version + 1, driver_version=version)
         self._read_at = now
         known = {gpu.uuid or gpu.device_index: gpu for gpu in self._read}
         read = []
@@ -71,8 +72,7 @@ class InventoryKeeper:
         """Return the inventory with each device's sample status; a new version if anything changed."""
         gpus = tuple(_with_news(gpu, samples.get(gpu.uuid), self._xids.get(gpu.uuid)) for gpu in self._read)
         old = self.inventory
-        changed = (gpus, self._driver_version) != (old.gpus, old.driver_version)
-        self.inventory = Inventory(old.version + changed, self._read_at, self._driver_version, gpus)
+        self.inventory = Inventory(old.version + (gpus != old.gpus), self._read_at, old.driver_version, gpus)
         return self.inventory
 
     def _identify(self, devices: Sequence[dict[str, Any]]) -> list[str]:
@@ -121,7 +121,8 @@ def _report(
 
 
 def _with_news(gpu: Gpu, samples: tuple[str, str] | None, xids: Mapping[int, int] | None) -> Gpu:
-    status, why = samples or ("failed", _illness(gpu))
+    ill = gpu.illnesses[0].detail if gpu.illnesses else "it was not asked"
+    status, why = samples or ("failed", ill)
     counted = tuple(Xid(xid, count, meaning(xid)) for xid, count in sorted(xids.items())) if xids else ()
     return replace(gpu, samples=status, samples_why=why or None, xids=counted)
 
@@ -135,7 +136,3 @@ def _details(device: dict[str, Any]) -> GpuDetails | None:
         throttle_reasons=None if bits is None else throttle_reasons(bits),
         **{name: value for name, value in read.items() if name != "throttle"},
     )
-
-
-def _illness(gpu: Gpu) -> str:
-    return gpu.illnesses[0].detail if gpu.illnesses else "it was not asked"

@@ -1,7 +1,6 @@
-"""NVML's utilization samples, read through the NVML worker, with a watermark for each device's UUID.
+"""NVML's utilization samples, read through the NVML worker.
 
-A failed or unsupported device is a state with a reason, never a zero. While no device has a sample, the worker polls
-and answers at the first news.
+A failed or unsupported device is a state with a reason, never a zero.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ import asyncio
 import json
 import sysconfig
 import time
+from collections import defaultdict
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,6 +17,7 @@ from resolver.base.errors import WorkerFailed
 from resolver.base.reasons import DriverError
 from resolver.gpu.inventory import NONE, Inventory
 from resolver.gpu.kept_inventory import InventoryKeeper
+from resolver.gpu.sample_history import SampleHistory
 from resolver.workers.supervisor import WorkerProcess
 
 if TYPE_CHECKING:
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 
     from resolver.gpu.inventory import Gpu
 
-#: A sample holds for this long; then the process is idle. HAMi's watcher reads the last second, too.
-SAMPLE_SECONDS = 1.0
 _DEVICES_EVERY, _DETAILS_EVERY = 60.0, 10.0
 _INCOMPLETE_SECONDS = 2.0  # each time, a lost GPU makes the worker restart the library
 _CALL_SECONDS = 5.0
@@ -42,16 +41,16 @@ OK, UNSUPPORTED, FAILED = "ok", "unsupported", "failed"
 
 
 class DeviceSamples(NamedTuple):
-    """One device's samples of the last second: PID to time stamp (us since the epoch) and SM utilization (per cent).
+    """One device's samples of the last second: PID to SM utilization (per cent) and monotonic time.
 
-    NVML's PIDs may be threads'. ``dropped`` are PIDs with an unknown value: an impossible sample, or a client of an MPS
-    server, which has its samples. ``memory`` maps PIDs to bytes or None; None as a whole without a list.
-    ``power`` is the device's, in watts.
+    NVML's PIDs may be threads'. ``dropped`` are PIDs with an unknown value: an impossible sample, one that can't be
+    dated, or a client of an MPS server, which has its samples. ``memory`` maps PIDs to bytes or None; None as a whole
+    without a list. ``power`` is the device's, in watts.
     """
 
     status: str
     why: str
-    newest: Mapping[int, tuple[int, int]] = MappingProxyType({})
+    newest: Mapping[int, tuple[int, float]] = MappingProxyType({})
     dropped: frozenset[int] = frozenset()
     memory: Mapping[int, int | None] | None = None
     power: float | None = None
@@ -62,7 +61,6 @@ class Collection(NamedTuple):
 
     at: float
     error: str
-    driver_version: str | None
     devices: Mapping[str, DeviceSamples]
     inventory: Inventory = NONE
 
@@ -79,7 +77,6 @@ class Sampler:
         """Read optional ``details`` of each GPU, more often."""
         purelib = sysconfig.get_paths()["purelib"]
         self.worker = WorkerProcess("nvml worker", "resolver.workers.nvml", purelib, timeout=_CALL_SECONDS)
-        self.driver_version: str | None = None
         self.implausible = 0
         self._details = details
         self._keeper = InventoryKeeper()
@@ -90,10 +87,7 @@ class Sampler:
         self._complete = False  # every device answered
         self._pending: asyncio.Task[Collection] | None = None
         self._next_restart = 0.0
-        self._watermarks: dict[str, int] = {}
-        self._newest: dict[str, dict[int, tuple[int, int]]] = {}
-        self._clients: dict[str, list[int]] = {}  # of MPS servers
-        self._dropped: dict[str, dict[int, int]] = {}  # PID -> time stamp of its last value that cannot be
+        self._histories = defaultdict[str, SampleHistory](SampleHistory)  # by UUID
 
     async def collect(self, patience: float = _CALL_SECONDS) -> Collection:
         """Read every device's news. Never raises; failures are in the answer.
@@ -128,16 +122,9 @@ class Sampler:
 
     async def _collect(self) -> Collection:
         try:
-            looked = time.monotonic() >= self._devices_until
-            if looked:
+            if time.monotonic() >= self._devices_until:
                 await self._find_devices()
             devices = await self._ask(self._keeper.answering)
-            if self._devices_until == 0.0 and not looked:  # something has changed
-                await self._find_devices()
-                new = [gpu for gpu in self._keeper.answering if gpu.uuid not in devices]
-                devices = {**devices, **await self._ask(new)}
-            known = {gpu.uuid: gpu for gpu in self._keeper.answering}
-            devices = {uuid: samples for uuid, samples in devices.items() if uuid in known}
             self._states = {uuid: _answered(samples) for uuid, samples in devices.items()}
             inventory = self._keeper.publish({uuid: samples[:2] for uuid, samples in devices.items()})
         except (WorkerFailed, _NvmlError) as error:
@@ -150,7 +137,7 @@ class Sampler:
         return self._collection("", devices)
 
     def _collection(self, error: str, devices: Mapping[str, DeviceSamples]) -> Collection:
-        return Collection(time.time(), error, self.driver_version, devices, self._keeper.inventory)
+        return Collection(time.time(), error, devices, self._keeper.inventory)
 
     def _none(self, why: Exception) -> Collection:
         """Return an empty answer; the devices are read again next time."""
@@ -164,47 +151,34 @@ class Sampler:
         limit = None if self._complete else max(_START_SECONDS, self.worker.timeout)
         answer = await self._call({"call": "devices", "details": self._details}, limit)
         self._complete = self._keeper.take(answer, time.time())
-        self.driver_version = str(answer["driver_version"])
         self._count = len(answer["devices"])
         # Soon again after a silent device, and of a driver without devices.
         every = _DETAILS_EVERY if self._details else _DEVICES_EVERY
         wait = every if self._complete and self._count else _INCOMPLETE_SECONDS
         self._devices_until = time.monotonic() + wait
-        uuids = {gpu.uuid for gpu in self._keeper.answering}
-        for known in (self._watermarks, self._newest, self._dropped, self._clients):
-            for gone in known.keys() - uuids:
-                del known[gone]
+        for gone in self._histories.keys() - {gpu.uuid for gpu in self._keeper.answering}:
+            del self._histories[gone]
 
     async def _ask(self, gpus: tuple[Gpu, ...] | list[Gpu]) -> dict[str, DeviceSamples]:
         """Return each device's samples; after a change, the devices are read again."""
         found: dict[str, DeviceSamples] = {}
         left = list(gpus)
         while left:
-            now_us = int(time.time() * 1e6)
-            asked = [[gpu.uuid, None if gpu.mig else self._since(gpu.uuid, now_us)] for gpu in left]
+            since = [[gpu.uuid, None if gpu.mig else self._histories[gpu.uuid].since()] for gpu in left]
             limit = self.worker.timeout * max(1.0, len(left) / _IN_ONE_CALL)
-            answer = await self._call({"call": "several", "devices": asked}, limit)
+            answer = await self._call({"call": "several", "devices": since}, limit)
             answers = answer["answers"]
             if not answers:
                 raise ValueError("no device answered, not even with an error")
             for gpu, answer in zip(left, answers, strict=False):
-                found[gpu.uuid] = samples = self._sample(gpu, answer, now_us)
+                found[gpu.uuid] = samples = self._sample(gpu, answer)
                 answered = _answered(samples)
                 if not all(answered) and self._states.get(gpu.uuid, answered) != answered:
                     self._devices_until = 0.0
             left = left[len(answers) :]
         return found
 
-    def _since(self, uuid: str, now_us: int) -> int:
-        """Return the time stamp from which samples are new."""
-        oldest = now_us - int(SAMPLE_SECONDS * 1e6)
-        watermark = self._watermarks.get(uuid, oldest)
-        if not oldest < watermark <= now_us:  # long ago, or the clock was set back
-            watermark = oldest
-        return watermark
-
-    def _sample(self, gpu: Gpu, answer: dict[str, Any], now_us: int) -> DeviceSamples:
-        uuid = gpu.uuid
+    def _sample(self, gpu: Gpu, answer: dict[str, Any]) -> DeviceSamples:
         try:
             self._check(answer)
         except _NvmlError as error:
@@ -224,37 +198,13 @@ class Sampler:
             if answer["status"] == FAILED:
                 self._look_again()
             return DeviceSamples(answer["status"], answer["text"], memory=memory, power=power)
-        newest, dropped = self._merge(uuid, answer, self._since(uuid, now_us), now_us)
-        unknown = {pid for pid, stamp in dropped.items() if stamp > newest.get(pid, (0, 0))[0]}
-        if answer["mps"] is not None:
-            self._clients[uuid] = answer["mps"]
-        unknown.update(pid for pid in self._clients.get(uuid, ()) if pid not in newest)
-        return DeviceSamples(OK, "", newest, frozenset(unknown), memory, power)
+        history = self._histories[gpu.uuid]
+        self.implausible += history.take(answer)
+        return DeviceSamples(OK, "", history.newest, history.unknown(), memory, power)
 
     def _look_again(self) -> None:
         """Read the devices again soon, at a limited rate."""
         self._devices_until = min(self._devices_until, time.monotonic() + _INCOMPLETE_SECONDS)
-
-    def _merge(
-        self, uuid: str, answer: dict[str, Any], watermark: int, now_us: int
-    ) -> tuple[dict[int, tuple[int, int]], dict[int, int]]:
-        """Merge the answer into the last second: (newest, dropped)."""
-        oldest = now_us - int(SAMPLE_SECONDS * 1e6)
-        newest = {p: entry for p, entry in self._newest.get(uuid, {}).items() if oldest < entry[0] <= now_us}
-        dropped = {p: stamp for p, stamp in self._dropped.get(uuid, {}).items() if oldest < stamp <= now_us}
-        for pid, taken_us, sm_util in answer["samples"]:
-            stamp = min(taken_us, now_us)  # one from the future would make every later sample look old
-            if stamp > oldest and stamp >= newest.get(pid, (0, 0))[0]:
-                newest[pid] = (stamp, sm_util)
-            watermark = max(watermark, stamp)
-        for pid, taken_us, _ in answer["dropped"]:
-            stamp = min(taken_us, now_us)
-            if stamp > oldest:
-                dropped[pid] = max(dropped.get(pid, 0), stamp)
-            watermark = max(watermark, stamp)
-        self.implausible += len(answer["dropped"])
-        self._watermarks[uuid], self._newest[uuid], self._dropped[uuid] = watermark, newest, dropped
-        return newest, dropped
 
     async def _call(self, request: dict[str, Any], limit: float | None = None) -> dict[str, Any]:
         answer = json.loads(await self.worker.request(json.dumps(request).encode(), limit=limit))

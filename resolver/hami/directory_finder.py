@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -74,20 +75,12 @@ class DirectoryFinder:
         self._register = RegionRegister(self._names, self._reader, self._budgets)
         self.regions, self.rejected = self._register.regions, self._register.rejected
         self.missing_dirs: set[str] = set()
+        self.max_regions = sys.maxsize
         self._auto, self._roots = AUTO in containers_dirs, _roots(containers_dirs)
         self._order: list[Directory] = []  # the next refresh begins with the first one
         self._clock = clock
         self._watches = watches
         self._wants = 0.0
-
-    @property
-    def max_regions(self) -> int:
-        """Limit of open regions."""
-        return self._register.max_regions
-
-    @max_regions.setter
-    def max_regions(self, most: int) -> None:
-        self._register.max_regions = most
 
     @property
     def dirs(self) -> Sequence[str]:
@@ -124,7 +117,7 @@ class DirectoryFinder:
 
         Raises nothing that tenants or a lack of descriptors could cause.
         """
-        changes, now = self._register.begin(), self._clock()
+        changes, now = self._register.begin(self.max_regions), self._clock()
         self._wants = math.inf
         for root in self._roots:
             self._refresh_root(root, now, full=full)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from resolver.base.reasons import RepairReason
 from resolver.config import HostpidNamespace
 
-_FORCE = "set --hostpid-namespace"
+_FORCE = "set --hostpid-namespace (make gpu-check measures which)"
 
 
 class DriverRange(NamedTuple):
@@ -65,9 +65,15 @@ class Origin(StrEnum):
     """Origin of the decision."""
 
     FORCED = "forced"
-    MEASURED = "measured"
     BY_VERSION = "by version"
     UNKNOWN = "unknown"
+
+
+class WatcherFinding(StrEnum):
+    """A tenant's watcher found samples by the slots' ``hostpid``, or found none."""
+
+    CONFIRMS = "confirms"
+    DOUBTS = "doubts"
 
 
 class HostpidPolicy(NamedTuple):
@@ -117,30 +123,24 @@ def _extent(samples: HostpidNamespace) -> str:
     return f"{samples.value} PIDs {f'up to {last}' if last else f'from {rows[0].first} on'}"
 
 
-def decide(
-    setting: HostpidNamespace,
-    driver_version: str | None,
-    measured: HostpidNamespace | None = None,
-    unmeasurable: str = "",
-) -> HostpidPolicy:
-    """Return the policy for a node. ``driver_version`` is None until NVML has answered.
-
-    ``measured`` is this node's behaviour; ``unmeasurable`` says why it can't be known.
-    """
+def decide(setting: HostpidNamespace, driver_version: str | None) -> HostpidPolicy:
+    """Return the policy for a node. ``driver_version`` is None until NVML has answered."""
     if setting is not HostpidNamespace.AUTO:
         return HostpidPolicy(setting, f"forced by hostpid_namespace = {setting.value}", Origin.FORCED)
     if driver_version is None:
         return HostpidPolicy(
             None, "NVML has not reported the driver's version yet; --hostpid-namespace decides without it"
         )
-    if measured is not None:
-        return HostpidPolicy(
-            measured,
-            f"driver {driver_version}: samples in a container carry {measured.value} PIDs",
-            Origin.MEASURED,
-        )
-    policy = by_version(driver_version)
-    return policy._replace(why=f"{policy.why}; not measured: {unmeasurable}") if unmeasurable else policy
+    return by_version(driver_version)
+
+
+def contradiction(policy: HostpidPolicy) -> str:
+    """Explain why watchers find no samples by the policy's numbers if it is wrong, with the fix."""
+    if policy.origin is Origin.FORCED:
+        return f"--hostpid-namespace {policy.namespace} is wrong for this driver: try auto"
+    other = HostpidNamespace.CONTAINER if policy.namespace is HostpidNamespace.HOST else HostpidNamespace.HOST
+    said = f"the driver's samples do not carry {policy.namespace} PIDs as its version says"
+    return f"{said}: check with make gpu-check, then set --hostpid-namespace {other}"
 
 
 def classify(hostpid: int, wanted: int, other_number: int, *, shared: bool) -> RepairReason | None:

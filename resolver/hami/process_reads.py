@@ -113,12 +113,6 @@ def has_mount(procfs: Procfs, host_pid: int, device: str, root: str) -> bool:
     return procfs.has_mount(host_pid, device, root)
 
 
-def mount_points(procfs: Procfs, host_pid: int, device: str, root: str) -> list[str]:
-    """Return that directory's mount points."""
-    mounts = procfs.mounts(host_pid)
-    return [each.mount_point for each in mounts if (each.device, each.root) == (device, root)]
-
-
 def mounts_near(procfs: Procfs, host_pid: int, device: str, path: str) -> bool:
     """Check for a mount of that directory, one above (except the root) or below."""
     return any(

@@ -32,7 +32,6 @@ _buffer = bytearray(1 << 17)  # of all such reads
 #: Bytes that file systems allocate beyond a file's end by themselves (XFS). Where there are more, the tenant may free
 #: them, and RWF_NOWAIT waits until that is done: readahead takes the lock, with no regard to the flag (Linux 5.15).
 _SPARE_BYTES = 1 << 16
-_OTHER = b"\xff\xff"  # no region begins so
 
 
 class RegionView(NamedTuple):
@@ -61,11 +60,10 @@ class SharedRegion:
         self.path = path
         #: When the file was last written through a fresh mapping (or by write); a new process in it shows here.
         self.mtime_ns = info.st_mtime_ns
-        self._tail: bytes | None = None  # as it was read
-        self._numbers = 0, 0  # what it says: proc_num and utilization_switch
+        self._numbers = 0, 0  # proc_num and utilization_switch
         #: So many slots are read, if there are not more in use: all of them at first.
         self._end = layouts.MAX_SLOTS if layout.device_util is not None else 0
-        self._start = self._rest = b""  # of the header, as it was read
+        self._data = b""  # of the header, as it was read last
         self._header = layouts.Header(0, (), ())
         self._columns = Columns(layout, 0)
         self.view: RegionView | None = None  # the last one
@@ -90,16 +88,10 @@ class SharedRegion:
                 self._refuse(info)
             self._check_blocks(info)
             self.mtime_ns = info.st_mtime_ns
-            tail = self._pread(layouts.TAIL_START_BYTES, layout.proc_num)
-            if tail != self._tail:
-                self._take_tail(tail)
-            data = self._bytes(0, layout.procs)
-            if not (
-                self.view is not None
-                and data.startswith(self._start)
-                and data.startswith(self._rest, layout.device_num)
-            ):
-                self._take_header(data)
+            was = self._numbers[0]
+            self._numbers = layouts.parse_tail_start(self._pread(layouts.TAIL_START_BYTES, layout.proc_num))
+            self._end = max(self._end, was, self._numbers[0])  # a move leaves its slot behind, above proc_num
+            self._take_header(self._bytes(0, layout.procs))
             columns = self._read_slots()
             if self._end > self._numbers[0]:
                 self._end, columns = without_idle(columns, self._numbers[0])
@@ -128,7 +120,7 @@ class SharedRegion:
     def take(self, mtime_ns: int, header: Any, numbers: Sequence[int], columns: list[str]) -> RegionView:
         """Take a view from `read_open`."""
         self.mtime_ns = mtime_ns
-        self._start, self._tail = _OTHER, None  # what is compared with was read before
+        self._data = b""  # this header is not of those bytes
         device_num, *lists = header
         packed = tuple(map(binascii.a2b_base64, columns))
         self._end = len(packed[0]) // 4
@@ -137,12 +129,12 @@ class SharedRegion:
     def _see(self, header: layouts.Header, numbers: Sequence[int], columns: tuple[bytes, ...]) -> RegionView:
         view, (proc_num, utilization_switch) = self.view, numbers
         if view is not None and (columns, proc_num) == (view.slots.columns, view.proc_num):
-            if (header, utilization_switch) == (self._header, view.utilization_switch):
+            before = view.device_num, view.uuids, view.sm_limit, view.limit
+            if (header, utilization_switch) == (before, view.utilization_switch):
                 return view
             slots = view.slots
         else:
             slots = PackedSlots(columns, proc_num)
-        self._header = header
         self.view = RegionView(
             device_num=header.device_num,
             uuids=header.uuids,
@@ -180,12 +172,6 @@ class SharedRegion:
             raise BlockingIOError(errno.EAGAIN, "not in the page cache")
         return room.tobytes()
 
-    def _take_tail(self, tail: bytes) -> None:
-        was = self._numbers[0]
-        self._numbers = layouts.parse_tail_start(tail)
-        self._end = max(self._end, was, self._numbers[0])  # a move leaves its slot behind, above proc_num
-        self._tail = tail
-
     def start_with(self, end: int) -> None:
         """Read the first ``end`` slots, or those in use if more."""
         self._end = end
@@ -195,12 +181,12 @@ class SharedRegion:
         self._end = layouts.MAX_SLOTS
 
     def _take_header(self, data: bytes) -> None:
-        layout, self.view = self.layout, None
+        if data == self._data:
+            return
+        layout = self.layout
         if layouts.identify(layout.file_bytes, data) is not layout:
             raise RegionRejected(RegionReason.UNKNOWN_VERSION, "it changed its version while it was open")
-        self._header = layouts.parse_header(layout, data)
-        # The words that processes change all the time (owner_pid, the semaphore) lie between the two.
-        self._start, self._rest = data[: layout.owner_pid], data[layout.device_num :]
+        self._header, self._data = layouts.parse_header(layout, data), data
         self._columns = Columns(layout, self._header.device_num)
 
     def _read_slots(self) -> tuple[bytes, ...]:

@@ -54,20 +54,20 @@ class RegionRegister:
         self.regions: dict[str, SharedRegion] = {}
         self.rejected: dict[str, RegionReason] = {}
         self.changes = RegionChanges([], [], [])
-        self.max_regions = sys.maxsize
+        self._max_regions = sys.maxsize
         self._names, self._reader, self._budgets = names, reader, budgets
         self._candidates: dict[str, Candidate] = {}  # the names under which regions were accepted
 
-    def begin(self) -> RegionChanges:
+    def begin(self, max_regions: int) -> RegionChanges:
         """Start a new set of changes."""
-        self.changes = RegionChanges([], [], [])
+        self.changes, self._max_regions = RegionChanges([], [], []), max_regions
         return self.changes
 
     def reject(self, region: SharedRegion, why: RegionRejected, now: float) -> None:
         """Close an accepted region and retry later."""
         candidate = self._candidates.get(region.path)
         if candidate is not None and candidate.region is region:
-            self.begin()  # this is no news to the caller
+            self.changes = RegionChanges([], [], [])  # this is no news to the caller
             self.release(candidate)
             self.refuse(candidate, why, now)
 
@@ -102,7 +102,7 @@ class RegionRegister:
         if not candidate.name.isprintable():
             raise RegionRejected(RegionReason.BAD_NAME, "its name has characters that cannot be printed")
         self._check_owner(candidate)
-        if len(self.regions) >= self.max_regions:
+        if len(self.regions) >= self._max_regions:
             detail = "there are not enough descriptors for more regions: raise the limit (ulimit -n)"
             raise RegionRejected(RegionReason.IO_ERROR, detail)
         candidate.reading = begin(self._read(candidate))

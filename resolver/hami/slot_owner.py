@@ -22,9 +22,7 @@ from resolver.containers.log_names import ContainerNames
 from resolver.hami.discovery import ClaimDirectory, MappedFile, PodFile, Proof, SharedDirectory, Shown
 from resolver.hami.owner_check import UNREADABLE, OwnerCheck, Pause, Search, Searched, Unfit, worst
 from resolver.hami.pod_owner import PodOwner
-from resolver.hami.process_reads import mount_points
 from resolver.linux.procfs import HOST_PIDNS, ProcessHandle, Procfs
-from resolver.workers.lane import ALL
 from resolver.workers.lanes import Direct
 
 if TYPE_CHECKING:
@@ -138,18 +136,18 @@ class OwnerFinder:
             self._in_pod.forget(proof)
         self._index.forget(proof)
 
-    async def vacant(self, proof: Proof, ns_pid: int, payer: str = "") -> bool:
+    def vacant(self, proof: Proof, ns_pid: int) -> bool:
         """Check that no process of the container has that number, by the kernel; True is never a guess.
 
-        The map must hold every process, and the PID namespace be known by a verified owner or the first process with
-        the directory at HAMi's path: the numbers may be a virtual machine's.
+        The map must hold every process, and the PID namespace be known by a verified owner: the numbers may be a
+        virtual machine's.
         """
         if not isinstance(proof, SharedDirectory) or isinstance(proof, ClaimDirectory):
             return False
         namespaces = self._index.of(proof)
         if self._index.behind or len(namespaces) > MAX_NAMESPACES or self._pidmap.source.incomplete():
             return False
-        if not self._index.proven(proof) and not await self._learn_by_mount(proof, payer):
+        if not self._index.proven(proof):
             return False
         ids = self._index.container_ids(proof)
         try:
@@ -166,21 +164,6 @@ class OwnerFinder:
         except AccessDenied:
             return False
         return True
-
-    async def _learn_by_mount(self, proof: SharedDirectory, payer: str) -> bool:
-        """Learn the namespace of the first process with the directory at HAMi's path, if any.
-
-        Servers of virtual machines have it elsewhere; gVisor's is known by its program.
-        """
-        for host_pid in self._index.first_processes(proof):
-            with contextlib.suppress(ProcessGone, *UNREADABLE):
-                points: list[str] = await self._reader.ask(payer, ALL, mount_points, host_pid, *proof)
-                if any(point.endswith("/vgpu") for point in points) and not self._procfs.program(
-                    host_pid
-                ).startswith("runsc"):
-                    self.learn(proof, host_pid)
-                    return True
-        return False
 
     def _by_key(self, namespaces: frozenset[int], ns_pid: int) -> list[int]:
         """Return host PIDs with that number in those namespaces or the host's."""

@@ -93,7 +93,7 @@ def rfc3339(at: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
 
 
-def desired(report: Report, name: str, owner: OwnerReference | None, before: Json | None, now: float) -> Json:
+def desired(report: Report, owner: OwnerReference, before: Json | None, now: float) -> Json:
     """Return the wanted object, based on ``before``; foreign parts stay, ``status`` is left out.
 
     A GPU that the driver no longer counts goes, unless NVML fails. One without UUID or minor number is left out.
@@ -107,9 +107,8 @@ def desired(report: Report, name: str, owner: OwnerReference | None, before: Jso
         reported = {entry["id"] for entry in gpus}
         gpus += [_unknown(entry, now) for uuid, entry in known.items() if uuid not in reported]
     gpus = sorted((entry for entry in gpus if "minor" in entry), key=lambda entry: entry["minor"])
-    metadata: Json = {"name": name, "labels": _labels(report.gpus)}
-    if owner is not None:
-        metadata["ownerReferences"] = _owners(owner, (before or {}).get("metadata", {}))
+    metadata: Json = {"name": owner.name, "labels": _labels(report.gpus)}
+    metadata["ownerReferences"] = _owners(owner, (before or {}).get("metadata", {}))
     foreign = [each for each in old if each.get("type") != "gpu"]
     spec = {"devices": [*gpus, *foreign]}
     return {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": spec}
@@ -123,8 +122,8 @@ def patch(before: Json, wanted: Json) -> Json:
         name: value for name, value in wanted["metadata"]["labels"].items() if known.get(name) != value
     }:
         metadata["labels"] = labels
-    owners = wanted["metadata"].get("ownerReferences")
-    if owners is not None and owners != had.get("ownerReferences"):
+    owners = wanted["metadata"]["ownerReferences"]
+    if owners != had.get("ownerReferences"):
         metadata["ownerReferences"] = owners
     if wanted["spec"]["devices"] != _devices(before):
         changed["spec"] = {"devices": wanted["spec"]["devices"]}

@@ -268,7 +268,7 @@ class Reporter:
                 self._to_read = True
                 raise
         before = self._device
-        wanted = desired(report, self._plan.node, node, before, time.time())
+        wanted = desired(report, node, before, time.time())
         if before is None and not report.gpus["version"]:
             return  # nothing was ever known of this node's GPUs
         await self._write(before, wanted)

@@ -9,7 +9,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 from prometheus_client.process_collector import ProcessCollector
 
 from resolver.metrics.family import Family
-from resolver.serve.http import PLAIN
+from resolver.serve import pages
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
     from resolver.metrics.family import Row
+    from resolver.serve.pages import Answer
 
 #: What became of a write.
 RESULTS = ("created", "patched", "conflict", "throttled", "refused", "failed")
@@ -55,16 +56,15 @@ class Tally:
         self._requests = requests
         self._process = ProcessCollector(registry=None)
 
-    async def answer(self, path: str, accept: str) -> tuple[int, str, bytes]:  # noqa: ARG002
+    async def answer(self, path: str, accept: str) -> Answer:  # noqa: ARG002
         """Return status, content type and body of ``/metrics``, ``/healthz`` or ``/readyz``."""
         if path == "/metrics":
             return 200, CONTENT_TYPE_PLAIN_0_0_4, generate_latest(self)
         if path == "/healthz":
-            return 200, PLAIN, b"ok\n"
+            return pages.probe("")
         if path == "/readyz":
-            why = self.not_in_sync
-            return (503, PLAIN, f"{why}\n".encode()) if why else (200, PLAIN, b"ok\n")
-        return 404, PLAIN, b"there are /metrics, /healthz and /readyz\n"
+            return pages.probe(self.not_in_sync)
+        return pages.NO_SUCH_PAGE
 
     def collect(self) -> Iterator[Metric]:
         """Yield all families; unknown values have no series."""

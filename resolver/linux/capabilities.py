@@ -12,8 +12,6 @@ import struct
 #: From include/uapi/linux/capability.h.
 NUMBERS = {
     "DAC_OVERRIDE": 1,
-    "SETGID": 6,
-    "SETUID": 7,
     "SETPCAP": 8,
     "NET_BIND_SERVICE": 10,
     "NET_ADMIN": 12,

@@ -81,19 +81,12 @@ def open_plain(dir_fd: int, name: str, flags: int = os.O_RDONLY) -> tuple[int, o
                     RegionReason.OTHER_DEVICE,
                     "something else is mounted over it, so it is not the tenant's file",
                 )
-            return _reopen(hold, flags), info
+            flags |= os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+            return os.open(f"/proc/self/fd/{hold}", flags), info
         finally:
             os.close(hold)
     except OSError as error:
         raise translate(error) from None
-
-
-def _reopen(hold: int, flags: int) -> int:
-    """Open an O_PATH descriptor's inode."""
-    try:
-        return os.open(f"/proc/self/fd/{hold}", flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        raise OSError(errno.EIO, "/proc is not mounted here") from None
 
 
 def hold_opened(link: str) -> int:

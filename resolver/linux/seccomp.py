@@ -34,9 +34,6 @@ DANGEROUS = _numbers("""
     swapoff 168 225, swapon 167 224, syslog 103 116, umount2 166 39, unshare 272 97, userfaultfd 323 282,
     vhangup 153 58
 """)
-#: Those of them that the daemon's children need beside those of a source: for namespaces and for mounts.
-OF_NAMESPACES = frozenset({"setns", "unshare"})
-OF_MOUNTS = frozenset({"mount", "umount2"})
 #: What Python and `resolver.workers.slot_writer` call once everything is loaded.
 OF_THE_WRITER = _numbers("""
     brk 12 214, clock_gettime 228 113, close 3 57, dup 32 23, exit 60 93, exit_group 231 94, fcntl 72 25,

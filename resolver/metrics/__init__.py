@@ -34,16 +34,13 @@ if TYPE_CHECKING:
 
     from resolver.base.journal import Journal
     from resolver.config import Settings
-    from resolver.serve.tls import Lock
+    from resolver.serve.pages import Answer
+    from resolver.serve.tls import PortCredentials
     from resolver.state import Snapshot
 
 _END = b"# EOF\n"  # of an OpenMetrics text
 #: The text is made again only after this time.
 _KEPT_SECONDS = 0.5
-
-#: So long after the start, `/readyz` waits until the daemon is ready (compiling the probes takes a while), but at most
-#: so long: `pages.LIMITS` ends the request later. In between it looks again.
-_STARTING_SECONDS, _READY_SECONDS, _LOOK_AGAIN_SECONDS = 30.0, 8.0, 0.05
 
 
 def require_known(names: Collection[str]) -> None:
@@ -79,17 +76,17 @@ class Page:
         self._texts: dict[str, tuple[float, bytes]] = {}  # by content type: when it was made, and the text
         self._turn = asyncio.Lock()
 
-    async def answer(self, path: str, accept: str) -> tuple[int, str, bytes]:
+    async def answer(self, path: str, accept: str) -> Answer:
         """Status, content type and body."""
         if path == "/metrics":
             openmetrics = "application/openmetrics-text" in accept
             kind = CONTENT_TYPE_OPENMETRICS if openmetrics else CONTENT_TYPE_PLAIN_0_0_4
             return 200, kind, await self.metrics(kind)
         if path == "/healthz":
-            return self._say(self._snapshot().standstill())
+            return pages.probe(self._snapshot().standstill())
         if path == "/readyz":
-            return self._say(await self._not_ready())
-        return 404, PLAIN, b"there are /metrics, /healthz and /readyz\n"
+            return pages.probe(self._snapshot().source.not_ready or "")
+        return pages.NO_SUCH_PAGE
 
     async def metrics(self, kind: str) -> bytes:
         """Render all families in the text format ``kind``; callers at the same time share one text."""
@@ -111,44 +108,30 @@ class Page:
             pieces.append(_END)
         return b"".join(pieces)
 
-    async def _not_ready(self) -> str:
-        """Return why the daemon isn't ready; soon after its start, wait until it is, or a kubelet's probe fails."""
-        give_up = time.monotonic() + _READY_SECONDS
-        while (snapshot := self._snapshot()).source.not_ready:
-            young = 0 <= time.time() - snapshot.started_at < _STARTING_SECONDS
-            if not young or time.monotonic() >= give_up:
-                break
-            await asyncio.sleep(_LOOK_AGAIN_SECONDS)
-        return snapshot.source.not_ready or ""
-
-    @staticmethod
-    def _say(why: str) -> tuple[int, str, bytes]:
-        return (503, PLAIN, f"{why}\n".encode()) if why else (200, PLAIN, b"ok\n")
-
 
 async def serve(snapshot: Callable[[], Snapshot], settings: Settings, journal: Journal) -> None:
     """Answer until cancelled; an address that can't be had is logged, and tried again."""
     page = Page(snapshot, settings)
 
-    async def answer(path: str, accept: str) -> tuple[int, str, bytes]:
+    async def answer(path: str, accept: str) -> Answer:
         try:
             return await page.answer(path, accept)
         except Exception:
             journal.log.exception("internal_error", step="metrics")
             return 500, PLAIN, b"this is a defect; the log has it, please report it\n"
 
-    listener, lock = await _opened(settings, journal)
+    listener, credentials = await _opened(settings, journal)
     with listener:
         host, port = listener.getsockname()[:2]
         journal.log.info("metrics_on", address=f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
-        await pages.serve(listener, answer, lock)
+        await pages.serve(listener, answer, credentials)
 
 
-async def _opened(settings: Settings, journal: Journal) -> tuple[socket.socket, Lock | None]:
-    def open_() -> tuple[socket.socket, Lock | None]:
-        lock = _lock(settings, journal)  # never without it if one is wanted
+async def _opened(settings: Settings, journal: Journal) -> tuple[socket.socket, PortCredentials | None]:
+    def open_() -> tuple[socket.socket, PortCredentials | None]:
+        credentials = _credentials(settings, journal)  # never without them if they are wanted
         try:
-            return pages.listen(*(parse_address(settings.metrics_addr) or ("", 0))), lock
+            return pages.listen(*(parse_address(settings.metrics_addr) or ("", 0))), credentials
         except OSError as error:
             why = os.strerror(error.errno) if error.errno else str(error)
         raise UsageError(
@@ -162,7 +145,7 @@ async def _opened(settings: Settings, journal: Journal) -> tuple[socket.socket, 
     return await tried_again(open_, off)
 
 
-def _lock(settings: Settings, journal: Journal) -> Lock | None:
+def _credentials(settings: Settings, journal: Journal) -> PortCredentials | None:
     files = settings.metrics_tls_cert, settings.metrics_tls_key, settings.metrics_token_file
     if not any(files):
         return None
@@ -171,4 +154,4 @@ def _lock(settings: Settings, journal: Journal) -> Lock | None:
     def refused(why: str) -> None:
         journal.trouble("metrics files", why, "metrics_files_refused", "metrics_files_read")
 
-    return tls.Lock(*files, refused)
+    return tls.PortCredentials(*files, refused)

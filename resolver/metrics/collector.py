@@ -12,7 +12,7 @@ from resolver.base.reasons import GpuReason, RegionReason, SampleReason, Unresol
 from resolver.base.source_records import SOURCE_RECORDS
 from resolver.gpu.inventory import OTHER, THROTTLE_REASONS
 from resolver.gpu.sampler import FAILED, OK, UNSUPPORTED
-from resolver.hami.hostpid_policy import Origin
+from resolver.hami.hostpid_policy import Origin, WatcherFinding
 from resolver.hami.layout import LAYOUTS
 from resolver.hami.placements import PLACEMENTS
 from resolver.metrics import families as f
@@ -198,6 +198,7 @@ def _nvml(snapshot: Snapshot, trouble: Unknown | None, now: float) -> Iterator[M
     yield f.DRIVER.metric([((version,), 1)] if version else [])
     yield f.NAMESPACE.metric(_state(_NAMESPACES, snapshot.policy.namespace))
     yield f.NAMESPACE_ORIGIN.metric(_state(Origin, snapshot.policy.origin))
+    yield _by(f.WATCHERS, WatcherFinding, snapshot.policy.watchers)
 
 
 def _state(states: Iterable[str], present: str, *labels: str) -> Iterator[Row]:
@@ -263,7 +264,7 @@ def _daemon(snapshot: Snapshot) -> Iterator[Metric]:
     yield f.SOURCE_COMPLETE.single(not source.incomplete)
     yield f.MAP_EVENTS.metric(((name,), count) for name, count in source.counters.items())
     yield f.PROCESSES.single(source.processes)
-    yield f.MAP_SIZE.single(source.map_size)
+    yield f.MAP_SIZE.single(source.map_size or None)
     yield f.PASSES.histogram(snapshot.pass_seconds)
     yield f.WORKER_STARTS.metric(((_word(each.name),), each.starts) for each in snapshot.workers)
     yield f.WORKER_FAILURES.metric(((_word(each.name),), each.failures) for each in snapshot.workers)

@@ -217,14 +217,10 @@ UNRESOLVED_SAMPLES = _gauge("unresolved_samples", "Utilization samples that find
 _counted(CounterName.IMPLAUSIBLE_SAMPLES, "Samples dropped because they cannot be true.")
 DRIVER = _info("driver", "The driver's version.", "version")
 NAMESPACE = _states("hostpid_namespace", "PID namespace of the number that hostpid must be.")
-NAMESPACE_ORIGIN = _states(
-    "hostpid_namespace_origin", "Its origin: measured, by the driver's version, or forced."
+NAMESPACE_ORIGIN = _states("hostpid_namespace_origin", "Its origin: the driver's version, or forced.")
+WATCHERS = _gauge(
+    "hostpid_watchers", "Containers whose watcher finds samples by hostpid, or finds none.", "finding"
 )
-_counted(CounterName.DRIVER_PROBES, "Measurements of the driver, by a child in a tenant's PID namespace.")
-_counted(
-    CounterName.DRIVER_PROBES_REFUSED, "Times that no container was suitable for a measurement of the driver."
-)
-_counted(CounterName.DRIVER_PROBES_FAILED, "Measurements of the driver without a result.")
 
 # -- GPUs -----------------------------------------------------------------------------------------------------------
 
@@ -298,9 +294,5 @@ _counted(CounterName.BROKER_BUSY, "Connections that the broker closed because th
 CHILDREN = _gauge("children", "Running children of the daemon.")
 CHILDREN_CPU = _counter("children_cpu_seconds", "CPU time of the daemon's children, ended ones too.")
 CHILDREN_MEMORY = _gauge("children_resident_memory_bytes", "Resident memory of the daemon's children.")
-PROPORTIONAL_MEMORY = _gauge(
-    "proportional_memory_bytes",
-    "Memory of the daemon and its children; a page that several processes map counts in parts (PSS).",
-)
 
 FAMILIES = tuple(_declared)

@@ -27,8 +27,7 @@ def collect() -> Iterator[Metric]:
     yield from _process.collect()
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu, pages, count = ended.ru_utime + ended.ru_stime, 0, 0
-    children = list(_children())
-    for child in children:
+    for child in _children():
         used = usage(child)
         if used.state:
             cpu, pages, count = cpu + used.cpu_seconds, pages + used.resident_pages, count + 1
@@ -36,22 +35,6 @@ def collect() -> Iterator[Metric]:
     yield f.CHILDREN.single(count)
     yield f.CHILDREN_CPU.single(_most[0])
     yield f.CHILDREN_MEMORY.single(pages * _PAGE)
-    shares = [_proportional(process) for process in ("self", *map(str, children))]
-    known = [share for share in shares if share is not None]
-    yield f.PROPORTIONAL_MEMORY.single(sum(known) if len(known) == len(shares) else None)
-
-
-def _proportional(process: str) -> int | None:
-    """Return the bytes of a process's pages, each divided by the number of processes that map it; None if unknown."""
-    try:
-        with open(f"/proc/{process}/smaps_rollup", "rb") as file:  # since Linux 4.14
-            return next(int(line.split()[1]) * 1024 for line in file if line.startswith(b"Pss:"))
-    except FileNotFoundError:
-        return 0 if process != "self" and not os.path.exists(f"/proc/{process}") else None
-    except ProcessLookupError:
-        return 0  # it has ended meanwhile
-    except (OSError, StopIteration):
-        return None
 
 
 def _children() -> Iterator[int]:

@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
 from resolver.base.reasons import SampleReason
+from resolver.gpu.attribution import total
 from resolver.gpu.sampler import FAILED, OK, UNSUPPORTED
 from resolver.state import Counted
 
@@ -31,7 +32,7 @@ class Unknown(StrEnum):
     DEVICE_FAILED = "device_failed"  # NVML answers, but not for this GPU
     UNSUPPORTED = "unsupported"  # NVML does not report it for this GPU (MIG mode, for example)
     UNKNOWN_DEVICE = "unknown_device"  # the cache file names a GPU that NVML does not
-    IMPLAUSIBLE = "implausible"  # a sample of a process of this container cannot be true
+    IMPLAUSIBLE = "implausible"  # a sample of a process of this container cannot be true, or be dated
     NOT_TOLD = "not_told"  # NVML lists no processes of this GPU, or one without its memory
     UNRESOLVED = "unresolved"  # a slot has no known owner, and no cgroup identifies its container
 
@@ -144,8 +145,8 @@ def _utilization(device: Device, processes: list[Process], group: _Group) -> flo
         return Unknown.UNSUPPORTED if device.samples == UNSUPPORTED else Unknown.DEVICE_FAILED
     if group.unresolved:
         return Unknown.UNRESOLVED
-    total = _total([process.sm_util for process in processes])
-    return Unknown.IMPLAUSIBLE if total is None else min(total / 100, 1.0)
+    used = total([process.sm_util for process in processes])
+    return Unknown.IMPLAUSIBLE if used is None else min(used / 100, 1.0)
 
 
 def _memory(processes: list[Process], group: _Group, *, listed: bool) -> int | Unknown:
@@ -153,13 +154,8 @@ def _memory(processes: list[Process], group: _Group, *, listed: bool) -> int | U
         return Unknown.NOT_TOLD
     if group.unresolved:
         return Unknown.UNRESOLVED
-    total = _total([process.memory for process in processes])
-    return Unknown.NOT_TOLD if total is None else total
-
-
-def _total(values: list[int | None]) -> int | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if len(known) == len(values) else None
+    used = total([process.memory for process in processes])
+    return Unknown.NOT_TOLD if used is None else used
 
 
 def _counted(group: _Group, snapshot: Snapshot, shared: set[str]) -> tuple[dict[str, Counted], int]:

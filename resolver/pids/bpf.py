@@ -7,9 +7,9 @@ import time
 from typing import TYPE_CHECKING, TypeVar
 
 from resolver.base.budget import SLICE_SECONDS
-from resolver.pids.bpf_map import Sizes, first_processes_in, start
+from resolver.pids.bpf_map import Sizes, start
 from resolver.pids.scan import ScanSource
-from resolver.pids.source import TOMBSTONE_SECONDS, PidSource
+from resolver.pids.source import PidSource
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -30,7 +30,7 @@ class Mapped(PidSource):
     namespaced = True
 
     def __init__(self, bpf: BpfPidMap, procfs: Procfs) -> None:
-        self.bpf = bpf
+        self.bpf, self.room = bpf, bpf.room
         self._procfs = procfs
         self._scan = ScanSource(procfs)  # costs nothing before its first refresh
         self._gaps = False
@@ -114,16 +114,12 @@ class Mapped(PidSource):
             return ()
         return tuple(pidns for pidns, _ in record.levels)
 
-    def inits_mark(self) -> object:
-        """The map's first processes as bytes."""
-        return self._read(self.bpf.first_processes), self._scan.inits_mark() if self._gaps else None
-
     def inits(self) -> Iterator[tuple[int, int]]:
         """Read the map's first processes, in one call."""
         found = self._read(self.bpf.first_processes)
         if self._gaps:
             yield from self._scan.inits()
-        yield from first_processes_in(found or b"")
+        yield from found or ()
 
     def arrival(self, host_pid: int) -> int:
         """Start in nanoseconds since boot, or the scan's arrival."""
@@ -131,13 +127,6 @@ class Mapped(PidSource):
         if record is not None:
             return record.start_ns
         return self._scan.arrival(host_pid) if self._gaps else 0
-
-    def ended(self, host_pid: int) -> int:
-        """Look up the map's tombstones."""
-        stone, now = self._read(self.bpf.tombstone, host_pid), time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-        if stone is not None and now - stone.exit_ns < TOMBSTONE_SECONDS * 1e9:
-            return stone.start_ns
-        return self._scan.ended(host_pid) if self._gaps else 0
 
     def exact(self) -> BpfPidMap | None:
         """The map while every process has room."""

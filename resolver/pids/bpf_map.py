@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from resolver.linux.procfs import HOST_PIDNS
 from resolver.pids.bpf_load import BTF, TIMEOUT, BpfUnavailable, Loaded, default_pythons, load
-from resolver.pids.bpf_syscall import COUNTERS, EXIT_SHIFT, LAYOUTS, BpfMap, Kernel, LevelMap
+from resolver.pids.bpf_syscall import COUNTERS, LAYOUTS, BpfMap, Kernel, LevelMap
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -47,22 +47,11 @@ class Sizes(NamedTuple):
 
 
 class Record(NamedTuple):
-    """Process. ``levels`` are ``(pidns, ns_pid)``, the host's first.
-
-    Times are nanoseconds since boot (CLOCK_BOOTTIME).
-    """
+    """Process. ``levels`` are ``(pidns, ns_pid)``, the host's first; its start is as CLOCK_BOOTTIME has it."""
 
     host_pid: int
     start_ns: int
     levels: tuple[Level, ...]
-
-
-class Ended(NamedTuple):
-    """Ended process."""
-
-    host_pid: int
-    start_ns: int
-    exit_ns: int
 
 
 def start(
@@ -109,6 +98,7 @@ class BpfPidMap:
                     f"the BPF program's map {name} has keys and values of {sizes} bytes, and this program "
                     f"expects {expected}: they are of different versions; install resolver again"
                 )
+        self.room: int = maps["overflow"]["max_entries"]
         self._levels = LevelMap(self._kernel, fds["slots"], maps["slots"]["max_entries"], fds["overflow"])
         self._namespaces = BpfMap(self._kernel, fds["namespaces"], _U32, _INIT.size)
         self._counters = BpfMap(self._kernel, fds["counters"], _U32, LAYOUTS["counters"].size)
@@ -172,19 +162,13 @@ class BpfPidMap:
                 innermost = slot is not None and slot[4] == slot[5] - 1
                 yield slot[3] if slot and innermost else 0
 
-    def tombstone(self, host_pid: int) -> Ended | None:
-        """Last ended process with this PID; its end is rounded down to 1/8 s."""
-        slot = self._levels.ended(HOST_PIDNS, host_pid)
-        if slot is None or slot[3] != host_pid:
-            return None
-        return Ended(host_pid, start_ns=slot[2], exit_ns=max(slot[2], slot[0] << EXIT_SHIFT))
+    def first_processes(self) -> Iterator[tuple[int, int]]:
+        """Read the first processes of all PID namespaces but the host's: host PIDs and start times.
 
-    def first_processes(self) -> bytes:
-        """First processes of all PID namespaces but the host's, for `first_processes_in`.
-
-        Takes half a millisecond for 6000; decoding takes ten times as long.
+        Takes half a millisecond for 6000; decoding them one by one takes ten times as long.
         """
-        return b"".join(bytes(values) for _, values in self._namespaces.batches())
+        read = b"".join(bytes(values) for _, values in self._namespaces.batches())
+        return ((host_pid, start_ns) for start_ns, host_pid, _ in _INIT.iter_unpack(read))
 
     # -- how well it does ---------------------------------------------------------------------------
 
@@ -229,11 +213,6 @@ class BpfPidMap:
     def close(self) -> None:
         """Detach the probes and close everything; may be repeated."""
         self._loaded.close()
-
-
-def first_processes_in(read: bytes) -> Iterator[tuple[int, int]]:
-    """Yield host PIDs and start times."""
-    return ((host_pid, start_ns) for start_ns, host_pid, _ in _INIT.iter_unpack(read))
 
 
 def run_stats(program: int) -> dict[str, int]:

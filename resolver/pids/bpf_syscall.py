@@ -45,7 +45,7 @@ _SYSCALL_NUMBERS = {"x86_64": 321, "aarch64": 280}
 _BATCH = 4096
 _SOME_PROCESSES = 2048  # in one step: some milliseconds
 #: As in ``bpf/pidmap.h``.
-SPREAD, BUSY, ENDED, EXIT_SHIFT, TOMBSTONE_PLACES = 0x9E3779B1, 1 << 31, 1 << 30, 27, 4
+SPREAD, BUSY = 0x9E3779B1, 1 << 31
 _U32 = (1 << 32) - 1
 
 
@@ -144,25 +144,10 @@ class LevelMap:
         """A process's ``struct slot`` fields. Raises OSError."""
         if not (0 < ns_pid < BUSY and 0 < pidns <= _U32):
             return None  # not the number of any process or namespace
-        found = self._at(ns_pid + pidns * SPREAD & self._mask)
+        self._slots.lookup(ns_pid + pidns * SPREAD & self._mask)
+        found = LAYOUTS["slot"].unpack(self._slots.value)
         if found[:2] == (pidns, ns_pid):
             return found
         if self.overflow.lookup(pidns, ns_pid):
             return (pidns, ns_pid, *LAYOUTS["process"].unpack(self.overflow.value))
         return None
-
-    def ended(self, pidns: int, ns_pid: int) -> tuple[int, ...] | None:
-        """The last tombstone's ``struct slot`` fields."""
-        if not (0 < ns_pid < ENDED and 0 < pidns <= _U32):
-            return None
-        own, quarter = ns_pid + pidns * SPREAD & self._mask, (self._mask + 1) // TOMBSTONE_PLACES
-        found: list[tuple[int, ...]] = []
-        for place in (own ^ number * quarter for number in range(TOMBSTONE_PLACES)):
-            slot = self._at(place)
-            if slot[1] == ns_pid | ENDED and slot == self._at(place):  # not taken while it was copied
-                found.append(slot)
-        return max(found, default=None)
-
-    def _at(self, place: int) -> tuple[int, ...]:
-        self._slots.lookup(place)
-        return LAYOUTS["slot"].unpack(self._slots.value)

@@ -109,7 +109,6 @@ class NetlinkSource(ScanSource):
         stream.touched.clear()
         overruns, self._overruns_before = stream.overruns - self._overruns_before, stream.overruns
         self._overruns_in_a_row = self._overruns_in_a_row + 1 if overruns else 0
-        self._expire()
         return iter(())
 
     def look(self, host_pid: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from collections import Counter, OrderedDict
 from typing import TYPE_CHECKING
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
 #: Refreshes may take at most one part in this many of a CPU's time, whatever tenants do to cause them.
 _REST_FACTOR = 5
 _AT_ONCE = 64  # first processes between two steps
-#: As many as a scan has tombstones.
-_MOST_CONTAINERS = 8192
+#: Containers of processes that may have ended, and the seconds for which each is known: samples are younger.
+_MOST_CONTAINERS, _KNOWN_SECONDS = 8192, 10.0
 
 
 class PidMap:
@@ -34,8 +35,7 @@ class PidMap:
         self._next_refresh = 0.0
         self._catching_up = asyncio.Lock()
         self._inits: dict[int, tuple[int, int]] = {}
-        self._inits_mark: object = None
-        self._containers: OrderedDict[int, tuple[tuple[int, int], str]] = OrderedDict()
+        self._containers: OrderedDict[int, tuple[float, str]] = OrderedDict()
 
     def use(self, source: PidSource) -> None:
         """Replace the source in use, ignoring its errors."""
@@ -71,18 +71,13 @@ class PidMap:
 
     def _list_inits(self) -> Iterator[None]:
         """Update `inits` in steps; it shows when complete."""
-        generation, known = self._generation, self._inits
-        mark = generation, self.source.inits_mark()
-        if mark == self._inits_mark:
-            return
-        present = {}
+        generation, present = self._generation, {}
         for number, (host_pid, arrival) in enumerate(self.source.inits()):
-            was = known.get(host_pid)
-            present[host_pid] = was if was == (generation, arrival) else (generation, arrival)
+            present[host_pid] = generation, arrival
             if number % _AT_ONCE == 0:
                 yield
-        if generation == self._generation:
-            self._inits, self._inits_mark = present, mark
+        if generation == self._generation and present != self._inits:
+            self._inits = present
 
     def candidates_in(self, ns_pid: int, namespaces: frozenset[int]) -> list[int]:
         """Host PIDs in these namespaces, or in all if the source knows none."""
@@ -104,19 +99,16 @@ class PidMap:
         return self.source.namespaces_of(host_pid, arrived) if generation == self._generation else ()
 
     def name_container(self, host_pid: int, container: str) -> None:
-        """Remember a process's container beyond its end."""
-        arrival = self.arrival(host_pid)
-        if arrival[1]:
-            self._containers[host_pid] = arrival, container
-            self._containers.move_to_end(host_pid)
-            if len(self._containers) > _MOST_CONTAINERS:
-                self._containers.popitem(last=False)
+        """Remember the container of a process that runs now, for utilization samples taken before its end."""
+        self._containers[host_pid] = time.monotonic(), container
+        self._containers.move_to_end(host_pid)
+        if len(self._containers) > _MOST_CONTAINERS:
+            self._containers.popitem(last=False)
 
-    def container_of(self, host_pid: int) -> str:
-        """Container of a process running, or ended within a minute; else empty."""
-        arrival, container = self._containers.get(host_pid, ((0, 0), ""))
-        last = self.source.ended(host_pid) or self.source.arrival(host_pid)
-        return container if arrival == (self._generation, last) else ""
+    def container_of(self, host_pid: int) -> str | None:
+        """Container of a process that has ended; None if it was not named in the last seconds."""
+        named, container = self._containers.get(host_pid, (-math.inf, ""))
+        return container if time.monotonic() - named < _KNOWN_SECONDS else None
 
     def counters(self) -> Mapping[str, int]:
         """Counters of this and earlier sources."""

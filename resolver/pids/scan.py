@@ -6,12 +6,10 @@ to another process (see `Procfs.entries`).
 
 from __future__ import annotations
 
-import time
-from collections import OrderedDict
 from typing import TYPE_CHECKING, NamedTuple
 
 from resolver.base.errors import AccessDenied, ProcessGone
-from resolver.pids.source import TOMBSTONE_SECONDS, PidSource
+from resolver.pids.source import PidSource
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,7 +17,6 @@ if TYPE_CHECKING:
     from resolver.linux.procfs import Procfs
 
 _AT_ONCE = 64  # entries of a listing between two steps
-_TOMBSTONES = 8192
 
 
 class Known(NamedTuple):
@@ -27,7 +24,6 @@ class Known(NamedTuple):
 
     inode: int
     ns_pids: tuple[int, ...]
-    arrival: int
 
 
 class ScanSource(PidSource):
@@ -39,10 +35,7 @@ class ScanSource(PidSource):
         self._procfs = procfs
         self.known: dict[int, Known] = {}
         self._by_inner: dict[int, set[int]] = {}
-        self._arrived = 0
-        self._changed_firsts = 0  # how often a first process came or went
         self._unreadable: set[int] = set()
-        self._tombstones: OrderedDict[int, tuple[float, int]] = OrderedDict()  # when, and its arrival
         self._listing: dict[int, int] | None = None  # that `refreshing` is at
 
     def __len__(self) -> int:
@@ -78,7 +71,6 @@ class ScanSource(PidSource):
         for host_pid in [each for each, known in self.known.items() if listed.get(each) != known.inode]:
             self._forget(host_pid)
         self._unreadable &= listed.keys()
-        self._expire()
 
     def _read(self, host_pid: int) -> tuple[int, ...]:
         return self._procfs.ns_pids(host_pid)
@@ -92,52 +84,32 @@ class ScanSource(PidSource):
             self._unreadable.add(host_pid)
             return
         self._unreadable.discard(host_pid)
-        self._arrived += 1
-        self.known[host_pid] = known = Known(inode, ns_pids, self._arrived)
+        self.known[host_pid] = known = Known(inode, ns_pids)
         inner = _innermost(host_pid, known)
         self._by_inner.setdefault(inner, set()).add(host_pid)
-        self._changed_firsts += inner == 1
-        self._tombstones.pop(host_pid, None)
 
     def _forget(self, host_pid: int) -> None:
         known = self.known.pop(host_pid, None)
         if known is None:
             return
         inner = _innermost(host_pid, known)
-        self._changed_firsts += inner == 1
         same = self._by_inner[inner]
         same.discard(host_pid)
         if not same:
             del self._by_inner[inner]
-        self._tombstones[host_pid] = time.monotonic(), known.arrival
-        self._tombstones.move_to_end(host_pid)
-
-    def _expire(self) -> None:
-        stones, oldest = self._tombstones, time.monotonic() - TOMBSTONE_SECONDS
-        while stones and (len(stones) > _TOMBSTONES or next(iter(stones.values()))[0] < oldest):
-            stones.popitem(last=False)
 
     def candidates(self, ns_pid: int, _pidns: int | None = None) -> list[int]:
         """Host PIDs with that number in any namespace."""
         return sorted(self._by_inner.get(ns_pid, ()))
 
-    def inits_mark(self) -> object:
-        """Count first processes that came or went."""
-        return self._changed_firsts
-
     def inits(self) -> Iterator[tuple[int, int]]:
         """Yield processes with the innermost number 1."""
-        # A change meanwhile changes the mark, so the caller asks again.
         return ((pid, self.arrival(pid)) for pid in self.candidates(1) if pid in self.known)
 
     def arrival(self, host_pid: int) -> int:
-        """Order of first listing, or 0."""
+        """Its directory's inode, or 0."""
         known = self.known.get(host_pid)
-        return known.arrival if known else 0
-
-    def ended(self, host_pid: int) -> int:
-        """Arrival of a process that vanished within a minute, or 0."""
-        return self._tombstones.get(host_pid, (0.0, 0))[1]
+        return known.inode if known else 0
 
     def incomplete(self) -> str:
         """Count unreadable processes."""

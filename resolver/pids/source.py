@@ -11,9 +11,6 @@ if TYPE_CHECKING:
 
     from resolver.pids.bpf_map import BpfPidMap
 
-#: How long a process that has ended is remembered, for a utilization sample that was taken before.
-TOMBSTONE_SECONDS = 60.0
-
 
 class PidSource(ABC):
     """Source of host PIDs."""
@@ -21,6 +18,8 @@ class PidSource(ABC):
     name: str
     #: Whether `candidates` makes use of a namespace that it is given.
     namespaced = False
+    #: Processes for which the kernel's map has room; 0 without one.
+    room = 0
 
     @abstractmethod
     def refreshing(self) -> Iterator[None]:
@@ -56,20 +55,12 @@ class PidSource(ABC):
         return ()
 
     @abstractmethod
-    def inits_mark(self) -> object:
-        """Cheap value, equal as long as `inits` is."""
-
-    @abstractmethod
     def inits(self) -> Iterator[tuple[int, int]]:
         """Yield first processes' host PID and arrival, maybe without the host's."""
 
     @abstractmethod
     def arrival(self, host_pid: int) -> int:
         """Number unique among processes with that PID; 0 if unknown."""
-
-    @abstractmethod
-    def ended(self, host_pid: int) -> int:
-        """`arrival` of the last process ended within a minute, or 0."""
 
     def shortage(self) -> str:
         """Explain why it can't know every process, with the fix."""

@@ -14,6 +14,7 @@ A process attaching later writes a byte: the file's new time cancels the verdict
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import math
 import os
@@ -21,6 +22,7 @@ import signal
 import time
 from typing import TYPE_CHECKING
 
+from resolver.base.budget import Slices
 from resolver.base.errors import CannotKnow, ProcessGone, TooSlow, WorkerFailed
 from resolver.base.retry import longer
 from resolver.hami.discovery import MappedFile, PodFile
@@ -38,8 +40,8 @@ if TYPE_CHECKING:
     from resolver.repair.plan import RegionRepairs
     from resolver.workers.lanes import TenantReader
 
-#: Seconds of each step for looking at processes, some 100 us each.
-STEP_SECONDS = 0.02
+#: Seconds between two time slices of a walk: tenants can cause one each second, and pay nothing.
+_REST_SECONDS = 0.05
 #: Seconds for which a file must not have changed before it is judged: file times have the resolution of a tick.
 QUIET_SECONDS = 1.0
 FIRST_PAUSE, LONGEST_PAUSE = 5.0, 600.0
@@ -59,17 +61,14 @@ class _Suspect:
 
 
 class Abandoned:
-    """Judge of suspected files, working milliseconds per pass."""
+    """Judge of suspected files."""
 
     def __init__(
-        self, procfs: Procfs, clock: Callable[[], float] = time.time, reader: TenantReader | None = None
+        self, procfs: Procfs, clock: Callable[[], float] = time.monotonic, reader: TenantReader | None = None
     ) -> None:
-        """Take ``clock``, Unix time in seconds, as in file times."""
         self._procfs, self._reader = procfs, reader or Direct(procfs)
         self._clock = clock
         self._suspects: dict[str, _Suspect] = {}
-        self._going: list[_Suspect] = []  # those that are being judged
-        self._left: list[int] = []  # host PIDs that are still to be read for them
 
     def suspect(self, repairs: RegionRepairs) -> None:
         """Add a file with an unowned slot and no PID namespace to prove its PID free."""
@@ -82,47 +81,36 @@ class Abandoned:
         self._suspects.pop(path, None)
 
     def wait(self) -> float:
-        """Return seconds until `step` has work; at most 0 is now."""
-        if self._left:
-            return 0.0
+        """Return seconds until `judge` has work; at most 0 is now."""
         return min((each.retry_at for each in self._suspects.values()), default=math.inf) - self._clock()
 
-    async def step(self) -> list[RegionRepairs]:
-        """Continue judging; return regions with newly dead slots."""
-        done: list[RegionRepairs] = []
-        if self._left:
-            deadline = time.monotonic() + STEP_SECONDS
-            while self._left and time.monotonic() < deadline:
-                await self._look_at(self._left.pop())
-            if not self._left:
-                done = [suspect.repairs for suspect in self._going if self._conclude(suspect)]
-                self._going = []
-        elif self._suspects:
-            done = self._begin()
-        return done
+    async def judge(self, *, patient: bool = True) -> list[RegionRepairs]:
+        """Judge the files that are due; return regions with newly dead slots.
 
-    def _begin(self) -> list[RegionRepairs]:
-        """Try to take leases; for other files, start a walk over all processes."""
-        now, done = self._clock(), []
+        It takes leases; for files without one it looks at all processes, some 100 us each, if ``patient`` with rests.
+        """
+        now, judged, unclear = self._clock(), list[_Suspect](), list[_Suspect]()
         due = [suspect for suspect in self._suspects.values() if now >= suspect.retry_at]
         for suspect in due[:MOST_AT_ONCE]:
             region = suspect.repairs.region
             if not _alone(suspect.repairs) or region.fd < 0 or region.mtime_ns != suspect.mtime_ns:
                 self.forget(region.path)
-            elif now - suspect.mtime_ns / 1e9 < QUIET_SECONDS:
+            elif abs(time.time() - suspect.mtime_ns / 1e9) < QUIET_SECONDS:
                 suspect.retry_at = now + QUIET_SECONDS
-            elif nobody_writes(region.fd):
-                suspect.in_use = False
-                if self._conclude(suspect):
-                    done.append(suspect.repairs)
             else:
                 suspect.in_use = False
-                self._going.append(suspect)
-        if self._going:
-            self._left = list(self._procfs.entries())
-        return done
+                judged.append(suspect)
+                if not nobody_writes(region.fd):
+                    unclear.append(suspect)
+        slices = Slices()
+        for host_pid in self._procfs.entries() if unclear else ():
+            if slices.over():
+                await asyncio.sleep(_REST_SECONDS if patient else 0)
+                slices = Slices()
+            await self._look_at(host_pid, unclear)
+        return [suspect.repairs for suspect in judged if self._conclude(suspect)]
 
-    async def _look_at(self, host_pid: int) -> None:
+    async def _look_at(self, host_pid: int, suspects: list[_Suspect]) -> None:
         """Mark suspects that this process may have open."""
         if host_pid == os.getpid():
             return  # read-only, and the slot writer's descriptors are gone with each batch
@@ -130,7 +118,7 @@ class Abandoned:
         files: tuple[set[tuple[Any, ...]], set[str]] | None = None
         try:
             cgroup = self._procfs.cgroup(host_pid)
-            if all(self._elsewhere(suspect, pod_uid_of(cgroup)) for suspect in self._going):
+            if all(self._elsewhere(suspect, pod_uid_of(cgroup)) for suspect in suspects):
                 return
             tenant = self._procfs.container(host_pid).container_id or f"process {host_pid}"
             mapped, names = await self._reader.ask("", tenant, files_of, host_pid)
@@ -141,7 +129,7 @@ class Abandoned:
             late = True
         except (CannotKnow, OSError):
             pass
-        for suspect in self._going:
+        for suspect in suspects:
             if suspect.in_use or self._elsewhere(suspect, pod_uid_of(cgroup)):
                 continue
             if files is None:

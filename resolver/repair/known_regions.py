@@ -18,7 +18,6 @@ from resolver.repair.plan import RegionRepairs
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from resolver.config import Settings
     from resolver.gpu.attribution import Joined
     from resolver.hami.discovery import FoundRegion
     from resolver.hami.region import SharedRegion
@@ -35,35 +34,24 @@ class KnownRegions:
     def __init__(self, parts: Parts, forget: Callable[[RegionRepairs], None]) -> None:
         """Call ``forget`` with each vanished region."""
         self._parts, self._forget = parts, forget
-        self._discoveries = {name: make() for name, make in self._wanted(parts.settings).items()}
         self.joined: Joined | None = None  # NVML's last answer
-
-    @property
-    def discoveries(self) -> tuple[Discovery, ...]:
-        """Sources of regions."""
-        return tuple(self._discoveries.values())
-
-    def _wanted(self, settings: Settings) -> dict[object, Callable[[], Discovery]]:
-        """Return factories of the requested discoveries by a distinguishing key."""
-        parts, dirs = self._parts, settings.containers_dir
-        wanted: dict[object, Callable[[], Discovery]] = {}
-        if settings.mapped_regions:
-            wanted["mappings"] = lambda: MappingFinder(
-                parts.procfs,
-                self._users_without_slot,
-                parts.pidmap.arrival,
-                self._in_use,
-                reader=parts.reader,
-            )
-        wanted["directories", dirs] = lambda: DirectoryFinder(
-            dirs,
-            parts.procfs,
-            budgets=parts.budgets,
-            watches=parts.watches,
-            names=parts.names,
-            reader=parts.reader,
+        procfs, reader = parts.procfs, parts.reader
+        self.discoveries: tuple[Discovery, ...] = (
+            DirectoryFinder(
+                parts.settings.containers_dir,
+                procfs,
+                budgets=parts.budgets,
+                watches=parts.watches,
+                names=parts.names,
+                reader=reader,
+            ),
         )
-        return wanted
+        if parts.settings.mapped_regions:
+            arrival, users = parts.pidmap.arrival, self._users_without_slot
+            self.discoveries = (
+                MappingFinder(procfs, users, arrival, self._in_use, reader=reader),
+                *self.discoveries,
+            )
 
     def _users_without_slot(self) -> set[int]:
         """Return NVML's host PIDs without a known slot."""
@@ -75,21 +63,6 @@ class KnownRegions:
         """Check for a slot with a living owner."""
         repairs = self._parts.regions.get(path)
         return repairs is not None and any(state.owner is not None for state in repairs.states.values())
-
-    def use(self, settings: Settings) -> None:
-        """Apply new settings."""
-        wanted = self._wanted(settings)
-        for name in self._discoveries.keys() - wanted.keys():
-            discovery = self._discoveries.pop(name)
-            for path in discovery.regions:
-                self.drop(path)
-            discovery.close()
-        self._discoveries = {
-            name: self._discoveries[name] if name in self._discoveries else make()
-            for name, make in wanted.items()
-        }
-        self._parts.agenda.start_over()
-        self._parts.settings = settings
 
     async def discover(self, this: Pass) -> None:
         """Search for new regions where due."""

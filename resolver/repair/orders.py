@@ -108,6 +108,7 @@ class Writing:
         kept = {name: each for name, each in self._remembered.items() if not each.forgotten(now)}
         self._remembered = {**kept, repairs.ownership.account: repairs.blame}
         if seconds:
+            self.worker.forget_failures()  # other containers' orders do not wait for it
             self._counters[CounterName.QUARANTINES] += 1
             self._journal.record(
                 "region_quarantined", level="warning", container=container, why=why, seconds=seconds

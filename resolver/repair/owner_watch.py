@@ -13,19 +13,20 @@ from resolver.linux.cgroup import NO_CONTAINER
 if TYPE_CHECKING:
     from resolver.linux.cgroup import ContainerCgroup
     from resolver.linux.procfs import ProcessHandle, ProcessIdentity, Procfs
+    from resolver.pids.pidmap import PidMap
     from resolver.repair.slot_states import SlotState
 
 
 class Owners:
     """Owners of all resolved slots, watched by one epoll."""
 
-    def __init__(self, procfs: Procfs) -> None:
-        self._procfs = procfs
+    def __init__(self, procfs: Procfs, pidmap: PidMap) -> None:
+        self._procfs, self._pidmap = procfs, pidmap
         self._exits = select.epoll()
         self._states: dict[int, SlotState] = {}  # by the handle's descriptor
         self._without_pidfd: set[int] = set()
         self._slots = Counter[int]()  # by host PID
-        self._owners: dict[int, tuple[ProcessIdentity, ContainerCgroup]] = {}
+        self._owners: dict[int, tuple[ProcessIdentity, ContainerCgroup, str]] = {}
         self.changes = 0  # how often one came or went
 
     def __contains__(self, host_pid: object) -> bool:
@@ -33,7 +34,7 @@ class Owners:
 
     def container_ids(self) -> frozenset[str]:
         """Return ids of containers with a resolved slot."""
-        return frozenset(container.container_id for _, container in self._owners.values()) - {""}
+        return frozenset(container.container_id for _, container, _ in self._owners.values()) - {""}
 
     def process(self, host_pid: int) -> ProcessIdentity | None:
         """Return the process if it owns a slot."""
@@ -52,7 +53,7 @@ class Owners:
 
     def by_container(self) -> dict[str, int]:
         """Return an owner's host PID per container with a resolved slot."""
-        owners = ((container.container_id, host_pid) for host_pid, (_, container) in self._owners.items())
+        owners = ((each.container_id, host_pid) for host_pid, (_, each, _) in self._owners.items())
         return {container_id: host_pid for container_id, host_pid in owners if container_id}
 
     @property
@@ -65,8 +66,8 @@ class Owners:
         """True if any owner lacks a pidfd (before Linux 5.3)."""
         return bool(self._without_pidfd)
 
-    def watch(self, state: SlotState, owner: ProcessHandle) -> None:
-        """Report this owner's end."""
+    def watch(self, state: SlotState, owner: ProcessHandle, name: str) -> None:
+        """Report this owner's end. ``name`` is its container's beyond that; if empty, the id is."""
         self._states[owner.fd] = state
         self.changes += 1
         if owner.is_pidfd:
@@ -78,7 +79,7 @@ class Owners:
         container = self._container(host_pid)
         with contextlib.suppress(ProcessGone, AccessDenied):
             container = self._procfs.container(host_pid)
-        self._owners[host_pid] = owner.process, container
+        self._owners[host_pid] = owner.process, container, name or container.container_id
 
     def unwatch(self, state: SlotState) -> None:
         """Forget the slot's owner, if any, and return its handle."""
@@ -93,7 +94,8 @@ class Owners:
             host_pid = owner.process.host_pid
             self._slots[host_pid] -= 1
             if not self._slots[host_pid]:
-                del self._slots[host_pid], self._owners[host_pid]
+                del self._slots[host_pid]
+                self._pidmap.name_container(host_pid, self._owners.pop(host_pid)[2])
         state.release()
 
     def ended(self) -> list[SlotState]:

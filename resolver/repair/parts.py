@@ -87,7 +87,7 @@ class Parts:
         self.budgets = Budgets()
         self.agenda = Agenda()
         self.watches = Watches(self.budgets, counters)
-        self.owners = Owners(procfs)
+        self.owners = Owners(procfs, pidmap)
         self.names = ContainerNames(settings.container_logs_dir, settings.pod_logs_dir)
         self.writing = Writing(counters, journal)
         self.reader = reader or Direct(procfs)

@@ -13,7 +13,7 @@ from resolver.base.reasons import RepairReason, UnresolvedReason
 from resolver.base.retry import doubled
 from resolver.config import WriteUtilization
 from resolver.hami.discovery import PodFile
-from resolver.hami.hostpid_policy import classify
+from resolver.hami.hostpid_policy import WatcherFinding, classify
 from resolver.repair.quarantine import Blame
 from resolver.repair.region_slots import RegionSlots
 from resolver.repair.reported_values import Verdict, differs
@@ -85,6 +85,7 @@ class RegionRepairs(RegionSlots):
         self.counts: HamiCounts | None = None  # of HAMi-core
         self.counts_due = 0.0
         self.contested = False  # a watcher writes wrong values here, whenever it ticks
+        self.finding: WatcherFinding | None = None  # what the watcher shows of the policy
 
     def stirs(self, now: float, *inputs: object, ahead: float = 0.0) -> bool:
         """Check for work, or a search due within ``ahead`` seconds; new ``inputs`` recheck every slot."""
@@ -299,6 +300,16 @@ class RegionRepairs(RegionSlots):
             if verdict is Verdict.WRONG or (writes is WriteUtilization.ALWAYS and present != actual):
                 orders.append(self._value(state, device, present, actual))
         return orders, calm and evidence.calm()
+
+    def note_finding(self, now: float) -> None:
+        """Note what the container's watcher shows of the policy; a process with one number for both shows nothing."""
+        findings = set()
+        for state in self.distinguished():
+            if state.owner is not None and state.evidence is not None:
+                host_pid, *inside = state.owner.process.ns_pids
+                if len(inside) == 1 and host_pid not in inside:
+                    findings.add(state.evidence.finding(now))
+        self.finding = next((each for each in WatcherFinding if each in findings), None)
 
     def lingering(self) -> Iterator[tuple[int, str]]:
         """Yield host PID and device of nonzero values that are ours or that no release up to 2.9.0 zeroes."""

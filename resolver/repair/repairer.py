@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from resolver.base.budget import Metered
 from resolver.base.memory import Resident
 from resolver.containers.known_namespaces import KnownNamespaces
+from resolver.hami.hostpid_policy import WatcherFinding
 from resolver.hami.slot_owner import OwnerFinder
 from resolver.repair.abandoned import Abandoned
 from resolver.repair.known_regions import KnownRegions
@@ -88,7 +89,7 @@ class Repairer:
         self.writing.catch_up()
         await self.found.discover(this)
         await this.slices.breathe()
-        self._take_in_ends()
+        self._take_in_ends(this)
         if self._judging is not None and not this.patient:
             await asyncio.wait({self._judging})
         await this.slices.breathe()
@@ -124,7 +125,7 @@ class Repairer:
         self.watches.tidy()
         self.journal.trouble("watches", self.watches.why_not, "not_watched", "watched_again")
 
-    def _take_in_ends(self) -> None:
+    def _take_in_ends(self, this: Pass) -> None:
         """Process ended owners and abandoned files."""
         now = time.monotonic()
         for state in self.owners.ended():
@@ -132,11 +133,11 @@ class Repairer:
                 if repairs.ended(state):
                     self.agenda.by(path, now)
         if self._judging is None and self._abandoned.wait() <= 0:
-            self._judging = asyncio.create_task(self._judge_abandoned())
+            self._judging = asyncio.create_task(self._judge_abandoned(patient=this.patient))
 
-    async def _judge_abandoned(self) -> None:
+    async def _judge_abandoned(self, *, patient: bool) -> None:
         try:
-            for repairs in await self._abandoned.step():
+            for repairs in await self._abandoned.judge(patient=patient):
                 self.agenda.by(repairs.region.path, time.monotonic())
                 self.journal.record(
                     "region_abandoned", container=repairs.ownership.container, path=repairs.region.path
@@ -205,6 +206,15 @@ class Repairer:
         """Check if regions or reports changed since the last call."""
         taken, self._changes_taken = self._changes_taken, self.parts.changes
         return taken != self.parts.changes
+
+    def watchers(self) -> dict[str, int]:
+        """Count containers by what their watchers show of the policy: one sample found confirms it."""
+        found: dict[str, set[str]] = {each.value: set() for each in WatcherFinding}
+        for repairs in self.regions.values():
+            if repairs.finding is not None:
+                found[repairs.finding].add(repairs.ownership.account)
+        found[WatcherFinding.DOUBTS] -= found[WatcherFinding.CONFIRMS]
+        return {finding: len(accounts) for finding, accounts in found.items()}
 
     def unwatched(self) -> int:
         """Count regions without change reports by the kernel."""

@@ -16,8 +16,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from resolver.config import HostpidNamespace
-from resolver.hami.hostpid_policy import Origin
+from resolver.hami.hostpid_policy import WatcherFinding, contradiction
 from resolver.workers.slot_writer import MARK
 
 if TYPE_CHECKING:
@@ -57,6 +56,8 @@ class ReportedValue:
         self.moved_at = _NEVER  # by itself
         self.answered = _NEVER
         self.ours = False  # the value that stands there
+        self.written: int | None = None  # the last value that was ours
+        self.found_at = _NEVER  # when a watcher last wrote a value that agrees with NVML's
         self.lost = False  # ours was replaced, and nothing since then was right by itself
         self.rising: float | None = None  # since then it never fell, and was above NVML's at every look
         self.contradicted: float | None = None  # when NVML's answer first differed from this older value
@@ -68,6 +69,7 @@ class ReportedValue:
     def wrote(self, value: int) -> None:
         """Note a value that the daemon wrote."""
         self.seen, self.ours, self.rising, self.contradicted, self.wrong_since = value, True, None, None, None
+        self.written = value
 
     def see(self, present: int, now: float) -> None:
         """Note the present value; another program wrote one that is not the last known."""
@@ -94,6 +96,8 @@ class ReportedValue:
         if present == actual or (not self.ours and not differs(present, actual)):
             if present and not self.ours:
                 self.lost = False
+                if present not in (MARK, self.written):  # an old view can show our own value again
+                    self.found_at = self.moved_at
             self.wrong_since = self.contradicted = None
             return Verdict.RIGHT
         if not self.contested and not self.ours:
@@ -108,6 +112,10 @@ class ReportedValue:
         if self.wrong_since is None:
             self.wrong_since = now
         return Verdict.WRONG
+
+    def undoes(self, now: float) -> bool:
+        """Check if a watcher has set it to 0 against NVML for long enough to be reported."""
+        return self.contested and not self.fault and now - self.contested_since >= TOLD_AFTER
 
     def _contest(self, now: float) -> None:
         if not self.contested:
@@ -169,6 +177,16 @@ class Evidence:
         """Return devices in use with a contested value."""
         return [device for device, word in self.words.items() if word.contested and word.actual]
 
+    def finding(self, now: float) -> WatcherFinding | None:
+        """Return what the watcher's own values show of the policy. Its tenant can fake them."""
+        since = self.since
+        if since is None:
+            return None
+        if any(word.found_at > since for word in self.words.values()):
+            return WatcherFinding.CONFIRMS
+        undone = now - since >= TOLD_AFTER and any(word.undoes(now) for word in self.words.values())
+        return WatcherFinding.DOUBTS if undone and not self.visible else None
+
     def why(self, hostpid: int, policy: HostpidPolicy, now: float) -> str:
         """Explain why values don't stay right; empty if they do or it is too early."""
         mixed = ""
@@ -177,22 +195,12 @@ class Evidence:
             mixed = f"{mixed}, as CUDA_VISIBLE_DEVICES is {self.visible} in that process"
         for word in self.words.values():
             if word.contested and now - word.contested_since >= TOLD_AFTER:
-                doubt = "" if mixed else _doubt(word, hostpid, policy)
+                doubt = ""
+                if word.undoes(now) and self.finding(now) is WatcherFinding.DOUBTS and policy.namespace:
+                    doubt = f"; or it works, and finds no sample of {hostpid}: {contradiction(policy)}"
                 return f"{mixed or word.ways()}; it is put right after each tick{doubt}"
         for word in self.words.values():
             if not word.contested and word.wrong_since is not None and now - word.wrong_since >= TOLD_AFTER:
                 said = f"it says {word.seen} % where NVML says {word.actual} %, and is not written to"
                 return f"{said}; {mixed}" if mixed else said
         return ""
-
-
-def _doubt(word: ReportedValue, hostpid: int, policy: HostpidPolicy) -> str:
-    """Explain why a watcher without samples may be right and the policy wrong."""
-    if word.fault or policy.origin not in (Origin.BY_VERSION, Origin.FORCED):
-        return ""
-    namespace = "host" if policy.namespace is HostpidNamespace.HOST else "container"
-    why = f"; or it works, and finds no sample of {hostpid}, which this slot's hostpid is: "
-    if policy.origin is Origin.FORCED:
-        return f"{why}--hostpid-namespace {namespace} is wrong for this driver: try auto"
-    said = f"the driver's samples do not carry {namespace} PIDs as its version says"
-    return f"{why}{said}: with CAP_SYS_ADMIN that is measured"

@@ -72,15 +72,15 @@ class Turns:
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise failure
-        tasks = []
+        names: dict[asyncio.Task[None], str] = {}
         for container, works in busy.items():
             task = self.going[container] = asyncio.create_task(self._alone(container, works, this))
-            tasks.append(task)
+            names[task] = container
             task.add_done_callback(partial(self._ended, container))
-        if tasks:
-            done, late = await asyncio.wait(tasks, timeout=_PASS_SECONDS if this.patient else None)
+        if names:
+            done, late = await asyncio.wait(names, timeout=_PASS_SECONDS if this.patient else None)
             for task in late:
-                task.add_done_callback(self._ended_late)
+                task.add_done_callback(partial(self._ended_late, names[task]))
             failures = [error for task in done if (error := task.exception()) is not None]
             if failures:
                 raise failures[0]
@@ -100,9 +100,12 @@ class Turns:
         if self.going.get(container) is task:
             del self.going[container]
 
-    def _ended_late(self, task: asyncio.Task[None]) -> None:
+    def _ended_late(self, container: str, task: asyncio.Task[None]) -> None:
         if not task.cancelled():
             self._failure = task.exception() or self._failure
+            for path, repairs in self._parts.regions.items():
+                if repairs.ownership.account == container:  # passes put them off meanwhile
+                    self._parts.agenda.by(path, time.monotonic())
             self._parts.wake()
 
     async def _alone(self, container: str, works: deque[Work], this: Pass) -> None:
@@ -172,11 +175,10 @@ class Turns:
         if isinstance(found, ProcessHandle):
             self._own(repairs, state, found)
         else:
-            await self._not_found(repairs, state, found)
-        if parts.is_here(repairs):
-            repairs.put_back(state)
+            self._not_found(repairs, state, found)
+        repairs.put_back(state)
 
-    async def _not_found(self, repairs: RegionRepairs, state: SlotState, why: UnresolvedReason) -> None:
+    def _not_found(self, repairs: RegionRepairs, state: SlotState, why: UnresolvedReason) -> None:
         """Decide if the slot is dead or the file may be abandoned."""
         finder, proof, undecided = self.owner_finder, repairs.proof, False
         if why is UnresolvedReason.OVER_BUDGET:
@@ -184,20 +186,19 @@ class Turns:
         elif why is UnresolvedReason.OTHER_CONTAINER and isinstance(proof, PodFile):
             state.dead = False  # one of the same pod uses a file that it can reach, too
         elif why is UnresolvedReason.NO_SUCH_PROCESS and state.looks > 1 and not state.dead:
-            state.dead = await finder.vacant(proof, state.slot.pid, repairs.ownership.account)
+            state.dead = finder.vacant(proof, state.slot.pid)
             undecided = not state.dead
-        if undecided and self._parts.is_here(repairs):
+        if undecided:
             self._suspect(repairs)
 
     def _own(self, repairs: RegionRepairs, state: SlotState, owner: ProcessHandle) -> None:
         """Watch a slot's owner and remember its container: the directory may name an init container."""
         parts, host_pid, ownership = self._parts, owner.process.host_pid, repairs.ownership
-        parts.owners.watch(state, owner)
+        parts.owners.watch(state, owner, "" if ownership.claim else ownership.container)
         container_id = parts.owners.container_id(host_pid)
         parts.names.refresh()
         name = parts.names.of(container_id)
         state.names = parts.owners.pod_uid(host_pid), name.container if name else ""
-        parts.pidmap.name_container(host_pid, container_id if ownership.claim else ownership.container)
 
     async def _write(self, work: Work, this: Pass) -> bool:
         """Send one batch to the writer; True if more may follow."""
@@ -245,6 +246,7 @@ class Turns:
             return
         if not parts.settings.dry_run:
             await self._log_stuck(repairs, this)
+            repairs.note_finding(this.now)
             if not parts.is_here(repairs):
                 return
         repairs.rest()

@@ -96,18 +96,12 @@ class Connection:
     """One admitted client, whose requests are answered one after the other.
 
     The application gets it for each request, and calls `answer` or `stream`. ``headers`` have lower-case names.
-    ``charge`` makes a further request as expensive as a new connection.
     """
 
     def __init__(
-        self,
-        channel: socket.socket,
-        application: Application,
-        gatekeeper: Gatekeeper,
-        limits: Limits,
-        charge: Callable[[], None],
+        self, channel: socket.socket, application: Application, gatekeeper: Gatekeeper, limits: Limits
     ) -> None:
-        self.channel, self.charge = channel, charge
+        self.channel = channel
         self.method, self.path, self.query = "", "", b""
         self.headers: dict[str, str] = {}
         self.visitor: Any = None

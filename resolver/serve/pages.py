@@ -13,7 +13,7 @@ from resolver.serve.http import PLAIN
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from resolver.serve.tls import Lock, Session
+    from resolver.serve.tls import PortCredentials, Session
 
     Answer = tuple[int, str, bytes]
 
@@ -32,6 +32,8 @@ LIMITS = http.Limits(
 _APART_WITH_TLS = 0.02
 #: Kubelet's probes have no token.
 _WITHOUT_TOKEN = ("/healthz", "/readyz")
+#: For a path that is none of the pages.
+NO_SUCH_PAGE = 404, PLAIN, b"there are /metrics, /healthz and /readyz\n"
 _AT_ONCE, _PER_SECOND = 4.0, 10.0  # requests on one connection; beyond, it is closed after the answer
 #: In the kernel: a flood fits in, so that a scraper among it isn't made to try again a second later.
 _BACKLOG = 1024
@@ -54,16 +56,21 @@ def listen(host: str, port: int) -> socket.socket:
     return socket.create_server(address, family=family, backlog=_BACKLOG)
 
 
+def probe(why: str) -> Answer:
+    """Return the answer to a probe; ``why`` is empty if all is well."""
+    return (503, PLAIN, f"{why}\n".encode()) if why else (200, PLAIN, b"ok\n")
+
+
 class _OpenToAll(http.Gatekeeper):
     """Gatekeeper that admits every client; a connection with too many requests is closed."""
 
-    def __init__(self, lock: Lock | None = None) -> None:
+    def __init__(self, credentials: PortCredentials | None = None) -> None:
         super().__init__()
-        self._lock = lock
+        self._credentials = credentials
 
     def session(self) -> Session | None:
         """Return the TLS of a new connection."""
-        return self._lock.session() if self._lock else None
+        return self._credentials.session() if self._credentials else None
 
     def enter(self, _channel: socket.socket) -> Bucket:
         """Return the connection's account of requests."""
@@ -71,17 +78,16 @@ class _OpenToAll(http.Gatekeeper):
 
 
 def application(
-    answer: Callable[[str, str], Awaitable[Answer]], lock: Lock | None = None
+    answer: Callable[[str, str], Awaitable[Answer]], credentials: PortCredentials | None = None
 ) -> http.Application:
     """Return an application. ``answer(path, accept)`` returns status, content type and body."""
 
     async def app(connection: http.Connection) -> None:
-        connection.charge()  # also on a connection that was let in long ago
         headers = {"cache-control": "no-store"}
         if connection.visitor.take(1) > 0:
             headers["connection"] = "close"
         token = connection.headers.get("authorization", "")
-        if lock and connection.path not in _WITHOUT_TOKEN and not lock.opens(token):
+        if credentials and connection.path not in _WITHOUT_TOKEN and not credentials.authorized(token):
             status, kind, body = (
                 401,
                 PLAIN,
@@ -99,8 +105,10 @@ def application(
 
 
 async def serve(
-    listener: socket.socket, answer: Callable[[str, str], Awaitable[Answer]], lock: Lock | None = None
+    listener: socket.socket,
+    answer: Callable[[str, str], Awaitable[Answer]],
+    credentials: PortCredentials | None = None,
 ) -> None:
     """Answer until cancelled."""
-    limits = LIMITS._replace(apart=_APART_WITH_TLS) if lock and lock.sealed else LIMITS
-    await server.serve(application(answer, lock), _OpenToAll(lock), listener, limits)
+    limits = LIMITS._replace(apart=_APART_WITH_TLS) if credentials and credentials.uses_tls else LIMITS
+    await server.serve(application(answer, credentials), _OpenToAll(credentials), listener, limits)

@@ -74,10 +74,6 @@ class Server:
 
     # -- before a request is read ---------------------------------------------------------------------
 
-    def _charge(self) -> None:
-        """Delay the next admission by one turn."""
-        self._next_at = max(self._next_at, self._loop.time()) + self._limits.apart
-
     def _take(self, channel: socket.socket) -> None:
         state = _state(channel)
         try:
@@ -122,7 +118,7 @@ class Server:
             if guests:
                 self._ready[owner] = guests
             if not _state(channel) & _GONE:
-                self._charge()
+                self._next_at = self._loop.time() + self._limits.apart
                 self.let_in(channel, owner)
                 break
             channel.close()
@@ -156,7 +152,7 @@ class Server:
             oldest = next((task for task in theirs if self._inside[task][0].idle), theirs[0])
             del self._inside[oldest]
             oldest.cancel()
-        connection = Connection(channel, self._application, self._gatekeeper, self._limits, self._charge)
+        connection = Connection(channel, self._application, self._gatekeeper, self._limits)
         task = self._loop.create_task(connection.run())
         self._inside[task] = connection, owner
         task.add_done_callback(lambda task: self._left(task, connection))

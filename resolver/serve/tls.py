@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-class Lock:
-    """Conditions for the clients of a port; without a path there is none. Raises `UsageError`.
+class PortCredentials:
+    """Certificate and token of a port, each absent without a path. Raises `UsageError`.
 
     While changed files can't be used, the old content counts and ``refused`` has the reason.
     """
@@ -30,7 +30,7 @@ class Lock:
         self._refresh()
         return Session(self._context) if self._context else None
 
-    def opens(self, authorization: str) -> bool:
+    def authorized(self, authorization: str) -> bool:
         """Check a request's header for the token, in the same time for each wrong one."""
         self._refresh()
         scheme, _, given = authorization.partition(" ")
@@ -38,8 +38,8 @@ class Lock:
         return not self._token or (right and scheme.lower() == "bearer")
 
     @property
-    def sealed(self) -> bool:
-        """True if connections have TLS."""
+    def uses_tls(self) -> bool:
+        """Return True if connections have TLS."""
         return bool(self._cert)
 
     def _refresh(self) -> None:

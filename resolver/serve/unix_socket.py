@@ -6,7 +6,6 @@ import contextlib
 import os
 import socket
 import stat
-from typing import NamedTuple
 
 from resolver.base.errors import UsageError
 from resolver.linux.peers import Listener
@@ -31,16 +30,8 @@ def group_of(name: str) -> int | None:
         ) from None
 
 
-class Listening(NamedTuple):
-    """Words of error messages: the listening program, the option for its path, and the alternative."""
-
-    who: str
-    option: str
-    fix: str
-
-
 class UnixSocket:
-    """Listening socket at ``path``, unreachable before `open`. Raises UsageError and OSError.
+    """Listening socket at ``path``, which ``option`` sets, unreachable before `open`. Raises UsageError and OSError.
 
     Creating it may need privileges that the daemon drops soon; opening it needs none.
     """
@@ -48,14 +39,14 @@ class UnixSocket:
     def __init__(
         self,
         path: str,
-        listening: Listening,
+        option: str,
         *,
         mode: int = 0o660,
         group: int | None = None,
         backlog: int = _BACKLOG,
     ) -> None:
         self.path = path
-        self._listening = listening
+        self._option = option
         self._backlog = backlog
         self.listener = Listener()
         self._temporary = f"{path}.{os.getpid()}"
@@ -100,14 +91,13 @@ class UnixSocket:
         self.listener.close()
 
     def _require_free(self) -> None:
-        who, option, fix = self._listening
         with contextlib.suppress(FileNotFoundError):
             if not stat.S_ISSOCK(os.lstat(self.path).st_mode):
                 raise UsageError(
-                    f"{self.path} exists and is not a socket: remove it, or set another path with {option}"
+                    f"{self.path} exists and is not a socket: remove it, or set another path with {self._option}"
                 )
             if listens(self.path):
-                raise UsageError(f"another {who} listens at {self.path}: stop it, {fix}")
+                raise UsageError(f"another process listens at {self.path}: stop it, or change {self._option}")
 
 
 def listens(path: str) -> bool:

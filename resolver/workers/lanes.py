@@ -173,7 +173,7 @@ class Lane(Child):
                 break
             question = self._asked.popleft()
             self._since, self._turns = time.monotonic(), 0
-            self._answered()
+            self.forget_failures()
             if not question.future.done():
                 try:
                     question.future.set_result(json.loads(text))

@@ -5,14 +5,15 @@ One JSON object each way on descriptor 0 (SOCK_SEQPACKET)::
     {"call": "devices", "details": bool} -> {"driver_version": str, "devices": [...]}, see `nvml_devices`
     {"call": "several", "devices": [[uuid, since: us | null], ...]} -> {"answers": [...]}, in order; at least one,
         fewer than requested if long. Each is
-           {"status": "ok", "samples": [[pid, us, sm], ...], "dropped": [[pid, us, sm], ...],
+           {"status": "ok", "samples": [[pid, us, sm], ...], "buffer": [[pid, us, sm], ...],
             "processes": [[pid, bytes | null], ...] | null, "power": watts | null, "mps": [pid, ...] | null,
             "count": number of devices, "xids": [[uuid, XID, count], ...], of any device, only if there are any}
          | {"status": "unsupported" | "failed", "text": str, ...} for the samples; no status and samples if ``since``
             is null
     any failure -> {"error": NVML's name, "code": int, "text": str}
 
-Time stamps are microseconds since the epoch. Percentages are NVML's.
+Time stamps are microseconds since the epoch by the driver's clock. NVML's percentages are means of the time since
+``since``, and in ``buffer`` of all that the driver keeps.
 """
 
 from __future__ import annotations
@@ -145,7 +146,7 @@ class Nvml:
             except self._pynvml.NVMLError as error:
                 answer = self.failed(error)
             answers.append(answer)
-            lists = ("samples", "dropped", "processes", "mps")
+            lists = ("samples", "buffer", "processes", "mps")
             numbers += 3 * sum(len(answer.get(name) or ()) for name in lists)
             if numbers > _MANY_NUMBERS:
                 break
@@ -195,31 +196,29 @@ class Nvml:
         return without
 
     def _utilization(self, handle: Any, since: int) -> dict[str, Any]:
-        """Samples newer than ``since``; those with PID 0 or above 100 % separately."""
-        nvml = self._pynvml
-        try:
+        """Samples newer than ``since``, and the whole buffer."""
+        nvml, why = self._pynvml, ""
+        # The second call: 550 and later; on some Blackwell drivers the only one that answers.
+        for call in (nvml.nvmlDeviceGetProcessUtilization, nvml.nvmlDeviceGetProcessesUtilizationInfo):
             try:
-                raw = self._sample(nvml.nvmlDeviceGetProcessUtilization, handle, since)
+                buffer = self._sample(call, handle, 0)  # first: all of it is to be in the other one, too
+                return {
+                    "status": "ok",
+                    "samples": self._sample(call, handle, since) if buffer else [],
+                    "buffer": buffer,
+                }
             except self._absent as error:
-                try:  # 550 and later; on some Blackwell drivers the only one that answers
-                    raw = self._sample(nvml.nvmlDeviceGetProcessesUtilizationInfo, handle, since)
-                except self._absent:
-                    return {"status": "unsupported", "text": str(error)}
-        except nvml.NVMLError as error:
-            if error.value in self._fatal:
-                raise
-            return {"status": "failed", "text": f"{error} ({error_name(error)})"}
-        kept: list[list[int]] = []
-        dropped: list[list[int]] = []
-        for sample in raw:
-            plausible = sample.pid > 0 and sample.smUtil <= 100
-            (kept if plausible else dropped).append([sample.pid, sample.timeStamp, sample.smUtil])
-        return {"status": "ok", "samples": kept, "dropped": dropped}
+                why = why or str(error)
+            except nvml.NVMLError as error:
+                if error.value in self._fatal:
+                    raise
+                return {"status": "failed", "text": f"{error} ({error_name(error)})"}
+        return {"status": "unsupported", "text": why}
 
-    def _sample(self, call: Callable[..., list[Any]], handle: Any, since: int) -> list[Any]:
+    def _sample(self, call: Callable[..., list[Any]], handle: Any, since: int) -> list[list[int]]:
         nvml = self._pynvml
         try:
-            return self._fetch(call, handle, since)
+            return [[each.pid, each.timeStamp, each.smUtil] for each in self._fetch(call, handle, since)]
         except nvml.NVMLError as error:
             # nvidia-ml-py raises even on success when the call that asks the size finds nothing to size.
             if error.value in (nvml.NVML_SUCCESS, nvml.NVML_ERROR_NOT_FOUND):

@@ -20,6 +20,7 @@ may copy `MARK`, so after an undo the other slots are searched for it.
 from __future__ import annotations
 
 import _socket  # without the module around it, which is a tenth of this process
+import ctypes
 import errno
 import mmap
 import os
@@ -31,7 +32,10 @@ from resolver.workers.child import inherited
 
 TYPE_CHECKING = False  # typing itself would be a tenth of this process
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any, Self
+
+    CompareExchange = Callable[..., bool]
 
 HEAD = struct.Struct("<II")
 #: handle index (-1: none), handle is a pidfd, guard offset, guard value, target offset, expected, new
@@ -66,7 +70,7 @@ def main() -> int:
 
     channel = _socket.socket(fileno=os.dup(0))
     room = _socket.CMSG_SPACE((MAX_ORDERS + 1) * array.array("i").itemsize)
-    atomics = Atomics()
+    compare_exchange = atomic()
     received = inherited()
     seccomp.allow_only(seccomp.OF_THE_WRITER)
     while True:
@@ -77,14 +81,14 @@ def main() -> int:
         if not message:
             return 0
         try:
-            channel.send(serve(atomics, message, received))
+            channel.send(serve(compare_exchange, message, received))
         finally:
             for fd in set(received):  # inherited ones may be the same for several orders
                 os.close(fd)
             received.clear()
 
 
-def serve(atomics: Atomics, message: bytes, descriptors: list[int]) -> bytes:
+def serve(compare_exchange: CompareExchange, message: bytes, descriptors: list[int]) -> bytes:
     """Carry out orders in the first descriptor's file."""
     file_bytes, count = HEAD.unpack_from(message)
     try:
@@ -99,35 +103,29 @@ def serve(atomics: Atomics, message: bytes, descriptors: list[int]) -> bytes:
         answer = b""
         for index in range(count):
             order = ORDER.unpack_from(message, HEAD.size + index * ORDER.size)
-            result = _try(atomics, fd, file_bytes, descriptors[1:], order, slots[2] if slots else None)
+            lock_at = slots[2] if slots else None
+            try:
+                result = WRONG_SIZE, 0
+                if os.fstat(fd).st_size == file_bytes:
+                    result = carry_out(compare_exchange, fd, file_bytes, descriptors[1:], order, lock_at)
+            except ValueError:  # mmap checks the size once more: it was truncated in between
+                result = WRONG_SIZE, 0
+            except OSError as error:  # a file system without shared mappings
+                result = _refused(error)
             if result[0] in (MOVED, OWNER_GONE) and order[-1] == 0 and slots:
-                _take_back_copies(atomics, fd, file_bytes, slots, order)
+                _take_back_copies(compare_exchange, fd, file_bytes, slots, order)
             answer += RESULT.pack(*result)
         return answer
     finally:
         os.close(fd)
 
 
-def _try(
-    atomics: Atomics,
+def _take_back_copies(
+    compare_exchange: CompareExchange,
     fd: int,
     file_bytes: int,
-    handles: list[int],
+    slots: tuple[int, ...],
     order: tuple[int, ...],
-    lock_at: int | None,
-) -> tuple[int, int]:
-    if os.fstat(fd).st_size != file_bytes:
-        return WRONG_SIZE, 0
-    try:
-        return carry_out(atomics, fd, file_bytes, handles, order, lock_at)
-    except ValueError:  # mmap checks the size once more: it was truncated in between
-        return WRONG_SIZE, 0
-    except OSError as error:  # a file system without shared mappings
-        return _refused(error)
-
-
-def _take_back_copies(
-    atomics: Atomics, fd: int, file_bytes: int, slots: tuple[int, ...], order: tuple[int, ...]
 ) -> None:
     """Undo `MARK` where a move copied it."""
     first, size, _ = slots
@@ -135,7 +133,7 @@ def _take_back_copies(
     try:
         for at in range(first + (target - first) % size, file_bytes - size, size):
             if _word(fd, at) == MARK:
-                with Cell(atomics, fd, at, file_bytes) as cell:
+                with Cell(compare_exchange, fd, at, file_bytes) as cell:
                     cell.swap(MARK, expected)
     except (OSError, ValueError):  # truncated: the daemon compares the values with NVML's once more
         return
@@ -146,7 +144,7 @@ def _refused(error: OSError) -> tuple[int, int]:
 
 
 def carry_out(
-    atomics: Atomics,
+    compare_exchange: CompareExchange,
     fd: int,
     file_bytes: int,
     handles: list[int],
@@ -167,7 +165,7 @@ def carry_out(
     if handle >= 0 and not handle_alive(handles[handle], is_pidfd=bool(is_pidfd)):
         return OWNER_GONE, 0
     first = MARK if guarded and not new else new
-    with Cell(atomics, fd, target_at, file_bytes) as cell:
+    with Cell(compare_exchange, fd, target_at, file_bytes) as cell:
         found = cell.swap(expected, first)
         if found != expected:
             return DIFFERENT, found
@@ -189,41 +187,33 @@ def _word(fd: int, offset: int) -> int | None:
     return int.from_bytes(text, "little") if len(text) == 8 else None
 
 
-class Atomics:
+def atomic() -> CompareExchange:
     """The compare-and-swap of libatomic."""
-
-    def __init__(self) -> None:
-        import ctypes
-
-        self.ctypes = ctypes
-        try:
-            self.compare_exchange = getattr(ctypes.CDLL("libatomic.so.1"), "__atomic_compare_exchange_8")
-        except OSError:
-            sys.exit(
-                "resolver: libatomic.so.1 is missing, so no slot can be written: apt-get install libatomic1"
-            )
-        pointer, word, order = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int
-        self.compare_exchange.argtypes = (pointer, pointer, word, order, order)
-        self.compare_exchange.restype = ctypes.c_bool
+    try:
+        function = ctypes.CDLL("libatomic.so.1")["__atomic_compare_exchange_8"]
+    except OSError:
+        sys.exit("resolver: libatomic.so.1 is missing, so no slot can be written: apt-get install libatomic1")
+    pointer, word, order = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int
+    function.argtypes, function.restype = (pointer, pointer, word, order, order), ctypes.c_bool
+    return function
 
 
 class Cell:
     """Aligned 8-byte word of a file, mapped within ``with``."""
 
-    def __init__(self, atomics: Atomics, fd: int, offset: int, file_bytes: int) -> None:
-        self._atomics = atomics
+    def __init__(self, compare_exchange: CompareExchange, fd: int, offset: int, file_bytes: int) -> None:
+        self._compare_exchange = compare_exchange
         start = offset - offset % mmap.ALLOCATIONGRANULARITY
         length = min(mmap.ALLOCATIONGRANULARITY, file_bytes - start)  # mmap refuses more than the file has
         rights = mmap.PROT_READ | mmap.PROT_WRITE
         self._page = mmap.mmap(fd, length, mmap.MAP_SHARED, rights, offset=start)
-        self._word: Any = atomics.ctypes.c_uint64.from_buffer(self._page, offset - start)
+        self._word: Any = ctypes.c_uint64.from_buffer(self._page, offset - start)
 
     def swap(self, expected: int, new: int) -> int:
         """Compare and swap; returns the previous value."""
-        ctypes = self._atomics.ctypes
         found = ctypes.c_uint64(expected)
         at = ctypes.addressof(self._word)
-        self._atomics.compare_exchange(at, ctypes.addressof(found), new, _ACQ_REL, _ACQUIRE)
+        self._compare_exchange(at, ctypes.addressof(found), new, _ACQ_REL, _ACQUIRE)
         return int(found.value)
 
     def __enter__(self) -> Self:

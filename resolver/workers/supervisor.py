@@ -99,8 +99,8 @@ class Child:
             self.means.refused(lacks, self.last_failure)
         return WorkerFailed(self.last_failure, own_fault=own_fault, late=late)
 
-    def _answered(self) -> None:
-        """Forget earlier failures."""
+    def forget_failures(self) -> None:
+        """Delay the next start no more: the child answered, or its input alone was to blame."""
         self._in_a_row = 0
         self.means.sufficed()
 
@@ -177,7 +177,7 @@ class WorkerProcess(Child):
                 raise
             if not answer:
                 raise self._ended()
-            self._answered()
+            self.forget_failures()
             return answer
 
     async def _answer(self, channel: socket.socket, limit: float) -> None:

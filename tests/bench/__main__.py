@@ -13,7 +13,7 @@ import os
 import platform
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -65,14 +65,21 @@ def main() -> int:
         return 2
     as_installed()
     wanted = args.parts or [part for part in PARTS if part != "hostile"]
-    with tempfile.TemporaryDirectory() as scratch:
-        rows = [Row(*row) for row in _measured(args, wanted, Path(scratch))]
+    rows: list[Row] = []
+    try:
+        with tempfile.TemporaryDirectory() as scratch:
+            rows.extend(Row(*row) for row in _measured(args, wanted, Path(scratch)))
+    finally:  # half an hour of figures is not lost with the last one
+        _report(rows, args.json)
+    return 0
+
+
+def _report(rows: list[Row], path: str) -> None:
     show(rows)
     machine = {"kernel": platform.release(), "python": platform.python_version(), "cores": os.cpu_count()}
-    Path(args.json).write_text(
+    Path(path).write_text(
         json.dumps({"machine": machine, "results": [row._asdict() for row in rows]}, indent=1) + "\n"
     )
-    return 0
 
 
 def as_installed() -> None:
@@ -90,7 +97,7 @@ def _measured(args: argparse.Namespace, wanted: Sequence[str], scratch: Path) ->
                 yield from lookup.measure(scratch, progress)
             if "api" in wanted:
                 yield from api.measure(scratch, starter, progress)
-    parts: dict[str, Callable[[], list[RowValues]]] = {
+    parts: dict[str, Callable[[], Iterable[RowValues]]] = {
         "pass": lambda: passes.measure(scratch, progress),
         "daemon": lambda: daemon.measure(scratch, progress),
         "idle": lambda: idle.measure(scratch, progress),
@@ -113,7 +120,7 @@ def progress(text: str) -> None:
 
 def show(rows: list[Row]) -> None:
     """The table: aligned, plain."""
-    width = max(len(row.name) for row in rows)
+    width = max((len(row.name) for row in rows), default=0)
     for row in rows:
         value = "-" if row.value is None else f"{row.value:.2f}"
         bound = ""

@@ -323,7 +323,8 @@ def _named(scene: Scene, size: int) -> Iterator[None]:
             for container in containers:
                 container.stop()
             for below in made:
-                below.rmdir()
+                with contextlib.suppress(FileNotFoundError):  # it went with its container's
+                    below.rmdir()
 
 
 @contextlib.contextmanager

@@ -186,6 +186,7 @@ class Stage:
             stdout=subprocess.PIPE,
         )
         self._stack.callback(process.wait)
+        self._stack.callback(process.terminate)  # where the attack failed, nobody has ended it
         assert process.stdin is not None
         assert process.stdout is not None
         with process.stdout:
@@ -213,18 +214,16 @@ def open_directory() -> Iterator[Path]:
         yield Path(name)
 
 
-def measure(progress: Progress, *, only: str = "", tree: Path = ROOT) -> list[RowValues]:
+def measure(progress: Progress, *, only: str = "", tree: Path = ROOT) -> Iterator[RowValues]:
     """All attacks, or those whose names begin with ``only``; with the daemon of the checkout ``tree``."""
-    found: list[RowValues] = []
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, sorted(cores)[:2])  # what is aimed at, is aimed at on two
     for key, attack in ATTACKS.items():
         for size in attack.sizes if key.startswith(only) else ():
             progress(f"under {attack.name(size)}")
             with open_directory() as scratch:
-                found += rows(attack.name(size), under(attack, size, scratch, tree=tree))
+                yield from rows(attack.name(size), under(attack, size, scratch, tree=tree))
     os.sched_setaffinity(0, cores)
-    return found
 
 
 def under(attack: Attack, size: int, scratch: Path, *, tree: Path = ROOT) -> Seen:

@@ -130,6 +130,7 @@ class Gpu:
         self.devices = tuple(devices)
         self._period_s = sample_period_s
         self._driver_version = driver_version
+        self.ahead_s = 0.0  # its clock, of the wall clock
         self.mps_server: Chain | None = None  # whose PID the samples of MPS clients carry; none: nobody's
         self._lock = threading.RLock()
         self._clients: dict[int, Client] = {}
@@ -213,7 +214,8 @@ class Gpu:
         """Appends one sample, as the driver's own clock does for every busy process."""
         with self._state.writing() as s:
             entry = s.samples[s.samples_total % SAMPLES]
-            entry.time_us = time.time_ns() // 1000 if time_us is None else time_us
+            now_us = time.time_ns() // 1000 + int(self.ahead_s * 1e6)
+            entry.time_us = now_us if time_us is None else time_us
             entry.device = device
             entry.sm, entry.mem, entry.enc, entry.dec = load.sm, load.mem, load.enc, load.dec
             _fill_chain(entry.chain, chain)

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tests.patience import until
@@ -28,7 +28,9 @@ def halted_when_it_maps(path: Path, host_pid: int) -> Iterator[None]:
         finally:
             tracer.terminate()
             tracer.wait()
-            os.kill(host_pid, signal.SIGCONT)
+            # In the stop between the call's end and the signal, it runs on with its tracer's end.
+            with suppress(ProcessLookupError):
+                os.kill(host_pid, signal.SIGCONT)
 
 
 def wait_until_halted(path: Path, host_pid: int) -> None:

@@ -63,7 +63,7 @@ class ToldOwners:
             return Procfs().open_handle(self.host_pids[ns_pid])
         return self.reasons.get(ns_pid, UnresolvedReason.NO_SUCH_PROCESS)
 
-    async def vacant(self, directory: SharedDirectory, ns_pid: int, _payer: str = "") -> bool:
+    def vacant(self, directory: SharedDirectory, ns_pid: int) -> bool:
         return self.runs and bool(directory.root) and ns_pid not in self.host_pids
 
     def forget(self, directory: SharedDirectory) -> None:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from resolver.api import shapes
 from resolver.base.errors import NoDaemon
 from resolver.base.journal import Journal
-from resolver.gpu.inventory import Gpu, Illness, Inventory
+from resolver.gpu.inventory import Gpu, Illness
 from resolver.kube import reporter as reporter_module
 from resolver.kube.apiserver import ApiServer
 from resolver.kube.device import health
@@ -50,8 +50,8 @@ class Told:
     def say(self, *gpus: Gpu, error: str = "", version: int | None = None) -> None:
         self._version += 1
         number = self._version if version is None else version
-        inventory = Inventory(number, AT, "550.54.15" if gpus else None, gpus)
-        self._answer, self._why = msgspec.to_builtins(shapes.Gpus.of(inventory, error)), ""
+        answer = shapes.Gpus(AT, number, "550.54.15" if gpus else None, error or None, list(gpus))
+        self._answer, self._why = msgspec.to_builtins(answer), ""
         self._news.set()
 
     def down(self, why: str = "nobody listens there") -> None:

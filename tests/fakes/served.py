@@ -29,7 +29,7 @@ from resolver.pids.pidmap import PidMap
 from resolver.pids.scan import ScanSource
 from resolver.serve.http import Connection
 from resolver.serve.server import serve
-from resolver.serve.unix_socket import Listening, UnixSocket
+from resolver.serve.unix_socket import UnixSocket
 from resolver.state import Snapshot
 from tests.fakes.pictures import picture
 
@@ -86,7 +86,7 @@ class Served:
 
     def start(self) -> None:
         """Listen. The socket is there when this returns."""
-        self._entrance = UnixSocket(self.path, Listening("resolver", "--socket", ""), group=self._group)
+        self._entrance = UnixSocket(self.path, "--socket", group=self._group)
         self._entrance.open()
         ready = threading.Event()
         self._thread = threading.Thread(target=asyncio.run, args=(self._serve(ready),), name="api")
@@ -121,7 +121,7 @@ class Served:
         return self.shown
 
     def _now(self) -> Snapshot:
-        return self.shown._replace(at=time.time())
+        return self.shown._replace(at=time.time(), passed_at=time.time())
 
 
 def serving(path: Path, *, group: int | None = None, **changes: object) -> Served:

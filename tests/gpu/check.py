@@ -2,7 +2,8 @@
 
 A tenant in a container of its own (namespaces, cgroup, HAMi's cache file) keeps the GPU busy through CUDA's driver
 API. NVML is asked from the node and from inside the tenant's PID namespace; then the daemon repairs the tenant's slot,
-and the tenant's own watcher has to see its load. No CUDA toolkit is needed; the driver brings all of it.
+and the tenant's own watcher has to see its load. It decides by the driver's version, or is told what was seen if it
+does not know that. No CUDA toolkit is needed; the driver brings all of it.
 
 Exit status: 0 if the repair is right, 1 if it is not, 2 if this machine cannot run it, 4 if it has no GPU.
 """
@@ -21,6 +22,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from resolver.hami.hostpid_policy import by_version
 from tests.fakes.build import BuildError
 from tests.fakes.daemon import BOUND, Daemon, DaemonError
 from tests.fakes.gpu import DEFAULT_DEVICES, Device
@@ -32,7 +34,7 @@ from tests.gpu.node import RealNode, StandinNode
 LIBRARY: Final = "libcuda.so.1"
 LOAD: Final = 60
 MEMORY: Final = 64 << 20
-_OPTIONS: Final = ("--source", "auto", "--interval", "100ms", "--nvml-interval", "500ms")
+_OPTIONS: Final[tuple[str, ...]] = ("--source", "auto", "--interval", "100ms", "--nvml-interval", "500ms")
 _SAMPLE_SECONDS: Final = 20.0
 _REPAIR_SECONDS: Final = 30.0
 _CALLS: Final = ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetProcessUtilization")
@@ -131,10 +133,13 @@ def examine(node: Node, gpu: Device, version: str) -> Findings:
         *_look(environment, (), "outside", gpu, tenant),
         *_look(environment, inside, "inside", gpu, tenant),
     ]
-    wanted = next(each.which for each in seen if (each.call, each.where) == (_CALLS[1], "inside"))
+    wanted = samples_inside(seen)
     number = {"host": tenant.host_pid, "container": tenant.ns_pid}.get(wanted)
+    options = _OPTIONS
+    if number is not None and by_version(version).namespace is None:
+        options += ("--hostpid-namespace", wanted)
     began = time.monotonic()
-    with Daemon(node, node.root / "run", *_OPTIONS, wrapper=BOUND) as daemon:
+    with Daemon(node, node.root / "run", *options, wrapper=BOUND) as daemon:
         slot = tenant.slot()
         while time.monotonic() < began + _REPAIR_SECONDS:
             slot = tenant.slot()
@@ -159,6 +164,11 @@ def examine(node: Node, gpu: Device, version: str) -> Findings:
         seconds,
         tuple(_wrong(seen, wanted, written, watched)),
     )
+
+
+def samples_inside(seen: Iterable[Seen]) -> str:
+    """Which of the tenant's numbers its own samples carry, which is what its slot needs."""
+    return next(each.which for each in seen if (each.call, each.where) == (_CALLS[1], "inside"))
 
 
 def _look(
@@ -230,6 +240,9 @@ def report(findings: Findings) -> str:
     result = f"hostpid written: {findings.hostpid} ({findings.origin}); "
     result += f"the tenant's watcher sees {findings.watched} % after {findings.seconds:.1f} s"
     lines += ["", result, *(f"WRONG: {what}" for what in findings.wrong)]
+    wanted, expected = samples_inside(findings.seen), by_version(findings.driver).namespace
+    if wanted in ("host", "container") and wanted != expected:
+        lines += [f"set this on nodes with that driver: --hostpid-namespace {wanted}"]
     lines += (
         ["", "for docs/compatibility.md:", row(findings)]
         if findings.real

@@ -17,8 +17,8 @@ import pytest
 
 from resolver.linux.procfs import HOST_PIDNS, Procfs
 from resolver.pids.bpf import Mapped
-from resolver.pids.bpf_map import BpfPidMap, Ended, Record, Sizes, start
-from resolver.pids.bpf_syscall import BUSY, ENDED, LAYOUTS, TOMBSTONE_PLACES
+from resolver.pids.bpf_map import BpfPidMap, Record, Sizes, start
+from resolver.pids.bpf_syscall import BUSY, LAYOUTS
 from resolver.pids.ladder import Ladder
 from resolver.pids.source import PidSource
 from tests.fakes.bpf.lives import (
@@ -162,7 +162,7 @@ def free_places(pidmap: BpfPidMap) -> dict[int, int]:
         place = place_of(pidmap, host_pid)
         slots.lookup(place)
         _, ns_pid, *_ = LAYOUTS["slot"].unpack(slots.value)
-        if ns_pid == 0 or ns_pid & ENDED:
+        if ns_pid == 0:
             found[host_pid] = place
     return found
 
@@ -212,7 +212,7 @@ def met_a_walk(pidmap: BpfPidMap) -> bool:
 
 
 def test_two_hundred_namespaces_in_a_row(pidmap: BpfPidMap, lives: Path) -> None:
-    inodes, tombstones = set(), 0
+    inodes = set()
     with life(lives, "row", "200") as row:
         for number in range(200):
             row.ready()
@@ -229,13 +229,11 @@ def test_two_hundred_namespaces_in_a_row(pidmap: BpfPidMap, lives: Path) -> None
                 assert host_pid in candidates(pidmap, ns_pid)
             row.nudge()
             until(lambda gone=init: not Path(f"/proc/{gone}").exists(), "the end of the namespace")  # type: ignore[misc]
-            for ns_pid, host_pid in family.items():
+            for ns_pid in family:
                 left = pidmap.lookup(pidns, ns_pid)
                 assert left is None or left.host_pid not in family.values()
-                tombstones += pidmap.tombstone(host_pid) is not None
             if number % 20 == 0:
                 compare(pidmap)
-    assert tombstones > 700, "of 800: on a busy machine others take some of their places at once"
     assert len(inodes) < 200, "the kernel did not use a namespace's number again, so nothing was shown"
     reconcile(pidmap)  # the first mends what the seeding could not know
     assert reconcile(pidmap) == 0
@@ -246,48 +244,6 @@ def one_that_ended() -> int:
     host_pid = os.posix_spawn("/bin/true", ["true"], {})
     os.waitpid(host_pid, 0)
     return host_pid
-
-
-def test_the_last_that_ended_are_remembered(pidmap: BpfPidMap) -> None:
-    """But for the few whose slot another process of this machine has taken since."""
-    ended = [one_that_ended() for _ in range(300)]
-    stones = [stone for stone in map(pidmap.tombstone, ended) if stone]
-    assert len(stones) > 240
-    assert {stone.host_pid for stone in stones} <= set(ended)
-    assert all(0 <= stone.exit_ns - stone.start_ns < 10**9 for stone in stones)
-    assert not set(ended) & everybody(pidmap).keys()
-    exits = [stone.exit_ns // 2**27 for stone in stones]
-    assert exits == sorted(exits)
-
-
-def test_who_had_no_slot_is_remembered_in_another(pidmap: BpfPidMap) -> None:
-    """The slots of the next numbers are given to somebody else before they are used."""
-    anothers, slot = free_places(pidmap), LAYOUTS["slot"].pack(1, 1, 1, 1, 1, 2, HOST_PIDNS, 1)
-    with written(pidmap, dict.fromkeys(anothers.values(), slot)):
-        ended = {one_that_ended() for _ in range(100)} & anothers.keys()
-        stones = {host_pid: pidmap.tombstone(host_pid) for host_pid in ended}
-    assert len(ended) > 10, "this machine gave its numbers to others"
-    found = [stone for stone in stones.values() if stone]
-    assert len(found) >= len(ended) * 8 // 10
-    assert all(0 <= stone.exit_ns - stone.start_ns < 10**9 for stone in found)
-    assert not ended & everybody(pidmap).keys()
-
-
-def test_a_tombstone_is_of_the_last_process_with_its_number(pidmap: BpfPidMap) -> None:
-    """One may lie in another place than the next one's, whose own slot was free."""
-    nobody = pid_max() + 3
-    own, quarter = place_of(pidmap, nobody), (pidmap._levels._mask + 1) // TOMBSTONE_PLACES
-    slots = {}
-    for number, (start_ns, exit_units) in {0: (5, 7), 1: (1, 3), 3: (2, 4)}.items():
-        slot = LAYOUTS["slot"].pack(exit_units, nobody | ENDED, start_ns, nobody, 0, 1, HOST_PIDNS, nobody)
-        slots[own ^ number * quarter] = slot
-    with written(pidmap, slots):
-        assert pidmap.tombstone(nobody) == Ended(nobody, 5, 7 << 27)
-        assert pidmap.by_host(nobody) is pidmap.by_host(nobody | ENDED) is None
-        assert nobody not in everybody(pidmap)
-        assert reconcile(pidmap) == 0
-        with written(pidmap, {own: bytes(LAYOUTS["slot"].size)}):
-            assert pidmap.tombstone(nobody) == Ended(nobody, 2, 4 << 27)
 
 
 def start_with_room_for(more: int, monkeypatch: pytest.MonkeyPatch) -> BpfPidMap:
@@ -360,7 +316,6 @@ def test_numbers_that_cannot_be_are_not_there(pidmap: BpfPidMap) -> None:
         assert pidmap.lookup(HOST_PIDNS, number) is None
         assert pidmap.lookup(12345, number) is None
         assert pidmap.lookup(1 << 40, number) is None
-        assert pidmap.tombstone(number) is None
         assert candidates(pidmap, number) == []
 
 

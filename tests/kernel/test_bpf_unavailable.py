@@ -98,13 +98,11 @@ def test_the_verifier_refuses_and_doctor_has_its_last_lines(
 ) -> None:
     """It answers as to missing rights, EACCES; what it says is the end of a long log."""
     text = copied.read_text()
-    assert text.count("same(&slot->process, process) &&") == 1
+    assert text.count("holder == mine && same(&slot->process, process)") == 1
     # A place beyond what it is in: no verifier takes it.
-    copied.write_text(
-        text.replace("same(&slot->process, process) &&", "same(&slot[mine & 0xFFFFF].process, process) &&")
-    )
+    copied.write_text(text.replace("mine && same(&slot->", "mine && same(&slot[mine & 0xFFFFF]."))
     error = refusal()
-    assert str(error).startswith("the kernel's verifier refused the BPF program (on_exit: Permission denied)")
+    assert str(error).startswith("the kernel's verifier refused the BPF program (on_fork: Permission denied)")
     assert f"Linux {os.uname().release}" in str(error)
     assert error.cause == "verifier"
     assert "unbounded memory access" in error.detail or "invalid access to map value" in error.detail

@@ -47,7 +47,7 @@ def test_the_documented_capabilities_are_enough(node: Node, start: Start, source
 
 @EVERY_SOURCE
 def test_one_that_has_everything_gives_it_up(node: Node, start: Start, source: str) -> None:
-    daemon = start(node, *FAST, "--hostpid-namespace", "host")  # nothing to measure: see test_driver_truth
+    daemon = start(node, *FAST)
     works(node, daemon, source)
     own = rights(daemon.process.pid)
     optional = frozenset({"DAC_OVERRIDE"})
@@ -64,13 +64,12 @@ def test_one_that_has_everything_gives_it_up(node: Node, start: Start, source: s
         assert child.filtered
 
 
-@pytest.mark.parametrize("namespace", ["host", "auto"], ids=["nothing to measure", "a driver to measure"])
 def test_what_no_source_needs_is_given_up_before_anybody_is_answered(
-    node: Node, start: Start, namespace: str, tmp_path: Path
+    node: Node, start: Start, tmp_path: Path
 ) -> None:
     """With ``auto`` the first source may take seconds; tenants and scrapers are served from the beginning."""
     tenants = tmp_path / "tenants" / "resolver.sock"
-    options = ("--source", "auto", "--hostpid-namespace", namespace, "--tenant-socket", str(tenants))
+    options = ("--source", "auto", "--tenant-socket", str(tenants))
     go = tmp_path / "go"
     daemon = start(node, *FAST, *options, "--metrics-addr", "127.0.0.1:0", wrapper=held(go), anew=False)
     daemon.wait_for("metrics_on")
@@ -79,14 +78,12 @@ def test_what_no_source_needs_is_given_up_before_anybody_is_answered(
     assert daemon.said("source") == []  # none is up yet
     needed = frozenset().union(*(each.rights for each in SOURCE_RECORDS.values()), {"DAC_OVERRIDE"})
     assert own.effective == SOURCE_RECORDS["bpf"].keeps(RELEASE) | {"DAC_OVERRIDE"}
-    # The opener may have to enter the host's network namespace; the driver's probe a container.
-    others = {"SYS_ADMIN"} | ({"SETUID", "SETGID"} if namespace == "auto" else set())
-    assert own.permitted == own.bounding == needed | others
+    # The opener may have to enter the host's network namespace.
+    assert own.permitted == own.bounding == needed | {"SYS_ADMIN"}
     assert own.no_new_privs  # no program that it starts gets more
     go.touch()
     daemon.wait_for("source", source="bpf")
-    left = needed if namespace == "host" else needed | others
-    until(lambda: rights(daemon.process.pid).permitted == left, "the drop")
+    until(lambda: rights(daemon.process.pid).permitted == needed, "the drop")
 
 
 def test_without_the_one_that_every_source_needs_it_is_said_and_nothing_guessed(

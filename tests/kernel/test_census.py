@@ -11,7 +11,7 @@ import pytest
 
 from resolver.base.event_log import EventLog
 from resolver.base.journal import Journal
-from resolver.containers.log_names import PodNames
+from resolver.containers.log_names import ContainerNames
 from resolver.daemon.running_containers import Census
 from resolver.linux.procfs import Procfs
 from resolver.lookup.cached import LiveLookup
@@ -32,7 +32,7 @@ class Room:
         self.pidmap = PidMap(open_source(source, Procfs(), 0, kept_in))
         self.events = EventLog()
         live = LiveLookup(Procfs(), self.pidmap)
-        self.census = Census(Procfs(), self.pidmap, live, PodNames(str(pods)), Journal(self.events))
+        self.census = Census(Procfs(), self.pidmap, live, ContainerNames("", str(pods)), Journal(self.events))
 
     def look(self, **known: dict[str, int]) -> dict[str, RunningContainer]:
         catch_up(self.pidmap)

@@ -208,11 +208,10 @@ def test_beside_a_daemon_it_disturbs_nothing_and_all_is_well(
         name: children[name] for name in (WRITER, NVML)
     }
     said = {line["event"] for line in daemon.lines[lines:]}
-    assert said <= {"capabilities_kept", "driver_not_measured", "policy"}  # which it says by itself
+    assert said <= {"capabilities_kept", "policy"}  # which it says by itself
     assert [slot.hostpid for slot in node.containers[0].region().slots] == before
     names(found["settings"], "ok", f"the daemon that runs, PID {daemon.process.pid}")
     names(found["daemon"], "ok", f"PID {daemon.process.pid}", "source bpf", "1 region, 1 slot")
-    names(found["instances"], "ok", f"one, PID {daemon.process.pid}")
     names(found["driver"], "ok", "hostpid = host PID", "from the daemon: ")
     names(found["nvml"], "ok", DEFAULT_DEVICES[0].uuid)
     names(found["regions"], "ok", "1 region: 1 of layout v1.2")
@@ -226,43 +225,27 @@ def test_a_daemon_that_hangs_has_no_socket_and_was_killed(beside: tuple[Daemon, 
     daemon, how = beside
     daemon.signal(signal.SIGSTOP)
     try:
-        found = doctor("daemon", "instances", **how)
+        found = doctor("daemon", **how)
     finally:
         daemon.signal(signal.SIGCONT)
     names(found["daemon"], "failed", f"PID {daemon.process.pid}, up 0.0 h, is stopped", "kill -CONT")
     names(found["daemon"], "failed", "does not answer in time", "is stopped: kill -CONT")
-    names(found["instances"], "ok", f"PID {daemon.process.pid}")
     daemon.socket.unlink()
     found = doctor("daemon", **how)
     names(found["daemon"], "failed", f"PID {daemon.process.pid}", "runs without its socket", "restart it")
     names(found["daemon"], "failed", "no such socket")
     daemon.kill()
-    found = doctor("daemon", "instances", **how)
+    found = doctor("daemon", **how)
     names(found["daemon"], "warning", "none runs")
-    names(found["instances"], "ok", "the lock is free")
 
 
-def test_two_daemons_on_one_node(node: Node, start: Start, tmp_path: Path) -> None:
-    """Each has a lock of its own, so nothing else keeps them apart."""
-    files = ("--containers-dir", str(node.containers_dir))
-    daemons = [start(node, "--source", "scan", run_dir=tmp_path / name, anew=True) for name in ("a", "b")]
-    for daemon in daemons:
-        daemon.wait_for("started")
-    result = doctor("instances", options=(*files, "--run-dir", str(tmp_path / "a")))["instances"]
-    names(result, "failed", "2 daemons write on this node", *(str(daemon.process.pid) for daemon in daemons))
-    names(result, "failed", "kill -TERM", "--run-dir")
-    daemons[1].stop()
-    result = doctor("instances", options=(*files, "--run-dir", str(tmp_path / "b")))["instances"]
-    names(result, "warning", f"PID {daemons[0].process.pid} writes, with --run-dir {tmp_path}/a")
-
-
-def test_a_dry_run_beside_a_daemon_is_no_second_writer(node: Node, start: Start, tmp_path: Path) -> None:
+def test_a_dry_run_beside_a_daemon_is_called_one(node: Node, start: Start, tmp_path: Path) -> None:
     writes = start(node, "--source", "scan")
     looks = start(node, "--source", "scan", "--dry-run", run_dir=tmp_path / "dry")
     for daemon in (writes, looks):
         daemon.wait_for("started")
+    looks.wait_for("gpu_found")  # NVML was asked
     until((tmp_path / "dry/resolver.sock").exists, "the socket of the dry run")
-    names(doctor("instances", options=("--run-dir", str(writes.run_dir)))["instances"], "ok", "one, PID")
     found = doctor("daemon", options=("--run-dir", str(tmp_path / "dry")), env=node.environment())
     names(found["daemon"], "warning", f"PID {looks.process.pid}", "it is a dry run")
 
@@ -279,12 +262,12 @@ def test_a_lock_that_is_looked_at_stays_free(tmp_path: Path) -> None:
         "from resolver.cli import main\n"
         "sys.exit(main(sys.argv[1:]))"
     )
-    only = ("--only", "instances", "--only", "daemon")
+    options = ("--only", "daemon", "--run-dir", str(tmp_path), "--containers-dir", str(tmp_path))
     done = subprocess.run(
-        [sys.executable, "-c", code, "doctor", *only, "--run-dir", str(tmp_path), "--containers-dir", str(tmp_path)],
+        [sys.executable, "-c", code, "doctor", *options],
         env=os.environ | {"RESOLVER_METRICS_ADDR": f"127.0.0.1:{free_port()}"},
         cwd=ROOT, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert not trace.exists()
-    assert "the lock is free" in done.stdout
+    assert "none runs" in done.stdout

@@ -61,7 +61,8 @@ def test_between_the_known_drivers_nothing_is_written(tmp_path: Path, start: Sta
 
 
 def _between(version: str) -> str:
-    return f"driver {version} lies between those known to differ; set --hostpid-namespace"
+    remedy = "set --hostpid-namespace (make gpu-check measures which)"
+    return f"driver {version} lies between those known to differ; {remedy}"
 
 
 # ---- NVML that fails ----------------------------------------------------------------------------------------------

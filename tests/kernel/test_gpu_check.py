@@ -21,7 +21,11 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize(
     ("driver", "in_list", "in_samples"),
-    [("535.183.01", "container", "host"), ("570.86.15", "container", "container")],
+    [
+        ("535.183.01", "container", "host"),
+        ("570.86.15", "container", "container"),
+        ("568.10", "container", "host"),  # between those that are known
+    ],
 )
 def test_a_process_that_uses_cuda_is_seen_and_repaired(driver: str, in_list: str, in_samples: str) -> None:
     done = run("--standin", driver, "--json")
@@ -35,9 +39,30 @@ def test_a_process_that_uses_cuda_is_seen_and_repaired(driver: str, in_list: str
         (SAMPLES, "inside"): in_samples,
     }
     assert found["hostpid"] == in_samples
-    assert found["origin"] in ("measured", "by version")
+    assert found["origin"] == ("forced" if driver == "568.10" else "by version")
     assert 0 < found["watched"] <= 100
     assert (found["wrong"], found["real"]) == ([], False)
+
+
+@pytest.mark.parametrize(
+    ("driver", "inside", "advice"),
+    [
+        ("535.183.01", "host", ""),
+        ("535.183.01", "container", "--hostpid-namespace container"),
+        ("568.10", "host", "--hostpid-namespace host"),
+        ("568.10", "neither", ""),
+    ],
+)
+def test_it_says_what_to_set_where_the_version_does_not_decide_rightly(
+    driver: str, inside: str, advice: str
+) -> None:
+    seen = tuple(
+        check.Seen(call, where, inside, ()) for call in (LIST, SAMPLES) for where in ("outside", "inside")
+    )
+    found = check.Findings(driver, "GPU", 4711, 7, seen, inside, "forced", 60, 1.0, ())
+    assert [line.split(": ")[1] for line in check.report(found).splitlines() if line.startswith("set ")] == (
+        [advice] if advice else []
+    )
 
 
 def test_without_a_gpu_it_says_so(

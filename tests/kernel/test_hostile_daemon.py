@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
 import stat
 import struct
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -240,25 +242,50 @@ def _unresolved(node: Node) -> dict[str, set[str]]:
 PATIENT = patched("from resolver.repair import orders; orders._WRITER_SECONDS = 180.0")
 
 
-def test_a_tenant_that_cuts_its_file_is_left_alone_for_a_while(node: Node, start: Start) -> None:
-    """Cut between the writer's mapping and its write, which kills the writer and nobody else."""
-    good = Good(node, "good", PATIENCE_S)
-    cut = node.container(name="cut", watcher=False)
-    tenant = cut.tenant(guess="none")
-    daemon = start(node, "--interval", "10ms", "--hostpid-namespace", "host", wrapper=PATIENT, anew=False)
-    until(lambda: hostpid_of(cut, tenant) == tenant.host_pid, "the repair before it")
+def cut(cache: Path) -> None:
+    os.truncate(cache, 0)
+
+
+def punch(cache: Path) -> None:
+    """Give the first page back, and fill the file system: there is no room for the page any more."""
+    with cache.with_name("filler").open("wb", buffering=0) as filler, contextlib.suppress(OSError):
+        subprocess.run(["fallocate", "--punch-hole", "--length", "4096", str(cache)], check=True)
+        while True:
+            filler.write(bytes(4096))
+
+
+@pytest.fixture
+def small(node: Node) -> Iterator[Node]:
+    """A node whose containers have their files in a file system of 16 MiB."""
+    options = "size=16m,mode=755"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(node.containers_dir)], check=True)
+    yield node
+    subprocess.run(["umount", "--lazy", str(node.containers_dir)], check=True)
+
+
+@pytest.mark.parametrize("spoil", [cut, punch])
+def test_a_tenant_that_takes_the_page_away_is_left_alone_for_a_while(
+    small: Node, start: Start, spoil: Callable[[Path], None]
+) -> None:
+    """Between the writer's mapping and its write, which kills the writer and nobody else."""
+    good, other = Good(small, "good", PATIENCE_S), small.container(name="other", watcher=False)
+    subprocess.run(["fallocate", "--length", str(V1_2.size), str(good.container.cache)], check=True)
+    tenant = other.tenant(guess="none")
+    daemon = start(small, "--interval", "10ms", "--hostpid-namespace", "host", wrapper=PATIENT, anew=False)
+    until(lambda: hostpid_of(other, tenant) == tenant.host_pid, "the repair before it")
     writer = daemon.child(WRITER)
-    with halted_when_it_maps(cut.cache, writer):
-        write_hostpid(cut, tenant, 0)
-        wait_until_halted(cut.cache, writer)
-        os.truncate(cut.cache, 0)
-    quarantined = daemon.wait_for("region_quarantined", container=cut.directory.name)
+    with halted_when_it_maps(other.cache, writer):
+        write_hostpid(other, tenant, 0)
+        wait_until_halted(other.cache, writer)
+        spoil(other.cache)
+    quarantined = daemon.wait_for("region_quarantined", container=other.directory.name)
     assert "SIGBUS" in quarantined["why"]
     assert quarantined["seconds"] >= 10
     for _ in range(3):
         repaired_once_more(good)
     check(good)
     assert daemon.process.poll() is None
+    assert len(daemon.said("region_quarantined")) == 1
 
 
 def test_a_writer_that_hangs_is_killed_and_the_next_one_tries_again(node: Node, start: Start) -> None:

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from resolver import client
 from tests.fakes.daemon import Daemon, runs
 from tests.fakes.node import Node
 from tests.kernel.conftest import FAST, Start, hostpid_of
 from tests.kernel.rights import NO_BTF, held, with_python
-from tests.patience import until
+from tests.patience import PATIENCE_S, until
 
 AUTO, BPF, NETLINK = ("--source", "auto"), ("--source", "bpf"), ("--source", "netlink")
 NO_BPF = "-all,+sys_ptrace,+dac_override,+kill"
@@ -80,6 +81,8 @@ def test_no_repair_waits_for_the_map(node: Node, start: Start, tmp_path: Path) -
     go.touch()
     source = daemon.wait_for("source")
     assert (source["source"], source["not_used"]) == ("bpf", {})
+    told = client.get_json("/v1/status", str(daemon.socket), seconds=PATIENCE_S)
+    assert told["source"]["map_size"] >= 32_768
     assert hostpid_of(container, tenant) == tenant.host_pid
 
 

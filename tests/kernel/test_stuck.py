@@ -5,16 +5,20 @@ Where a tenant's watcher undoes that at each of its ticks, it is put right after
 
 from __future__ import annotations
 
+import itertools
+import time
 from pathlib import Path
 
 import pytest
 
+from resolver.client import get_json
 from tests.bench.values import GPUS, IDLE, Case
-from tests.fakes.container import DEFAULT_RIGHTS
+from tests.fakes.daemon import Daemon
 from tests.fakes.node import Node
 from tests.fakes.releases import BEHAVIOURS
 from tests.fakes.state import Fault
 from tests.kernel.conftest import DRIVER, Start, hostpid_of, slot_of
+from tests.kernel.rights import patched
 from tests.patience import never, until
 
 UUIDS = tuple(device.uuid for device in GPUS)
@@ -133,21 +137,52 @@ def test_a_number_of_the_wrong_namespace_shows(node: Node, start: Start) -> None
     assert daemon.counters()["slots_stuck"] == 1
 
 
-def test_a_driver_that_lies_is_reported_where_it_may_not_be_measured(node: Node, start: Start) -> None:
-    """A container that is not entered: the version decides, wrongly, and that comes to light."""
+#: A daemon that waits a second, and not half a minute, for a watcher that confirms the policy.
+IMPATIENT = patched("from resolver.daemon import hostpid_decision; hostpid_decision._DOUBTED_SECONDS = 1.0")
+
+
+def watchers(daemon: Daemon) -> dict[str, int]:
+    found: dict[str, int] = get_json("/v1/status", str(daemon.socket))["policy"]["watchers"]
+    return found
+
+
+def test_a_driver_that_lies_comes_to_light_by_its_tenants_watchers(node: Node, start: Start) -> None:
+    """Its version decides, wrongly. An operator has to change that: tenants can't."""
     environment = {**node.environment(), "NVML_STANDIN_SAYS": "570.86.15"}
-    container = node.container()  # with every capability
-    container.tenant(load=40, guess="none")
-    daemon = start(node, *FAST, environment=environment)
-    line = daemon.wait_for("slot_stuck")
+    containers = [node.container(name=name) for name in ("one", "two")]
+    tenants = [container.tenant(load=40, guess="none") for container in containers]
+    daemon = start(node, *FAST, wrapper=IMPATIENT, environment=environment)
+    line = daemon.wait_for("driver_contradicts_version")
+    assert line["level"] == "warning"
     assert "do not carry container PIDs as its version says" in line["why"]
+    assert "set --hostpid-namespace host" in line["why"]
+    until(lambda: watchers(daemon) == {"confirms": 0, "doubts": 2}, "both containers' doubts")
+    assert [hostpid_of(*pair) for pair in zip(containers, tenants, strict=True)] == [
+        tenant.ns_pid for tenant in tenants
+    ]
+    assert [line["hostpid_namespace"] for line in daemon.said("policy")] == ["container"]
 
 
-def test_what_works_is_not_called_stuck(node: Node, start: Start) -> None:
-    container = node.container(rights=DEFAULT_RIGHTS)
+def test_what_works_confirms_the_number_and_is_not_called_stuck(node: Node, start: Start) -> None:
+    container, idle, host = (
+        node.container(),
+        node.container(name="idle"),
+        node.container(name="host", pid_namespace="host"),
+    )
     tenants = [container.tenant(load=load, guess=guess) for load, guess in ((40, "none"), (30, "self"))]
+    idle.tenant(load=0, guess="none")
+    host.tenant(load=20, guess="none")  # it has one number only
     daemon = start(node, *FAST)
-    daemon.wait_for("policy", origin="measured")
+    daemon.wait_for("repair")
+    loads = itertools.cycle((40, 55, 70))
+
+    def confirmed() -> bool:
+        """A value that never changes may as well be the daemon's."""
+        tenants[0].set_load(next(loads))
+        time.sleep(1.0)
+        return watchers(daemon) == {"confirms": 1, "doubts": 0}
+
+    until(confirmed, "a watcher that finds its samples")
     for tenant in tenants:
         until(lambda t=tenant: t.slot()["sm_util"] == [t.load], "the load")  # type: ignore[misc]
     never(lambda: daemon.said("slot_stuck"), "a slot that is called stuck", 4.0)

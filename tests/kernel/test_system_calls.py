@@ -9,9 +9,8 @@ from pathlib import Path
 
 from resolver.base.source_records import SOURCE_RECORDS
 from resolver.linux.seccomp import DANGEROUS
-from tests.fakes.container import DEFAULT_RIGHTS
 from tests.fakes.node import Node
-from tests.kernel.conftest import FAST, Start, with_every_source
+from tests.kernel.conftest import EVERY_SOURCE, FAST, Start
 from tests.kernel.rights import patched, rights, works
 from tests.patience import until
 
@@ -35,17 +34,13 @@ signal.signal(signal.SIGUSR1, ask)
 """
 
 
-@with_every_source("namespace", ["host", "auto"])  # nothing to measure, and a driver to measure
+@EVERY_SOURCE
 def test_what_neither_it_nor_its_children_need_is_refused(
-    node: Node, start: Start, source: str, namespace: str, tmp_path: Path
+    node: Node, start: Start, source: str, tmp_path: Path
 ) -> None:
     answers = tmp_path / "answers"
-    options = (*FAST, "--hostpid-namespace", namespace)
-    daemon = start(node, *options, wrapper=patched(ASKED, str(answers)), anew=False)
+    daemon = start(node, *FAST, wrapper=patched(ASKED, str(answers)), anew=False)
     daemon.wait_for("source", source=source)
-    node.container(name="weak", rights=DEFAULT_RIGHTS).tenant(load=40, guess="none")
-    if namespace == "auto":
-        daemon.wait_for("policy", origin="measured")
     until(lambda: rights(daemon.process.pid).filtered, "a filter")
 
     def ask() -> set[str]:
@@ -55,9 +50,9 @@ def test_what_neither_it_nor_its_children_need_is_refused(
         found = json.loads(answers.read_text())
         return {name for name, error in found.items() if error == errno.EPERM}
 
-    until(lambda: ("setns" in ask()) == (source != "netlink"), "the last filter, once the driver is measured")
     works(node, daemon, source)
     refused = ask()
+    assert ("setns" in refused) == (source != "netlink")
     assert refused >= {"process_vm_readv", "open_by_handle_at", "keyctl"}
     assert "unshare" not in refused  # the canary's
     assert ("bpf" in refused) == (source != "bpf")
@@ -65,6 +60,5 @@ def test_what_neither_it_nor_its_children_need_is_refused(
 
 
 def test_every_name_of_what_children_need_is_one_of_the_dangerous() -> None:
-    from resolver.linux import seccomp
-
-    assert DANGEROUS.keys() >= SOURCE_RECORDS["bpf"].calls | seccomp.OF_NAMESPACES | seccomp.OF_MOUNTS
+    calls = {"unshare", "pidfd_getfd"}.union(*(each.calls for each in SOURCE_RECORDS.values()))
+    assert DANGEROUS.keys() >= calls

@@ -83,7 +83,7 @@ def test_a_dry_run_gets_the_socket_when_another_one_leaves_it(node: Node, start:
     socket = first.run_dir / "resolver.sock"
     until(socket.exists, "its socket")
     second = start(node, *FAST, "--dry-run")
-    assert "another resolver listens" in second.wait_for("api_off")["why"]
+    assert "another process listens" in second.wait_for("api_off")["why"]
     assert first.stop() == 0
     until(socket.exists, "the other one's socket")
     assert len(second.said("api_off")) == 1

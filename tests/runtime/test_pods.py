@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 
 from resolver.base.source_records import SOURCE_RECORDS
-from resolver.workers.driver_probe import RIGHTS as PROBE_RIGHTS
-from tests.fakes.container import DEFAULT_RIGHTS
 from tests.fakes.node import Node
 from tests.kernel.conftest import hostpid_of
 from tests.kernel.rights import rights, works
@@ -102,28 +100,3 @@ def test_on_a_fresh_node_it_is_up_before_hami_and_repairs_what_comes(
     tenant = container.tenant(guess="none")
     until(lambda: hostpid_of(container, tenant) == tenant.host_pid, "a repair")
     assert pod.stop() == 0
-
-
-@pytest.mark.parametrize("base", ["base", "overlays/scan-only"])
-def test_the_driver_is_measured_and_the_rights_for_it_are_gone(
-    node: Node, start_pod: StartPod, base: str
-) -> None:
-    rendered = pod_of(render(FIXTURES / "measure-driver" / base))
-    given = set(container_of(rendered)["securityContext"]["capabilities"]["add"])
-    source = "scan" if "scan" in base else "bpf"
-    assert given == SOURCE_RECORDS[source].rights | PROBE_RIGHTS
-    container = node.container(rights=DEFAULT_RIGHTS)
-    tenant = container.tenant(load=40, guess="wrong")
-    pod = start_pod(fast(rendered))
-    until(lambda: hostpid_of(container, tenant) == tenant.host_pid, "a repair")
-    pod.wait_for("source", source=source)
-    pod.wait_for("policy", origin="measured", hostpid_namespace="host")
-    until(lambda: rights(pod.host_pid).permitted == SOURCE_RECORDS[source].rights, "the drop")
-    own = rights(pod.host_pid)
-    assert own.effective == SOURCE_RECORDS[source].keeps(RELEASE)
-    assert own.no_new_privs
-    until(lambda: pod.get("/readyz") == 200, "ready")
-    status = json.loads(pod.inside(sys.executable, "-m", "resolver", "status", "--json"))
-    assert status["policy"]["origin"] == "measured"
-    assert pod.stop() == 0
-    assert {path.name for path in pod.run_dir.iterdir()} - {"bpf-program"} == {"driver-truth.json"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ import pytest
 
 from resolver.base.source_records import SOURCE_RECORDS
 from tests.fakes.node import Node
-from tests.kernel.conftest import DRIVER, NVML, ROOT, SOURCES, WRITER, hostpid_of
+from tests.kernel.conftest import DRIVER, NVML, ROOT, SOURCES, WRITER
 from tests.kernel.rights import rights, works
 from tests.patience import until
 from tests.runtime.systemd import DEPLOY, UNIT, Unit
@@ -29,23 +28,18 @@ def node(open_place: Path) -> Iterator[Node]:
         yield node
 
 
-def installed(directory: Path, *drop_ins: str) -> Path:
+def installed(directory: Path) -> Path:
     """The unit as an operator installs it, with a program where it says."""
     program = directory / "resolver"
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
     unit = directory / UNIT
     unit.write_text((DEPLOY / UNIT).read_text().replace("/opt/resolver/bin/resolver", str(program)))
-    for name in drop_ins:
-        target = directory / f"{UNIT}.d" / name
-        target.parent.mkdir(exist_ok=True)
-        shutil.copy(DEPLOY / name, target)
     return unit
 
 
-@pytest.mark.parametrize("drop_ins", [(), ("measure-driver.conf",)])
-def test_systemd_has_nothing_to_say_against_it(tmp_path: Path, drop_ins: tuple[str, ...]) -> None:
-    unit = installed(tmp_path, *drop_ins)
+def test_systemd_has_nothing_to_say_against_it(tmp_path: Path) -> None:
+    unit = installed(tmp_path)
     verify = ["systemd-analyze", "verify", "--man=no", str(unit)]
     done = subprocess.run(verify, capture_output=True, text=True, check=False)
     # The two keys of the back-off came with systemd 254; before, it waits 2 s each time.
@@ -103,20 +97,6 @@ def test_it_sees_the_system_read_only(node: Node, open_place: Path) -> None:
             node.root,
         ):
             assert not writable(path), path
-    finally:
-        unit.close()
-
-
-@pytest.mark.long
-def test_with_the_drop_in_the_driver_is_measured(node: Node, open_place: Path) -> None:
-    unit = Unit(node, open_place, "measure-driver.conf", environment={"RESOLVER_SOURCE": "scan"})
-    try:
-        container = node.container(rights=0xA80425FB)
-        tenant = container.tenant(load=5, guess="wrong")
-        until(lambda: hostpid_of(container, tenant) == tenant.host_pid, "a repair")
-        unit.wait_for("policy", origin="measured")
-        until(lambda: "SYS_ADMIN" not in rights(unit.host_pid).permitted, "the drop")
-        assert unit.stop() == 0
     finally:
         unit.close()
 

@@ -251,14 +251,12 @@ def test_only_plain_questions_are_put_to_a_daemon(
     assert server.requests == []
 
 
-def test_one_that_hangs_is_named_and_no_other_is_started(tmp_path: Path) -> None:
+def test_where_one_hangs_no_other_is_started(tmp_path: Path) -> None:
     path = tmp_path / "silent.sock"
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
         listener.listen(5)
-        with pytest.raises(
-            NoDaemon, match=rf"PID {os.getpid()} hangs.* resolver doctor --only daemon"
-        ) as caught:
+        with pytest.raises(NoDaemon, match=r"It hangs.* resolver doctor --only daemon") as caught:
             client.get_json("/v1/status", str(path), seconds=0.1)
     assert "Start one" not in str(caught.value)
 
@@ -310,7 +308,7 @@ def test_who_may_not_ask_is_told_who_may(root: Path) -> None:
         done = subprocess.run(
             [*nobody, sys.executable, "-c", code, path], cwd=root, capture_output=True, text=True, check=False
         )
-    assert "Permission denied. Ask as root (sudo), or as a member of its group (54321)" in done.stderr
+    assert "Permission denied. Ask as root (sudo), or as a member of its group, " in done.stderr
     assert "Start one" not in done.stderr
 
 

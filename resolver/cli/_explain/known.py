@@ -55,6 +55,4 @@ def answer(snapshot: Snapshot, name: str) -> Any:
 
     if name == "status":
         return state_of(snapshot, {})
-    if name == "gpus":
-        return shapes.Gpus.of(snapshot.inventory, snapshot.joined.error)
     return shapes.whole(getattr(shapes, name)(snapshot))

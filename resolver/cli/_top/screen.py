@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 from resolver.base.retry import started
 from resolver.cli._top.view import LiveView
-from resolver.cli.cells import in_ascii, shows_unicode
+from resolver.cli.cells import in_ascii
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,7 +46,8 @@ _KEYS: Final = _LETTERS | {getattr(curses, f"KEY_{name.upper()}"): name for name
 
 def watch(socket_path: str | None, interval: float, first: Reading, name: str) -> int:
     """Show the readings; returns the exit code. The terminal gets its modes back, whatever ends this."""
-    locale.setlocale(locale.LC_ALL, "")
+    with contextlib.suppress(locale.Error):  # one of another machine, by ssh, that this one doesn't have
+        locale.setlocale(locale.LC_ALL, "")
     curses.set_escdelay(50)
     try:
         curses.setupterm()
@@ -70,33 +71,32 @@ def _end(number: int, _frame: FrameType | None) -> NoReturn:
 def _show(window: curses.window, reading: Reading, after: Callable[[Reading], Future[Reading]]) -> int:
     """Repaint on a key, a new reading or another size, and each second; returns the exit code."""
     view, styles = LiveView(os.uname().nodename), _styles()
-    shown_as = str if shows_unicode(os.environ) else in_ascii
+    shown_as = str if locale.nl_langinfo(locale.CODESET) == "UTF-8" else in_ascii
     with contextlib.suppress(curses.error):
         curses.curs_set(0)
     window.nodelay(True)
+    # Ctrl-S must not hold the screen back, or a write would wait for ever.
+    modes = termios.tcgetattr(sys.stdin)
+    modes[0] &= ~termios.IXON
+    termios.tcsetattr(sys.stdin, termios.TCSANOW, modes)
+    curses.def_prog_mode()  # also after Ctrl-Z
     coming, due, empty = after(reading), 0.0, 0
-    try:
-        while True:
-            if coming.done():
-                reading, due = coming.result(), 0.0
-                coming = after(reading)
-            if _resized() or time.monotonic() >= due:
-                height, width = window.getmaxyx()
-                _paint(window, view.lines(reading, width, height), styles, shown_as)
-                due = time.monotonic() + 1
-            ready = select.select([sys.stdin], [], [], _POLL_SECONDS)[0]
-            keys = _typed(window)
-            if not all(view.press(key) for key in keys if key):
-                return 0
-            due = 0.0 if keys else due
-            empty = empty + 1 if ready and not keys else 0
-            if empty > 2:  # the other end of the terminal is gone
-                return 0
-    finally:
-        with contextlib.suppress(termios.error):
-            # After Ctrl-S curses would wait for ever. TCOON alone undoes TCOOFF only (tty_ioctl.c).
-            termios.tcflow(sys.stdout, termios.TCOOFF)
-            termios.tcflow(sys.stdout, termios.TCOON)
+    while True:
+        if coming.done():
+            reading, due = coming.result(), 0.0
+            coming = after(reading)
+        if _resized() or time.monotonic() >= due:
+            height, width = window.getmaxyx()
+            _paint(window, view.lines(reading, width, height), styles, shown_as)
+            due = time.monotonic() + 1
+        ready = select.select([sys.stdin], [], [], _POLL_SECONDS)[0]
+        keys = _typed(window)
+        if not all(view.press(key) for key in keys if key):
+            return 0
+        due = 0.0 if keys else due
+        empty = empty + 1 if ready and not keys else 0
+        if empty > 2:  # the other end of the terminal is gone
+            return 0
 
 
 def _resized() -> bool:
@@ -133,9 +133,6 @@ def _styles() -> dict[str, int]:
 def _paint(
     window: curses.window, lines: list[Line], styles: dict[str, int], shown_as: Callable[[str], str]
 ) -> None:
-    """Paint the lines, unless the terminal takes nothing: after Ctrl-S a write would wait."""
-    if not select.select([], [sys.stdout], [], 0)[1]:
-        return
     window.erase()
     for number, line in enumerate(lines):
         window.move(number, 0)

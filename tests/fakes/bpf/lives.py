@@ -13,8 +13,8 @@ from typing import NamedTuple, Self
 
 from resolver.base.errors import AccessDenied, ProcessGone
 from resolver.linux.procfs import HOST_PIDNS, Procfs, parse_start_time
-from resolver.pids.bpf_map import TICK, BpfPidMap, Record, first_processes_in
-from resolver.pids.bpf_syscall import ENDED, LAYOUTS, SPREAD, BpfMap, Kernel
+from resolver.pids.bpf_map import TICK, BpfPidMap, Record
+from resolver.pids.bpf_syscall import BUSY, LAYOUTS, SPREAD, BpfMap, Kernel
 
 SOURCE = Path(__file__).with_name("lives.c")
 FLAGS = ("-O2", "-g", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-pthread")
@@ -98,7 +98,7 @@ def everybody(pidmap: BpfPidMap) -> dict[int, Record]:
     levels, slot, level = pidmap._levels, LAYOUTS["slot"], LAYOUTS["level"]
     entries = [each[:2] for _, some in levels._slots.batches() for each in slot.iter_unpack(some)]
     entries += [each for some, _ in levels.overflow.batches() for each in level.iter_unpack(some)]
-    numbers = (number for pidns, number in entries if pidns == HOST_PIDNS and number < ENDED)
+    numbers = (number for pidns, number in entries if pidns == HOST_PIDNS and number < BUSY)
     return {record.host_pid: record for record in map(pidmap.by_host, numbers) if record}
 
 
@@ -130,10 +130,10 @@ def firsts(pidmap: BpfPidMap) -> dict[int, tuple[int, int]]:
     """``{pidns: host PID and start of its first process}`` of every PID namespace but the host's."""
     batches = pidmap._namespaces.batches()
     return {
-        pidns: init
+        pidns: (host_pid, start_ns)
         for keys, values in batches
-        for (pidns,), init in zip(
-            LAYOUTS["u32"].iter_unpack(keys), first_processes_in(bytes(values)), strict=True
+        for (pidns,), (start_ns, host_pid, _) in zip(
+            LAYOUTS["u32"].iter_unpack(keys), LAYOUTS["init"].iter_unpack(values), strict=True
         )
     }
 

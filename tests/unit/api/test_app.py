@@ -9,6 +9,7 @@ import json
 import os
 import re
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from http import HTTPStatus
@@ -118,7 +119,7 @@ def test_what_is_not_known_is_null_and_what_is_upstreams_keeps_its_name(served: 
     status = client.get_json("/v1/status", served.path)
     assert status["totals"]["slots"] == 3
     assert status["driver"]["gpus_unhealthy"] == 1
-    assert status["policy"]["not_measured"] is None
+    assert status["policy"]["watchers"] == {"confirms": 1, "doubts": 0}
     assert status["settings"][1] == {"name": "containers_dir", "value": ["/x"], "origin": "file x"}
     assert client.get_json("/v1/regions", served.path)["rejected"] == [
         {"path": "/c.cache", "reason": "symlink"}
@@ -205,6 +206,26 @@ def test_what_is_no_batch_is_refused(served: Served, body: bytes, status: int) -
     got, _, text = ask(served, "/v1/lookup", "POST", body, Content_Type="application/json")
     assert got == status, text
     assert status == 200 or json.loads(text)["status"] == status
+
+
+def test_a_batch_is_not_kept_as_objects_between_its_steps(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is allocated meanwhile and stays would keep the memory of all of them."""
+    blocks = list[int]()
+
+    async def every(
+        _context: object, wanted: dict[str, dict[int, None]], _deadline: float
+    ) -> dict[str, dict[int, str]]:
+        blocks.append(sys.getallocatedblocks())
+        return {cid: dict.fromkeys(ns_pids, Reason.NO_SUCH_PROCESS) for cid, ns_pids in wanted.items()}
+
+    monkeypatch.setattr(lookups, "_every", every)
+    body = json.dumps({"pairs": [[f"{number:064x}", 1] for number in range(10_000)]}).encode()
+    before = sys.getallocatedblocks()
+    got, _, text = ask(served, "/v1/lookup", "POST", body, Content_Type="application/json")
+    assert (got, len(json.loads(text)["answers"])) == (200, 10_000)
+    assert max(blocks) < before + 10_000
 
 
 def test_other_refusals(served: Served) -> None:

@@ -30,6 +30,8 @@ from tests.fakes.served import serving
 
 #: What the last release had and this version has not; CHANGELOG.md tells what to do about each.
 GIVEN_UP = {
+    "components/schemas/Policy/properties/not_measured": "`policy.not_measured`",
+    "components/schemas/Policy/required/not_measured": "`policy.not_measured`",
     "components/schemas/RepairReason/enum/unmapped": "`unmapped`",
     "components/schemas/UnresolvedReason/enum/not_host_pidns": "`not_host_pidns`",
 }
@@ -94,7 +96,10 @@ def released(root: Path) -> dict[str, Any]:
 def test_nothing_is_lost_since_the_last_release(
     released: dict[str, Any], description: dict[str, Any], root: Path
 ) -> None:
-    assert set(lost(released, description)) == set(GIVEN_UP)
+    gone = set(lost(released, description))
+    assert {fact for fact in gone if not fact.startswith(tuple(f"{each}/" for each in GIVEN_UP))} == set(
+        GIVEN_UP
+    )
     unreleased = (root / "CHANGELOG.md").read_text().split("\n## [")[1]
     assert [said for said in GIVEN_UP.values() if said not in unreleased] == []
 

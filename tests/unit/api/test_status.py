@@ -19,7 +19,7 @@ LOST = SlotReport(7, 0, 0, None, False, UnresolvedReason.NO_SUCH_PROCESS, None, 
 @pytest.mark.parametrize(
     ("changes", "reason", "said", "grave"),
     [
-        ({"at": time.time() - 60}, "stalled", "passes have stopped: the last pass over the slots is", True),
+        ({"passed_at": time.time() - 60}, "stalled", "passes have stopped: the last pass over the slots is", True),
         ({"source": {"not_ready": "blind"}}, "not_ready", "not ready: blind", True),
         ({"standing": {"metrics_off": "taken"}}, "metrics_off", "it serves no metrics: taken", True),
         ({"joined": NOTHING._replace(error="gone")}, "nvml_unavailable", "NVML is unavailable: gone", True),
@@ -35,7 +35,7 @@ LOST = SlotReport(7, 0, 0, None, False, UnresolvedReason.NO_SUCH_PROCESS, None, 
 def test_each_trouble_is_said_with_what_to_do(
     changes: dict[str, Any], reason: str, said: str, *, grave: bool
 ) -> None:
-    well = {"at": time.time() + 3600, "joined": NOTHING._replace(error=""), "interval": 1.0}
+    well = {"passed_at": time.time() + 3600, "joined": NOTHING._replace(error=""), "interval": 1.0}
     assert troubles(picture(**well)) == []
     (found,) = troubles(picture(**well | changes))
     assert (found.reason, found.grave) == (reason, grave)

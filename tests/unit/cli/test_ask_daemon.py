@@ -24,6 +24,7 @@ from resolver.cli.containers import COLUMNS
 from resolver.cli.show import duration, moment
 from resolver.gpu.attribution import NOTHING, Sample
 from resolver.gpu.inventory import Gpu, Illness, Inventory
+from resolver.hami.hostpid_policy import Origin
 from resolver.state import Container, RegionReport, Snapshot, Worker
 from tests.fakes import cachefiles
 from tests.fakes.command import called as resolver
@@ -153,6 +154,7 @@ def test_a_healthy_daemon(daemon: Daemon) -> None:
     assert told["ready"] == "yes"
     assert told["source"] == "scan, 5 processes"
     assert told["hostpid is"].startswith("host (by version: driver 550.54.15")
+    assert told["confirmed"] == "by watchers in 1 container, doubted in 0"
     assert told["nvml"] == "driver 550.54.15, answered 0.4s ago"
     assert (told["gpus"], told["unresolved"], told["repairs"]) == ("0", "0", "0")
     assert re.fullmatch(r"[0-9.]+ MiB, [0-9.]+% of a CPU since its start", told["cost"])
@@ -170,6 +172,16 @@ def test_a_file_at_any_place_is_counted(daemon: Daemon, placement: str, project:
     done = resolver("status", "--socket", str(daemon.path))
     assert (done.returncode, done.stderr) == (0, "")
     assert pairs_of(done.stdout)["found"] == f"1 in /dir ({project})"
+
+
+def test_an_unknown_driver_is_told_once(daemon: Daemon) -> None:
+    daemon.show(
+        picture(
+            policy={"namespace": "unknown", "why": "driver 567.10 is not known", "origin": Origin.UNKNOWN}
+        )
+    )
+    done = resolver("status", "--socket", str(daemon.path))
+    assert pairs_of(done.stdout)["hostpid is"] == "unknown: driver 567.10 is not known"
 
 
 def test_everything_that_is_wrong_is_told(daemon: Daemon) -> None:

@@ -19,7 +19,6 @@ from resolver.cli.devices import COLUMNS
 from resolver.gpu.attribution import NOTHING
 from resolver.gpu.inventory import Gpu, Illness, Inventory, MigInstance
 from tests.fakes.command import called
-from tests.fakes.device_schema import wrong_with
 from tests.fakes.served import Served, serving
 from tests.patience import until
 
@@ -153,9 +152,6 @@ def test_while_nvml_fails_no_gpu_is_called_healthy(served: Served) -> None:
     assert done.returncode == 0
     assert [row[8] for row in rows_of(done.stdout)[1:]] == ["unknown", "unhealthy"]
     assert "NVML does not answer (it hangs)" in done.stderr
-    done = resolver(served, "-o", "device")
-    assert (done.returncode, done.stdout) == (4, "")
-    assert "which GPUs are well is not known" in done.stderr
 
 
 def test_a_node_without_gpus(served: Served) -> None:
@@ -163,20 +159,3 @@ def test_a_node_without_gpus(served: Served) -> None:
     done = resolver(served)
     assert (done.returncode, done.stdout) == (0, "")
     assert "knows no GPU" in done.stderr
-
-
-def test_the_object_for_koordinator(served: Served) -> None:
-    device = json.loads(resolver(served, "-o", "device", "--node", "gpu-7").stdout)
-    assert wrong_with(device) == []
-    assert device["metadata"]["name"] == "gpu-7"
-    assert "ownerReferences" not in device["metadata"]  # the node's UID is the API server's to tell
-    assert [(each["id"], each["health"]) for each in device["spec"]["devices"]] == [
-        ("GPU-b", False),
-        ("GPU-a", True),
-    ]
-
-
-@pytest.mark.parametrize("wrong", [("--json", "-o", "device"), ("--node", "x")])
-def test_options_that_exclude_each_other(served: Served, wrong: tuple[str, ...]) -> None:
-    done = resolver(served, *wrong)
-    assert (done.returncode, done.stdout) == (2, "")

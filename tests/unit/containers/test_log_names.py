@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 
 import pytest
 
-from resolver.containers.log_names import ContainerNames, LogName, PodNames, parse_links, parse_names
+from resolver.containers.log_names import (
+    ContainerNames,
+    LogName,
+    PodNames,
+    _Listing,
+    parse_links,
+    parse_names,
+)
 
 UID = "0f0e5a3c-1111-2222-3333-444455556666"
 STATIC = "0123456789abcdef0123456789abcdef"
@@ -44,6 +53,15 @@ def test_pods_come_and_go(tmp_path: Path) -> None:
     (tmp_path / "pods").rename(tmp_path / "away")
     pods.refresh()
     assert pods.of(UID) == ("", "")
+
+
+def test_a_directory_of_before_the_clock_was_set_back_is_read_once(tmp_path: Path) -> None:
+    pods = tmp_path / "pods"
+    pods.mkdir()
+    os.utime(pods, (time.time() + 3600,) * 2)
+    listing = _Listing(str(pods))
+    assert listing.changed() == []
+    assert listing.changed() is None
 
 
 def test_names_in_links() -> None:

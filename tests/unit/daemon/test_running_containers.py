@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from resolver.base.journal import Journal
-from resolver.containers.log_names import ContainerNames, PodNames
+from resolver.containers.log_names import ContainerNames
 from resolver.daemon.running_containers import Census
 from resolver.linux.procfs import MAX_TENANT_FILE, Procfs
 from tests.fakes.direct import at_once
@@ -27,9 +27,8 @@ def scene(tmp_path: Path, comm: str, mounts: str, names: ContainerNames | None =
         Procfs(str(tmp_path)),
         cast("Any", SimpleNamespace()),
         cast("Any", SimpleNamespace()),
-        PodNames(str(tmp_path / "none")),
+        names or ContainerNames("", ""),
         Journal(),
-        names,
     )
     at_once(census._look(CONTAINER, 4711, 4026532000, None))
     return census
@@ -77,8 +76,8 @@ def test_the_map_is_asked_for_new_containers_each_few_seconds_and_when_a_user_co
 
     pidmap = SimpleNamespace(catch_up=done, inits=dict)
     live = SimpleNamespace(look_around=done, namespaces=SimpleNamespace(made_by_runtime=list))
-    pods = PodNames(str(tmp_path / "none"))
-    census = Census(Procfs(str(tmp_path)), cast("Any", pidmap), cast("Any", live), pods, Journal())
+    names = ContainerNames("", "")
+    census = Census(Procfs(str(tmp_path)), cast("Any", pidmap), cast("Any", live), names, Journal())
     one = {CONTAINER: 4711}
     for users, times in (({}, 1), ({}, 1), (one, 2), (one, 2)):
         at_once(census.refresh(users, {}))

@@ -16,7 +16,6 @@ from resolver.config import Settings, load_with_origins
 from resolver.kube.device import API_VERSION
 from resolver.kube.reporter import CONDITION, DEVICES
 from resolver.linux.capabilities import NUMBERS
-from resolver.workers.driver_probe import RIGHTS as PROBE_RIGHTS
 from tests.fakes.kube import RULES, rules_of
 from tests.manifests import (
     KUSTOMIZE,
@@ -46,7 +45,6 @@ OVERLAID = ("scan-only", "netlink", "dry-run", *SCHEDULERS)
 DAEMONSETS = {name: KUSTOMIZE / "overlays" / name for name in OVERLAID} | {
     "base": BASE,
     "own-seccomp": FIXTURES / "own-seccomp",
-    "measure-driver": FIXTURES / "measure-driver/base",
 }
 REPORTING = FIXTURES / "report-devices"
 EVERY = DAEMONSETS | {"sidecar": FIXTURES / "sidecar", "report-devices": REPORTING}
@@ -76,8 +74,7 @@ def test_privileges_are_what_the_source_takes_and_no_more(name: str) -> None:
     container = container_of(pod)
     security = container["securityContext"]
     source = {"scan-only": "scan", "netlink": "netlink"}.get(name, "bpf")
-    to_measure = PROBE_RIGHTS if name == "measure-driver" else frozenset[str]()
-    assert sorted(security["capabilities"]["add"]) == sorted(SOURCE_RECORDS[source].rights | to_measure)
+    assert sorted(security["capabilities"]["add"]) == sorted(SOURCE_RECORDS[source].rights)
     assert set(security["capabilities"]["add"]) <= NUMBERS.keys()
     assert security["capabilities"]["drop"] == ["ALL"]
     assert security["seccompProfile"]["type"] == ("Localhost" if name == "own-seccomp" else "RuntimeDefault")
@@ -189,7 +186,6 @@ def test_what_the_daemon_left_on_a_node_is_removed_and_nothing_else(tmp_path: Pa
     run = tmp_path / "run"
     for name in (
         "resolver/bpf-program",
-        "resolver/driver-truth.json",
         "resolver/tenant/x",
         "hami/hostpid/broker.sock",
     ):

@@ -23,7 +23,6 @@ from resolver.config import HostpidNamespace, Settings
 from resolver.doctor import CHECKS, Check, bounded, daemon, gpu, hami
 from resolver.doctor.findings import Finding, State, failed, ok, together, warning
 from resolver.doctor.node import Node
-from resolver.doctor.others import Other, directories_of, runs_daemon
 from tests.fakes import cachefiles
 from tests.fakes.command import called, on_terminal
 from tests.fakes.gpu import DEFAULT_DEVICES
@@ -266,7 +265,6 @@ def place(node: Node) -> str:
 
 def test_no_socket_and_no_daemon(node: Node) -> None:
     says(daemon.daemon(node), "warning", found="none runs", fix="resolver run")
-    says(daemon.instances(node), "ok", found="the lock is free")
 
 
 def test_a_file_in_its_place(node: Node, place: str) -> None:
@@ -282,7 +280,7 @@ STATUS = {
     "dry_run": False,
     "source": {"name": "bpf", "not_ready": None, "incomplete": None},
     "driver": {"error": None},
-    "policy": {"namespace": "container", "why": "seen", "origin": "measured"},
+    "policy": {"namespace": "container", "why": "seen", "origin": "by version"},
     "totals": {"containers": 3, "regions": 2, "slots": 5, "slots_unresolved": 0},
     "counters": {},
 }
@@ -313,48 +311,7 @@ def test_what_a_daemon_is_not_content_with(
     node: Node, changes: dict[str, Any], state: str, words: str
 ) -> None:
     says(daemon.daemon(told(node, **changes)), state, found=words)
-    says(gpu.driver(node), "ok", found="hostpid = container PID, measured")
-
-
-# ---- who is a daemon ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("command", "is_one"),
-    [
-        ("/usr/bin/resolver run", True),
-        ("/srv/.venv/bin/python /srv/.venv/bin/resolver run --interval 1s", True),
-        ("python3.11 -I -m resolver run", True),
-        ("python3 -m resolver lookup abc 1", False),
-        ("sudo resolver run", False),  # its child is the one
-        ("vi resolver run", False),
-        ("python3 -I -S /srv/resolver/workers/child.py resolver.workers.slot_writer", False),
-        ("resolver", False),
-        ("", False),
-    ],
-)
-def test_command_lines(command: str, *, is_one: bool) -> None:
-    assert runs_daemon(command.split()) == is_one
-
-
-def test_daemons_are_compared_by_their_directories(node: Node, tmp_path: Path) -> None:
-    """One that writes elsewhere is no second writer; a directory with two names is one."""
-    for name in ("a", "b", "c"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "link").symlink_to(tmp_path / "a")
-
-    def writes(*names: str) -> Other:
-        return Other(directories_of(str(tmp_path / name) for name in names), f"/run/{names[0]}")
-
-    ours = directories_of((str(tmp_path / "a"), f"{tmp_path}/b/"))
-    assert writes("c", "b").may_serve(ours)
-    assert writes("link").may_serve(ours)
-    assert not writes("c").may_serve(ours)
-    assert Other(None).may_serve(ours)  # it might
-    node.__dict__["daemons"] = {7: writes("a"), 8: writes("b")}
-    assert "2 daemons" not in daemon.instances(node).found
-    node.__dict__["daemons"] |= {9: writes("link")}
-    says(daemon.instances(node), "failed", found="2 daemons write on this node: PIDs 7, 9")
+    says(gpu.driver(node), "ok", found="hostpid = container PID, by version")
 
 
 # ---- the command --------------------------------------------------------------------------------------------------
@@ -388,12 +345,13 @@ def test_the_exit_code_is_by_the_worst(tmp_path: Path) -> None:
 
 def test_plain_text_is_the_same_for_everybody(tmp_path: Path) -> None:
     none = ("--containers-dir", str(tmp_path / "none"), "--run-dir", str(tmp_path))
-    done = resolver("--only", "containers_dir", "--only", "instances", *none)
+    done = resolver("--only", "containers_dir", "--only", "scan", *none)
     lines = done.stdout.splitlines()
-    assert lines[0] == f"failed   containers_dir  {tmp_path}/none does not exist"
-    assert lines[1].startswith("         cause   HAMi's device plugin")
-    assert lines[2].startswith("         fix     kubectl")
-    assert lines[3:] == ["ok       instances       none, the lock is free", "", "2 checks: 1 ok, 1 failed"]
+    assert lines[0].startswith("ok       scan            found a process that was just made")
+    assert lines[1] == f"failed   containers_dir  {tmp_path}/none does not exist"
+    assert lines[2].startswith("         cause   HAMi's device plugin")
+    assert lines[3].startswith("         fix     kubectl")
+    assert lines[4:] == ["", "2 checks: 1 ok, 1 failed"]
 
 
 def test_the_checks_and_one_that_is_not_there() -> None:

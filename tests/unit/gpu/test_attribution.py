@@ -20,14 +20,13 @@ from resolver.gpu.sampler import FAILED, OK, UNSUPPORTED, Collection, DeviceSamp
 from resolver.linux.procfs import Procfs
 from resolver.pids.pidmap import PidMap
 from resolver.pids.scan import ScanSource
-from tests.fakes.direct import catch_up
 from tests.fakes.procs import FakeProc
 
 CID = "0123456789abcdef" * 4
 
 
 def device(load: dict[int, int], dropped: frozenset[int] = frozenset(), status: str = OK) -> DeviceSamples:
-    return DeviceSamples(status, "", {pid: (1, sm) for pid, sm in load.items()}, dropped)
+    return DeviceSamples(status, "", {pid: (sm, 1.0) for pid, sm in load.items()}, dropped)
 
 
 def joined(
@@ -42,7 +41,7 @@ def joined(
     if pidmap is None:
         pidmap = PidMap(ScanSource(procfs))
     every = {"GPU-a": device(load)} if load is not None else {}
-    collection = Collection(5.0, "", "550.54.15", {**every, **devices})
+    collection = Collection(5.0, "", {**every, **devices})
     return asyncio.run(join(collection, owners or set(), hami or set(), procfs, pidmap))
 
 
@@ -94,7 +93,7 @@ def test_a_failed_collection_and_none_yet_know_nothing() -> None:
     assert NOTHING.utilization(1, "GPU-a") is None
     assert NOTHING.error
     procfs = Procfs()
-    failed = Collection(5.0, "no library", None, {})
+    failed = Collection(5.0, "no library", {})
     result = asyncio.run(join(failed, {10}, set(), procfs, PidMap(ScanSource(procfs))))
     assert (result.error, result.at, result.utilization(10, "GPU-a")) == ("no library", 5.0, None)
 
@@ -148,37 +147,25 @@ def test_a_thread_without_a_slot_is_judged_by_its_process(tmp_path: Path) -> Non
     assert result.orphans == (Sample(501, "GPU-a", 30, SampleReason.NO_SLOT, CID),)
 
 
-@pytest.mark.parametrize("refreshed", [True, False], ids=["map saw the end", "map has not looked since"])
-def test_a_process_that_ended(*, refreshed: bool) -> None:
-    procfs = Procfs()
-    pidmap = PidMap(ScanSource(procfs))
-    with subprocess.Popen(["sleep", "60"]) as process:
-        catch_up(pidmap)
-        process.kill()
-    if refreshed:
-        catch_up(pidmap)
-    result = joined({process.pid: 30}, procfs=procfs, pidmap=pidmap)
-    assert result.orphan_reasons() == Counter({SampleReason.PROCESS_ENDED: 1})
-
-
 def test_a_process_that_ended_still_has_its_container(tmp_path: Path) -> None:
     proc = Proc(tmp_path)
     proc.process(500, f"/docker/{CID}")
-    proc.process(600, f"/docker/{CID}")
+    proc.process(550, "/user.slice/session-1.scope")
     pidmap = PidMap(ScanSource(proc.procfs))
-    catch_up(pidmap)
-    pidmap.name_container(600, "uid_main")  # it owns a slot
-    alive = joined({500: 30}, procfs=proc.procfs, pidmap=pidmap)
-    assert alive.orphans == (Sample(500, "GPU-a", 30, SampleReason.NO_SHARED_REGION, CID),)
-    for host_pid in (500, 600):
-        shutil.rmtree(tmp_path / str(host_pid))
-    ended = (
-        Sample(500, "GPU-a", 30, SampleReason.PROCESS_ENDED, CID),
-        Sample(600, "GPU-a", 4, SampleReason.PROCESS_ENDED, "uid_main"),
+    pidmap.name_container(600, "uid_main")  # it owned a slot
+    alive = joined({500: 30, 550: 3}, procfs=proc.procfs, pidmap=pidmap)
+    assert alive.orphans == (
+        Sample(500, "GPU-a", 30, SampleReason.NO_SHARED_REGION, CID),
+        Sample(550, "GPU-a", 3, SampleReason.NOT_IN_CONTAINER, None),
     )
-    assert joined({500: 30, 600: 4}, procfs=proc.procfs, pidmap=pidmap).orphans == ended
-    catch_up(pidmap)  # the same when the map has seen it
-    assert joined({500: 30, 600: 4}, procfs=proc.procfs, pidmap=pidmap).orphans == ended
+    for host_pid in (500, 550):
+        shutil.rmtree(tmp_path / str(host_pid))
+    assert joined({500: 30, 550: 3, 600: 4, 700: 5}, procfs=proc.procfs, pidmap=pidmap).orphans == (
+        Sample(500, "GPU-a", 30, SampleReason.PROCESS_ENDED, CID),
+        Sample(550, "GPU-a", 3, SampleReason.PROCESS_ENDED, None),
+        Sample(600, "GPU-a", 4, SampleReason.PROCESS_ENDED, "uid_main"),
+        Sample(700, "GPU-a", 5, SampleReason.PID_UNKNOWN, None),  # it ended before anybody saw it
+    )
 
 
 @pytest.mark.parametrize("nvml_pid", [0, 2**22 + 5, 2**31 - 1, 2**32 - 1])

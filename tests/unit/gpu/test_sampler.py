@@ -7,11 +7,11 @@ import os
 import time
 from collections.abc import Coroutine, Iterator
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import pytest
 
+from resolver.gpu import sample_history
 from resolver.gpu import sampler as module
 from resolver.gpu.inventory import Gpu, MigInstance
 from resolver.gpu.sampler import OK, UNSUPPORTED, Collection, Sampler
@@ -52,7 +52,7 @@ class Bench:
         collection = self.collect()
         assert collection.error == ""
         assert collection.devices[uuid].status == OK
-        return {pid: sm for pid, (_, sm) in collection.devices[uuid].newest.items()}
+        return {pid: sm for pid, (sm, _) in collection.devices[uuid].newest.items()}
 
 
 @pytest.fixture
@@ -62,27 +62,10 @@ def bench(driver: Driver) -> Iterator[Bench]:
     bench.close()
 
 
-class Clock:
-    """Wall clock of the sampler only; the driver keeps the real one."""
-
-    def __init__(self) -> None:
-        self.offset = 0.0
-
-    def time(self) -> float:
-        return time.time() + self.offset
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(module, "time", SimpleNamespace(time=clock.time, monotonic=time.monotonic))
-    return clock
-
-
 @pytest.fixture
 def long_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests that are not about that second: a worker takes longer to start where nothing is idle."""
-    monkeypatch.setattr(module, "SAMPLE_SECONDS", 120.0)
+    monkeypatch.setattr(sample_history, "SAMPLE_SECONDS", 120.0)
 
 
 def test_the_newest_sample_of_each_process_counts(driver: Driver, bench: Bench) -> None:
@@ -111,35 +94,44 @@ def test_only_what_is_new_is_asked_for(driver: Driver, bench: Bench) -> None:
     bench.collect()  # a sample speaks for a second, and a worker takes a part of that to start
     stamp = driver.sample(4711, 30)
     bench.collect()
-    assert bench.sampler._watermarks[FIRST] == stamp
-    driver.sample(4711, 99, age_s=0.3)  # older than what was seen: a driver that answers late
-    assert bench.load() == {4711: 30}
+    assert bench.sampler._histories[FIRST].since() == stamp
+    driver.sample(4712, 99, age_s=0.3)  # older than what was seen: a driver that answers late
+    driver.sample(4711, 40)
+    assert bench.load() == {4711: 40}
 
 
-def test_a_time_stamp_from_the_future_is_taken_as_now(driver: Driver, bench: Bench) -> None:
-    bench.collect()  # a sample speaks for a second, and a worker takes a part of that to start
-    driver.sample(4711, 30, age_s=-3600)
-    assert bench.load() == {4711: 30}
-    assert bench.sampler._watermarks[FIRST] <= time.time() * 1e6
-    driver.sample(4712, 40)
-    assert bench.load()[4712] == 40
+@pytest.mark.parametrize("behind", [3600.0, -3600.0])
+def test_a_driver_whose_clock_is_an_hour_off_is_unknown_and_then_has_values(
+    driver: Driver, bench: Bench, behind: float
+) -> None:
+    bench.collect()
+    driver.sample(4711, 30, age_s=behind)
+    unknown = bench.collect().devices[FIRST]
+    assert (dict(unknown.newest), unknown.dropped) == ({}, frozenset({4711}))
+    driver.sample(4711, 40, age_s=behind)
+    driver.sample(4712, 50, age_s=behind)
+    assert bench.load() == {4711: 40, 4712: 50}
+    time.sleep(1.1)
+    idle = bench.collect().devices[FIRST]
+    assert (dict(idle.newest), idle.dropped) == ({}, frozenset())
 
 
-def test_a_clock_that_is_set_back_hides_nothing(driver: Driver, bench: Bench, clock: Clock) -> None:
-    bench.collect()  # a sample speaks for a second, and a worker takes a part of that to start
-    clock.offset = 3600.0
-    driver.sample(4711, 30, age_s=-3600)
-    assert bench.load() == {4711: 30}
-    clock.offset = 0.0
-    driver.sample(4711, 55)
-    assert bench.load() == {4711: 55}
-    driver.sample(4711, 0)
-    driver.sample(4711, 66)
+def test_a_clock_that_is_set_back_hides_nothing(driver: Driver, bench: Bench) -> None:
+    """Nor are its samples from the time before taken for new ones."""
+    bench.collect()
+    driver.sample(4711, 30)
+    driver.sample(4713, 99)
+    assert bench.load() == {4711: 30, 4713: 99}
+    driver.sample(4711, 55, age_s=3600)
+    assert bench.collect().devices[FIRST].dropped == {4711}
+    time.sleep(1.1)
+    driver.sample(4711, 66, age_s=3600)
     assert bench.load() == {4711: 66}
+    assert bench.collect().devices[FIRST].dropped == frozenset()
 
 
 def test_a_value_that_cannot_be_is_unknown_for_as_long_as_a_good_one_speaks(
-    driver: Driver, bench: Bench, clock: Clock
+    driver: Driver, bench: Bench
 ) -> None:
     bench.collect()  # a sample speaks for a second, and a worker takes a part of that to start
     driver.sample(4711, 30, age_s=0.5)
@@ -151,9 +143,10 @@ def test_a_value_that_cannot_be_is_unknown_for_as_long_as_a_good_one_speaks(
     assert bench.sampler.implausible == 1
     driver.sample(4711, 40)
     known = bench.collect().devices[FIRST]
-    assert (known.dropped, known.newest[4711][1]) == (frozenset(), 40)
+    assert (known.dropped, known.newest[4711][0]) == (frozenset(), 40)
     driver.sample(4711, 240)
-    clock.offset = 1.2
+    bench.collect()
+    time.sleep(1.2)
     idle = bench.collect().devices[FIRST]
     assert (idle.dropped, dict(idle.newest)) == (frozenset(), {})
 
@@ -182,7 +175,7 @@ def test_a_client_of_mps_is_not_idle_because_its_server_has_the_samples(driver: 
         client.context(FIRST, 5 << 20, how="mps")
         client.load(FIRST, 70)
         device = bench.collect().devices[FIRST]
-        assert {pid: sm for pid, (_, sm) in device.newest.items()} == {4711: 70}
+        assert {pid: sm for pid, (sm, _) in device.newest.items()} == {4711: 70}
         assert device.memory == {client.host_pid: 5 << 20}
         assert device.dropped == {client.host_pid}
         driver.gpu.set_errors({Answer.MPS_LIST: 999})
@@ -190,7 +183,7 @@ def test_a_client_of_mps_is_not_idle_because_its_server_has_the_samples(driver: 
         driver.gpu.set_errors()
         driver.sample(client.host_pid, 12)  # a driver that tells them apart is believed
         device = bench.collect().devices[FIRST]
-        assert (device.newest[client.host_pid][1], device.dropped) == (12, frozenset())
+        assert (device.newest[client.host_pid][0], device.dropped) == (12, frozenset())
         assert bench.sampler.implausible == 0
 
 
@@ -211,7 +204,7 @@ def test_the_inventory_has_every_device(driver: Driver, bench: Bench) -> None:
         client.context(FIRST, 5 << 20)
         inventory = bench.collect().inventory
     first, second = inventory.gpus
-    assert (inventory.version, inventory.driver_version) == (1, "550.54.15")
+    assert (inventory.version, inventory.driver_version) == (2, "550.54.15")
     assert first == Gpu(
         uuid=FIRST,
         device_index=0,
@@ -296,11 +289,11 @@ def test_a_version_is_a_change(driver: Driver, bench: Bench, always_again: None)
     assert later == first._replace(at=later.at)
     assert later.at > first.at
     driver.gpu.set_devices([replace(DEFAULT_DEVICES[0], temperature_c=62), DEFAULT_DEVICES[1]])
-    assert bench.collect().inventory.version == 2
+    assert bench.collect().inventory.version == first.version + 1
     driver.gpu.set_faults(Fault.PROCESS_UTILIZATION_UNSUPPORTED | Fault.PROCESSES_INFO_UNSUPPORTED)
-    assert bench.collect().inventory.version == 3
+    assert bench.collect().inventory.version == first.version + 2
     assert bench.gpu().samples == UNSUPPORTED
-    assert bench.collect().inventory.version == 3
+    assert bench.collect().inventory.version == first.version + 2
 
 
 def test_devices_are_looked_at_once_a_minute_while_nothing_happens(driver: Driver, bench: Bench) -> None:
@@ -382,6 +375,19 @@ def test_a_driver_that_hangs_leaves_everything_unknown_long_before_it_is_given_u
     while "within 0.3 s" not in bench.collect(patience=0.1).error:
         assert bench.sampler.worker.failures == 0
     assert bench.sampler.worker.failures == 1
+
+
+def test_the_driver_version_is_known_though_no_samples_can_be_read(driver: Driver, bench: Bench) -> None:
+    """Which number is right depends on it: that of a driver before would write the wrong one."""
+    bench.sampler.worker.timeout = 0.3
+    driver.gpu.set_faults(hang=Hang.UTILIZATION)
+    collection = bench.collect()
+    assert "within 0.3 s" in collection.error
+    assert collection.inventory.driver_version == driver.gpu.driver_version
+    driver.install("570.86.15")
+    collection = bench.collect()
+    assert "within 0.3 s" in collection.error
+    assert collection.inventory.driver_version == "570.86.15"
 
 
 def test_the_start_of_the_library_gets_more_time(

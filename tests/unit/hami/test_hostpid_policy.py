@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,8 +13,8 @@ from resolver.config import HostpidNamespace
 from resolver.hami.hostpid_policy import (
     DRIVERS,
     HostpidPolicy,
-    Origin,
     classify,
+    contradiction,
     decide,
     known,
     parse_driver_version,
@@ -126,7 +128,15 @@ def test_the_reason_says_how_far_the_table_goes() -> None:
     assert decide(AUTO, "580.65.06").why == f"driver 580.65.06: samples carry {container}"
 
 
-def test_a_measurement_decides_and_its_absence_is_told() -> None:
-    measured = decide(AUTO, "535.104.05", CONTAINER, "ignored")
-    assert (measured.namespace, measured.origin) == (CONTAINER, Origin.MEASURED)
-    assert decide(AUTO, "535.104.05", None, "no right").why.endswith("565.77; not measured: no right")
+@pytest.mark.parametrize(
+    ("setting", "driver_version", "said"),
+    [
+        (AUTO, "535.104.05", "do not carry host PIDs as its version says.*set --hostpid-namespace container"),
+        (AUTO, "580.65.06", "do not carry container PIDs as its version says.*set --hostpid-namespace host"),
+        (HOST, "580.65.06", "--hostpid-namespace host is wrong for this driver: try auto"),
+    ],
+)
+def test_what_to_do_about_a_policy_that_watchers_contradict(
+    setting: HostpidNamespace, driver_version: str, said: str
+) -> None:
+    assert re.search(said, contradiction(decide(setting, driver_version)))

@@ -21,7 +21,6 @@ from resolver.linux import procfs as procfs_module
 from resolver.linux.procfs import ProcessHandle, Procfs
 from resolver.pids.scan import ScanSource
 from tests.fakes.clock import burn
-from tests.fakes.direct import at_once
 from tests.fakes.procs import DEVICE, HOOK, INODE, OTHERS, OURS, FakeProc, maps, mountinfo
 
 
@@ -354,17 +353,17 @@ def test_a_number_is_vacant_only_where_an_owner_was_seen_and_nobody_has_it(proc:
     owner = in_namespace(proc.put(101, 7), 5001)
     in_namespace(proc.put(102, 8, mounts=mountinfo(), mapped=""), 5001)
     proc.refresh()
-    assert not at_once(proc.containers.vacant(OURS, 9))  # nobody's numbers are known to be of this kernel
+    assert not proc.containers.vacant(OURS, 9)  # nobody's numbers are known to be of this kernel
     assert proc.find(7) == 101
-    assert at_once(proc.containers.vacant(OURS, 9))
-    assert not at_once(proc.containers.vacant(OURS, 7))
-    assert not at_once(proc.containers.vacant(OURS, 8))
-    assert not at_once(proc.containers.vacant(OTHERS, 9))
+    assert proc.containers.vacant(OURS, 9)
+    assert not proc.containers.vacant(OURS, 7)
+    assert not proc.containers.vacant(OURS, 8)
+    assert not proc.containers.vacant(OTHERS, 9)
     (owner / "stat").write_text((owner / "stat").read_text().replace(" S ", " Z "))
     (owner / "task/101/stat").write_text((owner / "stat").read_text())
-    assert at_once(proc.containers.vacant(OURS, 7))
+    assert proc.containers.vacant(OURS, 7)
     proc.containers.forget(OURS)
-    assert not at_once(proc.containers.vacant(OURS, 9))
+    assert not proc.containers.vacant(OURS, 9)
 
 
 def test_one_that_ends_while_it_is_asked_whether_its_number_is_vacant(
@@ -376,29 +375,11 @@ def test_one_that_ends_while_it_is_asked_whether_its_number_is_vacant(
     proc.refresh()
     assert proc.find(7) == 101
     monkeypatch.setattr(proc.containers, "_by_key", lambda *_: [102])
-    assert at_once(proc.containers.vacant(OURS, 9))
+    assert proc.containers.vacant(OURS, 9)
     # What can't be told whose it is, and is there, may be the container's.
     monkeypatch.setattr(proc.containers, "_by_key", lambda *_: [103])
     (in_namespace(proc.put(103, 9), 5001) / "ns/pid").unlink()
-    assert not at_once(proc.containers.vacant(OURS, 9))
-
-
-@pytest.mark.parametrize(
-    ("mount", "program", "known"),
-    [
-        (OURS, "/bin/bash", True),
-        ((*OURS, "/usr/local/vgpu"), "/usr/local/bin/runsc", False),
-        ((*OURS, "/passthrough/0123-vgpu"), "/usr/libexec/virtiofsd", False),
-    ],
-)
-def test_a_container_that_runs_is_known_by_its_first_process(
-    proc: FakeProc, mount: SharedDirectory | tuple[str, str, str], program: str, *, known: bool
-) -> None:
-    place = in_namespace(proc.put(100, 1, mounts=mountinfo(mount)), 5001)
-    (place / "exe").symlink_to(program)
-    proc.refresh()
-    assert at_once(proc.containers.vacant(OURS, 9)) is known
-    assert not at_once(proc.containers.vacant(OURS, 1))
+    assert not proc.containers.vacant(OURS, 9)
 
 
 # ---- our own directory as the kernel names it --------------------------------------------------
@@ -435,7 +416,7 @@ def test_while_new_namespaces_are_placed_an_owner_is_found_among_all_processes(p
     proc.refresh()
     proc.index._unplaced.append(FirstProcess(999, (0, 0)))  # there was no time for it yet
     assert proc.ask() == 101
-    assert not at_once(proc.containers.vacant(OURS, 8))
+    assert not proc.containers.vacant(OURS, 8)
 
 
 def test_a_container_that_makes_namespaces_without_end_is_not_remembered_without_end(

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from resolver.api import shapes
 from resolver.base.reasons import GpuReason
-from resolver.gpu.inventory import Gpu, Illness, Inventory
+from resolver.gpu.inventory import Gpu, Illness
 from resolver.kube.device import (
     CORDON,
     CORDONED,
@@ -47,12 +47,12 @@ def gpu(uuid: str = "GPU-a", minor: int | None = 0, *reasons: str, **more: Any) 
 
 
 def told(*gpus: Gpu, error: str = "") -> Any:
-    return msgspec.to_builtins(shapes.Gpus.of(Inventory(3, AT, "550.54.15", gpus), error))
+    return msgspec.to_builtins(shapes.Gpus(AT, 3, "550.54.15", error or None, list(gpus)))
 
 
 def made(report: Report, before: Any = None, now: float = AT) -> Any:
     """The object as it must be; the API server would take it."""
-    device = desired(report, NODE.name, NODE, before, now)
+    device = desired(report, NODE, before, now)
     assert wrong_with(device) == []
     return device
 
@@ -202,7 +202,7 @@ def test_what_is_another_programs_stays() -> None:
 
 def test_a_node_of_the_same_name_is_another_owner() -> None:
     before = stored(made(Report(told(gpu()))))
-    anew = desired(Report(told(gpu())), NODE.name, OwnerReference(NODE.name, "new"), before, LATER)
+    anew = desired(Report(told(gpu())), OwnerReference(NODE.name, "new"), before, LATER)
     (owner,) = patch(before, anew)["metadata"]["ownerReferences"]
     assert owner["uid"] == "new"
 

@@ -12,7 +12,6 @@ import pytest
 
 from resolver.base.errors import ProcessGone
 from resolver.linux.procfs import Procfs
-from resolver.pids import bpf
 from resolver.pids.bpf import Mapped
 from resolver.pids.bpf_map import BpfPidMap, Sizes, start
 from tests.fakes.bpf.lives import child_of, take_out
@@ -97,6 +96,7 @@ def test_a_map_with_room_needs_no_help(large: Mapped, child: int) -> None:
     large.refresh()
     large.tend()
     assert (large.shortage(), large.incomplete(), large.trouble()) == ("", "", "")
+    assert large.room == 16_384
     assert child in large
     assert large.candidates(child) == [child]
     assert large.arrival(child) // 10_000_000 == Procfs().start_time(child)
@@ -121,20 +121,6 @@ def test_a_process_is_found_in_one_namespace_after_the_other(large: Mapped, chil
             assert large.namespaces_of(host_pid, arrival + 1) == ()  # its PID was another's then
 
 
-def test_an_end_leaves_a_tombstone_with_the_start_time(
-    large: Mapped, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    process = subprocess.Popen(["sleep", "1000"])
-    arrival = large.arrival(process.pid)
-    assert arrival
-    assert large.ended(process.pid) != arrival
-    process.kill()
-    process.wait()
-    assert (large.ended(process.pid), process.pid in large) == (arrival, False)
-    monkeypatch.setattr(bpf, "TOMBSTONE_SECONDS", 0)
-    assert large.ended(process.pid) == 0  # too long ago
-
-
 def test_what_found_no_room_is_found_by_the_scan(small: Mapped, child: int) -> None:
     assert "raise --map-size" in small.shortage()
     assert small.counters()["full"] > 0
@@ -154,7 +140,7 @@ def test_what_found_no_room_is_found_by_the_scan(small: Mapped, child: int) -> N
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     small.refresh()
-    assert (small.ended(child) != 0, child in small) == (True, False)
+    assert child not in small
 
 
 def test_a_comparison_that_takes_long_is_made_bit_by_bit(
@@ -222,11 +208,10 @@ def test_the_scan_stands_in_for_a_map_that_fails(large: Mapped, child: int) -> N
         later.kill()
     large.refresh()
     assert later.pid not in large
-    assert large.ended(later.pid)
     assert large.counters() == {"drift_missing": 0, "missed": 0}
 
 
-@pytest.mark.parametrize("ask", ["candidates", "arrival", "ended", "__contains__", "tend"])
+@pytest.mark.parametrize("ask", ["candidates", "arrival", "__contains__", "tend"])
 def test_the_first_question_and_upkeep_find_the_trouble(large: Mapped, ask: str) -> None:
     break_down(large)
     getattr(large, ask)(*([] if ask == "tend" else [os.getpid()]))

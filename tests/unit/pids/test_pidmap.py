@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import itertools
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from types import SimpleNamespace
 
@@ -13,7 +14,6 @@ from hypothesis import strategies as st
 from resolver.base.errors import AccessDenied
 from resolver.linux.procfs import Procfs
 from resolver.pids import pidmap as module
-from resolver.pids import scan
 from resolver.pids.pidmap import PidMap
 from resolver.pids.scan import ScanSource
 from tests.fakes.clock import Clock
@@ -26,13 +26,13 @@ class Told(Procfs):
     def __init__(self, *processes: tuple[int, ...]) -> None:
         super().__init__("/nowhere")
         self.now = {each[0]: each for each in processes}
-        self.inodes: Counter[int] = Counter()
+        self.inodes = defaultdict[int, int](itertools.count(1).__next__)
         self.unreadable: set[int] = set()
         self.listings = 0
 
     def reuse(self, host_pid: int, *ns_pids: int) -> None:
         self.now[host_pid] = (host_pid, *ns_pids)
-        self.inodes[host_pid] += 1
+        self.inodes.pop(host_pid, None)
 
     def each_entry(self) -> Iterator[tuple[int, int]]:
         self.listings += 1
@@ -50,10 +50,8 @@ class Told(Procfs):
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    for timed in (module, scan):
-        monkeypatch.setattr(
-            timed, "time", SimpleNamespace(monotonic=clock.monotonic, thread_time=clock.thread_time)
-        )
+    told = SimpleNamespace(monotonic=clock.monotonic, thread_time=clock.thread_time)
+    monkeypatch.setattr(module, "time", told)
     return clock
 
 
@@ -64,60 +62,29 @@ def told(*processes: tuple[int, ...]) -> tuple[Told, PidMap]:
     return source, pidmap
 
 
-def test_an_end_is_remembered_for_a_minute(clock: Clock) -> None:
-    source, pidmap = told((100, 7), (200, 7))
-    del source.now[100]
-    assert not pidmap.source.ended(100)
-    catch_up(pidmap)
-    assert pidmap.source.candidates(7) == [200]
-    assert pidmap.source.ended(100)
-    assert (pidmap.arrival(100), 100 in pidmap.source) == ((0, 0), False)
-    clock.now += 59
-    catch_up(pidmap)
-    assert pidmap.source.ended(100)
+def test_the_container_of_a_process_is_known_for_seconds_after_its_end(clock: Clock) -> None:
+    _, pidmap = told()
+    pidmap.name_container(100, "pod_main")
+    pidmap.name_container(200, "")  # of the host
+    clock.now += 9
+    assert [pidmap.container_of(host_pid) for host_pid in (100, 200, 300)] == ["pod_main", "", None]
+    pidmap.name_container(100, "another")
     clock.now += 2
-    catch_up(pidmap)
-    assert not pidmap.source.ended(100)
-
-
-def test_the_container_of_a_process_is_known_after_its_end(clock: Clock) -> None:
-    source, pidmap = told((100, 7), (200, 7))
-    pidmap.name_container(100, "pod_main")
-    pidmap.name_container(300, "of nobody that is known")
-    assert [pidmap.container_of(host_pid) for host_pid in (100, 200, 300)] == ["pod_main", "", ""]
-    del source.now[100]
-    catch_up(pidmap)
-    assert pidmap.container_of(100) == "pod_main"
-    clock.now += 61
-    catch_up(pidmap)
-    assert pidmap.container_of(100) == ""
-
-
-def test_the_container_of_a_process_is_not_its_successors() -> None:
-    source, pidmap = told((100, 7))
-    pidmap.name_container(100, "pod_main")
-    source.reuse(100, 8)
-    catch_up(pidmap)
-    assert pidmap.container_of(100) == ""
-    del source.now[100]
-    catch_up(pidmap)
-    assert pidmap.container_of(100) == ""  # the last one that ended is another
+    assert [pidmap.container_of(host_pid) for host_pid in (100, 200)] == ["another", None]
 
 
 def test_names_of_containers_are_bounded() -> None:
-    _, pidmap = told(*((host_pid, 1) for host_pid in range(1, 10_001)))
+    _, pidmap = told()
     for host_pid in range(1, 10_001):
         pidmap.name_container(host_pid, "pod_main")
     kept = [host_pid for host_pid in range(1, 10_001) if pidmap.container_of(host_pid)]
     assert kept == list(range(10_001 - module._MOST_CONTAINERS, 10_001))
 
 
-def test_tombstones_are_bounded() -> None:
+def test_nothing_is_left_of_processes_that_ended() -> None:
     source, pidmap = told(*((host_pid, 1) for host_pid in range(1, 10_001)))
     source.now.clear()
     catch_up(pidmap)
-    stones = sum(pidmap.source.ended(host_pid) != 0 for host_pid in range(1, 10_001))
-    assert stones == scan._TOMBSTONES == 8192
     index = pidmap.source
     assert isinstance(index, ScanSource)
     assert len(pidmap.source) == 0
@@ -178,7 +145,7 @@ def test_it_says_what_the_source_said_last(rounds: list[tuple[dict[int, list[int
         seen |= source.now.keys()
         arrivals = [pidmap.arrival(p) for p in source.now]
         assert len({*arrivals, (0, 0)}) == len(arrivals) + 1
-        assert {p for p in seen if pidmap.source.ended(p)} == seen - source.now.keys()
+        assert {p for p in seen if p in pidmap.source} == source.now.keys()
 
 
 def test_another_source_takes_over_and_what_the_first_counted_stays() -> None:
@@ -195,11 +162,9 @@ def test_another_source_takes_over_and_what_the_first_counted_stays() -> None:
     pidmap = PidMap(first)
     catch_up(pidmap)
     before = pidmap.arrival(100)
-    pidmap.name_container(100, "pod_main")
     pidmap.use(ScanSource(Told((100, 7))))
     assert first.closed
     assert catch_up(pidmap, unhurried=True)
     assert pidmap.source.candidates(7) == [100]
     assert pidmap.arrival(100) != before
-    assert pidmap.container_of(100) == ""  # nobody can say that it is the same process
     assert pidmap.counters() == {"lost": 3}

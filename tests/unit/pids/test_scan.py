@@ -104,7 +104,7 @@ def test_one_process_is_looked_at_without_a_listing(tmp_path: Path, source: Scan
         assert changes(source, look=host_pid) == ([], [])
     put(tmp_path, 100, 9)
     assert changes(source, look=100) == ([100], [100])
-    assert (source.candidates(1), source.candidates(9), source.ended(100)) == ([], [100], 0)
+    assert (source.candidates(1), source.candidates(9)) == ([], [100])
     assert changes(source) == ([101], [])
     assert numbers(source) == {100: (100, 9), 101: (101, 2)}
     shutil.rmtree(tmp_path / "100")
@@ -139,7 +139,6 @@ def test_a_refresh_gives_way_and_lists_once(tmp_path: Path, noted: Noted, source
     shutil.rmtree(tmp_path / "150")
     source.refresh()
     assert 150 not in source
-    assert source.ended(150)
 
 
 @pytest.mark.parametrize("learn", ["look", "refresh"])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,6 @@ from resolver.linux.procfs import Procfs
 from resolver.repair.abandoned import FIRST_PAUSE, Abandoned, nobody_writes
 from resolver.repair.plan import RegionRepairs
 from resolver.workers.lanes import Direct
-from tests.fakes.direct import at_once
 from tests.fakes.slots import packed
 
 OURS, ANOTHER = "11111111-2222-3333-4444-555555555555", "99999999-2222-3333-4444-555555555555"
@@ -50,7 +51,7 @@ class Scene:
         self.state.found(UnresolvedReason.NO_SUCH_PROCESS, 0.0)
         self.proc = tmp_path / "proc"
         self.proc.mkdir()
-        self.now = float(LONG_AGO + 1000)
+        self.now = 1000.0
         self.abandoned = Abandoned(Procfs(str(self.proc)), lambda: self.now)
 
     def put(self, host_pid: int, pod: str = "", maps: str = "", opened: str = "/dev/null") -> Path:
@@ -67,12 +68,13 @@ class Scene:
     def judge(self) -> bool:
         """Whether the claim is called dead, after all processes were looked at once."""
         self.abandoned.suspect(self.repairs)
-        for _ in range(50):
-            if at_once(self.abandoned.step()):
-                assert self.state.dead
-                return True
-        assert not self.state.dead
-        return False
+        dead = bool(asyncio.run(self.abandoned.judge()))
+        assert self.state.dead is dead
+        return dead
+
+    def read_by(self, reader: type[Direct]) -> None:
+        procfs = Procfs(str(self.proc))
+        self.abandoned = Abandoned(procfs, lambda: self.now, reader(procfs))
 
 
 @pytest.fixture
@@ -128,7 +130,7 @@ class Late(Direct):
 def test_one_that_answers_too_late_leaves_it_open(scene: Scene) -> None:
     """Without the directory's mount, too: a process of the host can have any file open."""
     (scene.put(11) / "mountinfo").write_text("20 1 0:30 / / rw - overlay overlay rw\n")
-    scene.abandoned = Abandoned(Procfs(str(scene.proc)), lambda: scene.now, Late(Procfs(str(scene.proc))))
+    scene.read_by(Late)
     assert not scene.judge()
 
 
@@ -163,21 +165,40 @@ def test_a_slot_that_was_not_searched_to_the_end_is_dead_as_well(scene: Scene) -
 
 
 def test_a_process_that_attaches_meanwhile_leaves_it_open(scene: Scene) -> None:
+    class Attached(Direct):
+        async def ask(self, payer: str, about: str, function: Callable[..., Any], *arguments: Any) -> Any:
+            scene.writer.write(b"y")
+            scene.writer.flush()
+            return await super().ask(payer, about, function, *arguments)
+
     scene.put(10)
-    scene.abandoned.suspect(scene.repairs)
-    assert at_once(scene.abandoned.step()) == []  # has begun
-    scene.writer.write(b"y")
-    scene.writer.flush()
-    for _ in range(5):
-        assert at_once(scene.abandoned.step()) == []
-    assert not scene.state.dead
+    scene.read_by(Attached)
+    assert not scene.judge()
+    assert scene.abandoned.wait() == float("inf")  # its slots are searched again first
 
 
-def test_who_was_young_is_judged_when_it_was_left_alone_for_a_while(scene: Scene) -> None:
-    scene.now = LONG_AGO + 0.1
+def test_who_was_young_is_judged_when_it_was_left_alone_for_a_while(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "time", lambda: LONG_AGO + 0.1)
     scene.put(10)
     assert not scene.judge()
+    monkeypatch.setattr(time, "time", lambda: LONG_AGO + 5.1)
+    assert not scene.judge()  # not yet
     scene.now += 5
+    assert scene.judge()
+
+
+@pytest.mark.parametrize("hours", [1, -1])
+def test_a_clock_that_is_set_delays_no_verdict(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, hours: int
+) -> None:
+    """A file of the time before may be of the future: the next change has another time in any case."""
+    place = scene.put(11, maps=MAPPED)
+    assert not scene.judge()
+    (place / "maps").write_text(READ_ONLY)
+    monkeypatch.setattr(time, "time", lambda: LONG_AGO + 3600.0 * hours)
+    scene.now += FIRST_PAUSE
     assert scene.judge()
 
 

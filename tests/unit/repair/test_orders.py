@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +22,9 @@ from resolver.base.reasons import UnresolvedReason
 from resolver.repair.orders import Writing, directory_of, of_slot
 from resolver.repair.plan import Order, encode
 from resolver.workers import slot_writer
+from resolver.workers.supervisor import WorkerProcess
 from tests.fakes.planned import Bench, SlotValues
+from tests.patience import PATIENCE_S
 
 DONE = (slot_writer.DONE, 0)
 LATE = WorkerFailed("it did not answer", late=True)
@@ -286,6 +289,25 @@ def test_a_quarantine_outlives_the_file(desk: Desk) -> None:
     gc.collect()
     assert all(desk.writing.blame(each).quarantined(time.monotonic()) for each in ("one", "two", "three"))
     assert not desk.writing.blame("another").quarantined(time.monotonic())
+
+
+async def test_files_that_kill_the_writer_delay_no_other_containers_orders(
+    desk: Desk, tmp_path: Path
+) -> None:
+    (tmp_path / "dies.py").write_text("""
+import os, signal, socket
+def main():
+    channel = socket.socket(fileno=os.dup(0))
+    channel.recv(1 << 16)
+    os.kill(os.getpid(), signal.SIGBUS)
+""")
+    dying = WorkerProcess("slot writer", "dies", str(tmp_path), timeout=PATIENCE_S)
+    desk.writing.worker = dying
+    for number in range(8):
+        bench = desk.region((7, 0), account=f"hostile-{number}")
+        assert not await desk.writing.carry_out(bench.repairs, bench.plan())
+        assert bench.repairs.blame.quarantined(time.monotonic())
+    assert (dying.starts, desk.counters["quarantines"]) == (8, 8)
 
 
 def test_a_dry_run_tells_each_value_once(desk: Desk) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from resolver.base.reasons import RepairReason, UnresolvedReason
 from resolver.config import WriteUtilization
-from resolver.hami.hostpid_policy import HostpidPolicy
+from resolver.hami.hostpid_policy import HostpidPolicy, WatcherFinding
 from resolver.hami.layout import LAYOUTS
 from resolver.repair.plan import FOLLOWED, slot_word
 from resolver.repair.quarantine import FORGIVEN_SECONDS, Blame
@@ -692,3 +692,58 @@ def test_values_linger_that_are_ours_or_that_no_watcher_zeroes(bench: Bench) -> 
     evidence.word(0, 30).wrote(30)
     evidence.word(2, 30).wrote(30)  # when the region had a device more
     assert list(bench.repairs.lingering()) == [(4711, UUIDS[0]), (4711, UUIDS[1])]
+
+
+# ---- what a watcher shows of the policy --------------------------------------------------------
+
+
+def fills(bench: Bench, ns_pid: int, host_pid: int, *ns_pids: int) -> None:
+    """A slot's number is right, and then its watcher fills in what NVML says."""
+    handle = bench.hold(ns_pid, host_pid)
+    handle.process = handle.process._replace(ns_pids=ns_pids)
+    bench.state(ns_pid).found(handle, bench.now)
+    bench.load[host_pid, "GPU-a"] = 40
+    bench.plan()
+    bench.now += 0.1
+    slots = [(pid, state.slot.hostpid) for pid, state in bench.states().items()]
+    bench.see(*((pid, hostpid, 1, (40, 0)) if pid == ns_pid else (pid, hostpid) for pid, hostpid in slots))
+    bench.plan()
+    bench.repairs.note_finding(bench.now)
+
+
+@pytest.mark.parametrize(
+    ("host_pid", "ns_pids", "finding"),
+    [
+        (4711, (4711, 7), WatcherFinding.CONFIRMS),
+        (7, (7, 7), None),  # both numbers are the same
+        (7, (7,), None),  # in the host's PID namespace
+        (4711, (4711, 30, 7), None),  # its watcher may be above it
+    ],
+)
+def test_a_watcher_confirms_a_number_that_can_be_told_from_the_other(
+    bench: Bench, host_pid: int, ns_pids: tuple[int, ...], finding: WatcherFinding | None
+) -> None:
+    bench.see((7, host_pid))
+    fills(bench, 7, host_pid, *ns_pids)
+    assert bench.repairs.finding is finding
+
+
+def test_a_finding_is_the_containers_and_lasts_as_long_as_the_owner(bench: Bench) -> None:
+    bench.see((9, 4713), (7, 4711))
+    bench.own(9, 4713)
+    bench.plan()
+    word = bench.state(9).evidence.word(0, 0)  # type: ignore[union-attr]
+    word.contested, word.contested_since = True, bench.now
+    bench.now += 10.0
+
+    def noted() -> WatcherFinding | None:
+        bench.repairs.note_finding(bench.now)
+        return bench.repairs.finding
+
+    seen = [noted()]
+    fills(bench, 7, 4711, 4711, 7)
+    seen.append(noted())
+    for ns_pid in (7, 9):
+        bench.state(ns_pid).owner_ended()
+        seen.append(noted())
+    assert seen == [WatcherFinding.DOUBTS, WatcherFinding.CONFIRMS, WatcherFinding.DOUBTS, None]

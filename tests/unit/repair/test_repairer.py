@@ -15,7 +15,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from resolver.base import journal as log
 from resolver.base.budget import Slices
@@ -24,6 +23,7 @@ from resolver.base.reasons import RegionReason, RepairReason, UnresolvedReason
 from resolver.config import WriteUtilization
 from resolver.gpu.attribution import NOTHING
 from resolver.hami.discovery import FoundRegion, Location, Ownership, RegionChanges, SharedDirectory
+from resolver.hami.hostpid_policy import WatcherFinding
 from resolver.hami.region import RegionView, SharedRegion, adopt_region
 from resolver.linux.procfs import ProcessHandle
 from resolver.repair import known_regions as regions_module
@@ -106,6 +106,16 @@ def test_a_region_in_which_all_is_right_is_not_even_asked_about(bench: Bench) ->
     assert bench.pidmap.refreshes == 1
 
 
+def test_a_process_that_gave_its_slot_back_keeps_its_container_for_its_last_samples(bench: Bench) -> None:
+    path, process = bench.file((7, 0)), bench.child()
+    bench.told.host_pids = {7: process.pid}
+    bench.step()
+    assert bench.pidmap.container_of(process.pid) is None  # it owns a slot: nobody has to remember
+    poke(path, V1_2.proc_num, "i", 0)
+    bench.step()
+    assert bench.pidmap.container_of(process.pid) == "uid_main"
+
+
 def test_the_process_that_a_slot_names_is_checked_with_each_search(bench: Bench) -> None:
     """It may be the owner as well, in a container too new to be known: also after that made the owner ambiguous."""
     bench.file((7, 4711))
@@ -164,6 +174,20 @@ def test_utilization_comes_and_goes(bench: Bench) -> None:
         assert slot(path)[2] == value
         assert bench.reports()[0].utilization == (value,)
     assert bench.counters["utilization_writes"] == 3
+
+
+def test_watchers_are_counted_by_container_and_one_that_confirms_counts_for_it(bench: Bench) -> None:
+    for name in "abcde":
+        bench.file((7, 0), name=name)
+    bench.step()
+    assert bench.repairer.watchers() == {"confirms": 0, "doubts": 0}
+    a, b, c, d, _ = bench.repairer.regions.values()
+    a.finding = WatcherFinding.CONFIRMS
+    b.finding = c.finding = d.finding = WatcherFinding.DOUBTS
+    assert bench.repairer.watchers() == {"confirms": 1, "doubts": 3}
+    b.ownership = b.ownership._replace(account=a.ownership.account)
+    d.ownership = d.ownership._replace(account=c.ownership.account)
+    assert bench.repairer.watchers() == {"confirms": 1, "doubts": 1}
 
 
 # ---- the ends of processes ---------------------------------------------------------------------
@@ -273,6 +297,9 @@ class Answering:
 
     def stop(self) -> None:
         """Nothing to end."""
+
+    def forget_failures(self) -> None:
+        """Nothing to forget."""
 
 
 def with_answers(bench: Bench, *answers: tuple[int, int] | Exception | bytes) -> Path:
@@ -533,7 +560,7 @@ def test_any_number_of_discoveries_is_treated_alike(tmp_path: Path, stack: ExitS
     in_directory, elsewhere = bench.file((7, 0)), bench.file((8, 0), name="side")
     claim = elsewhere.rename(tmp_path / "claim")
     other = InMemory(claim)
-    bench.repairer.found._discoveries["other"] = other  # type: ignore[assignment]
+    bench.repairer.found.discoveries += (other,)  # type: ignore[operator]
     bench.told.host_pids = {7: os.getpid(), 8: os.getppid()}
     bench.step()
     assert (slot(in_directory)[1], slot(claim)[1]) == (os.getpid(), os.getppid())
@@ -560,22 +587,3 @@ def test_any_number_of_discoveries_is_treated_alike(tmp_path: Path, stack: ExitS
 
     bench.repairer.close()
     assert other.closed == 1
-
-
-def test_new_settings_take_away_only_what_they_are_about(
-    tmp_path: Path, stack: ExitStack, lines: Lines
-) -> None:
-    bench = Bench(tmp_path / "a", stack, mapped_regions=True)
-    path = bench.file((7, 0))
-    bench.step()
-    mappings, directories = bench.repairer.found.discoveries
-    bench.repairer.found.use(replace(bench.settings, mapped_regions=False))
-    assert list(bench.repairer.found.discoveries) == [directories]
-    assert set(bench.repairer.regions) == {str(path)}
-
-    bench.repairer.found.use(replace(bench.settings, containers_dir=(str(tmp_path / "b"),)))
-    again, elsewhere = bench.repairer.found.discoveries
-    assert mappings not in (again, elsewhere)
-    assert directories not in (again, elsewhere)
-    assert bench.repairer.regions == {}
-    assert [line["path"] for line in lines() if line["event"] == "region_gone"] == [str(path)]

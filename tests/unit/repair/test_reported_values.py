@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import pytest
 
 from resolver.config import HostpidNamespace
-from resolver.hami.hostpid_policy import HostpidPolicy, Origin
+from resolver.hami.hostpid_policy import HostpidPolicy, Origin, WatcherFinding
 from resolver.repair.reported_values import (
     TOLD_AFTER,
     TWO_TICKS,
@@ -20,7 +20,7 @@ from resolver.repair.reported_values import (
 from resolver.workers.slot_writer import MARK
 
 RIGHT, WAIT, WRONG = Verdict.RIGHT, Verdict.WAIT, Verdict.WRONG
-MEASURED = HostpidPolicy(HostpidNamespace.HOST, "", Origin.MEASURED)
+CONFIRMS, DOUBTS = WatcherFinding.CONFIRMS, WatcherFinding.DOUBTS
 BY_VERSION = HostpidPolicy(HostpidNamespace.HOST, "", Origin.BY_VERSION)
 FORCED = HostpidPolicy(HostpidNamespace.CONTAINER, "", Origin.FORCED)
 PASS = 0.25
@@ -150,6 +150,7 @@ def test_what_is_set_to_0_after_each_write_is_contested_at_the_second_answer() -
 def test_the_cause_is_told_by_the_last_wrong_value() -> None:
     """A view that was read before our value was replaced shows it again; it is no other program's, nor a GPU's."""
     evidence = Evidence()
+    evidence.since = 100.0
     for device in (0, 1):
         word = evidence.word(device, 0)
         word.judge(0, 40, 99.0, 0.0, 100.0)
@@ -246,7 +247,7 @@ def test_a_watcher_gets_its_two_ticks_from_when_its_number_is_right() -> None:
 def test_it_is_told_after_a_while_with_what_is_known() -> None:
     def told(word: ReportedValue, policy: HostpidPolicy) -> str:
         evidence = Evidence()
-        evidence.words[0] = word
+        evidence.since, evidence.words[0] = 100.0, word
         assert evidence.why(4711, policy, 100.0 + TOLD_AFTER - 0.1) == ""
         return evidence.why(4711, policy, 100.01 + TOLD_AFTER)
 
@@ -256,24 +257,128 @@ def test_it_is_told_after_a_while_with_what_is_known() -> None:
     assert told(added, BY_VERSION) == (
         "a watcher adds to sm_util instead of setting it, as HAMi 2.5 and 2.6 do; it is put right after each tick"
     )
-    assert "as HAMi 2.4.1 does; it is put right" in told(zeroed, MEASURED)
-    assert "no sample of 4711" not in told(zeroed, MEASURED)
-    assert told(zeroed, BY_VERSION).endswith(
-        "or it works, and finds no sample of 4711, which this slot's hostpid is: "
-        "the driver's samples do not carry host PIDs as its version says: with CAP_SYS_ADMIN that is measured"
+    assert told(zeroed, BY_VERSION) == (
+        "a watcher sets sm_util to 0 at every tick and fills nothing in, as HAMi 2.4.1 does; it is put right after "
+        "each tick; or it works, and finds no sample of 4711: "
+        "the driver's samples do not carry host PIDs as its version says: "
+        "check with make gpu-check, then set --hostpid-namespace container"
     )
     assert told(zeroed, FORCED).endswith("--hostpid-namespace container is wrong for this driver: try auto")
+    zeroed.found_at = 100.1
+    assert told(zeroed, BY_VERSION).endswith("as HAMi 2.4.1 does; it is put right after each tick")
 
 
 def test_what_is_wrong_and_not_written_is_told_as_that() -> None:
     evidence, now = Evidence(), 100.0
     for _ in range(20):
         evidence.word(1, 30).judge(30, 0, 99.0, 0.0, now)
-        assert now >= 100.0 + TOLD_AFTER or evidence.why(4711, MEASURED, now) == ""
+        assert now >= 100.0 + TOLD_AFTER or evidence.why(4711, BY_VERSION, now) == ""
         now += PASS
-    assert evidence.why(4711, MEASURED, now) == "it says 30 % where NVML says 0 %, and is not written to"
+    assert evidence.why(4711, BY_VERSION, now) == "it says 30 % where NVML says 0 %, and is not written to"
     evidence.word(1, 30).judge(0, 0, 99.0, 0.0, now)
-    assert evidence.why(4711, MEASURED, now) == ""
+    assert evidence.why(4711, BY_VERSION, now) == ""
+
+
+# ---- what a watcher shows of the policy ------------------------------------------------------------------------------
+
+
+class Watched:
+    """A slot with one device, whose ``hostpid`` is right from 100.0 on."""
+
+    def __init__(self, present: int = 0, actual: int = 40) -> None:
+        self.evidence, self.actual = Evidence(), actual
+        self.evidence.since = 100.0
+        self.word = self.evidence.word(0, present)
+        self.look(present, 100.0)
+
+    def look(self, present: int, now: float, *, since: float = 100.0) -> WatcherFinding | None:
+        self.word.judge(present, self.actual, now - 0.1, since, now)
+        return self.evidence.finding(now)
+
+
+def test_a_watcher_that_fills_nvmls_value_in_confirms_the_number() -> None:
+    watched = Watched()
+    assert watched.look(0, 100.1) is None
+    assert watched.look(38, 100.2) is CONFIRMS
+    assert watched.look(41, 100.3) is CONFIRMS
+    watched.evidence.since = 100.3  # the number was another one meanwhile
+    assert watched.look(41, 100.4) is None
+    watched.evidence.since = None
+    assert watched.look(39, 100.5) is None
+
+
+def test_what_it_shows_lasts_while_its_process_idles() -> None:
+    watched = Watched()
+    watched.look(40, 100.2)
+    watched.actual = 0
+    assert watched.look(0, 101.0) is CONFIRMS
+
+
+@pytest.mark.parametrize(
+    ("present", "actual"),
+    [
+        (40, 40),  # stood there before the number was right
+        (0, 0),
+    ],
+)
+def test_a_value_that_stands_confirms_nothing(present: int, actual: int) -> None:
+    watched = Watched(present, actual)
+    assert [watched.look(present, 100.0 + PASS * n) for n in range(1, 20)] == [None] * 19
+
+
+def test_a_value_that_nvml_contradicts_confirms_nothing() -> None:
+    watched = Watched()
+    assert [watched.look(value, 100.0 + n) for n, value in enumerate((0, 90, 12, 0), 1)] == [None] * 4
+
+
+def test_zeroes_confirm_nothing_where_the_process_idles() -> None:
+    watched = Watched(30, actual=0)
+    assert watched.look(0, 100.2) is None
+
+
+def test_our_own_value_confirms_nothing_nor_does_an_old_view_of_it() -> None:
+    watched = Watched()
+    watched.word.wrote(40)
+    assert watched.look(40, 101.0) is None
+    watched.word.see(0, 101.1)
+    assert watched.look(40, 101.2) is None
+    assert watched.look(41, 101.3) is CONFIRMS
+
+
+def test_the_slot_writers_mark_confirms_nothing_at_full_load() -> None:
+    watched = Watched(actual=100)
+    assert watched.look(MARK, 100.2) is None
+    assert watched.look(100, 100.3) is CONFIRMS
+
+
+def test_a_watcher_that_keeps_zeroing_doubts_it_after_a_while() -> None:
+    watched, now = Watched(), 100.0
+    seen: dict[float, WatcherFinding | None] = {}
+    while now < 108.0:
+        now += PASS
+        seen[now] = watched.look(0, now)
+        if watched.word.wrong_since is not None:
+            watched.word.wrote(40)
+    assert watched.word.contested
+    since = watched.word.contested_since
+    assert {at: found for at, found in seen.items() if found} == {
+        at: DOUBTS for at in seen if at >= since + TOLD_AFTER
+    }
+    watched.evidence.since = now  # the number has just become right
+    assert watched.evidence.finding(now) is None
+    assert watched.evidence.finding(now + TOLD_AFTER) is DOUBTS
+    watched.evidence.visible = "1,0"  # another cause
+    assert watched.evidence.finding(now + TOLD_AFTER) is None
+    watched.evidence.visible = ""
+    watched.word.found_at = now + 0.1  # one sample found proves more than all that were not
+    assert watched.evidence.finding(now + TOLD_AFTER) is CONFIRMS
+
+
+def test_one_that_adds_does_not_doubt_the_number() -> None:
+    watched = Watched()
+    watched.look(500, 100.2)
+    assert watched.word.contested
+    assert watched.look(500, 100.3 + TOLD_AFTER) is None
 
 
 @pytest.mark.parametrize(

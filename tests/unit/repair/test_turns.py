@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from resolver.base import journal as log
 from resolver.base.budget import BURST_SECONDS, SHARE
@@ -22,6 +23,8 @@ from resolver.containers.log_names import ContainerNames
 from resolver.hami.discovery import SharedDirectory
 from resolver.hami.hostpid_policy import HostpidPolicy
 from resolver.linux.procfs import ProcessHandle
+from resolver.repair.parts import Pass
+from resolver.repair.turns import Work
 from resolver.state import SlotReport, SlotReports
 from resolver.workers import slot_writer
 from tests.fakes.clock import burn
@@ -204,6 +207,29 @@ def test_a_turn_that_is_kept_waiting_keeps_nobody_else(bench: Patient) -> None:
     until(bench, lambda: slot(slow)[1] == process.pid)
 
 
+def test_what_happens_in_a_turn_that_is_late_is_looked_at_after_it(
+    bench: Patient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pass puts the container's regions off by an interval; with one of a minute a new slot waited as long."""
+    answers, turns, agenda = asyncio.Event(), bench.repairer.turns, bench.repairer.agenda
+    finish = turns._finish
+
+    async def finish_late(work: Work, this: Pass) -> None:
+        await finish(work, this)
+        await answers.wait()
+
+    monkeypatch.setattr(turns, "_finish", finish_late)
+    bench.repairer.parts.settings = structs.replace(bench.repairer.settings, interval=60.0)
+    path = bench.file((7, 0), name="slow")
+    until(bench, lambda: bool(turns.going))
+    agenda.attached(str(path), time.monotonic())
+    bench.step()
+    assert agenda.next() > time.monotonic() + 30.0
+    answers.set()
+    bench.runner.run(turns.settle())
+    assert agenda.next() <= time.monotonic()
+
+
 def test_a_region_that_goes_while_its_turn_waits_leaves_no_handle(bench: Patient) -> None:
     answers = asyncio.Event()
     ask, process = bench.told.owner, bench.child()
@@ -265,5 +291,5 @@ def test_a_region_has_the_name_of_the_container_that_uses_it(
     bench.step()
     assert [each.container_name for each in bench.repairer.reports()] in ([], ["init"])
     bench.told.host_pids = {7: bench.child().pid}
-    until(bench, lambda: slot(path)[1] != 0)
-    assert [each.container_name for each in bench.repairer.reports()] == ["main"]
+    until(bench, lambda: [each.container_name for each in bench.repairer.reports()] == ["main"])
+    assert slot(path)[1] != 0

@@ -234,10 +234,10 @@ def test_errors_name_the_file_and_the_cause(files: dict[str, str], tmp_path: Pat
         (("", "", str(tmp_path / "no")), ("can't be read (No such file",)),
     ):
         with pytest.raises(UsageError) as refused:
-            tls.Lock(*paths, lambda _: None)
+            tls.PortCredentials(*paths, lambda _: None)
         assert all(word in str(refused.value) for word in words), str(refused.value)
     both = tmp_path / "both.pem"
     both.write_bytes(Path(cert).read_bytes() + Path(key).read_bytes())
-    assert tls.Lock(str(both), "", "", lambda _: None).session()
+    assert tls.PortCredentials(str(both), "", "", lambda _: None).session()
     with pytest.raises(UsageError, match="metrics_tls_key takes metrics_tls_cert"):
         load({"metrics_tls_key": key}, environ={})

@@ -16,9 +16,7 @@ from resolver.base.errors import UsageError
 from resolver.base.journal import Journal
 from resolver.config import load
 from resolver.linux.peers import Listener
-from resolver.serve.unix_socket import Listening, UnixSocket, group_of
-
-LISTENING = Listening("resolver", "--socket", "or name another with --socket")
+from resolver.serve.unix_socket import UnixSocket, group_of
 
 
 def reachable(path: Path) -> bool:
@@ -32,7 +30,7 @@ def reachable(path: Path) -> bool:
 
 def test_it_is_there_when_it_is_open_and_gone_when_it_is_closed(tmp_path: Path) -> None:
     path = tmp_path / "run" / "api.sock"
-    unix_socket = UnixSocket(str(path), LISTENING, mode=0o606, group=4711)
+    unix_socket = UnixSocket(str(path), "--socket", mode=0o606, group=4711)
     (temporary,) = (tmp_path / "run").iterdir()
     assert not path.exists()
     assert not reachable(temporary)
@@ -57,20 +55,20 @@ def test_a_name_exchanged_for_a_link_changes_no_file(tmp_path: Path, monkeypatch
         os.symlink(secret, name)
 
     monkeypatch.setattr(Listener, "bind", exchanged)
-    UnixSocket(str(path), LISTENING, mode=0o666, group=4711).close()
+    UnixSocket(str(path), "--socket", mode=0o666, group=4711).close()
     info = secret.stat()
     assert (stat.S_IMODE(info.st_mode), info.st_gid) == (0o600, secret.parent.stat().st_gid)
 
 
 def test_one_that_was_never_opened_leaves_nothing(tmp_path: Path) -> None:
-    UnixSocket(str(tmp_path / "api.sock"), LISTENING).close()
+    UnixSocket(str(tmp_path / "api.sock"), "--socket").close()
     assert os.listdir(tmp_path) == []
 
 
 MAKE = """
 import os, sys
-from resolver.serve.unix_socket import Listening, UnixSocket
-socket = UnixSocket(sys.argv[1], Listening('', '', ''))
+from resolver.serve.unix_socket import UnixSocket
+socket = UnixSocket(sys.argv[1], '')
 print(os.getpid(), flush=True)
 """
 
@@ -96,11 +94,11 @@ def test_what_a_killed_one_left_is_removed_and_that_of_one_that_waits_is_not(
     waits, waiting = left_by("input()")
     others = {"api.sock.1999999999", "api.sock.backup", waiting}
     for moment in ("the next one's start", "another one's end"):
-        unix_socket = UnixSocket(str(path), LISTENING) if moment == "another one's end" else None
+        unix_socket = UnixSocket(str(path), "--socket") if moment == "another one's end" else None
         killed, left = left_by("os.kill(os.getpid(), 9)")
         killed.communicate()
         assert left in os.listdir(tmp_path)
-        unix_socket = unix_socket or UnixSocket(str(path), LISTENING)
+        unix_socket = unix_socket or UnixSocket(str(path), "--socket")
         unix_socket.open()
         if moment == "the next one's start":
             assert {*os.listdir(tmp_path)} == {"api.sock", *others}
@@ -112,15 +110,15 @@ def test_what_a_killed_one_left_is_removed_and_that_of_one_that_waits_is_not(
 
 def test_a_living_one_is_left_alone_and_a_dead_one_replaced(tmp_path: Path) -> None:
     path = tmp_path / "api.sock"
-    first = UnixSocket(str(path), LISTENING)
+    first = UnixSocket(str(path), "--socket")
     first.open()
-    second = UnixSocket(str(path), LISTENING)
-    with pytest.raises(UsageError, match="another resolver listens"):
+    second = UnixSocket(str(path), "--socket")
+    with pytest.raises(UsageError, match="another process listens"):
         second.open()
     second.close()
     assert reachable(path)
     first.listener.close()  # as if it had been killed
-    third = UnixSocket(str(path), LISTENING)
+    third = UnixSocket(str(path), "--socket")
     third.open()
     assert reachable(path)
     first.close()
@@ -149,10 +147,10 @@ def test_a_group_that_is_not_there_is_said_and_ends_nothing(
 
 GIVE = """
 import sys
-from resolver.serve.unix_socket import Listening, UnixSocket
+from resolver.serve.unix_socket import UnixSocket
 from resolver.base.errors import UsageError
 try:
-    UnixSocket(sys.argv[1], Listening('', '', ''), group=4711)
+    UnixSocket(sys.argv[1], '', group=4711)
 except UsageError as error:
     print(error)
 else:

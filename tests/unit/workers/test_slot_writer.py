@@ -142,9 +142,7 @@ def test_for_a_process_that_ended_before_nothing_is_changed_for_a_moment_either(
         process.kill()
         process.wait()
         order = bench.hostpid(0, 7, 0, process.pid, 0, 1)
-        outcome, _ = slot_writer.carry_out(
-            slot_writer.Atomics(), file.fileno(), V1_2.size, [handle.fd], order
-        )
+        outcome, _ = slot_writer.carry_out(slot_writer.atomic(), file.fileno(), V1_2.size, [handle.fd], order)
     assert outcome == OWNER_GONE
 
 
@@ -214,7 +212,7 @@ def test_a_slot_that_is_filled_while_it_is_zeroed_keeps_what_was_filled_in(
     monkeypatch.setattr(slot_writer, "_word", checked)
     monkeypatch.setattr(slot_writer, "Cell", Swaps)
     order = (-1, 0, guard_at, slot_word(0, 4711), target, 50, 0)
-    outcome, _ = slot_writer.carry_out(slot_writer.Atomics(), fd, V1_2.file_bytes, [], order)
+    outcome, _ = slot_writer.carry_out(slot_writer.atomic(), fd, V1_2.file_bytes, [], order)
     os.close(fd)
     assert outcome in (DIFFERENT, MOVED)
     assert bench.word(target) == moved_in
@@ -238,7 +236,7 @@ def test_a_move_that_copies_the_pid_last_loses_no_value(
 
     monkeypatch.setattr(slot_writer, "_word", moving)
     order = (-1, 0, guard_at, slot_word(0, 4711), target, 50, 0)
-    outcome, _ = slot_writer.carry_out(slot_writer.Atomics(), fd, V1_2.file_bytes, [], order, V1_2.owner_pid)
+    outcome, _ = slot_writer.carry_out(slot_writer.atomic(), fd, V1_2.file_bytes, [], order, V1_2.owner_pid)
     os.close(fd)
     assert outcome == (MOVED if begins_at_read else DIFFERENT)
     assert bench.word(target) == 50

@@ -19,14 +19,6 @@ Combinations of values that can't work, which the schema can't express. All are 
 {{- $wrong = append $wrong "source is netlink and hostNetwork is off: the kernel reports processes in the host's network namespace only. Leave hostNetwork empty, or let the daemon enter that namespace: extraCapabilities: [SYS_ADMIN]" -}}
 {{- end -}}
 
-{{- $profile := default dict .Values.seccompProfile -}}
-{{- if and .Values.measureDriver (eq (default "" $profile.localhostProfile) "resolver.json") -}}
-{{- $wrong = append $wrong "measureDriver is on, and the seccomp profile of deploy/seccomp forbids the namespaces and mounts that it takes. Use the runtime's profile, or turn measureDriver off" -}}
-{{- end -}}
-{{- if and .Values.measureDriver (ne .Values.settings.hostpid_namespace "auto") -}}
-{{- $wrong = append $wrong (printf "measureDriver is on, and settings.hostpid_namespace is %q: nothing would be measured. Leave it at auto, or turn measureDriver off" .Values.settings.hostpid_namespace) -}}
-{{- end -}}
-
 {{- if $port -}}
 {{- if or (lt (int $port) 1) (gt (int $port) 65535) -}}
 {{- $wrong = append $wrong (printf "settings.metrics_addr is %q: a port is a number from 1 to 65535" $settings.metrics_addr) -}}

@@ -66,7 +66,6 @@ capabilities:
   {{- else if eq .Values.source "netlink" }} [SYS_PTRACE, NET_ADMIN]
   {{- else }} [SYS_PTRACE, BPF, PERFMON]
   {{- end }}
-measuring: [SYS_ADMIN, SETUID, SETGID]
 resources:
   requests:
     cpu: 20m

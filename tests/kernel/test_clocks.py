@@ -1,0 +1,67 @@
+"""Clocks that are set, and a driver whose clock is another: no value is wrong for it, and nothing waits for it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.fakes.node import Node
+from tests.kernel.conftest import Start, hostpid_of, slot_of, write_hostpid
+from tests.kernel.rights import patched
+from tests.patience import until
+
+HOUR: Final = 3600.0
+#: The daemon's wall clock is as much ahead as the file says.
+SHIFTED: Final = """
+    import time
+    real, path = time.time, sys.argv[1]
+    def shifted():
+        with open(path) as file:
+            return real() + float(file.read() or 0)
+    time.time, time.time_ns = shifted, lambda: int(shifted() * 1e9)
+"""
+
+
+@pytest.mark.parametrize("follows", [True, False], ids=["the driver's too", "the driver keeps its own"])
+def test_clocks_that_are_set_while_the_daemon_runs(
+    node: Node, start: Start, tmp_path: Path, *, follows: bool
+) -> None:
+    ahead = tmp_path / "ahead"
+    ahead.write_text("0")
+    container = node.container(watcher=False)
+    busy, others = container.tenant(load=40, guess="none"), node.container(name="others", watcher=False)
+    options = ("--interval", "100ms", "--nvml-interval", "250ms", "--hostpid-namespace", "host")
+    daemon = start(node, *options, wrapper=patched(SHIFTED, str(ahead)), anew=False)
+    until(lambda: slot_of(container, busy.ns_pid).sm_util == (40,), "its load")
+    for jump in (HOUR, -HOUR, 10 * 365 * 24 * HOUR, 0.0):
+        new = tmp_path / "new"
+        new.write_text(str(jump))
+        new.rename(ahead)
+        node.gpu.ahead_s = jump if follows else 0.0
+        end = time.monotonic() + 2.5
+        while time.monotonic() < end:
+            assert slot_of(container, busy.ns_pid).sm_util == (40,)
+            time.sleep(0.02)
+        write_hostpid(container, busy, 4711)
+        until(lambda: hostpid_of(container, busy) == busy.host_pid, "a repair")
+        brief = others.tenant(load=70, guess="none")
+        until(lambda: slot_of(others, brief.ns_pid).sm_util == (70,), "another's load")  # noqa: B023
+        brief.kill()
+        until(lambda: slot_of(others, brief.ns_pid).sm_util == (0,), "the end of its load")  # noqa: B023
+    assert daemon.said("device_without_samples") == daemon.said("slot_stuck") == []
+
+
+@pytest.mark.parametrize("ahead", [HOUR, -HOUR])
+def test_a_driver_whose_clock_is_an_hour_off(node: Node, start: Start, ahead: float) -> None:
+    node.gpu.ahead_s = ahead
+    container = node.container(watcher=False)
+    busy, idle = container.tenant(load=40, guess="none"), container.tenant(guess="none")
+    start(node, "--interval", "100ms", "--nvml-interval", "250ms", "--hostpid-namespace", "host")
+    until(lambda: slot_of(container, busy.ns_pid).sm_util == (40,), "its load")
+    busy.set_load(0)
+    idle.set_load(30)
+    until(lambda: slot_of(container, busy.ns_pid).sm_util == (0,), "the end of its load")
+    until(lambda: slot_of(container, idle.ns_pid).sm_util == (30,), "the other's load")

@@ -1,0 +1,88 @@
+"""When the decision is logged, and when tenants' watchers contradict it: that is reported, and changes nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from resolver.base.journal import Journal
+from resolver.config import HostpidNamespace
+from resolver.daemon import hostpid_decision
+from resolver.daemon.hostpid_decision import Decision
+
+AUTO, HOST, CONTAINER = HostpidNamespace.AUTO, HostpidNamespace.HOST, HostpidNamespace.CONTAINER
+
+
+class Scene:
+    """A decision for a driver, a clock of the test's own, and every line that was logged."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.lines: list[dict[str, Any]] = []
+        self.now = 100.0
+        journal = Journal()
+        monkeypatch.setattr(
+            journal, "record", lambda event, **fields: self.lines.append({"event": event, **fields})
+        )
+        monkeypatch.setattr(hostpid_decision, "time", self)
+        self.decision = Decision(AUTO, journal)
+        assert self.decision.policy.namespace is None
+        assert self.decision.decide(AUTO, "535.104.05")
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def weigh(self, confirms: int, doubts: int, seconds: float = 60.0) -> None:
+        for _ in range(int(seconds)):
+            self.decision.weigh({"confirms": confirms, "doubts": doubts})
+            self.now += 1.0
+
+    def warnings(self) -> list[str]:
+        return [line["why"] for line in self.lines if line["event"] == "driver_contradicts_version"]
+
+
+@pytest.fixture
+def scene(monkeypatch: pytest.MonkeyPatch) -> Scene:
+    return Scene(monkeypatch)
+
+
+def test_it_is_logged_when_it_is_made_and_when_it_changes(scene: Scene) -> None:
+    assert not scene.decision.decide(AUTO, "535.104.05")
+    assert scene.decision.decide(CONTAINER, "535.104.05")
+    assert [(line["event"], line["hostpid_namespace"], str(line["origin"])) for line in scene.lines] == [
+        ("policy", HOST, "by version"),
+        ("policy", CONTAINER, "forced"),
+    ]
+
+
+def test_an_unknown_driver_is_logged_as_that_although_it_was_unknown_before(scene: Scene) -> None:
+    decision = Decision(AUTO, scene.decision._journal)
+    assert decision.decide(AUTO, None)
+    assert scene.lines[-1]["hostpid_namespace"] == "unknown"
+
+
+def test_two_containers_doubts_for_a_while_are_a_warning_and_change_nothing(scene: Scene) -> None:
+    policy = scene.decision.policy
+    scene.weigh(0, 2, 30)
+    assert scene.warnings() == []
+    scene.weigh(0, 2)
+    (why,) = scene.warnings()
+    assert "as its version says" in why
+    assert "set --hostpid-namespace container" in why
+    assert why.endswith("or all 2 containers with such watchers use HAMi 2.4.1")
+    assert scene.decision.policy is policy
+    scene.weigh(1, 1)
+    scene.weigh(0, 5)
+    assert len(scene.warnings()) == 1  # it is said once
+    scene.decision.decide(CONTAINER, "535.104.05")
+    scene.weigh(0, 2)
+    assert "try auto" in scene.warnings()[1]  # and once for another decision
+
+
+def test_one_container_or_one_that_confirms_is_no_contradiction(scene: Scene) -> None:
+    scene.weigh(0, 1, 90)
+    scene.weigh(1, 7, 90)
+    for _ in range(3):
+        scene.weigh(0, 2, 25)
+        scene.weigh(0, 1, 1)
+    assert scene.warnings() == []
