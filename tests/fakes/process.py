@@ -8,6 +8,7 @@ import os
 import selectors
 import signal
 import time
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from tests.fakes.chain import read_chain
@@ -20,6 +21,24 @@ _REAPED_S: Final = 60.0
 
 class NodeError(RuntimeError):
     """The miniature node cannot do what was asked: what happened, why, and what to do."""
+
+
+@contextlib.contextmanager
+def watched(host_pid: int) -> Iterator[Callable[[], bool]]:
+    """Tells whether this process has ended and been reaped. By then `/proc` may show another one with its number."""
+    pidfd = os.pidfd_open(host_pid)
+
+    def gone() -> bool:
+        try:
+            signal.pidfd_send_signal(pidfd, 0)
+        except ProcessLookupError:
+            return True
+        return False
+
+    try:
+        yield gone
+    finally:
+        os.close(pidfd)
 
 
 class Process:

@@ -21,6 +21,7 @@ from tests.fakes.bpf.lives import (
     reconcile,
     start_time,
 )
+from tests.fakes.process import watched
 from tests.patience import until
 
 
@@ -126,8 +127,9 @@ def test_every_level_of_nested_namespaces(pidmap: BpfPidMap, lives: Path, depth:
         records = [found(pidmap, host_pid) for host_pid in chain]
         assert [len(record.levels) for record in records] == list(range(1, depth + 2))
         assert tuple(pidns for pidns, _ in records[-1].levels) == Procfs().pidns_chain(innermost)
-        process.end()
-        until(lambda: not Path(f"/proc/{chain[1]}").exists(), "the end of the namespaces")
+        with watched(chain[1]) as ended:
+            process.end()
+            until(ended, "the end of the namespaces")
         for record in records:
             gone(pidmap, record)
 

@@ -38,6 +38,7 @@ from tests.fakes.bpf.lives import (
     take_out,
     truth,
 )
+from tests.fakes.process import watched
 from tests.patience import until
 
 Levels = tuple[tuple[int, int], ...]
@@ -227,8 +228,9 @@ def test_two_hundred_namespaces_in_a_row(pidmap: BpfPidMap, lives: Path) -> None
                 assert record.host_pid == host_pid
                 assert record.levels == ((HOST_PIDNS, host_pid), (pidns, ns_pid))
                 assert host_pid in candidates(pidmap, ns_pid)
-            row.nudge()
-            until(lambda gone=init: not Path(f"/proc/{gone}").exists(), "the end of the namespace")  # type: ignore[misc]
+            with watched(init) as gone:
+                row.nudge()
+                until(gone, "the end of the namespace")
             for ns_pid in family:
                 left = pidmap.lookup(pidns, ns_pid)
                 assert left is None or left.host_pid not in family.values()

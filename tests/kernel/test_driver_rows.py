@@ -10,6 +10,7 @@ import pytest
 from tests.fakes.daemon import Daemon
 from tests.fakes.gpu import DEFAULT_DEVICES
 from tests.fakes.node import Node
+from tests.fakes.process import watched
 from tests.fakes.state import Hang
 from tests.kernel.conftest import FAST, NVML, ROWS, Start, driver, hostpid_of, right_number
 from tests.patience import never, until
@@ -81,15 +82,18 @@ def test_a_call_that_hangs_costs_a_worker_and_no_repair(node: Node, start: Start
     daemon = start(node, *FAST)
     until(lambda: tenant.slot()["sm_util"] == [50], "the load")
     first = daemon.child(NVML)
-    node.gpu.set_faults(hang=Hang.UTILIZATION)
-    tenant.set_load(0)
-    began = daemon.lines[-1]["at"]
-    repaired(daemon, node, "while-it-hangs")
-    line = daemon.wait_for("nvml_unavailable")
-    assert line["why"] == "the driver did not answer within 1 s"  # from now on what it said counts no more
-    line = daemon.wait_for("nvml_unavailable", why="the nvml worker did not answer within 5 s")
-    assert line["at"] - began > 4.5
-    assert not Path(f"/proc/{first}").exists()
+    with watched(first) as gone:
+        node.gpu.set_faults(hang=Hang.UTILIZATION)
+        tenant.set_load(0)
+        began = daemon.lines[-1]["at"]
+        repaired(daemon, node, "while-it-hangs")
+        line = daemon.wait_for("nvml_unavailable")
+        assert (
+            line["why"] == "the driver did not answer within 1 s"
+        )  # from now on what it said counts no more
+        line = daemon.wait_for("nvml_unavailable", why="the nvml worker did not answer within 5 s")
+        assert line["at"] - began > 4.5
+        assert gone()
     # Idle for five seconds, and nobody could know: the last value that was true stays, 0 is not claimed.
     assert tenant.slot()["sm_util"] == [50]
     repaired(daemon, node, "after-the-kill")

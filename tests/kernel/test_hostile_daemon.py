@@ -23,7 +23,7 @@ from tests.fakes.cachefiles import poke, recorded, write
 from tests.fakes.command import run
 from tests.fakes.halted import halted_when_it_maps, wait_until_halted
 from tests.fakes.node import Node
-from tests.fakes.process import Tenant
+from tests.fakes.process import Tenant, watched
 from tests.fakes.regions import LAYOUTS
 from tests.kernel.conftest import WRITER, Start, hostpid_of, write_hostpid
 from tests.kernel.rights import patched
@@ -300,11 +300,12 @@ def test_a_writer_that_hangs_is_killed_and_the_next_one_tries_again(node: Node, 
     until(lambda: {first.host_pid, good.parent.host_pid} <= repaired(), "the beginning")
     for _ in range(3):
         stuck = daemon.child(WRITER)
-        os.kill(stuck, signal.SIGSTOP)
-        another = other.tenant(guess="none")
-        until(lambda: another.host_pid in repaired(), "the next writer's answer")  # noqa: B023 - it is over
-        assert hostpid_of(other, another) == another.host_pid
-        assert not Path(f"/proc/{stuck}").exists()
+        with watched(stuck) as gone:
+            os.kill(stuck, signal.SIGSTOP)
+            another = other.tenant(guess="none")
+            until(lambda: another.host_pid in repaired(), "the next writer's answer")  # noqa: B023 - it is over
+            assert hostpid_of(other, another) == another.host_pid
+            assert gone()
     until(lambda: len(daemon.said("writer_failed")) >= 3, "three failures of the writer")
     assert all("did not answer within 1 s" in line["why"] for line in daemon.said("writer_failed"))
     assert daemon.said("region_quarantined") == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.busy import GPUS, Builder, busy, troubled
+from tests.fakes.process import watched
 from tests.fakes.served import Served
 from tests.fakes.terminal import Terminal
 from tests.patience import until
@@ -206,10 +208,11 @@ def test_stopped_and_continued(served: Served, tmp_path: Path) -> None:
 
 
 def test_a_terminal_that_goes_away_ends_it(served: Served) -> None:
-    with Terminal(top(served)) as terminal:
-        terminal.wait("q quit")
-        host_pid = int(terminal.get("pane_pid"))
-    until(lambda: not Path(f"/proc/{host_pid}").exists(), "its end without a terminal")
+    with contextlib.ExitStack() as stack:
+        with Terminal(top(served)) as terminal:
+            terminal.wait("q quit")
+            gone = stack.enter_context(watched(int(terminal.get("pane_pid"))))
+        until(gone, "its end without a terminal")
 
 
 # ---- the daemon ---------------------------------------------------------------------------------------------------
