@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
 
 from resolver.base.errors import Ambiguous, CannotKnow, NotFound, ProcessGone
@@ -153,7 +152,9 @@ def _made_inside(procfs: Procfs, top: list[Member], inits: list[Member]) -> bool
     if any(_parent(procfs, member.host_pid) in outer for member in inits):
         return True
     born_top, born_init = _first_start(procfs, top), _first_start(procfs, inits)
-    if born_top == born_init or (born_top < born_init and _from_outside(procfs, top)):
+    if born_top == born_init or (
+        born_top < born_init and all(procfs.has_host_mounts(member.host_pid) for member in top)
+    ):
         raise Ambiguous(
             "which PID namespace is the container's own, and which was made inside it, is unknown: choose with --pidns",
             tuple(
@@ -163,15 +164,6 @@ def _made_inside(procfs: Procfs, top: list[Member], inits: list[Member]) -> bool
             ),
         )
     return born_top < born_init
-
-
-def _from_outside(procfs: Procfs, members: list[Member]) -> bool:
-    """Check that all have the host's mounts (kthreadd's), which no container has."""
-    try:
-        host = os.readlink(f"{procfs.root}/2/ns/mnt")
-        return all(os.readlink(f"{procfs.root}/{member.host_pid}/ns/mnt") == host for member in members)
-    except OSError:
-        return False
 
 
 def _parent(procfs: Procfs, host_pid: int) -> int:

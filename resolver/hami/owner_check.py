@@ -112,6 +112,8 @@ class OwnerCheck:
         # In the host's namespace a process has that number by chance, unless the container is there.
         if namespaces and (HOST_PIDNS in namespaces or self.pidns(host_pid) != HOST_PIDNS):
             return True
+        if self._procfs.has_host_mounts(host_pid):
+            return False  # told without its mount table, for which any tenant could make us wait
         return proof in await self.directories(host_pid, payer)
 
     async def _ask(

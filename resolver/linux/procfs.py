@@ -272,6 +272,12 @@ class Procfs:
         """Inode of the user namespace."""
         return self._namespace(host_pid, "user")
 
+    def has_host_mounts(self, host_pid: int) -> bool:
+        """Check for kthreadd's mount namespace, which no container has; False if unreadable."""
+        with contextlib.suppress(AccessDenied, ProcessGone):
+            return self._namespace(host_pid, "mnt") == self._namespace(2, "mnt")
+        return False
+
     def _namespace(self, host_pid: int | str, kind: str) -> int:
         try:
             link = os.readlink(f"{self.root}/{host_pid}/ns/{kind}")

@@ -278,6 +278,20 @@ def test_a_process_of_the_hosts_namespace_is_asked_for_too(proc: FakeProc) -> No
     assert proc.find(208) is UnresolvedReason.OTHER_CONTAINER  # the host's namespace is the container's now
 
 
+def test_a_process_with_the_hosts_mounts_is_told_without_its_mount_table(proc: FakeProc) -> None:
+    """Reading any mount table waits for whoever copies another one (namespace_sem)."""
+    procfs = counting(proc)
+    with_container(proc)
+    in_namespace(proc.put(101, 7), 5001)
+    for host_pid, mounts in ((2, 4001), (7, 4001), (8, 4002)):
+        place = in_namespace(proc.put(host_pid, mounts=mountinfo()), procfs_module.HOST_PIDNS, "0::/x\n")
+        (place / "ns/mnt").symlink_to(f"mnt:[{mounts}]")
+    assert proc.find(7) == 101
+    assert proc.find(8) is UnresolvedReason.NO_SUCH_PROCESS
+    assert 7 not in procfs.tables
+    assert 8 in procfs.tables
+
+
 def test_a_process_that_shows_no_mount_is_told_by_its_cgroup(proc: FakeProc) -> None:
     """After chroot, or in a mount namespace of its own."""
     with_container(proc)
