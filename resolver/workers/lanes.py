@@ -288,6 +288,7 @@ class Lanes:
         self._first = Lane("reader", LATE_SECONDS, self._was_late)
         self._second = Lane("second reader", LONGEST_SECONDS, self._was_late)
         self._late: dict[str, tuple[float, float]] = {}  # until when one is not asked, and that pause
+        self._closed = False
         self._slow = set[str]()  # those that the first lane doesn't serve
 
     @property
@@ -300,7 +301,9 @@ class Lanes:
         return frozenset(self._slow - {ALL})
 
     async def ask(self, payer: str, about: str, function: Callable[..., Any], *arguments: Any) -> Any:
-        """See `TenantReader.ask`."""
+        """See `TenantReader.ask`. Once closed, who asks is cancelled."""
+        if self._closed:
+            raise asyncio.CancelledError
         message = json.dumps([f"{function.__module__}:{function.__qualname__}", *arguments]).encode()
         slow = about in self._slow
         if slow and about != ALL:
@@ -343,7 +346,8 @@ class Lanes:
             self._second.stop()
 
     def close(self) -> None:
-        """End both."""
+        """End both, for good: a task that goes on must not start another one."""
+        self._closed = True
         self._first.stop()
         self._second.stop()
 

@@ -69,6 +69,16 @@ async def test_a_killed_lane_is_replaced_and_its_questions_are_asked_again(lanes
     assert await asyncio.gather(*asked) == ["waited"] * 3
 
 
+async def test_who_asks_at_the_end_is_cancelled_and_starts_no_other_child(lanes: Lanes) -> None:
+    asked = asyncio.create_task(lanes.ask("a", "a", wait, FOR_EVER))
+    await asyncio.sleep(0)
+    lanes.close()
+    late = asyncio.create_task(lanes.ask("a", "a", echo, "late"))
+    answers = await asyncio.gather(asked, late, return_exceptions=True)
+    assert [type(answer) for answer in answers] == [asyncio.CancelledError] * 2
+    assert [lane.host_pid for lane in lanes.workers] == [None, None]
+
+
 @pytest.mark.parametrize(
     ("how", "error", "text"),
     [
