@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from resolver.repair.parts import Parts
     from resolver.repair.plan import RegionRepairs
     from resolver.state import HamiCounts, RegionReport
-    from resolver.workers.lanes import Lane
     from resolver.workers.supervisor import WorkerProcess
 
 
@@ -54,7 +53,7 @@ class Repairer:
         self._resident = Resident()
 
     @property
-    def workers(self) -> list[WorkerProcess | Lane]:
+    def workers(self) -> list[WorkerProcess]:
         """All child processes."""
         lanes = self.parts.reader.workers if isinstance(self.parts.reader, Lanes) else ()
         return [self.writing.worker, *lanes]

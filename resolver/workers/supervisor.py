@@ -8,11 +8,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import select
+import math
 import signal
 import socket
 import subprocess
 import time
+from collections import deque
 from typing import TYPE_CHECKING
 
 from resolver.base.counters import Shortage
@@ -23,16 +24,18 @@ from resolver.workers.means import Means, shortage_of
 from resolver.workers.spawn import child, spawn
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 _MAX_MESSAGE = 1 << 18
 _FIRST_DELAY = 0.05
 _LONGEST_DELAY = 30.0
 #: After a refusal for lack of means: what another process took it can give back at any time.
 _LONGEST_DELAY_FOR_MEANS = 0.5
+#: A child's time for its start, if it is greeted.
+_START_SECONDS = 5.0
 #: Between two looks for an answer, in seconds, where the kernel allows no further epoll watch.
 _LOOK_SECONDS = 0.002
-#: So many times its time limit a child is waited for that wants a CPU and gets none: the node is late, not the child.
+#: So many halves of its limit a child is waited for that wants a CPU and gets none: the node is late, not the child.
 _STARVED_TURNS = 10
 #: Children that the kernel may hold at a time; then none is started until one of them has ended.
 _MOST_LEFT_BEHIND = 64
@@ -40,26 +43,208 @@ _MOST_LEFT_BEHIND = 64
 KILLED_SECONDS = 0.1
 
 
-class Child:
-    """Kind of child, and its process: started, ended, reaped, failures counted."""
+class _Request:
+    """Message, the seconds it may take, and where its answer goes."""
 
-    def __init__(self, name: str, argv: Sequence[str]) -> None:
+    __slots__ = ("descriptors", "future", "message", "on_late", "repeatable", "seconds")
+
+    def __init__(
+        self,
+        message: bytes,
+        descriptors: Sequence[int],
+        seconds: float,
+        on_late: Callable[[], None] | None = None,
+    ) -> None:
+        self.message, self.descriptors, self.seconds = message, descriptors, seconds
+        self.on_late, self.repeatable = on_late, on_late is not None
+        self.future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+    def fail(self, error: Exception) -> None:
+        if not self.future.done():
+            self.future.set_exception(error)
+
+
+class WorkerProcess:
+    """Kind of child, and its process, which answers in order, up to ``window`` messages at a time.
+
+    A new one gets ``hello`` first, and a few seconds for it. For the other arguments see `child`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        module: str,
+        *paths: str,
+        timeout: float,
+        rights: frozenset[str] = frozenset(),
+        window: int = 1,
+        hello: bytes = b"",
+    ) -> None:
         self.name = name
+        self.timeout = timeout
         self.starts = 0
         self.failures = 0  # deaths, time-outs and malformed answers, ever
         self.last_failure = ""
         self.means = Means()
-        self._argv = argv
+        self._argv = child(module, name, rights, *paths)
+        self._window, self._hello = window, hello
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
         self._in_a_row = 0  # failures since the last answer
         self._not_before = 0.0
         self._unreaped: list[subprocess.Popen[bytes]] = []
+        self._waiting, self._asked = deque[_Request](), deque[_Request]()
+        self._since, self._turns = 0.0, 0  # the half of the first one's time, and its number
+        self._used = 0.0  # CPU time at its begin
+        self._timer: asyncio.TimerHandle | None = None
+        self._look_every = math.inf
 
     @property
     def host_pid(self) -> int | None:
         """PID of the child, if any."""
         return self._process.pid if self._process else None
+
+    @property
+    def busy(self) -> bool:
+        """Whether requests are unanswered."""
+        return bool(self._asked or self._waiting)
+
+    async def request(
+        self,
+        message: bytes,
+        descriptors: Sequence[int] = (),
+        *,
+        limit: float | None = None,
+        on_late: Callable[[], None] | None = None,
+    ) -> bytes:
+        """Send a message and return its answer. Raises `WorkerFailed`, and OSError without descriptors.
+
+        It may take ``limit`` s (default: ``timeout``) of the child having a CPU. After several failures in a row
+        requests fail at once until the next start (0.05 s, doubled up to 30 s). One with ``on_late``, which is called
+        when it is late, only reads: it is repeated once if the child ends.
+        """
+        seconds = self.timeout if limit is None else limit
+        request = _Request(message, list(descriptors), seconds, on_late)
+        self._waiting.append(request)
+        self._send()
+        try:
+            return await request.future
+        except asyncio.CancelledError:
+            if self._window == 1 and request in self._asked:
+                self._asked.clear()
+                self._end()  # nobody waits for its answer: by then the next one's descriptors may be other files'
+                self._send()
+            raise
+
+    def _send(self) -> None:
+        """Send what the child may have at a time, to a new one if it ended or can't get descriptors."""
+        while self._waiting and len(self._asked) < self._window:
+            request, fresh = self._waiting[0], self._channel is None
+            if request.future.done():  # cancelled
+                self._waiting.popleft()
+                continue
+            try:
+                channel = self._channel or self._start(request.descriptors)
+            except (WorkerFailed, OSError) as error:
+                waiting, self._waiting = self._waiting, deque()
+                for each in waiting:
+                    each.fail(error)
+                return
+            try:
+                # A thousand descriptors would not fit; callers keep below the kernel's 253 (SCM_MAX_FD).
+                socket.send_fds(channel, [request.message], () if fresh else request.descriptors)
+            except OSError as error:
+                if self._asked:
+                    return  # after the next answer, or the child's end
+                if not fresh and error.errno == errno.ETOOMANYREFS:
+                    self.means.counts[Shortage.IN_FLIGHT] += 1
+                    self._end(kill=False)
+                    continue
+                ended = isinstance(error, BrokenPipeError | ConnectionResetError)
+                failed = self._ended() if ended else self._impossible("asked", error)
+                if fresh or not ended:
+                    self._waiting.popleft().fail(failed)
+            else:
+                self._note(channel, self._waiting.popleft())
+
+    def _note(self, channel: socket.socket, request: _Request) -> None:
+        """Wait for a sent request's answer, if it is the first one."""
+        self._asked.append(request)
+        if len(self._asked) > 1:
+            return
+        self._since, self._turns, self._look_every = time.monotonic(), 0, math.inf
+        try:  # asyncio would describe a socket twice, for an error that nobody sees
+            asyncio.get_running_loop().add_reader(channel.fileno(), self._take)
+        except OSError:
+            self._look_every = _LOOK_SECONDS
+        self._check_in(request.seconds / 2)
+
+    def _check_in(self, seconds: float) -> None:
+        if self._timer is None:  # the next request may have less time than this one
+            wait = min(seconds, self.timeout / 2, self._look_every)
+            self._timer = asyncio.get_running_loop().call_later(wait, self._check)
+
+    def _take(self) -> None:
+        """Take the answers received, and send more."""
+        while self._asked and self._channel is not None:
+            try:
+                answer = self._channel.recv(_MAX_MESSAGE)
+            except BlockingIOError:
+                break
+            except OSError:
+                answer = b""  # it ended before it took the message
+            request = self._asked.popleft()
+            if answer:
+                self._since, self._turns = time.monotonic(), 0
+                self.forget_failures()
+                if not request.future.done():
+                    request.future.set_result(answer)
+                continue
+            failed = self._ended()
+            if request.repeatable:
+                request.repeatable = False
+                self._waiting.appendleft(request)
+            else:
+                request.fail(failed)
+        self._send()
+        if not self._asked:
+            self._rest()
+
+    def _check(self) -> None:
+        """Give up the first request if it is late, though the loop may have been busy when its answer came."""
+        self._timer = None
+        self._take()
+        if not self._asked:
+            return
+        request, now, host_pid = self._asked[0], time.monotonic(), self.host_pid or 0
+        half = request.seconds / 2
+        left = self._since + half - now
+        # In the second half the child has to be seen to have a CPU: else the node is late, and not the child.
+        if left <= 0 and (
+            not self._turns or (self._turns <= _STARVED_TURNS and starved(host_pid, self._used, half))
+        ):
+            self._since, self._turns, left = now, self._turns + 1, half
+            self._used = usage(host_pid).cpu_seconds
+        if left > 0:
+            self._check_in(left)
+            return
+        self._asked.popleft()
+        failed = self._failed(f"did not answer within {request.seconds:g} s", late=True)
+        if request.on_late is not None:
+            request.on_late()
+        request.fail(failed)
+        self._send()
+
+    def _rest(self) -> None:
+        """Wait for no answer."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._channel is not None:
+            with contextlib.suppress(RuntimeError):  # no loop runs any more
+                asyncio.get_running_loop().remove_reader(self._channel.fileno())
+
+    # -- the process --------------------------------------------------------------------------------
 
     def _start(self, descriptors: Sequence[int] = ()) -> socket.socket:
         """Return a new child's socket. Raises `WorkerFailed`, and OSError without descriptors."""
@@ -74,20 +259,28 @@ class Child:
         try:
             self._process, channel = spawn(self._argv, descriptors)
         except OSError as error:
-            lacks = shortage_of(error.errno)
-            if lacks is Shortage.DESCRIPTORS:
+            if (lacks := shortage_of(error.errno)) is Shortage.DESCRIPTORS:
                 self.means.refused(lacks, f"the {self.name} could not be started: {error.strerror}")
                 raise
-            raise self._failed(f"could not be started: {error.strerror}", lacks=lacks) from None
+            raise self._impossible("started", error) from None
         channel.setblocking(False)
         self.starts += 1
         self._channel = channel
+        if self._hello:
+            with contextlib.suppress(OSError):  # its end is seen by the next one who sends
+                channel.send(self._hello)
+                hello = _Request(self._hello, (), _START_SECONDS)
+                hello.future.cancel()  # nobody waits for it
+                self._note(channel, hello)
         return channel
+
+    def _impossible(self, what: str, error: OSError) -> WorkerFailed:
+        return self._failed(f"could not be {what}: {error.strerror}", lacks=shortage_of(error.errno))
 
     def _failed(
         self, what: str, *, own_fault: bool = False, late: bool = False, lacks: Shortage | None = None
     ) -> WorkerFailed:
-        """End the child, count it, return the error."""
+        """End the child, count it, return the error. The next one is asked what is unanswered."""
         self._end()
         self.failures += 1
         self._in_a_row += 1
@@ -97,122 +290,25 @@ class Child:
         self.last_failure = f"the {self.name} {what}"
         if lacks is not None:
             self.means.refused(lacks, self.last_failure)
-        return WorkerFailed(self.last_failure, own_fault=own_fault, late=late)
+        error = WorkerFailed(self.last_failure, own_fault=own_fault, late=late)
+        while self._asked:
+            request = self._asked.pop()
+            if request.descriptors:
+                request.fail(error)  # they may be other files' by now
+            else:
+                self._waiting.appendleft(request)
+        return error
 
     def forget_failures(self) -> None:
         """Delay the next start no more: the child answered, or its input alone was to blame."""
         self._in_a_row = 0
         self.means.sufficed()
 
-    def _end(self, *, kill: bool = True) -> None:
-        """End the child, by its closed socket unless killed; it is reaped later."""
-        if self._channel is not None:
-            self._channel.close()
-            self._channel = None
-        process, self._process = self._process, None
-        if process is not None:
-            if kill:
-                with contextlib.suppress(PermissionError):  # another user's by now: its socket ends it
-                    process.kill()
-            self._unreaped.append(process)
-
-    def stop(self) -> None:
-        """End the child now. If hung in the kernel, it is reaped later."""
-        self._end()
-        self._reap()
-
-    def _reap(self) -> None:
-        if self._unreaped:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._unreaped[-1].wait(KILLED_SECONDS)
-        self._unreaped = [each for each in self._unreaped if each.poll() is None]
-
-
-class WorkerProcess(Child):
-    """Child that handles one message at a time; for the arguments see `child`."""
-
-    def __init__(
-        self,
-        name: str,
-        module: str,
-        *paths: str,
-        timeout: float,
-        rights: frozenset[str] = frozenset(),
-    ) -> None:
-        super().__init__(name, child(module, name, rights, *paths))
-        self.timeout = timeout
-        self._turn = asyncio.Lock()
-
-    def _end(self, *, kill: bool = True) -> None:
-        super()._end(kill=kill)
-        if kill:
-            self._reap()
-
-    async def request(
-        self,
-        message: bytes,
-        descriptors: Sequence[int] = (),
-        *,
-        limit: float | None = None,
-    ) -> bytes:
-        """Send a message and return its answer. Raises `WorkerFailed` after ``limit`` s (default: ``timeout``).
-
-        Time without a CPU does not count. After several failures in a row requests fail at once until the next start
-        (0.05 s, doubled up to 30 s).
-        """
-        async with self._turn:
-            channel = self._send(message, list(descriptors))
-            limit = self.timeout if limit is None else limit
-            try:
-                await self._answer(channel, limit)
-                answer = channel.recv(_MAX_MESSAGE)
-            except BlockingIOError:
-                raise self._failed(f"did not answer within {limit:g} s", late=True) from None
-            except ConnectionResetError:
-                answer = b""  # it ended before it took the message
-            except OSError as error:
-                raise self._failed(f"broke off: {error.strerror}") from None
-            except asyncio.CancelledError:
-                self.stop()  # its answer would be taken for the next request's
-                raise
-            if not answer:
-                raise self._ended()
-            self.forget_failures()
-            return answer
-
-    async def _answer(self, channel: socket.socket, limit: float) -> None:
-        """Wait ``limit`` seconds of the child having a CPU."""
-        host_pid = self.host_pid or 0
-        for _ in range(_STARVED_TURNS):
-            before = usage(host_pid).cpu_seconds
-            if await _readable(channel, limit) or not starved(host_pid, before, limit):
-                return
-
-    def _send(self, message: bytes, descriptors: list[int]) -> socket.socket:
-        """Send to the child, or to a new one if it ended or can't get descriptors."""
-        while True:
-            idle = self._channel is not None
-            channel = self._channel or self._start(descriptors)
-            try:
-                # A thousand descriptors would not fit; callers keep below the kernel's 253 (SCM_MAX_FD).
-                socket.send_fds(channel, [message], descriptors if idle else ())
-            except (BrokenPipeError, ConnectionResetError):
-                error = self._ended()
-                if not idle:
-                    raise error from None
-            except OSError as error:
-                if idle and error.errno == errno.ETOOMANYREFS:
-                    self.means.counts[Shortage.IN_FLIGHT] += 1
-                    self._end(kill=False)
-                    continue
-                lacks = shortage_of(error.errno)
-                raise self._failed(f"could not be asked: {error.strerror}", lacks=lacks) from None
-            else:
-                return channel
-
     def malformed(self, what: str) -> WorkerFailed:
         """End a child after nonsense; return the error."""
-        return self._failed(what)
+        failed = self._failed(what)
+        self._send()
+        return failed
 
     def _ended(self) -> WorkerFailed:
         """Reap a child that closed its socket; return the error."""
@@ -230,44 +326,34 @@ class WorkerProcess(Child):
             return self._failed(f"was killed by {name}", own_fault=faulty, lacks=lacks)
         return self._failed(f"was killed by signal {-code}")
 
+    def _end(self, *, kill: bool = True) -> None:
+        """End the child, by its closed socket unless killed; it is reaped later."""
+        self._rest()
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+        process, self._process = self._process, None
+        if process is not None:
+            if kill:
+                with contextlib.suppress(PermissionError):  # another user's by now: its socket ends it
+                    process.kill()
+            self._unreaped.append(process)
+
+    def stop(self) -> None:
+        """End the child now; its requests are cancelled. If hung in the kernel, it is reaped later."""
+        self._end()
+        if self._unreaped:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._unreaped[-1].wait(KILLED_SECONDS)
+        self._unreaped = [each for each in self._unreaped if each.poll() is None]
+        requests = *self._asked, *self._waiting
+        self._asked.clear()
+        self._waiting.clear()
+        for request in requests:
+            request.future.cancel()
+
 
 def starved(host_pid: int, before: float, seconds: float) -> bool:
     """Check if a ready child had no CPU for most of the last ``seconds``."""
     now = usage(host_pid)
     return now.state == b"R" and now.cpu_seconds - before < seconds / 2
-
-
-async def _readable(channel: socket.socket, limit: float) -> bool:
-    """Wait ``limit`` seconds for an answer; True if seen.
-
-    The caller reads in either case: the loop may have been busy. Without epoll watches the channel is polled.
-    """
-    loop = asyncio.get_running_loop()
-    readable: asyncio.Future[None] = loop.create_future()
-
-    def on_readable() -> None:
-        if not readable.done():
-            readable.set_result(None)
-
-    number = channel.fileno()  # asyncio would describe a socket twice, for an error that nobody sees
-    try:
-        loop.add_reader(number, on_readable)
-    except OSError:
-        return await _looked_at(number, limit)
-    try:
-        await asyncio.wait({readable}, timeout=limit)
-    finally:
-        loop.remove_reader(number)
-    return readable.done()
-
-
-async def _looked_at(number: int, limit: float) -> bool:
-    """Replace `_readable`, without epoll."""
-    poll = select.poll()
-    poll.register(number, select.POLLIN)
-    deadline = time.monotonic() + limit
-    while not poll.poll(0):
-        if time.monotonic() > deadline:
-            return False
-        await asyncio.sleep(_LOOK_SECONDS)
-    return True

@@ -47,6 +47,15 @@ async def test_a_late_container_waits_for_the_second_lane_and_no_other_does(lane
     assert lanes.too_slow() == frozenset()
 
 
+async def test_the_long_time_for_a_start_is_not_the_first_questions(lanes: Lanes) -> None:
+    first, _ = lanes.workers
+    asking = asyncio.create_task(lanes.ask("a", "a", echo, "hello"))
+    await asyncio.sleep(0)
+    assert first._timer
+    assert first._timer.when() <= asyncio.get_running_loop().time() + module.LATE_SECONDS / 2
+    assert await asking == "hello"
+
+
 async def test_a_late_mount_table_blames_no_container(lanes: Lanes) -> None:
     with pytest.raises(TooSlow):
         await lanes.ask("any", ALL, wait, FOR_EVER)

@@ -383,6 +383,18 @@ async def test_an_answer_of_a_cancelled_request_is_nobodys(puppet: Callable[...,
     assert worker.failures == 0
 
 
+async def test_descriptors_that_may_be_other_files_by_now_are_not_sent_again(
+    puppet: Callable[..., WorkerProcess], files: list[int]
+) -> None:
+    worker = puppet()
+    asked = asyncio.create_task(fails(worker.request(b"late 600", [files[0]])))
+    await asyncio.sleep(0)
+    worker.malformed("spoke nonsense")
+    assert "spoke nonsense" in str(await asked)
+    assert worker.host_pid is None
+    assert await ask(worker, "next") == "next"
+
+
 async def test_a_cancellation_is_never_lost(puppet: Callable[..., WorkerProcess]) -> None:
     """It can come in the very turn of the loop in which the answer came."""
     worker = puppet()
