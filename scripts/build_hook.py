@@ -21,7 +21,6 @@ sys.path.insert(0, str(ROOT))  # an isolated build has only the packages that py
 
 from resolver import __version__  # noqa: E402
 from resolver.cli import COMMANDS, add_command, parser_of  # noqa: E402
-from resolver.cli.completion import PATHS  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -153,6 +152,12 @@ def _text(text: str) -> str:
 
 # --- completion ---------------------------------------------------------------------------------------------------
 
+#: Each shell's file below ``share``, where the shell itself looks for it.
+PATHS: Final = {
+    "bash": "bash-completion/completions/resolver",
+    "zsh": "zsh/site-functions/_resolver",
+    "fish": "fish/vendor_completions.d/resolver.fish",
+}
 #: A value's placeholder, and its completion; other values have none.
 _OFFERED: Final = {"FILE": shtab.FILE, "PATH": shtab.FILE, "DIR": shtab.DIRECTORY}
 

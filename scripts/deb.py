@@ -134,7 +134,6 @@ def _around(tree: Path, wheel: Path) -> None:
             elif shared:
                 place = f"usr/share/{path}".replace("zsh/site-functions", "zsh/vendor-completions")
                 _put(tree / place, archive.read(name))
-                _link(tree / HOME / "share" / path, f"/{place}")  # `resolver completion` reads it
     documents = tree / "usr/share/doc/hami-resolver"
     _put(documents / "changelog.gz", gzip.compress((ROOT / "CHANGELOG.md").read_bytes(), 9, mtime=0))
     _put(documents / "copyright", (ROOT / "LICENSE").read_bytes())

@@ -31,8 +31,6 @@ COMMANDS = {
     "events": "print past events, or follow new ones",
     "config": "show the settings and the origin of each",
     "bundle": "collect everything that a bug report needs in one file",
-    "version": "print the versions of this command and the daemon",
-    "completion": "print a shell completion file",
 }
 
 #: An example of each command that takes more than options, at the end of its help.
@@ -49,7 +47,6 @@ _EXAMPLES = {
     "events": "resolver events --pod ml-prod/trainer-0 --follow",
     "config": "resolver config --template > /etc/resolver.toml",
     "bundle": "resolver bundle --redact --output node-7.tar.gz",
-    "completion": "source <(resolver completion bash)",
 }
 
 _WITHOUT = "Without one there are: resolver lookup, reverse, slots, explain, config, doctor"

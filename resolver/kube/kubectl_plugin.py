@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 SELECTOR, CONTAINER = "app.kubernetes.io/name=resolver", "resolver"
 COMMANDS = (
     *("status", "explain", "lookup", "reverse", "top", "bundle"),
-    *("doctor", "slots", "containers", "events", "devices", "config", "version"),
+    *("doctor", "slots", "containers", "events", "devices", "config"),
 )
 _COMPLETES = "kubectl_complete-resolver"
 #: Of a copy that is alone; `make release` writes it.

@@ -76,8 +76,8 @@ HEAVY = {
 }
 SETTINGS = {"msgspec", "resolver.config"}
 LIGHT = (
-    *("--help", "--version", "completion bash", "lookup --help", "reverse --help"),
-    *("explain --help", "top --help", "slots --help", "version --socket /none", "status --socket /none"),
+    *("--help", "--version", "lookup --help", "reverse --help"),
+    *("explain --help", "top --help", "slots --help", "status --socket /none"),
     *("devices --socket /none", "events --socket /none", "containers --socket /none"),
 )
 TAKING_SETTINGS = ("doctor --list", "doctor --help", "run --help", "slots", "config --socket /none")

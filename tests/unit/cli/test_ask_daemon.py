@@ -480,7 +480,6 @@ def test_a_daemon_that_does_not_say_its_settings_is_said(daemon: Daemon, tmp_pat
         done = resolver("slots", "--socket", str(daemon.path), RESOLVER_CONTAINERS_DIR=str(tmp_path / "here"))
         assert done.returncode == 0, done.stderr
         assert "by environment RESOLVER_CONTAINERS_DIR" in done.stderr
-        assert "of another version" in resolver("version", "--socket", str(daemon.path)).stdout
 
 
 def test_a_file_that_is_named_goes_before_the_daemon(daemon: Daemon, tmp_path: Path) -> None:

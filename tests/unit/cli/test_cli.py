@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -19,22 +18,11 @@ from resolver.cli.run import summary
 from tests.fakes import cachefiles
 from tests.fakes.command import called
 from tests.fakes.pictures import picture
-from tests.fakes.served import serving
 
 
-def test_version(tmp_path: Path) -> None:
+def test_version() -> None:
     done = called("--version")
     assert (done.returncode, done.stdout, done.stderr) == (0, f"resolver {__version__}\n", "")
-    done = called("version", "--socket", str(tmp_path / "none.sock"))
-    assert (done.returncode, done.stderr) == (0, "")
-    assert re.fullmatch(
-        rf"resolver +{re.escape(__version__)}\ndaemon +unknown: no daemon answers at .*none\.sock: "
-        "there is no such socket\n",
-        done.stdout,
-    )
-    with serving(tmp_path / "d.sock") as daemon:
-        told = json.loads(called("version", "--json", "--socket", daemon.path).stdout)
-    assert told == {"resolver": __version__, "daemon": __version__, "daemon_unknown": None}
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
@@ -89,7 +77,7 @@ def test_an_option_is_spelt_out() -> None:
 WRONG = """--frobnicate; run --frobnicate; run --interval; run --interval soon; run --interval 9h --once
     run --source tea-leaves; run --config /nonexistent.toml; lookup; lookup abcdef; lookup abcdef seven
     slots --frobnicate; reverse; reverse seven; status now; containers --frobnicate; events --kind tea
-    config --source tea-leaves; config --interval soon; completion tcsh"""
+    config --source tea-leaves; config --interval soon"""
 
 
 @pytest.mark.parametrize("words", re.split("; |\n *", WRONG))
@@ -124,7 +112,7 @@ def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
         assert (done.returncode, done.stderr) == (0, ""), arguments
 
 
-@pytest.mark.parametrize("command", ["slots", "slots --json", "--help", "version", "config"])
+@pytest.mark.parametrize("command", ["slots", "slots --json", "--help", "config"])
 def test_a_full_disk_is_a_sentence_and_an_exit_code_of_its_own(tmp_path: Path, command: str) -> None:
     cachefiles.container(tmp_path)
     path = str(tmp_path) if "slots" in command else ""

@@ -15,8 +15,8 @@ import pytest
 
 from resolver.base.event_names import KINDS
 from resolver.base.source_records import SourceName
-from resolver.cli import COMMANDS, main, parser_of
-from resolver.cli.completion import PATHS
+from resolver.cli import COMMANDS, parser_of
+from scripts.build_hook import PATHS
 from tests.fakes.terminal import Terminal
 from tests.patience import PATIENCE_S
 
@@ -130,7 +130,6 @@ def test_values_out_of_a_list(complete: Complete) -> None:
     assert complete("resolver run --dry-run --source n") == {"netlink"}
     assert {word.removeprefix("--source=") for word in complete("resolver run --source=n")} == {"netlink"}
     assert complete("resolver events --kind ") == set(KINDS)
-    assert complete("resolver completion ") - {"-h", "--help"} == set(PATHS)
 
 
 def test_files_and_directories(complete: Complete) -> None:
@@ -148,11 +147,3 @@ def test_where_nothing_can_be_known_nothing_is_offered(complete: Complete) -> No
 
 def test_a_word_that_only_looks_like_a_command(complete: Complete) -> None:
     assert "--containers-dir" not in {word.rstrip("=") for word in complete("resolver lookup run --")}
-
-
-def test_a_missing_file_is_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "prefix", str(tmp_path))
-    assert main(["completion", "zsh"]) == 1
-    assert f"{tmp_path}/share/zsh/site-functions/_resolver is missing" in capsys.readouterr().err

@@ -14,7 +14,7 @@ import pytest
 
 import resolver
 from resolver.cli import COMMANDS
-from resolver.cli.completion import PATHS
+from scripts.build_hook import PATHS
 
 
 def run(*command: str | Path, **environment: str) -> str:
@@ -99,9 +99,7 @@ def test_the_wheel_brings_the_man_pages(python: Path) -> None:
 
 @pytest.mark.parametrize("shell", PATHS)
 def test_the_wheel_brings_completion(python: Path, shell: str) -> None:
-    printed = run(python.parent / "resolver", "completion", shell, PYTHONPATH=sysconfig.get_path("purelib"))
-    assert printed == (python.parent.parent / "share" / PATHS[shell]).read_text()
-    assert "report-devices" in printed
+    assert "report-devices" in (python.parent.parent / "share" / PATHS[shell]).read_text()
 
 
 def test_the_source_archive_has_what_setup_reads(root: Path, tmp_path: Path) -> None:

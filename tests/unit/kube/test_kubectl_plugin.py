@@ -174,7 +174,6 @@ def test_the_reporters_pods_are_no_daemons_and_a_sidecar_is_found_by_its_labels(
 def test_a_command_runs_on_the_named_node_with_its_own_options(cluster: Cluster) -> None:
     one = cluster("doctor", "--node", "gpu-b", "--", "--only", "scan")
     assert "scan" in one.stdout
-    assert cluster("version", "research/train-0").stdout
 
 
 def test_top_of_a_pod_shows_that_pod_alone(cluster: Cluster) -> None:
