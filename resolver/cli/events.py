@@ -6,7 +6,6 @@ Prints one event per line: time, kind and fields. The daemon keeps the last 1024
 from __future__ import annotations
 
 import json
-import sys
 from typing import TYPE_CHECKING, Any
 
 from resolver import client
@@ -14,13 +13,12 @@ from resolver.base.errors import NoDaemon, NotFound, UsageError
 from resolver.base.event_names import KINDS
 from resolver.base.text import printable
 from resolver.cli.ask_daemon import add_socket, ask, understood
-from resolver.cli.parser import seconds
 from resolver.cli.show import moment, on_terminal, styled, wrapped
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Sequence
 
-_SHOWN_BEFORE = 10
 _BAD = ("conflict", "region_quarantined", "source_failed", "slot_stuck", "gpu_unhealthy", "gpu_gone")
 _GOOD = ("repair", "gpu_healthy", "nvml_available")
 #: Fields that say whose an event is; at a terminal they are one name.
@@ -31,42 +29,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     add_socket(parser, "print one JSON object per line")
     add = parser.add_argument
-    add("--follow", "-f", action="store_true", help="wait for more until interrupted")
+    add("--follow", "-f", action="store_true", help="then wait for more, until interrupted")
     about = "only this kind; repeatable"
     add("--kind", metavar="KIND", action="append", choices=list(KINDS), help=about)
-    about = f"only the last N (default all; {_SHOWN_BEFORE} with --follow)"
-    add("--last", metavar="N", type=int, help=about)
-    add("--since", metavar="TIME", type=seconds, help="only those of the last TIME, such as 10m or 90s")
     add("--pod", metavar="POD", help="only those of a pod: NAMESPACE/POD, its UID or the start of one")
     parser.epilog = "kinds of events:\n" + "\n".join(f"  {kind:20} {text}" for kind, text in KINDS.items())
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the kept ones, then perhaps those that come."""
-    if args.last is not None and args.last < 0:
-        raise UsageError(f"--last {args.last}: 0 or more are meant")
     if args.pod and args.pod.count("/") > 1:
         raise UsageError(f"--pod {args.pod}: use NAMESPACE/POD, or a pod's UID")
-    # Numbers begin at 1 with each daemon: an event's id has the daemon's start in it.
-    status = ask("/v1/status", args.socket) if args.follow else None
     kept = ask("/v1/events", args.socket)
-    last = args.last if args.last is not None or not args.follow else _SHOWN_BEFORE
     with understood():
-        shown = _Shown(args, kept)
-        lines = [shown.line(event) for event in kept["events"] if shown.wants(event)]
-        if args.pod and not args.follow and not lines and not shown.knows_pod():
+        events = kept["events"]
+        shown = _Shown(args, events)
+        if args.follow:  # the kept ones come first there, too
+            events = client.stream_events(args.socket, after="0", kinds=args.kind or ())
+        elif args.pod and not shown.knows_pod():
             raise NotFound(f"no pod here is or was called {args.pod!r}: resolver containers lists them")
-        number = kept["events"][-1]["number"] if kept["events"] else 0
-        last_id = f"{int(status['started_at'])}-{number}" if status is not None else ""
-    for line in lines if last is None else lines[max(0, len(lines) - last) :]:
-        print(line)
+        for event in events:
+            shown.learn(event["fields"])
+            if shown.wants(event):
+                print(shown.line(event), flush=args.follow)  # the reader of a pipe waits for it
     if args.follow:
-        sys.stdout.flush()
-        for event in client.stream_events(args.socket, after=last_id, kinds=args.kind or ()):
-            with understood():
-                shown.learn(event["fields"])
-                if shown.wants(event):
-                    print(shown.line(event), flush=True)  # the reader of a pipe waits for it
         raise NoDaemon(f"the daemon at {client.socket_of(args.socket)} ended: ask again once it runs")
     return 0
 
@@ -74,19 +60,18 @@ def run(args: argparse.Namespace) -> int:
 class _Shown:
     """Selection and format of events, with pod names by UID."""
 
-    def __init__(self, args: argparse.Namespace, kept: dict[str, Any]) -> None:
+    def __init__(self, args: argparse.Namespace, kept: Sequence[dict[str, Any]]) -> None:
         self._kinds, self._pod, self._as_json = args.kind or (), args.pod or "", args.json
-        self._oldest = 0.0 if args.since is None else kept["at"] - args.since
         self._compact = on_terminal() and not args.json
         self._pods: dict[str, str] = {}  # UID -> NAMESPACE/POD
         if self._pod or self._compact:
             running = ask("/v1/containers", args.socket)["containers"]
-            for fields in (*running, *(event["fields"] for event in kept["events"])):
+            for fields in (*running, *(event["fields"] for event in kept)):
                 self.learn(fields)
 
     def learn(self, fields: dict[str, Any]) -> None:
         """Remember the pod of a container or an event, with its name if there is one."""
-        if uid := fields.get("pod_uid"):
+        if uid := _pod_uid(fields):
             name = f"{fields['namespace']}/{fields['pod']}" if fields.get("pod") else ""
             self._pods[uid] = name or self._pods.get(uid, "")
 
@@ -99,7 +84,7 @@ class _Shown:
 
     def wants(self, event: dict[str, Any]) -> bool:
         """Check if an event is selected."""
-        if (self._kinds and event["kind"] not in self._kinds) or event["at"] < self._oldest:
+        if self._kinds and event["kind"] not in self._kinds:
             return False
         uid = _pod_uid(event["fields"])
         return not self._pod or (bool(uid) and self._is_chosen(uid))

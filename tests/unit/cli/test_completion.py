@@ -141,7 +141,7 @@ def test_files_and_directories(complete: Complete) -> None:
 
 
 def test_where_nothing_can_be_known_nothing_is_offered(complete: Complete) -> None:
-    for typed in ("resolver run --interval ", "resolver events --last "):
+    for typed in ("resolver run --interval ", "resolver events --pod "):
         assert complete(typed) == set(), typed
 
 
