@@ -139,11 +139,11 @@ def add_command(command: str, parser: argparse.ArgumentParser) -> ModuleType:
 
 
 def _top_level(arguments: list[str]) -> int:
-    from resolver.cli.parser import Parser, suggestion
+    from resolver.cli.parser import Parser
 
     if arguments and not arguments[0].startswith("-"):
-        near, known = suggestion(arguments[0].lower(), COMMANDS), ", ".join(COMMANDS)
-        print(f"resolver: no command {arguments[0]!r}{near}; the commands are: {known}", file=sys.stderr)
+        known = ", ".join(COMMANDS)
+        print(f"resolver: no command {arguments[0]!r}; the commands are: {known}", file=sys.stderr)
         return EXIT_USAGE
     from resolver import __version__
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from resolver.base.errors import UsageError
 from resolver.base.text import printable, several
-from resolver.cli.parser import suggestion
 from resolver.cli.show import on_terminal, print_found, print_json, print_labelled, styled
 
 if TYPE_CHECKING:
@@ -57,9 +56,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     for name in args.only or ():
         if name not in known:
-            raise UsageError(
-                f"there is no check {name!r}{suggestion(name, known)}; there are: {', '.join(known)}"
-            )
+            raise UsageError(f"there is no check {name!r}; there are: {', '.join(known)}")
     checks = [check for check in CHECKS if not args.only or check.name in args.only]
     results = _examine(_node(args), checks, quiet=args.json, verbose=args.verbose)
     states = [str(finding.state) for finding in results.values()]
