@@ -225,7 +225,7 @@ def not_taken(refused: image.Refused) -> LoadError:
             "verifier",
             f"the kernel's verifier refused the BPF program ({what}: {reason}): to Linux {platform.release()} it "
             "does not look safe. Rights do not change that. The verifier's last words are in the debug log and in "
-            "resolver doctor --verbose --only bpf; please report them, and use --source netlink or scan",
+            "resolver doctor --json --only bpf; please report them, and use --source netlink or scan",
             refused.log[-_MOST_WORDS:],
         )
     if refused.code == errno.EPERM:

@@ -177,7 +177,8 @@ def reasons(kind: str, *, fixes: bool = True) -> list[str]:
 
 def checks() -> list[str]:
     """List the checks of ``resolver doctor``."""
-    return rows(("check", "purpose"), ((f"`{check.name}`", check.about) for check in CHECKS))
+    body = ((each.name, (each.look.__doc__ or "").splitlines()[0]) for each in CHECKS)
+    return rows(("check", "purpose"), ((f"`{name}`", about.replace("``", "`")) for name, about in body))
 
 
 def _linked(text: str) -> str:

@@ -67,7 +67,7 @@ class SourceFailure(ReasonWithWords):
     VERIFIER = (
         "verifier",
         "the kernel's verifier refused the program",
-        "report `resolver doctor --verbose --only bpf`; until then: `source = netlink`",
+        "report `resolver doctor --json --only bpf`; until then: `source = netlink`",
     )
     MEMORY = (
         "memory",
@@ -80,7 +80,7 @@ class SourceFailure(ReasonWithWords):
         "fix the cause that it names, or the check view; a kernel without `CONFIG_PROC_EVENTS` has none",
     )
     SCAN = "scan", "`/proc` can't be listed", "fix this first: everything else depends on it"
-    OTHER = "other", "another error", "report the details of `resolver doctor --verbose --only bpf`"
+    OTHER = "other", "another error", "report the details of `resolver doctor --json --only bpf`"
 
 
 class SourceRecord(NamedTuple):

@@ -34,10 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     add = parser.add_argument
     add("--only", action="append", metavar="CHECK", help="only this check; repeatable")
-    add("--list", action="store_true", help="list the checks, each with its description")
-    about = "also print the compiler's or verifier's last lines about probes that can't be loaded"
-    add("--verbose", action="store_true", help=about)
-    add("--json", action="store_true", help="print a list of objects, one for each check")
+    about = "print a list of objects, one for each check; with a compiler's or verifier's last lines"
+    add("--json", action="store_true", help=about)
     options.add_arguments(parser)
     parser.epilog = (
         "exit status: 0 all ok or warnings only, 1 a check failed, 2 wrong usage, 4 none failed, but one is\n"
@@ -50,15 +48,11 @@ def run(args: argparse.Namespace) -> int:
     from resolver.doctor import CHECKS
 
     known = {check.name: check for check in CHECKS}
-    if args.list:
-        width = max(map(len, known))
-        print(*(f"{name:{width}}  {check.about}" for name, check in known.items()), sep="\n")
-        return 0
     for name in args.only or ():
         if name not in known:
             raise UsageError(f"there is no check {name!r}; there are: {', '.join(known)}")
     checks = [check for check in CHECKS if not args.only or check.name in args.only]
-    results = _examine(_node(args), checks, quiet=args.json, verbose=args.verbose)
+    results = _examine(_node(args), checks, quiet=args.json)
     states = [str(finding.state) for finding in results.values()]
     if args.json:
         print_json([{"check": name, **finding._asdict()} for name, finding in results.items()])
@@ -101,7 +95,7 @@ def _origins(origins: dict[str, str]) -> str:
     )
 
 
-def _examine(node: Node, checks: Sequence[Check], *, quiet: bool, verbose: bool) -> Results:
+def _examine(node: Node, checks: Sequence[Check], *, quiet: bool) -> Results:
     from resolver.doctor import bounded
 
     results: Results = {}
@@ -117,10 +111,6 @@ def _examine(node: Node, checks: Sequence[Check], *, quiet: bool, verbose: bool)
             head = f"{styled(f'{finding.state:{_INDENT}}', _STYLES[finding.state])}{check.name:{width}}  "
             print_found(head, _INDENT + width + 2, printable(finding.found))
             print_labelled(_INDENT, cause=finding.cause, fix=finding.fix)
-        for line in (
-            finding.detail.splitlines() if verbose and not quiet else ()
-        ):  # a verifier's are in columns
-            print(" " * _INDENT + styled("| ", "dim") + printable(line.expandtabs()))
         sys.stdout.flush()
     return results
 

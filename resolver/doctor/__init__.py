@@ -17,16 +17,11 @@ _SECONDS = 15.0
 
 
 class Check(NamedTuple):
-    """A check; the first line of the docstring of ``look`` describes it."""
+    """A check; the first line of the docstring of ``look`` describes it in the documents."""
 
     name: str
     look: Callable[[Node], Finding]
     seconds: float = _SECONDS
-
-    @property
-    def about(self) -> str:
-        """Return the description in one sentence, for the list of checks."""
-        return (self.look.__doc__ or "").splitlines()[0].replace("``", "`")
 
 
 #: In the order in which they are run: what others rest on comes first.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from typing import TYPE_CHECKING, Any
 
 from resolver import __version__
@@ -45,7 +44,7 @@ def daemon(node: Node) -> Finding:
     if os.path.exists(where) and not os.access(where, os.W_OK):
         return unknown(f"PID {host_pid} runs", "its socket is refused to this user", "run this as root")
     what, fix = ailment(host_pid, where)
-    return failed(f"PID {host_pid}{_age(host_pid)} {what}", node.no_answer, fix)
+    return failed(f"PID {host_pid} {what}", node.no_answer, fix)
 
 
 def _foreign(path: str, why: str) -> Finding:
@@ -60,20 +59,10 @@ def _foreign(path: str, why: str) -> Finding:
     )
 
 
-def _age(host_pid: int) -> str:
-    import psutil
-
-    try:
-        return f", up {(time.time() - psutil.Process(host_pid).create_time()) / 3600:.1f} h,"
-    except psutil.Error:
-        return ""
-
-
 def _content(status: dict[str, Any]) -> Finding:
     """Return the problems that the daemon reports."""
-    hours = (time.time() - status["started_at"]) / 3600
     counts = (several(status["totals"][f"{each}s"], each) for each in ("container", "region", "slot"))
-    found = f"PID {status['host_pid']}, version {status['version']}, up {hours:.1f} h, "
+    found = f"PID {status['host_pid']}, version {status['version']}, "
     found += f"source {status['source']['name']}: {', '.join(counts)}"
     troubles = [
         (failed if each["grave"] else warning)(each["what"], each["why"], each["fix"])

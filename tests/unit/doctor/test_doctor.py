@@ -354,10 +354,7 @@ def test_plain_text_is_the_same_for_everybody(tmp_path: Path) -> None:
     assert lines[4:] == ["", "2 checks: 1 ok, 1 failed"]
 
 
-def test_the_checks_and_one_that_is_not_there() -> None:
-    assert [line.split()[0] for line in resolver("--list").stdout.splitlines()] == [
-        each.name for each in CHECKS
-    ]
+def test_a_check_that_is_not_there() -> None:
     done = resolver("--only", "knee")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("resolver doctor: there is no check 'knee'; there are: settings, view")
