@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from resolver.base.text import printable
 from resolver.cli._top.tree import HOST, Amount, ContainerNode, GpuNode, ProcessNode, Tree, UnresolvedNode
 from resolver.cli._top.tree import title as title_of
-from resolver.cli.process_summary import facts_of
 from resolver.cli.show import duration, size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-#: What a list can be sorted by. The largest come first, except in `_RISING`.
-SORTS = ("utilization", "memory", "name", "idle time", "PID", "CPU", "user")
-_RISING = ("name", "PID", "user")
+#: What a list can be sorted by. The largest come first, but names rise.
+SORTS = ("utilization", "memory", "name", "idle time")
 UNRESOLVED = "unresolved"  # the key of the heading above the unresolved rows
 
 
@@ -133,12 +131,12 @@ def _sorted(nodes: Iterable[Any], choice: Choice) -> list[Any]:
     by_name = sorted(nodes, key=lambda node: _value(node, "name"))
     found = [(_value(node, choice.sort), node) for node in by_name]
     known = [each for each in found if each[0] is not None]
-    known.sort(key=lambda each: each[0], reverse=choice.reverse is (choice.sort in _RISING))
+    known.sort(key=lambda each: each[0], reverse=choice.reverse is (choice.sort == "name"))
     return [node for _, node in (*known, *(each for each in found if each[0] is None))]
 
 
 def _value(node: ContainerNode | ProcessNode, sort: str) -> Any:
-    """Return what a node is sorted by; None if unknown, or if containers have no such value."""
+    """Return what a node is sorted by; None if unknown, or if processes have no such value."""
     if isinstance(node, ContainerNode):
         use, memory, name = node.utilization.value, node.memory.value, (title_of(node._asdict()), 0)
     else:
@@ -146,14 +144,9 @@ def _value(node: ContainerNode | ProcessNode, sort: str) -> Any:
     if sort in ("utilization", "memory"):
         first, second = (use, memory) if sort == "utilization" else (memory, use)
         return None if first is None else (first, second or 0)
-    if sort == "idle time":
-        return -node.idle_since if isinstance(node, ContainerNode) and node.idle_since else None
-    if sort == "name" or isinstance(node, ContainerNode) or not node.host_pid:
-        return name if sort == "name" else None
-    if sort == "PID":
-        return node.host_pid
-    facts = facts_of(node.host_pid)
-    return facts.cpu_seconds if sort == "CPU" else facts.user
+    if sort == "name":
+        return name
+    return -node.idle_since if isinstance(node, ContainerNode) and node.idle_since else None
 
 
 def _container(gpu: GpuNode, container: ContainerNode) -> Row:

@@ -39,7 +39,7 @@ _STYLES: Final = {
     "warn": (curses.A_NORMAL, curses.COLOR_YELLOW),
     "bad": (curses.A_BOLD, curses.COLOR_RED),
 }
-_NAMED: Final = ("up", "down", "left", "right", "ppage", "npage", "home", "end", "backspace", "enter")
+_NAMED: Final = ("up", "down", "ppage", "npage", "home", "end", "backspace", "enter")
 _LETTERS: Final = {"\r": "enter", "\n": "enter", "\x7f": "backspace", "\x08": "backspace", "\x1b": "escape"}
 _KEYS: Final = _LETTERS | {getattr(curses, f"KEY_{name.upper()}"): name for name in _NAMED}
 

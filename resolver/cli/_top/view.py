@@ -17,21 +17,17 @@ if TYPE_CHECKING:
 _MOST_TITLE = 64
 #: A narrower screen has names, utilization and memory only.
 _WIDE = 80
-#: A screen that is scrolled sideways shows its part of one as wide; a key moves it by so many cells.
-_WHOLE, _ASIDE = 120, 8
 #: Cells of the other columns, and the blanks before them.
 _PIDS, _PERCENT, _MEMORY = 17, 6, 12
 #: A reading is at most so old; a process as young may have another one's PID.
 _READING_SECONDS = 5.0
-_SORTS = dict(zip("umnipcU", SORTS, strict=True))
+_SORTS = dict(zip("umni", SORTS, strict=True))
 
 HELP = """\
 arrows, j, k          move; the bottom line has the details of the row
 PgUp PgDn Home End    move far
-left, right           on a narrow screen: scroll sideways
 u, m, n               sort by utilization, memory, name; r reverses the order
 i                     sort containers by idle time
-p, c, U               sort processes by PID, CPU time, user
 f                     fold: hide processes, or show them again
 /                     filter: names, ids, PIDs and notes that contain the text
 q, Ctrl-C             quit; Ctrl-Z: later
@@ -57,7 +53,6 @@ class LiveView:
         self._seen: tuple[Tree | None, Choice] = (None, self.choice)
         self._top, self._room = 0, 1
         self._editing = self._help = False
-        self._aside = 0
 
     # ---- keys ----------------------------------------------------------------------------------------------------
 
@@ -69,7 +64,6 @@ class LiveView:
         moves = {"up": -1, "k": -1, "down": 1, "j": 1, "ppage": -self._room, "npage": self._room}
         moves |= {"home": -len(self.rows), "end": len(self.rows)}
         self._move(self.cursor + moves.get(key, 0))
-        self._aside += {"left": -_ASIDE, "right": _ASIDE}.get(key, 0)
         choice = self.choice
         if key in _SORTS:
             self.choice = choice._replace(sort=_SORTS[key], reverse=False)
@@ -96,8 +90,6 @@ class LiveView:
 
     def lines(self, reading: Reading, width: int, height: int) -> list[Line]:
         """Return the lines of a screen of this size."""
-        self._aside = aside = max(min(self._aside, _WHOLE - width), 0)
-        shown, width = width, _WHOLE if aside else width
         above = self._above(reading, width, height)
         self._room = room = max(height - len(above) - 2, 1)
         self._list(reading)
@@ -106,7 +98,7 @@ class LiveView:
         body = [[(text, "")] for text in HELP.splitlines()] if self._help else self._rows(reading, width)
         body = [*body[:room], *[[]] * (room - len(body))]
         lines = (*above, *body, [(self._detail(reading), "dim")], self._bottom(width))
-        return [clip(_after(line, aside), shown) for line in lines][:height]
+        return [clip(line, width) for line in lines][:height]
 
     def _above(self, reading: Reading, width: int, height: int) -> list[Line]:
         tree = reading.tree
@@ -246,13 +238,3 @@ def _spread(left: Line, right: str, width: int) -> Line:
     """Return a line with the right part at its end, if there is room for both."""
     used = sum(cells(text) for text, _ in left) + cells(right)
     return left if used + 2 > width else [*left, (" " * (width - used), ""), (right, "dim")]
-
-
-def _after(line: Line, aside: int) -> Line:
-    """Leave out the first cells of a line."""
-    left = []
-    for text, style in line:
-        while aside > 0 and text:
-            aside, text = aside - cells(text[0]), text[1:]  # noqa: PLW2901
-        left.append((text, style))
-    return left

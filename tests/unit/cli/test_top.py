@@ -236,20 +236,6 @@ def test_the_longest_idle_container_comes_first_and_what_is_in_use_last() -> Non
     assert idle == [["2h"], ["1m"], []]
 
 
-@pytest.mark.parametrize("sort", SORTS[4:])
-def test_processes_are_sorted_by_what_the_kernel_knows_of_them(sort: str) -> None:
-    build = Builder()
-    build.named(GPUS[0], "x/y/main")
-    started = [(1, "root"), (os.getpid(), "root"), (2**22 - 1, None)]  # the last one is no process
-    for host_pid, _ in started:
-        build.process("p", host_pid, 1, 1, 1.0)
-    found = [[row.host_pid for row in rows(build.picture(), sort=sort, reverse=reverse) if row.kind == "process"]
-             for reverse in (False, True)]  # fmt: skip
-    assert sorted(found[0]) == sorted(found[1])
-    assert sort != "PID" or found[0] == found[1][::-1] == [str(host_pid) for host_pid, _ in sorted(started)]
-    assert sort == "PID" or {found[0][-1], found[1][-1]} == {str(2**22 - 1)}
-
-
 @pytest.mark.parametrize(
     ("needle", "kept"),
     [
@@ -339,17 +325,6 @@ def test_narrow_screens_leave_out_pids_bars_and_notes(width: int) -> None:
         assert lacks in wide
         assert lacks not in narrow
     assert re.search(r"^    torchrun +52% +2\.6G$", narrow, re.MULTILINE)
-
-
-def test_a_narrow_screen_is_scrolled_sideways_to_the_end_of_a_whole_one_and_back() -> None:
-    view, reading, screens = LiveView("node"), reading_of(troubled()), []
-    for key in ["", *["right"] * 20, *["left"] * 20]:
-        view.press(key)
-        screens.append(seen(view, reading, (40, 40)))
-    whole = seen(LiveView("node"), reading, (120, 40)).split("\n")
-    for line, wide in zip(screens[20].split("\n"), whole, strict=True):
-        assert cells(wide) > len(wide) or line.rstrip() == wide[80:].rstrip()
-    assert screens[-1] == screens[0]
 
 
 def test_bars_grow_with_the_value_and_say_nothing_where_nothing_is_known() -> None:
