@@ -112,8 +112,7 @@ def _environment(tree: Path) -> None:
     _put(home / "pyvenv.cfg", _ENVIRONMENT)
     _put(home / "bin/resolver", _PROGRAM, 0o755)
     plugin = _PROGRAM.replace("resolver.cli", "resolver.kube.kubectl_plugin")
-    for name in ("kubectl-resolver", "kubectl_complete-resolver"):
-        _put(tree / "usr/bin" / name, plugin, 0o755)
+    _put(tree / "usr/bin/kubectl-resolver", plugin, 0o755)
 
 
 def _around(tree: Path, wheel: Path) -> None:

@@ -11,8 +11,7 @@
 
 POD is NAME, with -n NAMESPACE, or NAMESPACE/NAME. Arguments after -- go to the resolver command unchanged.
 
-One file for Python 3.10 and later that needs only the standard library: copy it to the machine with kubectl. Under the
-name kubectl_complete-resolver it completes kubectl's command line.
+One file for Python 3.10 and later that needs only the standard library: copy it to the machine with kubectl.
 """
 
 from __future__ import annotations
@@ -26,10 +25,7 @@ import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 #: As the chart and the kustomization have them.
 SELECTOR, CONTAINER = "app.kubernetes.io/name=resolver", "resolver"
@@ -37,7 +33,6 @@ COMMANDS = (
     *("status", "explain", "lookup", "reverse", "top", "bundle"),
     *("doctor", "slots", "containers", "events", "devices", "config"),
 )
-_COMPLETES = "kubectl_complete-resolver"
 #: Of a copy that is alone; `make release` writes it.
 _VERSION = "unknown"
 #: kubectl's own options.
@@ -288,31 +283,7 @@ def version() -> str:
     return _VERSION
 
 
-def complete(words: list[str]) -> int:
-    """Print what the last word may become, then kubectl's directive: no file names."""
-    *before, begun = words or [""]
-    kind = {"--node": "node", "-n": "namespace", "--namespace": "namespace"}.get(
-        before[-1] if before else "", ""
-    )
-    parser = _parser(needed=False)
-    args, _ = parser.parse_known_args(before[:-1] if kind else before)
-    offered: Iterable[str] = ()
-    with contextlib.suppress(Trouble):
-        if kind == "node":
-            offered = daemons(Kubectl(args), args.selector)
-        elif begun.startswith("-"):
-            offered = re.findall(r"--[a-z]+", parser.format_help())
-        elif not kind and not args.command:
-            offered = COMMANDS
-        elif kind or not args.pod:
-            where = ["-n", args.namespace] if args.namespace else []
-            found = Kubectl(args).get(f"{kind or 'pod'}s", *where)["items"]
-            offered = [each["metadata"]["name"] for each in found]
-    print(*(word for word in dict.fromkeys(offered) if word.startswith(begun)), ":4", sep="\n")
-    return 0
-
-
-def _parser(*, needed: bool = True) -> argparse.ArgumentParser:
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="kubectl resolver",
         description=__doc__,
@@ -320,21 +291,10 @@ def _parser(*, needed: bool = True) -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add(
-        "command",
-        nargs=None if needed else "?",
-        metavar="COMMAND",
-        choices=COMMANDS,
-        help=", ".join(COMMANDS),
-    )
+    add("command", metavar="COMMAND", choices=COMMANDS, help=", ".join(COMMANDS))
     add("pod", nargs="?", metavar="POD", help="on the node of this pod")
-    add(
-        "pid",
-        nargs="?",
-        type=int,
-        metavar="PID",
-        help="for lookup: as the container sees it; for reverse: the host's",
-    )
+    about = "for lookup: as the container sees it; for reverse: the host's"
+    add("pid", nargs="?", type=int, metavar="PID", help=about)
     add("--node", help="on this node")
     add("-n", "--namespace", help="of POD")
     add("-c", "--container", help="of POD, for lookup, explain and top; default: its default or only one")
@@ -343,20 +303,13 @@ def _parser(*, needed: bool = True) -> argparse.ArgumentParser:
     add("--selector", default=SELECTOR, help=f"the labels of the daemons' pods (default {SELECTOR})")
     for name in _KUBECTL:
         add(f"--{name}", help="kubectl's")
-    add(
-        "--version",
-        action="version",
-        version=f"kubectl resolver {version()}",
-        help="show the plugin's version",
-    )
+    add("--version", action="version", version=f"kubectl resolver {version()}", help="show its version")
     return parser
 
 
 def main(argv: list[str] | None = None) -> int:
     """Return the exit code: 1 something is wrong, 2 usage, 4 kubectl or a daemon can't be asked."""
     words = sys.argv[1:] if argv is None else argv
-    if os.path.basename(sys.argv[0]) == _COMPLETES:
-        return complete(words)
     at = words.index("--") if "--" in words else len(words)
     args = _parser().parse_args(words[:at])
     args.rest = words[at + 1 :]

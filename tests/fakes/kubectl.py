@@ -77,11 +77,7 @@ def authorize(cluster: dict[str, Any], verb: str, resource: str, namespace: str 
 
 
 def get(cluster: dict[str, Any], options: dict[str, str], names: list[str]) -> None:
-    """`kubectl get pods`, `kubectl get pod NAME`, `kubectl get namespaces`."""
-    if names == ["namespaces"]:
-        spaces = sorted({pod["metadata"]["namespace"] for pod in cluster["pods"]})
-        json.dump({"items": [{"metadata": {"name": name}} for name in spaces]}, sys.stdout)
-        return
+    """`kubectl get pods`, `kubectl get pod NAME`."""
     if names[0] not in ("pod", "pods", "po") or options.get("output") != "json":
         fail(f'error: the server doesn\'t have a resource type "{names[0]}"')
     namespace = options.get("namespace", cluster.get("namespace", "default"))

@@ -65,7 +65,6 @@ def test_kubectls_plugin_runs_from_the_wheel_and_as_a_copy(python: Path, root: P
     assert (
         run(python.parent / "kubectl-resolver", "--version") == f"kubectl resolver {resolver.__version__}\n"
     )
-    assert run(python.parent / "kubectl_complete-resolver", "expl") == "explain\n:4\n"
 
 
 def test_every_module_imports_from_the_wheel(python: Path, wheel: Path) -> None:

@@ -71,10 +71,10 @@ class Cluster:
         }
 
     def __call__(
-        self, *words: str, out: IO[bytes] | int = subprocess.PIPE, program: str = "plugin", **environ: str
+        self, *words: str, out: IO[bytes] | int = subprocess.PIPE, **environ: str
     ) -> subprocess.CompletedProcess[str]:
         self.file.write_text(json.dumps(self.state))
-        plugin = self.file.with_name(program)
+        plugin = self.file.with_name("plugin")
         plugin.unlink(missing_ok=True)
         plugin.symlink_to(ROOT / "resolver/kube/kubectl_plugin.py")
         done = subprocess.run(
@@ -205,28 +205,6 @@ def test_reverse_asks_the_node_about_its_host_pid(cluster: Cluster) -> None:
     for wrong in (("research/train-0",), ("train-0", "--node", "gpu-b"), ("--node", "gpu-b")):
         done = cluster("reverse", *wrong)
         assert (done.returncode, "reverse takes HOST_PID" in done.stderr) == (2, True)
-
-
-@pytest.mark.parametrize(
-    ("words", "offered"),
-    [
-        ((), ["status", "explain"]),
-        (("re",), ["reverse"]),
-        (("explain", "-n", "research", ""), ["train-0"]),
-        (("explain", "-n", "gpu-tools", "resolver-gpu-"), ["resolver-gpu-a", "resolver-gpu-b"]),
-        (("explain", "-n", ""), ["gpu-tools", "research"]),
-        (("slots", "--node", "gpu-"), ["gpu-a", "gpu-b"]),
-        (("status", "--c"), ["--container", "--cluster", "--context"]),
-        (("lookup", "research/train-0", ""), []),
-    ],
-)
-def test_kubectl_completes_by_it(cluster: Cluster, words: tuple[str, ...], offered: list[str]) -> None:
-    done = cluster(*words, program="kubectl_complete-resolver")
-    *lines, directive = done.stdout.split()
-    assert (done.returncode, directive, done.stderr) == (0, ":4", "")
-    assert sorted(lines[:2] if not words else lines) == sorted(offered)
-    cluster.state["down"] = True
-    assert cluster("explain", "", program="kubectl_complete-resolver").stdout == ":4\n"
 
 
 def test_kubectls_options_are_handed_on(cluster: Cluster) -> None:
