@@ -61,7 +61,7 @@ def resolve(text: str, socket_path: str | None) -> str:
         raise UsageError(f"{text!r} is not a container name: {_NAMES}")
     found = {each.key: each for each in _known(socket_path) if each.name and each.is_called(text)}
     if not found and "/" in text:
-        raise not_found(text, _looked_in(socket_path))
+        raise not_found(text)
     others = _by_kernel(text) - found.keys() if found and "/" not in text else set()
     if len(found) + len(others) > 1:
         known = sorted(f"{key}  {each.namespace}/{each.pod}/{each.name}" for key, each in found.items())
@@ -95,16 +95,6 @@ def _known(socket_path: str | None) -> Iterator[Named]:
         yield from map(Named.of, listed)
     except (ResolverError, KeyError, TypeError, AttributeError):
         yield from _in_logs(socket_path)
-
-
-def _looked_in(socket_path: str | None) -> str:
-    """Return the origin of the names, if not the daemon."""
-    from resolver.cli.in_force import settings_in_force
-
-    in_force = settings_in_force(socket_path)
-    if not in_force.origins:
-        return ""
-    return f" (names by {in_force.settings.pod_logs_dir}, pod_logs_dir {in_force.said_of('pod_logs_dir')})"
 
 
 def _in_logs(socket_path: str | None) -> Iterator[Named]:

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("host_pid", metavar="HOST_PID", type=int, help="the PID as the host sees it")
-    about = "kubelet's log directory, for pods' names (default: the setting pod_logs_dir)"
-    parser.add_argument("--pod-logs-dir", metavar="DIR", help=about)
     add_socket(parser, "print one JSON object", config=True)
     parser.epilog = (
         "exit status: 0 found, in a container or not, 1 no such process, 2 wrong usage, 4 unknown\n"
@@ -38,18 +36,14 @@ def run(args: argparse.Namespace) -> int:
     """Print it; errors are the dispatcher's."""
     import msgspec
 
+    from resolver.cli.in_force import settings_in_force
     from resolver.containers.log_names import PodNames
     from resolver.linux.procfs import Procfs
     from resolver.lookup.reverse import reverse
 
-    directory, origin = args.pod_logs_dir, ""
-    if not directory:
-        from resolver.cli.in_force import settings_in_force
-
-        in_force = settings_in_force(args.socket, args.config)
-        directory, origin = in_force.settings.pod_logs_dir, in_force.said_of("pod_logs_dir")
+    names = PodNames(settings_in_force(args.socket, args.config).settings.pod_logs_dir)
     try:
-        found = reverse(Procfs(), args.host_pid, PodNames(directory))
+        found = reverse(Procfs(), args.host_pid, names)
     except OSError as error:  # out of descriptors or memory: no answer, and not the answer that there is none
         raise CannotKnow(f"the kernel refused: {error}") from error
     facts = facts_of(found.host_pid, found.start_time)
@@ -57,8 +51,6 @@ def run(args: argparse.Namespace) -> int:
         print_json({**msgspec.to_builtins(found), **facts._asdict()})
     else:
         _print(found, facts)
-    if origin and found.container_id is not None:
-        _say(f"pods' names by {directory}, pod_logs_dir {origin}")
     if found.tid is not None:
         _say(f"{found.tid} is a thread of process {found.host_pid}")
     if os.geteuid() != 0 and any(level.pidns is None for level in found.levels):

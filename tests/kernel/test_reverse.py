@@ -80,11 +80,14 @@ def test_there_and_back_again(node: Node) -> None:
             assert lookup(Procfs(), container.container_id, found.container_pid).host_pid == process.host_pid
 
 
-def test_the_command_prints_a_line_each_and_names_from_the_logs_directory(node: Node, tmp_path: Path) -> None:
+def test_the_command_prints_a_line_each_and_names_from_the_logs_directory(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     container = node.container()
     process = container.spawn(SLEEP)
     (tmp_path / "pods" / f"team-a_train-0_{container.pod_uid}").mkdir(parents=True)
-    done = command(process.host_pid, "--pod-logs-dir", tmp_path / "pods")
+    monkeypatch.setenv("RESOLVER_POD_LOGS_DIR", str(tmp_path / "pods"))
+    done = command(process.host_pid)
     assert (done.returncode, done.stderr) == (0, "")
     lines = [line.split() for line in done.stdout.splitlines()]
     assert dict(line[:2] for line in lines[-5:]).keys() == {"user", "command", "started", "cpu", "memory"}
@@ -103,7 +106,8 @@ def test_the_command_prints_a_line_each_and_names_from_the_logs_directory(node: 
         ["ns_pids", str(process.host_pid), str(process.ns_pid)],
         ["pidns", str(HOST_PIDNS), str(container.pidns)],
     ]
-    unnamed = as_json(process.host_pid, "--pod-logs-dir", tmp_path / "nothing")
+    monkeypatch.setenv("RESOLVER_POD_LOGS_DIR", str(tmp_path / "nothing"))
+    unnamed = as_json(process.host_pid)
     assert (unnamed["namespace"], unnamed["pod"]) == (None, None)
     assert unnamed["levels"][1] == {"ns_pid": process.ns_pid, "pidns": container.pidns}
 
