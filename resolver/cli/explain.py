@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from resolver.base.errors import Ambiguous
 from resolver.base.reasons import BypassReason
-from resolver.base.text import printable, several
+from resolver.base.text import printable
 from resolver.cli.ask_daemon import add_socket, understood
 from resolver.cli.container_names import Named, not_found
 from resolver.cli.show import NONE, duration, print_found, print_json, print_labelled, styled, wrapped
@@ -133,10 +133,7 @@ def _print(known: Documents, explained: list[Explained]) -> None:
         _print_link(each.end)
         print()
         _say(_verdict(each))
-        found = _use(known, each)
-        for use in found["uses"]:
-            _say(_over_time(use, {gpu["uuid"]: gpu["device_index"] for gpu in known.gpus}))
-        for without in found["without_slot"]:
+        for without in _use(known, each)["without_slot"]:
             _say(_why_without(without))
 
 
@@ -158,20 +155,6 @@ def _why_without(found: dict[str, Any]) -> str:
     causes = ["; fix: ".join(BypassReason(each).for_terminal()) for each in found["causes"]]
     for_long, why = duration(time.time() - found["since"]), ". ".join(causes) or "the cause is not known yet"
     return f"PID {process['host_pid']} on the host, {process['comm']}, has had no slot for {for_long}: {why}."
-
-
-def _over_time(use: dict[str, Any], index: dict[str, int]) -> str:
-    """Describe one account in a sentence."""
-    minute = "unknown over" if use["used_1m"] is None else f"{use['used_1m']:.0%} in"
-    limit = "no core limit"
-    if use["core_limit"] is not None:
-        limit = f"core limit {use['core_limit']}%, {use['limit_state'].replace('_', ' ')}"
-    idle = "" if use["idle_since"] is None else f"; idle for {duration(time.time() - use['idle_since'])}"
-    gpu = index.get(use["device_uuid"], use["device_uuid"])
-    energy = "" if use["energy"] is None else f" and some {use['energy'] / 3600:.1f} Wh"
-    xids = f"; {several(use['xids'], 'XID error')} of the GPU meanwhile" if use["xids"] else ""
-    total = f"{duration(use['gpu_seconds'])} of GPU time{energy} in all"
-    return f"GPU {gpu}: {minute} the last minute, {limit}; {total}{idle}{xids}."
 
 
 def _owner(owner: SlotOwner) -> str:

@@ -274,7 +274,7 @@ def test_without_a_daemon_and_without_root_it_says_what_to_do() -> None:
     assert "takes root (sudo)" in done.stderr
 
 
-def test_what_it_used_over_time_and_whether_its_limit_held_come_last(asked: Asked) -> None:
+def test_processes_without_a_slot_come_last_and_json_has_the_use_over_time(asked: Asked) -> None:
     names = MAIN.namespace, MAIN.pod, MAIN.container_name, MAIN.pod_uid, MAIN.container_id
     use = ContainerUse(*names, GPU, 1e9, 4321.0, 0.0, 0.0, None, 0.6, None, None, 30, LimitState.EXCEEDED, 0)
     other = replace(use, pod_uid="another")
@@ -287,15 +287,4 @@ def test_what_it_used_over_time_and_whether_its_limit_held_come_last(asked: Aske
     document = json.loads(asked(picture, "research/train-0", "--json")[1])
     (found,) = document["containers"][0]["without_slot"]
     assert found["causes"] == ["static", "not_preloaded"]
-    hit = replace(use, energy=7200.0, xids=2)
-    _, text = asked(whole() | {"used": lambda: UsageReport((hit,))})
-    assert "1h 12m of GPU time and some 2.0 Wh in all; 2 XID errors of the GPU meanwhile." in " ".join(
-        text.split()
-    )
-    picture = whole() | {"used": lambda: UsageReport((use, other))}
-    code, text = asked(picture)
-    assert code == 0
-    last = "GPU 0: 60% in the last minute, core limit 30%, exceeded; 1h 12m of GPU time in all."
-    assert " ".join(text.split()).endswith(last)
-    document = json.loads(asked(picture, "research/train-0", "--json")[1])
     assert [each["limit_state"] for each in document["containers"][0]["uses"]] == ["exceeded"]
