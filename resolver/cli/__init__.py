@@ -43,9 +43,9 @@ _EXAMPLES = {
     "doctor": "resolver doctor --only nvml",
     "top": "resolver top ml-prod/trainer-0",
     "usage": "resolver usage --json",
-    "status": "resolver status --wait 30",
+    "status": "resolver status --brief",
     "events": "resolver events --pod ml-prod/trainer-0 --follow",
-    "config": "resolver config --template > /etc/resolver.toml",
+    "config": "resolver config --config /etc/resolver.toml",
     "bundle": "resolver bundle --redact --output node-7.tar.gz",
 }
 

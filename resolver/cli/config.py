@@ -6,7 +6,6 @@ which `resolver run` would start; use it to try out a file.
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import TYPE_CHECKING
 
@@ -14,14 +13,13 @@ from resolver import client
 from resolver.base.errors import ResolverError
 from resolver.cli.ask_daemon import understood
 from resolver.cli.show import print_json, print_table
-from resolver.config import options, text_of
+from resolver.config import options
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterable
 
     from resolver.config import Setting
-    from resolver.config.settings import Declared
 
 COLUMNS = ("NAME", "VALUE", "FROM")
 
@@ -30,8 +28,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``run``, and the output format."""
     options.add_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    about = "print a settings file with every setting at its default, commented out"
-    parser.add_argument("--template", action="store_true", help=about)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -39,9 +35,6 @@ def run(args: argparse.Namespace) -> int:
     from resolver import config
     from resolver.cli.run import checked
 
-    if args.template:
-        print("\n\n".join(map(_commented, config.SETTINGS.values())))
-        return 0
     flags = options.given(args)
     settings, origins = checked(*config.load_with_origins(flags, args.config))
     rows: Iterable[Setting] = config.described(settings, origins)
@@ -68,10 +61,3 @@ def _of_daemon(socket_path: str) -> list[Setting]:
     status = client.get_json("/v1/status", socket_path)
     with understood():
         return [Setting(each["name"], each["value"], each["origin"]) for each in status["settings"]]
-
-
-def _commented(setting: Declared) -> str:
-    """Return a setting's lines in a template; the default as TOML has it."""
-    default = list(setting.default) if isinstance(setting.default, tuple) else setting.default
-    value = json.dumps(text_of(default) if setting.kind is float else default)
-    return f"# {setting.about.help}\n# {setting.name} = {value}"

@@ -5,12 +5,9 @@ Exit code 1 if the daemon is not ready, so it may miss processes.
 
 from __future__ import annotations
 
-import time
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from resolver.base.counters import CounterByReason, CounterName
-from resolver.base.errors import NoDaemon
 from resolver.base.reasons import RepairReason
 from resolver.base.text import several
 from resolver.cli.ask_daemon import add_socket, ask, understood
@@ -25,8 +22,6 @@ if TYPE_CHECKING:
     Line = tuple[str, str] | tuple[str, str, str]
 
 EXIT_NOT_READY = 1
-_WAIT_SECONDS = 60
-_AGAIN_SECONDS = 0.2
 _SLOTS = {"slots": "in use", "slots_dead": "dead", "slots_repaired": "repaired"}
 _CONTESTED = (CounterName.CONFLICTS, CounterName.QUARANTINES)
 
@@ -35,22 +30,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     add_socket(parser, "print one JSON object")
     parser.add_argument("--brief", action="store_true", help="print only readiness and problems")
-    about = f"first wait until the daemon is ready, at most SECONDS (default {_WAIT_SECONDS})"
-    parser.add_argument("--wait", metavar="SECONDS", nargs="?", type=float, const=_WAIT_SECONDS, help=about)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print it; with ``--wait`` once it is ready, or its time is over."""
-    deadline = time.monotonic() + (args.wait or 0.0)
-    while (left := deadline - time.monotonic()) > 0:
-        with suppress(NoDaemon):
-            if not ask("/v1/status", args.socket, min(left, 5.0))["source"]["not_ready"]:
-                break
-        time.sleep(min(_AGAIN_SECONDS, left))
-    return _print(args)
-
-
-def _print(args: argparse.Namespace) -> int:
+    """Print it."""
     status, unresolved = ask("/v1/status", args.socket), ask("/v1/unresolved", args.socket)
     with understood():
         status["unresolved"] = unresolved["by_reason"]
