@@ -16,12 +16,9 @@ _OTHER_VERSION = "is it of this version? Restart it after an upgrade"
 AS_IT_IS = "print the daemon's answer as it is"
 
 
-def add_socket(parser: argparse.ArgumentParser, json: str = "", *, config: bool = False) -> None:
-    """Add ``--socket``, ``--json`` with this help, and ``--config`` for other settings than the daemon's."""
+def add_socket(parser: argparse.ArgumentParser, json: str = "") -> None:
+    """Add ``--socket``, and ``--json`` with this help."""
     parser.add_argument("--socket", metavar="PATH", help="the daemon's socket (or RESOLVER_SOCKET)")
-    if config:
-        about = "use the settings in this file and the environment, not the daemon's"
-        parser.add_argument("--config", metavar="FILE", help=about)
     if json:
         parser.add_argument("--json", action="store_true", help=json)
 

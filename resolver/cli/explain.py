@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="CONTAINER",
         help="NAMESPACE/POD[/NAME], a pod's UID, an id, the start of either, or NAME",
     )
-    add_socket(parser, "print one JSON object", config=True)
+    add_socket(parser, "print one JSON object")
     parser.epilog = (
         "exit status: 0 the chain holds, 1 it breaks, or there is no such container, 2 wrong usage, 3 ambiguous (the\n"
         "candidates are on standard error), 4 it does not break, but part of it is unknown"
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     from resolver.cli._explain.chain import explain
     from resolver.cli._explain.known import read
 
-    known = read(args.socket, args.config)
+    known = read(args.socket)
     with understood():
         explained = [explain(known, each) for each in _chosen(known, args.cid)]
         if args.json:

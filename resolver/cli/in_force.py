@@ -27,10 +27,8 @@ class InForce(NamedTuple):
         return f"by {self.origins[name]} ({self.whose})" if self.origins else f"of {self.whose}"
 
 
-def settings_in_force(socket_path: str | None, file: str | None = None) -> InForce:
-    """Return the settings of ``file``, else the daemon's, else those of file and environment."""
-    if file:
-        return InForce(*config.load_with_origins(file=file), f"--config {file}")
+def settings_in_force(socket_path: str | None) -> InForce:
+    """Return the daemon's settings, else those of file and environment."""
     where = client.socket_of(socket_path)
     try:
         status = client.get_json("/v1/status", where, seconds=_SECONDS)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("host_pid", metavar="HOST_PID", type=int, help="the PID as the host sees it")
-    add_socket(parser, "print one JSON object", config=True)
+    add_socket(parser, "print one JSON object")
     parser.epilog = (
         "exit status: 0 found, in a container or not, 1 no such process, 2 wrong usage, 4 unknown\n"
         "(the missing part and its fix are on standard error)"
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     from resolver.linux.procfs import Procfs
     from resolver.lookup.reverse import reverse
 
-    names = PodNames(settings_in_force(args.socket, args.config).settings.pod_logs_dir)
+    names = PodNames(settings_in_force(args.socket).settings.pod_logs_dir)
     try:
         found = reverse(Procfs(), args.host_pid, names)
     except OSError as error:  # out of descriptors or memory: no answer, and not the answer that there is none

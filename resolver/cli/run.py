@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import argparse
     import asyncio
     import contextlib
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from resolver.config import Settings
     from resolver.daemon.service import Service
@@ -142,35 +142,29 @@ async def _once(settings: Settings) -> int:
 
     would_repair = WouldRepair()
     snapshot = await once(settings, would_repair.add)
-    print(summary(snapshot, dry_run=settings.dry_run))
+    print(*summary(snapshot, dry_run=settings.dry_run), sep="\n")
     would_repair.print(snapshot)
     return 1 if any(snapshot.unresolved()) or (not snapshot.regions and snapshot.missing_dirs) else 0
 
 
-def summary(snapshot: Snapshot, *, dry_run: bool) -> str:
-    """Summarize one pass for people."""
+def summary(snapshot: Snapshot, *, dry_run: bool) -> Iterator[str]:
+    """Yield the lines about one pass, for people."""
     from resolver.base.counters import CounterByReason
     from resolver.base.reasons import RepairReason
     from resolver.hami.placements import searched
 
     in_use, dead, *_ = snapshot.slot_counts()
-    counted = CounterByReason.WOULD_REPAIR if dry_run else CounterByReason.REPAIRS
+    yield f"{len(snapshot.regions)} regions, {in_use} slots in use, {dead} of them dead"
+    what, counted = "repaired", CounterByReason.REPAIRS
+    if dry_run:
+        what, counted = "would repair", CounterByReason.WOULD_REPAIR
     done = counted.counts(snapshot.counters, RepairReason)
-    lines = [
-        f"{len(snapshot.regions)} regions, {in_use} slots in use, {dead} of them dead",
-        f"{'would repair' if dry_run else 'repaired'}: "
-        + (", ".join(f"{n} {reason}" for reason, n in sorted(done.items()) if n) or "nothing"),
-        f"hostpid: {snapshot.policy.namespace} ({snapshot.policy.why})",
-        f"NVML: {snapshot.joined.error or f'driver {snapshot.driver_version}'}",
-    ]
-    missing = searched(tuple(snapshot.missing_dirs))
-    if missing:
-        verb = "do" if len(missing) > 1 else "does"
-        lines.append(f"{', '.join(missing)} {verb} not exist: is HAMi installed on this node?")
-    lines += [f"skipped: {path}: {reason}" for path, reason in sorted(snapshot.rejected.items())]
-    lines += [
-        f"unresolved: {region.pod_uid or ''}_{region.container_name or ''} "
-        f"slot {slot.slot} pid {slot.pid}: {slot.unresolved}"
-        for region, slot in snapshot.unresolved()
-    ]
-    return "\n".join(lines)
+    yield f"{what}: {', '.join(f'{n} {reason}' for reason, n in sorted(done.items()) if n) or 'nothing'}"
+    yield f"hostpid: {snapshot.policy.namespace} ({snapshot.policy.why})"
+    yield f"NVML: {snapshot.joined.error or f'driver {snapshot.driver_version}'}"
+    if missing := searched(tuple(snapshot.missing_dirs)):
+        yield f"missing: {', '.join(missing)}: is HAMi installed on this node?"
+    yield from (f"skipped: {path}: {reason}" for path, reason in sorted(snapshot.rejected.items()))
+    for region, slot in snapshot.unresolved():
+        whose = f"{region.pod_uid or ''}_{region.container_name or ''}"
+        yield f"unresolved: {whose} slot {slot.slot} pid {slot.pid}: {slot.unresolved}"

@@ -42,12 +42,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "a .cache file, a container's directory or a directory of them (default: the setting containers_dir)"
     )
     parser.add_argument("paths", nargs="*", metavar="PATH", help=about)
-    add_socket(parser, "print an array with every field, under HAMi's names", config=True)
+    add_socket(parser, "print an array with every field, under HAMi's names")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the files; 1 if one of them could not be read, else 0."""
-    paths = args.paths or _directories(args.socket, args.config)
+    paths = args.paths or _directories(args.socket)
     files = [region for path in paths for region in read_path(path)]
     if args.json:
         print_json(files)
@@ -58,11 +58,11 @@ def run(args: argparse.Namespace) -> int:
     return 1 if any("error" in region for region in files) else 0
 
 
-def _directories(socket_path: str | None, file: str | None) -> tuple[str, ...]:
+def _directories(socket_path: str | None) -> tuple[str, ...]:
     """Return the daemon's directories. Raises `ResolverError` if none exists."""
     from resolver.cli.in_force import settings_in_force
 
-    in_force = settings_in_force(socket_path, file)
+    in_force = settings_in_force(socket_path)
     directories, origin = searched(in_force.settings.containers_dir), in_force.said_of("containers_dir")
     there = tuple(filter(os.path.isdir, directories))
     if not there:

@@ -11,15 +11,15 @@ if TYPE_CHECKING:
     from resolver.state import Snapshot
 
 
-def read(socket_path: str | None, file: str | None = None) -> Documents:
-    """Ask the daemon, else look, by the settings of that file if given. Raises ResolverError if neither can be."""
+def read(socket_path: str | None) -> Documents:
+    """Ask the daemon, else look. Raises ResolverError if neither can be."""
     try:
         return from_daemon(socket_path)
     except NoDaemon as error:
-        return _by_ourselves(str(error), socket_path, file)
+        return _by_ourselves(str(error), socket_path)
 
 
-def _by_ourselves(no_daemon: str, socket_path: str | None, file: str | None) -> Documents:
+def _by_ourselves(no_daemon: str, socket_path: str | None) -> Documents:
     """Make the daemon's own pass as a dry run. No event, no lock, no socket; it takes a second."""
     import os
 
@@ -39,7 +39,7 @@ def _by_ourselves(no_daemon: str, socket_path: str | None, file: str | None) -> 
     if os.geteuid() != 0:
         raise CannotKnow(f"{no_daemon}. To look without a daemon takes root (sudo)")
     require_host_view(Procfs())
-    in_force = settings_in_force(socket_path, file)
+    in_force = settings_in_force(socket_path)
     settings = msgspec.structs.replace(in_force.settings, dry_run=True, source=SourceName.SCAN)
     setup_logging(settings.log_format, "error")
     snapshot = asyncio.run(once(settings))

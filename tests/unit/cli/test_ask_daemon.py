@@ -446,8 +446,9 @@ def test_without_a_daemon_slots_go_by_file_and_environment(tmp_path: Path) -> No
     done = resolver("slots", **none, RESOLVER_CONTAINERS_DIR=f"{tmp_path}/no")
     assert (done.returncode, done.stdout) == (1, "")
     assert f"{tmp_path}/no is not there" in done.stderr
-    done = resolver("slots", **none, RESOLVER_INTERVAL="soon")
-    assert (done.returncode, done.stdout) == (2, "")
+    for command in (["slots"], ["reverse", str(os.getpid())]):
+        done = resolver(*command, **none, RESOLVER_INTERVAL="soon")
+        assert (done.returncode, done.stdout) == (2, "")
 
 
 def test_a_daemon_that_does_not_say_its_settings_is_said(daemon: Daemon, tmp_path: Path) -> None:
@@ -458,18 +459,3 @@ def test_a_daemon_that_does_not_say_its_settings_is_said(daemon: Daemon, tmp_pat
         done = resolver("slots", "--socket", str(daemon.path), RESOLVER_CONTAINERS_DIR=str(tmp_path / "here"))
         assert done.returncode == 0, done.stderr
         assert "by environment RESOLVER_CONTAINERS_DIR" in done.stderr
-
-
-def test_a_file_that_is_named_goes_before_the_daemon(daemon: Daemon, tmp_path: Path) -> None:
-    cachefiles.container(tmp_path / "mine")
-    (tmp_path / "r.toml").write_text(f'containers_dir = ["{tmp_path}/mine"]\n')
-    named = ("--config", f"{tmp_path}/r.toml", "--socket", str(daemon.path))
-    done = resolver("slots", *named)
-    assert done.returncode == 0
-    file = f"{tmp_path}/r.toml"
-    assert f"{tmp_path}/mine, containers_dir by file {file} (--config {file})" in done.stderr
-    assert resolver("reverse", str(os.getpid()), *named).returncode == 0
-    (tmp_path / "r.toml").write_text("containers_dri = 3\n")
-    for command in (["slots"], ["reverse", str(os.getpid())]):
-        done = resolver(*command, *named)
-        assert (done.returncode, "containers_dri" in done.stderr) == (2, True)
