@@ -83,8 +83,9 @@ def _report(rows: list[Row], path: str) -> None:
 
 
 def as_installed() -> None:
-    """Commands and daemons are to find their modules compiled, also in a fresh checkout."""
+    """Commands and daemons find their modules compiled, also in a fresh checkout, and allocate as in the image."""
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    os.environ["PYTHONMALLOC"] = "malloc"
     compileall.compile_dir(hostile.ROOT / "resolver", quiet=1)
 
 
