@@ -10,8 +10,8 @@ One answer, with the descriptors of ``maps``, ``programs`` and ``links``, in thi
      "bcc": version or "kept", "python": path, "compile_ms", "seed_ms", "seeded": number of processes}
 
 If too many descriptors are in flight, ``fetch`` has their numbers here instead. A failure is
-``{"error": sentence, "cause": word, "detail": for the debug log}`` (`LoadError`). With the cause ``bcc`` another Python
-may succeed. ``kept_in`` is the directory of compiled programs (`image`), or empty.
+``{"error": sentence, "cause": word, "detail": for the debug log}`` (`LoadError`). ``kept_in`` is the directory of
+compiled programs (`image`), or empty.
 """
 
 from __future__ import annotations

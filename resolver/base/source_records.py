@@ -61,7 +61,7 @@ class SourceFailure(ReasonWithWords):
     )
     BCC = (
         "bcc",
-        "no Python has bcc, the compiler of the probes",
+        "`/usr/bin/python3` has no bcc, the compiler of the probes",
         "`apt-get install python3-bpfcc` (Debian, Ubuntu) or `dnf install python3-bcc` (Fedora)",
     )
     VERIFIER = (

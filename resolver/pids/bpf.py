@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, TypeVar
 
 from resolver.base.budget import SLICE_SECONDS
-from resolver.pids.bpf_map import Sizes, start
+from resolver.pids.bpf_map import start
 from resolver.pids.scan import ScanSource
 from resolver.pids.source import PidSource
 
@@ -193,4 +193,4 @@ class Mapped(PidSource):
 
 def open_source(procfs: Procfs, room: int, run_dir: str) -> Mapped:
     """Load a map for ``room`` processes."""
-    return Mapped(start(Sizes(processes=room), kept_in=run_dir), procfs)
+    return Mapped(start(room, kept_in=run_dir), procfs)

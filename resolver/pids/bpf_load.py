@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
-import socket
 import sys
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from resolver.base.errors import CannotKnow
-from resolver.linux.pidfd import fetch
-from resolver.workers.spawn import spawn
+from resolver.workers.spawn import ask_once
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
+#: The distribution's Python has ``bcc``.
+PYTHON = "/usr/bin/python3" if os.path.exists("/usr/bin/python3") else sys.executable
 #: Where the running kernel describes itself.
 BTF = "/sys/kernel/btf/vmlinux"
 #: An overloaded machine takes its time to compile; nobody waits for it, another source does the work meanwhile.
 TIMEOUT = 60.0
-
-_MAX_MESSAGE = 1 << 18
-_MAX_DESCRIPTORS = 32
 
 
 class BpfUnavailable(CannotKnow):
@@ -63,63 +56,23 @@ def bpf_directory() -> str:
     )
 
 
-def default_pythons() -> tuple[str, ...]:
-    """The distribution's Python, which has ``bcc``, then this one."""
-    return tuple(dict.fromkeys(("/usr/bin/python3", sys.executable)))
-
-
-def load(
-    constants: dict[str, int], *, pythons: Sequence[str], btf: str, timeout: float, kept_in: str
-) -> Loaded:
-    """Run the loader under the first Python with bcc, blocking up to ``timeout`` seconds.
-
-    Raises `BpfUnavailable`, the first Python's if none has bcc.
-    """
+def load(constants: dict[str, int], *, python: str, btf: str, timeout: float, kept_in: str) -> Loaded:
+    """Run the loader, blocking up to ``timeout`` seconds. Raises `BpfUnavailable`."""
+    argv = [python, "-I", os.path.join(bpf_directory(), "loader.py")]
     request = json.dumps({"sizes": constants, "btf": btf, "kept_in": kept_in}).encode()
-    script = os.path.join(bpf_directory(), "loader.py")
-    failures = []
-    for python in pythons:
-        try:
-            return _run([python, "-I", script], request, timeout)
-        except BpfUnavailable as failure:
-            if failure.cause != "bcc":
-                raise
-            failures.append(failure)
-    raise failures[0]
-
-
-def _run(argv: list[str], request: bytes, timeout: float) -> Loaded:
+    # No variables of ours: BCC takes several of them (BCC_KERNEL_SOURCE, BCC_LINUX_VERSION_CODE).
+    variables = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
     try:
-        # No variables of ours: BCC takes several of them (BCC_KERNEL_SOURCE, BCC_LINUX_VERSION_CODE).
-        process, channel = spawn(argv, environment={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}, quiet=True)
-    except OSError as error:
-        why = f"the BPF loader failed: {argv[0]} could not be started: {error.strerror}"
-        raise BpfUnavailable(why, cause="bcc") from None
-    answer, descriptors = None, list[int]()
-    try:
-        channel.settimeout(timeout)
-        with contextlib.suppress(BrokenPipeError):  # it ended already, maybe with an answer
-            channel.send(request)
-        with contextlib.suppress(ConnectionResetError):  # it ended before it took the request
-            message, descriptors, _, _ = socket.recv_fds(
-                channel, _MAX_MESSAGE, _MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
-            )
-            answer = json.loads(message) if message else None
-            if answer and "fetch" in answer:
-                descriptors = fetch(process.pid, answer["fetch"])
+        answer, descriptors, code = ask_once(argv, request, timeout, environment=variables, quiet=True)
     except TimeoutError:
         raise BpfUnavailable(
             f"the BPF loader was not done within {timeout:g} s and was stopped: the machine is overloaded, or the "
             "compiler hangs; use --source netlink or scan meanwhile"
         ) from None
     except OSError as error:
-        raise BpfUnavailable(f"the BPF loader broke off: {error.strerror}") from None
+        raise BpfUnavailable(f"the BPF loader ({python}) failed: {error.strerror}") from None
     except ValueError as error:
         raise BpfUnavailable(f"the BPF loader's answer is not JSON: {error}") from None
-    finally:
-        channel.close()
-        process.kill()  # it has nothing more to do
-        code = process.wait()
     if answer is None and code == -signal.SIGKILL:
         raise BpfUnavailable(
             "the BPF loader was killed, as a kernel does that is out of memory: compiling takes up to 200 MiB, "

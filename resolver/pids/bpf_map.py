@@ -9,11 +9,11 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from resolver.linux.procfs import HOST_PIDNS
-from resolver.pids.bpf_load import BTF, TIMEOUT, BpfUnavailable, Loaded, default_pythons, load
+from resolver.pids.bpf_load import BTF, PYTHON, TIMEOUT, BpfUnavailable, Loaded, load
 from resolver.pids.bpf_syscall import COUNTERS, LAYOUTS, BpfMap, Kernel, LevelMap
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
 #: Nanoseconds in a clock tick as ``/proc`` counts them (USER_HZ is 100 on every machine this runs on).
 TICK = 10_000_000
@@ -27,23 +27,17 @@ Level = tuple[int, int]
 _Identity = tuple[int, int]
 
 
-class Sizes(NamedTuple):
-    """Capacity of the maps. Kernel memory: 170 bytes a process and 90 a namespace, at once.
+def sizes(processes: int) -> dict[str, int]:
+    """Capacity of the maps, for compiling ``pidmap.c``. Kernel memory: 170 bytes a process and 90 a namespace, at once.
 
-    ``processes`` live on the host and in one PID namespace each; ``namespaces=0`` is half of that.
+    ``processes`` live on the host and in one PID namespace each.
     """
-
-    processes: int = 32_768
-    namespaces: int = 0
-
-    def constants(self) -> dict[str, int]:
-        """Constants for compiling ``pidmap.c``."""
-        # With three slots for two processes, of four numbers, at most 0.9 numbers a process find their slot taken.
-        return {
-            "SLOTS": 1 << (self.processes * 3 // 2 - 1).bit_length(),
-            "OVERFLOW": self.processes,
-            "NAMESPACES": self.namespaces or max(1, self.processes // 2),
-        }
+    # With three slots for two processes, of four numbers, at most 0.9 numbers a process find their slot taken.
+    return {
+        "SLOTS": 1 << (processes * 3 // 2 - 1).bit_length(),
+        "OVERFLOW": processes,
+        "NAMESPACES": max(1, processes // 2),
+    }
 
 
 class Record(NamedTuple):
@@ -55,17 +49,15 @@ class Record(NamedTuple):
 
 
 def start(
-    sizes: Sizes = Sizes(),  # noqa: B008 - immutable
+    processes: int = 32_768,
     *,
-    pythons: Sequence[str] | None = None,
+    python: str = PYTHON,
     btf: str = BTF,
     timeout: float = TIMEOUT,
     kept_in: str = "",
 ) -> BpfPidMap:
     """Load the program, attach it, seed the map; blocks half a second. Raises `BpfUnavailable`."""
-    loaded = load(
-        sizes.constants(), pythons=pythons or default_pythons(), btf=btf, timeout=timeout, kept_in=kept_in
-    )
+    loaded = load(sizes(processes), python=python, btf=btf, timeout=timeout, kept_in=kept_in)
     try:
         return BpfPidMap(loaded)
     except BaseException:
@@ -92,10 +84,10 @@ class BpfPidMap:
             "namespaces": (_U32.size, _INIT.size),
             "counters": (_U32.size, LAYOUTS["counters"].size),
         }.items():
-            sizes = maps[name]["key_size"], maps[name]["value_size"]
-            if sizes != expected:
+            found = maps[name]["key_size"], maps[name]["value_size"]
+            if found != expected:
                 raise BpfUnavailable(
-                    f"the BPF program's map {name} has keys and values of {sizes} bytes, and this program "
+                    f"the BPF program's map {name} has keys and values of {found} bytes, and this program "
                     f"expects {expected}: they are of different versions; install resolver again"
                 )
         self.room: int = maps["overflow"]["max_entries"]

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 
 from resolver.base.errors import CannotKnow
 from resolver.linux.host_view import require_host_view
-from resolver.linux.pidfd import fetch
 from resolver.pids.proc_events import NEEDS_NET_ADMIN, NOT_HOST_NETWORK, EventStream
-from resolver.workers.spawn import child, spawn
+from resolver.workers.spawn import ask_once, child
 
 if TYPE_CHECKING:
     from resolver.linux.procfs import Procfs
@@ -67,23 +66,12 @@ def _open_socket(network: str) -> socket.socket:
         "resolver.workers.netlink_opener", "netlink opener", _RIGHTS, sysconfig.get_paths()["purelib"]
     )
     try:
-        opener, channel = spawn(argv)
-    except OSError as error:
-        raise CannotKnow(f"the netlink opener could not be started: {error.strerror}") from None
-    try:
-        channel.settimeout(_OPENER_SECONDS)
-        channel.send(network.encode())
-        message, descriptors, _flags, _address = socket.recv_fds(channel, 256, 1)
-        stage, _, number = message.decode().partition(":")
-        if stage == "fetch":
-            descriptors = fetch(opener.pid, [int(number)])
+        answer, descriptors, _ = ask_once(argv, network.encode(), _OPENER_SECONDS)
     except OSError as error:
         raise CannotKnow(f"the netlink opener did not answer: {error}; use --source scan") from None
-    finally:
-        channel.close()
-        opener.kill()
-        opener.wait()
     if descriptors:
         return socket.socket(fileno=descriptors[0])
-    name = errno.errorcode.get(int(number or 0), "an unknown error")
-    raise CannotKnow(_REFUSALS.get(stage, "the netlink opener ended without a socket").format(name))
+    failed = answer or {"stage": "", "errno": 0}
+    name = errno.errorcode.get(failed["errno"], "an unknown error")
+    refusal = _REFUSALS.get(failed["stage"], "the netlink opener ended without a socket")
+    raise CannotKnow(refusal.format(name))

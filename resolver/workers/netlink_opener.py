@@ -1,13 +1,14 @@
 """Short-lived child that opens a proc connector socket with pyroute2 (13 MiB).
 
-On descriptor 0 it gets the path of a network namespace, or ``ours``. It answers ``ok`` with the bound socket,
-``fetch:<number>`` if too many descriptors are in flight, or ``<step>:<errno>``: ``import``, ``netns``, ``socket``,
-``bind``.
+On descriptor 0 it gets the path of a network namespace, or ``ours``. It answers ``{}`` with the bound socket,
+``{"fetch": [number]}`` if too many descriptors are in flight, or ``{"stage": "bind", "errno": 1}``; the stages are
+``import``, ``netns``, ``socket`` and ``bind``.
 """
 
 from __future__ import annotations
 
 import errno
+import json
 import os
 import socket
 from typing import Any
@@ -37,13 +38,13 @@ def main() -> int:
         OSError,
         KeyError,
     ) as error:  # KeyError: no bind() succeeded, pyroute2 keeps the reason
-        channel.send(f"{stage}:{getattr(error, 'errno', None) or 0}".encode())
+        channel.send(json.dumps({"stage": stage, "errno": getattr(error, "errno", None) or 0}).encode())
         return 1
     try:
-        socket.send_fds(channel, [b"ok"], [descriptor])
+        socket.send_fds(channel, [b"{}"], [descriptor])
     except OSError as error:
         if error.errno != errno.ETOOMANYREFS:
             raise
-        channel.send(b"fetch:%d" % descriptor)
+        channel.send(json.dumps({"fetch": [descriptor]}).encode())
     channel.recv(1)
     return 0

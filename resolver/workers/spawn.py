@@ -6,12 +6,15 @@ user could use the count up (ETOOMANYREFS).
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import socket
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from resolver.linux.pidfd import fetch
 from resolver.workers.child import INHERITED
 
 if TYPE_CHECKING:
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
 #: Variables that a child gets, if they are set: where libraries are, how text is encoded, and the driver's own.
 _VARIABLES, _PREFIXES = ("PATH", "LD_LIBRARY_PATH", "LANG", "TZ"), ("LC_", "NVIDIA_", "NVML_")
 _WORKERS = os.path.dirname(os.path.abspath(__file__))
+_MAX_MESSAGE, _MAX_DESCRIPTORS = 1 << 18, 32
 
 
 def child(module: str, name: str, rights: Iterable[str], *paths: str) -> list[str]:
@@ -61,6 +65,34 @@ def spawn(
             ours.close()
             raise
     return process, ours
+
+
+def ask_once(
+    argv: Sequence[str], request: bytes, timeout: float, **how: Any
+) -> tuple[dict[str, Any] | None, list[int], int]:
+    """Ask a child, started for this: its JSON answer if any, the descriptors sent with it, and its exit code.
+
+    ``fetch`` in an answer has their numbers in the child instead, if too many are in flight. Raises OSError and
+    ValueError.
+    """
+    process, channel = spawn(argv, **how)
+    answer, descriptors = None, list[int]()
+    try:
+        channel.settimeout(timeout)
+        with contextlib.suppress(BrokenPipeError):  # it ended already, maybe with an answer
+            channel.send(request)
+        with contextlib.suppress(ConnectionResetError):  # it ended before it took the request
+            message, descriptors, _, _ = socket.recv_fds(
+                channel, _MAX_MESSAGE, _MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
+            )
+            answer = json.loads(message) if message else None
+            if answer and "fetch" in answer:
+                descriptors = fetch(process.pid, answer["fetch"])
+    finally:
+        channel.close()
+        process.kill()  # it has nothing more to do
+        code = process.wait()
+    return answer, descriptors, code
 
 
 def _passed_on() -> dict[str, str]:

@@ -137,7 +137,7 @@ def stock() -> Iterator[Stock]:
 
 @pytest.fixture(scope="session")
 def kept_in(program: Path) -> str:
-    """The directory of `program`: a map of the usual `Sizes` takes the same one as the daemon's."""
+    """The directory of `program`: a map of the usual size takes the same one as the daemon's."""
     return str(program.parent)
 
 

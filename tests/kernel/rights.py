@@ -91,12 +91,12 @@ def held(go: Path) -> tuple[str, ...]:
         """
         import os, time
         from resolver.pids import bpf_load
-        ask, go = bpf_load._run, sys.argv[1]
-        def slowly(*arguments):
+        ask, go = bpf_load.ask_once, sys.argv[1]
+        def slowly(*arguments, **how):
             while not os.path.exists(go):
                 time.sleep(0.02)
-            return ask(*arguments)
-        bpf_load._run = slowly
+            return ask(*arguments, **how)
+        bpf_load.ask_once = slowly
         """,
         str(go),
     )
@@ -122,5 +122,7 @@ NO_BTF = patched(
 
 
 def with_python(python: object) -> tuple[str, ...]:
-    """The only Python that the daemon looks for bcc in."""
-    return patched(f"from resolver.pids import bpf_map; bpf_map.default_pythons = lambda: ({str(python)!r},)")
+    """The Python that the daemon takes for the one with bcc."""
+    return patched(
+        f"from resolver.pids import bpf_map; bpf_map.start.__kwdefaults__['python'] = {str(python)!r}"
+    )

@@ -13,15 +13,13 @@ from typing import Any
 
 import pytest
 
-from resolver.pids.bpf_map import BpfPidMap, Sizes, start
+from resolver.pids.bpf_map import BpfPidMap, start
 
 _SPEC = importlib.util.spec_from_file_location("image", Path(__file__).parents[2] / "bpf" / "image.py")
 assert _SPEC
 assert _SPEC.loader
 image: Any = importlib.util.module_from_spec(_SPEC)
 _SPEC.loader.exec_module(image)
-
-SIZES = Sizes(processes=32_768, namespaces=1024)
 
 
 @pytest.fixture
@@ -50,8 +48,8 @@ def kept(kept_in: Path, compiled: Path) -> Path:
 
 
 @contextlib.contextmanager
-def loaded(directory: Path, sizes: Sizes = SIZES) -> Iterator[BpfPidMap]:
-    with contextlib.closing(start(sizes, kept_in=str(directory))) as pidmap:
+def loaded(directory: Path, processes: int = 32_768) -> Iterator[BpfPidMap]:
+    with contextlib.closing(start(processes, kept_in=str(directory))) as pidmap:
         yield pidmap
 
 
@@ -90,7 +88,7 @@ def test_a_program_that_the_kernel_does_not_take_is_compiled_again(
 
 @pytest.mark.usefixtures("kept")
 def test_another_size_is_another_program(kept_in: Path) -> None:
-    with loaded(kept_in, SIZES._replace(processes=65_536)) as other:
+    with loaded(kept_in, 65_536) as other:
         assert other.report["bcc"] != "kept"
         assert ("overflow", 65_536) in [(each["name"], each["max_entries"]) for each in other.report["maps"]]
 

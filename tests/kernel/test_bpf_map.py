@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 
 from resolver.linux.procfs import HOST_PIDNS, Procfs
+from resolver.pids import bpf_map
 from resolver.pids.bpf import Mapped
-from resolver.pids.bpf_map import BpfPidMap, Record, Sizes, start
+from resolver.pids.bpf_map import BpfPidMap, Record, sizes, start
 from resolver.pids.bpf_syscall import BUSY, LAYOUTS
 from resolver.pids.ladder import Ladder
 from resolver.pids.source import PidSource
@@ -123,8 +124,8 @@ def test_forks_in_a_namespace_that_uses_its_numbers_again(pidmap: BpfPidMap, liv
 
 def test_who_finds_its_slot_taken_is_in_the_map_as_well(lives: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With 128 slots nearly everybody does."""
-    constants = Sizes().constants() | {"SLOTS": 128}
-    monkeypatch.setattr(Sizes, "constants", lambda _: constants)
+    crowded_sizes = sizes(32_768) | {"SLOTS": 128}
+    monkeypatch.setattr(bpf_map, "sizes", lambda _: crowded_sizes)
     with contextlib.closing(start()) as crowded:
         with life(lives, "many", "300") as many:
             many.ready()
@@ -252,8 +253,8 @@ def start_with_room_for(more: int, monkeypatch: pytest.MonkeyPatch) -> BpfPidMap
     """A map with room for so many more processes than there are; again if others have taken it at once."""
     while True:
         numbers = sum(map(len, truth().living.values()))  # a process in a container has two
-        constants = Sizes(processes=numbers + more).constants() | {"SLOTS": 128}
-        monkeypatch.setattr(Sizes, "constants", lambda _, these=constants: these)
+        small_sizes = sizes(numbers + more) | {"SLOTS": 128}
+        monkeypatch.setattr(bpf_map, "sizes", lambda _, these=small_sizes: these)
         small = start()
         if small.complete():
             return small
@@ -282,8 +283,10 @@ def test_a_map_that_is_too_small_is_counted_and_nothing_in_it_is_wrong(
         compare(small)
 
 
-def test_namespaces_too_many_are_counted(lives: Path) -> None:
-    with contextlib.closing(start(Sizes(namespaces=1))) as small, Life(lives, "nested", "4") as nested:
+def test_namespaces_too_many_are_counted(lives: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one_namespace = sizes(32_768) | {"NAMESPACES": 1}
+    monkeypatch.setattr(bpf_map, "sizes", lambda _: one_namespace)
+    with contextlib.closing(start()) as small, Life(lives, "nested", "4") as nested:
         nested.ready()
         assert not small.complete()
         assert small.counters()["full"] > 0

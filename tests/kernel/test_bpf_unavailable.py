@@ -50,10 +50,16 @@ def test_btf_that_is_cut_off(tmp_path: Path) -> None:
     assert "is not understood: it is cut off" in str(refusal(btf=str(tmp_path / "vmlinux")))
 
 
-def test_a_python_without_bcc_is_passed_over_and_nothing_of_llvm_stays_in_memory(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("python", "why"), [("absent", "No such file"), ("bare/bin/python", "apt-get install")]
+)
+def test_a_python_that_is_absent_or_has_no_bcc(tmp_path: Path, python: str, why: str) -> None:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare"], check=True)
-    pythons = ["/no/such/python", str(tmp_path / "bare/bin/python"), "/usr/bin/python3"]
-    pidmap = start(pythons=pythons)
+    assert why in str(refusal(python=str(tmp_path / python)))
+
+
+def test_nothing_of_llvm_stays_in_memory() -> None:
+    pidmap = start()
     maps = Path("/proc/self/maps").read_text()
     pidmap.close()
     assert pidmap.report["python"] == "/usr/bin/python3"
@@ -148,7 +154,7 @@ def test_a_loader_that_fails_is_not_waited_for(tmp_path: Path, script: str, says
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o755)
     began = time.monotonic()
-    assert says in str(refusal(pythons=[str(program)], timeout=0.5 if "sleep" in script else 60))
+    assert says in str(refusal(python=str(program), timeout=0.5 if "sleep" in script else 60))
     assert time.monotonic() - began < PATIENCE_S
 
 

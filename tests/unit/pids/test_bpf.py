@@ -13,14 +13,14 @@ import pytest
 from resolver.base.errors import ProcessGone
 from resolver.linux.procfs import Procfs
 from resolver.pids.bpf import Mapped
-from resolver.pids.bpf_map import BpfPidMap, Sizes, start
+from resolver.pids.bpf_map import BpfPidMap, start
 from tests.fakes.bpf.lives import child_of, take_out
 
 
 @pytest.fixture(scope="module")
 def maps() -> Iterator[tuple[BpfPidMap, BpfPidMap]]:
     """One with room, and one with room for fewer processes than any machine has: loading takes LLVM seconds."""
-    both = start(Sizes(processes=16_384)), start(Sizes(processes=16))
+    both = start(16_384), start(16)
     yield both
     for each in both:
         each.close()
