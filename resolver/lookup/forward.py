@@ -6,7 +6,6 @@ again while a pidfd holds the process.
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
 from functools import partial
 
@@ -32,9 +31,6 @@ if TYPE_CHECKING:
 
     from resolver.linux.procfs import Procfs
     from resolver.lookup.resolve import ContainerProcess
-
-#: Threads that are looked through for a number that is no process's, only to say so.
-_MOST_THREADS = 20_000
 
 
 def lookup(procfs: Procfs, cid: str, ns_pid: int, *, pidns: int | None = None) -> ContainerProcess:
@@ -157,15 +153,10 @@ def _late(
 def _explain(
     procfs: Procfs, container: FoundContainer, members: list[Member], namespace: Namespace, ns_pid: int
 ) -> str:
-    """Explain that no process has that number, with the thread or nested process that has."""
-    where = f"container {container.container_id}"
-    process = _process_of_thread(procfs, members, namespace, ns_pid)
-    if process is not None:
-        return (
-            f"{ns_pid} is no process of {where} but a thread of its process "
-            f"{process.ns_pids[namespace.level]}: ask for that one"
-        )
-    text = f"{where} has no process {ns_pid} in its PID namespace {namespace.pidns}"
+    """Explain that no process has that number, with the nested process that has."""
+    text = (
+        f"container {container.container_id} has no process {ns_pid} in its PID namespace {namespace.pidns}"
+    )
     for member in members:
         if ns_pid in member.ns_pids[namespace.level + 1 :]:
             try:
@@ -175,23 +166,3 @@ def _explain(
             nested = chain[member.ns_pids.index(ns_pid, namespace.level + 1)]
             return f"{text}; one has that number in a nested namespace: ask for it with --pidns {nested}"
     return text
-
-
-def _process_of_thread(
-    procfs: Procfs, members: Iterable[Member], namespace: Namespace, ns_pid: int
-) -> Member | None:
-    """Return the container's process with a thread of this number."""
-    budget = _MOST_THREADS
-    for member in members:
-        tasks = f"{procfs.root}/{member.host_pid}/task"
-        try:
-            # Number of links of a task directory: two and one for each thread.
-            budget -= (threads := os.stat(tasks).st_nlink - 2)
-            if threads == 1 or budget < 0:
-                continue
-            threads_of = members_of(procfs, (int(name) for name in os.listdir(tasks)))
-        except OSError:
-            continue
-        if numbered(procfs, threads_of, namespace, ns_pid):
-            return member
-    return None
