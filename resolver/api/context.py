@@ -52,6 +52,11 @@ class Context:
         self.walks = Walks(2, 32)
         self.tenants_walks = Walks(1, 16)
 
+    def name_of(self, container_id: str) -> str | None:
+        """Return a container's name in its pod; None if it isn't known, or not yet."""
+        containers = self.view.snapshot().containers
+        return next((each.container_name for each in containers if each.container_id == container_id), None)
+
     async def listed(self, parts: Callable[[Snapshot], Parts]) -> Answer:
         """Encode a list of the current snapshot piece by piece, so that others get their turn."""
         head, items = parts(self.view.snapshot())

@@ -128,9 +128,11 @@ async def look_up(context: Context, request: Request) -> Answer:
         if pidns is None:
             await context.view.live.look_for((cid,))
             quick = context.view.live.find(cid, ns_pid)
-        found = quick or await context.walks.run(
-            partial(lookup, context.view.procfs, cid, ns_pid, pidns=pidns)
-        )
+        if quick is not None:
+            found = quick._replace(container_name=context.name_of(quick.container_id))
+        else:
+            walk = partial(lookup, context.view.procfs, cid, ns_pid, pidns=pidns)
+            found = await context.walks.run(walk)
     if request.accepts("text/plain") and not request.accepts("application/json"):
         return Answer(f"{found.host_pid}\n".encode(), TEXT)
     document = FoundProcess(**found._asdict() | {"container_id": found.container_id or None})

@@ -48,14 +48,11 @@ _BELOW_HOST = (HOST_PIDNS,)  # almost all share it
 
 
 class FirstProcess:
-    """First process of a PID namespace. ``made_by_runtime``: its parent was seen outside the container.
-
-    ``name`` and adjacent fields belong to `resolver.lookup.cached`.
-    """
+    """First process of a PID namespace. ``made_by_runtime``: its parent was seen outside the container."""
 
     __slots__ = (
         *("host_pid", "arrival", "pidns", "level", "parents", "directories", "container_id"),
-        *("made_by_runtime", "reads", "due", "name", "name_looks", "next_name_look"),
+        *("made_by_runtime", "reads", "due"),
     )
 
     def __init__(self, host_pid: int, arrival: tuple[int, int]) -> None:
@@ -67,7 +64,6 @@ class FirstProcess:
         self.container_id = ""
         self.made_by_runtime = False
         self.reads, self.due = 0, 0.0  # reads of its mounts, and the next one
-        self.name, self.name_looks, self.next_name_look = "", 0, 0.0
 
     def __lt__(self, other: FirstProcess) -> bool:
         # The newest of the never-read ones first.

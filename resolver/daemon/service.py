@@ -76,7 +76,7 @@ class Service:
         parts = Parts(settings, procfs, pidmap, counters, journal, lanes)
         parts.wake = self._on_news
         self.repairer = Repairer(parts, namespaces)
-        self.live = LiveLookup(procfs, pidmap, namespaces, lanes)
+        self.live = LiveLookup(procfs, pidmap, namespaces)
         opener = partial(open_source, run_dir=settings.run_dir)
         self.ladder = Ladder(settings.source, procfs, settings.map_size, pidmap.use, journal.record, opener)
         self.decision = Decision(settings.hostpid_namespace, journal)

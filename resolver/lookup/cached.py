@@ -2,36 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
-from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
 from resolver.base.budget import Slices
-from resolver.base.errors import AccessDenied, CannotKnow, ProcessGone, WorkerFailed
-from resolver.containers.find import name_by_mounts
+from resolver.base.errors import AccessDenied, ProcessGone
 from resolver.containers.known_namespaces import KnownNamespaces
 from resolver.containers.namespaces import Namespace
 from resolver.linux.cgroup import strip_scheme
-from resolver.lookup.resolve import ContainerOf, any_container, resolve
-from resolver.workers.lane import ALL
-from resolver.workers.lanes import Direct
+from resolver.lookup.resolve import resolve
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable
 
     from resolver.containers.known_namespaces import FirstProcess
+    from resolver.linux.cgroup import ContainerCgroup
     from resolver.linux.procfs import Procfs
     from resolver.lookup.resolve import ContainerProcess
     from resolver.pids.pidmap import PidMap
-    from resolver.workers.lanes import TenantReader
-
 
 _FULL_ID = 64
-_EAGER_LOOKS = 8
-#: Seconds in which names of containers are waited for, which are for people alone.
-_NAME_SECONDS = 0.05
 #: Seconds in which a container that is not known is searched for, before it is left to the walk.
 _LOOK_SECONDS = 0.02
 
@@ -39,15 +29,8 @@ _LOOK_SECONDS = 0.02
 class LiveLookup:
     """Look-ups in the daemon's map. Its memory of containers only narrows the choice."""
 
-    def __init__(
-        self,
-        procfs: Procfs,
-        pidmap: PidMap,
-        namespaces: KnownNamespaces | None = None,
-        reader: TenantReader | None = None,
-    ) -> None:
-        self._procfs, self._reader = procfs, reader or Direct(procfs)
-        self.pidmap = pidmap
+    def __init__(self, procfs: Procfs, pidmap: PidMap, namespaces: KnownNamespaces | None = None) -> None:
+        self._procfs, self.pidmap = procfs, pidmap
         self.namespaces = namespaces or KnownNamespaces(procfs, pidmap)
 
     def find(self, cid: str, ns_pid: int) -> ContainerProcess | None:
@@ -60,15 +43,7 @@ class LiveLookup:
 
     async def look_for(self, cids: Iterable[str]) -> None:
         """Update the map, and if needed these containers, except those that can't be read in `_LOOK_SECONDS`."""
-        wanted = [strip_scheme(cid.strip()) for cid in cids]
-        await self._search(wanted)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_NAME_SECONDS):
-                for first in filter(None, map(self.namespaces.rightful, wanted)):
-                    await self._read_name(first)
-
-    async def _search(self, wanted: list[str]) -> None:
-        slices = Slices()
+        wanted, slices = [strip_scheme(cid.strip()) for cid in cids], Slices()
         if self.pidmap.source.exact() is not None and self._knows(wanted):
             return  # to find one the kernel's map needs no refresh
         await self.pidmap.catch_up(slices)
@@ -90,14 +65,14 @@ class LiveLookup:
     def process_in(
         self, first: FirstProcess, ns_pid: int, among: Container[int] = (), *, brief: bool = False
     ) -> ContainerProcess | None:
-        """Find a process in the container of this first process; without names (``brief``) it is a third cheaper.
+        """Find a process in the container of this first process; without its command (``brief``) it is cheaper.
 
         ``among`` are likely host PIDs, the only ones that are read if the source doesn't know namespaces.
         """
         candidates = self.pidmap.source.candidates(ns_pid, first.pidns)
         if among and len(candidates) > 1:
             candidates = [each for each in candidates if each in among]
-        within = partial(self._within, first, named=not brief)
+        within = partial(self._within, first)
         namespace, source = Namespace(first.pidns, first.level), self.pidmap.source.name
         if len(candidates) > 1:  # to check their namespaces is cheaper than to hold each
             candidates = [each for each in candidates if self._is_in(each, first)]
@@ -112,21 +87,9 @@ class LiveLookup:
         except (ProcessGone, AccessDenied):
             return False
 
-    def _within(self, first: FirstProcess, host_pid: int, *, named: bool) -> ContainerOf | None:
+    def _within(self, first: FirstProcess, host_pid: int) -> ContainerCgroup | None:
         container = self._procfs.container(host_pid)
-        if container.container_id != first.container_id:
-            return None
-        # While a process of it runs, so does the first one: that is the one that shows the name.
-        return ContainerOf(container.container_id, container.pod_uid, (named and first.name) or None)
-
-    async def _read_name(self, first: FirstProcess) -> None:
-        """Read the container's name, which shows only once the runtime has made its mounts."""
-        now = time.monotonic()
-        if not first.name and (first.name_looks < _EAGER_LOOKS or now >= first.next_name_look):
-            first.name_looks, first.next_name_look = first.name_looks + 1, now + 1.0
-            with suppress(ProcessGone, CannotKnow, WorkerFailed):
-                pod_uid = self._procfs.container(first.host_pid).pod_uid
-                first.name = await self._reader.ask("", ALL, name_by_mounts, first.host_pid, pod_uid)
+        return container if container.container_id == first.container_id else None
 
 
 def find_own(procfs: Procfs, pidmap: PidMap, own: Namespace, ns_pid: int) -> ContainerProcess | None:
@@ -141,6 +104,6 @@ def find_own(procfs: Procfs, pidmap: PidMap, own: Namespace, ns_pid: int) -> Con
         record = kernel.lookup(own.pidns, ns_pid)
         candidates = [record.host_pid] if record else []
     try:
-        return resolve(procfs, candidates, own, ns_pid, partial(any_container, procfs), source.name)
+        return resolve(procfs, candidates, own, ns_pid, procfs.container, source.name)
     except AccessDenied:
         return None

@@ -20,10 +20,10 @@ from resolver.containers.namespaces import (
     numbered,
     own_namespace,
 )
-from resolver.linux.cgroup import cgroup_paths, parse_cgroup, pod_uid_of
+from resolver.linux.cgroup import ContainerCgroup, cgroup_paths, parse_cgroup, pod_uid_of
 from resolver.linux.cgroup_directories import processes_in
 from resolver.linux.host_view import require_all_processes, require_host_view
-from resolver.lookup.resolve import ContainerOf, any_container, resolve
+from resolver.lookup.resolve import resolve
 
 TYPE_CHECKING = False  # as typing's, which a look-up does without
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def walk_own(procfs: Procfs, own: Namespace, ns_pids: Iterable[int]) -> dict[int
     for ns_pid in ns_pids:
         fitting = [each.host_pid for each in members if each.ns_pids[own.level : own.level + 1] == (ns_pid,)]
         try:
-            answers[ns_pid] = resolve(procfs, fitting, own, ns_pid, partial(any_container, procfs), "scan")
+            answers[ns_pid] = resolve(procfs, fitting, own, ns_pid, procfs.container, "scan")
         except AccessDenied:
             answers[ns_pid] = None
     return answers
@@ -104,11 +104,13 @@ def _found(procfs: Procfs, wanted: Wanted) -> tuple[FoundContainer, str, list[Me
     return container, source, members
 
 
-def _within(procfs: Procfs, wanted: Wanted, container: FoundContainer, host_pid: int) -> ContainerOf | None:
+def _within(
+    procfs: Procfs, wanted: Wanted, container: FoundContainer, host_pid: int
+) -> ContainerCgroup | None:
     cgroup = procfs.cgroup(host_pid)
     if not _is_inside(wanted, container, host_pid, cgroup):
         return None
-    return ContainerOf(container.container_id, _pod_uid(cgroup, container.container_id))
+    return ContainerCgroup(container.container_id, _pod_uid(cgroup, container.container_id), None)
 
 
 def _is_inside(wanted: Wanted, container: FoundContainer, host_pid: int, cgroup: str) -> bool:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from resolver.containers.namespaces import Namespace
+    from resolver.linux.cgroup import ContainerCgroup
     from resolver.linux.procfs import ProcessHandle, Procfs
 
 
@@ -35,14 +36,6 @@ class ContainerProcess(NamedTuple):
     start_time: int
     comm: str
     source: str
-
-
-class ContainerOf(NamedTuple):
-    """Container of a process; ``name`` is the one in its pod, if known and wanted."""
-
-    container_id: str
-    pod_uid: str | None
-    name: str | None = None
 
 
 @contextmanager
@@ -68,14 +61,15 @@ def resolve(
     host_pids: Iterable[int],
     namespace: Namespace,
     ns_pid: int,
-    within: Callable[[int], ContainerOf | None],
+    within: Callable[[int], ContainerCgroup | None],
     source: str,
     *,
     brief: bool = False,
 ) -> ContainerProcess | None:
     """Return the first of these processes with number ``ns_pid`` in the namespace, or None.
 
-    ``within`` returns the container of a held process, None for an unwanted one. ``brief`` leaves out the command name.
+    ``within`` returns the container of a held process, None for an unwanted one. The container's name is the caller's
+    to add. ``brief`` leaves out the command name.
     Raises AccessDenied if nothing else is found.
     """
     refused: AccessDenied | None = None
@@ -96,7 +90,7 @@ def resolve(
                 host_pid=host_pid,
                 pidns=namespace.pidns,
                 pod_uid=found.pod_uid,
-                container_name=found.name,
+                container_name=None,
                 start_time=handle.process.start_time,
                 comm=comm,
                 source=source,
@@ -104,9 +98,3 @@ def resolve(
     if refused is not None:
         raise refused
     return None
-
-
-def any_container(procfs: Procfs, host_pid: int) -> ContainerOf:
-    """Accept the container of any process."""
-    container = procfs.container(host_pid)
-    return ContainerOf(container.container_id, container.pod_uid)

@@ -19,7 +19,6 @@ from resolver.pids.pidmap import PidMap
 from resolver.pids.scan import ScanSource
 from tests.fakes.container import Container
 from tests.fakes.node import Node
-from tests.fakes.process import Process
 
 SLEEP = ("/bin/sleep", "1000")
 
@@ -140,13 +139,3 @@ def test_one_that_may_not_be_looked_at_is_nobody(room: Room, monkeypatch: pytest
     monkeypatch.setattr(Procfs, "pidns", refused)
     assert room.find(container, process.ns_pid) is None
     assert host_pid(room.find(container, 1)) == container.init_host_pid
-
-
-def test_a_process_that_changes_its_mounts_changes_no_name(room: Room) -> None:
-    container = room.node.container(name="trainer")
-    mounts = f"mount --bind {container.directory.parent} /mnt 2>/dev/null; umount /usr/local/vgpu; echo; sleep 1000"
-    process: Process = container.spawn(["/usr/bin/unshare", "--mount", "/bin/sh", "-c", mounts])
-    process.read_line()
-    found = room.find(container, process.ns_pid)
-    assert found is not None
-    assert found.container_name == "trainer"
