@@ -5,21 +5,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import zlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from msgspec import UNSET, Meta, UnsetType
 
 from resolver.api import shapes
-from resolver.api.request import Answer, Request, Route, Routes, encode, integer
+from resolver.api.request import Answer, Query, Request, Route, encode
 from resolver.api.status import Status, state_of
 
 if TYPE_CHECKING:
     from resolver.api.context import Context
     from resolver.state import Snapshot
 
-WAIT = integer(
-    "wait",
-    600,
-    "seconds to wait for another version than those in If-None-Match, before that is answered with 304",
-)
+_WAIT = "seconds to wait for another version than those in If-None-Match, before that is answered with 304"
+
+
+class Wait(Query, frozen=True):
+    """How long to wait."""
+
+    wait: Annotated[int, Meta(ge=1, le=600, description=_WAIT)] | UnsetType = UNSET
 
 
 def _list(name: str, shape: type, summary: str) -> Route:
@@ -31,26 +35,10 @@ def _list(name: str, shape: type, summary: str) -> Route:
     return Route(f"/v1/{name}", shape, summary, handler)
 
 
-ROUTES = Routes(
-    (
-        _list("containers", shapes.Containers, "The containers that run on this node"),
-        _list("regions", shapes.Regions, "HAMi's shared regions, and files that are skipped"),
-        _list("slots", shapes.Slots, "Every slot in use, and its state"),
-        _list("processes", shapes.Processes, "Every process on every GPU"),
-        _list("usage", shapes.ContainerUses, "Use of each GPU by each container"),
-        _list("unresolved", shapes.Unresolved, "Slots and samples without an answer, by reason"),
-    )
-)
-
-
-@ROUTES.add(
-    "/v1/gpus", shapes.Gpus, "The GPUs and their health; with ETag", parameters=(WAIT,), refusals=(304,)
-)
 async def gpus(context: Context, request: Request) -> Answer:
     """Don't send the answer again to a client that has this version; with ``wait``, wait for the next one."""
     known = [each.strip().removeprefix("W/") for each in request.headers.get("if-none-match", "").split(",")]
-    wait = request.number("wait")
-    if wait is not None:
+    if wait := request.query.wait:
         with context.gatekeeper.stream(), contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait):
                 while _gpus_tag(context.view.snapshot()) in known:
@@ -70,7 +58,6 @@ def _gpus_tag(picture: Snapshot) -> str:
     return f'"{picture.started_at:.3f}-{picture.inventory.version}{failed}"'
 
 
-@ROUTES.add("/v1/status", Status, "How the daemon is")
 async def status(context: Context, _request: Request) -> Answer:
     """Add the counters of the API's sockets."""
     counted = dict(context.gatekeeper.counters) | {"connected": context.gatekeeper.inside}
@@ -78,3 +65,15 @@ async def status(context: Context, _request: Request) -> Answer:
         counted |= {f"tenants_{name}": count for name, count in context.tenants.counters.items()}
         counted["tenants_connected"] = context.tenants.inside
     return Answer(encode(state_of(context.view.snapshot(), counted)))
+
+
+ROUTES = (
+    _list("containers", shapes.Containers, "The containers that run on this node"),
+    _list("regions", shapes.Regions, "HAMi's shared regions, and files that are skipped"),
+    _list("slots", shapes.Slots, "Every slot in use, and its state"),
+    _list("processes", shapes.Processes, "Every process on every GPU"),
+    _list("usage", shapes.ContainerUses, "Use of each GPU by each container"),
+    _list("unresolved", shapes.Unresolved, "Slots and samples without an answer, by reason"),
+    Route("/v1/gpus", shapes.Gpus, "The GPUs and their health; with ETag", gpus, query=Wait, refusals=(304,)),
+    Route("/v1/status", Status, "How the daemon is", status),
+)

@@ -8,9 +8,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
+from msgspec import UNSET, Meta, UnsetType
 
 from resolver.api.problems import Problem, Reason, problem_of
-from resolver.api.request import TEXT, Answer, Parameter, Request, Routes, encode, integer
+from resolver.api.request import TEXT, Answer, Query, Request, Route, encode
 from resolver.base.budget import Slices
 from resolver.base.errors import AccessDenied, NotFound, ProcessGone, ResolverError
 from resolver.linux.cgroup import strip_scheme
@@ -34,21 +35,27 @@ _WALK_SECONDS = 5.0
 #: Pairs of a batch that are looked up at once.
 _STEP = 500
 
-Pid = Annotated[int, msgspec.Meta(ge=1, le=_MOST_PID)]
-Cid = Annotated[str, msgspec.Meta(min_length=1, max_length=300)]
-
-PID = integer("pid", _MOST_PID, "the PID as the container sees it", required=True)
-HOST_PID = integer("host_pid", _MOST_PID, "the PID, or a thread's id, as the host sees it", required=True)
-PIDNS = integer(
-    "pidns", _MOST_INODE, "inode of another PID namespace in the container, which PID is a number of"
-)
-CONTAINER = Parameter(
-    "container",
-    {"type": "string", "minLength": 1, "maxLength": 300},
+Pid = Annotated[int, Meta(ge=1, le=_MOST_PID)]
+Cid = Annotated[str, Meta(min_length=1, max_length=300)]
+_CONTAINER = (
     "the container's id, the first 6 or more characters of one, or <podUID>/<containerName>; who may ask only about "
-    "its own PID namespace need not give it",
+    "its own PID namespace need not give it"
 )
-ROUTES = Routes()
+_PIDNS = "inode of another PID namespace in the container, which PID is a number of"
+
+
+class Inside(Query, frozen=True):
+    """A process by its number in a container."""
+
+    pid: Annotated[Pid, Meta(description="the PID as the container sees it")]
+    container: Annotated[Cid, Meta(description=_CONTAINER)] | UnsetType = UNSET
+    pidns: Annotated[int, Meta(ge=1, le=_MOST_INODE, description=_PIDNS)] | UnsetType = UNSET
+
+
+class OnHost(Query, frozen=True):
+    """A process by its number on the host."""
+
+    host_pid: Annotated[Pid, Meta(description="the PID, or a thread's id, as the host sees it")]
 
 
 #: `ContainerProcess` in JSON; the id is null if its cgroup has none.
@@ -70,7 +77,7 @@ class Pair(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Pairs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A batch: each pair as ``["<cid>", <pid>]`` or as an object."""
 
-    pairs: Annotated[list[tuple[Cid, Pid] | Pair], msgspec.Meta(max_length=MOST_PAIRS)]
+    pairs: Annotated[list[tuple[Cid, Pid] | Pair], Meta(max_length=MOST_PAIRS)]
 
 
 class PairAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -97,20 +104,11 @@ _decode_step = msgspec.json.Decoder(list[tuple[Cid, Pid] | Pair]).decode
 # ---- one ----------------------------------------------------------------------------------------------------------
 
 
-@ROUTES.add(
-    "/v1/lookup",
-    FoundProcess,
-    "The host PID of a process that is known by its PID inside a container",
-    parameters=(CONTAINER, PID, PIDNS),
-    tenants=True,
-    refusals=(404, 409),
-    others=("text/plain",),
-)
 async def look_up(context: Context, request: Request) -> Answer:
     """``GET /v1/lookup``: the host PID of a process."""
-    ns_pid, pidns = request.number("pid") or 0, request.number("pidns")
+    query: Inside = request.query
+    ns_pid, pidns, cid = query.pid, query.pidns or None, query.container or ""
     tenant = request.access.tenant
-    cid = request.text("container")
     if tenant is not None:
         # The same refusal for all other namespaces, there or not.
         if pidns not in (None, tenant.own.pidns) or not _is_own(tenant, cid):
@@ -122,7 +120,7 @@ async def look_up(context: Context, request: Request) -> Answer:
         found = own
     else:
         if not cid:
-            why = f"the parameter container is missing: {CONTAINER.description}"
+            why = f"the parameter container is missing: {_CONTAINER}"
             raise Problem(400, Reason.BAD_REQUEST, why)
         quick = None
         if pidns is None:
@@ -171,17 +169,9 @@ def _not_yours() -> Problem:
     return Problem(403, Reason.NOT_YOURS, "this client may look up only processes in its own PID namespace")
 
 
-@ROUTES.add(
-    "/v1/reverse",
-    ReversedProcess,
-    "Container of a host PID, and its PID at every namespace level",
-    parameters=(HOST_PID,),
-    tenants=True,
-    refusals=(404, 409),
-)
 async def look_back(context: Context, request: Request) -> Answer:
     """Answer ``GET /v1/reverse``: the container of a host PID."""
-    host_pid = request.number("host_pid") or 0
+    host_pid = request.query.host_pid
     tenant = request.access.tenant
     procfs = context.view.procfs
     if tenant is None:
@@ -202,15 +192,6 @@ async def look_back(context: Context, request: Request) -> Answer:
 # ---- many ---------------------------------------------------------------------------------------------------------
 
 
-@ROUTES.add(
-    "/v1/lookup",
-    PairAnswers,
-    "The same for up to 10,000 pairs of container and PID at once, answered in their order",
-    method="POST",
-    tenants=True,
-    refusals=(408, 413, 415),
-    body=Pairs,
-)
 async def look_up_many(context: Context, request: Request) -> Answer:
     """``POST /v1/lookup``: up to 10,000 pairs, answered in order."""
     body = await request.body()
@@ -284,3 +265,36 @@ async def _every_own(
     for cid, numbers in wanted.items():
         found[cid] = own if _is_own(tenant, cid) else dict.fromkeys(numbers, Reason.NOT_YOURS)
     return found
+
+
+ROUTES = (
+    Route(
+        "/v1/lookup",
+        FoundProcess,
+        "The host PID of a process that is known by its PID inside a container",
+        look_up,
+        query=Inside,
+        tenants=True,
+        refusals=(404, 409),
+        others=("text/plain",),
+    ),
+    Route(
+        "/v1/reverse",
+        ReversedProcess,
+        "Container of a host PID, and its PID at every namespace level",
+        look_back,
+        query=OnHost,
+        tenants=True,
+        refusals=(404, 409),
+    ),
+    Route(
+        "/v1/lookup",
+        PairAnswers,
+        "The same for up to 10,000 pairs of container and PID at once, answered in their order",
+        look_up_many,
+        method="POST",
+        tenants=True,
+        refusals=(408, 413, 415),
+        body=Pairs,
+    ),
+)

@@ -9,7 +9,7 @@ import msgspec
 
 from resolver import __version__
 from resolver.api.problems import PROBLEM, ProblemDocument
-from resolver.api.request import JSON, Parameter, Route
+from resolver.api.request import JSON, Query, Route
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -40,7 +40,7 @@ def describe(routes: Iterable[Route]) -> dict[str, Any]:
         operation: dict[str, Any] = {
             "operationId": f"{route.method.lower()}_{route.path.rsplit('/', 1)[-1].partition('.')[0]}",
             "summary": route.summary,
-            "parameters": [_parameter(each) for each in route.parameters],
+            "parameters": _parameters(route.query),
             "responses": _responses(route, of),
         }
         if route.body is not None:
@@ -72,14 +72,18 @@ def _for_generators(schema: Any) -> None:
             _for_generators(each)
 
 
-def _parameter(parameter: Parameter) -> dict[str, Any]:
-    return {
-        "name": parameter.name,
-        "in": "query",
-        "required": parameter.required,
-        "description": parameter.description,
-        "schema": parameter.schema,
-    }
+def _parameters(query: type[Query]) -> list[dict[str, Any]]:
+    described = msgspec.json.schema_components([query])[1][query.__name__]
+    return [
+        {
+            "name": name,
+            "in": "query",
+            "required": name in described["required"],
+            "description": schema.pop("description"),
+            "schema": schema,
+        }
+        for name, schema in described["properties"].items()
+    ]
 
 
 def _responses(route: Route, of: dict[int, Any]) -> dict[str, Any]:

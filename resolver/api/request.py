@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -12,7 +11,7 @@ import msgspec
 from resolver.api.problems import Problem, Reason
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from resolver.api.access import Access
     from resolver.serve.http import Connection
@@ -21,24 +20,14 @@ JSON, TEXT, STREAM = "application/json", "text/plain; charset=utf-8", "text/even
 #: Of one body: from root and the socket's group, and from tenants.
 MOST_BODY_BYTES, MOST_TENANT_BODY_BYTES = 2 << 20, 64 << 10
 _MOST_FIELDS = 64
-_NUMBER = re.compile(r"0|[1-9][0-9]{0,9}")
 
 encode = msgspec.json.Encoder(enc_hook=str, order="deterministic").encode
 
 
-class Parameter(NamedTuple):
-    """One parameter of a query. ``schema`` is its JSON schema; ``many``: it may come more than once."""
+class Query(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A route's parameters, each with its limits and its description; those in ``many`` may come more than once."""
 
-    name: str
-    schema: dict[str, Any]
-    description: str
-    required: bool = False
-    many: bool = False
-
-
-def integer(name: str, most: int, description: str, *, required: bool = False) -> Parameter:
-    """Return a parameter with a number from 1 to ``most``."""
-    return Parameter(name, {"type": "integer", "minimum": 1, "maximum": most}, description, required)
+    many: ClassVar[frozenset[str]] = frozenset()
 
 
 class Answer(NamedTuple):
@@ -64,47 +53,21 @@ class Route(NamedTuple):
     summary: str
     handler: Handler
     method: str = "GET"
-    parameters: tuple[Parameter, ...] = ()
+    query: type[Query] = Query
     tenants: bool = False
     refusals: tuple[int, ...] = ()
     others: tuple[str, ...] = ()
     body: Any = None
 
 
-class Routes(list[Route]):
-    """Routes in the order of their declaration."""
-
-    def add(self, path: str, shape: Any, summary: str, **more: Any) -> Callable[[Handler], Handler]:
-        """Declare the decorated function as the handler; ``more`` are further fields of `Route`."""
-
-        def declare(handler: Handler) -> Handler:
-            self.append(Route(path, shape, summary, handler, **more))
-            return handler
-
-        return declare
-
-
 class Request:
-    """One question, with its parameters checked against those of its route."""
+    """One question. ``query`` has the parameters, as the route's `Query`."""
 
     def __init__(self, connection: Connection, route: Route) -> None:
         self.connection, self.headers = connection, connection.headers
         self.access: Access = connection.visitor
-        self._values = _checked(connection.query, route.parameters)
+        self.query: Any = _decoded(connection.query, route.query)
         self._held = 0  # bytes of the body
-
-    def text(self, name: str) -> str:
-        """Return a parameter; empty if it was not given."""
-        return self._values.get(name, [""])[0]
-
-    def number(self, name: str) -> int | None:
-        """Return a numeric parameter."""
-        values = self._values.get(name)
-        return int(values[0]) if values else None
-
-    def every(self, name: str) -> list[str]:
-        """Return a repeatable parameter."""
-        return self._values.get(name, [])
 
     def accepts(self, media_type: str) -> bool:
         """Check if the client names this media type."""
@@ -140,50 +103,25 @@ class Request:
         self._held = 0
 
 
-def _checked(query: bytes, parameters: Iterable[Parameter]) -> dict[str, list[str]]:
-    """Return the values by name. Unknown, invalid and repeated parameters are refused."""
-    known = {parameter.name: parameter for parameter in parameters}
+def _decoded(text: bytes, shape: type[Query]) -> Query:
+    """Return the parameters. Unknown, invalid, missing and repeated ones are refused."""
+    values: dict[str, Any] = {}
     try:
-        pairs = parse_qsl(
-            query.decode("ascii"),
+        for name, value in parse_qsl(
+            text.decode("ascii"),
             keep_blank_values=True,
-            strict_parsing=bool(query),
+            strict_parsing=bool(text),
             errors="strict",
             max_num_fields=_MOST_FIELDS,
-        )
+        ):
+            if name in shape.many:
+                values.setdefault(name, []).append(value)
+            elif name in values:
+                raise ValueError(f"`{name}` is there twice")
+            else:
+                values[name] = value
+        return msgspec.convert(values, shape, strict=False)
     except ValueError as error:
-        raise _bad(f"the query cannot be read ({error})") from None
-    values: dict[str, list[str]] = {}
-    for name, value in pairs:
-        parameter = known.get(name)
-        if parameter is None:
-            allowed = ", ".join(known) or "none at all"
-            raise _bad(f"there is no parameter {name[:40]!r} here; there are: {allowed}")
-        if name in values and not parameter.many:
-            raise _bad(f"the parameter {name} is there twice")
-        _check(parameter, value)
-        values.setdefault(name, []).append(value)
-    missing = [name for name, parameter in known.items() if parameter.required and name not in values]
-    if missing:
-        raise _bad(f"the parameter {missing[0]} is missing: {known[missing[0]].description}")
-    return values
-
-
-def _check(parameter: Parameter, value: str) -> None:
-    schema = parameter.schema["items"] if parameter.many else parameter.schema
-    if schema["type"] == "integer":
-        if not _NUMBER.fullmatch(value) or not schema["minimum"] <= int(value) <= schema["maximum"]:
-            raise _bad(
-                f"the parameter {parameter.name} is a number from {schema['minimum']} to {schema['maximum']}"
-            )
-    elif "enum" in schema:
-        if value not in schema["enum"]:
-            raise _bad(f"the parameter {parameter.name} is one of {', '.join(schema['enum'])}")
-    elif not schema.get("minLength", 0) <= len(value) <= schema["maxLength"]:
-        raise _bad(f"the parameter {parameter.name} has from 1 to {schema['maxLength']} characters")
-    elif "pattern" in schema and not re.search(schema["pattern"], value):
-        raise _bad(f"the parameter {parameter.name} does not look like one: {parameter.description}")
-
-
-def _bad(detail: str) -> Problem:
-    return Problem(400, Reason.BAD_REQUEST, detail)
+        known = ", ".join(shape.__struct_fields__) or "none at all"
+        why = f"the query cannot be read ({error}); the parameters here are: {known}"
+        raise Problem(400, Reason.BAD_REQUEST, why) from None

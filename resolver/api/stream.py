@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from msgspec import UNSET, Meta, UnsetType
 
 from resolver.api.problems import Problem, Reason
-from resolver.api.request import STREAM, Answer, Parameter, Request, Routes, encode
+from resolver.api.request import STREAM, Answer, Query, Request, Route, encode
 from resolver.api.shapes import Events
 from resolver.base.event_names import KINDS
 
@@ -19,33 +21,30 @@ if TYPE_CHECKING:
 #: A silent stream says so, so that both ends notice when the other is gone.
 _SILENCE = 30.0
 
-KIND = Parameter(
-    "kind",
-    {"type": "array", "items": {"type": "string", "enum": list(KINDS)}},
-    "only events of this kind; may be given more than once",
-    many=True,
-)
-AFTER = Parameter(
-    "after",
-    {"type": "string", "minLength": 1, "maxLength": 40, "pattern": "^(0|[0-9]{1,12}-[0-9]{1,18})$"},
-    "the id of the last event that is known, as in the header Last-Event-ID; 0: all that are still kept come first",
-)
+_KIND = "only events of this kind; may be given more than once"
+_AFTER = "the id of the last event that is known, as in the header Last-Event-ID; 0: all that are still kept come first"
+_ID = "^(0|[0-9]{1,12}-[0-9]{1,18})$"
+Kind = Annotated[str, Meta(extra_json_schema={"enum": list(KINDS)})]
 
 
-ROUTES = Routes()
+class Which(Query, frozen=True):
+    """The wanted events."""
+
+    many = frozenset({"kind"})
+    kind: Annotated[list[Kind], Meta(description=_KIND)] | UnsetType = UNSET
+    after: Annotated[str, Meta(min_length=1, max_length=40, pattern=_ID, description=_AFTER)] | UnsetType = (
+        UNSET
+    )
 
 
-@ROUTES.add(
-    "/v1/events",
-    Events,
-    "Events: live as server-sent events, or the recent ones as JSON",
-    parameters=(KIND, AFTER),
-    others=(STREAM,),
-)
 async def events(context: Context, request: Request) -> Answer | None:
     """Answer with a stream, unless JSON is requested."""
-    kinds = frozenset(request.every("kind"))
-    known = request.text("after") or request.headers.get("last-event-id", "")
+    which: Which = request.query
+    kinds = frozenset(which.kind or ())
+    if unknown := kinds.difference(KINDS):
+        why = f"there is no kind {min(unknown)[:40]!r} of event; there are: {', '.join(KINDS)}"
+        raise Problem(400, Reason.BAD_REQUEST, why)
+    known = which.after or request.headers.get("last-event-id", "")
     if request.accepts("application/json") and not request.accepts(STREAM):
         kept = context.view.events.after(_number(context, known or "0"))
         picture = context.view.snapshot()
@@ -98,3 +97,15 @@ def _lines(epoch: int, news: Iterable[Event], number: int, kinds: frozenset[str]
             data = encode(event)
             parts.append(b"id: %d-%d\nevent: %s\ndata: %s\n\n" % (epoch, number, event.kind.encode(), data))
     return b"".join(parts)
+
+
+ROUTES = (
+    Route(
+        "/v1/events",
+        Events,
+        "Events: live as server-sent events, or the recent ones as JSON",
+        events,
+        query=Which,
+        others=(STREAM,),
+    ),
+)

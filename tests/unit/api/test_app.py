@@ -158,16 +158,16 @@ def test_gpus_are_sent_again_only_when_something_changed(served: Served) -> None
 @pytest.mark.parametrize(
     ("query", "said"),
     [
-        ("", "pid is missing"),
+        ("", "missing required field `pid`"),
         ("?pid=7&pid=8&container=abcdef", "there twice"),
-        ("?pid=7&contaner=abcdef", "no parameter 'contaner'"),
-        ("?pid=7&container=abcdef&x=", "no parameter 'x'"),
-        ("?pid=0&container=abcdef", "from 1 to 2147483647"),
-        ("?pid=007&container=abcdef", "from 1 to"),
-        ("?pid=2147483648&container=abcdef", "from 1 to"),
-        ("?pid=%F0%9D%9F%8F&container=abcdef", "from 1 to"),
-        ("?pid=7&container=", "from 1 to 300 characters"),
-        (f"?pid=7&container={'x' * 301}", "from 1 to 300 characters"),
+        ("?pid=7&contaner=abcdef", "unknown field `contaner`"),
+        ("?pid=7&container=abcdef&x=", "unknown field `x`"),
+        ("?pid=0&container=abcdef", "`int` >= 1 - at `$.pid`"),
+        ("?pid=007&container=abcdef", "Expected `int`"),
+        ("?pid=2147483648&container=abcdef", "<= 2147483647"),
+        ("?pid=%F0%9D%9F%8F&container=abcdef", "Expected `int`"),
+        ("?pid=7&container=", "length >= 1"),
+        (f"?pid=7&container={'x' * 301}", "length <= 300"),
         ("?pid=7", "container is missing"),
         ("?pid=7&container=abc", "too short"),
         ("?pid=7&container=%ff", "cannot be read"),
@@ -445,7 +445,7 @@ def test_streams_are_not_without_number(served: Served) -> None:
 def test_refusals_are_errors_with_a_sentence(served: Served, tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="no process"):
         client.get_json("/v1/reverse?host_pid=2000000000", served.path)
-    with pytest.raises(UsageError, match="no parameter"):
+    with pytest.raises(UsageError, match="unknown field"):
         client.get_json("/v1/status?x=1", served.path)
     for status, kind in ((429, CannotKnow), (503, CannotKnow), (403, AccessDenied), (500, CannotKnow)):
         assert type(client._refusal(status, b"no JSON")) is kind
