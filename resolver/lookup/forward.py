@@ -49,7 +49,8 @@ def lookup(procfs: Procfs, cid: str, ns_pid: int, *, pidns: int | None = None) -
         source = "scan"
         fitting = _late(procfs, wanted, container, namespace, ns_pid)
     if not fitting:
-        raise NotFound(_explain(procfs, container, members, namespace, ns_pid))
+        where = f"container {container.container_id}"
+        raise NotFound(f"{where} has no process {ns_pid} in its PID namespace {namespace.pidns}")
     within = partial(_within, procfs, wanted, container)
     found = resolve(procfs, (each.host_pid for each in fitting), namespace, ns_pid, within, source)
     if found is not None:
@@ -150,21 +151,3 @@ def _late(
             + f" and not in {container.container_id}"
         )
     return []
-
-
-def _explain(
-    procfs: Procfs, container: FoundContainer, members: list[Member], namespace: Namespace, ns_pid: int
-) -> str:
-    """Explain that no process has that number, with the nested process that has."""
-    text = (
-        f"container {container.container_id} has no process {ns_pid} in its PID namespace {namespace.pidns}"
-    )
-    for member in members:
-        if ns_pid in member.ns_pids[namespace.level + 1 :]:
-            try:
-                chain = procfs.pidns_chain(member.host_pid)
-            except ProcessGone:
-                continue
-            nested = chain[member.ns_pids.index(ns_pid, namespace.level + 1)]
-            return f"{text}; one has that number in a nested namespace: ask for it with --pidns {nested}"
-    return text
