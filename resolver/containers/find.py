@@ -56,11 +56,6 @@ class Wanted:
         self._needles = (self.pod_uid, self.pod_uid.replace("-", "_")) if self.in_pod else (self.text,)
         self._prefix = re.fullmatch(f"[0-9a-f]{{{SHORTEST_PREFIX},{_FULL_ID}}}", self.text) is not None
 
-    @property
-    def is_full_id(self) -> bool:
-        """Check that no other container can have this name."""
-        return self._prefix and len(self.text) == _FULL_ID
-
     def match(self, path: str, name: str, in_pod: bool) -> tuple[str | None, bool]:  # noqa: FBT001 - of Match
         """The wanted container's key for a cgroup; see `find_directories`."""
         if self.in_pod:
@@ -167,21 +162,10 @@ def name_of(procfs: Procfs, members: list[Member], pod_uid: str | None) -> str |
 def _by_directories(wanted: Wanted, roots: Sequence[str]) -> list[FoundContainer]:
     """Find containers with processes in each hierarchy's directories."""
     by_key: dict[str, list[str]] = {}
-    tops: list[str] = []
     for root in roots:
-        for top in tops or [""]:
-            found = find_directories(root, wanted.match, top)
-            for key, directories in found.items():
-                by_key.setdefault(key, []).extend(directories)
-                if wanted.is_full_id and not tops:
-                    tops = [directory[len(root) :] for directory in _tops(directories)]
+        for key, directories in find_directories(root, wanted.match).items():
+            by_key.setdefault(key, []).extend(directories)
     return _merged((key, directories, processes_in(directories)) for key, directories in by_key.items())
-
-
-def _tops(directories: list[str]) -> list[str]:
-    """Drop directories below others of the list."""
-    known = set(directories)
-    return [directory for directory in directories if os.path.dirname(directory) not in known]
 
 
 def _merged(parts: Iterable[tuple[str, list[str], dict[int, None]]]) -> list[FoundContainer]:
@@ -207,8 +191,6 @@ def _by_scan(procfs: Procfs, wanted: Wanted) -> list[FoundContainer]:
     for host_pid in procfs.entries():
         try:
             keys = wanted.keys_in(procfs.cgroup(host_pid))
-            if keys and _is_dead(procfs, host_pid):
-                continue
         except ProcessGone:
             continue
         for key in keys:
@@ -216,33 +198,16 @@ def _by_scan(procfs: Procfs, wanted: Wanted) -> list[FoundContainer]:
     return _merged((key, [], host_pids) for key, host_pids in by_key.items())
 
 
-def _is_dead(procfs: Procfs, host_pid: int) -> bool:
-    """Check for a zombie, which ``cgroup.procs`` leaves out."""
-    if procfs.status(host_pid).state not in "ZX":
-        return False
-    try:
-        return os.stat(f"{procfs.root}/{host_pid}/task").st_nlink <= 3
-    except OSError:
-        return True
-
-
 def _named(procfs: Procfs, wanted: Wanted, containers: list[FoundContainer]) -> list[FoundContainer]:
     """A pod's containers of that name. Raises NotFound."""
     names: dict[str, list[FoundContainer]] = {}
-    unnamed = 0
     for container in containers:
-        name = name_of(procfs, members_of(procfs, container.host_pids), wanted.pod_uid)
-        if name is None:
-            unnamed += 1
-        else:
+        if name := name_of(procfs, members_of(procfs, container.host_pids), wanted.pod_uid):
             names.setdefault(name, []).append(container)
     if wanted.container_name not in names:
         known = ", ".join(sorted(names)) or "none with a known name"
-        raise NotFound(
-            f"pod {wanted.pod_uid} has no running container {wanted.container_name!r}; it has: {known} "
-            f"(and {unnamed} without a name, such as its sandbox)",
-            "container",
-        )
+        why = f"pod {wanted.pod_uid} has no running container {wanted.container_name!r}; it has: {known}"
+        raise NotFound(why, "container")
     return names[wanted.container_name]
 
 
@@ -253,18 +218,18 @@ def _not_found(procfs: Procfs, wanted: Wanted) -> ResolverError:
             f"give {SHORTEST_PREFIX} or more characters"
         )
     what = f"pod {wanted.pod_uid}" if wanted.in_pod else f"container {wanted.text!r}"
-    if in_private_cgroupns(procfs):
-        return CannotKnow(
-            f"no process of {what} can be seen, but this process runs in a private cgroup namespace, where "
-            "its own container's id is hidden, and that might be the one: run it on the host, or with "
-            "--cgroupns=host (Docker)"
-        )
+    require_host_cgroupns(procfs, f"no process of {what} can be seen")
     return NotFound(f"no process on this node is in {what}: is it running, and on this node?", "container")
 
 
-def in_private_cgroupns(procfs: Procfs) -> bool:
-    """Check if a private cgroup namespace hides this process's container."""
+def require_host_cgroupns(procfs: Procfs, seen: str) -> None:
+    """Raise CannotKnow if a private cgroup namespace hides this process's container; ``seen`` is what was found."""
     try:
-        return os.readlink(f"{procfs.root}/self/ns/cgroup") != _HOST_CGROUPNS
+        hidden = os.readlink(f"{procfs.root}/self/ns/cgroup") != _HOST_CGROUPNS
     except FileNotFoundError:
-        return False  # before Linux 4.6
+        hidden = False  # before Linux 4.6
+    if hidden:
+        raise CannotKnow(
+            f"{seen}, but this process runs in a private cgroup namespace, where its own container's id is hidden, "
+            "and that might be the one: run it on the host, or with --cgroupns=host (Docker)"
+        )

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from resolver.base.errors import AccessDenied, Ambiguous, CannotKnow, NotFound, ProcessGone, UsageError
 from resolver.base.text import printable
-from resolver.containers.find import Wanted, find_container, in_private_cgroupns, name_of
+from resolver.containers.find import Wanted, find_container, name_of, require_host_cgroupns
 from resolver.containers.namespaces import goes_through, members_of, own_namespace
 from resolver.linux.cgroup import cgroup_paths, parse_cgroup
 from resolver.linux.host_view import require_all_processes, require_host_view
@@ -85,12 +85,8 @@ def _read(procfs: Procfs, process: ProcessIdentity, pods: PodNames | None) -> Re
     levels = _levels(procfs, host_pid, ns_pids)
     cgroup = procfs.cgroup(host_pid)
     container = parse_cgroup(cgroup)
-    if container is None and in_private_cgroupns(procfs):
-        raise CannotKnow(
-            f"the cgroup of process {host_pid} shows no container, but this process runs in a private cgroup "
-            "namespace, where its own container's id is hidden, and that might be the one: run it on the host, "
-            "or with --cgroupns=host (Docker)"
-        )
+    if container is None:
+        require_host_cgroupns(procfs, f"the cgroup of process {host_pid} shows no container")
     name, container_pid, names = None, None, ("", "")
     if container is not None:
         name, container_pid = _inside(procfs, process, container.container_id, container.pod_uid)
