@@ -30,8 +30,9 @@ def describe(routes: Iterable[Route]) -> dict[str, Any]:
     partial = {
         each.__name__ for each in msgspec.Struct.__subclasses__() if each.__struct_config__.omit_defaults
     }
+    # Generators refuse the `items: false` of a pair, and its `maxItems` suffices.
+    components["Pairs"]["properties"]["pairs"]["items"]["anyOf"][0].pop("items")
     for name, schema in components.items():
-        _for_generators(schema)
         if "properties" in schema and name not in asked and name not in partial:
             schema["required"] = list(schema["properties"])  # what we send has every field, default or not
     of = dict(zip([id(each) for each in types], schemas, strict=True))
@@ -58,18 +59,6 @@ def describe(routes: Iterable[Route]) -> dict[str, Any]:
         "paths": paths,
         "components": {"schemas": components},
     }
-
-
-def _for_generators(schema: Any) -> None:
-    """Remove ``items: false`` next to ``prefixItems``, in place: generators refuse it, and ``maxItems`` suffices."""
-    if isinstance(schema, dict):
-        if "prefixItems" in schema and schema.get("maxItems") == len(schema["prefixItems"]):
-            schema.pop("items", None)
-        for each in schema.values():
-            _for_generators(each)
-    elif isinstance(schema, list):
-        for each in schema:
-            _for_generators(each)
 
 
 def _parameters(query: type[Query]) -> list[dict[str, Any]]:

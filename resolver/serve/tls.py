@@ -79,12 +79,7 @@ def _server_context(cert: str, key: str) -> ssl.SSLContext:
             cert, key, password=""
         )  # an encrypted key fails, instead of asking a terminal
     except (ssl.SSLError, ValueError) as error:
-        reason = getattr(error, "reason", "") or str(error)
-        why = (
-            "they don't belong together"
-            if reason == "KEY_VALUES_MISMATCH"
-            else reason.lower().replace("_", " ")
-        )
+        why = (getattr(error, "reason", "") or str(error)).lower().replace("_", " ")
         raise UsageError(
             f"no certificate chain in {cert} with its unencrypted key in {key}, both as PEM: {why}"
         ) from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import socket
 import stat
@@ -115,14 +116,9 @@ def listens(path: str) -> bool:
 
 def _remove_abandoned(path: str) -> None:
     """Remove sockets that killed daemons never opened: the PID in the name is unused, or this process's."""
-    directory, name = os.path.split(path)
-    with contextlib.suppress(OSError):
-        for entry in os.listdir(directory or "."):
-            maker = entry.removeprefix(f"{name}.")
-            if maker == entry or not maker.isdecimal():
-                continue
-            if maker != str(os.getpid()) and os.path.exists(f"/proc/{maker}"):
-                continue  # it waits for its turn
-            left = os.path.join(directory, entry)
-            if stat.S_ISSOCK(os.lstat(left).st_mode):
+    for left in glob.glob(f"{glob.escape(path)}.[0-9]*"):
+        maker = left[len(path) + 1 :]
+        waits = maker != str(os.getpid()) and os.path.exists(f"/proc/{maker}")
+        with contextlib.suppress(OSError):
+            if maker.isdecimal() and not waits and stat.S_ISSOCK(os.lstat(left).st_mode):
                 os.unlink(left)

@@ -184,7 +184,7 @@ async def test_changed_files_are_read_again_and_broken_ones_are_not_used(
         assert await answers(before, TOKEN)
         ((event, why),) = served.journal.standing().items()
         assert event == "metrics_files_refused"
-        assert "they don't belong together" in why
+        assert "key values mismatch" in why
         os.replace(new.with_suffix(".key"), cert.with_suffix(".key"))
         assert await answers(cert, TOKEN)
         assert served.journal.standing() == {}
@@ -226,7 +226,7 @@ def test_errors_name_the_file_and_the_cause(files: dict[str, str], tmp_path: Pat
     subprocess.run(encrypt, check=True)
     empty.touch()
     for paths, words in (
-        ((cert, str(other), ""), ("belong together", cert, str(other))),
+        ((cert, str(other), ""), ("key values mismatch", cert, str(other))),
         ((cert, str(locked), ""), ("unencrypted key", str(locked))),
         ((str(empty), key, ""), (str(empty),)),
         ((str(tmp_path), key, ""), (f"{tmp_path} can't be read (Is a directory)",)),
