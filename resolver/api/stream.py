@@ -40,7 +40,7 @@ class Which(Query, frozen=True):
 async def events(context: Context, request: Request) -> Answer | None:
     """Answer with a stream, unless JSON is requested."""
     which: Which = request.query
-    kinds = frozenset(which.kind or ())
+    kinds = frozenset(which.kind or KINDS)
     if unknown := kinds.difference(KINDS):
         why = f"there is no kind {min(unknown)[:40]!r} of event; there are: {', '.join(KINDS)}"
         raise Problem(400, Reason.BAD_REQUEST, why)
@@ -48,7 +48,7 @@ async def events(context: Context, request: Request) -> Answer | None:
     if request.accepts("application/json") and not request.accepts(STREAM):
         kept = context.view.events.after(_number(context, known or "0"))
         picture = context.view.snapshot()
-        return Answer(encode(Events(picture.at, [each for each in kept if _wanted(each, kinds)])))
+        return Answer(encode(Events(picture.at, [each for each in kept if each.kind in kinds])))
     with context.gatekeeper.stream():
         number = _number(context, known) if known else context.view.events.number
         await request.connection.stream(_pieces(context, number, kinds), STREAM)
@@ -67,10 +67,6 @@ def _number(context: Context, known: str) -> int:
             return 0
         raise Problem(400, Reason.BAD_REQUEST, "Last-Event-ID is not an event id")
     return int(number) if epoch == str(_epoch(context)) else 0
-
-
-def _wanted(event: Event, kinds: frozenset[str]) -> bool:
-    return not kinds or event.kind in kinds
 
 
 async def _pieces(context: Context, number: int, kinds: frozenset[str]) -> AsyncIterator[bytes]:
@@ -93,7 +89,7 @@ def _lines(epoch: int, news: Iterable[Event], number: int, kinds: frozenset[str]
         if event.number > number + 1:
             parts.append(b": %d events are not kept any more\n\n" % (event.number - number - 1))
         number = event.number
-        if _wanted(event, kinds):
+        if event.kind in kinds:
             data = encode(event)
             parts.append(b"id: %d-%d\nevent: %s\ndata: %s\n\n" % (epoch, number, event.kind.encode(), data))
     return b"".join(parts)
