@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import ItemsView, Iterable
+    from collections.abc import Iterable
 
 _LINK = re.compile(r"([^_]+)_([^_]+)_([^_]+)-([0-9a-f]{64})\.log")
 #: A directory's change within this time before a listing may carry the same time stamp as later ones (kernel ticks).
@@ -39,27 +39,21 @@ class _Listing:
 
 
 class PodNames:
-    """``(namespace, pod)`` by pod UID; empty if unknown, or if two directories disagree."""
+    """``names`` are ``(namespace, pod)`` by pod UID; empty if two directories disagree."""
 
     def __init__(self, directory: str) -> None:
         self._listing = _Listing(directory)
-        self._names: dict[str, tuple[str, str]] = {}
-        self.version = 0  # another one when a name may be different
+        self.names: dict[str, tuple[str, str]] = {}
 
     def refresh(self) -> None:
         """Read the directory again if changed."""
         entries = self._listing.changed()
-        if entries is not None and (names := parse_names(entries)) != self._names:
-            self.version += 1
-            self._names = names
+        if entries is not None:
+            self.names = parse_names(entries)
 
     def of(self, pod_uid: str) -> tuple[str, str]:
-        """Namespace and name."""
-        return self._names.get(pod_uid, _UNKNOWN)
-
-    def items(self) -> ItemsView[str, tuple[str, str]]:
-        """Every pod's UID, namespace and name."""
-        return self._names.items()
+        """Namespace and name, empty if unknown."""
+        return self.names.get(pod_uid, _UNKNOWN)
 
 
 class LogName(NamedTuple):
@@ -103,7 +97,7 @@ class ContainerNames:
 
     def pairs(self) -> Iterable[tuple[str, str]]:
         """Each container's pod UID and name."""
-        for pod_uid, name in self.pods.items():
+        for pod_uid, name in self.pods.names.items():
             for container in self._by_pod.get(name, ()):
                 yield pod_uid, container
 

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from resolver.base.journal import Journal
+    from resolver.containers.known_namespaces import KnownNamespaces
     from resolver.containers.log_names import ContainerNames
     from resolver.linux.procfs import Procfs
-    from resolver.lookup.cached import LiveLookup
     from resolver.pids.pidmap import PidMap
     from resolver.workers.lanes import TenantReader
 
@@ -51,7 +51,7 @@ class Census:
         self,
         procfs: Procfs,
         pidmap: PidMap,
-        live: LiveLookup,
+        namespaces: KnownNamespaces,
         names: ContainerNames,
         journal: Journal,
         reader: TenantReader | None = None,
@@ -59,7 +59,7 @@ class Census:
         """Take kubelet's ``names``."""
         self._procfs, self._reader = procfs, reader or Direct(procfs)
         self._pidmap = pidmap
-        self._live = live
+        self._namespaces = namespaces
         self.pods, self._names = names.pods, names
         self._journal = journal
         self._known: dict[str, _Known] = {}
@@ -79,13 +79,14 @@ class Census:
             self._next_scan, self._asked = now + _SCAN_SECONDS, (users, regions)
             await self._pidmap.catch_up(Slices())
         self._names.refresh()
-        made_of = (self._pidmap.inits(), users, regions, self.pods.version)
+        made_of = (self._pidmap.inits(), users, regions, self.pods.names)
         again = now >= self._look_again
         if made_of == self._made_of and not again:
             return False
         before = self.containers()
         slices = Slices()
-        await self._live.look_around()
+        for _ in self._namespaces.steps():
+            await slices.breathe()
         present: dict[str, tuple[int, int | None]] = {
             cid: (host_pid, None) for cid, host_pid in users.items()
         }
@@ -119,7 +120,7 @@ class Census:
         A tenant with cgroups can imitate another container's id, so the first holder keeps it.
         """
         claims: dict[str, list[tuple[int, int | None]]] = {}
-        for first in self._live.namespaces.made_by_runtime():
+        for first in self._namespaces.made_by_runtime():
             claims.setdefault(first.container_id, []).append((first.host_pid, first.pidns))
         found = {}
         for container_id, claim in claims.items():

@@ -80,7 +80,7 @@ class Service:
         opener = partial(open_source, run_dir=settings.run_dir)
         self.ladder = Ladder(settings.source, procfs, settings.map_size, pidmap.use, journal.record, opener)
         self.decision = Decision(settings.hostpid_namespace, journal)
-        census = Census(procfs, pidmap, self.live, parts.names, journal, lanes)
+        census = Census(procfs, pidmap, namespaces, parts.names, journal, lanes)
         self.gpus = GpuUsers(
             procfs, pidmap, self.repairer, census, lanes, counters, journal, details=settings.gpu_details
         )

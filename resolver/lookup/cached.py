@@ -56,12 +56,6 @@ class LiveLookup:
         """Check if all are known: a known id stays the container's that had it first."""
         return all(len(each) != _FULL_ID or self.namespaces.rightful(each) for each in container_ids)
 
-    async def look_around(self) -> None:
-        """Read every first process that is new or due again, in slices."""
-        slices = Slices()
-        for _ in self.namespaces.steps():
-            await slices.breathe()
-
     def process_in(
         self, first: FirstProcess, ns_pid: int, among: Container[int] = (), *, brief: bool = False
     ) -> ContainerProcess | None:

@@ -11,10 +11,10 @@ import pytest
 
 from resolver.base.event_log import EventLog
 from resolver.base.journal import Journal
+from resolver.containers.known_namespaces import KnownNamespaces
 from resolver.containers.log_names import ContainerNames
 from resolver.daemon.running_containers import Census
 from resolver.linux.procfs import Procfs
-from resolver.lookup.cached import LiveLookup
 from resolver.pids.ladder import open_source
 from resolver.pids.pidmap import PidMap
 from resolver.state import Container as RunningContainer
@@ -31,8 +31,8 @@ class Room:
     def __init__(self, source: str, pods: Path, kept_in: str) -> None:
         self.pidmap = PidMap(open_source(source, Procfs(), 0, kept_in))
         self.events = EventLog()
-        live = LiveLookup(Procfs(), self.pidmap)
-        self.census = Census(Procfs(), self.pidmap, live, ContainerNames("", str(pods)), Journal(self.events))
+        namespaces, names = KnownNamespaces(Procfs(), self.pidmap), ContainerNames("", str(pods))
+        self.census = Census(Procfs(), self.pidmap, namespaces, names, Journal(self.events))
 
     def look(self, **known: dict[str, int]) -> dict[str, RunningContainer]:
         catch_up(self.pidmap)

@@ -75,9 +75,9 @@ def test_the_map_is_asked_for_new_containers_each_few_seconds_and_when_a_user_co
         asked.extend(what)
 
     pidmap = SimpleNamespace(catch_up=done, inits=dict)
-    live = SimpleNamespace(look_around=done, namespaces=SimpleNamespace(made_by_runtime=list))
+    namespaces = SimpleNamespace(steps=list, made_by_runtime=list)
     names = ContainerNames("", "")
-    census = Census(Procfs(str(tmp_path)), cast("Any", pidmap), cast("Any", live), names, Journal())
+    census = Census(Procfs(str(tmp_path)), cast("Any", pidmap), cast("Any", namespaces), names, Journal())
     one = {CONTAINER: 4711}
     for users, times in (({}, 1), ({}, 1), (one, 2), (one, 2)):
         at_once(census.refresh(users, {}))
