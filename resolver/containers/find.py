@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 
 from resolver.base.errors import Ambiguous, CannotKnow, NotFound, ProcessGone, ResolverError, UsageError
 from resolver.base.records import NamedTuple
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
 
 #: Fewer characters of an id than this are taken for a slip.
 SHORTEST_PREFIX = 6
-_FULL_ID = 64
 #: Inode of the initial cgroup namespace (PROC_CGROUP_INIT_INO in include/linux/proc_ns.h).
 _HOST_CGROUPNS = "cgroup:[4026531835]"
 
@@ -54,7 +52,6 @@ class Wanted:
             raise UsageError("the container's id is empty: give it, 6 or more characters of it, or its name")
         self.pod_uid = self.pod_uid.replace("_", "-")
         self._needles = (self.pod_uid, self.pod_uid.replace("-", "_")) if self.in_pod else (self.text,)
-        self._prefix = re.fullmatch(f"[0-9a-f]{{{SHORTEST_PREFIX},{_FULL_ID}}}", self.text) is not None
 
     def match(self, path: str, name: str, in_pod: bool) -> tuple[str | None, bool]:  # noqa: FBT001 - of Match
         """The wanted container's key for a cgroup; see `find_directories`."""
@@ -64,8 +61,8 @@ class Wanted:
             )
             return (container_id_of(name) if in_pod else None), in_pod
         if self.text in name:
-            container_id = container_id_of(name) if self._prefix else None
-            if container_id is not None and container_id.startswith(self.text):
+            container_id = container_id_of(name) or ""
+            if len(self.text) >= SHORTEST_PREFIX and container_id.startswith(self.text):
                 return container_id, False
             named = self.text in (name, name_in(name))
             if named and not name.endswith(".slice"):  # a slice holds containers and is none
