@@ -85,11 +85,6 @@ class Turns:
             if failures:
                 raise failures[0]
 
-    async def settle(self) -> None:
-        """Wait for the turns in progress."""
-        if self.going:
-            await asyncio.wait(set(self.going.values()))
-
     def close(self) -> None:
         """Cancel all turns."""
         for task in self.going.values():
@@ -207,12 +202,17 @@ class Turns:
         if work.orders is None:
             work.orders = self._plan(repairs, this)
         batch: list[Order] = []
-        more, slices = True, Slices()
-        while more and len(batch) < slot_writer.MAX_ORDERS:
-            await slices.breathe()
-            if not parts.is_here(repairs):
-                return False
-            more = _collect(work.orders, batch)
+        slices = Slices()
+        for order in work.orders:
+            if order is not None:
+                batch.append(order)
+                if len(batch) == slot_writer.MAX_ORDERS:
+                    break
+            elif slices.over():
+                await slices.give_way()
+                if not parts.is_here(repairs):
+                    return False
+        more = len(batch) == slot_writer.MAX_ORDERS
         if parts.settings.dry_run:
             for order in batch:
                 parts.writing.would_write(repairs, order)
@@ -280,16 +280,3 @@ class Turns:
             return ""
         found = reordered(visible, uuids) and owner.alive()  # its number may be another's
         return printable(visible)[:_MOST_SHOWN] if found else ""
-
-
-def _collect(orders: Iterator[Order | None], batch: list[Order]) -> bool:
-    """Fill a batch for one time slice; True if more may follow."""
-    slices = Slices()
-    for order in orders:
-        if order is not None:
-            batch.append(order)
-            if len(batch) == slot_writer.MAX_ORDERS:
-                return True
-        elif slices.over():
-            return True
-    return False

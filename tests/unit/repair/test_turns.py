@@ -226,7 +226,7 @@ def test_what_happens_in_a_turn_that_is_late_is_looked_at_after_it(
     bench.step()
     assert agenda.next() > time.monotonic() + 30.0
     answers.set()
-    bench.runner.run(turns.settle())
+    bench.runner.run(asyncio.wait(turns.going.values()))
     assert agenda.next() <= time.monotonic()
 
 
@@ -246,7 +246,7 @@ def test_a_region_that_goes_while_its_turn_waits_leaves_no_handle(bench: Patient
     until(bench, lambda: bool(bench.repairer.turns.going))
     bench.repairer.found.drop(str(path))
     answers.set()
-    bench.runner.run(bench.repairer.turns.settle())
+    bench.runner.run(asyncio.wait(bench.repairer.turns.going.values()))
     assert not bench.repairer.turns.going
     assert process.pid not in bench.repairer.owners
     links = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
