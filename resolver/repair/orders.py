@@ -169,26 +169,14 @@ class Writing:
             self._journal.record("repair", **_about(repairs, order))
 
     def would_write(self, repairs: RegionRepairs, order: Order) -> None:
-        """Announce a dry run's write once per generation and value."""
-        state = order.state
-        if (order.device, order.new) in state.announced:
+        """Announce the ``hostpid`` that a dry run would write, once per generation."""
+        if order.reason is None or order.state.announced == order.new:
             return
-        state.announced |= {(order.device, order.new)}
-        if order.reason is not None:
-            self._counters[CounterByReason.WOULD_REPAIR.of(order.reason)] += 1
-            self._journal.record("would_repair", **_about(repairs, order))
-            if self.on_would_repair is not None:
-                self.on_would_repair(repairs, order)
-        else:
-            self._journal.record(
-                "would_write_utilization",
-                container=repairs.ownership.container,
-                slot=order.slot,
-                ns_pid=state.slot.pid,
-                device=order.device,
-                before=order.expected,
-                after=order.new,
-            )
+        order.state.announced = order.new
+        self._counters[CounterByReason.WOULD_REPAIR.of(order.reason)] += 1
+        self._journal.record("would_repair", **_about(repairs, order))
+        if self.on_would_repair is not None:
+            self.on_would_repair(repairs, order)
 
 
 def directory_of(path: str) -> str:

@@ -76,7 +76,6 @@ class RegionRepairs(RegionSlots):
         """Take ``blame``, of writer failures caused by the container's files."""
         super().__init__(region, ownership, location)
         self.blame = blame or Blame()
-        self._vacant: dict[int, SlotState] = {}  # slots of no process that say a load, at the last plan
         self._refilled_until, self._zeroed_at = 0.0, float("-inf")
         self._inputs: tuple[object, ...] = ()  # of the last plan
         self._unwritable_until = 0.0
@@ -186,12 +185,11 @@ class RegionRepairs(RegionSlots):
 
         HAMi's monitors up to 2.9 add them up.
         """
-        slots, before, found = view.slots, self._vacant, False
-        self._vacant = {}
+        slots, found = view.slots, False
         for index in slots.loaded() if writes is not WriteUtilization.NEVER else ():
             if slots.vacant(index):
-                state = self._vacant[index] = before.get(index) or SlotState(slots[index])
-                state.slot, state.dead = slots[index], True
+                state = SlotState(slots[index])
+                state.dead = True
             elif self._unowned.dead(index):
                 state = self.at(index)
             else:

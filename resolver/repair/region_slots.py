@@ -152,7 +152,7 @@ class RegionSlots:
     def put_back(self, state: SlotState) -> None:
         """Pack an unowned slot's state."""
         ns_pid = state.slot.pid
-        if state.is_unowned() and ns_pid not in self._twice:
+        if state.owner is None and ns_pid not in self._twice:
             del self.states[ns_pid]
             self._unowned.put(state)
 

@@ -39,7 +39,6 @@ _MAY_LIVE = {
 }
 #: Answers with which a slot is dead once nobody has its file open.
 NOT_FOUND = (UnresolvedReason.NO_SUCH_PROCESS, UnresolvedReason.OVER_BUDGET)
-_NOTHING_ANNOUNCED: frozenset[tuple[int | None, int]] = frozenset()
 
 
 class SlotState:
@@ -60,7 +59,7 @@ class SlotState:
         self.next_look = 0.0
         self.written: int | None = None  # the hostpid of our one write to this generation
         self.written_at: int | None = None  # the slot's index at that time
-        self.announced = _NOTHING_ANNOUNCED  # (device, value) that a dry run has announced
+        self.announced: int | None = None  # the hostpid that a dry run has announced for this generation
         self.guessed = False  # changed since our write, once, as the process's own guess does
         self.conflicts = 0
         self.not_before = 0.0
@@ -95,8 +94,7 @@ class SlotState:
             self.owner, self.reason, self.dead, self.looks = result, None, False, 0
             self.abandoned = self.unsure = self.followed = self.doubted = False
             self.written, self.guessed, self.conflicts, self.not_before = None, False, 0, 0.0
-            self.announced = _NOTHING_ANNOUNCED
-            self.stuck, self.evidence = "", Evidence()
+            self.stuck, self.evidence, self.announced = "", Evidence(), None
             return
         self.reason = result
         if result in _NOT_SEARCHED:  # or not among all processes
@@ -113,11 +111,6 @@ class SlotState:
             if self.dead:
                 longest = _WATCHED_DEAD_LOOK if watched else _DEAD_LOOK
             self.next_look = now + doubled(0.5, longest, self.looks - EAGER_LOOKS)
-
-    def is_unowned(self) -> bool:
-        """Check that `UnownedSlots` can hold its whole state."""
-        plain = self.repaired is None and self.wrong_since is None and not self.stuck and not self.announced
-        return self.owner is None and plain
 
     def release(self) -> None:
         """Release its process's handle."""
@@ -139,7 +132,7 @@ class SlotState:
         self.release()
         self.names = ("", "")
         self.reason, self.repaired, self.wrong_since = None, None, None
-        self.stuck, self.evidence, self.announced = "", None, _NOTHING_ANNOUNCED
+        self.stuck, self.evidence = "", None
 
     def abandon(self) -> None:
         """Mark an unowned slot as dead: no process has the file open."""
@@ -186,7 +179,7 @@ class UnownedSlots:
         self._codes[index], self._looks[index], self._next[index] = UnownedCode.UNOWNED, 0, 0.0
 
     def put(self, state: SlotState) -> None:
-        """Store a slot in place of its state; requires `SlotState.is_unowned`."""
+        """Store a slot in place of its state, which has no owner and so nothing more to say."""
         index = state.slot.index
         code = UnownedCode.of(state.reason)
         for is_so, bit in (

@@ -94,22 +94,6 @@ def test_a_touched_file_makes_a_dead_slot_unsure_and_one_that_was_abandoned_aliv
         assert state.next_look == 101.0, "it begins to wait again"
 
 
-@pytest.mark.parametrize(
-    "more", [{"repaired": "stale"}, {"wrong_since": 1.0}, {"stuck": "x"}, {"announced": {0: 5}}], ids=str
-)
-def test_what_has_more_to_say_keeps_a_state_of_its_own(
-    more: dict[str, object], handle: ProcessHandle
-) -> None:
-    state = SlotState(slot())
-    assert state.is_unowned()
-    for name, value in more.items():
-        setattr(state, name, value)
-    assert not state.is_unowned()
-    owned = SlotState(slot())
-    owned.found(handle, 100.0)
-    assert not owned.is_unowned()
-
-
 def test_a_number_that_is_neither_ours_nor_a_containers_is_doubted_until_it_is_looked_for(
     handle: ProcessHandle,
 ) -> None:
