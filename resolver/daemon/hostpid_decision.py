@@ -26,15 +26,14 @@ class Decision:
         self._logged = self._warned = False
         self._doubted_since: float | None = None
 
-    def decide(self, setting: HostpidNamespace, driver_version: str | None) -> bool:
-        """Decide; return True if that is new."""
+    def decide(self, setting: HostpidNamespace, driver_version: str | None) -> None:
+        """Decide, and log what is new."""
         policy = decide(setting, driver_version)
         if self._logged and self.policy == policy:
-            return False
+            return
         self.policy, self._logged, self._warned, self._doubted_since = policy, True, False, None
         namespace = policy.namespace or "unknown"
         self._journal.record("policy", hostpid_namespace=namespace, why=policy.why, origin=policy.origin)
-        return True
 
     def weigh(self, watchers: Mapping[str, int]) -> None:
         """Warn once if tenants' watchers contradict the policy; ``watchers`` counts containers by finding."""

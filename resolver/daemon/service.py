@@ -281,8 +281,7 @@ class Service:
         self.gpus.accounts.note(self.gpus.processes, self.gpus.joined, collection.devices)
         self.gpus.bypasses.note(self.gpus.processes)
         self.gpus.expect_idleness(collection)
-        if self.repairer.is_news(self.gpus.joined):
-            self._hurry.set()
+        self._hurry.set()  # the next pass takes it in
         self.snapshots.after_collection()
 
     async def pass_once(self, *, patient: bool = True, everything: bool = True) -> None:
@@ -303,8 +302,7 @@ class Service:
             self._contested.set()
         else:
             self._contested.clear()
-        news = everything or self.repairer.take_news()
-        self.snapshots.after_pass(seconds, news=news)
+        self.snapshots.after_pass(seconds)
 
     def _take_new_settings(self) -> None:
         names = self.reloading.take()
@@ -316,9 +314,7 @@ class Service:
             self.journal.log.info("settings_reloaded", **names)
 
     def _decide(self) -> None:
-        version = self.gpus.inventory.driver_version
-        if self.decision.decide(self.settings.hostpid_namespace, version):
-            self._hurry.set()
+        self.decision.decide(self.settings.hostpid_namespace, self.gpus.inventory.driver_version)
 
     def _short_of(self, shortage: Shortage, why: str) -> None:
         self.snapshots.means.refused(shortage, f"a step of the daemon fails: {why}")

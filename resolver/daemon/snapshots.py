@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from resolver.pids.pidmap import PidMap
     from resolver.repair.repairer import Repairer
 
-#: Age in seconds at which a reader gets a new snapshot without news.
+#: Age in seconds at which a reader gets a new snapshot without a pass.
 _SHOWN_SECONDS = 0.25
 
 
@@ -43,7 +43,7 @@ class Snapshots:
         counters: Counter[str],
         journal: Journal,
     ) -> None:
-        self.latest: Snapshot | None = None  # none since the last news
+        self.latest: Snapshot | None = None  # none since the last pass
         self.passes, self._passed_at = 0, 0.0
         self.holder = ""
         self.inventories = EventLog(1)
@@ -55,12 +55,10 @@ class Snapshots:
         self._started_at = time.time()
         self._durations = Durations(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
 
-    def after_pass(self, seconds: float, *, news: bool = True) -> None:
-        """Count a pass's seconds; after news the next reader gets a new snapshot."""
+    def after_pass(self, seconds: float) -> None:
+        """Count a pass's seconds; the next reader gets a new snapshot."""
         self._durations.add(seconds)
-        self.passes, self._passed_at = self.passes + 1, time.time()
-        if news:
-            self.latest = None
+        self.passes, self._passed_at, self.latest = self.passes + 1, time.time(), None
 
     def after_collection(self) -> None:
         """Publish a change of the inventory, or of NVML's failure."""

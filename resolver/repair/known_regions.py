@@ -103,7 +103,6 @@ class KnownRegions:
 
     def _add(self, found: FoundRegion) -> None:
         parts, (region, ownership, location) = self._parts, found
-        parts.changes += 1
         age = max(0.0, time.time() - region.mtime_ns / 1e9)  # since a process attached: it writes a byte
         parts.agenda.found(region.path, time.monotonic() - age)
         blame = parts.writing.blame(ownership.account)
@@ -128,7 +127,6 @@ class KnownRegions:
         self.drop(region.path)
 
     def _count_rejected(self, path: str, why: RegionRejected) -> None:
-        self._parts.changes += 1
         self._parts.counters[CounterByReason.REJECTED.of(why.reason)] += 1
         about = directory_of(path)
         self._parts.journal.record(
@@ -139,7 +137,6 @@ class KnownRegions:
         """Remove a region, if known."""
         parts = self._parts
         parts.reports.pop(path, None)
-        parts.changes += 1
         repairs = parts.regions.pop(path, None)
         if repairs is not None:
             self._release(repairs)

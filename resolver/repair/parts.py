@@ -65,7 +65,7 @@ class Pass:
 
 
 class Parts:
-    """Shared parts: ``reports`` by path; ``changes`` counts those of reported state."""
+    """Shared parts: ``reports`` by path."""
 
     def __init__(
         self,
@@ -81,7 +81,6 @@ class Parts:
         self.counters, self.journal = counters, journal
         self.regions: dict[str, RegionRepairs] = {}
         self.reports: dict[str, RegionReport] = {}
-        self.changes = 1
         #: Called when the next pass may be sooner.
         self.wake: Callable[[], None] = lambda: None
         self.budgets = Budgets()
@@ -105,10 +104,8 @@ class Parts:
 
     def report(self, repairs: RegionRepairs, joined: Joined) -> None:
         """Update the region's report."""
-        path = repairs.region.path
         report = region_report(repairs, joined, self.owners.container_id, time.monotonic())
-        self.changes += self.reports.get(path) != report
-        self.reports[path] = report
+        self.reports[repairs.region.path] = report
 
     def put_off(
         self, repairs: RegionRepairs, this: Pass, why: UnresolvedReason = UnresolvedReason.OVER_BUDGET

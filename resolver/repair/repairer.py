@@ -48,7 +48,6 @@ class Repairer:
         self.found = KnownRegions(parts, self._forget)
         self.readings = Readings(parts, self.turns.going, self.found.reject)
         self._policy: HostpidPolicy | None = None
-        self._changes_taken = 0
         self._answered = 0.0  # when NVML's last answer was first seen, on the monotonic clock
         self._resident = Resident()
 
@@ -195,16 +194,6 @@ class Repairer:
         wait = interval if self.owners.polled else max(interval, self._abandoned.wait())
         wanted = min(each.wants() for each in self.found.discoveries)
         return self.agenda.next_pass(wait, wanted, time.monotonic())
-
-    def is_news(self, joined: Joined) -> bool:
-        """Check if ``joined`` differs for any process from the last pass's."""
-        changed = joined.changed(self.found.joined)
-        return changed is None or bool(changed)
-
-    def take_news(self) -> bool:
-        """Check if regions or reports changed since the last call."""
-        taken, self._changes_taken = self._changes_taken, self.parts.changes
-        return taken != self.parts.changes
 
     def watchers(self) -> dict[str, int]:
         """Count containers by what their watchers show of the policy: one sample found confirms it."""

@@ -131,18 +131,20 @@ async def test_a_step_that_takes_long_delays_the_next_and_does_not_double_it(
 # ---- the picture -------------------------------------------------------------------------------
 
 
-async def test_a_picture_without_news_is_renewed_for_who_looks(
+async def test_a_picture_is_renewed_after_a_pass_and_with_time(
     driver: Driver, tmp_path: Path, lines: Lines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     daemon = Service(settings(tmp_path))
     try:
+        monkeypatch.setattr(snapshots, "_SHOWN_SECONDS", 60.0)
         await daemon.pass_once(patient=False)
-        await daemon.pass_once(everything=False)
         before = daemon.snapshots.shown()
         daemon.counters["made_up"] += 1
-        await daemon.pass_once(everything=False)
         assert daemon.snapshots.shown() is before
         monkeypatch.setattr(snapshots, "_SHOWN_SECONDS", 0.0)
+        assert daemon.snapshots.shown().counters["made_up"] == 1
+        monkeypatch.setattr(snapshots, "_SHOWN_SECONDS", 60.0)
+        await daemon.pass_once(everything=False)
         shown = daemon.snapshots.shown()
         assert (shown.counters["made_up"], shown.passes) == (1, before.passes + 1)
     finally:
