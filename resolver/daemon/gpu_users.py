@@ -101,7 +101,7 @@ class GpuUsers:
         if said == self._said and self._all_owners:
             self.joined = self.joined._replace(at=collection.at)
         else:
-            self.joined = await join(collection, owners, owners.container_ids(), self._procfs, self._pidmap)
+            self.joined = await join(collection, owners, owners.by_container(), self._procfs, self._pidmap)
             self._said = said
             self._all_owners = all(used.no_slot is None for used in self.joined.used)
         return collection

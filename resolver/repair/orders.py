@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections import Counter
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
@@ -19,6 +18,7 @@ from resolver.workers.means import shortage_of
 from resolver.workers.supervisor import WorkerProcess
 
 if TYPE_CHECKING:
+    from collections import Counter
     from collections.abc import Callable
 
     from resolver.base.journal import Journal
@@ -75,16 +75,15 @@ class Writing:
             self._failed(repairs, error)
             return False
         repairs.blame.answered()
-        zeroed = Counter[int]()  # words by dead slot
+        zeroed: list[int] = []  # dead slots, each as often as one of its words
         for order, (outcome, word) in zip(orders, slot_writer.RESULT.iter_unpack(answer), strict=True):
             self._written(repairs, order, outcome, word)
-            zeroed[order.slot] += (
-                outcome == slot_writer.DONE and order.device is not None and order.state.dead
-            )
-        if words := zeroed.total():
-            slots, container = sum(map(bool, zeroed.values())), repairs.ownership.container
+            if outcome == slot_writer.DONE and order.device is not None and order.state.dead:
+                zeroed.append(order.slot)
+        if zeroed:
+            container, slots = repairs.ownership.container, len(set(zeroed))
             self._journal.record(
-                "dead_slots_zeroed", container=container, path=region.path, slots=slots, words=words
+                "dead_slots_zeroed", container=container, path=region.path, slots=slots, words=len(zeroed)
             )
         return True
 
@@ -139,7 +138,7 @@ class Writing:
             self._counters[CounterName.WRITES_UNDONE] += 1
         elif outcome == slot_writer.NOT_WRITABLE:
             state.reason = UnresolvedReason.WRITE_FAILED
-            repairs.unwritable(time.monotonic(), _UNWRITABLE_SECONDS)
+            repairs.unwritable_until = time.monotonic() + _UNWRITABLE_SECONDS
         elif order.device is None:
             self._counters[CounterName.WRITES_MISSED] += 1
             state.reason = UnresolvedReason.CHANGED

@@ -32,24 +32,17 @@ class Owners:
     def __contains__(self, host_pid: object) -> bool:
         return host_pid in self._owners
 
-    def container_ids(self) -> frozenset[str]:
-        """Return ids of containers with a resolved slot."""
-        return frozenset(container.container_id for _, container, _ in self._owners.values()) - {""}
-
     def process(self, host_pid: int) -> ProcessIdentity | None:
         """Return the process if it owns a slot."""
         return self._owners[host_pid][0] if host_pid in self._owners else None
 
-    def _container(self, host_pid: int) -> ContainerCgroup:
+    def container(self, host_pid: int) -> ContainerCgroup:
+        """Return a slot owner's container."""
         return self._owners[host_pid][1] if host_pid in self._owners else NO_CONTAINER
 
     def container_id(self, host_pid: int) -> str:
         """Return a slot owner's container id; empty without one."""
-        return self._container(host_pid).container_id
-
-    def pod_uid(self, host_pid: int) -> str:
-        """Return a slot owner's pod UID; empty if unknown."""
-        return self._container(host_pid).pod_uid or ""
+        return self.container(host_pid).container_id
 
     def by_container(self) -> dict[str, int]:
         """Return an owner's host PID per container with a resolved slot."""
@@ -76,7 +69,7 @@ class Owners:
             self._without_pidfd.add(owner.fd)
         host_pid = owner.process.host_pid
         self._slots[host_pid] += 1
-        container = self._container(host_pid)
+        container = self.container(host_pid)
         with contextlib.suppress(ProcessGone, AccessDenied):
             container = self._procfs.container(host_pid)
         self._owners[host_pid] = owner.process, container, name or container.container_id

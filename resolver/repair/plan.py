@@ -78,7 +78,7 @@ class RegionRepairs(RegionSlots):
         self.blame = blame or Blame()
         self._refilled_until, self._zeroed_at = 0.0, float("-inf")
         self._inputs: tuple[object, ...] = ()  # of the last plan
-        self._unwritable_until = 0.0
+        self.unwritable_until = 0.0  # nothing is written before
         #: The file certainly belongs to its container: not while another pod uses one that all can reach.
         self._certain = not isinstance(self.proof, PodFile)
         self.counts: HamiCounts | None = None  # of HAMi-core
@@ -100,10 +100,6 @@ class RegionRepairs(RegionSlots):
         """Return the monotonic time until which only events cause work; 0 is now."""
         return 0.0 if self._settled != self._changes or self._refilled_until else self._next_look
 
-    def unwritable(self, now: float, seconds: float) -> None:
-        """Pause writes to an unwritable file."""
-        self._unwritable_until = now + seconds
-
     def _paused(self, now: float) -> UnresolvedReason | None:
         """Return why not to write now, if so."""
         if self.blame.quarantined(now):
@@ -111,7 +107,7 @@ class RegionRepairs(RegionSlots):
         uncertain = self._uncertain()
         if uncertain is not None:
             return uncertain
-        return UnresolvedReason.WRITE_FAILED if now < self._unwritable_until else None
+        return UnresolvedReason.WRITE_FAILED if now < self.unwritable_until else None
 
     def _uncertain(self) -> UnresolvedReason | None:
         """Return why the file may not be its container's; None once that was certain.
@@ -121,7 +117,7 @@ class RegionRepairs(RegionSlots):
         """
         if not self._certain:
             states = self.distinguished()
-            reasons = self._unowned.reasons() | {state.reason for state in states if state.owner is None}
+            reasons = self.unowned.reasons() | {state.reason for state in states if state.owner is None}
             if UnresolvedReason.OTHER_POD in reasons:
                 return UnresolvedReason.OTHER_POD
             if reasons & _NOT_LOOKED:
@@ -190,7 +186,7 @@ class RegionRepairs(RegionSlots):
             if slots.vacant(index):
                 state = SlotState(slots[index])
                 state.dead = True
-            elif self._unowned.dead(index):
+            elif self.unowned.dead(index):
                 state = self.at(index)
             else:
                 continue

@@ -9,7 +9,7 @@ from resolver.base.retry import doubled
 
 DEATHS_IN_A_ROW = 3
 FIRST_SECONDS, LONGEST_SECONDS = 10.0, 3600.0
-#: So many seconds without a death end a row of them, and take back one doubling.
+#: So many seconds without a death, or after a quarantine, and everything is forgiven.
 FORGIVEN_SECONDS = 600.0
 
 
@@ -26,16 +26,14 @@ class Blame:
 
         ``guilty``: it died of a signal that a file can cause.
         """
-        if now - self._last > FORGIVEN_SECONDS:
-            self._deaths = 0
+        if self.forgotten(now):
+            self._deaths = self._quarantines = 0
         self._deaths, self._last = self._deaths + 1, now
         if not guilty and self._deaths < DEATHS_IN_A_ROW:
             return 0.0
-        forgiven = int(min((now - self.until) / FORGIVEN_SECONDS, self._quarantines))
-        self._quarantines -= max(0, forgiven)
         seconds = doubled(FIRST_SECONDS, LONGEST_SECONDS, self._quarantines)
         self._deaths, self._quarantines, self.until = 0, self._quarantines + 1, now + seconds
-        return float(seconds)
+        return seconds
 
     def answered(self) -> None:
         """Clear the failures: the file was not to blame."""
@@ -47,4 +45,4 @@ class Blame:
 
     def forgotten(self, now: float) -> bool:
         """Check if the record no longer matters."""
-        return now - max(self.until, self._last) > FORGIVEN_SECONDS * (self._quarantines + 1)
+        return now - max(self.until, self._last) > FORGIVEN_SECONDS

@@ -141,13 +141,13 @@ class Readings:
         def on_event(happened: int) -> None:
             now = time.monotonic()
             if happened & MODIFY:
-                repairs.attached()
+                repairs.attached = True
                 agenda.attached(region.path, now)
             else:
                 agenda.by(region.path, now + LET_GO)
 
         if self._parts.watches.watch(region.path, repairs.ownership.account, region.fd, OF_A_FILE, on_event):
-            repairs.attached()  # maybe, while it was not watched
+            repairs.attached = True  # maybe, while it was not watched
 
 
 async def _count(reader: TenantReader, repairs: RegionRepairs) -> HamiCounts:

@@ -25,7 +25,7 @@ def region_report(
     owned = tuple([_slot_report(state, uuids, joined, container_id if claim else None) for state in states])
     slots: SlotReports | tuple[SlotReport, ...] = owned
     if view is not None:
-        slots = SlotReports(owned, view.slots, repairs.unowned_codes(), len(uuids))
+        slots = SlotReports(owned, view.slots, repairs.unowned.codes(), len(uuids))
     found = (container_id(state.owner.process.host_pid) for state in states if state.owner)
     # Only a ResourceClaim's file is several containers'; of another one's the first owner says it.
     first = next(filter(None, found), "")

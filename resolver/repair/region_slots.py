@@ -26,18 +26,14 @@ class RegionSlots:
         self.proof, self.shown = location
         self.view: RegionView | None = None
         self.states: dict[int, SlotState] = {}  # by PID
-        self._unowned = UnownedSlots(0)
+        self.unowned = UnownedSlots(0)
         self._twice: set[int] = set()  # PIDs that several slots hold
         self._changes = 0  # of everything that a plan depends on
         self._settled = -1  # `_changes` at the last plan after which nothing was left to do
         self._next_look = 0.0
         self._mtime_ns = region.mtime_ns
-        self._attached = False  # since the last look
+        self.attached = False  # since the last look: it may have taken a dead slot without changing a byte
         self.reading: asyncio.Task[RegionView] | None = None  # by a lane
-
-    def attached(self) -> None:
-        """Note a process's write, which may have reused a dead slot without changing a byte."""
-        self._attached = True
 
     def observe(self, view: RegionView, *, watched: bool = False) -> list[SlotState]:
         """Update the slots from a view; return states of vanished slots.
@@ -46,8 +42,8 @@ class RegionSlots:
         too.
         """
         gone: list[SlotState] = []
-        if self._attached or self.region.mtime_ns != self._mtime_ns:
-            attached, self._attached = self._attached, False
+        if self.attached or self.region.mtime_ns != self._mtime_ns:
+            attached, self.attached = self.attached, False
             self._mtime_ns = self.region.mtime_ns
             self._change(self.states.values(), lambda state: state.touched(attached=attached))
             self._next_look = 0.0
@@ -77,19 +73,19 @@ class RegionSlots:
             else:
                 found[ns_pid] = index
         were = before.slots.in_use() if before is not None else ()
-        known = {ns_pid: index for index, ns_pid in were if index in self._unowned}
+        known = {ns_pid: index for index, ns_pid in were if index in self.unowned}
         for ns_pid, index in found.items():
             if ns_pid in self.states:
                 self.states[ns_pid].observe(slots[index])
             elif ns_pid in known:
-                unowned.move(index, self._unowned, known[ns_pid])
+                unowned.move(index, self.unowned, known[ns_pid])
             else:
                 unowned.begin(index)
                 self._next_look = 0.0
             if ns_pid in self._twice:
                 self._next_look = 0.0
         gone = [self.states.pop(ns_pid) for ns_pid in self.states.keys() - found.keys() - twice]
-        self._unowned, self._twice = unowned, twice
+        self.unowned, self._twice = unowned, twice
         return gone
 
     def values_changed(self, host_pids: Container[int] | None) -> bool:
@@ -124,19 +120,15 @@ class RegionSlots:
 
     def unclear(self) -> bool:
         """Check if any slot is neither owned nor certainly dead."""
-        return self._unowned.unclear() or any(
+        return self.unowned.unclear() or any(
             state.owner is None and not state.dead for state in self.distinguished()
         )
-
-    def unowned_codes(self) -> bytes:
-        """Return the `UnownedCode` of each slot without a state, by index."""
-        return self._unowned.codes()
 
     def due(self, now: float) -> array[int]:
         """Return indexes of slots due for a search, last first."""
         if now < self._next_look:
             return array("h")
-        due = self._unowned.due(now)
+        due = self.unowned.due(now)
         due.extend(state.slot.index for state in self.distinguished() if state.due(now))
         due.reverse()
         return due
@@ -145,8 +137,8 @@ class RegionSlots:
         """Return a due slot's state; see `put_back`."""
         slots = self.view.slots if self.view is not None else ()
         slot = slots[index]
-        if index in self._unowned:
-            self.states[slot.pid] = self._unowned.take(slot)
+        if index in self.unowned:
+            self.states[slot.pid] = self.unowned.take(slot)
         return self.states[slot.pid]
 
     def put_back(self, state: SlotState) -> None:
@@ -154,14 +146,14 @@ class RegionSlots:
         ns_pid = state.slot.pid
         if state.owner is None and ns_pid not in self._twice:
             del self.states[ns_pid]
-            self._unowned.put(state)
+            self.unowned.put(state)
 
     def rest(self) -> None:
         """End this pass's work; schedule the next search."""
         for state in list(self.states.values()):
             self.put_back(state)
         looks = (state.next_look for state in self.distinguished() if state.owner is None or state.doubted)
-        self._next_look = min(min(looks, default=inf), self._unowned.next_look())
+        self._next_look = min(min(looks, default=inf), self.unowned.next_look())
 
     def put_off(self, now: float, why: UnresolvedReason = UnresolvedReason.OVER_BUDGET) -> bool:
         """Delay due work at the container's expense; True if any reason changed."""
@@ -174,7 +166,7 @@ class RegionSlots:
         for state in states:
             change(state)
         if self.view is not None:
-            self._unowned.apply(self.view.slots, change)
+            self.unowned.apply(self.view.slots, change)
 
     def close(self) -> None:
         """Release descriptor and handles."""

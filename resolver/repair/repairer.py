@@ -186,7 +186,7 @@ class Repairer:
         if self.watches.take():
             self.agenda.events_lost(time.monotonic(), self.settings.interval)
             for repairs in self.regions.values():
-                repairs.attached()
+                repairs.attached = True
 
     def next_pass(self) -> float:
         """Return the next known work's monotonic time."""

@@ -190,10 +190,10 @@ class Turns:
         """Watch a slot's owner and remember its container: the directory may name an init container."""
         parts, host_pid, ownership = self._parts, owner.process.host_pid, repairs.ownership
         parts.owners.watch(state, owner, "" if ownership.claim else ownership.container)
-        container_id = parts.owners.container_id(host_pid)
+        container = parts.owners.container(host_pid)
         parts.names.refresh()
-        name = parts.names.of(container_id)
-        state.names = parts.owners.pod_uid(host_pid), name.container if name else ""
+        name = parts.names.of(container.container_id)
+        state.names = container.pod_uid or "", name.container if name else ""
 
     async def _write(self, work: Work, this: Pass) -> bool:
         """Send one batch to the writer; True if more may follow."""

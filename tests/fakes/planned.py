@@ -73,14 +73,14 @@ class Bench:
     def states(self) -> dict[int, SlotState]:
         """The states of all slots, by PID."""
         assert self.repairs.view is not None
-        for index, code in enumerate(self.repairs.unowned_codes()):
+        for index, code in enumerate(self.repairs.unowned.codes()):
             if code and index not in self.odd():
                 self.repairs.at(index)
         return self.repairs.states
 
     def odd(self) -> dict[int, UnresolvedReason | None]:
         """The slots that can't have a state, by index."""
-        unowned = self.repairs._unowned
+        unowned = self.repairs.unowned
         codes = enumerate(unowned.codes())
         return {at: UnownedCode.reason(code) for at, code in codes if code and at not in unowned}
 

@@ -94,7 +94,7 @@ class Life:
         for state in gone:
             state.release()
         if at.unwritable:
-            repairs.unwritable(now, 0.6)
+            repairs.unwritable_until = now + 0.6
         if self.whole:
             repairs.unsettle()
         return [state.slot.pid for state in gone]

@@ -63,7 +63,7 @@ def test_a_write_to_the_file_makes_all_due_and_one_that_can_hide_a_move_has_all_
     bench.repairs.observe(view, watched=watched)
     assert not stirs(bench)
     if attached:
-        bench.repairs.attached()
+        bench.repairs.attached = True
     else:
         bench.repairs.region.mtime_ns += 1
     bench.repairs.observe(view, watched=watched)

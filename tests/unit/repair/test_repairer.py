@@ -316,7 +316,7 @@ def test_what_is_said_of_a_file_that_cannot_be_written_has_a_limit_too(bench: Be
     for number in range(99):
         bench.step()
         (repairs,) = bench.repairer.regions.values()
-        repairs.unwritable(0.0, 0.0)  # the time is over
+        repairs.unwritable_until = 0.0  # the time is over
         repairs.states[7].not_before = 0.0
         assert number or events(lines, "write_failed")
     said = Counter(line["event"] for line in lines())

@@ -22,6 +22,7 @@ from resolver.base.reasons import UnresolvedReason
 from resolver.containers.log_names import ContainerNames
 from resolver.hami.discovery import SharedDirectory
 from resolver.hami.hostpid_policy import HostpidPolicy
+from resolver.linux.cgroup import NO_CONTAINER
 from resolver.linux.procfs import ProcessHandle
 from resolver.repair.parts import Pass
 from resolver.repair.turns import Work
@@ -286,7 +287,8 @@ def test_a_region_has_the_name_of_the_container_that_uses_it(
     links.mkdir()
     (links / f"pod_ns_main-{container_id}.log").symlink_to("/nowhere")
     monkeypatch.setattr(parts, "names", ContainerNames(str(links), ""))
-    monkeypatch.setattr(parts.owners, "container_id", lambda _: container_id)
+    container = NO_CONTAINER._replace(container_id=container_id)
+    monkeypatch.setattr(parts.owners, "container", lambda _: container)
     path = bench.file((7, 0), name="init")
     bench.step()
     assert [each.container_name for each in bench.repairer.reports()] in ([], ["init"])
