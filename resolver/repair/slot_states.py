@@ -21,11 +21,9 @@ if TYPE_CHECKING:
     from resolver.base.reasons import RepairReason
     from resolver.hami.packed_slots import PackedSlots, SlotRecord
 
-#: How often a slot without a process is checked again, at first each pass, then ever more rarely.
-EAGER_LOOKS, _LONGEST_LOOK = 4, 30.0
-#: A dead slot can be taken again without a byte or the file's time changing. Where the kernel reports each process that
-#: attaches, only lost events are found so late: in an ended container a search walks over all processes.
-_DEAD_LOOK, _WATCHED_DEAD_LOOK = 1.0, 60.0
+#: How often a slot without a process is checked again, at first each pass, then ever more rarely. A dead one can be
+#: taken again without a byte or the file's time changing; only lost events are found so late.
+EAGER_LOOKS, _LONGEST_LOOK = 4, 60.0
 _SETTLED_LOOKS = EAGER_LOOKS + 6  # from then on the pauses are as long as they get
 #: Answers without a search, and seconds until a container that makes the kernel wait is asked again.
 _NOT_SEARCHED, _SLOW_SEARCH = {UnresolvedReason.OVER_BUDGET, UnresolvedReason.TOO_SLOW}, 1.0
@@ -88,8 +86,8 @@ class SlotState:
             self.doubted = False
         return not self.doubted or found in _NOT_SEARCHED
 
-    def found(self, result: ProcessHandle | UnresolvedReason, now: float, *, watched: bool = False) -> None:
-        """Apply a search's result. ``watched``: the kernel reports attaching processes."""
+    def found(self, result: ProcessHandle | UnresolvedReason, now: float) -> None:
+        """Apply a search's result."""
         if isinstance(result, ProcessHandle):
             self.owner, self.reason, self.dead, self.looks = result, None, False, 0
             self.abandoned = self.unsure = self.followed = self.doubted = False
@@ -107,10 +105,7 @@ class SlotState:
             self.dead = False
         self.looks += 1
         if self.looks > EAGER_LOOKS:
-            longest = _LONGEST_LOOK
-            if self.dead:
-                longest = _WATCHED_DEAD_LOOK if watched else _DEAD_LOOK
-            self.next_look = now + doubled(0.5, longest, self.looks - EAGER_LOOKS)
+            self.next_look = now + doubled(0.5, _LONGEST_LOOK, self.looks - EAGER_LOOKS)
 
     def release(self) -> None:
         """Release its process's handle."""

@@ -154,9 +154,8 @@ class Turns:
     async def _find_owner(self, repairs: RegionRepairs, index: int, now: float, pause: Pause) -> None:
         parts, proof = self._parts, repairs.proof
         state = repairs.at(index)
-        ns_pid, region = state.slot.pid, repairs.region
-        finder, payer = self.owner_finder, repairs.ownership.account
-        found = await finder.owner(proof, repairs.shown, ns_pid, payer, state.slot.hostpid, pause)
+        slot, payer = state.slot, repairs.ownership.account
+        found = await self.owner_finder.owner(proof, repairs.shown, slot.pid, payer, slot.hostpid, pause)
         if not parts.is_here(repairs):
             if isinstance(found, ProcessHandle):
                 found.close()
@@ -166,7 +165,7 @@ class Turns:
                 return
             parts.owners.unwatch(state)
             state.disowned()
-        state.found(found, now, watched=region.path in parts.watches)
+        state.found(found, now)
         if isinstance(found, ProcessHandle):
             self._own(repairs, state, found)
         else:

@@ -42,9 +42,9 @@ def test_a_new_slot_is_looked_at_at_once_eagerly_and_then_ever_more_rarely() -> 
     assert (new.dead, new.abandoned, new.unsure, new.doubted, new.guessed, new.followed) == (False,) * 6
     assert (new.conflicts, new.not_before) == (0, 0.0), "it may be written at once"
     assert looked(EAGER_LOOKS).due(0.0)
-    waits = [looked(EAGER_LOOKS + more).next_look - 100 for more in range(1, 9)]
-    assert waits == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
-    assert looked(EAGER_LOOKS + 9, dead=True).next_look == 101.0
+    for dead in (False, True):
+        waits = [looked(EAGER_LOOKS + more, dead=dead).next_look - 100 for more in range(1, 9)]
+        assert waits == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
 
 
 def test_an_owner_stays_unless_a_search_for_a_doubted_one_finds_another(handle: ProcessHandle) -> None:
@@ -73,7 +73,7 @@ def test_after_an_end_it_is_looked_at_once_more_and_then_rarely_unless_somebody_
         state.followed = attached
         state.owner_ended()
         assert (state.dead, state.owner, state.due(0.0)) == (True, None, True)
-        state.found(GONE, 100.0, watched=True)
+        state.found(GONE, 100.0)
         assert state.next_look == 100 + wait
 
 
@@ -119,15 +119,15 @@ def test_what_is_put_is_what_is_taken(*, dead: bool, abandoned: bool, unsure: bo
     assert 2 not in kept
     kept.put(state)
     assert 2 in kept
-    assert (kept.dead(2), kept.next_look(), kept.unclear()) == (dead and not unsure, 130.0, not dead)
-    assert (list(kept.due(129.9)), list(kept.due(130.0))) == ([], [2])
+    assert (kept.dead(2), kept.next_look(), kept.unclear()) == (dead and not unsure, 160.0, not dead)
+    assert (list(kept.due(159.9)), list(kept.due(160.0))) == ([], [2])
     assert kept.reasons() == {GONE}
     moved = UnownedSlots(4)
     moved.move(1, kept, 2)
     for index, place in ((2, kept), (1, moved)):
         found = place.take(slot(index))
         assert (found.dead, found.abandoned, found.unsure) == (dead, abandoned, unsure)
-        assert (found.reason, found.looks, found.next_look) == (GONE, 255, 130.0)
+        assert (found.reason, found.looks, found.next_look) == (GONE, 255, 160.0)
         assert (index in place, place.reasons(), place.unclear()) == (False, set(), False)
 
 
