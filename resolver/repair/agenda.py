@@ -40,7 +40,6 @@ class Agenda:
         self._looks: dict[str, _Look] = {}
         self._next_discovery = 0.0
         self._next_refresh = 0.0  # of the discoveries, by the clock
-        self._listed_at = 0.0  # when every directory was listed
         self._lost_at = 0.0  # when everything was, or is to be, checked for want of events
 
     def start_over(self) -> None:
@@ -55,8 +54,6 @@ class Agenda:
     def search_due(self, now: float) -> tuple[bool, bool]:
         """Return whether to list all directories and whether to refresh discoveries."""
         full = now >= self._next_discovery
-        if full:
-            self._listed_at = now
         return full, full or now >= self._next_refresh
 
     def searched(self, now: float, interval: float, *, full: bool, watched: bool) -> float:
@@ -67,13 +64,12 @@ class Agenda:
         self._next_refresh = now + pause
         return pause
 
-    def events_lost(self, now: float, interval: float) -> None:
+    def events_lost(self, now: float) -> None:
         """Check everything, at a limited rate: tenants can cause losses."""
-        when = max(now, self._lost_at + interval)
-        self._lost_at = when
-        self.everything(when)
-        self._next_refresh = min(self._next_refresh, when)
-        self._next_discovery = min(self._next_discovery, max(when, self._listed_at + _DISCOVER_EVERY))
+        if now > self._lost_at:  # else the check that is to come will do
+            self._lost_at = max(now, self._lost_at + _DISCOVER_EVERY)
+        self.everything(self._lost_at)
+        self._next_discovery = min(self._next_discovery, self._lost_at)
 
     def next_pass(self, wait: float, wanted: float, now: float) -> float:
         """Return the next pass's time: in ``wait`` seconds, or earlier at ``wanted``."""
@@ -119,9 +115,7 @@ class Agenda:
 
         ``watched``: the kernel reports attaching processes. Before ``quiet_until`` (0: now) no work is expected.
         """
-        known = self._looks.get(path)
-        if known is None:
-            known = self._looks[path] = _Look(path, now)
+        known = self._look(path)
         age = now - known.attached
         if watched and age >= STARTED:
             pause = max(interval, min(quiet_until - now, QUIET_INTERVALS * interval))

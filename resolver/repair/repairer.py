@@ -184,7 +184,7 @@ class Repairer:
     def take_events(self) -> None:
         """Read some kernel events; may bring `next_pass` forward."""
         if self.watches.take():
-            self.agenda.events_lost(time.monotonic(), self.settings.interval)
+            self.agenda.events_lost(time.monotonic())
             for repairs in self.regions.values():
                 repairs.attached = True
 

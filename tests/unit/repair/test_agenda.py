@@ -96,6 +96,19 @@ def test_nobody_knows_what_was_lost_so_everything_is_due() -> None:
     assert attention.due(200.05) == []
 
 
+def test_losses_in_a_row_are_checked_once_a_second_and_none_is_forgotten() -> None:
+    attention, found = settled(), list[float]()
+    for hundredth in range(1000):
+        now = 200.0 + hundredth / 100
+        attention.events_lost(now)
+        if attention.next() <= now:
+            assert attention.search_due(now) == (True, True)
+            found.append(now)
+            attention.searched(now, INTERVAL, full=True, watched=True)
+            attention.looked("r", now, INTERVAL, watched=True, quiet_until=NEVER)
+    assert found == pytest.approx([200.0 + second for second in range(10)])
+
+
 def test_one_that_is_over_its_budget_waits() -> None:
     attention = settled()
     attention.attached("r", 200.0)
