@@ -22,7 +22,7 @@ from resolver.containers.namespaces import (
 )
 from resolver.linux.cgroup import ContainerCgroup, cgroup_paths, parse_cgroup, pod_uid_of
 from resolver.linux.cgroup_directories import processes_in
-from resolver.linux.host_view import require_all_processes, require_host_view
+from resolver.linux.host_view import require_host_view
 from resolver.lookup.resolve import resolve
 
 TYPE_CHECKING = False  # as typing's, which a look-up does without
@@ -96,9 +96,7 @@ def walk_own(procfs: Procfs, own: Namespace, ns_pids: Iterable[int]) -> dict[int
 def _found(procfs: Procfs, wanted: Wanted) -> tuple[FoundContainer, str, list[Member]]:
     """Return the container, the source, and its processes. Raises CannotKnow if some may be hidden."""
     require_host_view(procfs)
-    mounts = procfs.mounts("self")
-    require_all_processes(procfs, mounts)
-    container, source = find_container(procfs, wanted, mounts)
+    container, source = find_container(procfs, wanted, procfs.mounts("self"))
     members = members_of(procfs, container.host_pids)
     if not members:
         raise ProcessGone(f"container {container.container_id} ended while it was checked")

@@ -15,7 +15,7 @@ from resolver.base.text import printable
 from resolver.containers.find import Wanted, find_container, name_of, require_host_cgroupns
 from resolver.containers.namespaces import goes_through, members_of, own_namespace
 from resolver.linux.cgroup import cgroup_paths, parse_cgroup
-from resolver.linux.host_view import require_all_processes, require_host_view
+from resolver.linux.host_view import require_host_view
 from resolver.linux.procfs import HOST_PIDNS
 from resolver.lookup.resolve import verify
 
@@ -61,7 +61,6 @@ def reverse(procfs: Procfs, host_pid: int, pods: PodNames | None = None) -> Reve
     try:
         tgid = procfs.status(host_pid).tgid
     except ProcessGone:
-        require_all_processes(procfs, procfs.mounts("self"))
         raise NotFound(f"no process or thread of this host has the number {host_pid}") from None
     try:
         with verify(procfs, tgid) as handle:

@@ -114,8 +114,8 @@ TAKEN: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
     "the host's network": (NETWORK, {"netlink": "warning: hostNetwork: true: falls back to scan"}),
     "nothing but hidepid": (HIDDEN, {"view": "ok: "}),
     "other processes": (
-        (*HIDDEN, *PTRACE),
-        {"view": "failed: hides processes: give it CAP_SYS_PTRACE: mount -o remount,hidepid=0"},
+        (*mounted("mount -t proc -o hidepid=2,gid=12345 proc /proc"), *PTRACE),  # root's group sees all, else
+        {"view": "failed: hides other users' processes: run as root with CAP_SYS_PTRACE: mount -o remount"},
     ),
     "/proc": (
         mounted("mount -t tmpfs none /proc"),

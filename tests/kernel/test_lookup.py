@@ -205,7 +205,8 @@ def test_from_another_pid_namespace(node: Node) -> None:
 
 def test_with_hidepid_and_without_the_capability(node: Node) -> None:
     container = node.container()
-    hidden = ("unshare", "--mount", "sh", "-c", 'mount -t proc -o hidepid=2 proc /proc && exec "$@"', "sh")
+    hide = 'mount -t proc -o hidepid=2,gid=12345 proc /proc && exec "$@"'
+    hidden = ("unshare", "--mount", "sh", "-c", hide, "sh")
     assert host_pid(container.container_id, 1, prefix=hidden) == container.init_host_pid
     drop = ("setpriv", "--bounding-set", "-sys_ptrace", "--inh-caps", "-sys_ptrace")
     assert "hidepid" in refused(4, container.container_id, 1, prefix=(*hidden, *drop))
