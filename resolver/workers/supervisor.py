@@ -237,6 +237,7 @@ class WorkerProcess:
 
     def _rest(self) -> None:
         """Wait for no answer."""
+        self._reap()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -248,7 +249,7 @@ class WorkerProcess:
 
     def _start(self, descriptors: Sequence[int] = ()) -> socket.socket:
         """Return a new child's socket. Raises `WorkerFailed`, and OSError without descriptors."""
-        self._unreaped = [process for process in self._unreaped if process.poll() is None]
+        self._reap()
         if time.monotonic() < self._not_before:
             # The same words each time: a trouble is logged when they change.
             raise WorkerFailed(
@@ -339,13 +340,16 @@ class WorkerProcess:
                     process.kill()
             self._unreaped.append(process)
 
+    def _reap(self) -> None:
+        self._unreaped = [process for process in self._unreaped if process.poll() is None]
+
     def stop(self) -> None:
         """End the child now; its requests are cancelled. If hung in the kernel, it is reaped later."""
         self._end()
         if self._unreaped:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._unreaped[-1].wait(KILLED_SECONDS)
-        self._unreaped = [each for each in self._unreaped if each.poll() is None]
+        self._reap()
         requests = *self._asked, *self._waiting
         self._asked.clear()
         self._waiting.clear()

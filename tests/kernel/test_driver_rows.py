@@ -93,7 +93,7 @@ def test_a_call_that_hangs_costs_a_worker_and_no_repair(node: Node, start: Start
         )  # from now on what it said counts no more
         line = daemon.wait_for("nvml_unavailable", why="the nvml worker did not answer within 5 s")
         assert line["at"] - began > 4.5
-        assert gone()
+        until(gone, "the end of the first")
     # Idle for five seconds, and nobody could know: the last value that was true stays, 0 is not claimed.
     assert tenant.slot()["sm_util"] == [50]
     repaired(daemon, node, "after-the-kill")

@@ -305,7 +305,7 @@ def test_a_writer_that_hangs_is_killed_and_the_next_one_tries_again(node: Node, 
             another = other.tenant(guess="none")
             until(lambda: another.host_pid in repaired(), "the next writer's answer")  # noqa: B023 - it is over
             assert hostpid_of(other, another) == another.host_pid
-            assert gone()
+            until(gone, "the end of the one that hung")
     until(lambda: len(daemon.said("writer_failed")) >= 3, "three failures of the writer")
     assert all("did not answer within 1 s" in line["why"] for line in daemon.said("writer_failed"))
     assert daemon.said("region_quarantined") == []
