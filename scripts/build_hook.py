@@ -19,7 +19,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 ROOT: Final = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # an isolated build has only the packages that pyproject.toml requires
 
-from resolver import __version__  # noqa: E402
+from resolver.base.version import VERSION  # noqa: E402
 from resolver.cli import COMMANDS, add_command, parser_of  # noqa: E402
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def _head(name: str, summary: str) -> Iterator[str]:
     released = re.search(r"(?m)^## \[\d+\.\d+\.\d+\] - (\S+)$", (ROOT / "CHANGELOG.md").read_text())
     if released is None:
         raise SystemExit("CHANGELOG.md names no release: it needs a line `## [1.2.3] - 2026-01-31`")
-    yield f'.TH {name.upper()} 1 {released[1]} "resolver {__version__}"'
+    yield f'.TH {name.upper()} 1 {released[1]} "resolver {VERSION}"'
     yield from (".SH NAME", f"{_text(name)} \\- {_text(summary)}", ".SH SYNOPSIS")
 
 
@@ -185,7 +185,7 @@ _CHANGES: Final = (
 def completions() -> dict[str, str]:
     """``{shell: text}``, from one parser of all commands."""
     parser = argparse.ArgumentParser(prog="resolver")
-    parser.add_argument("--version", action="version", version=__version__, help="show the version")
+    parser.add_argument("--version", action="version", version=VERSION, help="show the version")
     below = parser.add_subparsers(metavar="COMMAND")
     for name, summary in COMMANDS.items():
         command = below.add_parser(name, help=summary)

@@ -20,7 +20,7 @@ import zipfile
 from pathlib import Path
 from typing import Final
 
-from resolver import __version__
+from resolver.base.version import VERSION
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 PARTS: Final = ROOT / "deploy/debian"
@@ -60,7 +60,7 @@ def build(wheel: Path, directory: Path) -> Path:
 
 
 def _version() -> str:
-    public, plus, commit = __version__.partition("+")
+    public, plus, commit = VERSION.partition("+")
     return re.sub(r"(a|b|rc|\.dev)(\d+)", r"~\1\2", public) + plus + commit
 
 

@@ -28,7 +28,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from resolver import __version__
+from resolver.base.version import VERSION
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 LOCK: Final = ROOT / "requirements-kubernetes.lock"
@@ -62,7 +62,7 @@ def main() -> int:
     if not args.without_image:
         _image(args.engine, args.image_options, dist)
     sbom = json.dumps(bill_of_materials(LOCK.read_text()), indent=2) + "\n"
-    (dist / f"hami_resolver-{__version__}.cdx.json").write_text(sbom)
+    (dist / f"hami_resolver-{VERSION}.cdx.json").write_text(sbom)
     sums = "".join(f"{_sha256(path)}  {path.name}\n" for path in sorted(dist.iterdir()))
     (dist / "SHA256SUMS").write_text(sums)
     sys.stdout.write(sums)
@@ -82,20 +82,20 @@ def prove(sdist: Path) -> None:
 
 def plugin(dist: Path, url: str) -> None:
     """Pack kubectl's plugin as an archive, with its manifest for krew."""
-    archive = dist / f"kubectl-resolver-{__version__}.tar.gz"
+    archive = dist / f"kubectl-resolver-{VERSION}.tar.gz"
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as tar:
         for name, source in (("kubectl-resolver", "resolver/kube/kubectl_plugin.py"), ("LICENSE", "LICENSE")):
             data = (
                 (ROOT / source)
                 .read_bytes()
-                .replace(b'_VERSION = "unknown"', f'_VERSION = "{__version__}"'.encode())
+                .replace(b'_VERSION = "unknown"', f'_VERSION = "{VERSION}"'.encode())
             )
             about = tarfile.TarInfo(name)
             about.size, about.mtime, about.mode = len(data), _epoch(), 0o644 if name == "LICENSE" else 0o755
             tar.addfile(about, io.BytesIO(data))
     archive.write_bytes(gzip.compress(packed.getvalue(), 9, mtime=0))
-    manifest = (ROOT / "deploy/krew.yaml").read_text().replace("@VERSION@", __version__)
+    manifest = (ROOT / "deploy/krew.yaml").read_text().replace("@VERSION@", VERSION)
     manifest = manifest.replace("@HOMEPAGE@", url).replace("@URI@", f"{url.rstrip('/')}/{archive.name}")
     (dist / "krew-resolver.yaml").write_text(manifest.replace("@SHA256@", _sha256(archive)))
 
@@ -103,14 +103,14 @@ def plugin(dist: Path, url: str) -> None:
 def bill_of_materials(lock: str) -> dict[str, Any]:
     """CycloneDX 1.5: this program, and every package of a lock file with its version and the hashes of its files."""
     name = "hami-resolver"
-    ours = {"type": "application", "bom-ref": name, "name": name, "version": __version__}
+    ours = {"type": "application", "bom-ref": name, "name": name, "version": VERSION}
     pins = re.findall(r"(?m)^([\w.-]+)==(\S+)[^\n]*\\\n((?:[ ]+--hash=[^\n]*\n?)+)", lock)
     components = [_component(*pin) for pin in pins]
     when = datetime.fromtimestamp(_epoch(), UTC)
     return {
         "bomFormat": "CycloneDX",
         "specVersion": "1.5",
-        "serialNumber": f"urn:uuid:{uuid.uuid5(uuid.NAMESPACE_URL, f'{name} {__version__} {lock}')}",
+        "serialNumber": f"urn:uuid:{uuid.uuid5(uuid.NAMESPACE_URL, f'{name} {VERSION} {lock}')}",
         "version": 1,
         "metadata": {
             "timestamp": when.isoformat().replace("+00:00", "Z"),
@@ -135,8 +135,8 @@ def _component(name: str, version: str, hashes: str) -> dict[str, Any]:
 
 def _image(engine: str, options: str, dist: Path) -> None:
     """Built as `make image` does, and put into an archive that each of the three can load."""
-    name = f"resolver:{__version__.replace('+', '-')}"
-    archive = dist / f"resolver-{__version__}-image.tar"
+    name = f"resolver:{VERSION.replace('+', '-')}"
+    archive = dist / f"resolver-{VERSION}-image.tar"
     # The release's own ARGS must not go to the engine.
     _run("make", "image", f"ENGINE={engine}", f"IMAGE={name}", f"ARGS={options}")
     words = shlex.split(engine)

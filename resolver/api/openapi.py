@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from resolver import __version__
 from resolver.api.problems import PROBLEM, ProblemDocument
 from resolver.api.request import JSON, Query, Route
+from resolver.base.version import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -51,7 +51,7 @@ def describe(routes: Iterable[Route]) -> dict[str, Any]:
         "openapi": "3.1.0",
         "info": {
             "title": "resolver",
-            "version": __version__,
+            "version": VERSION,
             "summary": "Containers of processes, and the state of GPUs. The API is read-only.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from resolver import __version__
 from resolver.base.counters import CounterName
 from resolver.base.reasons import TroubleReason
+from resolver.base.version import VERSION
 from resolver.config import Setting
 from resolver.hami.placements import BARE
 from resolver.state import PassSeconds, Policy, Source, Worker
@@ -135,7 +135,7 @@ def state_of(picture: Snapshot, api: dict[str, int]) -> Status:
     gpus, joined, used = picture.inventory.gpus, picture.joined, picture.used()
     return Status(
         at=picture.at,
-        version=__version__,
+        version=VERSION,
         started_at=picture.started_at,
         host_pid=os.getpid(),
         dry_run=picture.dry_run,

@@ -11,7 +11,7 @@ import os
 NEXT = "0.2.0"
 
 
-def find() -> str:
+def _find() -> str:
     """Return ``0.2.0.dev12+g1a2b3c4`` twelve commits after a tag, and the tag's number on its commit.
 
     Without git and a record of the version, the number of commits is 0.
@@ -32,18 +32,14 @@ def _from_git(root: str) -> str | None:
 
 
 def _git(root: str, *words: str) -> str:
-    """Return a git command's output, or nothing. Importing subprocess would double a short command's time."""
-    reader, writer = os.pipe()
-    to = [(os.POSIX_SPAWN_DUP2, writer, 1), (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0)]
-    with open(reader, encoding="utf-8") as output:
-        try:
-            pid = os.posix_spawnp("git", ("git", "-C", root, *words), os.environ, file_actions=to)
-        except OSError:
-            return ""
-        finally:
-            os.close(writer)
-        said = output.read().strip()
-    return said if os.waitpid(pid, 0)[1] == 0 else ""
+    """Return a git command's output, or nothing."""
+    import subprocess  # in a checkout only: it would double a short command's time
+
+    try:
+        done = subprocess.run(["git", "-C", root, *words], capture_output=True, text=True, check=False)  # noqa: S607
+    except OSError:
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
 
 
 def _from_archive(root: str) -> str | None:
@@ -65,5 +61,7 @@ def _installed(root: str) -> str | None:
     return None
 
 
+VERSION = _find()
+
 if __name__ == "__main__":
-    print(find())  # noqa: T201
+    print(VERSION)  # noqa: T201

@@ -145,7 +145,7 @@ def _top_level(arguments: list[str]) -> int:
         known = ", ".join(COMMANDS)
         print(f"resolver: no command {arguments[0]!r}; the commands are: {known}", file=sys.stderr)
         return EXIT_USAGE
-    from resolver import __version__
+    from resolver.base.version import VERSION
 
     width = max(map(len, COMMANDS))
     parser = Parser(
@@ -156,7 +156,7 @@ def _top_level(arguments: list[str]) -> int:
         + "\n".join(f"  {name:{width}}  {text}" for name, text in COMMANDS.items())
         + "\n\nSee resolver help COMMAND.",
     )
-    parser.add_argument("--version", action="version", version=f"resolver {__version__}")
+    parser.add_argument("--version", action="version", version=f"resolver {VERSION}")
     parser.parse_args(arguments)  # refuses what it does not know
     parser.print_help()
     return 0

@@ -17,8 +17,9 @@ import tarfile
 import time
 from typing import TYPE_CHECKING, BinaryIO, cast
 
-from resolver import __version__, client
+from resolver import client
 from resolver.base.errors import UsageError
+from resolver.base.version import VERSION
 from resolver.cli.ask_daemon import add_socket
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ def _manifest(gathered: Sequence[Gathered], troubles: dict[str, str], *, redact:
     for part, _, seconds, _ in gathered:
         trouble = troubles[part.name] or None
         parts[part.name] = {"about": part.about, "seconds": round(seconds, 2), "trouble": trouble}
-    whole = {"resolver": __version__, "made_at": time.time(), "redacted": redact, "root": os.geteuid() == 0}
+    whole = {"resolver": VERSION, "made_at": time.time(), "redacted": redact, "root": os.geteuid() == 0}
     return json.dumps(whole | {"parts": parts}, indent=1) + "\n"
 
 

@@ -61,8 +61,9 @@ async def _report(args: argparse.Namespace, address: tuple[str, int] | None) -> 
     import contextlib
     import signal
 
-    from resolver import __version__, client
+    from resolver import client
     from resolver.base.journal import Journal, setup_logging
+    from resolver.base.version import VERSION
     from resolver.kube.apiserver import ACCOUNT_DIR, ApiServer, in_cluster
     from resolver.kube.reporter import InventorySocket, Plan, Reporter
     from resolver.kube.tally import Tally
@@ -80,7 +81,7 @@ async def _report(args: argparse.Namespace, address: tuple[str, int] | None) -> 
     except OSError as error:
         why = os.strerror(error.errno) if error.errno else str(error)
         raise UsageError(f"--metrics-addr cannot be listened on: {why}; name another, or off") from None
-    journal.log.info("started", version=__version__, node=node)
+    journal.log.info("started", version=VERSION, node=node)
     loop, working = asyncio.get_running_loop(), asyncio.create_task(reporter.run())
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, working.cancel)

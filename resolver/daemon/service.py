@@ -11,12 +11,13 @@ from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from resolver import __version__, api
+from resolver import api
 from resolver.base.counters import CounterByReason, Shortage
 from resolver.base.event_log import EventLog
 from resolver.base.journal import Journal, setup_logging
 from resolver.base.reasons import BrokerRefusal
 from resolver.base.source_records import SourceName
+from resolver.base.version import VERSION
 from resolver.config import OFF, changed
 from resolver.containers.known_namespaces import KnownNamespaces
 from resolver.daemon.gpu_users import GpuUsers
@@ -117,7 +118,7 @@ class Service:
             except BaseException:
                 self.close()
                 raise
-        self.journal.log.info("started", version=__version__, settings=changed(self.reloading.described))
+        self.journal.log.info("started", version=VERSION, settings=changed(self.reloading.described))
         try:
             await self._pace.run(self._loops())
         finally:

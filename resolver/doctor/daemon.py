@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from resolver import __version__
 from resolver.base.lock_holder import ailment
 from resolver.base.text import several
 from resolver.doctor.findings import Finding, failed, ok, together, unknown, warning
@@ -61,6 +60,8 @@ def _foreign(path: str, why: str) -> Finding:
 
 def _content(status: dict[str, Any]) -> Finding:
     """Return the problems that the daemon reports."""
+    from resolver.base.version import VERSION  # a command that only chooses checks doesn't pay for it
+
     counts = (several(status["totals"][f"{each}s"], each) for each in ("container", "region", "slot"))
     found = f"PID {status['host_pid']}, version {status['version']}, "
     found += f"source {status['source']['name']}: {', '.join(counts)}"
@@ -68,9 +69,9 @@ def _content(status: dict[str, Any]) -> Finding:
         (failed if each["grave"] else warning)(each["what"], each["why"], each["fix"])
         for each in status.get("troubles", ())
     ]
-    if status["version"] != __version__:
+    if status["version"] != VERSION:
         cause = "daemon and command are of two versions: it was not restarted after an upgrade"
         fix = "systemctl restart resolver, or: kubectl rollout restart its daemon set"
-        troubles.append(warning(f"this command is {__version__}", cause, fix))
+        troubles.append(warning(f"this command is {VERSION}", cause, fix))
     seen = together(found, troubles)
     return seen._replace(found=f"{found}; {seen.found}") if troubles else seen

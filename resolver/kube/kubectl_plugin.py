@@ -277,9 +277,9 @@ def _cells(found: Any, why: str) -> list[str]:
 def version() -> str:
     """Return the version of the package that this belongs to, or of the release that it was copied from."""
     with contextlib.suppress(ImportError):
-        from resolver import __version__
+        from resolver.base.version import VERSION
 
-        return __version__
+        return VERSION
     return _VERSION
 
 

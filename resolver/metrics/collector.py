@@ -6,10 +6,10 @@ import platform
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from resolver import __version__
 from resolver.base.counters import CounterByReason
 from resolver.base.reasons import GpuReason, RegionReason, SampleReason, UnresolvedReason
 from resolver.base.source_records import SOURCE_RECORDS
+from resolver.base.version import VERSION
 from resolver.gpu.inventory import OTHER, THROTTLE_REASONS
 from resolver.gpu.sampler import FAILED, OK, UNSUPPORTED
 from resolver.hami.hostpid_policy import Origin, WatcherFinding
@@ -257,7 +257,7 @@ def _daemon(snapshot: Snapshot) -> Iterator[Metric]:
     from resolver.metrics import own
 
     source = snapshot.source
-    yield f.BUILD.metric([((__version__, platform.python_version()), 1)])
+    yield f.BUILD.metric([((VERSION, platform.python_version()), 1)])
     yield f.READY.single(not source.not_ready)
     yield f.SOURCE.metric(_state(SOURCE_RECORDS, source.name))
     yield f.SOURCE_FAILED.metric(((name,), name in source.not_used) for name in SOURCE_RECORDS)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-import resolver
+from resolver.base.version import VERSION
 from tests.fakes.daemon import children_of, runs
 from tests.fakes.node import Node
 from tests.kernel.conftest import DRIVER, NVML, WRITER, hostpid_of
@@ -55,7 +55,7 @@ def test_it_says_what_it_is(image: Image) -> None:
         name.removeprefix("org.opencontainers.image."): text for name, text in image.config["Labels"].items()
     }
     assert labels["title"] == "resolver"
-    assert labels["version"] == resolver.__version__
+    assert labels["version"] == VERSION
     assert labels["revision"] == REVISION
     assert labels["licenses"] == "Apache-2.0"
     assert image.config["architecture"] == ARCHITECTURES[os.uname().machine]
@@ -156,7 +156,7 @@ def test_its_commands_are_there_for_exec(node: Node, start_pod: StartPod, image:
     pod = start_pod(fast(pod_of(render(KUSTOMIZE / "base"))), image=image)
     until(lambda: hostpid_of(container, tenant) == tenant.host_pid, "a repair")
     pod.wait_for("source", source="bpf")
-    assert pod.inside("resolver", "--version") == f"resolver {resolver.__version__}\n"
+    assert pod.inside("resolver", "--version") == f"resolver {VERSION}\n"
     found = pod.inside("resolver", "lookup", container.container_id, str(tenant.ns_pid))
     assert found == f"{tenant.host_pid}\n"
     assert "main" in pod.inside("resolver", "top", "--once")

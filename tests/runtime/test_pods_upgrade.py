@@ -29,8 +29,8 @@ def versions(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         place = made[version] = tmp_path_factory.mktemp(version)
         for package in ("resolver", "bpf"):
             shutil.copytree(ROOT / package, place / package)
-        module = place / "resolver/__init__.py"
-        module.write_text(f'{module.read_text()}\n__version__ = "{version}"\n')
+        module = place / "resolver/base/version.py"
+        module.write_text(f'{module.read_text()}\nVERSION = "{version}"\n')
     return made
 
 

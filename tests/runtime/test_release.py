@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from resolver import __version__
+from resolver.base.version import VERSION
 from tests.runtime.image import ARCHITECTURES, ROOT, Builder
 
 #: The image is built, and two distributions' wheels are fetched.
@@ -38,14 +38,14 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_everything_is_there_with_its_checksum(dist: Path) -> None:
     machine = ARCHITECTURES[os.uname().machine]
     names = {
-        f"hami_resolver-{__version__}-py3-none-any.whl",
-        f"hami_resolver-{__version__}.tar.gz",
-        f"hami-resolver_{__version__.replace('.dev', '~.dev')}_{machine}.deb",
-        f"resolver-{__version__.replace('.dev', '-dev.')}.tgz",
-        f"kubectl-resolver-{__version__}.tar.gz",
+        f"hami_resolver-{VERSION}-py3-none-any.whl",
+        f"hami_resolver-{VERSION}.tar.gz",
+        f"hami-resolver_{VERSION.replace('.dev', '~.dev')}_{machine}.deb",
+        f"resolver-{VERSION.replace('.dev', '-dev.')}.tgz",
+        f"kubectl-resolver-{VERSION}.tar.gz",
         "krew-resolver.yaml",
-        f"resolver-{__version__}-image.tar.gz",
-        f"hami_resolver-{__version__}.cdx.json",
+        f"resolver-{VERSION}-image.tar.gz",
+        f"hami_resolver-{VERSION}.cdx.json",
     }
     assert {path.name for path in dist.iterdir()} == names | {"SHA256SUMS"}
     lines = [line.split() for line in (dist / "SHA256SUMS").read_text().splitlines()]
@@ -58,12 +58,12 @@ def test_everything_is_there_with_its_checksum(dist: Path) -> None:
 
 
 def test_the_image_can_be_loaded_and_says_which_version_it_is(dist: Path) -> None:
-    with tarfile.open(dist / f"resolver-{__version__}-image.tar.gz") as archive:
+    with tarfile.open(dist / f"resolver-{VERSION}-image.tar.gz") as archive:
         (manifest,) = json.load(archive.extractfile("manifest.json"))  # type: ignore[arg-type]
         config = json.load(archive.extractfile(manifest["Config"]))  # type: ignore[arg-type]
     assert {tag.rpartition("/")[2] for tag in manifest["RepoTags"]} == {
-        f"resolver:{__version__.replace('+', '-')}"
+        f"resolver:{VERSION.replace('+', '-')}"
     }
-    assert config["config"]["Labels"]["org.opencontainers.image.version"] == __version__
+    assert config["config"]["Labels"]["org.opencontainers.image.version"] == VERSION
     assert config["config"]["Entrypoint"] == ["resolver"]
     assert len(config["rootfs"]["diff_ids"]) == len(manifest["Layers"])

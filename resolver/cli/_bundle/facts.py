@@ -12,8 +12,8 @@ import urllib.request
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
-from resolver import __version__
 from resolver.base.errors import ResolverError
+from resolver.base.version import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -93,7 +93,7 @@ def _config(release: str) -> Any:
 def versions() -> Any:
     """Collect the versions of our programs and their dependencies."""
     return {
-        "resolver": __version__,
+        "resolver": VERSION,
         "python": sys.version,
         "executable": sys.executable,
         "libc": " ".join(platform.libc_ver()),

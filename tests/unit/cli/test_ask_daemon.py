@@ -14,10 +14,11 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from resolver import __version__, config
+from resolver import config
 from resolver.api import shapes
 from resolver.api.status import state_of
 from resolver.base.reasons import RegionReason, SampleReason
+from resolver.base.version import VERSION
 from resolver.cli._explain.known import answer
 from resolver.cli.containers import COLUMNS
 from resolver.cli.show import duration, moment
@@ -149,7 +150,7 @@ def test_a_healthy_daemon(daemon: Daemon) -> None:
     done = resolver("status", "--socket", str(daemon.path))
     assert (done.returncode, done.stderr) == (0, "")
     told = pairs_of(done.stdout)
-    assert told["resolver"] == f"{__version__}, up 3h 12m, PID {os.getpid()}"
+    assert told["resolver"] == f"{VERSION}, up 3h 12m, PID {os.getpid()}"
     assert told["ready"] == "yes"
     assert told["source"] == "scan, 5 processes"
     assert told["hostpid is"].startswith("host (by version: driver 550.54.15")

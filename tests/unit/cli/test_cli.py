@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from resolver import __version__
+from resolver.base.version import VERSION
 from resolver.cli import COMMANDS, parser_of
 from resolver.cli.run import summary
 from tests.fakes import cachefiles
@@ -22,7 +22,7 @@ from tests.fakes.pictures import picture
 
 def test_version() -> None:
     done = called("--version")
-    assert (done.returncode, done.stdout, done.stderr) == (0, f"resolver {__version__}\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"resolver {VERSION}\n", "")
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])

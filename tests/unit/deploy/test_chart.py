@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 import yaml
 
-from resolver import __version__, config
+from resolver import config
 from resolver.base.source_records import SOURCE_RECORDS
+from resolver.base.version import VERSION
 from tests import manifests
 from tests.charts import CHART, FOREIGN, RefusedError, environment, helm, render, the, with_image
 from tests.fakes.kube import RULES, Rule, rules_of
@@ -405,7 +406,7 @@ def packed(place: Path) -> Path:
     make = ["make", "--old-file=setup-dev", "chart", f"DIST={place}"]
     subprocess.run(make, cwd=ROOT, check=True, capture_output=True)
     (archive,) = place.glob("*.tgz")
-    assert archive.name == f"resolver-{__version__.replace('.dev', '-dev.')}.tgz"
+    assert archive.name == f"resolver-{VERSION.replace('.dev', '-dev.')}.tgz"
     return archive
 
 
@@ -420,9 +421,9 @@ def test_the_packed_chart_renders_the_same(tmp_path: Path) -> None:
     } | {".helmignore"}
     label = "app.kubernetes.io/version"
     found = render(EVERYTHING, chart=archive)
-    assert {each["metadata"]["labels"][label] for each in found} == {__version__.replace("+", "-")}
-    text = json.dumps(found).replace(__version__.replace("+", "-"), RELEASED)
-    text = text.replace(__version__.replace(".dev", "-dev.").replace("+", "_"), RELEASED)
+    assert {each["metadata"]["labels"][label] for each in found} == {VERSION.replace("+", "-")}
+    text = json.dumps(found).replace(VERSION.replace("+", "-"), RELEASED)
+    text = text.replace(VERSION.replace(".dev", "-dev.").replace("+", "_"), RELEASED)
     assert json.loads(text) == render(EVERYTHING)
     image = container_of(pod_of(render({"image": {"repository": "r"}}, chart=archive)))["image"]
-    assert image == f"r:{__version__.replace('+', '-')}"
+    assert image == f"r:{VERSION.replace('+', '-')}"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-import resolver
+from resolver.base.version import VERSION
 from resolver.cli import COMMANDS
 from scripts.build_hook import PATHS
 
@@ -51,7 +51,7 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_command_runs_from_the_wheel(python: Path) -> None:
     dependencies = sysconfig.get_path("purelib")
     version = run(python.parent / "resolver", "--version", PYTHONPATH=dependencies)
-    assert version == f"resolver {resolver.__version__}\n"
+    assert version == f"resolver {VERSION}\n"
     imported = run(python, "-c", "import resolver; print(resolver.__file__)", PYTHONPATH=dependencies)
     assert imported.startswith(str(python.parent.parent))
 
@@ -62,9 +62,7 @@ def test_kubectls_plugin_runs_from_the_wheel_and_as_a_copy(python: Path, root: P
     # Alone it has nothing but the standard library.
     for plugin in ([python.parent / "kubectl-resolver"], [python, "-I", "-S", copy]):
         assert run(*plugin, "--help").startswith("usage: kubectl resolver")
-    assert (
-        run(python.parent / "kubectl-resolver", "--version") == f"kubectl resolver {resolver.__version__}\n"
-    )
+    assert run(python.parent / "kubectl-resolver", "--version") == f"kubectl resolver {VERSION}\n"
 
 
 def test_every_module_imports_from_the_wheel(python: Path, wheel: Path) -> None:
@@ -105,7 +103,7 @@ def test_the_source_archive_has_what_setup_reads(root: Path, tmp_path: Path) -> 
     command = [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", str(tmp_path)]
     subprocess.run(command, cwd=root, check=True, capture_output=True)
     (built,) = tmp_path.glob("*.tar.gz")
-    assert built.name == f"hami_resolver-{resolver.__version__}.tar.gz"
+    assert built.name == f"hami_resolver-{VERSION}.tar.gz"
     with tarfile.open(built) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     locks = {path.name for path in root.glob("requirements*.lock")}

@@ -288,9 +288,9 @@ STATUS = {
 
 def told(node: Node, **changes: Any) -> Node:
     """A node whose daemon says this."""
-    from resolver import __version__
+    from resolver.base.version import VERSION
 
-    node.__dict__["status"] = {**STATUS, "at": time.time(), "version": __version__} | changes
+    node.__dict__["status"] = {**STATUS, "at": time.time(), "version": VERSION} | changes
     return node
 
 

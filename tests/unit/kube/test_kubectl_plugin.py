@@ -16,7 +16,7 @@ from typing import IO, Any, Final
 import pytest
 import yaml
 
-from resolver import __version__
+from resolver.base.version import VERSION
 from resolver.cli import COMMANDS
 from resolver.kube import kubectl_plugin
 from tests import charts
@@ -212,7 +212,7 @@ def test_kubectls_options_are_handed_on(cluster: Cluster) -> None:
     cluster.program.write_text('#!/bin/sh\necho "$@" >&2\nexit 1\n')
     given = ["--as=eve", "--cluster=c", "--context=x", "--kubeconfig=/k"]
     assert f"kubectl resolver: {' '.join(given)} get pods" in cluster("status", *given).stderr
-    assert cluster("--version").stdout == f"kubectl resolver {__version__}\n"
+    assert cluster("--version").stdout == f"kubectl resolver {VERSION}\n"
 
 
 def test_which_container_and_which_pod_has_to_be_clear(cluster: Cluster) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from resolver import __version__
+from resolver.base.version import VERSION
 from tests.fakes.locks import pinned
 
 
@@ -46,7 +46,7 @@ def test_it_speaks_of_this_version_and_is_the_same_each_time(bill: dict[str, obj
     assert (bill["bomFormat"], bill["specVersion"]) == ("CycloneDX", "1.5")
     metadata = bill["metadata"]
     assert isinstance(metadata, dict)
-    assert metadata["component"]["version"] == __version__
+    assert metadata["component"]["version"] == VERSION
     again = runpy.run_path(str(root / "scripts/release.py"))["bill_of_materials"]
     assert again((root / "requirements-kubernetes.lock").read_text()) == bill
 
@@ -79,6 +79,6 @@ def test_kubectls_plugin_is_an_archive_that_krew_can_check(root: Path, tmp_path:
         for option in ("--help", "--version")
     ]
     assert told[0].startswith("usage: kubectl resolver")
-    assert told[1] == f"kubectl resolver {__version__}\n"
+    assert told[1] == f"kubectl resolver {VERSION}\n"
     make(tmp_path, "https://example.org/there/")
     assert archive.read_bytes() == first
