@@ -82,16 +82,10 @@ def _chart_setting(setting: Declared) -> Iterator[str]:
     for number, line in enumerate(textwrap.wrap(says[0].upper() + says[1:], 112)):
         yield f"  # {'-- ' if number == 0 else ''}{line}"
     default = setting.default if chart.default is None else chart.default
-    if default and isinstance(default, tuple):
+    if isinstance(default, tuple):
         yield from (f"  {setting.name}:", *(f"    - {each}" for each in default))
     else:
-        default = "[]" if default == () else default
-        plain = (
-            default == "[]"
-            or not isinstance(default, str)
-            or bool(setting.choices)
-            or default.startswith("/")
-        )
+        plain = not isinstance(default, str) or bool(setting.choices) or default.startswith("/")
         yield f"  {setting.name}: {text_of(default) if plain else json.dumps(default)}"
 
 
@@ -109,9 +103,8 @@ def _schema_of(setting: Declared) -> dict[str, Any]:
             {"minimum": limits.ge, "maximum": limits.le} if limits is not None else {}
         )
     if not isinstance(setting.default, str):
-        of = setting.about.chart.pattern
-        items = {"type": "string", "pattern": of} if of else {"$ref": "#/definitions/path"}
-        return {"type": "array", "minItems": int(not of), "uniqueItems": True, "items": items}
+        items = {"$ref": "#/definitions/path"}
+        return {"type": "array", "minItems": 1, "uniqueItems": True, "items": items}
     pattern = setting.about.chart.pattern or (limits.pattern if limits is not None else None)
     return {"type": "string"} | ({"pattern": pattern} if pattern else {})
 

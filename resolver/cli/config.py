@@ -33,10 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print them. Wrong settings are the dispatcher's: one sentence, exit code 2."""
     from resolver import config
-    from resolver.cli.run import checked
 
     flags = options.given(args)
-    settings, origins = checked(*config.load_with_origins(flags, args.config))
+    settings, origins = config.load_with_origins(flags, args.config)
     rows: Iterable[Setting] = config.described(settings, origins)
     of, why = "", "options were given"
     if not args.config and flags.keys() <= {"socket"}:

@@ -32,6 +32,7 @@ def run(args: argparse.Namespace) -> int:
     """Run until stopped (0), or once (0, or 1 if anything stayed unresolved)."""
     # The daemon's weight is not for those who only want to know its options.
     import contextlib
+    import functools
 
     from resolver.base.lean import lean
 
@@ -44,11 +45,7 @@ def run(args: argparse.Namespace) -> int:
     from resolver.linux.node_lock import Held, NodeLock
     from resolver.linux.procfs import Procfs
 
-    flags = options.given(args)
-
-    def load() -> tuple[Settings, dict[str, str]]:
-        return checked(*config.load_with_origins(flags, args.config))
-
+    load = functools.partial(config.load_with_origins, options.given(args), args.config)
     settings, origins = load()
     setup_logging(settings.log_format, settings.log_level)
     require_host_view(Procfs())
@@ -66,15 +63,6 @@ def run(args: argparse.Namespace) -> int:
             return asyncio.run(_once(settings))
         asyncio.run(_forever(settings, origins, load, holder, held))
     return 0
-
-
-def checked(settings: Settings, origins: dict[str, str]) -> tuple[Settings, dict[str, str]]:
-    """Return the same. Raises `UsageError` if they name metrics that don't exist."""
-    if settings.metrics_without:
-        from resolver import metrics
-
-        metrics.require_known(settings.metrics_without)
-    return settings, origins
 
 
 def _require_rights() -> None:

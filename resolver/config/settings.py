@@ -209,14 +209,6 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             chart=_FILE,
         ),
     ] = ""
-    metrics_without: Annotated[
-        tuple[str, ...],
-        About(
-            "[metrics](metrics.md) to leave out, separated like `containers_dir`",
-            "NAME",
-            chart=Chart(pattern="^[A-Za-z_]+$"),
-        ),
-    ] = ()
     metrics_per_process: Annotated[bool, About("also serve a series for each GPU process")] = False
     gpu_details: Annotated[
         bool,
@@ -289,8 +281,7 @@ class Declared(NamedTuple):
             return f"a duration from {least} to {most}, such as 250ms"
         if self.kind is int and self.limits is not None:
             return f"a whole number from {self.limits.ge} to {self.limits.le}"
-        of = "names" if self.about.placeholder == "NAME" else "paths"
-        return {bool: "true or false", str: "text"}.get(self.kind, f"a list of {of}")
+        return {bool: "true or false", str: "text"}.get(self.kind, "a list of paths")
 
     @property
     def choices(self) -> tuple[str, ...]:

@@ -21,14 +21,12 @@ from resolver.base.errors import UsageError
 from resolver.base.retry import tried_again
 from resolver.config import parse_address
 from resolver.metrics.collector import collect
-from resolver.metrics.families import FAMILIES
-from resolver.metrics.family import prometheus_name
 from resolver.serve import pages
 from resolver.serve.http import PLAIN
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Iterator
 
     from prometheus_client.metrics_core import Metric
 
@@ -41,20 +39,6 @@ if TYPE_CHECKING:
 _END = b"# EOF\n"  # of an OpenMetrics text
 #: The text is made again only after this time.
 _KEPT_SECONDS = 0.5
-
-
-def require_known(names: Collection[str]) -> None:
-    """Raise `UsageError` for a name in ``metrics_without`` that no metric has."""
-    from difflib import get_close_matches
-
-    from resolver.metrics import hami_names
-
-    known = [family.name for family in (*FAMILIES, *hami_names.FAMILIES)]
-    for name in names:
-        if name not in known:
-            near = get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else "docs/metrics.md lists them"
-            raise UsageError(f"metrics_without: there is no metric {name!r}; {hint}")
 
 
 class _One(NamedTuple):
@@ -72,7 +56,6 @@ class Page:
     def __init__(self, snapshot: Callable[[], Snapshot], settings: Settings) -> None:
         self._snapshot = snapshot
         self._settings = settings
-        self._without = {prometheus_name(name) for name in settings.metrics_without}
         self._texts: dict[str, tuple[float, bytes]] = {}  # by content type: when it was made, and the text
         self._turn = asyncio.Lock()
 
@@ -100,8 +83,6 @@ class Page:
         generate = generate_openmetrics if kind == CONTENT_TYPE_OPENMETRICS else generate_latest
         pieces = []
         for metric in collect(self._snapshot(), self._settings, time.time()):
-            if metric.name in self._without:
-                continue
             pieces.append(generate(_One(metric)).removesuffix(_END))
             await asyncio.sleep(0)
         if kind == CONTENT_TYPE_OPENMETRICS:

@@ -28,7 +28,6 @@ TEXTS: dict[str, Any] = {
     "metrics_tls_cert": "/etc/a.crt",
     "metrics_tls_key": "/etc/a.key",
     "metrics_token_file": "/etc/token",
-    "metrics_without": ["resolver_gpu_info", "resolver_children"],
     "broker": "/var/run/hami/hostpid/broker.sock",
     "pod_logs_dir": "/srv/log/pods",
     "container_logs_dir": "/srv/log/containers",

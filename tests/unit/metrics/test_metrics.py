@@ -13,14 +13,11 @@ from msgspec.structs import replace
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST as CONTENT_TYPE_OPENMETRICS
 
-from resolver import metrics
 from resolver.base.reasons import RegionReason, RepairReason, SampleReason, UnresolvedReason
-from resolver.cli import main
 from resolver.config import Settings
 from resolver.gpu.attribution import Joined, Sample
 from resolver.gpu.inventory import Gpu, GpuDetails, Illness, Inventory, MigInstance, Xid
-from resolver.metrics import Page, collector, families, hami_names, own
-from resolver.metrics.family import prometheus_name
+from resolver.metrics import Page, collector, hami_names, own
 from resolver.state import Container, Counted, HamiCounts, Process, RegionReport, SlotReport, Snapshot
 from tests.fakes.exposition import Read
 from tests.fakes.pictures import picture
@@ -47,36 +44,6 @@ def read(snapshot: Snapshot, **wanted: Any) -> Read:
     found = Read(plain)
     assert Read(other, as_openmetrics=True).series.keys() == found.series.keys()
     return found
-
-
-@pytest.mark.parametrize("openmetrics", [False, True])
-def test_metrics_that_are_left_out_are_and_no_others(*, openmetrics: bool) -> None:
-    def typed(**more: Any) -> set[bytes]:
-        wanted = {"hami_metrics": True, "metrics_per_process": True, "gpu_details": True, "broker": "/a/b/c"}
-        body = asyncio.run(text(picture(), OPENMETRICS if openmetrics else "", **wanted, **more))[1]
-        return {line.split()[2] for line in body.splitlines() if line.startswith(b"# TYPE ")}
-
-    every, left_out = typed(), typed(metrics_without=("resolver_gpu_info", "resolver_repairs_total"))
-    suffixes = (b"", b"") if openmetrics else (b"_info", b"_total")
-    assert every - left_out == {b"resolver_gpu" + suffixes[0], b"resolver_repairs" + suffixes[1]}
-    names = [family.name for family in (*families.FAMILIES, *hami_names.FAMILIES)]
-    assert len(set(map(prometheus_name, names))) == len(names)  # each goes alone
-    metrics.require_known(names)
-
-
-@pytest.mark.parametrize(
-    ("name", "hint"),
-    [
-        ("resolver_gpu_inf", "there is no metric 'resolver_gpu_inf'; did you mean resolver_gpu_info?"),
-        ("up", "there is no metric 'up'; docs/metrics.md lists them"),
-    ],
-)
-def test_a_metric_that_is_not_there_cannot_be_left_out(
-    name: str, hint: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for command in ("config", "run"):
-        assert main([command, "--metrics-without", name]) == 2
-        assert f"metrics_without: {hint}" in capsys.readouterr().err
 
 
 def gpu(uuid: str, index: int, **changes: Any) -> Gpu:
