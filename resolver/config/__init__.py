@@ -45,6 +45,9 @@ __all__ = (
 #: Names with our prefix that are no settings: the file's, and those of ``resolver report-devices``.
 OTHER_VARIABLES = {f"{PREFIX}CONFIG", f"{PREFIX}NODE", f"{PREFIX}REPORT_METRICS_ADDR"}
 
+#: What Kubernetes sets for a Service called ``resolver`` or ``resolver-*`` (pkg/kubelet/envvars/envvars.go).
+_OF_A_SERVICE = re.compile(r"\w+_(SERVICE_(HOST|PORT)|PORT_[0-9]+_|PORT=\w+://)")
+
 
 class Setting(msgspec.Struct, frozen=True):
     """One setting in force, with its origin; durations in seconds."""
@@ -114,32 +117,18 @@ def _from_file(path: str) -> dict[str, Any]:
     try:
         with open(path, "rb") as file:
             _require_trusted(path, os.fstat(file.fileno()))
-            text = file.read().decode()
-        values = tomllib.loads(text)
+            values = tomllib.load(file)
     except OSError as error:
         raise UsageError(
             f"the settings file {path} cannot be read ({error.strerror}): "
             "name another with --config or RESOLVER_CONFIG, or leave it out for the defaults"
         ) from None
-    except UnicodeDecodeError as error:
-        raise UsageError(f"the settings file {path} is not valid TOML: {error}") from None
-    except tomllib.TOMLDecodeError as error:
-        raise UsageError(
-            f"the settings file {path} is not valid TOML: {error}{_quotes_missing(text, str(error))}"
-        ) from None
+    except ValueError as error:  # TOML's, or Unicode's
+        raise UsageError(f"the settings file {path} is not valid TOML: {error}; text takes quotes") from None
     twice = [name for name in values if "-" in name and name.replace("-", "_") in values]
     if twice:
         raise UsageError(f"the settings file {path} has {twice[0]} twice, with a dash and without: keep one")
     return {name.replace("-", "_"): value for name, value in values.items()}
-
-
-def _quotes_missing(text: str, error: str) -> str:
-    """Suggest quotes if the value in the line of TOML's error has none."""
-    line = re.search(r"\(at line (\d+)", error)
-    value = line and re.fullmatch(
-        r"""\s*([\w-]+)\s*=\s*([^\s"'\[{#][^"'#]*?)\s*(#.*)?""", text.splitlines()[int(line[1]) - 1]
-    )
-    return f'; text takes quotes: {value[1]} = "{value[2]}"' if value else ""
 
 
 def _require_trusted(path: str, info: os.stat_result) -> None:
@@ -157,8 +146,8 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the non-empty variables. Raises `UsageError` for a name that resembles a setting's."""
     known = {setting.variable for setting in SETTINGS.values()} | OTHER_VARIABLES
     for variable, value in environ.items():
-        foreign = not variable.startswith(PREFIX) or not value
-        if not foreign and variable not in known and not _of_a_service(variable, value):
+        foreign = not variable.startswith(PREFIX) or not value or _OF_A_SERVICE.match(f"{variable}={value}")
+        if not foreign and variable not in known:
             names = [name.removeprefix(PREFIX) for name in known]
             raise _no_such(variable, variable.removeprefix(PREFIX).upper(), names, PREFIX)
     return {
@@ -177,17 +166,6 @@ def _no_such(where: str, name: str, known: Collection[str], prefix: str = "") ->
         else f"there are {', '.join(prefix + each for each in known)}"
     )
     return UsageError(f"{where}: there is no such setting; {hint}")
-
-
-def _of_a_service(variable: str, value: str) -> bool:
-    """Recognize a variable that Kubernetes sets for a Service called ``resolver`` or ``resolver-*``.
-
-    From kubernetes/pkg/kubelet/envvars/envvars.go.
-    """
-    if re.search(r"_SERVICE_(HOST|PORT(_[A-Z0-9_]+)?)$", variable):
-        return True
-    match = re.search(r"_PORT(_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?$", variable)
-    return match is not None and (match[3] is not None or "://" in value)
 
 
 def _convert(name: str, value: Any, where: str) -> Any:
