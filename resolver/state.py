@@ -256,8 +256,8 @@ class ContainerUse(Struct, frozen=True):
 
     ``gpu_seconds`` is SM utilization from 0 to 1 times seconds, ``unknown_seconds`` the time without an answer of NVML,
     which is in none of the sums. ``energy`` is an estimate in joules: the GPU's power in proportion to use.
-    ``used_1m`` and ``used_5m`` are the mean utilization, ``core_limit`` is in per cent. ``idle_since`` is when its
-    processes, which still hold memory, last used the GPU. ``xids`` counts the GPU's errors meanwhile.
+    ``used_1m`` and ``used_5m`` are mean utilization (of up to 10 s more), ``core_limit`` is in per cent. ``idle_since``
+    is when its processes, which still hold memory, last used the GPU. ``xids`` counts the GPU's errors meanwhile.
     """
 
     namespace: str | None

@@ -72,23 +72,14 @@ class _Entry:
                 self._history.popleft()
 
     def mean(self, seconds: float, now: float) -> float | None:
-        """Return the mean utilization of the last ``seconds``; None if that is not known."""
-        begin = now - seconds
-        if self._history[0].at > begin:
+        """Return the mean utilization of the last ``seconds`` and up to 10 s before; None if that is not known."""
+        before = next((each for each in reversed(self._history) if each.at <= now - seconds), None)
+        if before is None:
             return None
-        before = max((each for each in self._history if each.at <= begin), key=lambda each: each.at)
-        later = [each for each in self._history if each.at > begin]
-        after = later[0] if later else _Checkpoint(now, self.gpu_seconds, self.unknown_seconds)
-        share = (begin - before.at) / max(after.at - before.at, 1e-9)
-        unknown = self.unknown_seconds - _between(before.unknown_seconds, after.unknown_seconds, share)
-        if unknown > _MOST_UNKNOWN * seconds:
+        lasted, unknown = now - before.at, self.unknown_seconds - before.unknown_seconds
+        if unknown > _MOST_UNKNOWN * lasted:
             return None
-        used = self.gpu_seconds - _between(before.gpu_seconds, after.gpu_seconds, share)
-        return min(1.0, used / max(seconds - unknown, 1e-9))
-
-
-def _between(before: float, after: float, share: float) -> float:
-    return before + (after - before) * share
+        return min(1.0, (self.gpu_seconds - before.gpu_seconds) / (lasted - unknown))
 
 
 class Accounts:
@@ -99,8 +90,6 @@ class Accounts:
         #: Joules of each GPU in the time when no process used it.
         self.unused_joules: dict[str, float] = {}
         self._unused_watts: dict[str, float] = {}
-        self._processes: tuple[Process, ...] | None = None  # that the present values were made of
-        self._watts: Mapping[str, float | None] = {}
         self._last = time.monotonic()
 
     def note(
@@ -109,10 +98,7 @@ class Accounts:
         """Take over one collection: its processes, and the devices' power."""
         now = time.monotonic()
         gap = now - self._last
-        watts = {uuid: device.power for uuid, device in devices.items()}
-        if processes is not self._processes or watts != self._watts:
-            self._processes, self._watts = processes, watts
-            self._use(processes, watts, now)
+        self._use(processes, {uuid: device.power for uuid, device in devices.items()}, now)
         known = 0.0 if joined.error or gap > _GAP_SECONDS else gap
         for entry in self._entries.values():
             entry.add(known, gap - known, now)
