@@ -92,12 +92,7 @@ class Budgets:
 
     def most_left_first(self, items: Iterable[T], account: Callable[[T], str]) -> list[T]:
         """Return the items sorted by remaining budget, full ones first."""
-        listed = list(items)
-        if not self._buckets:
-            return listed
-        behind = [item for item in listed if account(item) in self._buckets]
-        full = [item for item in listed if account(item) not in self._buckets]
-        return full + sorted(behind, key=lambda item: -self.left(account(item)))
+        return sorted(items, key=lambda item: -self.left(account(item))) if self._buckets else list(items)
 
     def spend(self, container: str, seconds: float) -> None:
         """Subtract the seconds from the container's budget."""

@@ -30,7 +30,6 @@ class Systemd:
         self._every = min(_AFTER, (watchdog_seconds or 2 * _AFTER) / 3)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.setblocking(False)
-        self._status = ""
 
     @classmethod
     def from_environment(cls, environment: MutableMapping[str, str] = os.environ) -> Systemd | None:
@@ -62,11 +61,8 @@ class Systemd:
         self.send(READY=1)
         try:
             while True:
-                why, status = snapshot().standstill(), summary(snapshot())
-                if status != self._status:
-                    self._status = status
-                    self.send(STATUS=status)
-                if not why:
+                self.send(STATUS=summary(snapshot()))
+                if not snapshot().standstill():
                     self.send(WATCHDOG=1)
                 await asyncio.sleep(self._every)
         finally:
