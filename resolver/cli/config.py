@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     from resolver import config
 
     flags = options.given(args)
-    settings, origins = config.load_with_origins(flags, args.config)
+    settings, origins = config.load(flags, args.config)
     rows: Iterable[Setting] = config.described(settings, origins)
     of, why = "", "options were given"
     if not args.config and flags.keys() <= {"socket"}:

@@ -70,14 +70,14 @@ def _node(args: argparse.Namespace) -> Node:
     given = options.given(args)
     config.load(given, environ={})  # what is wrong on this command line is no finding
     try:
-        settings, origins = config.load_with_origins(given, args.config)
+        settings, origins = config.load(given, args.config)
     except UsageError as error:
         return Node(settings_error=str(error))
     node = Node(settings, settings_from=_origins(origins))
     if args.config or node.status is None:
         return node
     try:
-        settings = config.load({**config.from_status(node.status), **given}, environ={})
+        settings, _ = config.load({**config.from_status(node.status), **given}, environ={})
     except (UsageError, LookupError, TypeError):
         return node  # a daemon of another version, whose settings are others
     return Node(settings, settings_from=f"those of the daemon that runs, PID {node.status['host_pid']}")

@@ -35,7 +35,7 @@ def settings_in_force(socket_path: str | None) -> InForce:
         reported = config.from_status(status)
         if not reported:
             raise UsageError("it does not say its settings")
-        return InForce(config.load(reported, environ={}), {}, f"the daemon at {where}")
+        return InForce(config.load(reported, environ={})[0], {}, f"the daemon at {where}")
     except (ResolverError, OSError, TypeError, KeyError, AttributeError) as error:
         why = str(error).partition(". ")[0]
-    return InForce(*config.load_with_origins(), why)
+    return InForce(*config.load(), why)

@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     from resolver.linux.node_lock import Held, NodeLock
     from resolver.linux.procfs import Procfs
 
-    load = functools.partial(config.load_with_origins, options.given(args), args.config)
+    load = functools.partial(config.load, options.given(args), args.config)
     settings, origins = load()
     setup_logging(settings.log_format, settings.log_level)
     require_host_view(Procfs())

@@ -59,18 +59,12 @@ class Setting(msgspec.Struct, frozen=True):
 
 def load(
     flags: Mapping[str, Any] | None = None, file: str | None = None, environ: Mapping[str, str] | None = None
-) -> Settings:
+) -> tuple[Settings, dict[str, str]]:
     """Combine the settings of all sources. Raises `UsageError` with the place, the value and the allowed ones.
 
-    ``flags`` holds only the given options. ``file`` falls back to ``RESOLVER_CONFIG``.
+    ``flags`` holds only the given options. ``file`` falls back to ``RESOLVER_CONFIG``. The origin of each setting is
+    ``default``, ``file <path>``, ``environment <variable>`` or ``command line``.
     """
-    return load_with_origins(flags, file, environ)[0]
-
-
-def load_with_origins(
-    flags: Mapping[str, Any] | None = None, file: str | None = None, environ: Mapping[str, str] | None = None
-) -> tuple[Settings, dict[str, str]]:
-    """Load the settings, and ``default``, ``file <path>``, ``environment <variable>`` or ``command line`` for each."""
     environ = os.environ if environ is None else environ
     file = file or environ.get(PREFIX + "CONFIG")
     merged: dict[str, Any] = {}

@@ -423,7 +423,7 @@ def test_with_options_it_is_what_would_be(daemon: Daemon, tmp_path: Path, more: 
 
 
 def with_settings(daemon: Daemon, **flags: object) -> None:
-    daemon.show(picture(settings=config.described(*config.load_with_origins(flags, environ={}))))
+    daemon.show(picture(settings=config.described(*config.load(flags, environ={}))))
 
 
 def test_slots_are_those_of_the_daemons_directories(daemon: Daemon, tmp_path: Path) -> None:

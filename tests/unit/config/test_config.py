@@ -10,16 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from resolver import config
 from resolver.base.errors import UsageError
-from resolver.config import (
-    HostpidNamespace,
-    Settings,
-    changed,
-    described,
-    load,
-    load_with_origins,
-)
+from resolver.config import HostpidNamespace, Settings, changed, described
 from resolver.config.settings import LogLevel
+
+
+def load(*given: Any, **more: Any) -> Settings:
+    return config.load(*given, **more)[0]
 
 
 def from_file(tmp_path: Path, text: str | bytes) -> Settings:
@@ -49,10 +47,10 @@ def test_file_beats_default_environment_beats_file_flag_beats_environment(tmp_pa
 
 def test_what_differs_from_the_defaults_is_one_line() -> None:
     assert (
-        changed(described(*load_with_origins({}, environ={"RESOLVER_INTERVAL": "250ms"})))
+        changed(described(*config.load({}, environ={"RESOLVER_INTERVAL": "250ms"})))
         == "all at their defaults"
     )
-    told = changed(described(*load_with_origins({"dry_run": True}, environ={"RESOLVER_INTERVAL": "1s"})))
+    told = changed(described(*config.load({"dry_run": True}, environ={"RESOLVER_INTERVAL": "1s"})))
     assert told == "interval=1s (environment RESOLVER_INTERVAL), dry_run=true (command line)"
 
 

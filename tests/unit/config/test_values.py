@@ -49,7 +49,7 @@ def test_a_duration_is_what_was_written(seconds: float, unit: tuple[str, float])
 )
 def test_addresses(text: str, meant: tuple[str, int] | None) -> None:
     assert parse_address(text) == meant
-    assert load({"metrics_addr": text}, None, {}).metrics_addr == text
+    assert load({"metrics_addr": text}, None, {})[0].metrics_addr == text
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from resolver import config
 from resolver.base.source_records import SOURCE_RECORDS
-from resolver.config import Settings, load_with_origins
+from resolver.config import Settings
 from resolver.kube.device import API_VERSION
 from resolver.kube.reporter import CONDITION, DEVICES
 from resolver.linux.capabilities import NUMBERS
@@ -112,7 +113,7 @@ def test_the_settings_in_it_are_settings(name: str) -> None:
     assert container["image"] == f"resolver:{RELEASED}"
     assert container["args"] == ["run"]
     environment = {each["name"]: each["value"] for each in container["env"] if "value" in each}
-    settings, origins = load_with_origins({}, None, environment)
+    settings, origins = config.load({}, None, environment)
     if name in SCHEDULERS:
         assert settings.containers_dir == (SCHEDULERS[name],)
         assert settings.hami_metrics is (name != "koordinator")

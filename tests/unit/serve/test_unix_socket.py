@@ -137,7 +137,7 @@ def test_groups_have_names_and_numbers() -> None:
 def test_a_group_that_is_not_there_is_said_and_ends_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    settings = load({"run_dir": str(tmp_path), "socket_group": "nobody-has-this-group"})
+    settings, _ = load({"run_dir": str(tmp_path), "socket_group": "nobody-has-this-group"})
     assert api.make_sockets(settings, Journal()) == (None, None)
     said = "".join(capsys.readouterr())
     assert "api_off" in said
