@@ -25,16 +25,14 @@ class EventLog:
     def __init__(self, kept: int = 1024) -> None:
         self.number = 0  # of the last event
         self._last: deque[Event] = deque(maxlen=kept)
-        self._waiting: set[asyncio.Future[None]] = set()
+        self._news = asyncio.Event()
 
     def publish(self, kind: str, fields: dict[str, Any]) -> None:
         """Add an event, and wake all waiting readers."""
         self.number += 1
         self._last.append(Event(number=self.number, at=time.time(), kind=kind, fields=fields))
-        waiting, self._waiting = self._waiting, set()
-        for future in waiting:
-            if not future.done():
-                future.set_result(None)
+        self._news.set()
+        self._news = asyncio.Event()
 
     def after(self, number: int) -> list[Event]:
         """Return the kept events with a larger number."""
@@ -43,10 +41,5 @@ class EventLog:
     async def wait(self, number: int) -> list[Event]:
         """Return them, waiting until there is at least one."""
         while self.number <= number:
-            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.add(future)
-            try:
-                await future
-            finally:
-                self._waiting.discard(future)
+            await self._news.wait()
         return self.after(number)

@@ -405,7 +405,7 @@ def streaming(served: Served, query: str = "", header: str = "") -> Iterator[Cal
 def test_a_stream_begins_with_what_is_new_or_with_all_of_another_daemons_reader(served: Served) -> None:
     with streaming(served, header="Accept: */*\r\n") as until_said:
         until_said(b"text/event-stream")
-        until(lambda: served.events._waiting)
+        until(lambda: served.events._news._waiters)
         served.publish("gpu_gone", device="x")
         said = until_said(b"gpu_gone")
         assert b"repair" not in said
