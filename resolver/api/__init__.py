@@ -40,7 +40,7 @@ def make_sockets(settings: Settings, journal: Journal) -> ApiSockets:
         try:
             return UnixSocket(path, option, mode=mode, group=group_of(group))
         except (OSError, UsageError) as error:
-            _off(journal, path, str(error))
+            journal.trouble(f"api {path}", str(error), "api_off", "", socket=path)
             return None
 
     root = made(settings.socket_path, "--socket", 0o660, settings.socket_group)
@@ -72,11 +72,8 @@ async def serve(view: View, settings: Settings, journal: Journal, sockets: ApiSo
 
 async def _serve(api: Api, gatekeeper: ApiGatekeeper, unix_socket: UnixSocket, journal: Journal) -> None:
     # A dry run that was there before, and is about to end, may still listen there.
-    await tried_again(unix_socket.open, lambda why: _off(journal, unix_socket.path, why))
+    path = unix_socket.path
+    await tried_again(unix_socket.open, journal, f"api {path}", "api_off", socket=path)
     from resolver.serve import server
 
     await server.serve(api, gatekeeper, unix_socket.listener, gatekeeper.limits)
-
-
-def _off(journal: Journal, path: str, why: str) -> None:
-    journal.trouble(f"api {path}", why, "api_off", "", socket=path)

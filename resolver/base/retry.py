@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from concurrent.futures import Future
 
+    from resolver.base.journal import Journal
+
 T = TypeVar("T")
 
 
@@ -25,25 +27,21 @@ def longer(pause: float, first: float, most: float) -> float:
     return min(most, max(first, 2 * pause))
 
 
-async def tried_again(make: Callable[[], T], off: Callable[[str], None]) -> T:
+async def tried_again(make: Callable[[], T], journal: Journal, what: str, begins: str, **where: str) -> T:
     """Return the result of ``make()`` once it raises no OSError or UsageError; retry each second.
 
-    ``off`` gets the reason of each new failure, and an empty one at the end.
+    Meanwhile it is a trouble of the journal's.
     """
     import asyncio
 
-    said = ""
     while True:
         try:
             made = make()
         except (OSError, UsageError) as error:
-            why = str(error)
+            journal.trouble(what, str(error), begins, "", **where)
         else:
-            off("")
+            journal.forget(what)
             return made
-        if why != said:
-            said = why
-            off(why)
         await asyncio.sleep(1.0)
 
 

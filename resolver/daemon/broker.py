@@ -70,11 +70,7 @@ class Broker:
 
     async def serve(self, path: str) -> None:
         """Answer until cancelled; while the socket is unavailable, report the reason and retry."""
-
-        def off(why: str) -> None:
-            self._journal.trouble("broker", why, "broker_off", "", socket=path)
-
-        place = await tried_again(lambda: opened(path), off)
+        place = await tried_again(lambda: opened(path), self._journal, "broker", "broker_off", socket=path)
         self.start(place.listener)
         self._journal.log.info("broker_on", socket=place.path)
         try:

@@ -119,11 +119,8 @@ async def _opened(settings: Settings, journal: Journal) -> tuple[socket.socket, 
             f"{settings.metrics_addr} cannot be listened on: {why}; name another with --metrics-addr"
         )
 
-    def off(why: str) -> None:
-        journal.trouble("metrics", why, "metrics_off", "")
-
     # A daemon that this one takes over from may have it.
-    return await tried_again(open_, off)
+    return await tried_again(open_, journal, "metrics", "metrics_off")
 
 
 def _credentials(settings: Settings, journal: Journal) -> PortCredentials | None:
