@@ -138,7 +138,7 @@ def _require_trusted(path: str, info: os.stat_result) -> None:
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the non-empty variables. Raises `UsageError` for a name that resembles a setting's."""
-    known = {setting.variable for setting in SETTINGS.values()} | OTHER_VARIABLES
+    known = [*(setting.variable for setting in SETTINGS.values()), *OTHER_VARIABLES]
     for variable, value in environ.items():
         foreign = not variable.startswith(PREFIX) or not value or _OF_A_SERVICE.match(f"{variable}={value}")
         if not foreign and variable not in known:
