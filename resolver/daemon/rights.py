@@ -53,7 +53,7 @@ class Rights:
             self._journal.log.warning("capabilities_kept", why=str(error))
         # Of the dangerous system calls, refuse all but those needed; `capabilities.limit` has prepared it.
         if not self._filtered:
-            self._filtered = seccomp.forbid(seccomp.dangerous_but(*self._calls))
+            self._filtered = seccomp.forbid_dangerous(*self._calls)
             unfiltered = "it can make every call that its rights allow, if it is taken over"
             why = "" if self._filtered else unfiltered
             self._journal.trouble("system calls", why, "no_system_call_filter", "")

@@ -66,18 +66,17 @@ class _Program(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_char_p))
 
 
-def forbid(calls: _Numbers) -> bool:
-    """Refuse these from now on; False without kernel support. Takes ``no_new_privs``, or CAP_SYS_ADMIN."""
-    return _install(calls, listed=_REFUSE, others=_ALLOW)
+def forbid_dangerous(*needed: str) -> bool:
+    """Refuse `DANGEROUS` calls from now on, but not the needed ones; False without kernel support.
 
-
-def dangerous_but(*needed: str) -> _Numbers:
-    """`DANGEROUS` without the needed ones."""
-    return {name: numbers for name, numbers in DANGEROUS.items() if name not in needed}
+    Takes ``no_new_privs``, or CAP_SYS_ADMIN.
+    """
+    refused = {name: numbers for name, numbers in DANGEROUS.items() if name not in needed}
+    return _install(refused, listed=_REFUSE, others=_ALLOW)
 
 
 def allow_only(calls: _Numbers) -> bool:
-    """Refuse all others, as `forbid`."""
+    """Refuse all others, as `forbid_dangerous`."""
     return _install(calls, listed=_ALLOW, others=_REFUSE)
 
 

@@ -20,7 +20,7 @@ def main() -> int:
 
     from resolver.linux import seccomp
 
-    seccomp.forbid(seccomp.dangerous_but("unshare"))
+    seccomp.forbid_dangerous("unshare")
     channel = _socket.socket(fileno=os.dup(0))
     channel.recv(16)  # the daemon says when
     libc = ctypes.CDLL(None, use_errno=True)

@@ -59,7 +59,7 @@ def _offer(value: Any) -> Any:
 
 def main() -> int:
     """Answer until the socket closes."""
-    seccomp.forbid(seccomp.DANGEROUS)
+    seccomp.forbid_dangerous()
     channel = socket.socket(fileno=os.dup(0))
     procfs = Procfs()
     while message := channel.recv(1 << 18):

@@ -46,7 +46,7 @@ def main() -> int:
 
     from resolver.linux import seccomp
 
-    seccomp.forbid(seccomp.DANGEROUS)  # which calls the driver's library needs, only its maker knows
+    seccomp.forbid_dangerous()  # which calls the driver's library needs, only its maker knows
     channel = _socket.socket(fileno=os.dup(0))
     nvml = Nvml(pynvml)
 
@@ -68,15 +68,9 @@ class Nvml:
         self._pynvml = pynvml
         self._xids = XidWatch(pynvml)
         self._initialized = False
-        self._renew = False  # a device was lost: it comes back only with a fresh start of the library
-        # Errors after which NVML has to be shut down and started again before it answers anything.
-        self._fatal = {
-            pynvml.NVML_ERROR_UNINITIALIZED,
-            pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
-            pynvml.NVML_ERROR_GPU_IS_LOST,
-            pynvml.NVML_ERROR_RESET_REQUIRED,
-            pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
-        }
+        # If broken, a device was lost: it comes back only with a fresh start of the library.
+        self._reader = DeviceReader(pynvml, self._xids.watch)
+        self._fatal = self._reader.fatal
         self._absent = (pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound)
 
     def failed(self, error: Any) -> dict[str, Any]:
@@ -88,7 +82,7 @@ class Nvml:
     def _shut_down(self) -> None:
         if not self._initialized:
             return
-        self._initialized = self._renew = False
+        self._initialized = self._reader.broken = False
         self._xids.close()
         try:
             self._pynvml.nvmlShutdown()
@@ -102,14 +96,12 @@ class Nvml:
 
     def devices(self, request: dict[str, Any]) -> dict[str, Any]:
         """The driver's version and all devices, failing ones with an error."""
-        if self._renew:
+        if self._reader.broken:
             self._shut_down()
         self._ensure_initialized()
         nvml, details = self._pynvml, request.get("details", False)
-        reader = DeviceReader(nvml, self._xids.watch, details=details)
         # One lost GPU must not hide the others: they are still asked with the library as it is.
-        found = [reader.read(index) for index in range(nvml.nvmlDeviceGetCount())]
-        self._renew = reader.broken
+        found = [self._reader.read(index, details=details) for index in range(nvml.nvmlDeviceGetCount())]
         return {"driver_version": text(nvml.nvmlSystemGetDriverVersion()), "devices": found}
 
     def samples(self, uuid: str, since: int | None) -> dict[str, Any]:

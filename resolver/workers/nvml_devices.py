@@ -32,24 +32,25 @@ def error_name(error: Any) -> str:
 class DeviceReader:
     """Reads devices; ``broken`` if the library needs a restart."""
 
-    def __init__(self, pynvml: Any, watch: Callable[[Any, str], None], *, details: bool) -> None:
-        """Call ``watch`` with each handle and UUID; ``details`` adds `_detailed`."""
+    def __init__(self, pynvml: Any, watch: Callable[[Any, str], None]) -> None:
+        """Call ``watch`` with each handle and UUID."""
         self._nvml = pynvml
         self._watch = watch
-        self._details = details
         self.broken = False
         self._absent = (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
-        self._device_is_gone = (pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED)
-        self._library_is_gone = (
+        self._device_is_gone = {pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED}
+        self._library_is_gone = {
             pynvml.NVML_ERROR_UNINITIALIZED,
             pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
             pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
-        )
+        }
+        #: Errors after which NVML has to be shut down and started again before it answers anything.
+        self.fatal = self._device_is_gone | self._library_is_gone
 
-    def read(self, index: int) -> dict[str, Any]:
+    def read(self, index: int, *, details: bool) -> dict[str, Any]:
         """Read a device, in NVML's units, but power in watts. Raises NVMLError if the library fails.
 
-        ECC errors are the volatile uncorrected ones.
+        ECC errors are the volatile uncorrected ones. ``details`` adds `_detailed`.
         """
         nvml = self._nvml
         failed: dict[str, str] = {}
@@ -59,7 +60,7 @@ class DeviceReader:
             report["uuid"] = text(nvml.nvmlDeviceGetUUID(handle))
             for name, read in self._values(handle).items():
                 report[name] = self._value(name, read, failed)
-            if self._details:
+            if details:
                 report["details"] = {
                     name: self._value(name, read, {}) for name, read in self._detailed(handle).items()
                 }
@@ -114,7 +115,7 @@ class DeviceReader:
         try:
             return read()
         except self._nvml.NVMLError as error:
-            if error.value in self._device_is_gone or error.value in self._library_is_gone:
+            if error.value in self.fatal:
                 raise
             if error.value not in self._absent:
                 failed[name] = f"{error} ({error_name(error)})"

@@ -43,13 +43,13 @@ def number(name: str) -> int:
 
 @pytest.mark.parametrize("name", ["unshare", "mount", "ptrace", "bpf", "io_uring_setup", "finit_module"])
 def test_a_dangerous_call_is_refused_and_the_others_go_on(name: str) -> None:
-    code = f"print(seccomp.forbid(seccomp.DANGEROUS), call({number(name)}, 0, 0, 0, 0, 0))\n"
+    code = f"print(seccomp.forbid_dangerous(), call({number(name)}, 0, 0, 0, 0, 0))\n"
     done = under(code + "print(socket.socket().fileno() > 0, os.system('exit 3') >> 8)")
     assert done.stdout.splitlines() == [f"True {errno.EPERM}", "True 3"], done.stderr
 
 
 def test_what_it_starts_is_under_it_as_well() -> None:
-    code = "seccomp.forbid(seccomp.DANGEROUS); os.execvp('unshare', ['unshare', '--mount', 'true'])"
+    code = "seccomp.forbid_dangerous(); os.execvp('unshare', ['unshare', '--mount', 'true'])"
     done = under(code)
     assert done.returncode == 1
     assert "Operation not permitted" in done.stderr
@@ -76,7 +76,7 @@ except OSError as error:
 
 def test_a_call_by_the_numbers_of_another_architecture_ends_the_process() -> None:
     """x86-64's 32-bit variant: what is forbidden has another number there."""
-    done = under(f"seccomp.forbid(seccomp.DANGEROUS); call({0x40000000 | number('mount')})")
+    done = under(f"seccomp.forbid_dangerous(); call({0x40000000 | number('mount')})")
     assert done.returncode == -signal.SIGSYS
 
 
