@@ -7,7 +7,7 @@ Standard library and ``bcc`` only. One request on descriptor 0 (SOCK_SEQPACKET):
 One answer, with the descriptors of ``maps``, ``programs`` and ``links``, in this order::
 
     {"maps": [{"name", "key_size", "value_size", "max_entries", ...}], "programs": [name], "links": [hook],
-     "bcc": version or "kept", "python": path, "compile_ms", "seed_ms", "seeded": number of processes}
+     "bcc": version or "kept", "python": path, "seeded": number of processes}
 
 If too many descriptors are in flight, ``fetch`` has their numbers here instead. A failure is
 ``{"error": sentence, "cause": word, "detail": for the debug log}`` (`LoadError`). ``kept_in`` is the directory of
@@ -23,7 +23,6 @@ import platform
 import re
 import socket
 import sys
-import time
 import traceback
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -120,14 +119,12 @@ def load(request: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
     except image.ImageError as why:
         sys.stderr.write(f"no kept program: {why}\n")  # for the debug log, if compiling fails too
     bcc = import_bcc(os.path.join(HERE, "include"))
-    began = time.monotonic()
     made = image.image_of(compile_program(bcc, constants), MAPS, hooks, ITERATOR)
-    compile_ms = (time.monotonic() - began) * 1e3
     try:
         answer, descriptors = from_image(made)
     except image.Refused as refused:
         raise not_taken(refused) from None
-    answer |= {"bcc": getattr(bcc, "__version__", "unknown"), "compile_ms": compile_ms}
+    answer["bcc"] = getattr(bcc, "__version__", "unknown")
     if request["kept_in"]:
         try:
             image.save(request["kept_in"], mark, made)
@@ -139,7 +136,6 @@ def load(request: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
 def from_image(kept: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
     """Load, attach and seed. Raises `image.ImageError`, leaving nothing behind."""
     loaded = image.Loaded(Kernel(), kept)
-    began = time.monotonic()
     try:
         with open(Kernel().iterate(loaded.links[-1]), "rb", buffering=0) as present:
             seeded = len(present.read())
@@ -152,7 +148,6 @@ def from_image(kept: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
         "links": [*PROBES.values(), "iterator"],
         "bcc": "kept",
         "python": sys.executable,
-        "seed_ms": (time.monotonic() - began) * 1e3,
         "seeded": seeded,
     }
     return answer, [*loaded.maps.values(), *loaded.programs.values(), *loaded.links]

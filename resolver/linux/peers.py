@@ -61,8 +61,7 @@ class Listener(socket.socket):
 
     def listen(self, backlog: int = socket.SOMAXCONN, /) -> None:
         """Listen, as `socket.socket`."""
-        if not self._nobody_at:  # asyncio says it again, when some may already wait
-            self._nobody_at = time.clock_gettime(time.CLOCK_BOOTTIME)
+        self._nobody_at = time.clock_gettime(time.CLOCK_BOOTTIME)
         super().listen(backlog)
 
     def accept(self) -> tuple[socket.socket, str]:
@@ -104,13 +103,6 @@ class Credentials(NamedTuple):
     groups: tuple[int, ...]
 
 
-class PeerPidns(NamedTuple):
-    """Peer's PID namespace (inode), and PIDs, outermost first."""
-
-    pidns: int
-    ns_pids: tuple[int, ...]
-
-
 class Peer(HeldProcess):
     """Process that connected; not ``exact`` if guessed."""
 
@@ -142,13 +134,10 @@ def credentials_of(connection: PeerSocket) -> Credentials:
     return Credentials(host_pid=host_pid, uid=uid, gid=gid, groups=numbers)
 
 
-def peer_of(
-    connection: PeerSocket, procfs: Procfs, *, exact: bool = True, use_peerpidfd: bool = True
-) -> Peer:
+def peer_of(connection: PeerSocket, procfs: Procfs, *, exact: bool = True) -> Peer:
     """Hold the process that connected. Raises `PeerUnknown`, and OSError without descriptors.
 
-    ``exact=False`` accepts the number's present process: for answers that only it can use. ``use_peerpidfd=False``
-    forces the way before Linux 6.5.
+    ``exact=False`` accepts the number's present process: for answers that only it can use.
     """
     credentials = credentials_of(connection)
     if credentials.host_pid <= 0:
@@ -156,24 +145,22 @@ def peer_of(
             PeerReason.NOT_VISIBLE,
             "the peer has no number in this process's PID namespace: run the daemon on the host, or with hostPID: true",
         )
-    peer = _by_pidfd(connection, credentials) if use_peerpidfd else None
-    if peer is None:
-        peer = _by_number(connection, procfs, credentials, exact=exact)
+    peer = _by_pidfd(connection, credentials) or _by_number(connection, procfs, credentials, exact=exact)
     if not peer.alive():
         peer.close()
         raise _ended(credentials.host_pid)
     return peer
 
 
-def pidns_of(peer: Peer, procfs: Procfs) -> PeerPidns:
-    """A living peer's PID namespace and numbers. Raises `PeerUnknown`."""
+def pidns_of(peer: Peer, procfs: Procfs) -> tuple[int, tuple[int, ...]]:
+    """A living peer's PID namespace (inode) and PIDs, outermost first. Raises `PeerUnknown`."""
     try:
-        found = PeerPidns(procfs.pidns(peer.host_pid), procfs.ns_pids(peer.host_pid))
+        found = procfs.pidns(peer.host_pid), procfs.ns_pids(peer.host_pid)
     except ProcessGone:
         raise _ended(peer.host_pid) from None
     except AccessDenied as error:
         raise PeerUnknown(PeerReason.ACCESS_DENIED, str(error)) from None
-    if not found.ns_pids:
+    if not found[1]:
         raise PeerUnknown(PeerReason.NOT_PROVEN, "this kernel's status has no NSpid line: Linux 4.1 has it")
     if not peer.alive():
         raise _ended(peer.host_pid)

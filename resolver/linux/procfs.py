@@ -176,7 +176,7 @@ class Procfs:
         """Read ``NSpid:``, faster than `status`."""
         return parse_ns_pids(self.status_text(host_pid))
 
-    def inode(self, host_pid: int) -> int | None:
+    def inode(self, host_pid: int | str) -> int | None:
         """Inode of the process's directory."""
         try:
             return os.stat(f"{self.root}/{host_pid}").st_ino
@@ -308,21 +308,8 @@ class Procfs:
 
     def _translate_namespace(self, error: OSError, host_pid: int | str) -> Exception:
         """Tell refusal from end, both EACCES (fs/proc/namespaces.c)."""
-        if error.errno == errno.EACCES:
-            try:
-                fd = os.open(f"{self.root}/{host_pid}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            except OSError as gone:
-                return translate(gone, f"{self.root}/{host_pid}")
-            try:
-                os.readlink("ns/pid", dir_fd=fd)
-                return ProcessGone(f"{self.root}/{host_pid}: the process ended, and its PID is used again")
-            except OSError as second:
-                with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                    os.stat("status", dir_fd=fd)
-                    return translate(second, f"{self.root}/{host_pid}/ns/pid")
-                return ProcessGone(f"{self.root}/{host_pid}: the process ended")
-            finally:
-                os.close(fd)
+        if error.errno == errno.EACCES and self.inode(host_pid) is None:
+            return ProcessGone(f"{self.root}/{host_pid}: the process ended")
         return translate(error, f"{self.root}/{host_pid}/ns/pid")
 
     # -- handles ------------------------------------------------------------------------------------

@@ -46,7 +46,8 @@ def spawn(
 
     ``descriptors`` keep their numbers. ``environment`` replaces the usual one; ``quiet`` closes stderr.
     """
-    variables = dict(_passed_on() if environment is None else environment)
+    passed = (name for name in os.environ if name in _VARIABLES or name.startswith(_PREFIXES))
+    variables = {name: os.environ[name] for name in passed} if environment is None else dict(environment)
     variables[INHERITED] = ",".join(map(str, descriptors))
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
@@ -93,10 +94,3 @@ def ask_once(
         process.kill()  # it has nothing more to do
         code = process.wait()
     return answer, descriptors, code
-
-
-def _passed_on() -> dict[str, str]:
-    """Environment variables for children."""
-    return {
-        name: value for name, value in os.environ.items() if name in _VARIABLES or name.startswith(_PREFIXES)
-    }

@@ -22,7 +22,7 @@ from resolver.linux import mappings, peers
 from resolver.linux.peers import Listener, PeerUnknown, credentials_of, peer_of, pidns_of
 from resolver.linux.procfs import Procfs
 
-BOTH_WAYS = pytest.mark.parametrize("use_peerpidfd", [True, False])
+BOTH_WAYS = pytest.mark.parametrize("way", [{}, {"pidfd": errno.ENOPROTOOPT}], ids=["6.5", "before"])
 SO_PEERGROUPS, SO_PEERPIDFD = 59, 77
 
 
@@ -77,14 +77,15 @@ def test_groups_by_the_kernel_and_none_where_it_does_not_say(
         credentials_of(Scripted(pair[1], groups=errno.EBADF))
 
 
-@pytest.mark.parametrize(("use_peerpidfd", "use_pidfd"), [(True, True), (False, True), (False, False)])
+@BOTH_WAYS
+@pytest.mark.parametrize("use_pidfd", [True, False])
 def test_a_living_peer_is_held(
-    pair: tuple[socket.socket, socket.socket], *, use_peerpidfd: bool, use_pidfd: bool
+    pair: tuple[socket.socket, socket.socket], way: dict[str, int], *, use_pidfd: bool
 ) -> None:
     procfs = Procfs(use_pidfd=use_pidfd)
-    with peer_of(pair[1], procfs, use_peerpidfd=use_peerpidfd) as peer:
+    with peer_of(Scripted(pair[1], **way), procfs) as peer:
         assert peer.exact
-        assert peer.is_pidfd is use_pidfd
+        assert peer.is_pidfd is (use_pidfd or not way)
         assert peer.host_pid == os.getpid()
         assert peer.alive()
         assert pidns_of(peer, procfs) == (procfs.pidns("self"), procfs.ns_pids(os.getpid()))
@@ -156,14 +157,14 @@ def say(process: subprocess.Popen[str]) -> None:
 
 
 @BOTH_WAYS
-def test_a_peer_that_ends_while_it_is_looked_at(tmp_path: Path, *, use_peerpidfd: bool) -> None:
+def test_a_peer_that_ends_while_it_is_looked_at(tmp_path: Path, way: dict[str, int]) -> None:
     with socket.socket(socket.AF_UNIX) as listener, client(tmp_path / "s") as process:
         listener.bind(str(tmp_path / "s"))
         listener.listen()
         say(process)
         server, _ = listener.accept()
-        with server, peer_of(server, Procfs(), use_peerpidfd=use_peerpidfd) as peer:
-            assert pidns_of(peer, Procfs()).ns_pids[0] == process.pid
+        with server, peer_of(Scripted(server, **way), Procfs()) as peer:
+            assert pidns_of(peer, Procfs())[1][0] == process.pid
             process.kill()
             os.waitid(
                 os.P_PID, process.pid, os.WEXITED | os.WNOWAIT
@@ -175,7 +176,7 @@ def test_a_peer_that_ends_while_it_is_looked_at(tmp_path: Path, *, use_peerpidfd
                 assert caught.value.reason is PeerReason.ENDED
                 process.wait()
             with pytest.raises(PeerUnknown) as caught:
-                peer_of(server, Procfs(), use_peerpidfd=use_peerpidfd)
+                peer_of(Scripted(server, **way), Procfs())
             assert caught.value.reason is PeerReason.ENDED
 
 
@@ -204,11 +205,11 @@ def test_one_that_is_older_than_its_connection_is_proven(
             # Both have waited: the second may be as young as it likes, and anybody could have had its number before.
             first, second = listener.accept()[0], listener.accept()[0]
             with first, second:
-                with peer_of(first, procfs, use_peerpidfd=False) as peer:
+                with peer_of(Scripted(first, pidfd=errno.ENOPROTOOPT), procfs) as peer:
                     assert peer.exact
                     assert peer.host_pid == old.pid
                 with pytest.raises(PeerUnknown) as caught:
-                    peer_of(second, procfs, use_peerpidfd=False)
+                    peer_of(Scripted(second, pidfd=errno.ENOPROTOOPT), procfs)
                 assert caught.value.reason is PeerReason.NOT_PROVEN
             young.kill()
         old.kill()

@@ -38,7 +38,7 @@ class Told(Procfs):
         self.listings += 1
         return iter([(host_pid, self.inodes[host_pid]) for host_pid in self.now])
 
-    def inode(self, host_pid: int) -> int | None:
+    def inode(self, host_pid: int | str) -> int | None:
         return self.inodes[host_pid] if host_pid in self.now else None
 
     def ns_pids(self, host_pid: int | str) -> tuple[int, ...]:
