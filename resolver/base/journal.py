@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from resolver.base.event_log import EventLog
 
-with lean("structlog"):
+with lean():
     import structlog
 
 #: Lines that one container may cause at once, and how many more a second; and the files in its directory.

@@ -1,66 +1,47 @@
 """Imports packages without parts that are never used here: TLS, a web server, a parser of Python.
 
-A later import gets the real modules. Absent modules fail to import, which the package handles. In hollow ones every
+A later import gets the real modules. Absent modules fail to import, which the packages handle. In hollow ones every
 name is an empty class: enough to inherit from, a loud failure if used.
 """
 
 from __future__ import annotations
 
 import sys
+from contextlib import contextmanager
+from types import ModuleType
+from typing import TYPE_CHECKING
 
-TYPE_CHECKING = False  # typing itself is half a MiB
 if TYPE_CHECKING:
-    from types import ModuleType
-    from typing import Self
+    from collections.abc import Iterator
 
-_Module = type(sys)
-
-#: By package: modules that are absent, and modules that are hollow. The figures are for Python 3.11.
-_PACKAGES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    # With prometheus_client's, 4.3 MiB of the daemon and 15 ms of its start.
-    "asyncio": (("ssl",), ("ast",)),
-    # 6 ms of a short command
-    "msgspec": (("_uuid", "typing_extensions"), ()),
-    "prometheus_client": (
-        (),
-        (
-            *("gzip", "http.server", "socketserver", "ssl", "urllib.error", "urllib.request"),
-            *("wsgiref", "wsgiref.simple_server"),
-        ),
-    ),
-    # Where rich is installed, 5 MiB and 20 ms: it would draw tracebacks.
-    "structlog": (("better_exceptions", "rich"), ()),
-}
+#: Where they are installed, 5 MiB and 20 ms with structlog, whose tracebacks rich would draw; 6 ms with msgspec.
+_ABSENT = ("better_exceptions", "rich", "_uuid", "typing_extensions")
+#: 4.3 MiB of the daemon and 15 ms of its start, with asyncio and prometheus_client (Python 3.11).
+_HOLLOW = (
+    *("ast", "gzip", "http.server", "socketserver", "ssl", "urllib.error", "urllib.request"),
+    *("wsgiref", "wsgiref.simple_server"),
+)
 
 
-class lean:  # noqa: N801 - a context manager
-    """Import without unused parts: ``with lean("asyncio"): import asyncio``."""
-
-    def __init__(self, package: str) -> None:
-        absent, hollow = _PACKAGES[package]
-        self._stand_ins: dict[str, ModuleType | None] = dict.fromkeys(absent)  # None: it cannot be imported
-        self._stand_ins |= {name: _hollow(name) for name in hollow}
-
-    def __enter__(self) -> Self:
-        self._stand_ins = {name: each for name, each in self._stand_ins.items() if name not in sys.modules}
-        sys.modules.update(self._stand_ins)  # type: ignore[arg-type]
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        for name, module in self._stand_ins.items():
-            if sys.modules.get(name, self) is module:
-                del sys.modules[name]
-
-
-def _hollow(name: str) -> ModuleType | None:
-    module = _Module(name)
-
-    def attribute(wanted: str) -> type:
+class _Hollow(ModuleType):
+    def __getattr__(self, wanted: str) -> type:
         if wanted.startswith("__"):
             raise AttributeError(wanted)
-        made = type(wanted, (), {"__module__": name})
-        setattr(module, wanted, made)
+        made = type(wanted, (), {"__module__": self.__name__})
+        setattr(self, wanted, made)
         return made
 
-    module.__getattr__ = attribute  # type: ignore[method-assign]
-    return module
+
+@contextmanager
+def lean() -> Iterator[None]:
+    """Import packages without unused parts in this block."""
+    stand_ins: dict[str, ModuleType | None] = dict.fromkeys(_ABSENT)  # None: it can't be imported
+    stand_ins |= {name: _Hollow(name) for name in _HOLLOW}
+    stand_ins = {name: module for name, module in stand_ins.items() if name not in sys.modules}
+    sys.modules.update(stand_ins)  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        for name, module in stand_ins.items():
+            if sys.modules.get(name, stand_ins) is module:
+                del sys.modules[name]

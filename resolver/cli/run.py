@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
 
     from resolver.base.lean import lean
 
-    with lean("asyncio"):
+    with lean():
         import asyncio
 
     from resolver import config

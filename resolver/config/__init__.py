@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from resolver.base.lean import lean
 
-with lean("msgspec"):
+with lean():
     import msgspec
 
 from resolver.base.errors import UsageError

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from resolver.base.lean import lean
 
-with lean("prometheus_client"):
+with lean():
     from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
     from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST as CONTENT_TYPE_OPENMETRICS
     from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics

@@ -25,7 +25,7 @@ def _by_ourselves(no_daemon: str, socket_path: str | None) -> Documents:
 
     from resolver.base.lean import lean
 
-    with lean("asyncio"):
+    with lean():
         import asyncio
     import msgspec
 
