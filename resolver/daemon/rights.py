@@ -9,30 +9,22 @@ import os
 from typing import TYPE_CHECKING
 
 from resolver.base.source_records import SOURCE_RECORDS
-from resolver.config import parse_address
 from resolver.linux import capabilities, seccomp
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     from resolver.base.journal import Journal
-    from resolver.config import Settings
-
-_FIRST_FREE_PORT = 1024  # below it, listening takes CAP_NET_BIND_SERVICE
 
 
 class Rights:
     """Capabilities and system calls of this process, only ever fewer. ``steps`` are the allowed sources."""
 
-    def __init__(self, settings: Settings, steps: Collection[str], journal: Journal) -> None:
-        # Optional: tenants' files are 0666, unless one has a umask; ports below 1024.
-        always = {"DAC_OVERRIDE"}
-        address = parse_address(settings.metrics_addr)
-        if address is not None and 0 < address[1] < _FIRST_FREE_PORT:
-            always.add("NET_BIND_SERVICE")
+    def __init__(self, steps: Collection[str], journal: Journal) -> None:
         release = os.uname().release
         sources = [SOURCE_RECORDS[name] for name in steps]
-        self._running = frozenset(always).union(*(source.keeps(release) for source in sources))
+        # Optional: tenants' files are 0666, unless one has a umask.
+        self._running = frozenset({"DAC_OVERRIDE"}).union(*(source.keeps(release) for source in sources))
         self._to_start = frozenset[str]().union(*(source.rights for source in sources))
         self._at_first = frozenset[str]().union(*(source.at_first for source in sources))
         self._journal = journal

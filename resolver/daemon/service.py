@@ -90,7 +90,7 @@ class Service:
         )
         self.snapshots.holder = holder
         self._pace = Pace(counters, journal, self._short_of)
-        self._rights = Rights(settings, self.ladder.steps, journal) if in_charge else None
+        self._rights = Rights(self.ladder.steps, journal) if in_charge else None
         self._sockets: ApiSockets | None = None
         self._contested = asyncio.Event()  # some tenant's watcher writes wrong values
         self._hurry = Alarm()  # brings the next pass forward

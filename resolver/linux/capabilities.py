@@ -13,7 +13,6 @@ import struct
 NUMBERS = {
     "DAC_OVERRIDE": 1,
     "SETPCAP": 8,
-    "NET_BIND_SERVICE": 10,
     "NET_ADMIN": 12,
     "SYS_PTRACE": 19,
     "SYS_ADMIN": 21,
