@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from resolver.base.budget import Budgets
 
-#: Events that one container may cause at once, and how many more a second. A process makes two: it comes, and goes.
+#: Events that one container may cause at once, and how many more a second. A process makes one: it comes.
 #: One that made more is ignored until it has paid for them and has its burst again: half a minute at most.
 BURST, RATE = 256.0, 32.0
 _TRY_AGAIN = 30.0  # seconds, where a limit was used up

@@ -8,13 +8,11 @@ import os
 from struct import Struct
 
 # include/uapi/linux/inotify.h
-MODIFY, CLOSE_WRITE = 0x2, 0x8
+MODIFY = 0x2  # a program has written into it by a system call
 MOVED_FROM, MOVED_TO, CREATE, DELETE, MOVE_SELF = 0x40, 0x80, 0x100, 0x200, 0x800
 #: Told without being asked for: events were lost, and this inode is watched no more.
 OVERFLOW, IGNORED = 0x4000, 0x8000
 _ONLY_DIRECTORY = 0x1000000
-#: What a program writes into its file by system calls, and that it has let go of it (its end, if nothing else).
-OF_A_FILE = MODIFY | CLOSE_WRITE
 #: Names that come and go, also its name.
 OF_A_DIRECTORY = MOVED_FROM | MOVED_TO | CREATE | DELETE | MOVE_SELF | _ONLY_DIRECTORY
 #: What is read in one go: some thousand events, half a millisecond. One event has at most 16 bytes and a name.

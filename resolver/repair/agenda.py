@@ -15,8 +15,6 @@ _STEPS = ((3.0, 0.02), (20.0, 0.1))
 STARTED = 60.0
 #: Seconds between two reads of one region, whatever its tenant does; the first one after an attachment comes at once.
 _SHORTEST = 0.004
-#: Until a region is read after a program that wrote into it has closed it. The slot writer is one, too.
-LET_GO = 0.05
 #: A region where all is right, and whose changes the kernel reports, is read once in so many intervals.
 QUIET_INTERVALS = 16
 #: Seconds after which every directory is listed again; and where the kernel reports what is new in all of them.

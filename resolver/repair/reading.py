@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 from resolver.base.errors import RegionRejected, TooSlow, WorkerFailed
 from resolver.base.reasons import UnresolvedReason
 from resolver.hami.layout import parse_used
-from resolver.linux.inotify import MODIFY, OF_A_FILE
-from resolver.repair.agenda import LET_GO
+from resolver.linux.inotify import MODIFY
 from resolver.repair.turns import Work
 from resolver.state import Counted, HamiCounts
 from resolver.workers.lanes import LATE_SECONDS
@@ -138,15 +137,11 @@ class Readings:
         """Subscribe to kernel events on the file."""
         region, agenda = repairs.region, self._parts.agenda
 
-        def on_event(happened: int) -> None:
-            now = time.monotonic()
-            if happened & MODIFY:
-                repairs.attached = True
-                agenda.attached(region.path, now)
-            else:
-                agenda.by(region.path, now + LET_GO)
+        def on_event(_: int) -> None:
+            repairs.attached = True
+            agenda.attached(region.path, time.monotonic())
 
-        if self._parts.watches.watch(region.path, repairs.ownership.account, region.fd, OF_A_FILE, on_event):
+        if self._parts.watches.watch(region.path, repairs.ownership.account, region.fd, MODIFY, on_event):
             repairs.attached = True  # maybe, while it was not watched
 
 

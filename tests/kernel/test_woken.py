@@ -24,18 +24,15 @@ from tests.patience import until
 SLOW = ("--interval", "60s", "--nvml-interval", "60s", "--hostpid-namespace", "host", "--source", "scan")
 SECONDS = 30.0  # far less than a minute, and plenty on a busy machine
 QUEUE = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
-#: Opens each file, writes a byte at its end and closes it, again and again.
+#: Makes a file and removes it, again and again: two events that the kernel does not merge.
 TOUCHES = """
 import os, sys, time
 print("ready", flush=True)
 until, most = time.monotonic() + float(sys.argv[1]), int(sys.argv[2])
 while most > 0 and time.monotonic() < until:
     most -= 1
-    for path in sys.argv[3:]:
-        fd = os.open(path, os.O_RDWR)
-        os.lseek(fd, -1, os.SEEK_END)
-        os.write(fd, b"\\0")
-        os.close(fd)
+    os.close(os.open(sys.argv[3], os.O_CREAT | os.O_RDWR))
+    os.unlink(sys.argv[3])
 print("done", flush=True)
 """
 
@@ -48,8 +45,8 @@ AFTER_A_WHILE = patched("""
 
 
 def touches(container: Container, seconds: float, most: int = 1 << 40) -> Process:
-    """A process in the container that does that to its own cache file."""
-    path = f"/usr/local/vgpu/{container.cache_name}"
+    """A process in the container that does that beside its own cache file."""
+    path = "/usr/local/vgpu/other"
     process = container.spawn([sys.executable, "-c", TOUCHES, str(seconds), str(most), path])
     assert process.read_line() == "ready"
     return process

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from resolver.repair.agenda import LET_GO, QUIET_INTERVALS, STARTED, Agenda
+from resolver.repair.agenda import QUIET_INTERVALS, STARTED, Agenda
 
 INTERVAL = 0.25
 NEVER = float("inf")
@@ -70,10 +70,10 @@ def test_any_number_of_events_bring_no_more_looks_than_the_shortest_pause_allows
     assert count <= 251
 
 
-def test_who_let_go_of_a_file_brings_one_look() -> None:
+def test_an_end_brings_one_look() -> None:
     attention = settled()
     looks(attention, 200.0, 1.0)
-    attention.by("r", 201.0 + LET_GO)
+    attention.by("r", 201.05)
     found = looks(attention, 201.0, 10.0)
     assert found[0] == pytest.approx(201.05)
     assert gaps(found) == pytest.approx([QUIET_INTERVALS * INTERVAL] * (len(found) - 1))
