@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _DRIVER_SECONDS = 1.0
 #: A process whose last sample is older (seconds; drivers take some six a second) seems idle. NVML is asked again for
 #: it, at the earliest so many seconds after an answer.
-_SEEMS_IDLE, _ASK_AGAIN_AFTER = 0.3, 0.25
+_SEEMS_IDLE, _ASK_AGAIN_AFTER = 0.3, 0.5
 
 
 class GpuUsers:
@@ -107,16 +107,11 @@ class GpuUsers:
         return collection
 
     def expect_idleness(self, collection: Collection) -> None:
-        """Schedule the next collection for when NVML can report 0 for an idle process without a watcher."""
+        """Schedule the next collection for when NVML can report 0 for a process that seems idle."""
         now = time.monotonic()
-        ages = {
-            (nvml_pid, uuid): now - at
-            for uuid, device in collection.devices.items()
-            for nvml_pid, (_, at) in device.newest.items()
-            if now - at > _SEEMS_IDLE  # the oldest still count as busy, or they were not in here
-        }
-        lingering = self._repairer.lingering() if ages else ()
-        if oldest := max((ages.get(each, 0.0) for each in lingering), default=0.0):
+        ages = (now - at for device in collection.devices.values() for _, at in device.newest.values())
+        oldest = max(ages, default=0.0)  # it still counts as busy, or it was not in here
+        if oldest > _SEEMS_IDLE:
             wait = max(SAMPLE_SECONDS - oldest + 0.01, _ASK_AGAIN_AFTER)
             asyncio.get_running_loop().call_later(wait, self.ask_again.set)
 

@@ -305,15 +305,6 @@ class RegionRepairs(RegionSlots):
                     findings.add(state.evidence.finding(now))
         self.finding = next((each for each in WatcherFinding if each in findings), None)
 
-    def lingering(self) -> Iterator[tuple[int, str]]:
-        """Yield host PID and device of nonzero values that are ours or that no release up to 2.9.0 zeroes."""
-        for state in self.distinguished():
-            if self.view is None or state.owner is None or state.evidence is None:
-                continue
-            for device, word in state.evidence.words.items():
-                if word.seen and (device > 0 or word.ours) and device < len(self.view.uuids):
-                    yield state.owner.process.host_pid, self.view.uuids[device]
-
     def follow(self, read: Callable[[int], int | None], now: float) -> Iterator[Order]:
         """Yield corrections of at most `FOLLOWED` contested values; ``read`` returns the word at an offset."""
         followed = 0

@@ -20,8 +20,6 @@ from resolver.repair.turns import Turns
 from resolver.workers.lanes import Lanes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from resolver.config import Settings
     from resolver.gpu.attribution import Joined
     from resolver.hami.hostpid_policy import HostpidPolicy
@@ -153,11 +151,6 @@ class Repairer:
         self.found.close()
         self.watches.close()
         self.owners.close()
-
-    def lingering(self) -> Iterator[tuple[int, str]]:
-        """Yield owners and devices with a value that no known watcher zeroes."""
-        for repairs in self.regions.values():
-            yield from repairs.lingering()
 
     def contested(self) -> bool:
         """Check if a tenant's watcher writes wrong values, for `follow` to correct."""

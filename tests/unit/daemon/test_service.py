@@ -164,15 +164,14 @@ async def test_answers_of_nvml_are_no_passes(driver: Driver, tmp_path: Path, lin
 
 
 @pytest.mark.parametrize(
-    ("age", "lingers", "asks"),
-    [(0.9, True, True), (1.01, True, True), (0.9, False, False), (0.1, True, False)],
+    ("age", "asks"),
+    [(0.9, True), (1.01, True), (0.1, False)],
 )
 async def test_nvml_is_asked_again_when_a_process_that_seems_to_idle_can_be_said_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, age: float, lingers: bool, asks: bool
+    tmp_path: Path, *, age: float, asks: bool
 ) -> None:
-    """Only where no watcher zeroes its value, and not for one that was sampled just now."""
+    """Not for one that was sampled just now."""
     daemon = Service(settings(tmp_path, nvml_interval=60))
-    monkeypatch.setattr(daemon.repairer, "lingering", lambda: iter([(4711, "GPU-1")] if lingers else []))
     sampled = time.monotonic() - age
     samples = DeviceSamples("ok", "", {4711: (30, sampled)}, frozenset())
     daemon.gpus.expect_idleness(Collection(time.time(), "", {"GPU-1": samples}))

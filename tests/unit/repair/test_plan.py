@@ -677,21 +677,6 @@ def test_a_guest_who_comes_later_is_only_a_guest(stack: ExitStack) -> None:
     assert [order.state.slot.pid for order in bench.plan()] == [7]
 
 
-def test_values_linger_that_are_ours_or_that_no_watcher_zeroes(bench: Bench) -> None:
-    bench.see((7, 4711, 1, (30, 40)), (9, 4713, 1, (30, 0)), (8, 0, 1, (30, 30)))
-    assert bench.state(8).owner is None
-    bench.own(7, 4711)
-    bench.own(9, 4713)
-    bench.load = {(4711, UUIDS[0]): 30, (4711, UUIDS[1]): 40, (4713, UUIDS[0]): 30}
-    assert bench.plan() == []
-    assert list(bench.repairs.lingering()) == [(4711, UUIDS[1])]
-    evidence = bench.state(7).evidence
-    assert evidence is not None
-    evidence.word(0, 30).wrote(30)
-    evidence.word(2, 30).wrote(30)  # when the region had a device more
-    assert list(bench.repairs.lingering()) == [(4711, UUIDS[0]), (4711, UUIDS[1])]
-
-
 # ---- what a watcher shows of the policy --------------------------------------------------------
 
 
