@@ -66,24 +66,6 @@ class Pace:
                 task.cancel()
             await asyncio.gather(*tasks, stopping, return_exceptions=True)
 
-    async def every(
-        self,
-        interval: Callable[[], float],
-        step: Callable[[], Awaitable[None]],
-        hurry: asyncio.Event,
-        name: str,
-    ) -> None:
-        """Repeat at a fixed pace, sooner on request. A long step delays the next one without doubling it."""
-        due = time.monotonic()
-
-        def next_due() -> float:
-            nonlocal due
-            now = time.monotonic()
-            due = max(min(due, now) + interval(), now)  # after a hurry the pace goes on from there
-            return due
-
-        await self.whenever(next_due, step, hurry, name)
-
     async def whenever(
         self, due: Callable[[], float], step: Callable[[], Awaitable[None]], hurry: asyncio.Event, name: str
     ) -> None:

@@ -146,7 +146,8 @@ class Service:
     async def _every_nvml_interval(
         self, times: int, step: Callable[[], Awaitable[None]], hurry: asyncio.Event
     ) -> None:
-        await self._pace.every(lambda: times * self.settings.nvml_interval, step, hurry, "nvml_interval")
+        due = lambda: time.monotonic() + times * self.settings.nvml_interval  # noqa: E731
+        await self._pace.whenever(due, step, hurry, "nvml_interval")
 
     async def _passes(self) -> None:
         holder = self.snapshots.holder
