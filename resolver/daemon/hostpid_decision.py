@@ -46,4 +46,5 @@ class Decision:
         if not self._warned and now - self._doubted_since >= _DOUBTED_SECONDS:
             self._warned = True
             why = f"{contradiction(self.policy)}; or all {doubting} containers with such watchers use HAMi 2.4.1"
+            why = f"{why} or CUDA_VISIBLE_DEVICES"
             self._journal.record("driver_contradicts_version", level="warning", why=why)

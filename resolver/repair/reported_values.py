@@ -20,8 +20,6 @@ from resolver.hami.hostpid_policy import WatcherFinding, contradiction
 from resolver.workers.slot_writer import MARK
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from resolver.hami.hostpid_policy import HostpidPolicy
 
 #: Seconds: two ticks of a watcher of HAMi's, 120 ms each.
@@ -144,23 +142,13 @@ class ReportedValue:
         return "another program writes sm_util, too"
 
 
-def reordered(visible: str, uuids: Sequence[str]) -> bool:
-    """Check if CUDA_VISIBLE_DEVICES numbers GPUs differently from NVML."""
-    listed = [word.strip() for word in visible.split(",") if word.strip()]
-    same = zip(listed, enumerate(uuids), strict=False)
-    return not all(
-        word == str(place) or (len(word) > 4 and uuid.startswith(word)) for word, (place, uuid) in same
-    )
-
-
 class Evidence:
-    """One slot's values. ``visible``: CUDA_VISIBLE_DEVICES if its order differs from NVML's."""
+    """One slot's values."""
 
     def __init__(self) -> None:
         self.words: dict[int, ReportedValue] = {}  # by device
         self.since: float | None = None  # its hostpid is right from then on
         self.logged = False
-        self.visible = ""
 
     def word(self, device: int, present: int) -> ReportedValue:
         """Return a device's value, created from ``present`` if new."""
@@ -185,22 +173,18 @@ class Evidence:
         if any(word.found_at > since for word in self.words.values()):
             return WatcherFinding.CONFIRMS
         undone = now - since >= TOLD_AFTER and any(word.undoes(now) for word in self.words.values())
-        return WatcherFinding.DOUBTS if undone and not self.visible else None
+        return WatcherFinding.DOUBTS if undone else None
 
     def why(self, hostpid: int, policy: HostpidPolicy, now: float) -> str:
         """Explain why values don't stay right; empty if they do or it is too early."""
-        mixed = ""
-        if self.visible:
-            mixed = "HAMi's watcher mixes the numbers of CUDA and of NVML up"
-            mixed = f"{mixed}, as CUDA_VISIBLE_DEVICES is {self.visible} in that process"
+        mixed = "; or CUDA_VISIBLE_DEVICES gives its GPUs another order" if len(self.words) > 1 else ""
         for word in self.words.values():
             if word.contested and now - word.contested_since >= TOLD_AFTER:
                 doubt = ""
                 if word.undoes(now) and self.finding(now) is WatcherFinding.DOUBTS and policy.namespace:
                     doubt = f"; or it works, and finds no sample of {hostpid}: {contradiction(policy)}"
-                return f"{mixed or word.ways()}; it is put right after each tick{doubt}"
+                return f"{word.ways()}{mixed}; it is put right after each tick{doubt}"
         for word in self.words.values():
             if not word.contested and word.wrong_since is not None and now - word.wrong_since >= TOLD_AFTER:
-                said = f"it says {word.seen} % where NVML says {word.actual} %, and is not written to"
-                return f"{said}; {mixed}" if mixed else said
+                return f"it says {word.seen} % where NVML says {word.actual} %, and is not written to"
         return ""

@@ -12,13 +12,10 @@ from typing import TYPE_CHECKING
 
 from resolver.base.budget import Metered, Slices
 from resolver.base.counters import CounterName, Shortage
-from resolver.base.errors import ResolverError
 from resolver.base.reasons import UnresolvedReason
-from resolver.base.text import printable
 from resolver.hami.discovery import PodFile
-from resolver.linux.procfs import ProcessHandle, variable
+from resolver.linux.procfs import ProcessHandle
 from resolver.repair.orders import ORDER_SECONDS, of_slot
-from resolver.repair.reported_values import reordered
 from resolver.workers import slot_writer
 from resolver.workers.means import shortage_of
 
@@ -36,7 +33,6 @@ if TYPE_CHECKING:
 _AT_A_TIME, _TURN_SECONDS = 4, 0.01
 #: Seconds after which a pass waits no more for the turns that it began.
 _PASS_SECONDS = 0.1
-_MOST_SHOWN = 64  # characters of what a tenant chose
 
 
 class Work:
@@ -146,7 +142,7 @@ class Turns:
                 await self._find_owner(work.repairs, work.due.pop(), this.now, pause)
             elif not await self._write(work, this) or over:
                 works.popleft()
-                await self._finish(work, this)
+                self._finish(work, this)
                 if over:
                     parts.put_off(work.repairs, this)
             await pause()
@@ -238,44 +234,29 @@ class Turns:
         writes, actual = parts.settings.write_utilization, this.joined.utilization
         return repairs.plan(this.now, this.policy, actual, writes, conflict, this.answered)
 
-    async def _finish(self, work: Work, this: Pass) -> None:
+    def _finish(self, work: Work, this: Pass) -> None:
         """End a region's work in this pass."""
         parts, repairs = self._parts, work.repairs
         if not parts.is_here(repairs):
             return
         if not parts.settings.dry_run:
-            await self._log_stuck(repairs, this)
+            self._log_stuck(repairs, this)
             repairs.note_finding(this.now)
-            if not parts.is_here(repairs):
-                return
         repairs.rest()
         parts.looked(repairs, this.now, repairs.quiet_until())
         parts.report(repairs, this.joined)
 
-    async def _log_stuck(self, repairs: RegionRepairs, this: Pass) -> None:
+    def _log_stuck(self, repairs: RegionRepairs, this: Pass) -> None:
         """Log values that do not stay right, once per process."""
         parts = self._parts
         for state in repairs.distinguished():
-            evidence, owner = state.evidence, state.owner
+            evidence = state.evidence
             if evidence is None:
                 continue
             state.stuck = evidence.why(state.slot.hostpid, this.policy, this.now)
-            if state.stuck and owner is not None and not evidence.logged:
+            if state.stuck and not evidence.logged:
                 evidence.logged = True
-                evidence.visible = await self._other_order(repairs, owner)
-                state.stuck = evidence.why(state.slot.hostpid, this.policy, this.now)
                 parts.counters[CounterName.SLOTS_STUCK] += 1
                 parts.journal.record(
                     "slot_stuck", level="warning", **of_slot(repairs, state), why=state.stuck
                 )
-
-    async def _other_order(self, repairs: RegionRepairs, owner: ProcessHandle) -> str:
-        """Return a process's CUDA_VISIBLE_DEVICES if it numbers GPUs differently from NVML; else empty."""
-        payer, uuids = repairs.ownership.account, repairs.view.uuids if repairs.view else ()
-        question = owner.process.host_pid, "CUDA_VISIBLE_DEVICES"
-        try:
-            visible = await self._parts.reader.ask(payer, payer, variable, *question)
-        except (ResolverError, OSError):
-            return ""
-        found = reordered(visible, uuids) and owner.alive()  # its number may be another's
-        return printable(visible)[:_MOST_SHOWN] if found else ""

@@ -69,7 +69,7 @@ def test_two_containers_doubts_for_a_while_are_a_warning_and_change_nothing(scen
     (why,) = scene.warnings()
     assert "as its version says" in why
     assert "set --hostpid-namespace container" in why
-    assert why.endswith("or all 2 containers with such watchers use HAMi 2.4.1")
+    assert why.endswith("or all 2 containers with such watchers use HAMi 2.4.1 or CUDA_VISIBLE_DEVICES")
     assert scene.decision.policy is policy
     scene.weigh(1, 1)
     scene.weigh(0, 5)

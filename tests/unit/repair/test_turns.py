@@ -8,6 +8,7 @@ import itertools
 import os
 import re
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -213,13 +214,13 @@ def test_what_happens_in_a_turn_that_is_late_is_looked_at_after_it(
 ) -> None:
     """A pass puts the container's regions off by an interval; with one of a minute a new slot waited as long."""
     answers, turns, agenda = asyncio.Event(), bench.repairer.turns, bench.repairer.agenda
-    finish = turns._finish
+    turn = turns._turn
 
-    async def finish_late(work: Work, this: Pass) -> None:
-        await finish(work, this)
+    async def late(container: str, works: deque[Work], this: Pass) -> None:
+        await turn(container, works, this)
         await answers.wait()
 
-    monkeypatch.setattr(turns, "_finish", finish_late)
+    monkeypatch.setattr(turns, "_turn", late)
     bench.repairer.parts.settings = structs.replace(bench.repairer.settings, interval=60.0)
     path = bench.file((7, 0), name="slow")
     until(bench, lambda: bool(turns.going))
