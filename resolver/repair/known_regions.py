@@ -143,7 +143,7 @@ class KnownRegions:
             self._forget(repairs)
             parts.agenda.forget(path)
             parts.watches.forget(path)
-            parts.writing.forget(path)
+            parts.journal.forget(path)
             container = repairs.ownership.container
             parts.journal.record("region_gone", about=directory_of(path), container=container, path=path)
 

@@ -150,13 +150,8 @@ class Writing:
         path, why = repairs.region.path, ""
         if outcome == slot_writer.NOT_WRITABLE:
             why = "it cannot be opened for writing; mount the containers directory read-write"
-        self._journal.trouble(
-            _trouble(path), why, "write_failed", "write_works_again", about=directory_of(path), path=path
-        )
-
-    def forget(self, path: str) -> None:
-        """Remove a file."""
-        self._journal.forget(_trouble(path))
+        about = directory_of(path)
+        self._journal.trouble(path, why, "write_failed", "write_works_again", about=about, path=path)
 
     def _repaired(self, repairs: RegionRepairs, order: Order, reason: RepairReason) -> None:
         state = order.state
@@ -181,10 +176,6 @@ class Writing:
 def directory_of(path: str) -> str:
     """Return the key that limits log lines: directory or mapped file's container id."""
     return os.path.dirname(path) if path.startswith("/") else path.partition(":")[0]
-
-
-def _trouble(path: str) -> str:
-    return f"write {path}"
 
 
 def _about(repairs: RegionRepairs, order: Order) -> dict[str, Any]:

@@ -20,7 +20,6 @@ from resolver.repair.turns import Turns
 from resolver.workers.lanes import Lanes
 
 if TYPE_CHECKING:
-    from resolver.config import Settings
     from resolver.gpu.attribution import Joined
     from resolver.hami.hostpid_policy import HostpidPolicy
     from resolver.repair.parts import Parts
@@ -55,11 +54,6 @@ class Repairer:
         lanes = self.parts.reader.workers if isinstance(self.parts.reader, Lanes) else ()
         return [self.writing.worker, *lanes]
 
-    @property
-    def settings(self) -> Settings:
-        """Settings in force."""
-        return self.parts.settings
-
     async def pass_once(
         self, policy: HostpidPolicy, joined: Joined, *, patient: bool = True, everything: bool = True
     ) -> None:
@@ -73,7 +67,7 @@ class Repairer:
             this.spent += seconds
 
         await Metered(self._pass(this), spend)
-        self.agenda.rest_after(this.spent, self.settings.interval, time.monotonic())
+        self.agenda.rest_after(this.spent, self.parts.settings.interval, time.monotonic())
 
     async def _pass(self, this: Pass) -> None:
         self._take_in(this)
@@ -154,7 +148,7 @@ class Repairer:
 
     def contested(self) -> bool:
         """Check if a tenant's watcher writes wrong values, for `follow` to correct."""
-        return not self.settings.dry_run and any(repairs.contested for repairs in self.regions.values())
+        return not self.parts.settings.dry_run and any(repairs.contested for repairs in self.regions.values())
 
     async def follow(self) -> None:
         """Correct tenants' watchers' wrong values, at their expense."""
@@ -183,7 +177,7 @@ class Repairer:
 
     def next_pass(self) -> float:
         """Return the next known work's monotonic time."""
-        interval = self.settings.interval
+        interval = self.parts.settings.interval
         wait = interval if self.owners.polled else max(interval, self._abandoned.wait())
         wanted = min(each.wants() for each in self.found.discoveries)
         return self.agenda.next_pass(wait, wanted, time.monotonic())

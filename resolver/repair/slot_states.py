@@ -176,14 +176,8 @@ class UnownedSlots:
     def put(self, state: SlotState) -> None:
         """Store a slot in place of its state, which has no owner and so nothing more to say."""
         index = state.slot.index
-        code = UnownedCode.of(state.reason)
-        for is_so, bit in (
-            (state.dead, UnownedCode.DEAD),
-            (state.abandoned, UnownedCode.ABANDONED),
-            (state.unsure, UnownedCode.UNSURE),
-        ):
-            code |= bit if is_so else 0
-        self._codes[index] = code
+        flags = UnownedCode.DEAD * state.dead | UnownedCode.ABANDONED * state.abandoned
+        self._codes[index] = UnownedCode.of(state.reason) | flags | UnownedCode.UNSURE * state.unsure
         self._looks[index], self._next[index] = min(state.looks, 255), state.next_look
 
     def take(self, slot: SlotRecord) -> SlotState:

@@ -61,25 +61,21 @@ class Turns:
         self.going: dict[str, asyncio.Task[None]] = {}
         self._parts, self._suspect = parts, suspect
         self._gate = asyncio.Semaphore(_AT_A_TIME)
-        self._failure: BaseException | None = None  # of a turn that outlived its pass
+        self._failure: BaseException | None = None  # of a turn, until a pass raises it
 
     async def take(self, busy: Mapping[str, deque[Work]], this: Pass) -> None:
         """Start each container's turn; wait for all, or briefly in a patient pass."""
-        if self._failure is not None:
-            failure, self._failure = self._failure, None
-            raise failure
-        names: dict[asyncio.Task[None], str] = {}
+        tasks: list[asyncio.Task[None]] = []
         for container, works in busy.items():
             task = self.going[container] = asyncio.create_task(self._alone(container, works, this))
-            names[task] = container
-            task.add_done_callback(partial(self._ended, container))
-        if names:
-            done, late = await asyncio.wait(names, timeout=_PASS_SECONDS if this.patient else None)
-            for task in late:
-                task.add_done_callback(partial(self._ended_late, names[task]))
-            failures = [error for task in done if (error := task.exception()) is not None]
-            if failures:
-                raise failures[0]
+            task.add_done_callback(partial(self._ended, container, this))
+            tasks.append(task)
+        if tasks:
+            await asyncio.wait(tasks, timeout=_PASS_SECONDS if this.patient else None)
+        this.waits = False
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
 
     def close(self) -> None:
         """Cancel all turns."""
@@ -87,13 +83,12 @@ class Turns:
             task.cancel()
         self.going.clear()
 
-    def _ended(self, container: str, task: asyncio.Task[None]) -> None:
-        if self.going.get(container) is task:
-            del self.going[container]
-
-    def _ended_late(self, container: str, task: asyncio.Task[None]) -> None:
-        if not task.cancelled():
-            self._failure = task.exception() or self._failure
+    def _ended(self, container: str, this: Pass, task: asyncio.Task[None]) -> None:
+        self.going.pop(container, None)
+        if task.cancelled():
+            return
+        self._failure = task.exception() or self._failure
+        if not this.waits:
             for path, repairs in self._parts.regions.items():
                 if repairs.ownership.account == container:  # passes put them off meanwhile
                     self._parts.agenda.by(path, time.monotonic())
@@ -106,10 +101,8 @@ class Turns:
         try:
             await Metered(self._turn(container, works, this), partial(this.charge, container))
         except Exception as error:
-            if (
-                shortage_of(getattr(error, "errno", None)) is Shortage.DESCRIPTORS
-            ):  # that is everybody's trouble
-                raise
+            if shortage_of(getattr(error, "errno", None)) is Shortage.DESCRIPTORS:
+                raise  # that is everybody's trouble
             # A defect, or something that a tenant made the kernel refuse: shown, counted, and survived.
             parts.counters[CounterName.INTERNAL_ERRORS] += 1
             whom = works[0].repairs.ownership.container if works else container

@@ -230,14 +230,6 @@ def test_a_file_that_cannot_be_written_is_tried_again_after_five_seconds(desk: D
     assert len(desk.events("write_works_again")) == 1
 
 
-def test_of_a_file_that_is_gone_no_trouble_is_kept(desk: Desk) -> None:
-    bench = desk.region((7, 0))
-    desk.send(bench, (slot_writer.NOT_WRITABLE, 0))
-    assert desk.journal.standing().keys() == {"write_failed"}
-    desk.writing.forget(bench.repairs.region.path)
-    assert desk.journal.standing() == {}
-
-
 @pytest.mark.parametrize(("path", "key"), [("/a/b/c.cache", "/a/b"), ("0123:/tmp/x.cache", "0123")])
 def test_lines_are_limited_by_directory_or_container(path: str, key: str) -> None:
     assert directory_of(path) == key

@@ -221,7 +221,7 @@ def test_what_happens_in_a_turn_that_is_late_is_looked_at_after_it(
         await answers.wait()
 
     monkeypatch.setattr(turns, "_turn", late)
-    bench.repairer.parts.settings = structs.replace(bench.repairer.settings, interval=60.0)
+    bench.repairer.parts.settings = structs.replace(bench.settings, interval=60.0)
     path = bench.file((7, 0), name="slow")
     until(bench, lambda: bool(turns.going))
     agenda.attached(str(path), time.monotonic())
