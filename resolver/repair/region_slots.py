@@ -157,9 +157,8 @@ class RegionSlots:
 
     def put_off(self, now: float, why: UnresolvedReason = UnresolvedReason.OVER_BUDGET) -> bool:
         """Delay due work at the container's expense; True if any reason changed."""
-        news = set[bool]()
-        self._change(self.distinguished(), lambda state: news.add(state.put_off(now, why)))
-        return True in news
+        changed = {state.put_off(now, why) for state in self.distinguished()}
+        return self.unowned.put_off(now, why) or True in changed
 
     def _change(self, states: Iterable[SlotState], change: Callable[[SlotState], None]) -> None:
         """Change these states and those of all unowned slots."""

@@ -228,6 +228,16 @@ class UnownedSlots:
                 change(state)
                 self.put(state)
 
+    def put_off(self, now: float, why: UnresolvedReason) -> bool:
+        """Do as `SlotState.put_off` without making states: it is done again and again, at everybody's expense."""
+        reason, changed = UnownedCode.of(why), False
+        for index in self.due(now):
+            code = self._codes[index]
+            if code & UnownedCode.REASON != reason and not code & UnownedCode.DEAD:
+                self._codes[index] = reason | code & ~UnownedCode.REASON
+                changed = True
+        return changed
+
     def codes(self) -> bytes:
         """Return each slot's `UnownedCode`."""
         return bytes(self._codes)

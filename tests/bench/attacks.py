@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 import socket
 import struct
@@ -36,6 +37,7 @@ assert _V1_2.device_util is not None
 _SM_UTIL: Final = _V1_2.device_util + 16
 #: Mounts behind which files are open: some 120 KiB of a mount table.
 MOUNTS: Final = 2_450
+_HOSTILE: Final = "hostile-"
 #: No process of a small container has these numbers.
 _NOBODY: Final = 20_000
 
@@ -52,7 +54,7 @@ class Attack(NamedTuple):
     """``begin(scene, size)`` is the attack. ``named`` has a place for the size, for people.
 
     ``seconds``: how long it has to go on to do its worst. ``at_socket``: on the socket for containers. ``everywhere``:
-    the daemon searches the directories of all schedulers.
+    the daemon searches the directories of all schedulers. ``good``: how many good containers are beside it.
     """
 
     named: str
@@ -61,6 +63,7 @@ class Attack(NamedTuple):
     seconds: float = 12.0
     at_socket: bool = False
     everywhere: bool = False
+    good: int = 1
 
     def name(self, size: int) -> str:
         """The attack at that size, in words."""
@@ -98,9 +101,12 @@ def run(container: Container, *arguments: object) -> None:
 def hostile_containers(node: Node, count: int, placement: str = "hami") -> Iterator[list[Container]]:
     """Containers with no more rights than usual, and gone at the end, with their directories."""
     made: list[Container] = []
+    first = len(node.containers)  # names tell those apart that attack at once
     try:
         made += (
-            node.container(name=f"hostile-{number}", sm_limit=0, rights=DEFAULT_RIGHTS, placement=placement)
+            node.container(
+                name=f"{_HOSTILE}{first + number}", sm_limit=0, rights=DEFAULT_RIGHTS, placement=placement
+            )
             for number in range(count)
         )
         yield made
@@ -305,7 +311,11 @@ def _given_up(scene: Scene, size: int) -> Iterator[None]:
 @contextlib.contextmanager
 def _named(scene: Scene, size: int) -> Iterator[None]:
     """Control groups below a tenant's own, named as those of the good containers; it needs a writable cgroupfs."""
-    victims = [each for each in scene.node.containers if each.cgroup is not None]
+    victims = [
+        each
+        for each in scene.node.containers
+        if each.cgroup is not None and not each.name.startswith(_HOSTILE)
+    ]
     made: list[Path] = []
     with hostile_containers(scene.node, size) as containers:
         try:
@@ -346,6 +356,20 @@ def _knocks(scene: Scene, size: int) -> Iterator[None]:
 def _holds(scene: Scene, size: int) -> Iterator[None]:
     with hostile_containers(scene.node, 1) as (container,):
         run(container, "holds", scene.tenant_socket, size, 16)
+        yield
+
+
+@contextlib.contextmanager
+def _all(scene: Scene, _size: int) -> Iterator[None]:
+    """Some 100 busy processes would leave nobody a CPU: their weight is the least, as a node's control groups would."""
+    with contextlib.ExitStack() as stack:
+        os.setpriority(os.PRIO_PROCESS, 0, 19)
+        try:
+            for attack in ATTACKS.values():
+                if attack.good == 1:
+                    stack.enter_context(attack.begin(scene, attack.sizes[0]))
+        finally:
+            os.setpriority(os.PRIO_PROCESS, 0, 0)
         yield
 
 
@@ -401,4 +425,5 @@ ATTACKS: Final = {
     "scrapes": Attack("{} scrapes a second, each hung up on", (350, 700), _scrapes, seconds=25.0),
     "knocks": Attack("{} tenants that connect and close", (2, 4), _knocks, at_socket=True),
     "holds": Attack("{} nested PID namespaces with 16 connections each", (9, 18), _holds, at_socket=True),
+    "all": Attack("all of these at once", (1,), _all, seconds=30.0, at_socket=True, everywhere=True, good=10),
 }

@@ -9,6 +9,7 @@ wall among them.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import shutil
@@ -19,7 +20,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -44,6 +45,8 @@ _BOUNDS = {
     "lines": 1.0,
     "end": 1.0,
 }
+#: Under all attacks at once.
+_BOUNDS_OF_ALL = _BOUNDS | {"repair": 1000.0, "api": 200.0, "scrape": 2000.0, "memory": 8.0}
 
 
 class Sample(NamedTuple):
@@ -222,14 +225,16 @@ def measure(progress: Progress, *, only: str = "", tree: Path = ROOT) -> Iterato
         for size in attack.sizes if key.startswith(only) else ():
             progress(f"under {attack.name(size)}")
             with open_directory() as scratch:
-                yield from rows(attack.name(size), under(attack, size, scratch, tree=tree))
+                seen = under(attack, size, scratch, tree=tree)
+                yield from rows(attack.name(size), seen, _BOUNDS if attack.good == 1 else _BOUNDS_OF_ALL)
     os.sched_setaffinity(0, cores)
 
 
 def under(attack: Attack, size: int, scratch: Path, *, tree: Path = ROOT) -> Seen:
     """Measure one attack at one size."""
     with Stage(scratch, tree=tree, everywhere=attack.everywhere) as stage:
-        daemon, good = stage.daemon, stage.good
+        daemon = stage.daemon
+        good = [stage.good, *(Good(stage.node, f"good-{number}") for number in range(1, attack.good))]
         own = stage.own_client() if attack.at_socket else None
         clients = [stage.root_client(), stage.client("scrape", str(daemon.metrics))]
         _repair_for(good, _WARM_SECONDS)
@@ -250,7 +255,8 @@ def under(attack: Attack, size: int, scratch: Path, *, tree: Path = ROOT) -> See
             time.sleep(_AGAIN_SECONDS)
             ended = daemon.stopped_after()
         lines = daemon.lines[:log_until]
-    during = [each for each in good.samples if began <= each.at < began + seconds]
+    samples = [each for one in good for each in one.samples]
+    during = [each for each in samples if began <= each.at < began + seconds]
     api, scrapes = (
         [each for each in client.samples if began <= each.at < began + seconds + margin]
         for client, margin in zip(clients, (0.0, _AFTER_SECONDS), strict=True)
@@ -261,10 +267,12 @@ def under(attack: Attack, size: int, scratch: Path, *, tree: Path = ROOT) -> See
     )
 
 
-def _repair_for(good: Good, seconds: float) -> None:
+def _repair_for(good: Sequence[Good], seconds: float) -> None:
     until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        good.repair()
+    for one in itertools.cycle(good):
+        if time.monotonic() > until:
+            return
+        one.repair()
         time.sleep(0.03 + (time.monotonic() * 7.3) % 0.1)  # at every moment of a pass's interval
 
 
@@ -286,24 +294,24 @@ def by_container(lines: list[dict[str, Any]]) -> Counter[str]:
     return found
 
 
-def rows(name: str, seen: Seen) -> list[RowValues]:
+def rows(name: str, seen: Seen, bounds: Mapping[str, float]) -> list[RowValues]:
     """Rows of the bench. The loop's block comes first, since it depends on nothing else."""
     found: list[RowValues] = [
         (
             f"under {name}: the loop's longest block",
             seen.block * 1e3,
             "ms",
-            _BOUNDS["block"],
+            bounds["block"],
             "of its own CPU",
         ),
-        ("  and by the wall", seen.wait * 1e3, "ms", _BOUNDS["block"], "but for waits for a CPU"),
-        *_times("a good container's repair", seen.repairs, _BOUNDS["repair"]),
-        *_times("root's question to the API", seen.api, _BOUNDS["api"]),
+        ("  and by the wall", seen.wait * 1e3, "ms", bounds["block"], "but for waits for a CPU"),
+        *_times("a good container's repair", seen.repairs, bounds["repair"]),
+        *_times("root's question to the API", seen.api, bounds["api"]),
         (
             "  a scrape, longest",
             _longest(seen.scrapes) * 1e3,
             "ms",
-            _BOUNDS["scrape"],
+            bounds["scrape"],
             _troubles(seen.scrapes),
         ),
     ]
@@ -329,17 +337,17 @@ def rows(name: str, seen: Seen) -> list[RowValues]:
             "  memory not given back",
             seen.after - seen.before,
             "MiB",
-            _BOUNDS["memory"],
+            bounds["memory"],
             f"of {seen.after:.0f} MiB",
         ),
         (
             "  lines of the log, for one container",
             most,
             "/s",
-            _BOUNDS["lines"],
+            bounds["lines"],
             f"the one with most of them; {seen.lines.total()} of all {len(seen.lines)}",
         ),
-        ("  SIGTERM to its end", 20.0 if seen.ended is None else seen.ended, "s", _BOUNDS["end"], end),
+        ("  SIGTERM to its end", 20.0 if seen.ended is None else seen.ended, "s", bounds["end"], end),
     ]
     return found
 
