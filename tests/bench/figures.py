@@ -96,7 +96,7 @@ def whole_table(found: Figures) -> str:
         "|---|---|---|---|",
     ]
     for group in _groups(found.rows):
-        if group[0]["name"].startswith((HOSTILE, "scrape of ")):
+        if group[0]["name"].startswith((HOSTILE, "scrape of ", "monitor of ")):
             continue  # these have tables of their own
         lines += map(_line, group)
     return "\n".join(lines)
@@ -155,6 +155,21 @@ def scaling_table(found: Figures) -> str:
     return "\n".join(lines)
 
 
+def values_table(found: Figures) -> str:
+    """How long upstream's monitors report a wrong value, the worst of them, by what the tenants run and their GPUs."""
+    worst: dict[str, dict[str, dict[str, Any]]] = {}
+    for row in found.rows:
+        if known := re.fullmatch(r"monitor of .+, tenants of (.+), (\d+ GPUs?): .+", row["name"]):
+            cells = worst.setdefault(known[1], {})
+            cells[known[2]] = max(cells.get(known[2], row), row, key=lambda each: float(each["value"]))
+    shapes = list(next(iter(worst.values()), {}))
+    lines = [f"| tenants of | {' | '.join(shapes)} | aimed at, or less |", f"|---|{'---|' * (len(shapes) + 1)}"]
+    for tenants, cells in worst.items():
+        told = " | ".join(_cell([cells[shape]], 2) for shape in shapes)
+        lines.append(f"| {tenants} | {told} | {' / '.join(number(cells[shape]['bound']) for shape in shapes)} |")
+    return "\n".join(lines)
+
+
 def hostile_table(found: Figures) -> str:
     """What each attack does to everybody else at its largest size: a line for each, a column for each measure."""
     sizes: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {}  # the later, the larger
@@ -171,17 +186,17 @@ def hostile_table(found: Figures) -> str:
         return 'Not measured yet: `make bench ARGS="hostile --json hostile.json"`, `make figures ARGS=hostile.json`.'
     lines = [f"| under | {' | '.join(_HOSTILE)} |", f"|---|{'---|' * len(_HOSTILE)}"]
     for name, measured in attacks.items():
-        cells = [_hostile_cell([measured[each] for each in names]) for names in _HOSTILE.values()]
+        cells = [_cell([measured[each] for each in names]) for names in _HOSTILE.values()]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     bounds = [next(iter(attacks.values()))[names[-1]]["bound"] for names in _HOSTILE.values()]
     aims = " | ".join("" if bound is None else number(bound) for bound in bounds)
     return "\n".join([*lines, f"| *aimed at, or less* | {aims} |"])
 
 
-def _hostile_cell(rows: list[dict[str, Any]]) -> str:
+def _cell(rows: list[dict[str, Any]], digits: int = 1) -> str:
     """The values; bold if one is above what is aimed at."""
     missed = any(row["bound"] is not None and row["value"] > row["bound"] for row in rows)
-    told = " / ".join(number(round(row["value"], 1)) for row in rows)
+    told = " / ".join(number(round(row["value"], digits)) for row in rows)
     return f"**{told}**" if missed else told
 
 
@@ -194,6 +209,7 @@ def series_of(found: Figures, shape: tuple[int, int, int, int]) -> int:
 TABLES: Final[dict[tuple[str, str], Callable[[Figures], str]]] = {
     ("docs/performance.md", "bench"): whole_table,
     ("docs/performance.md", "bench: scaling"): scaling_table,
+    ("docs/performance.md", "bench: values"): values_table,
     ("docs/performance.md", "hostile"): hostile_table,
     ("README.md", "bench"): short_table,
 }
