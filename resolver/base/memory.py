@@ -10,7 +10,7 @@ from resolver.base.retry import longer
 
 #: Bytes above the least so far that are worth it.
 _WORTH = 1 << 20
-#: Seconds between two tries, longer after one in vain: what is free by then can't be seen from outside.
+#: Seconds between two tries: what is free by then can't be seen from outside.
 _FIRST, _LONGEST = 2.0, 64.0
 
 
@@ -28,9 +28,8 @@ class Resident:
         grown = resident > self._last + _WORTH
         if self._least and not grown and resident > self._least + _WORTH:
             _give_back()
-            before, resident = resident, _resident()
-            in_vain = resident > before - _WORTH // 2
-            self._pause = longer(self._pause, _FIRST, _LONGEST) if in_vain else _FIRST
+            resident = _resident()
+            self._pause = longer(self._pause, _FIRST, _LONGEST)
         else:
             self._pause = _FIRST
         self._next = now + self._pause

@@ -33,18 +33,6 @@ def test_memory_goes_back_when_it_no_longer_grows(monkeypatch: pytest.MonkeyPatc
     assert given[-1] < 150 + 64
 
 
-def test_who_got_some_back_tries_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[int] = []
-    now, size = 0, 30
-    monkeypatch.setattr(memory, "_resident", lambda: (size - (now in given)) * MIB)
-    monkeypatch.setattr(memory, "_give_back", lambda: given.append(now))
-    resident = Resident()
-    for now in range(40):
-        size = 30 if now < 10 else 40
-        resident.look(now)
-    assert {after - before for before, after in itertools.pairwise(given)} <= {2, 4}
-
-
 #: In a process of its own: another one's heap may have the room already.
 LARGE_LIST = """
 from resolver.base import memory
