@@ -24,7 +24,7 @@ from tests.fakes.container import DEFAULT_RIGHTS, Container
 from tests.fakes.node import Node
 from tests.fakes.regions import DEVICES, LAYOUTS, SLOTS
 
-SECONDS: Final = 120
+SECONDS: Final = 600
 #: As many as vm.max_map_count allows, less what a process needs to run.
 MAPPINGS: Final = 65_000
 #: A mount namespace has room for 100,000 mounts (fs.mount-max).
@@ -425,5 +425,5 @@ ATTACKS: Final = {
     "scrapes": Attack("{} scrapes a second, each hung up on", (350, 700), _scrapes, seconds=25.0),
     "knocks": Attack("{} tenants that connect and close", (2, 4), _knocks, at_socket=True),
     "holds": Attack("{} nested PID namespaces with 16 connections each", (9, 18), _holds, at_socket=True),
-    "all": Attack("all of these at once", (1,), _all, seconds=30.0, at_socket=True, everywhere=True, good=10),
+    "all": Attack("all of these at once", (1,), _all, seconds=60.0, at_socket=True, everywhere=True, good=10),
 }

@@ -163,10 +163,15 @@ def values_table(found: Figures) -> str:
             cells = worst.setdefault(known[1], {})
             cells[known[2]] = max(cells.get(known[2], row), row, key=lambda each: float(each["value"]))
     shapes = list(next(iter(worst.values()), {}))
-    lines = [f"| tenants of | {' | '.join(shapes)} | aimed at, or less |", f"|---|{'---|' * (len(shapes) + 1)}"]
+    lines = [
+        f"| tenants of | {' | '.join(shapes)} | aimed at, or less |",
+        f"|---|{'---|' * (len(shapes) + 1)}",
+    ]
     for tenants, cells in worst.items():
         told = " | ".join(_cell([cells[shape]], 2) for shape in shapes)
-        lines.append(f"| {tenants} | {told} | {' / '.join(number(cells[shape]['bound']) for shape in shapes)} |")
+        lines.append(
+            f"| {tenants} | {told} | {' / '.join(number(cells[shape]['bound']) for shape in shapes)} |"
+        )
     return "\n".join(lines)
 
 
