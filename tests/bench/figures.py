@@ -24,7 +24,7 @@ FLEET: Final = 10_000
 HOSTILE: Final = "under "
 #: Column -> the rows in it.
 _HOSTILE: Final = {
-    "loop in one go, ms of CPU": ("loop",),
+    "loop in one go, CPU / wall, ms": ("loop", "and by the wall"),
     "good repair, median / 99 %, ms": (
         "a good container's repair, median",
         "a good container's repair, 99 %",
