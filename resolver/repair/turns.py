@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from resolver.repair.slot_states import SlotState
 
 #: Turns that go on at a time, and the seconds after which one goes behind those that wait.
-_AT_A_TIME, _TURN_SECONDS = 16, 0.01
+_AT_A_TIME, _TURN_SECONDS = 4, 0.01
 #: Seconds after which a pass waits no more for the turns that it began.
 _PASS_SECONDS = 0.1
 
