@@ -229,7 +229,7 @@ class UnownedSlots:
                 self.put(state)
 
     def put_off(self, now: float, why: UnresolvedReason) -> bool:
-        """Do as `SlotState.put_off` without making states: it is done again and again, at everybody's expense."""
+        """Delay due work as `SlotState.put_off` does, in place: no budget pays for it."""
         reason, changed = UnownedCode.of(why), False
         for index in self.due(now):
             code = self._codes[index]

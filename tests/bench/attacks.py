@@ -13,9 +13,10 @@ import shutil
 import socket
 import struct
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from tests.bench.crowd import crowd
@@ -54,7 +55,8 @@ class Attack(NamedTuple):
     """``begin(scene, size)`` is the attack. ``named`` has a place for the size, for people.
 
     ``seconds``: how long it has to go on to do its worst. ``at_socket``: on the socket for containers. ``everywhere``:
-    the daemon searches the directories of all schedulers. ``good``: how many good containers are beside it.
+    the daemon searches the directories of all schedulers. ``good``: number of good containers on the node.
+    ``bounds``: in place of the bench's usual ones, in its units.
     """
 
     named: str
@@ -64,6 +66,7 @@ class Attack(NamedTuple):
     at_socket: bool = False
     everywhere: bool = False
     good: int = 1
+    bounds: Mapping[str, float] = MappingProxyType({})
 
     def name(self, size: int) -> str:
         """The attack at that size, in words."""
@@ -101,7 +104,7 @@ def run(container: Container, *arguments: object) -> None:
 def hostile_containers(node: Node, count: int, placement: str = "hami") -> Iterator[list[Container]]:
     """Containers with no more rights than usual, and gone at the end, with their directories."""
     made: list[Container] = []
-    first = len(node.containers)  # names tell those apart that attack at once
+    first = len(node.containers)  # names differ between attacks that run at once
     try:
         made += (
             node.container(
@@ -361,12 +364,15 @@ def _holds(scene: Scene, size: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _all(scene: Scene, _size: int) -> Iterator[None]:
-    """Some 100 busy processes would leave nobody a CPU: their weight is the least, as a node's control groups would."""
+    """Every other attack at its first size, with the lowest CPU weight.
+
+    With equal weights a hundred busy processes take all CPUs, which a node's control groups prevent.
+    """
     with contextlib.ExitStack() as stack:
         os.setpriority(os.PRIO_PROCESS, 0, 19)
         try:
             for attack in ATTACKS.values():
-                if attack.good == 1:
+                if attack.begin is not _all:
                     stack.enter_context(attack.begin(scene, attack.sizes[0]))
         finally:
             os.setpriority(os.PRIO_PROCESS, 0, 0)
@@ -425,5 +431,14 @@ ATTACKS: Final = {
     "scrapes": Attack("{} scrapes a second, each hung up on", (350, 700), _scrapes, seconds=25.0),
     "knocks": Attack("{} tenants that connect and close", (2, 4), _knocks, at_socket=True),
     "holds": Attack("{} nested PID namespaces with 16 connections each", (9, 18), _holds, at_socket=True),
-    "all": Attack("all of these at once", (1,), _all, seconds=60.0, at_socket=True, everywhere=True, good=10),
+    "all": Attack(
+        "all of these at once",
+        (1,),
+        _all,
+        seconds=60.0,
+        at_socket=True,
+        everywhere=True,
+        good=10,
+        bounds={"repair": 1000.0, "api": 200.0, "scrape": 2000.0, "memory": 8.0},
+    ),
 }

@@ -45,8 +45,6 @@ _BOUNDS = {
     "lines": 1.0,
     "end": 1.0,
 }
-#: Under all attacks at once.
-_BOUNDS_OF_ALL = _BOUNDS | {"repair": 1000.0, "api": 200.0, "scrape": 2000.0, "memory": 8.0}
 
 
 class Sample(NamedTuple):
@@ -226,7 +224,7 @@ def measure(progress: Progress, *, only: str = "", tree: Path = ROOT) -> Iterato
             progress(f"under {attack.name(size)}")
             with open_directory() as scratch:
                 seen = under(attack, size, scratch, tree=tree)
-                yield from rows(attack.name(size), seen, _BOUNDS if attack.good == 1 else _BOUNDS_OF_ALL)
+                yield from rows(attack.name(size), seen, {**_BOUNDS, **attack.bounds})
     os.sched_setaffinity(0, cores)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator
 
@@ -174,3 +175,20 @@ def test_a_container_that_makes_the_kernel_wait_is_asked_again_a_second_later() 
     state = SlotState(slot())
     state.found(UnresolvedReason.TOO_SLOW, 100.0)
     assert (state.next_look, state.looks) == (101.0, 0)
+
+
+def test_a_packed_slot_is_put_off_as_its_state_is() -> None:
+    """Each reason, each flag, due or not, put off for either cause."""
+    flags = list(itertools.product((False, True), repeat=3))
+    waits = UnresolvedReason.OVER_BUDGET, UnresolvedReason.TOO_SLOW
+    for why, reason, due, (dead, abandoned, unsure) in itertools.product(
+        waits, (None, *UnresolvedReason), (0.0, 100.0, 100.5), flags
+    ):
+        state = SlotState(slot())
+        state.reason, state.next_look = reason, due
+        state.dead, state.abandoned, state.unsure = dead, abandoned, unsure
+        kept, expected = UnownedSlots(1), UnownedSlots(1)
+        kept.put(state)
+        assert kept.put_off(100.0, why) == state.put_off(100.0, why)
+        expected.put(state)
+        assert (kept.codes(), kept.next_look()) == (expected.codes(), expected.next_look())
