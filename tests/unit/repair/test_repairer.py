@@ -522,6 +522,8 @@ def quiet_life(bench: Bench, clock: Clock, files: int) -> Iterator[float]:
         return unhurried
 
     bench.pidmap.catch_up = caught_up  # type: ignore[method-assign]
+    for discovery in repairer.found.discoveries:
+        discovery._clock = clock.monotonic  # a machine just booted is younger than the test's clock
     for number in range(files):
         path = bench.file((number + 7, 4), name=f"c{number}")
         os.utime(path, (1.0, 1.0))  # its process has started long ago
@@ -549,8 +551,8 @@ def test_files_that_are_only_looked_at_by_the_clock_are_looked_at_together(
     passes = quiet_life(bench, clock, files)
     began = next(now for now in passes if now > 1100.0)
     asked = bench.told.asked.total()
-    times = [next(passes) for _ in range(31)]
-    assert times[-1] - began > 30 * 4.0  # one more lists all directories anew
+    times = [next(passes) for _ in range(32)]
+    assert times[-1] - began > 30 * 4.0  # two more list all directories and take the reader's answer
     # Who took a dead slot without a sign of it is found within a minute.
     assert bench.told.asked.total() - asked == (0 if alive else 2 * files)
 
