@@ -4,8 +4,8 @@
 
 A dead socket and foreign cache files in the default places, a live daemon that repairs them and has port 9395, another
 program on port 9396, 30 foreign containers with 3,000 processes, one that not even root can read, settings in the
-environment, and a home whose settings are broken. Nothing of it outlives the command: files lie in file systems of this
-process's own, and processes die with it.
+environment, a home whose settings are broken, and a monotonic clock as after a boot. Nothing of it outlives the
+command: files lie in file systems of this process's own, and processes die with it.
 """
 
 from __future__ import annotations
@@ -118,6 +118,12 @@ def broken_home() -> Iterator[str]:
         yield home
 
 
+def just_booted(command: list[str]) -> list[str]:
+    """The command with a monotonic clock that is no later than a minute after a boot; only a time namespace sets it."""
+    later = max(0, int(time.monotonic()) - 60)
+    return ["unshare", "--time", "--fork", "--kill-child=TERM", f"--monotonic=-{later}", "--", *command]
+
+
 def main() -> int:
     if os.geteuid() != 0:
         sys.exit("poisoned: this makes mounts and namespaces and needs root: sudo make poisoned")
@@ -140,7 +146,7 @@ def main() -> int:
         settings |= {"PYTHONWARNINGS": "error", "GIT_DIR": "/nowhere", "http_proxy": "http://127.0.0.1:9"}
         if os.path.exists(pip):
             settings["PIP_CONFIG_FILE"] = pip
-        with subprocess.Popen(sys.argv[1:], env=os.environ | settings) as command:
+        with subprocess.Popen(just_booted(sys.argv[1:]), env=os.environ | settings) as command:
             signal.signal(signal.SIGTERM, lambda *_: command.terminate())
             while True:
                 try:
