@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 from resolver.base.limiter import Bucket
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator
     from typing import Any
 
@@ -46,17 +47,31 @@ class Slices:
 
 
 class Metered:
-    """Coroutine whose steps on the event loop are charged; waiting is free."""
+    """Coroutine whose steps on the event loop are charged; waiting is free.
 
-    __slots__ = ("_spend", "_work")
+    Those that share a ``gate`` make one step in each round of the loop: together they delay another task by one step.
+    """
 
-    def __init__(self, work: Coroutine[Any, Any, T], spend: Callable[[float], None]) -> None:
-        self._work, self._spend = work, spend
+    __slots__ = ("_gate", "_spend", "_work")
+
+    def __init__(
+        self, work: Coroutine[Any, Any, T], spend: Callable[[float], None], gate: asyncio.Lock | None = None
+    ) -> None:
+        self._work, self._spend, self._gate = work, spend, gate
 
     def __await__(self) -> Generator[Any, Any, Any]:
         """Run it, step by step."""
+        import asyncio  # `resolver slots` pays for every import
+
         steps, thrown = self._work.__await__(), None
         while True:
+            held = None
+            try:
+                if self._gate is not None and thrown is None:
+                    yield from self._gate.acquire().__await__()
+                    held = self._gate
+            except BaseException as error:  # noqa: BLE001 - it is the coroutine's
+                thrown = error
             began = time.monotonic()
             try:
                 wanted = steps.send(None) if thrown is None else steps.throw(thrown)
@@ -64,10 +79,12 @@ class Metered:
                 return end.value
             finally:
                 self._spend(time.monotonic() - began)
+                if held is not None:
+                    asyncio.get_running_loop().call_soon(held.release)
             thrown = None
             try:
                 yield wanted
-            except BaseException as error:  # noqa: BLE001 - it is the coroutine's
+            except BaseException as error:  # noqa: BLE001 - as above
                 thrown = error
 
 

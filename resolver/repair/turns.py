@@ -1,6 +1,7 @@
 """Containers' turns: owners are found and orders sent for each independently.
 
-A few turns run at a time; a long one goes behind waiting ones and may outlive its pass.
+All go on at once, but one step at a time, so that other tasks wait for one step only. Waiting for a child holds nobody
+up. A long turn may outlive its pass.
 """
 
 from __future__ import annotations
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
     from resolver.repair.plan import Order, RegionRepairs
     from resolver.repair.slot_states import SlotState
 
-#: Turns that go on at a time, and the seconds after which one goes behind those that wait.
-_AT_A_TIME, _TURN_SECONDS = 4, 0.01
 #: Seconds after which a pass waits no more for the turns that it began.
 _PASS_SECONDS = 0.1
 
@@ -60,7 +59,7 @@ class Turns:
         self.owner_finder = owner_finder
         self.going: dict[str, asyncio.Task[None]] = {}
         self._parts, self._suspect = parts, suspect
-        self._gate = asyncio.Semaphore(_AT_A_TIME)
+        self._gate = asyncio.Lock()
         self._failure: BaseException | None = None  # of a turn, until a pass raises it
 
     async def take(self, busy: Mapping[str, deque[Work]], this: Pass) -> None:
@@ -97,9 +96,8 @@ class Turns:
     async def _alone(self, container: str, works: deque[Work], this: Pass) -> None:
         """Run one turn; an internal error ends only this turn."""
         parts = self._parts
-        await self._gate.acquire()
         try:
-            await Metered(self._turn(container, works, this), partial(this.charge, container))
+            await Metered(self._turn(container, works, this), partial(this.charge, container), self._gate)
         except Exception as error:
             if shortage_of(getattr(error, "errno", None)) is Shortage.DESCRIPTORS:
                 raise  # that is everybody's trouble
@@ -108,20 +106,9 @@ class Turns:
             whom = works[0].repairs.ownership.container if works else container
             parts.journal.record("internal_error", level="exception", container=whom, step="pass")
             works.clear()
-        finally:
-            self._gate.release()
 
     async def _turn(self, container: str, works: deque[Work], this: Pass) -> None:
-        parts, slices, since = self._parts, Slices(), time.monotonic()
-
-        async def pause() -> None:
-            nonlocal since
-            if self._gate.locked() and time.monotonic() - since >= _TURN_SECONDS:
-                self._gate.release()
-                await self._gate.acquire()  # others come before
-                since = time.monotonic()
-            await slices.breathe()
-
+        parts, pause = self._parts, Slices().breathe
         while works:
             work = works[0]
             over = this.over(container)

@@ -2,7 +2,7 @@
 
 If the *first lane* is late (`LATE_SECONDS`) with a container's question, it is killed, and the *second lane* asks for
 that container, ever more rarely, until it is quick again. A container pays by wall-clock time. Mount tables have one
-lock for the machine: a late answer there blames no container.
+lock for the machine: a late answer there blames no container, and a third lane reads them for a while, ever longer.
 """
 
 from __future__ import annotations
@@ -91,20 +91,25 @@ class Lanes:
         self.spend = spend or (lambda _account, _seconds: None)
         self._counters = counters if counters is not None else Counter()
         self._counters[CounterName.TOO_SLOW] += 0
-        self._first, self._second = (
+        self._first, self._second, self._mounts = (
             WorkerProcess(
                 name, "resolver.workers.lane", timeout=seconds, rights=_RIGHTS, window=WINDOW, hello=_HELLO
             )
-            for name, seconds in (("reader", LATE_SECONDS), ("second reader", LONGEST_SECONDS))
+            for name, seconds in (
+                ("reader", LATE_SECONDS),
+                ("second reader", LONGEST_SECONDS),
+                ("mount reader", LONGEST_SECONDS),
+            )
         )
-        self._late: dict[str, tuple[float, float]] = {}  # until when one is not asked, and that pause
+        # Until when a container is not asked (`ALL`: the first lane is not), and that pause.
+        self._late: dict[str, tuple[float, float]] = {}
         self._closed = False
         self._slow = set[str]()  # those that the first lane doesn't serve
 
     @property
     def workers(self) -> Sequence[WorkerProcess]:
-        """Both lanes."""
-        return self._first, self._second
+        """All lanes."""
+        return self._first, self._second, self._mounts
 
     def too_slow(self) -> frozenset[str]:
         """Containers that were late and not quick since."""
@@ -115,10 +120,12 @@ class Lanes:
         if self._closed:
             raise asyncio.CancelledError
         message = json.dumps([f"{function.__module__}:{function.__qualname__}", *arguments]).encode()
-        slow = about in self._slow
-        if slow and about != ALL:
+        slow, lane = about in self._slow, self._first
+        if slow and about == ALL:
+            lane = self._mounts
+        elif slow:
             self._make_appointment(about)
-        lane = self._second if slow else self._first
+            lane = self._second
         try:
             text = await lane.request(message, on_late=partial(self._was_late, about))
             wall, own_cpu, error, value = json.loads(text)
@@ -131,7 +138,7 @@ class Lanes:
                 raise
             raise TooSlow(f"what its container makes the kernel wait for: {failure}") from None
         self.spend(payer, wall if about != ALL else own_cpu)
-        if slow and wall < LATE_SECONDS:
+        if slow and wall < LATE_SECONDS and (about != ALL or time.monotonic() >= self._late[ALL][0]):
             self._slow.discard(about)
         if error:
             raise _raised(error, value)
@@ -153,7 +160,7 @@ class Lanes:
         self._slow.add(about)
 
     def tidy(self) -> None:
-        """Forget quick containers, and without slow ones end the second lane."""
+        """Forget quick containers, and end the other lanes if nothing is slow."""
         now = time.monotonic()
         if self._late:
             self._late = {
@@ -162,14 +169,15 @@ class Lanes:
                 if now < until + 2 * LONGEST_PAUSE
             }
             self._slow &= self._late.keys()
-        if not self._slow and not self._second.busy and self._second.host_pid:
-            self._second.stop()
+        for lane, needed in ((self._second, self._slow - {ALL}), (self._mounts, ALL in self._slow)):
+            if not needed and not lane.busy and lane.host_pid:
+                lane.stop()
 
     def close(self) -> None:
-        """End both, for good: a task that goes on must not start another one."""
+        """End all, for good: a task that goes on must not start another one."""
         self._closed = True
-        self._first.stop()
-        self._second.stop()
+        for lane in self.workers:
+            lane.stop()
 
 
 def _raised(error: str, value: list[Any]) -> Exception:
