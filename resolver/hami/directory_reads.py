@@ -13,7 +13,7 @@ from resolver.base.errors import RegionRejected
 from resolver.base.reasons import RegionReason
 from resolver.hami.placements import is_entry
 from resolver.hami.searched_directories import list_caches
-from resolver.linux.safe_open import open_directory, open_offered, open_plain
+from resolver.linux.safe_open import let_go, open_directory, open_offered, open_plain
 from resolver.workers.lane import OpenFile
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def take(held: OpenFile | str, device: int, inode: int) -> int:
     fd = held.fd if isinstance(held, OpenFile) else open_offered(held)
     info = os.fstat(fd)
     if (info.st_dev, info.st_ino) != (device, inode):
-        os.close(fd)
+        let_go(fd)
         raise RegionRejected(RegionReason.GONE, "the lane has closed it")
     return fd
 

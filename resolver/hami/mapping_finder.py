@@ -30,13 +30,13 @@ from resolver.hami.discovery import (
     refusal,
 )
 from resolver.hami.placements import BARE
-from resolver.hami.process_reads import maps_shared, place_of_held, shown_in_maps
+from resolver.hami.process_reads import hold_written, maps_shared, place_of_held, shown_in_maps
 from resolver.hami.region import adopt_by
-from resolver.linux.mappings import SuperblockPath, opened_by_name
+from resolver.linux.mappings import SuperblockPath
 from resolver.linux.procfs import TooLarge
-from resolver.linux.safe_open import check_plain, hold_opened, let_go, open_offered
+from resolver.linux.safe_open import check_plain, hold_offered, let_go, open_offered
 from resolver.lookup.resolve import verify
-from resolver.workers.lane import ALL
+from resolver.workers.lane import ALL, OpenFile
 from resolver.workers.lanes import Direct
 
 if TYPE_CHECKING:
@@ -197,12 +197,17 @@ class MappingFinder:
         name = f"process {host_pid}"
         try:
             with verify(self._procfs, host_pid) as handle:
-                opened = (each for each in opened_by_name(self._procfs, host_pid, NAME) if each.writable)
-                held = next(opened, None)
+                container_id = self._procfs.container(host_pid).container_id
+                payer = container_id or name
+                held = await self._reader.ask(payer, payer, hold_written, host_pid, NAME)
                 if held is not None:
-                    container_id = self._procfs.container(host_pid).container_id
-                    name = f"{container_id or 'host'}:{printable(held.path)}"
-                    await self._take(handle.process, held.number, name, container_id)
+                    offered, path = held
+                    hold = offered.fd if isinstance(offered, OpenFile) else hold_offered(offered)
+                    try:
+                        name = f"{container_id or 'host'}:{printable(path)}"
+                        await self._take(handle.process, hold, name, container_id)
+                    finally:
+                        let_go(hold)
                     process.refused_as = ""
         except ProcessGone:
             pass
@@ -210,37 +215,33 @@ class MappingFinder:
             process.refused_as = name
             self._report(name, refusal(error))
 
-    async def _take(self, process: ProcessIdentity, number: int, name: str, container_id: str) -> None:
-        """Open the file behind the process's descriptor."""
+    async def _take(self, process: ProcessIdentity, hold: int, name: str, container_id: str) -> None:
+        """Check, then open a held file of the process."""
         host_pid = process.host_pid
         payer = container_id or f"process {host_pid}"
-        hold = hold_opened(f"{self._procfs.root}/{host_pid}/fd/{number}")
-        try:
-            held = f"/proc/{os.getpid()}/fd/{hold}"
-            place = await self._reader.ask(
-                payer, ALL, place_of_held, os.getpid(), hold, host_pid, NAME, sorted(FILE_SYSTEMS)
-            )
-            check_plain(os.fstat(hold))
-            device, inode = await self._reader.ask(payer, payer, shown_in_maps, held)
-            proof = MappedFile(SuperblockPath(*place), (device, inode), container_id)
-            if not await self._reader.ask(payer, payer, maps_shared, host_pid, *proof.shown):
-                raise RegionRejected(RegionReason.OTHER_DEVICE, "its process holds it open, and maps another")
-            known = next((each for each in self.found.values() if each.proof.file == proof.file), None)
-            if known is None:
-                self._make_room(name, container_id)
-                fd = open_offered(held)
-                try:
-                    region = await adopt_by(self._reader, payer, fd, name)
-                except BaseException:
-                    let_go(fd)
-                    raise
-                known = self.found[name] = _Found(region, proof)
-                # The path has no pod or container name.
-                ownership = Ownership(container_id or name, container_id, placement=BARE.name)
-                self._changes.added.append(FoundRegion(region, ownership, Location(proof, proof.shown)))
-                self.rejected.pop(name, None)
-        finally:
-            let_go(hold)
+        held = f"/proc/{os.getpid()}/fd/{hold}"
+        place = await self._reader.ask(
+            payer, ALL, place_of_held, os.getpid(), hold, host_pid, NAME, sorted(FILE_SYSTEMS)
+        )
+        check_plain(os.fstat(hold))
+        device, inode = await self._reader.ask(payer, payer, shown_in_maps, held)
+        proof = MappedFile(SuperblockPath(*place), (device, inode), container_id)
+        if not await self._reader.ask(payer, payer, maps_shared, host_pid, *proof.shown):
+            raise RegionRejected(RegionReason.OTHER_DEVICE, "its process holds it open, and maps another")
+        known = next((each for each in self.found.values() if each.proof.file == proof.file), None)
+        if known is None:
+            self._make_room(name, container_id)
+            fd = open_offered(held)
+            try:
+                region = await adopt_by(self._reader, payer, fd, name)
+            except BaseException:
+                let_go(fd)
+                raise
+            known = self.found[name] = _Found(region, proof)
+            # The path has no pod or container name.
+            ownership = Ownership(container_id or name, container_id, placement=BARE.name)
+            self._changes.added.append(FoundRegion(region, ownership, Location(proof, proof.shown)))
+            self.rejected.pop(name, None)
         known.processes = {each for each in known.processes if self._lives(each)} | {process}
 
     def _make_room(self, name: str, container_id: str) -> None:

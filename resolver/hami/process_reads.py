@@ -28,6 +28,7 @@ from resolver.linux.mappings import (
 from resolver.linux.mounts import parse_mountinfo
 from resolver.linux.procfs import variable
 from resolver.linux.safe_open import open_offered
+from resolver.workers.lane import OpenFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -130,7 +131,7 @@ def files_of(procfs: Procfs, host_pid: int) -> tuple[set[tuple[str, int]], set[s
 
 def written_by_name(procfs: Procfs, host_pid: int, name: str) -> list[SuperblockPath | None]:
     """Return places of files of that name open for writing; None through a mount it lacks."""
-    opened = [each for each in opened_by_name(procfs, host_pid, name) if each.writable]
+    opened = list(opened_by_name(procfs, host_pid, name))
     return [where for _, where in _located(procfs, host_pid, opened)]
 
 
@@ -159,6 +160,17 @@ def shown_in_maps(procfs: Procfs, where: str) -> Shown:
         return mapped_as(procfs, fd)
     finally:
         os.close(fd)
+
+
+def hold_written(procfs: Procfs, host_pid: int, name: str) -> tuple[OpenFile, str] | None:
+    """Hold (O_PATH) its first open file of that name that it may write, and return the path.
+
+    The file system is unchecked: one of a tenant's may never answer.
+    """
+    for each in opened_by_name(procfs, host_pid, name):
+        link = f"{procfs.root}/{host_pid}/fd/{each.number}"
+        return OpenFile(os.open(link, os.O_PATH | os.O_CLOEXEC)), each.path
+    return None
 
 
 def place_of_held(

@@ -205,17 +205,19 @@ def _described(procfs: Procfs, host_pid: int, fd: str) -> list[Descriptor]:
         raise translate(error, f"{procfs.root}/{host_pid}/fd/{fd}") from None
 
 
-def opened_by_name(procfs: Procfs, host_pid: int, name: str) -> list[Descriptor]:
-    """Open files of that name. Raises `TooLarge` if the first ones have none."""
-    found, tail = list[Descriptor](), f"/{name}"
+def opened_by_name(procfs: Procfs, host_pid: int, name: str) -> Iterator[Descriptor]:
+    """Yield files of that name open for writing. Raises `TooLarge` if the first files have none of that name."""
+    found = False
     try:
         for fd, path in open_paths(procfs, host_pid):
-            if path.endswith(tail):
-                found += _described(procfs, host_pid, fd)
+            if path.endswith(f"/{name}"):
+                for each in _described(procfs, host_pid, fd):
+                    found = True
+                    if each.writable:
+                        yield each
     except TooLarge:
         if not found:
             raise
-    return found
 
 
 def open_for_writing(procfs: Procfs, host_pid: int) -> list[Descriptor]:

@@ -10,12 +10,16 @@ import _thread
 import errno
 import os
 import stat
+from collections import deque
+from contextlib import suppress
 
 from resolver.base.errors import RegionRejected
 from resolver.base.reasons import RegionReason
+from resolver.linux.pidfd import fetch
 
 _HOLD = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_closing: deque[int] = deque()
 
 
 def translate(error: OSError) -> RegionRejected:
@@ -89,29 +93,33 @@ def open_plain(dir_fd: int, name: str, flags: int = os.O_RDONLY) -> tuple[int, o
         raise translate(error) from None
 
 
-def hold_opened(link: str) -> int:
-    """Hold an open file (O_PATH) by its ``/proc`` link. Raises `RegionRejected`."""
-    try:
-        return os.open(link, os.O_PATH | os.O_CLOEXEC)
-    except OSError as error:
-        raise translate(error) from None
-
-
 def let_go(fd: int) -> None:
-    """Close a tenant's file, in a thread if removed: freeing its blocks can take seconds."""
-    if os.fstat(fd).st_nlink == 0:
-        try:
-            _thread.start_new_thread(os.close, (fd,))
-        except RuntimeError:  # no more threads
-            pass
-        else:
-            return
-    os.close(fd)
+    """Close a tenant's file in a thread, or with the next one that starts: freeing blocks can take seconds."""
+    _closing.append(fd)
+    with suppress(RuntimeError):  # no more threads
+        _thread.start_new_thread(_close, ())
+
+
+def _close() -> None:
+    with suppress(IndexError):
+        while True:
+            os.close(_closing.popleft())
 
 
 def open_offered(path: str) -> int:
     """Open a file by another process's ``/proc`` link."""
     return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+
+
+def hold_offered(path: str) -> int:
+    """Take an unchecked file from another process by its ``/proc`` link, asking no file system; by O_PATH before 5.6."""
+    _, _, host_pid, _, number = path.split("/")
+    try:
+        return fetch(int(host_pid), [int(number)])[0]
+    except OSError as error:
+        if error.errno not in (errno.ENOSYS, errno.EPERM):
+            raise
+    return os.open(path, os.O_PATH | os.O_CLOEXEC)
 
 
 def open_directory(name: str, dir_fd: int | None = None) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fakes import silent_fuse
 from tests.fakes.daemon import Daemon
 from tests.fakes.node import Node
 from tests.fakes.overlay import CACHE, Docker, btrfs
@@ -156,6 +158,23 @@ def test_a_file_system_that_may_ask_a_tenants_program_is_refused(node: Node, sta
     daemon = start(node, *FAST, "--source", "scan")
     daemon.wait_for("region_rejected", reason="other_device")
     never(lambda: daemon.said("region_found"), "a region", 1.0)
+
+
+#: Opens the first argument for writing, then becomes the program in the rest.
+OPENS = "import os, sys; os.set_inheritable(os.open(sys.argv[1], os.O_RDWR), True); os.execv(sys.argv[2], sys.argv[2:])"
+
+
+def test_a_file_system_that_never_answers_stops_nothing(node: Node, start: Start) -> None:
+    docker, honest = Docker(node), Docker(node, "honest")
+    server = shlex.quote(Path(silent_fuse.__file__).read_text())
+    docker.run(f"mkdir {PLACE}", f"/usr/bin/python3 -c {server} {PLACE} >/dev/null 2>&1")
+    arguments = docker.container.tenant_arguments(load=30, guess="wrong")
+    opens = ["/usr/bin/python3", "-c", OPENS, f"{PLACE}/cudevshr.cache", *arguments, "--cache", "/tmp/cache"]  # noqa: S108
+    docker.container.spawn(opens).read_line()
+    daemon = start(node, *FAST, "--source", "scan")
+    daemon.wait_for("region_rejected", reason="other_device")
+    repaired(honest, honest.tenant(load=30))
+    until(lambda: opened(daemon, "cudevshr") == 1, "the end of the descriptor")
 
 
 def test_a_file_that_the_process_may_only_read_is_never_written(node: Node, start: Start) -> None:

@@ -456,7 +456,7 @@ def test_with_too_few_descriptors_no_step_of_opening_leaks_or_fails(
     find.refresh(full=True)
     assert find.regions.keys() == {str(path)}
     find.close()
-    assert set(os.listdir("/proc/self/fd")) == before
+    until(lambda: set(os.listdir("/proc/self/fd")) == before, "the end of every descriptor")
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
