@@ -12,12 +12,12 @@ from resolver.base.budget import Slices
 from resolver.base.errors import AccessDenied, ProcessGone
 from resolver.containers.find import Wanted
 from resolver.linux.cgroup import cgroup_paths, parse_cgroup_path
-from resolver.linux.cgroup_directories import cgroup_roots, find_directories, processes_in
+from resolver.linux.cgroup_directories import find_directories, processes_in
 from resolver.lookup.resolve import verify
 from resolver.pids.bpf_map import TICK
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping
 
     from resolver.containers.known_namespaces import FirstProcess
     from resolver.linux.procfs import Procfs
@@ -50,7 +50,6 @@ class Batch:
         self.answers: dict[str, Answers] = {}
         self.left: dict[str, list[int]] = {}
         self._procfs, self._live = procfs, live
-        self._roots: Sequence[str] | None = None
         self._slices = Slices(_SLICE_SECONDS)
 
     async def run(self, wanted: Mapping[str, Iterable[int]]) -> None:
@@ -115,8 +114,6 @@ class Batch:
 
     def _members(self, init: FirstProcess) -> Collection[int]:
         """Host PIDs of the processes in the container's cgroup and below it; empty if it can't be read."""
-        if self._roots is None:
-            self._roots = cgroup_roots(self._procfs.mounts("self"))
         try:
             cgroup = self._procfs.cgroup(init.host_pid)
         except (ProcessGone, AccessDenied):
@@ -127,7 +124,7 @@ class Batch:
             if container is None or container.container_id != init.container_id:
                 continue
             end = path.index("/", start) if "/" in path[(start := path.rindex(init.container_id)) :] else None
-            for root in self._roots:
+            for root in self._live.cgroup_roots:
                 directories = find_directories(root, wanted.match, path[:end])
                 listed = processes_in(directories.get(init.container_id, ()))
                 if init.host_pid in listed:

@@ -10,6 +10,7 @@ from resolver.base.errors import AccessDenied, ProcessGone
 from resolver.containers.known_namespaces import KnownNamespaces
 from resolver.containers.namespaces import Namespace
 from resolver.linux.cgroup import strip_scheme
+from resolver.linux.cgroup_directories import cgroup_roots
 from resolver.lookup.resolve import resolve
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ class LiveLookup:
     def __init__(self, procfs: Procfs, pidmap: PidMap, namespaces: KnownNamespaces | None = None) -> None:
         self._procfs, self.pidmap = procfs, pidmap
         self.namespaces = namespaces or KnownNamespaces(procfs, pidmap)
+        #: Read once: a tenant that copies mount namespaces makes every reader of a mount table wait.
+        self.cgroup_roots = cgroup_roots(procfs.mounts("self"))
 
     def find(self, cid: str, ns_pid: int) -> ContainerProcess | None:
         """Return a container's process, verified; None if only `forward.lookup` can tell."""
