@@ -112,7 +112,7 @@ def open_offered(path: str) -> int:
 
 
 def hold_offered(path: str) -> int:
-    """Take an unchecked file from another process by its ``/proc`` link, asking no file system; by O_PATH before 5.6."""
+    """Take another process's file by its ``/proc`` link; since Linux 5.6 this waits for no file system."""
     _, _, host_pid, _, number = path.split("/")
     try:
         return fetch(int(host_pid), [int(number)])[0]

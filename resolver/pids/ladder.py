@@ -10,6 +10,7 @@ import time
 from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple
 
+from resolver.base.budget import Slices
 from resolver.base.errors import CannotKnow, ResolverError, WorkerFailed
 from resolver.base.journal import Journal
 from resolver.base.retry import in_a_thread, longer
@@ -71,6 +72,9 @@ async def find_canary(source: PidSource) -> Canary:
         except (WorkerFailed, OSError, ValueError) as error:
             return Canary("", str(error))
         try:
+            slices = Slices()
+            for _ in source.refreshing():
+                await slices.breathe()
             return Canary(_missed(source, host_pid, ns_pid, other), "")
         except Exception as error:  # noqa: BLE001 - whatever it is, nothing was found through this source
             return Canary(_explanation(error), "")
@@ -80,7 +84,6 @@ async def find_canary(source: PidSource) -> Canary:
 
 def _missed(source: PidSource, host_pid: int, ns_pid: int, other: list[int]) -> str:
     """Explain which existing process the source doesn't see."""
-    source.refresh()
     if host_pid not in source.candidates(ns_pid):
         where = " in a new PID namespace" if ns_pid == 1 else ""
         return f"it did not see process {host_pid}, which was just made{where}"

@@ -24,6 +24,8 @@ BUFFER_BYTES = 16 << 20
 _LOOK_IN_LISTINGS = 3
 #: More named processes than this between two refreshes are not remembered but scanned for.
 _MOST_NAMED = 1 << 16
+#: Most drains of one refresh, should events come faster than they are read.
+_MOST_DRAINS = 8
 #: How often a listing makes good what no event told, in seconds.
 _RECONCILE_SECONDS = 60.0
 #: A source that overran in so many refreshes in a row costs more than the scan it saves.
@@ -75,7 +77,7 @@ class NetlinkSource(ScanSource):
         return 0.0
 
     def tend(self) -> None:
-        """Take in up to 131,072 events, 1.5 us each, before the buffer overflows."""
+        """Take in up to 16,384 events, 1.5 us each, before the buffer overflows."""
         stream = self.stream
         try:
             stream.drain()
@@ -90,26 +92,39 @@ class NetlinkSource(ScanSource):
     def refreshing(self) -> Iterator[None]:
         """Take in events, read the processes they name; scan after a loss."""
         self.tend()
-        stream, named, unread = self.stream, self.stream.touched | self.stream.ended, bool(self._unreadable)
+        stream = self.stream
+        for _ in range(_MOST_DRAINS):
+            if stream.emptied or self._broken:
+                break
+            yield
+            self.tend()
+        named, stream.touched = stream.touched | stream.ended, set()
+        try:
+            yield from self._read_named(named)
+        except BaseException:
+            self._seeded = False  # it was abandoned: only a scan makes up for the rest
+            raise
+        overruns, self._overruns_before = stream.overruns - self._overruns_before, stream.overruns
+        self._overruns_in_a_row = self._overruns_in_a_row + 1 if overruns else 0
+
+    def _read_named(self, named: set[int]) -> Iterator[None]:
+        stream = self.stream
         if stream.incomplete or not self._seeded:
             self.rescans += self._seeded
             # While the socket is not empty the kernel drops everything: what happens from now on could be missed.
             stream.incomplete = not stream.emptied
             stream.ended.clear()
-            self._watch_zombies()
-            self._list()
+            yield from self._watch_zombies()
+            yield from self._list()
             self._seeded = True
-        else:
-            due = time.monotonic() >= self._next_reconcile
-            if due or unread or len(named) * _LOOK_IN_LISTINGS > len(self.known):
-                self._list()
-            else:
-                for host_pid in named:
-                    self.look(host_pid)
-        stream.touched.clear()
-        overruns, self._overruns_before = stream.overruns - self._overruns_before, stream.overruns
-        self._overruns_in_a_row = self._overruns_in_a_row + 1 if overruns else 0
-        return iter(())
+            return
+        due = time.monotonic() >= self._next_reconcile
+        if due or self._unreadable or len(named) * _LOOK_IN_LISTINGS > len(self.known):
+            yield from self._list()
+            return
+        for host_pid in named:
+            self.look(host_pid)
+            yield
 
     def look(self, host_pid: int) -> None:
         """Read one process before its event."""
@@ -117,11 +132,10 @@ class NetlinkSource(ScanSource):
         if host_pid not in self.known:
             self.stream.ended.discard(host_pid)
 
-    def _list(self) -> None:
+    def _list(self) -> Iterator[None]:
         self.listings += 1
         self._next_reconcile = time.monotonic() + _RECONCILE_SECONDS
-        for _ in super().refreshing():
-            pass
+        yield from super().refreshing()
         self.stream.ended &= self.known.keys()
 
     def _read(self, host_pid: int) -> tuple[int, ...]:
@@ -138,13 +152,14 @@ class NetlinkSource(ScanSource):
             self.stream.ended.discard(host_pid)
         super()._forget(host_pid)
 
-    def _watch_zombies(self) -> None:
+    def _watch_zombies(self) -> Iterator[None]:
         """Watch processes whose exit event was lost."""
-        for host_pid in self.known:
+        for host_pid in list(self.known):
             try:
                 self._read(host_pid)
             except (ProcessGone, AccessDenied):
                 self.stream.ended.add(host_pid)
+            yield
 
 
 def open_source(procfs: Procfs, _room: int = 0, _run_dir: str = "") -> NetlinkSource:

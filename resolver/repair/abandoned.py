@@ -103,7 +103,7 @@ class Abandoned:
                 if not nobody_writes(region.fd):
                     unclear.append(suspect)
         slices = Slices()
-        for host_pid in self._procfs.entries() if unclear else ():
+        for host_pid, _ in self._procfs.each_entry() if unclear else ():
             if slices.over():
                 await asyncio.sleep(_REST_SECONDS if patient else 0)
                 slices = Slices()

@@ -1,4 +1,6 @@
-"""The real daemon, which notes each file and directory that its main thread opens: one line in FILE for each.
+"""The real daemon, which notes each file and directory that its main thread opens.
+
+One line in FILE for each::
 
     python tests/fakes/audited.py FILE PYTHON -m resolver run ...
 """

@@ -2,7 +2,7 @@
 
     python3 silent_fuse.py DIRECTORY
 
-It is mounted when the command ends; from then on its server answers only the file's end, and it ends with its container.
+It is mounted when the command ends. Its server ends with the container, and once the file is open answers only its end.
 """
 
 from __future__ import annotations

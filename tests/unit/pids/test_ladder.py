@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -198,9 +198,10 @@ class Stubborn(Fickle):
             raise KeyError("map")
         return self.wrong
 
-    def refresh(self) -> None:
+    def refreshing(self) -> Iterator[None]:
         if self.breaks == "refresh" and self.wrong:
             raise OSError(errno.EIO, "Input/output error")
+        return iter(())
 
     def counters(self) -> dict[str, int]:
         if self.breaks == "counters":
@@ -300,8 +301,9 @@ def test_a_canary_that_cannot_be_made_says_nothing_about_the_source(
 
 def test_the_real_canary_is_missed_by_a_source_that_sees_nothing() -> None:
     class Blind(ScanSource):
-        def refresh(self) -> None:
+        def refreshing(self) -> Iterator[None]:
             """Sees nothing."""
+            return iter(())
 
     assert "did not see process" in asyncio.run(ladder.find_canary(Blind(Procfs()))).trouble
 

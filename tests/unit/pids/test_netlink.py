@@ -189,6 +189,16 @@ def test_many_named_processes_are_listed_at_once(fixture: Fixture) -> None:
     assert (fixture.source.listings, fixture.source.rescans) == (2, 0)
 
 
+def test_a_refresh_takes_steps_and_an_abandoned_one_loses_nothing(fixture: Fixture) -> None:
+    for host_pid in (100, 101):
+        fixture.start(host_pid)
+        fixture.kernel.fork(host_pid)
+    next(fixture.source.refreshing())
+    steps = sum(1 for _ in fixture.source.refreshing())
+    assert steps > 50, "a scan in one go"
+    assert numbers(fixture.source).keys() >= {100, 101}
+
+
 def test_what_may_not_be_read_is_counted_until_it_can(
     fixture: Fixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
