@@ -24,7 +24,7 @@ from resolver.hami.layout import LAYOUTS, parse_used
 from resolver.hami.region import SharedRegion, open_region
 from resolver.hami.watches import Watches
 from resolver.linux.procfs import Procfs
-from resolver.linux.safe_open import open_plain
+from resolver.linux.safe_open import let_go, open_plain
 from resolver.workers.lanes import Direct
 from tests.fakes.cachefiles import NAMES, POD_UID, CountingFinder, container, expected, poke, recorded, write
 from tests.fakes.clock import Clock, burn
@@ -457,6 +457,23 @@ def test_with_too_few_descriptors_no_step_of_opening_leaks_or_fails(
     assert find.regions.keys() == {str(path)}
     find.close()
     until(lambda: set(os.listdir("/proc/self/fd")) == before, "the end of every descriptor")
+
+
+def test_without_a_thread_a_file_is_closed_with_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last close of a removed file can take seconds, so no caller does it."""
+
+    def refuse(*_: object) -> int:
+        raise RuntimeError("can't start new thread")
+
+    first, second = (os.open(tmp_path, os.O_RDONLY) for _ in range(2))
+    with monkeypatch.context() as patch:
+        patch.setattr("_thread.start_new_thread", refuse)
+        let_go(first)
+    os.fstat(first)
+    let_go(second)
+    until(lambda: {str(first), str(second)}.isdisjoint(os.listdir("/proc/self/fd")), "both to be closed")
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
