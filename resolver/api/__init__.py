@@ -66,6 +66,7 @@ async def serve(view: View, settings: Settings, journal: Journal, sockets: ApiSo
     async with asyncio.TaskGroup() as serving:
         for unix_socket, its_gatekeeper in zip(sockets, (gatekeeper, tenants), strict=True):
             if unix_socket is not None and its_gatekeeper is not None:
+                its_gatekeeper.refused = view.refused
                 serving.create_task(_serve(api, its_gatekeeper, unix_socket, journal))
         await asyncio.get_running_loop().create_future()  # for ever
 

@@ -32,6 +32,7 @@ class View(NamedTuple):
     procfs: Procfs
     events: EventLog
     inventories: EventLog
+    refused: Callable[[OSError], None] = lambda _: None
 
 
 class Context:

@@ -75,8 +75,9 @@ class ApiServerFailed(ResolverError):
 class WorkerFailed(ResolverError):
     """A child process died, was late, or gave a malformed answer.
 
-    ``waiting``: its next start is delayed, so nothing was sent. ``own_fault``: it died of a signal that its input can
-    cause (SIGBUS, SIGSEGV). ``late``: no answer in time. Only the last two say something about the input.
+    ``waiting``: its next start is delayed, or it lacks resources, so nothing was done. ``own_fault``: it died of a
+    signal that its input can cause (SIGBUS, SIGSEGV). ``late``: no answer in time. Only the last two say something
+    about the input.
     """
 
     def __init__(

@@ -362,6 +362,7 @@ class TroubleReason(ReasonWithWords):
         "it ran out of descriptors",
         "raise the limit (`LimitNOFILE` of its unit, or of the container runtime's), and restart it",
     )
+    OUT_OF_MEANS = "out_of_means", "it lacks resources", "docs/monitoring.md#resolvershortofmeans"
     SOURCE_INCOMPLETE = "source_incomplete", "its map is incomplete", "set `map_size` to 0, or higher"
     CONTAINERS_DIR_MISSING = (
         "containers_dir_missing",

@@ -59,12 +59,15 @@ class Broker:
         policy: Callable[[], HostpidPolicy],
         journal: Journal,
         counters: Counter[str],
+        refused: Callable[[OSError], None] = lambda _: None,
     ) -> None:
+        """Call ``refused`` when the kernel refuses resources."""
         self._procfs = procfs
         self._pidmap = pidmap
         self._policy = policy
         self._journal = journal
         self._counters = counters
+        self._refused = refused
         #: With what each has said so far.
         self._waiting: Waiting[bytearray] = Waiting(EXCHANGE_SECONDS, self._readable, self._late)
 
@@ -81,7 +84,7 @@ class Broker:
 
     def start(self, listener: socket.socket) -> None:
         """Answer from now on."""
-        self._acceptor = Acceptor(listener, self._taken, share=_SHARE, refused=self._full)
+        self._acceptor = Acceptor(listener, self._taken, share=_SHARE, refused=self._lacking)
 
     def stop(self) -> None:
         """Drop every client; the listener stays open."""
@@ -100,6 +103,10 @@ class Broker:
             longest, _ = next(iter(self._waiting))
             self._end(longest)
         self._waiting.add(connection, received)
+
+    def _lacking(self, error: OSError) -> None:
+        self._refused(error)
+        self._full()
 
     def _full(self) -> None:
         self._counters[CounterName.BROKER_BUSY] += 1
@@ -137,8 +144,8 @@ class Broker:
                 connection.send(self._answer(connection, bytes(received)))
         except BrokenPipeError:
             pass  # it has gone
-        except OSError:  # descriptors have run out
-            self._full()
+        except OSError as error:  # descriptors have run out
+            self._lacking(error)
         except Exception:  # a bug costs one client its answer, and is logged
             self._counters[CounterName.INTERNAL_ERRORS] += 1
             self._journal.log.exception("internal_error", step="broker")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from resolver.base.counters import CounterName
 from resolver.state import PassSeconds
-from resolver.workers.means import shortage_of
+from resolver.workers.means import Means, shortage_of
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -40,13 +40,17 @@ class Alarm(asyncio.Event):
 
 
 class Pace:
-    """Concurrent loops of the daemon. ``short_of`` is called when the kernel refuses a step resources."""
+    """Concurrent loops of the daemon, with their ``means``; ``short_of`` is called when they don't suffice."""
 
     def __init__(
-        self, counters: Counter[str], journal: Journal, short_of: Callable[[Shortage, str], None]
+        self,
+        counters: Counter[str],
+        journal: Journal,
+        means: list[Means],
+        short_of: Callable[[Shortage], None],
     ) -> None:
         self._counters, self._journal = counters, journal
-        self._short_of = short_of
+        self._means, self._short_of = means, short_of
         self._stopping = asyncio.Event()
 
     def stop(self) -> None:
@@ -70,15 +74,18 @@ class Pace:
         self, due: Callable[[], float], step: Callable[[], Awaitable[None]], hurry: asyncio.Event, name: str
     ) -> None:
         """Repeat when it is ``due`` (monotonic; called after each step), sooner on request."""
-        errors = 0
+        errors, means = 0, Means(f"the step {name}", math.inf)
+        self._means.append(means)
         while not self._stopping.is_set():
             try:
                 await step()
                 errors = 0
+                means.sufficed()
             except Exception as error:
                 lacks = shortage_of(error.errno) if isinstance(error, OSError) else None
                 if lacks is not None:
-                    self._short_of(lacks, str(error))
+                    means.refused(lacks, f"the step {name} fails: {error}")
+                    self._short_of(lacks)
                 else:
                     # A bug, or a file system that fails in a new way: shown, counted, and survived.
                     errors += 1

@@ -38,6 +38,7 @@ from resolver.repair.parts import Parts
 from resolver.repair.plan import FOLLOW_EVERY
 from resolver.repair.repairer import Repairer
 from resolver.workers.lanes import Lanes
+from resolver.workers.means import Means, shortage_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
@@ -89,7 +90,9 @@ class Service:
             self.reloading, self.ladder, pidmap, self.decision, self.gpus, self.repairer, counters, journal
         )
         self.snapshots.holder = holder
-        self._pace = Pace(counters, journal, self._short_of)
+        self._pace = Pace(counters, journal, self.snapshots.means, self._short_of)
+        self._connections = Means("connections")
+        self.snapshots.means.append(self._connections)
         self._rights = Rights(self.ladder.steps, journal) if in_charge else None
         self._sockets: ApiSockets | None = None
         self._contested = asyncio.Event()  # some tenant's watcher writes wrong values
@@ -134,7 +137,7 @@ class Service:
 
     def _loops(self) -> Iterator[Coroutine[Any, Any, None]]:
         """Yield everything that runs concurrently."""
-        yield self._every_nvml_interval(1, self.collect_once, self.gpus.ask_again)
+        yield self._every_nvml_interval(1, self.collect_once, self.gpus.ask_again, "nvml_interval")
         yield self._passes()
         yield self._tend_source()
         yield self._follow()
@@ -144,10 +147,10 @@ class Service:
                 yield systemd.keep_informed(self.snapshots.shown, self.settings.socket_path)
 
     async def _every_nvml_interval(
-        self, times: int, step: Callable[[], Awaitable[None]], hurry: asyncio.Event
+        self, times: int, step: Callable[[], Awaitable[None]], hurry: asyncio.Event, name: str
     ) -> None:
         due = lambda: time.monotonic() + times * self.settings.nvml_interval  # noqa: E731
-        await self._pace.whenever(due, step, hurry, "nvml_interval")
+        await self._pace.whenever(due, step, hurry, name)
 
     async def _passes(self) -> None:
         holder = self.snapshots.holder
@@ -200,13 +203,13 @@ class Service:
         if self.settings.source == SourceName.AUTO:  # the scan does until the best one has started
             await self.start_source()
         tend = lambda: self.ladder.tend(self.pidmap.source)  # noqa: E731
-        await self._every_nvml_interval(_TEND_INTERVALS, tend, self.ladder.failed)
+        await self._every_nvml_interval(_TEND_INTERVALS, tend, self.ladder.failed, "source")
 
     async def _follow(self) -> None:
         """Correct values between passes, after the ticks of watchers that write wrong ones."""
         while True:
             await self._contested.wait()
-            with contextlib.suppress(OSError):  # such as no descriptors: the next pass logs it
+            with contextlib.suppress(OSError):  # no descriptors, which the slot writer has counted
                 await self.repairer.follow()
             await asyncio.sleep(FOLLOW_EVERY)
 
@@ -223,6 +226,7 @@ class Service:
                 procfs=self.procfs,
                 events=self.events,
                 inventories=self.snapshots.inventories,
+                refused=self.refused,
             )
             await api.serve(view, self.settings, self.journal, self._sockets)
 
@@ -232,14 +236,14 @@ class Service:
         if self.settings.metrics_addr != OFF:
             from resolver import metrics
 
-            yield metrics.serve(self.snapshots.shown, self.settings, self.journal)
+            yield metrics.serve(self.snapshots.shown, self.settings, self.journal, self.refused)
         if self.settings.broker:
             from resolver.daemon.broker import Broker
 
             for reason in BrokerRefusal:  # 0 from the start, for a rate
                 self.counters[CounterByReason.BROKER_REFUSED.of(reason)] += 0
             policy = lambda: self.decision.policy  # noqa: E731
-            broker = Broker(self.procfs, self.pidmap, policy, self.journal, self.counters)
+            broker = Broker(self.procfs, self.pidmap, policy, self.journal, self.counters, self.refused)
             yield broker.serve(self.settings.broker)
 
     def take_over(self) -> None:
@@ -297,8 +301,7 @@ class Service:
         await self.repairer.pass_once(
             self.decision.policy, self.gpus.joined, patient=patient, everything=everything
         )
-        self.snapshots.means.sufficed()
-        self.journal.trouble("means", "", "out_of_means", "means_restored")
+        self._tell_means()
         seconds = time.perf_counter() - began
         if self.repairer.contested():
             self._contested.set()
@@ -318,15 +321,19 @@ class Service:
     def _decide(self) -> None:
         self.decision.decide(self.settings.hostpid_namespace, self.gpus.inventory.driver_version)
 
-    def _short_of(self, shortage: Shortage, why: str) -> None:
-        self.snapshots.means.refused(shortage, f"a step of the daemon fails: {why}")
-        if shortage is not Shortage.DESCRIPTORS:
-            self.journal.trouble("means", why, "out_of_means", "means_restored")
-            return
-        self.repairer.found.shed()
-        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        why = f"all {limit} descriptors are in use, so some regions are not repaired: raise the limit (ulimit -n)"
-        self.journal.trouble("descriptors", why, "out_of_descriptors", "")
+    def _short_of(self, shortage: Shortage) -> None:
+        if shortage is Shortage.DESCRIPTORS:
+            self.repairer.found.shed()
+        self._tell_means()
+
+    def _tell_means(self) -> None:
+        for means in self.snapshots.all_means():
+            means.tell(self.journal)
+
+    def refused(self, error: OSError) -> None:
+        """Count a connection that was not accepted for lack of resources."""
+        if lacks := shortage_of(error.errno):
+            self._connections.refused(lacks, f"connections are not accepted: {error.strerror}")
 
 
 def _raise_descriptor_limit() -> None:

@@ -9,7 +9,6 @@ from resolver.base.counters import CounterByReason
 from resolver.base.event_log import EventLog
 from resolver.daemon.pace import Durations
 from resolver.state import Policy, Snapshot, Source, UsageReport, Worker
-from resolver.workers.means import Means
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -21,6 +20,8 @@ if TYPE_CHECKING:
     from resolver.pids.ladder import Ladder
     from resolver.pids.pidmap import PidMap
     from resolver.repair.repairer import Repairer
+    from resolver.workers.means import Means
+    from resolver.workers.supervisor import WorkerProcess
 
 #: Age in seconds at which a reader gets a new snapshot without a pass.
 _SHOWN_SECONDS = 0.25
@@ -48,7 +49,7 @@ class Snapshots:
         self.holder = ""
         self.inventories = EventLog(1)
         self._known: tuple[int, str] | None = None  # the inventory's version, and NVML's failure
-        self.means = Means()  # of the daemon itself; each child has its own
+        self.means: list[Means] = []  # of the daemon's steps and sockets
         self._reloading, self._ladder, self._pidmap = reloading, ladder, pidmap
         self._decision, self._gpus, self._repairer, self._counters = decision, gpus, repairer, counters
         self._journal = journal
@@ -78,8 +79,7 @@ class Snapshots:
         settings, policy = self._reloading.settings, self._decision.policy
         gpus, repairer, ladder = self._gpus, self._repairer, self._ladder
         source, discoveries = self._pidmap.source, repairer.found.discoveries
-        workers = [gpus.sampler.worker, *repairer.workers]
-        means = [self.means, *(worker.means for worker in workers)]
+        workers, means = self._workers(), self.all_means()
         lacking = next(filter(None, (each.lacking() for each in means)), "")
         counters = self._counters.copy()
         for each in means:
@@ -125,6 +125,13 @@ class Snapshots:
             used=self._used,
             hami_counts=repairer.hami_counts(),
         )
+
+    def _workers(self) -> list[WorkerProcess]:
+        return [self._gpus.sampler.worker, *self._repairer.workers]
+
+    def all_means(self) -> list[Means]:
+        """Return those of all parts, children included."""
+        return [*self.means, self._repairer.owners.means, *(each.means for each in self._workers())]
 
     def _used(self) -> UsageReport:
         gpus = self._gpus

@@ -208,6 +208,7 @@ class Sampler:
 
     async def _call(self, request: dict[str, Any], limit: float | None = None) -> dict[str, Any]:
         answer = json.loads(await self.worker.request(json.dumps(request).encode(), limit=limit))
+        self.worker.means.sufficed()
         self._check(answer)
         return dict(answer)
 
@@ -215,7 +216,7 @@ class Sampler:
         """Raise NVML's error, if it answered with one."""
         if "error" in answer:
             if answer["error"] in _OLD_VIEW and time.monotonic() >= self._next_restart:
-                self.worker.stop()
+                self.worker.stop(0)
                 self._next_restart = time.monotonic() + _RESTART_SECONDS
             said = f"{answer['text']} ({answer['error']})"
             known = DriverError.named_in(said)

@@ -128,7 +128,10 @@ class RegionRegister:
         try:
             region, location = reading.result()
         except (RegionRejected, OSError, CannotKnow, WorkerFailed) as error:
-            self.refuse(candidate, refusal(error), now)
+            if isinstance(error, WorkerFailed) and error.waiting:
+                candidate.retry_at = now + FIRST_PAUSE
+            else:
+                self.refuse(candidate, refusal(error), now)
             return
         candidate.region, candidate.identity, candidate.accepted_at = region, region.identity, now
         self.rejected.pop(candidate.path, None)

@@ -90,7 +90,12 @@ class Page:
         return b"".join(pieces)
 
 
-async def serve(snapshot: Callable[[], Snapshot], settings: Settings, journal: Journal) -> None:
+async def serve(
+    snapshot: Callable[[], Snapshot],
+    settings: Settings,
+    journal: Journal,
+    refused: Callable[[OSError], None] = lambda _: None,
+) -> None:
     """Answer until cancelled; an address that can't be had is logged, and tried again."""
     page = Page(snapshot, settings)
 
@@ -105,7 +110,7 @@ async def serve(snapshot: Callable[[], Snapshot], settings: Settings, journal: J
     with listener:
         host, port = listener.getsockname()[:2]
         journal.log.info("metrics_on", address=f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
-        await pages.serve(listener, answer, credentials)
+        await pages.serve(listener, answer, credentials, refused)
 
 
 async def _opened(settings: Settings, journal: Journal) -> tuple[socket.socket, PortCredentials | None]:

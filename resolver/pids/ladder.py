@@ -79,7 +79,7 @@ async def find_canary(source: PidSource) -> Canary:
         except Exception as error:  # noqa: BLE001 - whatever it is, nothing was found through this source
             return Canary(_explanation(error), "")
     finally:
-        canary.stop()
+        await canary.end()
 
 
 def _missed(source: PidSource, host_pid: int, ns_pid: int, other: list[int]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -69,6 +70,8 @@ class KnownRegions:
         agenda = self._parts.agenda
         full, by_clock = agenda.search_due(this.now)
         by_clock = by_clock or this.everything
+        if full and all(len(each.regions) < each.max_regions for each in self.discoveries):
+            self._parts.journal.trouble("descriptors", "", "out_of_descriptors", "means_restored")
         for discovery in self.discoveries:
             if full:
                 discovery.max_regions = min(sys.maxsize, 2 * discovery.max_regions)  # see `shed`
@@ -149,6 +152,9 @@ class KnownRegions:
 
     def shed(self) -> None:
         """Drop half of the regions to free descriptors; each full search doubles the limit again."""
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        text = f"all {limit} descriptors are in use, so some regions are not repaired: raise the limit (ulimit -n)"
+        self._parts.journal.trouble("descriptors", text, "out_of_descriptors", "means_restored")
         why = RegionRejected(RegionReason.IO_ERROR, "it was given up, all descriptors are in use")
         for discovery in self.discoveries:
             regions = list(discovery.regions.values())

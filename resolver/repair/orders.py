@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import time
 from typing import TYPE_CHECKING, Any
@@ -75,6 +76,8 @@ class Writing:
             self._failed(repairs, error)
             return False
         repairs.blame.answered()
+        if all(outcome != slot_writer.NO_MEANS for outcome, _ in slot_writer.RESULT.iter_unpack(answer)):
+            self.worker.means.sufficed()
         zeroed: list[int] = []  # dead slots, each as often as one of its words
         for order, (outcome, word) in zip(orders, slot_writer.RESULT.iter_unpack(answer), strict=True):
             self._written(repairs, order, outcome, word)
@@ -86,11 +89,6 @@ class Writing:
                 "dead_slots_zeroed", container=container, path=region.path, slots=slots, words=len(zeroed)
             )
         return True
-
-    def catch_up(self) -> None:
-        """Log missing resources."""
-        why = self.worker.means.short()
-        self._journal.trouble("means of the slot writer", why, "out_of_means", "means_restored")
 
     def _failed(self, repairs: RegionRepairs, error: WorkerFailed) -> None:
         """Quarantine the files if to blame; else let the next writer retry."""
@@ -117,7 +115,7 @@ class Writing:
 
     def _written(self, repairs: RegionRepairs, order: Order, outcome: int, word: int) -> None:
         state = order.state
-        self._writable(repairs, outcome)
+        self._writable(repairs, outcome, word)
         if outcome == slot_writer.DONE and order.reason is not None:
             # Written, and that once, even if another writer changed it back before it was read back.
             self._repaired(repairs, order, order.reason)
@@ -143,13 +141,15 @@ class Writing:
             self._counters[CounterName.WRITES_MISSED] += 1
             state.reason = UnresolvedReason.CHANGED
 
-    def _writable(self, repairs: RegionRepairs, outcome: int) -> None:
+    def _writable(self, repairs: RegionRepairs, outcome: int, word: int) -> None:
         """Log once when a file becomes unwritable or writable again."""
         if outcome not in (slot_writer.DONE, slot_writer.NOT_WRITABLE):
             return
         path, why = repairs.region.path, ""
         if outcome == slot_writer.NOT_WRITABLE:
-            why = "it cannot be opened for writing; mount the containers directory read-write"
+            why = f"it cannot be opened for writing ({os.strerror(word)}); mount the containers directory read-write"
+            if word == errno.EAGAIN:
+                why = "it cannot be opened for writing: a process holds a lease on it"
         about = directory_of(path)
         self._journal.trouble(path, why, "write_failed", "write_works_again", about=about, path=path)
 

@@ -7,8 +7,10 @@ import select
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from resolver.base.counters import Shortage
 from resolver.base.errors import AccessDenied, ProcessGone
 from resolver.linux.cgroup import NO_CONTAINER
+from resolver.workers.means import Means, shortage_of
 
 if TYPE_CHECKING:
     from resolver.linux.cgroup import ContainerCgroup
@@ -24,7 +26,8 @@ class Owners:
         self._procfs, self._pidmap = procfs, pidmap
         self._exits = select.epoll()
         self._states: dict[int, SlotState] = {}  # by the handle's descriptor
-        self._without_pidfd: set[int] = set()
+        self._unregistered = set[int]()  # polled, for lack of a pidfd or of an epoll watch
+        self.means = Means("the watch over owners")
         self._slots = Counter[int]()  # by host PID
         self._owners: dict[int, tuple[ProcessIdentity, ContainerCgroup, str]] = {}
         self.changes = 0  # how often one came or went
@@ -56,17 +59,22 @@ class Owners:
 
     @property
     def polled(self) -> bool:
-        """True if any owner lacks a pidfd (before Linux 5.3)."""
-        return bool(self._without_pidfd)
+        """True if any owner lacks a pidfd (before Linux 5.3), or an epoll watch."""
+        return bool(self._unregistered)
 
     def watch(self, state: SlotState, owner: ProcessHandle, name: str) -> None:
         """Report this owner's end. ``name`` is its container's beyond that; if empty, the id is."""
         self._states[owner.fd] = state
         self.changes += 1
-        if owner.is_pidfd:
-            self._exits.register(owner.fd, select.EPOLLIN)
-        else:
-            self._without_pidfd.add(owner.fd)
+        self._unregistered.add(owner.fd)
+        try:
+            if owner.is_pidfd:
+                self._exits.register(owner.fd, select.EPOLLIN)
+                self._unregistered.remove(owner.fd)
+                self.means.sufficed()
+        except OSError as error:
+            why = f"the ends of slots' owners are polled: {error.strerror}"
+            self.means.refused(shortage_of(error.errno) or Shortage.WATCHES, why)
         host_pid = owner.process.host_pid
         self._slots[host_pid] += 1
         container = self.container(host_pid)
@@ -81,9 +89,9 @@ class Owners:
             return
         if self._states.pop(owner.fd, None) is not None:
             self.changes += 1
-            if owner.is_pidfd:
+            if owner.fd not in self._unregistered:
                 self._exits.unregister(owner.fd)
-            self._without_pidfd.discard(owner.fd)
+            self._unregistered.discard(owner.fd)
             host_pid = owner.process.host_pid
             self._slots[host_pid] -= 1
             if not self._slots[host_pid]:
@@ -96,7 +104,7 @@ class Owners:
         if not self._states:
             return []
         states = [self._states[fd] for fd, _ in self._exits.poll(0)]
-        for fd in self._without_pidfd:
+        for fd in self._unregistered:
             owner = self._states[fd].owner
             if owner is not None and not owner.alive():
                 states.append(self._states[fd])

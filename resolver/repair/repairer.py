@@ -76,7 +76,6 @@ class Repairer:
             self.parts.reader.tidy()
         self._resident.look(this.now)
         self.journal.catch_up()
-        self.writing.catch_up()
         await self.found.discover(this)
         await this.slices.breathe()
         self._take_in_ends(this)

@@ -99,7 +99,7 @@ class Turns:
         try:
             await Metered(self._turn(container, works, this), partial(this.charge, container), self._gate)
         except Exception as error:
-            if shortage_of(getattr(error, "errno", None)) is Shortage.DESCRIPTORS:
+            if shortage_of(getattr(error, "errno", None)) in (Shortage.DESCRIPTORS, Shortage.MEMORY):
                 raise  # that is everybody's trouble
             # A defect, or something that a tenant made the kernel refuse: shown, counted, and survived.
             parts.counters[CounterName.INTERNAL_ERRORS] += 1

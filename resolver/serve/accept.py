@@ -26,7 +26,7 @@ class Acceptor:
     """Accepts connections on ``listener`` in batches, for at most ``share`` of a CPU, ``take`` included.
 
     ``take`` owns each connection, which doesn't block. If it raises OSError, descriptors have run out: ``refused`` is
-    called, and clients wait in the kernel's queue for a while. Belongs to the running event loop.
+    called with it, and clients wait in the kernel's queue for a while. Belongs to the running event loop.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class Acceptor:
         take: Callable[[socket.socket], None],
         *,
         share: float = 0.1,
-        refused: Callable[[], None] = lambda: None,
+        refused: Callable[[OSError], None] = lambda _: None,
     ) -> None:
         self._listener = listener
         self._take = take
@@ -61,17 +61,23 @@ class Acceptor:
                 self._take(connection)
         except (BlockingIOError, ConnectionAbortedError):
             pass
-        except OSError:
-            self._refused()
+        except OSError as error:
+            self._refused(error)
             self._pause(_PAUSE_SECONDS)
             return
         if seconds := self._cpu.charge(time.thread_time() - began):
             self._pause(seconds)
 
     def _pause(self, seconds: float) -> None:
-        fd = self._listener.fileno()
-        self._loop.remove_reader(fd)
-        self._rest = self._loop.call_later(seconds, self._loop.add_reader, fd, self._accept)
+        self._loop.remove_reader(self._listener.fileno())
+        self._rest = self._loop.call_later(seconds, self._go_on)
+
+    def _go_on(self) -> None:
+        try:
+            self._loop.add_reader(self._listener.fileno(), self._accept)
+        except OSError as error:  # no further epoll watch is allowed
+            self._refused(error)
+            self._pause(_PAUSE_SECONDS)
 
 
 class Waiting(Generic[_T]):

@@ -70,6 +70,8 @@ class Gatekeeper:
 
     def __init__(self) -> None:
         self.counters: Counter[str] = Counter()
+        #: Called when the kernel refuses resources for a connection.
+        self.refused: Callable[[OSError], None] = lambda _: None
 
     def owner(self, channel: socket.socket) -> Hashable | None:
         """Return the key under which a connection waits, None to reject it. Raises OSError."""

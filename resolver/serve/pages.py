@@ -108,7 +108,10 @@ async def serve(
     listener: socket.socket,
     answer: Callable[[str, str], Awaitable[Answer]],
     credentials: PortCredentials | None = None,
+    refused: Callable[[OSError], None] = lambda _: None,
 ) -> None:
     """Answer until cancelled."""
     limits = LIMITS._replace(apart=_APART_WITH_TLS) if credentials and credentials.uses_tls else LIMITS
-    await server.serve(application(answer, credentials), _OpenToAll(credentials), listener, limits)
+    gatekeeper = _OpenToAll(credentials)
+    gatekeeper.refused = refused
+    await server.serve(application(answer, credentials), gatekeeper, listener, limits)

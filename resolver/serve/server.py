@@ -58,7 +58,7 @@ class Server:
         self._loop = asyncio.get_running_loop()
         self._busy = refusal(503, PLAIN, f"{limits.busy}\n".encode(), {"Retry-After": "1"}).answer
         take = self._take if limits.waiting else self.let_in
-        self._acceptor = Acceptor(listener, take, share=limits.share)
+        self._acceptor = Acceptor(listener, take, share=limits.share, refused=gatekeeper.refused)
 
     async def stop(self) -> None:
         """Stop accepting, and close all connections."""

@@ -6,8 +6,11 @@ It dies with the daemon, has a name for ``ps``, keeps only RIGHTS (capabilities,
 
 from __future__ import annotations
 
+import errno
 import sys
 
+#: What the kernel says when a child lacks descriptors or memory. EAGAIN can mean a tenant's lease.
+LACKING = errno.EMFILE, errno.ENFILE, errno.ENOMEM
 #: The variable with the numbers of the descriptors that belong to the first message, with commas between.
 INHERITED = "RESOLVER_INHERITED"
 

@@ -22,6 +22,7 @@ from resolver.base.errors import AccessDenied, CannotKnow, ProcessGone, RegionRe
 from resolver.linux import seccomp
 from resolver.linux.procfs import Procfs, TooLarge
 from resolver.linux.safe_open import let_go
+from resolver.workers.child import LACKING
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -87,6 +88,9 @@ def answer(procfs: Procfs, question: list[Any]) -> tuple[str, Any]:
     try:
         return "", getattr(import_module(module), function)(procfs, *arguments)
     except RegionRejected as why:
+        cause = why.__context__
+        if isinstance(cause, OSError) and cause.errno in LACKING:  # no file is to blame
+            return "OSError", [cause.errno, cause.strerror]
         return "RegionRejected", [why.reason, why.detail]
     except (AccessDenied, ProcessGone, TooLarge, CannotKnow) as error:
         return type(error).__name__, [str(error)]

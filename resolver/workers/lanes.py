@@ -16,12 +16,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from resolver.base import errors
-from resolver.base.counters import CounterName
+from resolver.base.counters import CounterName, Shortage
 from resolver.base.errors import RegionRejected, TooSlow, WorkerFailed
 from resolver.base.reasons import RegionReason
 from resolver.base.retry import longer
 from resolver.linux.procfs import TooLarge
+from resolver.workers.child import LACKING
 from resolver.workers.lane import ALL, WINDOW, load
+from resolver.workers.means import shortage_of
 from resolver.workers.supervisor import WorkerProcess
 
 if TYPE_CHECKING:
@@ -132,7 +134,8 @@ class Lanes:
         except ValueError:
             raise lane.malformed("answered something malformed") from None
         except OSError as failure:  # counted already
-            raise WorkerFailed(f"the {lane.name} could not be started: {failure.strerror}") from None
+            why = f"the {lane.name} could not be started: {failure.strerror}"
+            raise WorkerFailed(why, waiting=True) from None
         except WorkerFailed as failure:
             if not failure.late:
                 raise
@@ -140,6 +143,11 @@ class Lanes:
         self.spend(payer, wall if about != ALL else own_cpu)
         if slow and wall < LATE_SECONDS and (about != ALL or time.monotonic() >= self._late[ALL][0]):
             self._slow.discard(about)
+        if error == "OSError" and value[0] in LACKING:
+            why = f"the {lane.name} could not work: {value[1]}"
+            lane.means.refused(shortage_of(value[0]) or Shortage.MEMORY, why)
+            raise WorkerFailed(why, waiting=True)
+        lane.means.sufficed()
         if error:
             raise _raised(error, value)
         return value
@@ -171,7 +179,8 @@ class Lanes:
             self._slow &= self._late.keys()
         for lane, needed in ((self._second, self._slow - {ALL}), (self._mounts, ALL in self._slow)):
             if not needed and not lane.busy and lane.host_pid:
-                lane.stop()
+                lane.stop(0)
+            lane.reap()
 
     def close(self) -> None:
         """End all, for good: a task that goes on must not start another one."""

@@ -5,8 +5,12 @@ from __future__ import annotations
 import errno
 import time
 from collections import Counter
+from typing import TYPE_CHECKING
 
 from resolver.base.counters import Shortage
+
+if TYPE_CHECKING:
+    from resolver.base.journal import Journal
 
 #: Seconds of refusals after which the daemon is not ready, and seconds without one after which a shortage is over.
 NOT_READY_SECONDS, FORGOTTEN_SECONDS = 10.0, 5.0
@@ -28,9 +32,13 @@ def shortage_of(code: int | None) -> Shortage | None:
 
 
 class Means:
-    """Shortages of one part; ``counts`` are refusals by kind, ever."""
+    """Shortages of one part; ``counts`` are refusals by kind, ever.
 
-    def __init__(self) -> None:
+    One is over when the work was done, or ``seconds`` after the last refusal.
+    """
+
+    def __init__(self, part: str, seconds: float = FORGOTTEN_SECONDS) -> None:
+        self.part, self._seconds = part, seconds
         self.counts: Counter[Shortage] = Counter()
         self._since: float | None = None
         self._last = 0.0
@@ -50,7 +58,7 @@ class Means:
 
     def short(self) -> str:
         """Why this part does not work; else empty."""
-        if self._since is not None and time.monotonic() - self._last > FORGOTTEN_SECONDS:
+        if self._since is not None and time.monotonic() - self._last > self._seconds:
             self._since = None
         return "" if self._since is None else self._why
 
@@ -58,3 +66,7 @@ class Means:
         """Why this part has not worked for 10 s; else empty."""
         why, seconds = self.short(), time.monotonic() - (self._since or 0.0)
         return f"for {seconds:.0f} s {why}" if why and seconds >= NOT_READY_SECONDS else ""
+
+    def tell(self, journal: Journal) -> None:
+        """Log the shortage's begin and end."""
+        journal.trouble(f"means of {self.part}", self.short(), "out_of_means", "means_restored")

@@ -21,14 +21,13 @@ from __future__ import annotations
 
 import _socket  # without the module around it, which is a tenth of this process
 import ctypes
-import errno
 import mmap
 import os
 import struct
 import sys
 
 from resolver.linux.pidfd import handle_alive
-from resolver.workers.child import inherited
+from resolver.workers.child import LACKING, inherited
 
 TYPE_CHECKING = False  # typing itself would be a tenth of this process
 if TYPE_CHECKING:
@@ -54,10 +53,8 @@ DIFFERENT = 1  # the word, or the guard, is not what was expected: nothing was c
 OWNER_GONE = 2  # the process ended before the change was certain: taken back
 MOVED = 3  # the slot moved during a utilization write: taken back
 WRONG_SIZE = 4  # the file does not have the layout's size now: not mapped
-NOT_WRITABLE = 5  # it cannot be opened, or not be mapped, for writing
+NOT_WRITABLE = 5  # it cannot be opened, or not be mapped, for writing; the word is the errno
 NO_MEANS = 6  # the kernel refused this process a descriptor, or memory; the word is the errno
-
-_LACKING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
 
 _ACQ_REL, _ACQUIRE = 4, 2  # __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE
 
@@ -140,7 +137,7 @@ def _take_back_copies(
 
 
 def _refused(error: OSError) -> tuple[int, int]:
-    return (NO_MEANS, error.errno or 0) if error.errno in _LACKING else (NOT_WRITABLE, 0)
+    return (NO_MEANS if error.errno in LACKING else NOT_WRITABLE), error.errno or 0
 
 
 def carry_out(

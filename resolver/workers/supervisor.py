@@ -41,6 +41,8 @@ _STARVED_TURNS = 10
 _MOST_LEFT_BEHIND = 64
 #: How long a killed child is waited for: only one that hangs in the kernel takes longer.
 KILLED_SECONDS = 0.1
+#: How long a child may take to end after it has closed its socket.
+_ENDING_SECONDS = 0.2
 
 
 class _Request:
@@ -85,13 +87,14 @@ class WorkerProcess:
         self.starts = 0
         self.failures = 0  # deaths, time-outs and malformed answers, ever
         self.last_failure = ""
-        self.means = Means()
+        self.means = Means(name)
         self._argv = child(module, name, rights, *paths)
         self._window, self._hello = window, hello
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
         self._in_a_row = 0  # failures since the last answer
         self._not_before = 0.0
+        self._closed_at = math.inf  # when its socket was seen closed
         self._unreaped: list[subprocess.Popen[bytes]] = []
         self._waiting, self._asked = deque[_Request](), deque[_Request]()
         self._since, self._turns = 0.0, 0  # the half of the first one's time, and its number
@@ -160,12 +163,13 @@ class WorkerProcess:
                     self.means.counts[Shortage.IN_FLIGHT] += 1
                     self._end(kill=False)
                     continue
-                ended = isinstance(error, BrokenPipeError | ConnectionResetError)
-                failed = self._ended() if ended else self._impossible("asked", error)
-                if fresh or not ended:
-                    self._waiting.popleft().fail(failed)
-            else:
-                self._note(channel, self._waiting.popleft())
+                if not isinstance(error, BrokenPipeError | ConnectionResetError):
+                    self._waiting.popleft().fail(self._impossible("asked", error))
+                    continue
+                if not fresh:
+                    self._ended()
+                    continue  # at once: later its descriptors may be other files'
+            self._note(channel, self._waiting.popleft())
 
     def _note(self, channel: socket.socket, request: _Request) -> None:
         """Wait for a sent request's answer, if it is the first one."""
@@ -175,7 +179,8 @@ class WorkerProcess:
         self._since, self._turns, self._look_every = time.monotonic(), 0, math.inf
         try:  # asyncio would describe a socket twice, for an error that nobody sees
             asyncio.get_running_loop().add_reader(channel.fileno(), self._take)
-        except OSError:
+        except OSError as error:
+            self.means.counts[shortage_of(error.errno) or Shortage.WATCHES] += 1
             self._look_every = _LOOK_SECONDS
         self._check_in(request.seconds / 2)
 
@@ -193,6 +198,8 @@ class WorkerProcess:
                 break
             except OSError:
                 answer = b""  # it ended before it took the message
+            if not answer and self._ending():
+                return
             request = self._asked.popleft()
             if answer:
                 self._since, self._turns = time.monotonic(), 0
@@ -214,7 +221,7 @@ class WorkerProcess:
         """Give up the first request if it is late, though the loop may have been busy when its answer came."""
         self._timer = None
         self._take()
-        if not self._asked:
+        if not self._asked or self._timer is not None:
             return
         request, now, host_pid = self._asked[0], time.monotonic(), self.host_pid or 0
         half = request.seconds / 2
@@ -235,9 +242,20 @@ class WorkerProcess:
         request.fail(failed)
         self._send()
 
+    def _ending(self) -> bool:
+        """Look again soon if the child has closed its socket only just, and not ended."""
+        now = time.monotonic()
+        self._closed_at = min(self._closed_at, now)
+        if not self._process or self._process.poll() is not None or now - self._closed_at >= _ENDING_SECONDS:
+            return False
+        self._rest()  # its socket stays readable
+        self._look_every = _LOOK_SECONDS
+        self._check_in(_LOOK_SECONDS)
+        return True
+
     def _rest(self) -> None:
         """Wait for no answer."""
-        self._reap()
+        self.reap()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -249,12 +267,9 @@ class WorkerProcess:
 
     def _start(self, descriptors: Sequence[int] = ()) -> socket.socket:
         """Return a new child's socket. Raises `WorkerFailed`, and OSError without descriptors."""
-        self._reap()
+        self.reap()
         if time.monotonic() < self._not_before:
-            # The same words each time: a trouble is logged when they change.
-            raise WorkerFailed(
-                f"{self.last_failure}, several times in a row; it is tried again", waiting=True
-            )
+            raise WorkerFailed(self.last_failure, waiting=True)  # a trouble is logged when its words change
         if len(self._unreaped) >= _MOST_LEFT_BEHIND:
             raise WorkerFailed(f"the kernel holds {_MOST_LEFT_BEHIND} children of this kind", waiting=True)
         try:
@@ -303,7 +318,6 @@ class WorkerProcess:
     def forget_failures(self) -> None:
         """Delay the next start no more: the child answered, or its input alone was to blame."""
         self._in_a_row = 0
-        self.means.sufficed()
 
     def malformed(self, what: str) -> WorkerFailed:
         """End a child after nonsense; return the error."""
@@ -313,10 +327,8 @@ class WorkerProcess:
 
     def _ended(self) -> WorkerFailed:
         """Reap a child that closed its socket; return the error."""
-        process = self._process
-        try:
-            code = process.wait(0.2) if process else 0
-        except subprocess.TimeoutExpired:
+        code = self._process.poll() if self._process else 0
+        if code is None:
             return self._failed("closed its socket")
         if code >= 0:
             return self._failed(f"ended with code {code}")
@@ -330,6 +342,7 @@ class WorkerProcess:
     def _end(self, *, kill: bool = True) -> None:
         """End the child, by its closed socket unless killed; it is reaped later."""
         self._rest()
+        self._closed_at = math.inf
         if self._channel is not None:
             self._channel.close()
             self._channel = None
@@ -340,16 +353,29 @@ class WorkerProcess:
                     process.kill()
             self._unreaped.append(process)
 
-    def _reap(self) -> None:
+    def reap(self) -> None:
+        """Let the kernel forget ended children."""
         self._unreaped = [process for process in self._unreaped if process.poll() is None]
 
-    def stop(self) -> None:
-        """End the child now; its requests are cancelled. If hung in the kernel, it is reaped later."""
+    async def end(self) -> None:
+        """Do as `stop` does, while the loop goes on."""
+        self.stop(0)
+        deadline = time.monotonic() + _ENDING_SECONDS
+        try:
+            while self._unreaped and time.monotonic() < deadline:
+                await asyncio.sleep(_LOOK_SECONDS)
+                self.reap()
+        except asyncio.CancelledError:
+            self.stop()
+            raise
+
+    def stop(self, seconds: float = KILLED_SECONDS) -> None:
+        """End the child now; its requests are cancelled. It is waited for, or reaped later."""
         self._end()
         if self._unreaped:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._unreaped[-1].wait(KILLED_SECONDS)
-        self._reap()
+                self._unreaped[-1].wait(seconds)
+        self.reap()
         requests = *self._asked, *self._waiting
         self._asked.clear()
         self._waiting.clear()

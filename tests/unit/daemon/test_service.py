@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import io
 import json
 import time
@@ -22,6 +23,7 @@ from resolver.daemon import snapshots
 from resolver.daemon.pace import ERRORS_BEFORE_END
 from resolver.daemon.service import Service
 from resolver.gpu.sampler import Collection, DeviceSamples
+from resolver.workers import means
 from tests.unit.conftest import Driver
 
 Lines = Callable[[], list[dict[str, Any]]]
@@ -101,6 +103,37 @@ async def test_a_defect_is_shown_and_survived_but_not_for_ever(
     shown = [line for line in lines() if line["event"] == "internal_error"]
     assert len(shown) == min(errors, ERRORS_BEFORE_END)
     assert "ZeroDivisionError: a defect" in shown[0]["exception"]
+
+
+async def test_a_step_that_lacks_means_makes_the_daemon_not_ready_though_the_passes_are_well(
+    tmp_path: Path, lines: Lines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon, now, lacks = Service(settings(tmp_path, metrics_addr="off")), 0.0, True
+    monkeypatch.setattr(means, "time", SimpleNamespace(monotonic=lambda: now))
+
+    async def collect(_patience: float) -> Collection:
+        if lacks:
+            raise OSError(errno.ENOMEM, "Cannot allocate memory")
+        return Collection(time.time(), "", {})
+
+    monkeypatch.setattr(daemon.gpus, "collect", collect)
+
+    async def scene() -> None:
+        nonlocal now, lacks
+        await until(lambda: events(lines)["out_of_means"])
+        await until(lambda: daemon.snapshots.passes > 2)
+        now = 11.0
+        await until(lambda: "Cannot allocate memory" in (daemon.snapshots.take().source.not_ready or ""))
+        daemon.refused(OSError(errno.EMFILE, "a connection was not accepted"))
+        counters = daemon.snapshots.take().counters
+        assert (counters["shortages_memory"] > 1, counters["shortages_descriptors"]) == (True, 1)
+        lacks = False
+        await until(lambda: events(lines)["means_restored"])
+        assert "allocate" not in (daemon.snapshots.take().source.not_ready or "")
+
+    await while_running(daemon, scene)
+    causes = {line["why"].rpartition(": ")[2] for line in lines() if line["event"] == "out_of_means"}
+    assert "a connection was not accepted" in causes
 
 
 async def test_a_step_that_takes_long_delays_the_next_and_does_not_double_it(

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from resolver.base.budget import Budgets
-from resolver.base.errors import RegionRejected
+from resolver.base.errors import RegionRejected, WorkerFailed
 from resolver.base.reasons import RegionReason
 from resolver.containers.log_names import ContainerNames
 from resolver.hami import directory_finder
 from resolver.hami.directory_finder import MAX_STRAYS, DirectoryFinder
-from resolver.hami.directory_reads import look_into
+from resolver.hami.directory_reads import hold_file, look_into
 from resolver.hami.discovery import FIRST_PAUSE, PodFile
 from resolver.hami.placements import AUTO
 from resolver.hami.region_location import locate
@@ -309,3 +309,21 @@ def test_a_file_that_hami_is_still_making_is_not_reported(tmp_path: Path) -> Non
         assert [found.path for found in finder.refresh(full=True).added] == [str(path)]
     finally:
         finder.close()
+
+
+def test_what_a_lane_lacks_rejects_no_file(tmp_path: Path) -> None:
+    class Lacking(Direct):
+        async def ask(self, payer: str, about: str, function: Callable[..., Any], *arguments: Any) -> Any:
+            if function is hold_file and now[0] < 1003.0:
+                raise WorkerFailed("too many open files", waiting=True)
+            return await super().ask(payer, about, function, *arguments)
+
+    now = [1000.0]
+    finder = DirectoryFinder([str(tmp_path)], Procfs(), clock=lambda: now[0], reader=Lacking(Procfs()))
+    path = cachefiles.write(tmp_path / f"{POD}_main/x.cache", cachefiles.recorded("v1.2"))
+    while now[0] < 1003.0:
+        changes = finder.refresh(full=True)
+        assert (changes.added, changes.rejected, finder.rejected) == ([], [], {})
+        now[0] += FIRST_PAUSE
+    assert [found.path for found in finder.refresh(full=True).added] == [str(path)]
+    finder.close()

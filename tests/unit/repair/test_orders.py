@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from resolver.base.journal import Journal
 from resolver.base.reasons import UnresolvedReason
 from resolver.repair.orders import Writing, directory_of, of_slot
 from resolver.repair.plan import Order, encode
-from resolver.workers import slot_writer
+from resolver.workers import means, slot_writer
 from resolver.workers.supervisor import WorkerProcess
 from tests.fakes.planned import Bench, SlotValues
 from tests.patience import PATIENCE_S
@@ -245,17 +246,47 @@ def test_what_the_writer_lacks_is_nobodys_fault_and_is_told_until_it_is_over(
     assert desk.send(bench, (slot_writer.NO_MEANS, code))
     assert desk.writing.worker.means.counts == {lacks: 1}
     assert bench.reason(7) is UnresolvedReason.WRITE_FAILED
-    desk.writing.catch_up()
+    desk.writing.worker.means.tell(desk.journal)
     (line,) = desk.events("out_of_means")
     assert os.strerror(code) in line["why"]
     assert not desk.send(bench, KILLED)
     assert desk.counters["writer_failures"] == 1
     assert desk.events("writer_failed") == [], "that is told already"
-    desk.writing.worker.means.sufficed()
-    desk.writing.catch_up()
+    assert desk.send(bench, (slot_writer.DIFFERENT, 0), orders=bench.plan()[:1])
+    desk.writing.worker.means.tell(desk.journal)
     assert len(desk.events("means_restored")) == 1
+    bench.see((7, 0))
     assert not desk.send(bench, KILLED)
     assert desk.events("writer_failed") == [{"level": "warning", "why": str(KILLED)}]
+
+
+LACKING_WRITER = """
+import os, socket
+from resolver.workers import slot_writer
+def main():
+    channel = socket.socket(fileno=os.dup(0))
+    while message := channel.recv(1 << 16):
+        _, count = slot_writer.HEAD.unpack_from(message)
+        channel.send(slot_writer.RESULT.pack(slot_writer.NO_MEANS, 24) * count)
+    return 0
+"""
+
+
+def test_a_writer_that_lacks_means_for_ten_seconds_makes_the_daemon_not_ready(
+    desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It answers each time, and did none of the work."""
+    (tmp_path / "lacking.py").write_text(LACKING_WRITER)
+    desk.writing.worker = worker = WorkerProcess("slot writer", "lacking", str(tmp_path), timeout=PATIENCE_S)
+    bench, now = desk.region((7, 0), (8, 0)), 1000.0
+    monkeypatch.setattr(means, "time", SimpleNamespace(monotonic=lambda: now))
+    with asyncio.Runner() as runner:
+        for _ in range(4):
+            assert runner.run(desk.writing.carry_out(bench.repairs, bench.plan()))
+            now += 4.0
+        worker.stop()
+    assert worker.means.counts == {Shortage.DESCRIPTORS: 8}
+    assert worker.means.lacking() == "for 16 s the slot writer could not work: Too many open files"
 
 
 def test_a_late_writer_is_the_files_fault_the_third_time_in_a_row(desk: Desk) -> None:

@@ -281,7 +281,7 @@ class Answering:
     def __init__(self, *answers: tuple[int, int] | Exception | bytes) -> None:
         self.answers = list(answers)
         self.asked = 0
-        self.means = Means()
+        self.means = Means("slot writer")
 
     async def request(self, message: bytes, descriptors: Sequence[int] = ()) -> bytes:
         self.asked += 1
@@ -580,12 +580,14 @@ def test_any_number_of_discoveries_is_treated_alike(tmp_path: Path, stack: ExitS
     assert set(bench.repairer.regions) == {str(in_directory)}
 
     bench.repairer.found.shed()
+    assert "raise the limit (ulimit -n)" in bench.repairer.journal.standing()["out_of_descriptors"]
     limits = [other.max_regions]
     for _ in range(3):
         bench.repairer.agenda.start_over()
         bench.step()
         limits.append(other.max_regions)
     assert limits == [1, 2, 4, 8], "what descriptors ran out for comes back with full searches"
+    assert len(events(lines, "out_of_descriptors")) == len(events(lines, "means_restored")) == 1
 
     bench.repairer.close()
     assert other.closed == 1

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from resolver.base.counters import Shortage
 from resolver.base.errors import ProcessGone, RegionRejected, TooSlow, WorkerFailed
+from resolver.hami.directory_reads import hold_file
 from resolver.linux.procfs import TooLarge
 from resolver.workers import lanes as module
 from resolver.workers.lane import ALL
@@ -114,3 +118,21 @@ async def test_an_error_is_raised_where_the_question_was_asked(
     with pytest.raises(error, match=text):
         await lanes.ask("a", "a", fail, how)
     assert lanes.workers[0].failures == 0
+
+
+@pytest.mark.parametrize("more", [0, 2], ids=["directory", "file"])
+async def test_what_a_lane_lacks_blames_no_file(lanes: Lanes, tmp_path: Path, more: int) -> None:
+    first, _ = lanes.workers
+    (directory := tmp_path / "c1").mkdir()
+    (directory / "a.cache").touch()
+    await lanes.ask("a", "a", hold_file, str(tmp_path), "c1", "a.cache")
+    assert first.host_pid
+    room = len(os.listdir(f"/proc/{first.host_pid}/fd")) + more
+    resource.prlimit(first.host_pid, resource.RLIMIT_NOFILE, (room, room))
+    with pytest.raises(WorkerFailed, match="Too many open files") as caught:
+        await lanes.ask("a", "a", hold_file, str(tmp_path), "c1", "a.cache")
+    assert caught.value.waiting
+    assert first.means.counts == {Shortage.DESCRIPTORS: 1}
+    assert "Too many open files" in first.means.short()
+    await lanes.ask("a", "a", echo, "hello")
+    assert first.means.short() == ""

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import fcntl
 import os
 import shutil
+import signal
 import struct
 import subprocess
 import sys
@@ -304,8 +307,18 @@ def test_a_file_that_may_not_be_written(tmp_path: Path) -> None:
         finally:
             process.kill()
             bench.close()
-    assert results == [(NOT_WRITABLE, 0)] * 3
+    assert results == [(NOT_WRITABLE, errno.ETXTBSY)] * 3
     assert program.read_bytes() == before
+
+
+def test_a_tenants_lease_is_no_lack_of_ours(bench: Bench) -> None:
+    """The kernel says EAGAIN, as it does where it allows no further process."""
+    before = signal.signal(signal.SIGIO, signal.SIG_IGN)
+    with bench.path.open("rb") as file:
+        fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+        assert bench.carry_out([bench.hostpid(0, 7, 0, 5)] * 2) == [(NOT_WRITABLE, errno.EAGAIN)] * 2
+    assert bench.carry_out([bench.hostpid(0, 7, 0, 5)]) == [(DONE, slot_word(7, 5))]
+    signal.signal(signal.SIGIO, before)
 
 
 def test_truncation_under_the_writer_kills_the_writer_only(bench: Bench) -> None:
