@@ -17,7 +17,7 @@ from resolver.hami.process_reads import (
     maps_shared,
     written_by_name,
 )
-from resolver.linux.mappings import SuperblockPath, maps_file
+from resolver.linux.mappings import SuperblockPath
 from resolver.linux.procfs import HOST_PIDNS, TooLarge
 from resolver.lookup.resolve import verify
 from resolver.workers.lane import ALL
@@ -135,7 +135,7 @@ class OwnerCheck:
                 await self._check_file(host_pid, proof, payer)
             else:
                 await self._check_container(host_pid, proof, namespaces, payer)
-                mapped = await self._ask(payer, maps_file, host_pid, *search.shown)
+                mapped = await self._ask(payer, maps_shared, host_pid, *search.shown)
             if not mapped:
                 raise Unfit(UnresolvedReason.NOT_MAPPED)
         return handle

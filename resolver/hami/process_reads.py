@@ -48,7 +48,7 @@ _AUXILIARY, _BASE = Struct("=QQ"), 7  # of <linux/auxvec.h>: AT_BASE is the dyna
 
 def maps_shared(procfs: Procfs, host_pid: int, device: str, inode: int) -> bool:
     """Check for a shared, writable mapping of that file."""
-    return maps_file(procfs, host_pid, device, inode, writable=True)
+    return maps_file(procfs, host_pid, device, inode)
 
 
 def directories_and_trees(procfs: Procfs, host_pid: int) -> tuple[list[Directory], list[Directory]]:

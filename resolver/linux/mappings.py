@@ -38,8 +38,7 @@ _PROCMAP_QUERY = 0xC0686611  # _IOWR('f', 17, struct procmap_query)
 _SHARED_WRITABLE = 0x02 | 0x08
 _COVERING_OR_NEXT, _FILE_BACKED = 0x10, 0x20
 # The inode's column precedes the path, so that no file name can imitate it.
-_LINE = re.compile(rb"^[0-9a-f]+-\S+ \S+ \S+ ([0-9a-f]+):([0-9a-f]+) (\d+)(?:[ \n]|$)", re.MULTILINE)
-_SHARED_LINE = re.compile(rb"^[0-9a-f]+-\S+ rw.s \S+ ([0-9a-f]+):([0-9a-f]+) (\d+)(?:[ \n]|$)", re.MULTILINE)
+_LINE = re.compile(rb"^[0-9a-f]+-\S+ rw.s \S+ ([0-9a-f]+):([0-9a-f]+) (\d+)(?:[ \n]|$)", re.MULTILINE)
 _PROT_NONE, _MAP_SHARED, _MAP_FAILED = 0, 1, (1 << 64) - 1
 
 
@@ -63,19 +62,17 @@ class Descriptor(NamedTuple):
 # -- what is mapped -----------------------------------------------------------------------------------
 
 
-def maps_file(
-    procfs: Procfs, host_pid: int | str, device: str, inode: int, *, writable: bool = False
-) -> bool:
-    """Check if the process maps a file with this device (``major:minor``) and inode.
+def maps_file(procfs: Procfs, host_pid: int | str, device: str, inode: int) -> bool:
+    """Check if the process maps a file with this device (``major:minor``) and inode, writable and shared.
 
-    ``writable`` requires a shared writable mapping, which takes the right to write. Raises `TooLarge`.
+    That takes the right to write; a reader's or private mapping proves nothing. Raises `TooLarge`.
     """
-    return (device, inode) in _mapped_files(procfs, host_pid, shared=writable)
+    return (device, inode) in _mapped_files(procfs, host_pid)
 
 
 def shared_files(procfs: Procfs, host_pid: int) -> set[tuple[str, int]]:
     """Device and inode of files mapped writable and shared. Raises `TooLarge`."""
-    return set(_mapped_files(procfs, host_pid, shared=True))
+    return set(_mapped_files(procfs, host_pid))
 
 
 def mapped_as(procfs: Procfs, fd: int) -> tuple[str, int]:
@@ -102,38 +99,38 @@ def mapped_as(procfs: Procfs, fd: int) -> tuple[str, int]:
     raise OSError(errno.ENOENT, "a mapping that was just made is not in /proc/self/maps")
 
 
-def _mapped_files(procfs: Procfs, host_pid: int | str, *, shared: bool) -> Iterator[tuple[str, int]]:
-    """Yield device and inode of each mapping, or of ``shared`` writable ones.
+def _mapped_files(procfs: Procfs, host_pid: int | str) -> Iterator[tuple[str, int]]:
+    """Yield device and inode of each shared writable mapping.
 
     A thread stands in for an exited leader.
     """
     for each in procfs.threads(host_pid):
         with suppress(ProcessGone):
-            yield from _mapped_by(f"{procfs.root}/{each}/maps", shared=shared)
+            yield from _mapped_by(f"{procfs.root}/{each}/maps")
             return
     raise ProcessGone(f"{procfs.root}/{host_pid}/maps: the process ended")
 
 
-def _mapped_by(path: str, *, shared: bool) -> Iterator[tuple[str, int]]:
+def _mapped_by(path: str) -> Iterator[tuple[str, int]]:
     """Query PROCMAP_QUERY, or read the text on older kernels. Raises `ProcessGone`."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             try:
-                yield from _by_query(fd, path, shared=shared)
+                yield from _by_query(fd, path)
             except OSError as error:
                 if error.errno != errno.ENOTTY:
                     raise
-                yield from _by_text(fd, path, shared=shared)
+                yield from _by_text(fd, path)
         finally:
             os.close(fd)
     except OSError as error:
         raise translate(error, path) from None
 
 
-def _by_query(fd: int, path: str, *, shared: bool) -> Iterator[tuple[str, int]]:
+def _by_query(fd: int, path: str) -> Iterator[tuple[str, int]]:
     address, query = 0, bytearray(_QUERY.size)
-    flags = _COVERING_OR_NEXT | _FILE_BACKED | (_SHARED_WRITABLE if shared else 0)
+    flags = _COVERING_OR_NEXT | _FILE_BACKED | _SHARED_WRITABLE
     for _ in range(MAX_QUERIES):
         _QUERY.pack_into(query, 0, _QUERY.size, flags, address, *(0,) * 12)
         try:
@@ -148,13 +145,12 @@ def _by_query(fd: int, path: str, *, shared: bool) -> Iterator[tuple[str, int]]:
     raise TooLarge(f"{path} has more than {MAX_QUERIES} mappings, which is the limit")
 
 
-def _by_text(fd: int, path: str, *, shared: bool) -> Iterator[tuple[str, int]]:
+def _by_text(fd: int, path: str) -> Iterator[tuple[str, int]]:
     """Read ``maps`` by whole lines."""
-    wanted = _SHARED_LINE if shared else _LINE
     total, rest = 0, b""
     while chunk := os.read(fd, 1 << 16):
         lines, newline, rest = (rest + chunk).rpartition(b"\n")
-        for major, minor, inode in wanted.findall(lines + newline):
+        for major, minor, inode in _LINE.findall(lines + newline):
             yield f"{int(major, 16)}:{int(minor, 16)}", int(inode)
         total += len(chunk)
         if total > MAX_MAPS:

@@ -213,6 +213,17 @@ def _liars(node: Node, victim: Good) -> dict[Path, BinaryIO]:
     return {beside.directory: of_beside, alone.directory: of_alone, nobody: of_nobody}
 
 
+@pytest.mark.parametrize("kind", ["private", "memfd"])
+def test_a_process_that_does_not_share_the_file_owns_no_slot(node: Node, kind: str) -> None:
+    """It has the file open, and stores never reach it: what is in a slot isn't this process's."""
+    container = node.container(name="liar", watcher=False)
+    with slots(container.cache, 1) as file:
+        process = container.spawn([str(node.built / "hostile"), "600", "maps", container.inside, kind])
+        process.read_line()
+        os.pwrite(file.fileno(), struct.pack("<i", process.ns_pid), V1_2.procs)
+        assert _unresolved(node) == {str(process.ns_pid): {"not_mapped"}}
+
+
 def _refused(lines: list[dict[str, object]], directory: Path, reason: str) -> bool:
     return any(
         line["event"] == "region_rejected"

@@ -25,6 +25,9 @@
  *   hostile SECONDS flight COUNT              keeps so many descriptors in flight, or as many as its limit allows
  *   hostile SECONDS bodies PATH CONNECTIONS BYTES
  *                                             sends CONNECTIONS requests with a body of BYTES but for the last one
+ *   hostile SECONDS maps FILE private|memfd   has FILE open and maps it privately, or a memfd of its name in its place
+ *   hostile SECONDS leases FILE               takes a lease on it, for writing and for reading in turns, again and again
+ *   hostile SECONDS uring FILE                writes, preallocates and truncates it through io_uring, as fast as it can
  *   hostile SECONDS opens FILE MOUNTS FILES   maps FILE, and holds so many files open for writing, behind so many mounts
  *
  * Each ends after SECONDS at the latest, whoever has forgotten it, and with the process that started it.
@@ -33,6 +36,7 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/io_uring.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <pthread.h>
@@ -48,6 +52,7 @@
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
@@ -392,6 +397,79 @@ static void opens(const char *path, long mounted, long files)
         pause();
 }
 
+static void maps(const char *path, int private)
+{
+    struct stat info;
+    int fd = open(path, O_RDWR | O_CLOEXEC), mapped = private ? fd : memfd_create(path, 0);
+    if (fd < 0 || mapped < 0 || fstat(fd, &info) || (!private && ftruncate(mapped, info.st_size)))
+        fail(path);
+    int kind = private ? MAP_PRIVATE : MAP_SHARED;
+    char *region = mmap(NULL, (size_t)info.st_size, PROT_READ | PROT_WRITE, kind, mapped, 0);
+    if (region == MAP_FAILED)
+        fail("mmap");
+    region[info.st_size - 1] = 1;
+    ready();
+    for (;;)
+        pause();
+}
+
+static void leases(const char *path)
+{
+    signal(SIGIO, SIG_IGN); /* somebody opens it: it is let go of in its own time */
+    for (int first = 1;; first = 0) {
+        int held = open(path, O_RDONLY | O_CLOEXEC);
+        if (held < 0)
+            continue;
+        for (int turn = 0; turn < 10; turn++) {
+            fcntl(held, F_SETLEASE, turn & 1 ? F_RDLCK : F_WRLCK); /* refused while others have it open */
+            rest(10000000);
+            fcntl(held, F_SETLEASE, F_UNLCK);
+        }
+        close(held);
+        if (first)
+            ready();
+    }
+}
+
+#define RING 32
+
+static void uring(const char *path)
+{
+    static struct iovec byte = {"", 1};
+    struct io_uring_params made = {0};
+    struct stat info;
+    int fd = open(path, O_RDWR | O_CLOEXEC), ring = (int)syscall(SYS_io_uring_setup, RING, &made);
+    if (fd < 0 || fstat(fd, &info) || ring < 0)
+        fail("io_uring_setup");
+    int rights = PROT_READ | PROT_WRITE;
+    char *queues = mmap(NULL, 1 << 16, rights, MAP_SHARED, ring, IORING_OFF_SQ_RING);
+    struct io_uring_sqe *orders = mmap(NULL, RING * sizeof *orders, rights, MAP_SHARED, ring, IORING_OFF_SQES);
+    if (queues == MAP_FAILED || orders == MAP_FAILED)
+        fail("mmap");
+    uint32_t *tail = (uint32_t *)(queues + made.sq_off.tail), *array = (uint32_t *)(queues + made.sq_off.array);
+    for (int first = 1;; first = 0) {
+        for (uint32_t i = 0; i < RING; i++) {
+            struct io_uring_sqe *order = orders + i;
+            *order = (struct io_uring_sqe){.opcode = IORING_OP_WRITEV, .fd = fd, .addr = (uintptr_t)&byte, .len = 1};
+            order->off = (uint64_t)info.st_size - 1;
+            if (i % 4 == 1) /* the length is where a write has its address; the mode is FALLOC_FL_KEEP_SIZE */
+                *order = (struct io_uring_sqe){.opcode = IORING_OP_FALLOCATE, .fd = fd, .addr = 4096, .len = 1,
+                                               .off = (uint64_t)info.st_size + 4096 * i};
+            if (i % 4 == 3)
+                *order = (struct io_uring_sqe){.opcode = 55 /* FTRUNCATE, Linux 6.9 */, .fd = fd,
+                                               .off = (uint64_t)info.st_size};
+            array[(*tail + i) % RING] = i;
+        }
+        __atomic_store_n(tail, *tail + RING, __ATOMIC_RELEASE);
+        if (syscall(SYS_io_uring_enter, ring, RING, RING, IORING_ENTER_GETEVENTS, NULL, 0) < 0)
+            fail("io_uring_enter");
+        uint32_t *seen = (uint32_t *)(queues + made.cq_off.head); /* all answers are taken, unread */
+        __atomic_store_n(seen, *(uint32_t *)(queues + made.cq_off.tail), __ATOMIC_RELEASE);
+        if (first)
+            ready();
+    }
+}
+
 static int knock(const char *path)
 {
     struct sockaddr_un place = {.sun_family = AF_UNIX};
@@ -547,6 +625,12 @@ int main(int argc, char **argv)
         removes(argv[3], atol(argv[4]));
     if (strcmp(argv[2], "opens") == 0 && argc == 6)
         opens(argv[3], atol(argv[4]), atol(argv[5]));
+    if (strcmp(argv[2], "maps") == 0 && argc == 5)
+        maps(argv[3], strcmp(argv[4], "private") == 0);
+    if (strcmp(argv[2], "leases") == 0)
+        leases(argv[3]);
+    if (strcmp(argv[2], "uring") == 0)
+        uring(argv[3]);
     if (strcmp(argv[2], "knocks") == 0)
         knocks(argv[3]);
     if (strcmp(argv[2], "holds") == 0 && argc == 6)

@@ -201,6 +201,8 @@ MAPS = "7f00-7f01 rw-s 00000000 {} {}{}\n"
             False,
         ),  # a path that looks like it
         ("x" + MAPS.format("08:01", 77, ""), False),
+        (MAPS.format("08:01", 77, "").replace("rw-s", "rw-p"), False),
+        (MAPS.format("08:01", 77, "").replace("rw-s", "r--s"), False),
         (MAPS.format("103:4d2", 77, ""), True),
     ],
 )
@@ -273,7 +275,9 @@ def test_a_file_that_we_map(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, 
             (mount for mount in procfs.mounts("self") if str(path).startswith(mount.mount_point)),
             key=lambda mount: len(mount.mount_point),
         )
-        assert not maps_file(procfs, ourselves, longest.device, inode)
+        for less in (mmap.ACCESS_COPY, mmap.ACCESS_READ):
+            with mmap.mmap(file.fileno(), 4096, access=less):
+                assert not maps_file(procfs, ourselves, longest.device, inode)
         with mmap.mmap(file.fileno(), 4096):
             assert maps_file(procfs, ourselves, longest.device, inode)
             assert not maps_file(procfs, ourselves, longest.device, inode + 1)
