@@ -226,8 +226,9 @@ class Connection:
         return data
 
     def _watch(self) -> None:
-        """Cancel the answer when the client hangs up."""
-        self._loop.add_reader(self.channel, self._on_readable)
+        """Cancel the answer when the client hangs up, if the kernel allows a further epoll watch."""
+        with contextlib.suppress(OSError):
+            self._loop.add_reader(self.channel, self._on_readable)
 
     def _on_readable(self) -> None:
         self._loop.remove_reader(self.channel)  # data of a further request is read after the answer

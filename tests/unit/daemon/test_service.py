@@ -6,6 +6,7 @@ import asyncio
 import errno
 import io
 import json
+import os
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -134,6 +135,27 @@ async def test_a_step_that_lacks_means_makes_the_daemon_not_ready_though_the_pas
     await while_running(daemon, scene)
     causes = {line["why"].rpartition(": ")[2] for line in lines() if line["event"] == "out_of_means"}
     assert "a connection was not accepted" in causes
+
+
+async def test_a_shortage_that_lasts_is_logged_once(driver: Driver, tmp_path: Path, lines: Lines) -> None:
+    daemon = Service(settings(tmp_path))
+    listen, left = daemon._listen, 6
+
+    def refused() -> None:
+        nonlocal left
+        left -= 1
+        if 0 <= left < 5:  # the first one is before the first pass
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        listen()
+
+    daemon._listen = refused  # type: ignore[method-assign]
+
+    async def scene() -> None:
+        await until(lambda: "means_restored" in events(lines))
+
+    await while_running(daemon, scene)
+    assert left < 0
+    assert events(lines)["out_of_means"] == events(lines)["means_restored"] == 1
 
 
 async def test_a_step_that_takes_long_delays_the_next_and_does_not_double_it(

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import gc
+import os
 import socket
 import time
 import weakref
@@ -260,6 +261,30 @@ async def test_what_a_request_needed_is_free_when_its_client_has_hung_up() -> No
             await freed.wait()
     finally:
         gc.enable()
+
+
+async def test_when_epoll_watches_are_used_up_and_free_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    refused: list[object] = []
+
+    def refuse(*arguments: object) -> None:
+        refused.append(arguments)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    async def ask(port: int) -> bytes:
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as client:
+            client.sendall(b"GET / HTTP/1.1\r\nHost: r\r\nConnection: close\r\n\r\n")  # before it is accepted
+            return await asyncio.to_thread(client.recv, 1 << 16)
+
+    async with serving() as port:
+        await get(port)
+        with monkeypatch.context() as patch:
+            patch.setattr(asyncio.get_running_loop()._selector, "register", refuse)  # type: ignore[attr-defined]
+            assert b"200 OK" in await ask(port)
+            with socket.create_connection(("127.0.0.1", port)):  # silent: nothing is accepted for a while
+                known = len(refused)
+                while len(refused) < known + 2:  # noqa: ASYNC110 - the connection, and then the listener
+                    await asyncio.sleep(0.01)
+        assert b"200 OK" in await ask(port)
 
 
 async def test_who_asks_without_end_on_one_connection_is_asked_to_connect_again() -> None:
