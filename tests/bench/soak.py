@@ -7,7 +7,7 @@ memory, descriptors, objects, the longest block of the loop in the round, and ho
 
 Exit code 1 if a wrong value was seen, or if memory or descriptors grew over the last life, from when each attack had
 been seen once: Python keeps the memory that the first ones took, and uses it again for the next. That is said only of
-a life that saw each attack three times, which takes some 13m. Killed by nobody, it ends by itself: all of it is
+a life that saw each attack three times, which takes some 22m. Killed by nobody, it ends by itself: all of it is
 bounded.
 """
 
@@ -26,20 +26,13 @@ from tests.bench.hostile import Client, Good, Sample, Stage, open_directory
 from tests.bench.usage import children, rss
 from tests.bench.watched import WatchedDaemon
 
-#: What attacks in turn, and how much of it: small enough for hours, large enough to be felt.
-_ROUNDS: Final = (
-    ("mappings", 4),
-    ("mounts", 2),
-    ("namespaces", 278),
-    ("flips", 7),
-    ("dead", 7),
-    ("events", 2),
-    ("tree", 40),
-    ("scrapes", 350),
-    ("knocks", 2),
-    ("holds", 9),
+#: What attacks in turn, each at its first size: small enough for hours, large enough to be felt.
+_ROUNDS: Final = tuple(
+    (name, attack.sizes[0])
+    for name, attack in ATTACKS.items()
+    if name not in ("nothing", "swollen", "tree-swollen", "named", "all")
 )
-_CALM_SECONDS, _ATTACK_SECONDS, _QUIET_SECONDS = 9.0, 5.0, 3.0
+_CALM_SECONDS, _ATTACK_SECONDS, _QUIET_SECONDS = 7.0, 5.0, 3.0
 #: What a life may gain from the second time that each attack is seen to the last one.
 _MOST_MIB, _MOST_DESCRIPTORS = 3.0, 4
 
@@ -166,7 +159,7 @@ class Soak:
         """What the last life gained, in sentences; empty if that is nothing."""
         if len(self.life) < 3 * len(_ROUNDS):
             print(
-                "make soak: too short to say whether anything grew: that takes each attack three times, some 13m"
+                "make soak: too short to say whether anything grew: that takes each attack three times, some 22m"
             )
             return []
         first, last = self.life[len(_ROUNDS) : 2 * len(_ROUNDS)], self.life[-len(_ROUNDS) :]
