@@ -403,10 +403,12 @@ ATTACKS: Final = {
         everywhere=True,
     ),
     "extents": Attack(
-        "{} extents freed beyond a file's end, again and again", (5_000, 10_000, 60_000), _in_file("extents")
+        "{} extents freed beyond a file's end, again and again",
+        (5_000, 30_000, 60_000, 150_000),
+        _in_file("extents"),
     ),
     "protects": Attack(
-        "{} mappings whose rights change all the time", (200, 400, 1_000), _in_file("protects")
+        "{} mappings whose rights change all the time", (200, 400, 1_000, 2_000), _in_file("protects")
     ),
     "copies": Attack("a mount namespace of {} mounts copied by eight processes", (3_000, 6_000), _copies),
     "swollen": Attack(
@@ -420,7 +422,7 @@ ATTACKS: Final = {
         (800_000, 1_600_000),
         _in_directory("removes", "hami"),
     ),
-    "opens": Attack("{} descriptors behind 2,450 mounts", (2_045, 4_090), _opens, everywhere=True),
+    "opens": Attack("{} descriptors behind 2,450 mounts", (4_090, 8_180), _opens, everywhere=True),
     "cuts": Attack("{} tenants that cut two files each under the writer", (16, 32), _cuts),
     "flight": Attack(
         "{} descriptors of root's in flight, or all that its limit allows", (20_240, 2_000_000), _flight
