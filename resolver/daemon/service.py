@@ -169,8 +169,6 @@ class Service:
     async def _due_pass(self) -> None:
         await self.pass_once(everything=False)
         self._listen()
-        self.snapshots.means.sufficed()
-        self.journal.trouble("means", "", "out_of_means", "means_restored")
 
     def _listen(self) -> None:
         """Listen for owners' ends and file events; call it after each pass, which may add the first watch."""

@@ -12,6 +12,7 @@ from resolver.base.errors import AccessDenied, ProcessGone, TooSlow, WorkerFaile
 from resolver.base.reasons import UnresolvedReason
 from resolver.hami.discovery import MappedFile, SharedDirectory, Shown
 from resolver.hami.process_reads import (
+    describe_written,
     directories_and_trees,
     has_mount,
     maps_shared,
@@ -158,6 +159,7 @@ class OwnerCheck:
     async def _check_file(self, host_pid: int, proof: MappedFile, payer: str) -> None:
         """Raise `Unfit` unless it has this very file open: maps can't distinguish it."""
         name = proof.file.path.rsplit("/", 1)[-1]
+        await self._reader.ask(payer, self.tenant(host_pid), describe_written, host_pid, name)
         held = await self._reader.ask(payer, ALL, written_by_name, host_pid, name)
         places = {SuperblockPath(*each) if each else None for each in held}
         if proof.file in places:

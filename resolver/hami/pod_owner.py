@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from resolver.base.errors import AccessDenied, ProcessGone
 from resolver.base.reasons import UnresolvedReason
 from resolver.hami.owner_check import UNREADABLE, Unfit, unreadable, worst
-from resolver.hami.process_reads import maps_shared, written_in
+from resolver.hami.process_reads import describe_written, maps_shared, written_in
 from resolver.linux.cgroup import NO_CONTAINER, only_container
 from resolver.linux.mappings import SuperblockPath, shared_files
 from resolver.lookup.resolve import verify
@@ -142,9 +142,10 @@ class PodOwner:
             if handle.process.ns_pids[-1:] != (ns_pid,):
                 raise ProcessGone(f"{host_pid} is another process now")
             place = proof.tree.device, proof.tree.path, proof.opened
+            tenant = self._container(host_pid).container_id or f"process {host_pid}"
+            await self._reader.ask(payer, tenant, describe_written, host_pid)
             located = await self._reader.ask(payer, ALL, written_in, host_pid, *place)
             held = {SuperblockPath(*each) if each else None for each in located}
-            tenant = self._container(host_pid).container_id or f"process {host_pid}"
             if not held or not await self._reader.ask(payer, tenant, maps_shared, host_pid, *proof.shown):
                 if self._container(host_pid).pod_uid == proof.pod_uid:
                     raise Unfit(UnresolvedReason.NOT_MAPPED)

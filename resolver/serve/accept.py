@@ -26,7 +26,7 @@ class Acceptor:
     """Accepts connections on ``listener`` in batches, for at most ``share`` of a CPU, ``take`` included.
 
     ``take`` owns each connection, which doesn't block. If it raises OSError, descriptors or epoll watches have run out:
-    ``refused`` is called with it, and clients wait in the kernel's queue for a while. Belongs to the running event loop.
+    ``refused`` is called with it, and clients wait in the kernel's queue for a while. Belongs to the running loop.
     """
 
     def __init__(

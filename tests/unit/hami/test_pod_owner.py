@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from resolver.base.budget import Slices
-from resolver.base.errors import AccessDenied
+from resolver.base.errors import AccessDenied, TooSlow
 from resolver.base.reasons import UnresolvedReason
 from resolver.containers.log_names import ContainerNames
 from resolver.hami import pod_owner
@@ -17,6 +19,7 @@ from resolver.hami.discovery import PodFile
 from resolver.hami.pod_owner import PodOwner
 from resolver.linux.mappings import SuperblockPath, shared_files
 from resolver.linux.procfs import ProcessHandle, Procfs
+from resolver.workers.lane import ALL
 from resolver.workers.lanes import Direct
 from tests.fakes.direct import at_once
 from tests.fakes.procs import FakeProc, maps, mountinfo
@@ -104,6 +107,20 @@ class Room:
 
         monkeypatch.setattr(pod_owner, "shared_files", counting)
         return read
+
+
+class Locked(Direct):
+    """Descriptions of files take too long."""
+
+    def __init__(self, procfs: Procfs) -> None:
+        super().__init__(procfs)
+        self.asked: list[tuple[str, str]] = []
+
+    async def ask(self, payer: str, about: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        self.asked.append((about, function.__name__))
+        if function.__name__ == "describe_written":
+            raise TooSlow("its container makes the kernel wait")
+        return await super().ask(payer, about, function, *arguments)
 
 
 @pytest.fixture
@@ -204,3 +221,12 @@ def test_that_nobody_has_the_file_is_found_anew_with_each_refresh(room: Room) ->
     room.map.refreshes += 1
     room.map.host_pids.append(100)
     assert room.ask() == 100
+
+
+def test_a_tenant_that_locks_its_files_delays_no_question_about_mount_tables(room: Room) -> None:
+    """A description prints each lock: who is slow there is so alone, before the mount table is read."""
+    room.put(100)
+    reader = room.owner._reader = Locked(room.proc.procfs)
+    assert room.find(100) is UnresolvedReason.TOO_SLOW
+    assert (A, "describe_written") in reader.asked
+    assert ALL not in {about for about, _ in reader.asked}

@@ -122,7 +122,7 @@ async def test_an_error_is_raised_where_the_question_was_asked(
 
 @pytest.mark.parametrize("more", [0, 2], ids=["directory", "file"])
 async def test_what_a_lane_lacks_blames_no_file(lanes: Lanes, tmp_path: Path, more: int) -> None:
-    first, _ = lanes.workers
+    first, *_ = lanes.workers
     (directory := tmp_path / "c1").mkdir()
     (directory / "a.cache").touch()
     await lanes.ask("a", "a", hold_file, str(tmp_path), "c1", "a.cache")
