@@ -46,30 +46,72 @@ class Slices:
         self._until = time.monotonic() + self._seconds
 
 
+class Rounds:
+    """Tasks that share one slice in each round of the event loop, in their order: together they delay others as one."""
+
+    def __init__(self) -> None:
+        self._left = SLICE_SECONDS
+        self._waiting: list[asyncio.Future[None]] = []
+        self._postponed: list[asyncio.Future[None]] = []  # they were woken and came too late
+        self._woken = 0  # they go on in this round, before all that come
+        self._loop: asyncio.AbstractEventLoop | None = None  # while it is to begin a new round
+
+    async def wait(self) -> None:
+        """Wait for a round with time left."""
+        import asyncio  # `resolver slots` pays for every import
+
+        queue = self._waiting
+        while self._left <= 0 or queue is self._postponed or self._woken or self._waiting:
+            self._plan()
+            queue.append(future := asyncio.get_running_loop().create_future())
+            try:
+                await future
+            finally:
+                self._woken -= not future.cancelled()
+            if self._left > 0:
+                return
+            queue = self._postponed
+
+    def spend(self, seconds: float) -> None:
+        """Note a step in this round."""
+        self._plan()
+        self._left -= seconds
+
+    def _plan(self) -> None:
+        import asyncio
+
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            self._loop = loop
+            loop.call_soon(self._begin)
+
+    def _begin(self) -> None:
+        self._loop, self._left = None, SLICE_SECONDS
+        woken = [each for each in self._postponed + self._waiting if not each.done()]
+        self._postponed.clear()
+        self._waiting.clear()
+        self._woken = len(woken)
+        for each in woken:
+            each.set_result(None)
+
+
 class Metered:
-    """Coroutine whose steps on the event loop are charged; waiting is free.
+    """Coroutine whose steps on the event loop are charged; waiting is free. Each step waits for ``rounds`` if given."""
 
-    Those that share a ``gate`` make one step in each round of the loop: together they delay another task by one step.
-    """
-
-    __slots__ = ("_gate", "_spend", "_work")
+    __slots__ = ("_rounds", "_spend", "_work")
 
     def __init__(
-        self, work: Coroutine[Any, Any, T], spend: Callable[[float], None], gate: asyncio.Lock | None = None
+        self, work: Coroutine[Any, Any, T], spend: Callable[[float], None], rounds: Rounds | None = None
     ) -> None:
-        self._work, self._spend, self._gate = work, spend, gate
+        self._work, self._spend, self._rounds = work, spend, rounds
 
     def __await__(self) -> Generator[Any, Any, Any]:
         """Run it, step by step."""
-        import asyncio  # `resolver slots` pays for every import
-
         steps, thrown = self._work.__await__(), None
         while True:
-            held = None
             try:
-                if self._gate is not None and thrown is None:
-                    yield from self._gate.acquire().__await__()
-                    held = self._gate
+                if self._rounds is not None and thrown is None:
+                    yield from self._rounds.wait().__await__()
             except BaseException as error:  # noqa: BLE001 - it is the coroutine's
                 thrown = error
             began = time.monotonic()
@@ -78,9 +120,10 @@ class Metered:
             except StopIteration as end:
                 return end.value
             finally:
-                self._spend(time.monotonic() - began)
-                if held is not None:
-                    asyncio.get_running_loop().call_soon(held.release)
+                seconds = time.monotonic() - began
+                self._spend(seconds)
+                if self._rounds is not None:
+                    self._rounds.spend(seconds)
             thrown = None
             try:
                 yield wanted

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import time
@@ -44,7 +45,8 @@ class Writing:
             timeout=_WRITER_SECONDS,
             rights=frozenset({"DAC_OVERRIDE"}),
         )
-        self._one_at_a_time = asyncio.Lock()
+        # Utilization waits in a queue of its own, so that a `hostpid` waits for one such batch at most.
+        self._one_at_a_time, self._utilization = asyncio.Lock(), asyncio.Lock()
         self._blames = WeakValueDictionary[str, Blame]()
         self._remembered: dict[str, Blame] = {}  # those that matter without a file, too
         self._counters = counters
@@ -58,7 +60,8 @@ class Writing:
 
     async def carry_out(self, repairs: RegionRepairs, orders: list[Order]) -> bool:
         """Send up to `slot_writer.MAX_ORDERS` orders; True if the writer answered."""
-        async with self._one_at_a_time:
+        urgent = any(order.device is None for order in orders)
+        async with contextlib.nullcontext() if urgent else self._utilization, self._one_at_a_time:
             # Meanwhile the region may have been given up, or an owner let go of: its descriptor is another file's then.
             orders = [order for order in orders if order.owner is order.state.owner]
             if repairs.region.fd < 0 or not orders:

@@ -13,7 +13,6 @@ from resolver.hami.layout import parse_used
 from resolver.linux.inotify import MODIFY
 from resolver.repair.turns import Work
 from resolver.state import Counted, HamiCounts
-from resolver.workers.lanes import LATE_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable
@@ -23,8 +22,8 @@ if TYPE_CHECKING:
     from resolver.repair.plan import RegionRepairs
     from resolver.workers.lanes import TenantReader
 
-#: Seconds after which a pass reads no more regions.
-_READ_SECONDS = 0.05
+#: Seconds after which a pass reads no more regions, and waits no more for lanes: the next pass takes their answers.
+_READ_SECONDS, _LANE_SECONDS = 0.05, 0.01
 _COUNTS_SECONDS = 1.0
 
 
@@ -48,7 +47,7 @@ class Readings:
         late = await self._read_some(waiting, this, busy)
         tasks = [each.reading for each in late if each.reading is not None]
         if tasks:
-            await asyncio.wait(tasks, timeout=LATE_SECONDS if this.patient else None)
+            await asyncio.wait(tasks, timeout=_LANE_SECONDS if this.patient else None)
             await self._read_some(late, this, busy)
         return busy
 

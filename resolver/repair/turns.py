@@ -1,7 +1,7 @@
 """Containers' turns: owners are found and orders sent for each independently.
 
-All go on at once, but one step at a time, so that other tasks wait for one step only. Waiting for a child holds nobody
-up. A long turn may outlive its pass.
+All go on at once and share one slice in each round of the loop. Waiting for a child holds nobody up. A long turn may
+outlive its pass.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-from resolver.base.budget import Metered, Slices
+from resolver.base.budget import Metered, Rounds, Slices
 from resolver.base.counters import CounterName, Shortage
 from resolver.base.reasons import UnresolvedReason
 from resolver.hami.discovery import PodFile
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from resolver.repair.slot_states import SlotState
 
 #: Seconds after which a pass waits no more for the turns that it began.
-_PASS_SECONDS = 0.1
+_PASS_SECONDS = 0.03
 
 
 class Work:
@@ -59,7 +59,7 @@ class Turns:
         self.owner_finder = owner_finder
         self.going: dict[str, asyncio.Task[None]] = {}
         self._parts, self._suspect = parts, suspect
-        self._gate = asyncio.Lock()
+        self._rounds = Rounds()
         self._failure: BaseException | None = None  # of a turn, until a pass raises it
 
     async def take(self, busy: Mapping[str, deque[Work]], this: Pass) -> None:
@@ -97,7 +97,7 @@ class Turns:
         """Run one turn; an internal error ends only this turn."""
         parts = self._parts
         try:
-            await Metered(self._turn(container, works, this), partial(this.charge, container), self._gate)
+            await Metered(self._turn(container, works, this), partial(this.charge, container), self._rounds)
         except Exception as error:
             if shortage_of(getattr(error, "errno", None)) in (Shortage.DESCRIPTORS, Shortage.MEMORY):
                 raise  # that is everybody's trouble

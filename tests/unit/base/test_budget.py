@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from resolver.base.budget import BURST_SECONDS, SHARE, Budgets, Metered
+from resolver.base.budget import BURST_SECONDS, SHARE, SLICE_SECONDS, Budgets, Metered, Rounds
 from tests.fakes.clock import Clock, burn
 
 
@@ -65,35 +65,35 @@ def test_the_steps_of_a_coroutine_are_charged_and_not_what_it_waits_for() -> Non
 
 
 async def _metered(
-    work: Coroutine[Any, Any, None], spend: Callable[[float], None], gate: asyncio.Lock | None = None
+    work: Coroutine[Any, Any, None], spend: Callable[[float], None], rounds: Rounds | None = None
 ) -> None:
-    await Metered(work, spend, gate)
+    await Metered(work, spend, rounds)
 
 
-async def test_one_step_of_many_is_made_in_each_round_of_the_loop_and_waiting_holds_nobody_up() -> None:
-    gate, steps, waits = asyncio.Lock(), list[str](), asyncio.Event()
+async def test_many_share_one_slice_in_each_round_of_the_loop_and_waiting_holds_nobody_up() -> None:
+    rounds, steps, never = Rounds(), list[str](), asyncio.Event()
 
     async def busy(name: str) -> None:
         for _ in range(10):
             steps.append(name)
+            burn(SLICE_SECONDS)
             await asyncio.sleep(0)
 
-    waiting = asyncio.create_task(_metered(_wait(waits), lambda _: None, gate))
+    waiting = asyncio.create_task(_metered(_wait(never), lambda _: None, rounds))
     await asyncio.sleep(0)
-    tasks = [asyncio.create_task(_metered(busy(name), lambda _: None, gate)) for name in "abc"]
+    tasks = [asyncio.create_task(_metered(busy(name), lambda _: None, rounds)) for name in "abcdef"]
     seen = [0]
-    while len(steps) < 30:
+    while len(steps) < 60:
         await asyncio.sleep(0)
         seen.append(len(steps))
-    assert {later - before for before, later in itertools.pairwise(seen)} <= {0, 1}
-    assert {"".join(sorted(each)) for each in zip(*[iter(steps)] * 3, strict=True)} == {"abc"}
+    assert max(later - before for before, later in itertools.pairwise(seen)) <= 2  # of six
+    assert {"".join(sorted(each)) for each in zip(*[iter(steps)] * 6, strict=True)} == {"abcdef"}
+    waiting.cancel()
     await asyncio.gather(*tasks)
-    waits.set()
-    await waiting
 
 
-async def test_who_is_cancelled_at_the_gate_is_so_within_and_leaves_it_to_the_others() -> None:
-    gate, ended = asyncio.Lock(), list[str]()
+async def test_who_is_cancelled_while_others_have_the_round_cleans_up() -> None:
+    rounds, ended = Rounds(), list[str]()
 
     async def work() -> None:
         try:
@@ -102,18 +102,14 @@ async def test_who_is_cancelled_at_the_gate_is_so_within_and_leaves_it_to_the_ot
         finally:
             ended.append("cancelled")
 
-    await gate.acquire()
-    waiting = asyncio.create_task(_metered(work(), lambda _: None, gate))
-    other = asyncio.create_task(_metered(asyncio.sleep(0), lambda _: None, gate))
-    gate.release()
+    waiting = asyncio.create_task(_metered(work(), lambda _: None, rounds))
     await asyncio.sleep(0)
-    await gate.acquire()
+    rounds.spend(SLICE_SECONDS)
+    await asyncio.sleep(0)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
     assert ended
-    gate.release()
-    await other
 
 
 async def _wait(event: asyncio.Event) -> None:

@@ -115,6 +115,26 @@ def test_orders_that_wait_for_the_writer_are_not_given_for_what_has_gone(desk: D
     assert sent == descriptors[: 2 if gone == "nothing" else 1]
 
 
+async def test_a_hostpid_waits_for_one_batch_of_utilization_at_most(desk: Desk) -> None:
+    sent: list[int] = []
+
+    async def request(message: bytes, descriptors: list[int]) -> bytes:
+        sent.append(descriptors[0])
+        await asyncio.sleep(0)
+        return slot_writer.RESULT.pack(*DONE) * int(slot_writer.HEAD.unpack_from(message)[1])
+
+    desk.writing.worker.request = request  # type: ignore[method-assign,assignment]
+    values = [desk.region((7, 4711, 1, (500, 0))) for _ in range(3)]
+    for bench in values:
+        bench.load = {(4711, "GPU-a"): 30}
+    urgent = desk.region((7, 0))
+    tasks = [
+        asyncio.create_task(desk.writing.carry_out(each.repairs, each.plan())) for each in (*values, urgent)
+    ]
+    assert await asyncio.gather(*tasks) == [True] * 4
+    assert sent.index(urgent.repairs.region.fd) == 1
+
+
 def test_an_order_names_its_owners_descriptor_or_none(desk: Desk) -> None:
     bench = desk.region((7, 0), (8, 4712, 1, (80, 0)))
     bench.state(8).owner_ended()
