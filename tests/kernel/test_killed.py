@@ -141,8 +141,8 @@ def kill_and_check(host_pid: int, children: dict[str, int], run_dir: Path, kill:
 ALL_SLOW = patched("""
     from resolver.workers import lanes
     class Everybody(set):
-        __contains__ = lambda self, about: True
-        __bool__ = lambda self: True
+        __contains__ = lambda self, about: about != lanes.ALL
+        __sub__ = lambda self, others: {"everybody"}
     begin = lanes.Lanes.__init__
     def init(self, *arguments, **more):
         begin(self, *arguments, **more)

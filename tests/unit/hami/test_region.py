@@ -258,7 +258,9 @@ def test_regions_come_and_go_with_their_files(find: CountingFinder, tmp_path: Pa
     assert find.refresh(full=True) == ([], [], [])
     first, second = container(tmp_path, "main"), container(tmp_path, "side")
 
-    added = find.refresh(full=True).added
+    added = [
+        found for _ in range(2) for found in find.refresh(full=True).added
+    ]  # the second one, if time ran out
     assert {found.path: found.ownership for found in added} == {
         str(path): Ownership(
             account=str(path.parent),
