@@ -1,4 +1,4 @@
-"""The daemon's cost with 64 containers on 8 GPUs, everything on: where nothing happens, and where tenants start."""
+"""The daemon's cost, everything on: 64 containers on 8 GPUs where nothing happens or tenants start, 256 under load."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.bench.timing import Progress, RowValues
-from tests.bench.usage import Cpu, children, cpu
+from tests.bench.usage import Cpu, children, cpu, memory
 from tests.fakes.daemon import BOUND, Daemon, free_port
 from tests.fakes.gpu import DEFAULT_DEVICES, Device
 from tests.fakes.node import Node
@@ -20,6 +20,9 @@ _SETTLE_SECONDS = 75.0  # what is looked at often after a start is looked at rar
 _AIM = 0.1  # per cent of a core
 _STARTS = 1, 3  # a second; for the requests in the chart's README
 _LIVING = 12  # of those that were started
+#: Of 256 containers, under load; the stand-in for the driver knows 256 processes.
+_BUSY = 224
+_BUSY_AIM, _MEMORY_AIM = 7.0, 40.0  # per cent of a core, MiB
 
 
 class Idle(NamedTuple):
@@ -30,6 +33,32 @@ class Idle(NamedTuple):
 
 
 def measure(scratch: Path, progress: Progress) -> list[RowValues]:
+    """With little to do, and with much."""
+    return [*_quiet(scratch, progress), *_busy(scratch, progress)]
+
+
+def _busy(scratch: Path, progress: Progress) -> list[RowValues]:
+    """256 containers, most with a process under load, whose watchers write its utilization."""
+    scratch.joinpath("busy").mkdir()
+    with Node(scratch / "busy", "535.183.01") as node:
+        progress(f"256 containers, {_BUSY} with a busy process")
+        for number in range(256):
+            container = node.container(name=f"c{number}")
+            if number < _BUSY:
+                container.tenant(load=20, guess="none")
+        options = ["--source", "auto", "--metrics-addr", f"127.0.0.1:{free_port()}", "--log-level", "error"]
+        with Daemon(node, scratch / "busy-run", *options, wrapper=BOUND) as daemon:
+            time.sleep(_SETTLE_SECONDS)
+            progress(f"{_SECONDS:.0f} s of ticks")
+            busy, mib = _watch(daemon.process.pid), memory(daemon.process.pid)
+    beside = f"daemon {busy.cpu.own:.2f}, children {busy.cpu.children:.2f}"
+    return [
+        ("CPU with 256 containers whose watchers tick", sum(busy.cpu), "% core", _BUSY_AIM, beside),
+        ("  memory of all of it", mib, "MiB", _MEMORY_AIM, "PSS, children included"),
+    ]
+
+
+def _quiet(scratch: Path, progress: Progress) -> list[RowValues]:
     """With a process that idles in each container, with starts in addition, and then without any process."""
     scratch.joinpath("idle").mkdir()
     devices = [
