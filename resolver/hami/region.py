@@ -114,7 +114,10 @@ class SharedRegion:
     async def read_by(self, reader: TenantReader, payer: str) -> RegionView:
         """Read by a lane at ``payer``'s expense. Raises as `read` does, `TooSlow` and `WorkerFailed`."""
         where = f"/proc/{os.getpid()}/fd/{self.fd}"
-        found = await reader.ask(payer, payer, read_open, where, self.path, self._end)
+        try:
+            found = await reader.ask(payer, payer, read_open, where, self.path, self._end)
+        except OSError as error:
+            raise translate(error) from None
         return self.take(*found[1:])
 
     def take(self, mtime_ns: int, header: Any, numbers: Sequence[int], columns: list[str]) -> RegionView:

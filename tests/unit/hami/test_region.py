@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import subprocess
@@ -459,6 +460,16 @@ def test_with_too_few_descriptors_no_step_of_opening_leaks_or_fails(
     assert find.regions.keys() == {str(path)}
     find.close()
     until(lambda: set(os.listdir("/proc/self/fd")) == before, "the end of every descriptor")
+
+
+def test_a_file_that_the_lane_can_not_open_is_rejected_alone(region: SharedRegion) -> None:
+    class Refused(Direct):
+        async def ask(self, *_: object) -> Any:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with pytest.raises(RegionRejected) as refusal:
+        at_once(region.read_by(Refused(Procfs()), ""))
+    assert refusal.value.reason is RegionReason.IO_ERROR
 
 
 def is_open(path: Path) -> bool:
