@@ -47,14 +47,17 @@ class Slices:
 
 
 class Rounds:
-    """Tasks that share one slice in each round of the event loop, in their order: together they delay others as one."""
+    """One time slice per round of the event loop, shared by several tasks in order of arrival.
+
+    Together they delay other tasks as much as a single task does.
+    """
 
     def __init__(self) -> None:
         self._left = SLICE_SECONDS
         self._waiting: list[asyncio.Future[None]] = []
-        self._postponed: list[asyncio.Future[None]] = []  # they were woken and came too late
-        self._woken = 0  # they go on in this round, before all that come
-        self._loop: asyncio.AbstractEventLoop | None = None  # while it is to begin a new round
+        self._postponed: list[asyncio.Future[None]] = []  # woken too late; first in the next round
+        self._woken = 0  # tasks woken for this round that have not run yet; new ones queue behind them
+        self._loop: asyncio.AbstractEventLoop | None = None  # set while a new round is scheduled there
 
     async def wait(self) -> None:
         """Wait for a round with time left."""
@@ -73,7 +76,7 @@ class Rounds:
             queue = self._postponed
 
     def spend(self, seconds: float) -> None:
-        """Note a step in this round."""
+        """Subtract a step's seconds from this round's slice."""
         self._plan()
         self._left -= seconds
 
