@@ -33,9 +33,11 @@ from resolver.repair import repairer as repairer_module
 from resolver.repair import turns as turns_module
 from resolver.workers import slot_writer
 from resolver.workers.means import Means
+from tests.descriptors import is_open, pidfds_of
 from tests.fakes import cachefiles
 from tests.fakes.cachefiles import poke
 from tests.fakes.repairs import HOST, V1_2, Bench, Lines, slot
+from tests.patience import until
 
 
 @pytest.fixture
@@ -213,19 +215,18 @@ def test_a_process_nobody_ever_saw_is_dead_only_where_the_kernel_says_so(
 
 
 def test_nothing_is_kept_of_a_region_that_goes(bench: Bench) -> None:
-    before = len(os.listdir("/proc/self/fd"))
     process = bench.child()
     path = bench.file(*((n, 0) for n in range(1, 20)))
     bench.told.host_pids = dict.fromkeys(range(1, 20), process.pid)
     bench.step()
     assert process.pid in bench.repairer.owners
+    assert is_open(path)
     path.unlink()
     bench.step()
     assert bench.repairer.regions == {}
     assert process.pid not in bench.repairer.owners
-    bench.repairer.close()
-    bench.runner.close()
-    assert len(os.listdir("/proc/self/fd")) <= before
+    assert pidfds_of(process.pid) == 0
+    until(lambda: not is_open(path), "the close of the file")
 
 
 # ---- other writers -----------------------------------------------------------------------------

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import itertools
-import os
 import re
 import time
 from collections import deque
@@ -29,6 +28,7 @@ from resolver.repair.parts import Pass
 from resolver.repair.turns import Work
 from resolver.state import SlotReport, SlotReports
 from resolver.workers import slot_writer
+from tests.descriptors import pidfds_of
 from tests.fakes.clock import burn
 from tests.fakes.repairs import HOST, Bench, ToldOwners, slot
 from tests.patience import PATIENCE_S
@@ -235,7 +235,6 @@ def test_what_happens_in_a_turn_that_is_late_is_looked_at_after_it(
 def test_a_region_that_goes_while_its_turn_waits_leaves_no_handle(bench: Patient) -> None:
     answers = asyncio.Event()
     ask, process = bench.told.owner, bench.child()
-    before = len(os.listdir("/proc/self/fd"))
 
     async def owner(place: SharedDirectory, *more: Any) -> ProcessHandle | UnresolvedReason:
         found = await ask(place, *more)
@@ -245,14 +244,13 @@ def test_a_region_that_goes_while_its_turn_waits_leaves_no_handle(bench: Patient
     bench.told.owner = owner  # type: ignore[assignment,method-assign]
     bench.told.host_pids = {7: process.pid}
     path = bench.file((7, 0), name="goes")
-    until(bench, lambda: bool(bench.repairer.turns.going))
+    until(bench, lambda: pidfds_of(process.pid) > 0)
     bench.repairer.found.drop(str(path))
     answers.set()
     bench.runner.run(asyncio.wait(bench.repairer.turns.going.values()))
     assert not bench.repairer.turns.going
     assert process.pid not in bench.repairer.owners
-    links = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
-    assert sum(os.path.exists(link) or os.path.islink(link) for link in links) <= before + 3
+    assert pidfds_of(process.pid) == 0
 
 
 def test_a_thousand_slots_at_once_cost_a_few_lines(bench: Patient, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,25 @@
+"""What this process has open, by what it is: numbers are used again, and threads close at their own time."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+
+def is_open(path: Path) -> bool:
+    """Whether this process has the file open, removed or not."""
+    links = list[str]()
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # closed since
+            links.append(os.readlink(f"/proc/self/fd/{number}"))
+    return bool({str(path), f"{path} (deleted)"} & set(links))
+
+
+def pidfds_of(pid: int) -> int:
+    """How many pidfds of that process this one has."""
+    found = 0
+    for number in os.listdir("/proc/self/fdinfo"):
+        with contextlib.suppress(OSError):  # closed since
+            found += f"\nPid:\t{pid}\n" in Path(f"/proc/self/fdinfo/{number}").read_text("ascii")
+    return found
