@@ -95,9 +95,14 @@ class PairAnswers(msgspec.Struct, frozen=True):
     answers: list[PairAnswer]
 
 
+class _Split(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`Pairs` as text: as objects, 10,000 of them would leave memory in pieces."""
+
+    pairs: Annotated[list[msgspec.Raw], Meta(max_length=MOST_PAIRS)]
+
+
 _decode = msgspec.json.Decoder(Pairs).decode
-# Between their steps pairs and answers are text: as objects, 10,000 of them would stay in memory in pieces.
-_split = msgspec.json.Decoder(dict[str, list[msgspec.Raw]]).decode
+_split = msgspec.json.Decoder(_Split).decode
 _decode_step = msgspec.json.Decoder(list[tuple[Cid, Pid] | Pair]).decode
 
 
@@ -194,15 +199,8 @@ async def look_back(context: Context, request: Request) -> Answer:
 
 async def look_up_many(context: Context, request: Request) -> Answer:
     """``POST /v1/lookup``: up to 10,000 pairs, answered in order."""
-    body = await request.body()
-    try:
-        _decode(body)
-        pairs = _split(body)["pairs"]
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Problem(400, Reason.BAD_REQUEST, f"the body is not a batch of pairs: {error}") from None
-    request.access.spend(len(pairs) / _PAIRS_PER_REQUEST)
-    steps = [b"[%b]" % b",".join(pairs[start : start + _STEP]) for start in range(0, len(pairs), _STEP)]
-    del pairs
+    number, steps = _steps(await request.body())
+    request.access.spend(number / _PAIRS_PER_REQUEST)
     every = _every if request.access.tenant is None else partial(_every_own, request.access.tenant)
     deadline = time.monotonic() + _WALK_SECONDS
     answers: list[bytes] = []
@@ -218,6 +216,25 @@ async def look_up_many(context: Context, request: Request) -> Answer:
         await asyncio.sleep(0)
     head = PairAnswers(context.view.live.pidmap.source.name, [])
     return Answer(encode(head)[: -len(b"]}")] + b",".join(answers) + b"]}")
+
+
+def _steps(body: bytes) -> tuple[int, list[bytes]]:
+    """Return the number of pairs, and lists of some of them as JSON. Raises `Problem`."""
+    invalid = msgspec.DecodeError, UnicodeDecodeError, RecursionError
+    try:
+        try:
+            pairs = _split(body).pairs
+            steps = [
+                b"[%b]" % b",".join(pairs[start : start + _STEP]) for start in range(0, len(pairs), _STEP)
+            ]
+            for text in steps:
+                _decode_step(text)
+        except invalid:
+            _decode(body)  # says where
+            raise
+    except invalid as error:
+        raise Problem(400, Reason.BAD_REQUEST, f"the body is not a batch of pairs: {error}") from None
+    return len(pairs), steps
 
 
 def _answer(known: Hit | str) -> PairAnswer:

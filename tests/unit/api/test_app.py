@@ -208,6 +208,12 @@ def test_what_is_no_batch_is_refused(served: Served, body: bytes, status: int) -
     assert status == 200 or json.loads(text)["status"] == status
 
 
+def test_a_pair_that_is_none_is_named_by_its_place(served: Served) -> None:
+    body = json.dumps({"pairs": [*[[CID, 7]] * 600, [CID, 0]]}).encode()
+    _, _, text = ask(served, "/v1/lookup", "POST", body, Content_Type="application/json")
+    assert "$.pairs[600]" in json.loads(text)["detail"]
+
+
 def test_a_batch_is_not_kept_as_objects_between_its_steps(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -221,6 +227,7 @@ def test_a_batch_is_not_kept_as_objects_between_its_steps(
         return {cid: dict.fromkeys(ns_pids, Reason.NO_SUCH_PROCESS) for cid, ns_pids in wanted.items()}
 
     monkeypatch.setattr(lookups, "_every", every)
+    monkeypatch.setattr(lookups, "_decode", None)  # all of them at once; only to say what is wrong with one
     body = json.dumps({"pairs": [[f"{number:064x}", 1] for number in range(10_000)]}).encode()
     before = sys.getallocatedblocks()
     got, _, text = ask(served, "/v1/lookup", "POST", body, Content_Type="application/json")
