@@ -10,6 +10,7 @@ HAMi's monitor maps every file and holds none.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -58,6 +59,7 @@ class PodOwner:
         self._refresh, self._files = -1, frozenset(self._asked)  # the present reading, and its files
         self._mapped: dict[int, _Mapped] = {}  # by host PID
         self._cost = self._again_at = 0.0  # seconds of the present reading, and when the next one may begin
+        self._turn = asyncio.Lock()  # to read: what one reads, all others need, too
 
     async def owner(
         self, proof: PodFile, ns_pid: int, payer: str, pause: Pause
@@ -113,9 +115,12 @@ class PodOwner:
         host_pids = self._pidmap.source.candidates(ns_pid)
         for host_pid in host_pids:
             await pause()
-            if host_pid not in mapped:
+            if host_pid in mapped:
+                continue
+            async with self._turn:
                 began = time.monotonic()
-                mapped[host_pid] = await self._read(host_pid, files, payer)
+                if host_pid not in mapped:
+                    mapped[host_pid] = await self._read(host_pid, files, payer)
                 now = time.monotonic()
                 self._cost += now - began
                 self._again_at = now + min(_MOST_REST_SECONDS, _REST_FACTOR * self._cost)

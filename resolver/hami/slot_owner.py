@@ -10,6 +10,7 @@ the kernel only to processes that may write.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import math
 from typing import TYPE_CHECKING
@@ -51,6 +52,7 @@ class OwnerFinder:
         self._in_pod = PodOwner(procfs, pidmap, names or ContainerNames("", ""), self._reader)
         self._index, self._check = known, OwnerCheck(procfs, pidmap, known, self._reader)
         self._index.read_mounts(self._check.read_directories)
+        self._walks = asyncio.Lock()
 
     async def owner(
         self,
@@ -70,22 +72,19 @@ class OwnerFinder:
         pause = pause or Slices(math.inf).breathe
         if isinstance(proof, PodFile):
             return await self._owner_in_pod(proof, ns_pid, payer, pause)
-        namespaces = self._index.of(proof)
-        if len(namespaces) > MAX_NAMESPACES:
+        if len(self._index.of(proof)) > MAX_NAMESPACES:
             return UnresolvedReason.TOO_LARGE
         if isinstance(proof, SharedDirectory) and self._check.in_shared_tree(proof):
             return UnresolvedReason.UNPROVEN  # whoever has the tree can mount it as the device plugin does
-        search, found = Search(proof, ns_pid, shown, payer, pause), _Findings()
-        if self._index.behind:
-            # One of them may be missing, so only all processes prove that one alone fits.
-            namespaces = frozenset()
-        if namespaces:
-            found = await self._search(self._by_key(namespaces, ns_pid), search, namespaces)
-        # Not all containers that share a file are known, so every process with that number is asked once it matters.
-        shared = len(found.fitting) == 1 and isinstance(proof, MappedFile | ClaimDirectory)
-        if not namespaces or shared:
-            found.add(await self._walk(search, besides=found.asked))
-        elif rival > 0 and rival not in found.asked:
+        search = Search(proof, ns_pid, shown, payer, pause)
+        found, walked = await self._search_known(search), False
+        if found is None or self._may_be_shared(found, proof):
+            # One at a time: when a node's containers start, all would walk, and read the same mount tables.
+            async with self._walks:
+                found = found or await self._search_known(search)
+                if walked := found is None or self._may_be_shared(found, proof):
+                    found = await self._walk(search, found or _Findings())
+        if not walked and rival > 0 and rival not in found.asked:
             found.add(await self._rival(rival, search))
         if found.cut:
             found.close()
@@ -176,12 +175,23 @@ class OwnerFinder:
             found.append(host_pid)
         return found
 
-    async def _walk(self, search: Search, besides: list[int]) -> _Findings:
-        """Check all other processes with that number."""
+    async def _search_known(self, search: Search) -> _Findings | None:
+        """Check the processes in the container's known PID namespaces; None without any."""
+        namespaces = self._index.of(search.proof)
+        if not namespaces or self._index.behind:
+            return None  # one of them may be missing, so only all processes prove that one alone fits
+        return await self._search(self._by_key(namespaces, search.ns_pid), search, namespaces)
+
+    def _may_be_shared(self, found: _Findings, proof: Searched) -> bool:
+        """Check if others may fit, too: not all containers that share a file are known."""
+        return len(found.fitting) == 1 and isinstance(proof, MappedFile | ClaimDirectory)
+
+    async def _walk(self, search: Search, found: _Findings) -> _Findings:
+        """Check all other processes with that number, too."""
         source, concerned = self._pidmap.source, set[int]()
         for host_pid in source.everywhere(search.ns_pid):
             await search.pause()
-            if not host_pid or host_pid in besides:
+            if not host_pid or host_pid in found.asked:
                 continue
             try:
                 if await self._check.may_fit(host_pid, search, frozenset()):
@@ -191,8 +201,8 @@ class OwnerFinder:
             except UNREADABLE:
                 concerned.add(host_pid)
         # They are judged in one go: what was seen of the first ones may not be true any more.
-        found = await self._search(sorted(concerned), search, frozenset())
-        found.cut = self._pidmap.source is not source  # it may have been closed meanwhile
+        found.add(await self._search(sorted(concerned), search, frozenset()))
+        found.cut = found.cut or self._pidmap.source is not source  # it may have been closed meanwhile
         return found
 
     async def _rival(self, host_pid: int, search: Search) -> _Findings:

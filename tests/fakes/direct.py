@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from resolver.base.budget import Slices
 from resolver.pids.pidmap import PidMap
+from resolver.workers.lanes import Direct
 
 _T = TypeVar("_T")
+
+
+class Waiting(Direct):
+    """Reads by itself, and lets others go on first, as a child does."""
+
+    async def ask(self, payer: str, about: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        await asyncio.sleep(0)
+        return await super().ask(payer, about, function, *arguments)
 
 
 def catch_up(pidmap: PidMap, *, unhurried: bool = False) -> bool:

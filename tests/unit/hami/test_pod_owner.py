@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections.abc import Callable
@@ -21,7 +22,7 @@ from resolver.linux.mappings import SuperblockPath, shared_files
 from resolver.linux.procfs import ProcessHandle, Procfs
 from resolver.workers.lane import ALL
 from resolver.workers.lanes import Direct
-from tests.fakes.direct import at_once
+from tests.fakes.direct import Waiting, at_once
 from tests.fakes.procs import FakeProc, maps, mountinfo
 
 DEVICE, INODE, TREE = "8:1", 4242, "/usr/local/vgpu/containers"
@@ -209,6 +210,22 @@ def test_a_process_is_read_once_for_all_files(room: Room, monkeypatch: pytest.Mo
     assert room.find(*everybody, proof=proofs[0]) == 100
     assert [room.ask(proof) for proof in proofs[1:]] == list(everybody)[1:]
     assert sorted(read) == list(everybody)
+    # And by turns that go on at once.
+    read.clear()
+    room.owner._reader = Waiting(room.proc.procfs)
+    room.map.refreshes += 1
+
+    async def all_at_once() -> list[ProcessHandle | UnresolvedReason]:
+        return await asyncio.gather(
+            *(room.owner.owner(each, 7, "", Slices(math.inf).breathe) for each in proofs)
+        )
+
+    found = asyncio.run(all_at_once())
+    handles = [each for each in found if isinstance(each, ProcessHandle)]
+    assert [each.process.host_pid for each in handles] == list(everybody)
+    assert sorted(read) == list(everybody)
+    for each in handles:
+        each.close()
 
 
 def test_that_nobody_has_the_file_is_found_anew_with_each_refresh(room: Room) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections import Counter
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from resolver.base.budget import Slices
 from resolver.base.errors import ResolverError
 from resolver.base.reasons import UnresolvedReason
 from resolver.containers.known_namespaces import FirstProcess, KnownNamespaces
@@ -21,6 +23,7 @@ from resolver.linux import procfs as procfs_module
 from resolver.linux.procfs import ProcessHandle, Procfs
 from resolver.pids.scan import ScanSource
 from tests.fakes.clock import burn
+from tests.fakes.direct import Waiting
 from tests.fakes.procs import DEVICE, HOOK, INODE, OTHERS, OURS, FakeProc, maps, mountinfo
 
 
@@ -131,6 +134,25 @@ def test_a_directory_with_odd_characters(proc: FakeProc) -> None:
 def test_a_process_that_does_not_map_the_file_is_not_the_owner(proc: FakeProc, mapped: str) -> None:
     proc.put(100, 7, mapped=mapped or "7f00-7f10 rw-p 00000000 00:00 0\n")
     assert proc.find(7) is UnresolvedReason.NOT_MAPPED
+
+
+async def test_many_that_search_all_processes_do_it_one_after_the_other(proc: FakeProc) -> None:
+    """As when all containers of a node start: what one reads, the others need, too."""
+    directories = [SharedDirectory(DEVICE, f"{HOOK}/uid-{number}_main") for number in range(20)]
+    for number, directory in enumerate(directories):
+        proc.put(100 + number, 7, mounts=mountinfo(directory))
+    procfs = Counting(str(proc.root), 0.0)
+    known = KnownNamespaces(procfs, proc.pidmap)
+    proc.containers = OwnerFinder(procfs, proc.pidmap, known, reader=Waiting(procfs))
+    await proc.pidmap.catch_up(Slices())
+    owners = await asyncio.gather(
+        *(proc.containers.owner(each, (each.device, INODE), 7) for each in directories)
+    )
+    handles = [each for each in owners if isinstance(each, ProcessHandle)]
+    assert [each.process.host_pid for each in handles] == list(range(100, 120))
+    assert max(procfs.tables.values()) <= 3  # by whoever came first, and when the owner is held
+    for each in handles:
+        each.close()
 
 
 def test_several_that_fit_are_ambiguous(proc: FakeProc) -> None:
