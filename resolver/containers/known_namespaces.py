@@ -70,6 +70,14 @@ class FirstProcess:
         return (self.due, other.arrival) < (other.due, self.arrival)
 
 
+class _Readings:
+    """First processes by host PID whose mounts are to be read, and the task that does it."""
+
+    def __init__(self) -> None:
+        self.waiting: dict[int, FirstProcess] = {}
+        self.task: Future[None] | asyncio.Task[None] | None = None
+
+
 class Learned(NamedTuple):
     """Namespace of a verified owner. ``init`` is None if unknown."""
 
@@ -83,8 +91,10 @@ class KnownNamespaces:
     def __init__(self, procfs: Procfs, pidmap: PidMap, clock: Callable[[], float] = time.monotonic) -> None:
         self._procfs, self._pidmap, self._clock = procfs, pidmap, clock
         self._directories: Callable[[int], Coroutine[Any, Any, frozenset[Hashable]]] | None = None
-        self._unread: dict[int, FirstProcess] = {}  # by host PID: their mounts are to be read
-        self._reading_mounts: Future[None] | asyncio.Task[None] | None = None
+        self._new, self._old = (
+            _Readings(),
+            _Readings(),
+        )  # whose mounts are to be read: never read ones, others
         self._known: dict[int, FirstProcess] = {}  # by host PID
         self._seen: object = None  # the `PidMap.inits` that they are from
         self._unplaced: list[
@@ -116,8 +126,9 @@ class KnownNamespaces:
             self._of.clear()
             for _ in self.steps(*((SLICE_SECONDS, READ_SECONDS) if bounded else ())):
                 await slices.breathe()
-        if isinstance(self._reading_mounts, asyncio.Task):
-            await asyncio.wait({self._reading_mounts}, timeout=_MOUNTS_SECONDS if bounded else None)
+        for reads in (self._new, *(() if bounded else (self._old,))):
+            if isinstance(reads.task, asyncio.Task):
+                await asyncio.wait({reads.task}, timeout=_MOUNTS_SECONDS if bounded else None)
 
     def steps(self, placing: float = math.inf, reading: float = math.inf) -> Iterator[None]:
         """Place new namespaces, then read due ones, for so many seconds; consistent after each step."""
@@ -200,14 +211,15 @@ class KnownNamespaces:
         heapq.heappush(self._due, known)
         self._identify(known)
         if self._directories is not None:
-            self._unread[known.host_pid] = known
-            if self._reading_mounts is None or self._reading_mounts.done():
-                self._reading_mounts = begin(self._read_mounts())
+            reads = self._new if known.reads == 1 else self._old
+            reads.waiting[known.host_pid] = known
+            if reads.task is None or reads.task.done():
+                reads.task = begin(self._read_mounts(reads.waiting))
         return True
 
-    async def _read_mounts(self) -> None:
-        while self._unread:
-            _, known = self._unread.popitem()
+    async def _read_mounts(self, waiting: dict[int, FirstProcess]) -> None:
+        while waiting:
+            _, known = waiting.popitem()
             if self._directories is not None and self._lives(known):
                 with suppress(ProcessGone, CannotKnow, WorkerFailed):
                     directories = await self._directories(known.host_pid)

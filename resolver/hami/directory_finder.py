@@ -49,7 +49,7 @@ MAX_STRAYS = 64  # entries of a shared directory that are reported and not opene
 REFRESH_SECONDS = 0.015  # CPU time of one refresh, but for one directory: news of others waits for it
 #: Seconds until a directory is read again that failed.
 _NEXT_LOOK = 1.0
-#: Until a file that is on its way to being a region is tried again, or a lane's answer is taken.
+#: Until a file that is on its way to being a region is tried again.
 _SOON, _LATER = 0.005, 0.25
 
 
@@ -65,14 +65,17 @@ class DirectoryFinder:
         watches: Watches | None = None,
         names: ContainerNames | None = None,
         reader: TenantReader | None = None,
+        wake: Callable[[], None] = lambda: None,
     ) -> None:
         """Take ``budgets`` for opening files, by directory path, and ``watches`` for changes.
+
+        ``wake`` is called when a lane has answered: a refresh is due.
 
         `AUTO` in ``containers_dirs`` means all known ones. ``names`` are kubelet's.
         """
         self._names = names or ContainerNames("", "")
         self._reader, self._budgets = reader or Direct(procfs), budgets or Budgets()
-        self._register = RegionRegister(self._names, self._reader, self._budgets)
+        self._register = RegionRegister(self._names, self._reader, self._budgets, self._answered)
         self.regions, self.rejected = self._register.regions, self._register.rejected
         self.missing_dirs: set[str] = set()
         self.max_regions = sys.maxsize
@@ -81,6 +84,7 @@ class DirectoryFinder:
         self._clock = clock
         self._watches = watches
         self._wants = 0.0
+        self._wake = wake
 
     @property
     def dirs(self) -> Sequence[str]:
@@ -107,6 +111,10 @@ class DirectoryFinder:
 
         if self._watches is not None:
             self._watches.watch(key, place.path, fd, OF_A_DIRECTORY, on_event)
+
+    def _answered(self) -> None:
+        self._wants = 0.0
+        self._wake()
 
     def _forget(self, key: str) -> None:
         if self._watches is not None:
@@ -175,7 +183,7 @@ class DirectoryFinder:
                 self._drop_directories(root, root.directories.keys())
             if root.listing is None and (full or root.news):
                 root.news = False
-                root.listing, root.asked_at = begin(_list_root(self._reader, root)), now
+                root.listing = begin(_list_root(self._reader, root), self._answered)
             if root.listing is not None:
                 self._take_listing(root, now)
         except (FileNotFoundError, NotADirectoryError):
@@ -190,7 +198,6 @@ class DirectoryFinder:
 
     def _take_listing(self, root: Root, now: float) -> None:
         if root.listing is None or not root.listing.done():
-            self._look_again(root.asked_at, now)
             return
         listing, root.listing = root.listing, None
         if root.news:  # since it was listed
@@ -256,10 +263,11 @@ class DirectoryFinder:
             if directory.news:  # since it was listed
                 self._look_again(now, now)
         for candidate in directory.candidates.values():
-            if candidate.reading is not None or (candidate.region is None and candidate.retry_at <= now):
-                # One that is due still is on its way to being a region, or over its budget.
+            if candidate.reading is not None or candidate.region is not None:
+                continue
+            if candidate.retry_at <= now:  # on its way to being a region, or over its budget
                 self._look_again(candidate.seen_at, now)
-            elif candidate.region is None:
+            else:
                 self._wants = min(self._wants, candidate.retry_at)
 
     def _look_again(self, since: float, now: float) -> None:
@@ -273,7 +281,7 @@ class DirectoryFinder:
             self._wants = min(self._wants, now + _LATER)
             return False
         directory.full, directory.news, directory.look_at = False, False, math.inf
-        directory.look, directory.asked_at = begin(self._look(directory)), now
+        directory.look = begin(self._look(directory), self._answered)
         return True
 
     async def _look(self, directory: Directory) -> tuple[Any, ...]:
@@ -298,7 +306,6 @@ class DirectoryFinder:
 
     def _take_look(self, directory: Directory, now: float) -> None:
         if directory.look is None or not directory.look.done():
-            self._look_again(directory.asked_at, now)
             return
         look, directory.look = directory.look, None
         try:

@@ -25,6 +25,8 @@ from resolver.linux.safe_open import let_go
 from resolver.workers.lanes import begin
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from resolver.base.budget import Budgets
     from resolver.containers.log_names import ContainerNames
     from resolver.hami.discovery import Location
@@ -50,12 +52,14 @@ class RegionRegister:
         names: ContainerNames,
         reader: TenantReader,
         budgets: Budgets,
+        on_read: Callable[[], None],
     ) -> None:
+        """Call ``on_read`` when a lane has read a file."""
         self.regions: dict[str, SharedRegion] = {}
         self.rejected: dict[str, RegionReason] = {}
         self.changes = RegionChanges([], [], [])
         self._max_regions = sys.maxsize
-        self._names, self._reader, self._budgets = names, reader, budgets
+        self._names, self._reader, self._budgets, self._on_read = names, reader, budgets, on_read
         self._candidates: dict[str, Candidate] = {}  # the names under which regions were accepted
 
     def begin(self, max_regions: int) -> RegionChanges:
@@ -105,7 +109,7 @@ class RegionRegister:
         if len(self.regions) >= self._max_regions:
             detail = "there are not enough descriptors for more regions: raise the limit (ulimit -n)"
             raise RegionRejected(RegionReason.IO_ERROR, detail)
-        candidate.reading = begin(self._read(candidate))
+        candidate.reading = begin(self._read(candidate), self._on_read)
 
     async def _read(self, candidate: Candidate) -> tuple[SharedRegion, Location]:
         directory = candidate.directory

@@ -72,7 +72,6 @@ class Directory:
         self.full = False  # to be listed, whether there is news of it or not
         self.candidates: dict[str, Candidate] = {}
         self.look: Future[tuple[Any, ...]] | asyncio.Task[tuple[Any, ...]] | None = None  # by a lane
-        self.asked_at = 0.0
 
     def retry_at(self) -> float:
         """Return when a refused file is next due, or infinity."""
@@ -110,7 +109,6 @@ class Root:
         self.strays: set[str] = set()
         #: While a lane lists it: names, and True if these are all.
         self.listing: Future[tuple[set[str], bool]] | asyncio.Task[tuple[set[str], bool]] | None = None
-        self.asked_at = 0.0
 
 
 def list_caches(dir_fd: int) -> tuple[list[str], bool]:

@@ -45,6 +45,7 @@ class KnownRegions:
                 watches=parts.watches,
                 names=parts.names,
                 reader=reader,
+                wake=parts.wake,
             ),
         )
         if parts.settings.mapped_regions:

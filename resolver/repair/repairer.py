@@ -61,6 +61,7 @@ class Repairer:
 
         Containers with the most budget left come first.
         """
+        self._resident.look(time.monotonic())  # some 20 ms, rarely: no reason to rest after the pass
         this = Pass(policy, joined, self.budgets, patient=patient, everything=everything)
 
         def spend(seconds: float) -> None:
@@ -74,7 +75,6 @@ class Repairer:
         self.budgets.forget_full()
         if isinstance(self.parts.reader, Lanes):
             self.parts.reader.tidy()
-        self._resident.look(this.now)
         self.journal.catch_up()
         await self.found.discover(this)
         await this.slices.breathe()

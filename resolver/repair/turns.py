@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from resolver.repair.slot_states import SlotState
 
 #: Seconds after which a pass waits no more for the turns that it began.
-_PASS_SECONDS = 0.03
+_PASS_SECONDS = 0.01
 
 
 class Work:

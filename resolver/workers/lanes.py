@@ -58,12 +58,17 @@ class TenantReader(Protocol):
         """
 
 
-def begin(work: Coroutine[Any, Any, _T]) -> Future[_T] | asyncio.Task[_T]:
-    """Begin a lane's work; without an event loop, do it now."""
+def begin(
+    work: Coroutine[Any, Any, _T], on_end: Callable[[], None] = lambda: None
+) -> Future[_T] | asyncio.Task[_T]:
+    """Begin a lane's work, and call ``on_end`` after it; without an event loop, do it now."""
     try:
-        return asyncio.get_running_loop().create_task(work)
+        task = asyncio.get_running_loop().create_task(work)
     except RuntimeError:
         done: Future[_T] = Future()
+    else:
+        task.add_done_callback(lambda _: on_end())
+        return task
     try:
         work.send(None)
     except StopIteration as end:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Callable, Coroutine, Hashable, Iterator
 from typing import Any
 
 import pytest
 
+from resolver.base.budget import Slices
 from resolver.base.errors import ProcessGone
 from resolver.containers.known_namespaces import READ_SECONDS, SLICE_SECONDS, KnownNamespaces
 from resolver.linux.procfs import HOST_PIDNS, Procfs
@@ -226,3 +228,23 @@ def test_who_is_new_does_not_wait_for_hundreds_that_have_been_read_for_long(room
     for _ in range(100):  # the others have their turn all the same
         list(room.index.steps(SLICE_SECONDS, READ_SECONDS))
     assert set(read) == set(range(1000, 1101))
+
+
+async def test_the_mounts_of_who_is_new_are_waited_for_and_no_others(room: Room) -> None:
+    now = 1000.0
+    room.index._clock = lambda: now
+    read = list[int]()
+
+    async def slowly(host_pid: int) -> frozenset[Hashable]:
+        await asyncio.sleep(0.001)
+        read.append(host_pid)
+        return frozenset({host_pid})
+
+    room.index.read_mounts(slowly)
+    room.lives(range(1000, 1100))
+    await room.index.catch_up(Slices(), bounded=False)
+    now += 600.0  # all are due again
+    room.lives(range(1000, 1101))
+    await room.index.catch_up(Slices())
+    assert room.index.of(1100) == {10**6 + 1100}
+    assert len(read) < 150

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import time
 from collections import Counter
@@ -26,7 +27,8 @@ from resolver.hami.watches import Watches
 from resolver.linux.procfs import Procfs
 from resolver.workers.lanes import Direct
 from tests.fakes import cachefiles
-from tests.fakes.direct import at_once
+from tests.fakes.direct import Waiting, at_once
+from tests.patience import PATIENCE_S
 
 POD = cachefiles.POD_UID
 CLAIM = "7d0c6e3e-2f6d-4e0b-9b57-0d3c8f4b5a12"
@@ -227,6 +229,24 @@ class Halting(Direct):
         if function is look_into:
             await self.go.wait()
         return answer
+
+
+async def test_each_answer_of_a_lane_wakes_the_next_refresh(tmp_path: Path) -> None:
+    """And nothing else: no time is spent, or waited, for looking whether it is there."""
+    path, woken = cachefiles.container(tmp_path, "new"), asyncio.Event()
+    finder = DirectoryFinder([str(tmp_path)], Procfs(), reader=Waiting(Procfs()), wake=woken.set)
+    finder.refresh(full=True)
+    refreshes = 1
+    while str(path) not in finder.regions:
+        assert finder.wants() == math.inf
+        async with asyncio.timeout(PATIENCE_S):
+            await woken.wait()
+        woken.clear()
+        assert finder.wants() == 0.0
+        finder.refresh(full=False)
+        refreshes += 1
+    assert refreshes == 4  # three answers: the root's listing, the directory's, the file
+    finder.close()
 
 
 async def test_news_of_a_directory_that_a_lane_is_listing_is_followed_at_once(tmp_path: Path) -> None:
