@@ -243,7 +243,6 @@ def under(attack: Attack, size: int, scratch: Path, *, tree: Path = ROOT) -> See
             _repair_for(good, attack.seconds)
             seconds = time.monotonic() - began
             busy = cpu(daemon.process.pid).per_cent(used, seconds)
-        log_until = len(daemon.lines)
         _repair_for(good, _AFTER_SECONDS)
         for client in (*clients, *([own] if own else [])):
             client.end()
@@ -252,7 +251,7 @@ def under(attack: Attack, size: int, scratch: Path, *, tree: Path = ROOT) -> See
         with attack.begin(stage.scene, size):
             time.sleep(_AGAIN_SECONDS)
             ended = daemon.stopped_after()
-        lines = daemon.lines[:log_until]
+        lines = [line for line in daemon.lines if began <= line["at"] < began + seconds]
     samples = [each for one in good for each in one.samples]
     during = [each for each in samples if began <= each.at < began + seconds]
     api, scrapes = (
