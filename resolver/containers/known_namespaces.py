@@ -71,7 +71,7 @@ class FirstProcess:
 
 
 class _Readings:
-    """First processes by host PID whose mounts are to be read, and the task that does it."""
+    """First processes whose mounts are to be read, by host PID, and the task that does it."""
 
     def __init__(self) -> None:
         self.waiting: dict[int, FirstProcess] = {}
@@ -91,10 +91,7 @@ class KnownNamespaces:
     def __init__(self, procfs: Procfs, pidmap: PidMap, clock: Callable[[], float] = time.monotonic) -> None:
         self._procfs, self._pidmap, self._clock = procfs, pidmap, clock
         self._directories: Callable[[int], Coroutine[Any, Any, frozenset[Hashable]]] | None = None
-        self._new, self._old = (
-            _Readings(),
-            _Readings(),
-        )  # whose mounts are to be read: never read ones, others
+        self._first, self._again = _Readings(), _Readings()
         self._known: dict[int, FirstProcess] = {}  # by host PID
         self._seen: object = None  # the `PidMap.inits` that they are from
         self._unplaced: list[
@@ -126,7 +123,7 @@ class KnownNamespaces:
             self._of.clear()
             for _ in self.steps(*((SLICE_SECONDS, READ_SECONDS) if bounded else ())):
                 await slices.breathe()
-        for reads in (self._new, *(() if bounded else (self._old,))):
+        for reads in (self._first, *(() if bounded else (self._again,))):
             if isinstance(reads.task, asyncio.Task):
                 await asyncio.wait({reads.task}, timeout=_MOUNTS_SECONDS if bounded else None)
 
@@ -211,7 +208,7 @@ class KnownNamespaces:
         heapq.heappush(self._due, known)
         self._identify(known)
         if self._directories is not None:
-            reads = self._new if known.reads == 1 else self._old
+            reads = self._first if known.reads == 1 else self._again
             reads.waiting[known.host_pid] = known
             if reads.task is None or reads.task.done():
                 reads.task = begin(self._read_mounts(reads.waiting))
