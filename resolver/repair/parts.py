@@ -47,7 +47,6 @@ class Pass:
         self.joined = joined
         self.patient = patient
         self.everything = everything
-        self.waits = True  # for its turns
         self.ahead = _TOGETHER_SECONDS  # what is due within so many seconds is done now
         self.slices = Slices()
         self.spent = 0.0  # seconds on the loop

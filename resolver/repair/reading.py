@@ -15,7 +15,7 @@ from resolver.repair.turns import Work
 from resolver.state import Counted, HamiCounts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable
+    from collections.abc import Callable, Iterable
 
     from resolver.hami.region import RegionView, SharedRegion
     from resolver.repair.parts import Parts, Pass
@@ -31,10 +31,13 @@ class Readings:
     """Reads of due regions and HAMi-core's counts."""
 
     def __init__(
-        self, parts: Parts, going: Container[str], reject: Callable[[SharedRegion, RegionRejected], None]
+        self,
+        parts: Parts,
+        leave_out: Callable[[str, str], bool],
+        reject: Callable[[SharedRegion, RegionRejected], None],
     ) -> None:
-        """Skip containers in ``going``; call ``reject`` for unusable files."""
-        self._parts, self._going, self._reject = parts, going, reject
+        """Skip what ``leave_out(container, path)`` says; call ``reject`` for unusable files."""
+        self._parts, self._leave_out, self._reject = parts, leave_out, reject
 
     async def read_due(self, this: Pass) -> dict[str, deque[Work]]:
         """Read due regions; return work by container, most budget left first."""
@@ -62,7 +65,7 @@ class Readings:
             container = repairs.ownership.account
             if not parts.is_here(repairs):
                 continue
-            if container in self._going:
+            if self._leave_out(container, repairs.region.path):
                 parts.agenda.put_off(repairs.region.path, since + parts.settings.interval)
                 continue
             if this.over(container):

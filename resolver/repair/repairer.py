@@ -43,7 +43,7 @@ class Repairer:
         self._judging: asyncio.Task[None] | None = None  # what may be abandoned
         self.turns = Turns(parts, finder, self._abandoned.suspect)
         self.found = KnownRegions(parts, self._forget)
-        self.readings = Readings(parts, self.turns.going, self.found.reject)
+        self.readings = Readings(parts, self.turns.leave_out, self.found.reject)
         self._policy: HostpidPolicy | None = None
         self._answered = 0.0  # when NVML's last answer was first seen, on the monotonic clock
         self._resident = Resident()

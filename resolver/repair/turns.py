@@ -59,6 +59,7 @@ class Turns:
         self.owner_finder = owner_finder
         self.going: dict[str, asyncio.Task[None]] = {}
         self._parts, self._suspect = parts, suspect
+        self._left_out: dict[str, set[str]] = {}  # paths that passes did not read meanwhile, by container
         self._rounds = Rounds()
         self._failure: BaseException | None = None  # of a turn, until a pass raises it
 
@@ -67,14 +68,20 @@ class Turns:
         tasks: list[asyncio.Task[None]] = []
         for container, works in busy.items():
             task = self.going[container] = asyncio.create_task(self._alone(container, works, this))
-            task.add_done_callback(partial(self._ended, container, this))
+            task.add_done_callback(partial(self._ended, container))
             tasks.append(task)
         if tasks:
             await asyncio.wait(tasks, timeout=_PASS_SECONDS if this.patient else None)
-        this.waits = False
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
+
+    def leave_out(self, container: str, path: str) -> bool:
+        """Check if a turn of that container goes on; after it, a pass reads the region."""
+        if container not in self.going:
+            return False
+        self._left_out.setdefault(container, set()).add(path)
+        return True
 
     def close(self) -> None:
         """Cancel all turns."""
@@ -82,15 +89,14 @@ class Turns:
             task.cancel()
         self.going.clear()
 
-    def _ended(self, container: str, this: Pass, task: asyncio.Task[None]) -> None:
+    def _ended(self, container: str, task: asyncio.Task[None]) -> None:
         self.going.pop(container, None)
         if task.cancelled():
             return
         self._failure = task.exception() or self._failure
-        if not this.waits:
-            for path, repairs in self._parts.regions.items():
-                if repairs.ownership.account == container:  # passes put them off meanwhile
-                    self._parts.agenda.by(path, time.monotonic())
+        if left_out := self._left_out.pop(container, None):
+            for path in left_out:
+                self._parts.agenda.by(path, time.monotonic())
             self._parts.wake()
 
     async def _alone(self, container: str, works: deque[Work], this: Pass) -> None:

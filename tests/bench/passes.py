@@ -102,6 +102,8 @@ async def _passes(directory: Path, count: int, truth: dict[int, list[int]]) -> _
                 told = service.gpus.joined = told._replace(unknown=unknown)
             began = time.perf_counter()
             await service.pass_once(everything=kind != _DUE)
+            while going := service.repairer.turns.going:  # what it began is its own
+                await asyncio.wait(going.values())
             seconds[kind].append(time.perf_counter() - began)
     finally:
         service.close()

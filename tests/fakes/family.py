@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,12 +14,10 @@ class Family(Procfs):
     """The real `/proc`, where only these are listed; whoever is asked for by number is there all the same."""
 
     def each_entry(self) -> Iterator[tuple[int, int]]:
-        mine = os.getpid()
-        children = {
-            int(host_pid)
-            for each in Path(self.root, str(mine), "task").glob("*/children")
-            for host_pid in each.read_text().split()
-        }
+        mine, children = os.getpid(), set[int]()
+        for each in Path(self.root, str(mine), "task").glob("*/children"):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that closed a file
+                children |= set(map(int, each.read_text().split()))
         for host_pid in sorted({mine, *children}):
             try:
                 yield host_pid, os.stat(f"{self.root}/{host_pid}").st_ino
