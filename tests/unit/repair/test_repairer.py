@@ -38,7 +38,7 @@ from tests.fakes import cachefiles
 from tests.fakes.cachefiles import poke
 from tests.fakes.clock import burn
 from tests.fakes.repairs import HOST, V1_2, Bench, Lines, slot
-from tests.patience import until
+from tests.patience import PATIENCE_S, until
 
 
 @pytest.fixture
@@ -555,6 +555,7 @@ def test_files_that_are_only_looked_at_by_the_clock_are_looked_at_together(
     files, clock = 6, Clock()
     for module in (repairer_module, parts_module, reading_module, regions_module, turns_module):
         monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr(turns_module, "_PASS_SECONDS", PATIENCE_S)  # a busy machine makes no turn a late one
     bench.told.host_pids = {number + 7: bench.child().pid for number in range(files) if alive}
     bench.told.runs = True
     passes = quiet_life(bench, clock, files)
