@@ -91,7 +91,7 @@ class KnownNamespaces:
     def __init__(self, procfs: Procfs, pidmap: PidMap, clock: Callable[[], float] = time.monotonic) -> None:
         self._procfs, self._pidmap, self._clock = procfs, pidmap, clock
         self._directories: Callable[[int], Coroutine[Any, Any, frozenset[Hashable]]] | None = None
-        self._first, self._again = _Readings(), _Readings()
+        self._first, self._again = _Readings(), _Readings()  # of those never read before, and of all others
         self._known: dict[int, FirstProcess] = {}  # by host PID
         self._seen: object = None  # the `PidMap.inits` that they are from
         self._unplaced: list[
@@ -117,7 +117,7 @@ class KnownNamespaces:
         return bool(self._unplaced)
 
     async def catch_up(self, slices: Slices, *, bounded: bool = True) -> None:
-        """Apply the map's last refresh, in limited time if ``bounded``."""
+        """Apply the map's last refresh, in limited time if ``bounded``: then only first readings are awaited."""
         if self._epoch != self._pidmap.refreshes:
             self._epoch = self._pidmap.refreshes
             self._of.clear()

@@ -77,7 +77,7 @@ class Turns:
             raise failure
 
     def leave_out(self, container: str, path: str) -> bool:
-        """Check if a turn of that container goes on; after it, a pass reads the region."""
+        """Return True while a turn of that container goes on; a pass reads the region after it."""
         if container not in self.going:
             return False
         self._left_out.setdefault(container, set()).add(path)
