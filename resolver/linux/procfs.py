@@ -187,6 +187,10 @@ class Procfs:
         """Clock ticks since boot, without summing up threads."""
         return parse_start_time(self.read(f"{host_pid}/task/{host_pid}/stat"))
 
+    def is_exiting(self, host_pid: int) -> bool:
+        """Check PF_EXITING (``include/linux/sched.h``), set before a process leaves anything."""
+        return bool(int(_after_comm(self.read(f"{host_pid}/task/{host_pid}/stat"))[6]) & 0x4)
+
     def process(self, host_pid: int) -> ProcessIdentity:
         """Identity of the process."""
         return ProcessIdentity(host_pid, self.start_time(host_pid), self.ns_pids(host_pid))

@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from resolver.linux.procfs import HOST_PIDNS
 from resolver.pids.bpf_load import BTF, PYTHON, TIMEOUT, BpfUnavailable, Loaded, load
 from resolver.pids.bpf_syscall import COUNTERS, LAYOUTS, BpfMap, Kernel, LevelMap
+from resolver.pids.source import EVENT_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 #: Nanoseconds in a clock tick as ``/proc`` counts them (USER_HZ is 100 on every machine this runs on).
 TICK = 10_000_000
-#: Seconds until a fork event has come; its parent may have lost the CPU before.
-_EVENT_SECONDS = 0.1
 _PROBES = ("on_fork", "on_exec", "on_exit")
 
 _U32, _INIT = LAYOUTS["u32"], LAYOUTS["init"]
@@ -194,7 +193,7 @@ class BpfPidMap:
             living += some.count(0)
             yield None
         self.living = living
-        until = time.monotonic() + _EVENT_SECONDS
+        until = time.monotonic() + EVENT_SECONDS
         while self._missing() > before and time.monotonic() < until:
             yield None
         now = self._lost()

@@ -15,8 +15,8 @@ from resolver.base.errors import CannotKnow, ResolverError, WorkerFailed
 from resolver.base.journal import Journal
 from resolver.base.retry import in_a_thread, longer
 from resolver.base.source_records import SOURCE_RECORDS, steps
-from resolver.pids.source import close
-from resolver.workers.canary import namespaced
+from resolver.pids.source import EVENT_SECONDS, close
+from resolver.workers.canary import is_first
 from resolver.workers.supervisor import WorkerProcess
 
 if TYPE_CHECKING:
@@ -75,6 +75,8 @@ async def find_canary(source: PidSource) -> Canary:
             slices = Slices()
             for _ in source.refreshing():
                 await slices.breathe()
+            if _missed(source, host_pid, ns_pid, other):
+                await asyncio.sleep(EVENT_SECONDS)
             return Canary(_missed(source, host_pid, ns_pid, other), "")
         except Exception as error:  # noqa: BLE001 - whatever it is, nothing was found through this source
             return Canary(_explanation(error), "")
@@ -87,8 +89,8 @@ def _missed(source: PidSource, host_pid: int, ns_pid: int, other: list[int]) -> 
     if host_pid not in source.candidates(ns_pid):
         where = " in a new PID namespace" if ns_pid == 1 else ""
         return f"it did not see process {host_pid}, which was just made{where}"
-    if other and other[0] not in source.candidates(other[1]) and namespaced(other[0])[-1:] == other[1:]:
-        return f"it did not see process {other[0]}, which is {other[1]} in its PID namespace"
+    if other and other[0] not in source.candidates(1) and is_first(other[0]):
+        return f"it did not see process {other[0]}, which is the first one in its PID namespace"
     return ""
 
 

@@ -1,7 +1,7 @@
 """Process in a new PID namespace that proves that a source finds processes.
 
 It reports ``host PID, PID inside`` on descriptor 0, and ends with that socket. Without the right to make a namespace it
-uses a user namespace; else it reports a new process here, and an existing one in a namespace.
+uses a user namespace; else it reports a new process here, and the first one of an existing namespace.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def main() -> int:
         os._exit(0)
     os.close(reading)
     try:
-        report = [child, child, *_somebody_in_a_namespace()] if confined else [child, 1]
+        report = [child, child, *_first_of_a_namespace()] if confined else [child, 1]
         channel.send(" ".join(map(str, report)).encode())
         channel.recv(16)
     finally:
@@ -42,21 +42,23 @@ def main() -> int:
     return 0
 
 
-def _somebody_in_a_namespace() -> tuple[int, ...]:
-    """Host PID and namespaced PID of a living process in another PID namespace, if any."""
+def _first_of_a_namespace() -> tuple[int, ...]:
+    """Host PID of the first process in another PID namespace, if any."""
     for host_pid in sorted(map(int, filter(str.isdecimal, os.listdir("/proc"))), reverse=True):
-        ns_pids = namespaced(host_pid)
-        if len(ns_pids) > 1:
-            return host_pid, ns_pids[-1]
+        if is_first(host_pid):
+            return (host_pid,)
     return ()
 
 
-def namespaced(host_pid: int) -> list[int]:
-    """A process's PIDs, outermost first; empty if ended."""
+def is_first(host_pid: int) -> bool:
+    """Check that a process is PID 1 of a namespace below this one, and isn't ending: that ends the namespace.
+
+    Who can't be killed stays in a namespace that has ended, and no source has to know it by its number there.
+    """
     from resolver.linux.procfs import Procfs
 
     try:
-        status = Procfs().status(host_pid)
+        ns_pids = Procfs().ns_pids(host_pid)
+        return len(ns_pids) > 1 and ns_pids[-1] == 1 and not Procfs().is_exiting(host_pid)
     except (ResolverError, OSError, ValueError):
-        return []
-    return [] if status.state in "ZX" else list(status.ns_pids)
+        return False

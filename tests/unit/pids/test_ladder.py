@@ -308,6 +308,19 @@ def test_the_real_canary_is_missed_by_a_source_that_sees_nothing() -> None:
     assert "did not see process" in asyncio.run(ladder.find_canary(Blind(Procfs()))).trouble
 
 
+def test_who_is_forking_while_it_is_searched_for_is_searched_for_again() -> None:
+    """A process is in ``/proc`` before the event of its fork comes: its parent may lose the CPU in between."""
+
+    class Late(ScanSource):
+        looks = 0
+
+        def candidates(self, ns_pid: int, pidns: int | None = None) -> list[int]:
+            self.looks += 1
+            return super().candidates(ns_pid, pidns) if self.looks > 1 else []
+
+    assert asyncio.run(ladder.find_canary(Late(Procfs()))).trouble == ""
+
+
 # ---- the size of the map ------------------------------------------------------------------------------------------
 
 
