@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 #: Inode of the initial PID namespace, fixed since Linux 3.8 (PROC_PID_INIT_INO in include/linux/proc_ns.h).
 HOST_PIDNS = 0xEFFFFFFC
+#: Seconds that a process may be in ``/proc`` before the event of its fork comes: its parent may have lost the CPU.
+EVENT_SECONDS = 0.1
 #: Longest ``maps`` or ``mountinfo`` that is read. 65,530 mappings (vm.max_map_count) of 100 bytes fit.
 MAX_TENANT_FILE = 16 << 20
 #: As much of a mount table as is read of a process in a container: some 2,000 mounts, and 5 ms.

@@ -8,10 +8,9 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from resolver.linux.procfs import HOST_PIDNS
+from resolver.linux.procfs import EVENT_SECONDS, HOST_PIDNS
 from resolver.pids.bpf_load import BTF, PYTHON, TIMEOUT, BpfUnavailable, Loaded, load
 from resolver.pids.bpf_syscall import COUNTERS, LAYOUTS, BpfMap, Kernel, LevelMap
-from resolver.pids.source import EVENT_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,7 +15,8 @@ from resolver.base.errors import CannotKnow, ResolverError, WorkerFailed
 from resolver.base.journal import Journal
 from resolver.base.retry import in_a_thread, longer
 from resolver.base.source_records import SOURCE_RECORDS, steps
-from resolver.pids.source import EVENT_SECONDS, close
+from resolver.linux.procfs import EVENT_SECONDS
+from resolver.pids.source import close
 from resolver.workers.canary import is_first
 from resolver.workers.supervisor import WorkerProcess
 

@@ -11,9 +11,6 @@ if TYPE_CHECKING:
 
     from resolver.pids.bpf_map import BpfPidMap
 
-#: Seconds until a fork event has come; its parent may have lost the CPU before.
-EVENT_SECONDS = 0.1
-
 
 class PidSource(ABC):
     """Source of host PIDs."""
