@@ -78,14 +78,19 @@ class OwnerFinder:
             return UnresolvedReason.UNPROVEN  # whoever has the tree can mount it as the device plugin does
         search = Search(proof, ns_pid, shown, payer, pause)
         found, walked = await self._search_known(search), False
-        if found is None or self._may_be_shared(found, proof):
-            # One at a time: when a node's containers start, all would walk, and read the same mount tables.
-            async with self._walks:
-                found = found or await self._search_known(search)
-                if walked := found is None or self._may_be_shared(found, proof):
-                    found = await self._walk(search, found or _Findings())
-        if not walked and rival > 0 and rival not in found.asked:
-            found.add(await self._rival(rival, search))
+        try:
+            if found is None or self._may_be_shared(found, proof):
+                # One at a time: when a node's containers start, all would walk, and read the same mount tables.
+                async with self._walks:
+                    found = found or await self._search_known(search)
+                    if walked := found is None or self._may_be_shared(found, proof):
+                        found = await self._walk(search, found or _Findings())
+            if not walked and rival > 0 and rival not in found.asked:
+                found.add(await self._rival(rival, search))
+        except BaseException:  # as in `_search`, or the daemon ends
+            if found:
+                found.close()
+            raise
         if found.cut:
             found.close()
             return UnresolvedReason.OVER_BUDGET

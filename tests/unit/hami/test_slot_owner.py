@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 from collections import Counter
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from resolver.base.budget import Slices
 from resolver.base.errors import ResolverError
 from resolver.base.reasons import UnresolvedReason
 from resolver.containers.known_namespaces import FirstProcess, KnownNamespaces
-from resolver.hami.discovery import SharedDirectory
+from resolver.hami.discovery import ClaimDirectory, SharedDirectory
 from resolver.hami.region_location import shared_directory
 from resolver.hami.slot_owner import OwnerFinder
 from resolver.linux import mappings
@@ -355,6 +356,24 @@ def test_a_walk_among_all_processes_gives_way_after_each(proc: FakeProc) -> None
 
     assert proc.ask(pause=pause) == 100
     assert paused.total() >= 11
+
+
+def test_a_walk_that_fails_loses_no_descriptor(proc: FakeProc, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others may share a claim, so one that fits is held while all processes are searched."""
+    with_container(proc)
+    in_namespace(proc.put(101, 7), 5001)
+    assert proc.find() == 101
+
+    def refuse(_ns_pid: int) -> Iterator[int]:
+        held.append(proc.held())
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    held = [proc.held()]
+    monkeypatch.setattr(proc.pidmap.source, "everywhere", refuse)
+    with pytest.raises(OSError, match="Too many"):
+        proc.ask(directory=ClaimDirectory(*OURS))
+    assert held == [0, 1]
+    assert proc.held() == 0
 
 
 def test_who_has_ended_since_a_walk_met_it_owns_nothing(proc: FakeProc) -> None:
