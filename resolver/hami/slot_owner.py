@@ -66,8 +66,8 @@ class OwnerFinder:
         """Return the only process with the PID ``ns_pid`` in the container of ``proof`` that maps its file.
 
         ``shown`` is the file as in ``maps``. ``payer`` is charged. ``rival``, the slot's host PID if not the owner's,
-        is checked even in a namespace too new to be known. ``pause`` is awaited between processes. The caller closes
-        the handle. A PID reused meanwhile gives NO_SUCH_PROCESS.
+        is checked even in a namespace too new to be known, or that has ended around it. ``pause`` is awaited between
+        processes. The caller closes the handle. A PID reused meanwhile gives NO_SUCH_PROCESS.
         """
         pause = pause or Slices(math.inf).breathe
         if isinstance(proof, PodFile):
@@ -77,15 +77,15 @@ class OwnerFinder:
         if isinstance(proof, SharedDirectory) and self._check.in_shared_tree(proof):
             return UnresolvedReason.UNPROVEN  # whoever has the tree can mount it as the device plugin does
         search = Search(proof, ns_pid, shown, payer, pause)
-        found, walked = await self._search_known(search), False
+        found = await self._search_known(search)
         try:
             if found is None or self._may_be_shared(found, proof):
                 # One at a time: when a node's containers start, all would walk, and read the same mount tables.
                 async with self._walks:
                     found = found or await self._search_known(search)
-                    if walked := found is None or self._may_be_shared(found, proof):
+                    if found is None or self._may_be_shared(found, proof):
                         found = await self._walk(search, found or _Findings())
-            if not walked and rival > 0 and rival not in found.asked:
+            if rival > 0 and rival not in found.asked:
                 found.add(await self._rival(rival, search))
         except BaseException:  # as in `_search`, or the daemon ends
             if found:

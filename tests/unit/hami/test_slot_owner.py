@@ -344,6 +344,18 @@ def test_the_process_that_the_slot_names_is_checked_though_its_namespace_is_unkn
     assert proc.ask(rival=201) == 101
 
 
+def test_who_the_slot_names_is_checked_though_no_source_lists_its_namespace(
+    proc: FakeProc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that hangs outlives its namespace's first one; another container may share its claim."""
+    with_container(proc)
+    in_namespace(proc.put(101, 7), 5001)
+    in_namespace(proc.put(102, 7), 5002, OTHER)
+    monkeypatch.setattr(proc.pidmap.source, "everywhere", lambda _ns_pid: iter([101]))
+    assert proc.find(directory=ClaimDirectory(*OURS)) == 101
+    assert proc.ask(directory=ClaimDirectory(*OURS), rival=102) is UnresolvedReason.AMBIGUOUS
+
+
 def test_a_walk_among_all_processes_gives_way_after_each(proc: FakeProc) -> None:
     for host_pid in range(1000, 1010):
         proc.put(host_pid, 7, mounts=mountinfo(OTHERS))
