@@ -37,10 +37,19 @@ SM_UTIL: Final = V1_2.device_util + 16
 # ---- what a tenant can put into its directory ---------------------------------------------------------------------
 
 
+@contextmanager
+def unseen(place: Path) -> Iterator[Path]:
+    """A name for a file that isn't hostile yet: as a sound one, the daemon would clear its dead slots."""
+    new = place.with_name("new")
+    yield new
+    new.rename(place)
+
+
 def region(place: Path, *changes: tuple[int, str, int | bytes]) -> None:
-    write(place, recorded("v1.2"))
-    for offset, code, value in changes:
-        poke(place, offset, code, value)
+    with unseen(place) as new:
+        write(new, recorded("v1.2"))
+        for offset, code, value in changes:
+            poke(new, offset, code, value)
 
 
 def slots(place: Path, *pids: int) -> BinaryIO:
@@ -48,9 +57,9 @@ def slots(place: Path, *pids: int) -> BinaryIO:
 
     The file is open before it has its name: the daemon may call the slots of a file dead that no process has open.
     """
-    new = place.with_name("new")
-    region(new, (V1_2.proc_num, "i", len(pids)))
-    file = new.open("r+b", buffering=0)
+    sound = place.with_name("sound")
+    region(sound, (V1_2.proc_num, "i", len(pids)))
+    file = sound.open("r+b", buffering=0)
     # No copies above these: the daemon sets those to 0.
     os.pwrite(file.fileno(), bytes(V1_2.proc_num - V1_2.procs), V1_2.procs)
     for index, pid in enumerate(pids):
@@ -59,7 +68,7 @@ def slots(place: Path, *pids: int) -> BinaryIO:
         os.pwrite(file.fileno(), struct.pack("<i", 1), at + V1_2.status)
         if pid == 1 or pid < 0:  # those with 0 are nobody's, and set to 0
             os.pwrite(file.fileno(), struct.pack("<Q", 50), at + SM_UTIL)
-    new.rename(place)
+    sound.rename(place)
     return file
 
 
@@ -71,13 +80,15 @@ def unix_socket(place: Path) -> None:
 
 
 def hard_link(place: Path) -> None:
-    region(place)
-    place.with_name("second-name").hardlink_to(place)
+    with unseen(place) as new:
+        write(new, recorded("v1.2"))
+        place.with_name("second-name").hardlink_to(new)
 
 
 def a_tebibyte(place: Path) -> None:
-    region(place)
-    os.truncate(place, 1 << 40)
+    with unseen(place) as new:
+        write(new, recorded("v1.2"))
+        os.truncate(new, 1 << 40)
 
 
 def ten_thousand(place: Path) -> None:
