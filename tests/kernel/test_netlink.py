@@ -27,6 +27,7 @@ from resolver.pids.netlink import BUFFER_BYTES, NetlinkSource, open_source
 from tests.fakes.bpf.lives import child_of, children_of, life
 from tests.fakes.pids import reborn
 from tests.fakes.procs import changes, numbers
+from tests.patience import until
 
 ROOT: Final = Path(__file__).parent.parent.parent
 
@@ -282,11 +283,11 @@ def test_without_pyroute2_it_says_what_to_install(tmp_path: Path, monkeypatch: p
 
 @pytest.mark.parametrize("program", ["/bin/false", "/does/not/exist"])
 def test_an_opener_that_does_not_run_is_a_sentence(program: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    descriptors = os.listdir("/proc/self/fd")
+    descriptors = set(os.listdir("/proc/self/fd"))
     monkeypatch.setattr(sys, "executable", program)
     with pytest.raises(CannotKnow, match="the netlink opener"):
         open_source(Procfs())
-    assert set(os.listdir("/proc/self/fd")) <= set(descriptors)
+    until(lambda: set(os.listdir("/proc/self/fd")) <= descriptors, "no further descriptor")
 
 
 def test_it_leaves_nothing_behind() -> None:
@@ -294,8 +295,8 @@ def test_it_leaves_nothing_behind() -> None:
     before = set(children_of(os.getpid()))
     source = open_source(Procfs())
     assert set(children_of(os.getpid())) <= before
-    assert len(set(os.listdir("/proc/self/fd")) - descriptors) == 1
+    until(lambda: len(set(os.listdir("/proc/self/fd")) - descriptors) == 1, "one further descriptor")
     source.close()
     source.close()
-    assert set(os.listdir("/proc/self/fd")) <= descriptors
+    until(lambda: set(os.listdir("/proc/self/fd")) <= descriptors, "no further descriptor")
     assert "pyroute2" not in sys.modules

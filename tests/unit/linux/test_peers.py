@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import gc
 import os
 import socket
 import struct
@@ -21,6 +20,7 @@ from resolver.base.reasons import PeerReason
 from resolver.linux import mappings, peers
 from resolver.linux.peers import Listener, PeerUnknown, credentials_of, peer_of, pidns_of
 from resolver.linux.procfs import Procfs
+from tests.descriptors import is_open, pidfds_of
 
 BOTH_WAYS = pytest.mark.parametrize("way", [{}, {"pidfd": errno.ENOPROTOOPT}], ids=["6.5", "before"])
 SO_PEERGROUPS, SO_PEERPIDFD = 59, 77
@@ -121,12 +121,11 @@ def test_the_number_of_another_is_not_proven(pair: tuple[socket.socket, socket.s
     with subprocess.Popen(["sleep", "60"]) as other:
         try:
             reused = Scripted(pair[1], cred=struct.pack("=iII", other.pid, 0, 0), pidfd=errno.ENOPROTOOPT)
-            gc.collect()  # what earlier tests left to it must not be collected in between
-            before = len(os.listdir("/proc/self/fd"))
             with pytest.raises(PeerUnknown, match=r"6\.5") as caught:
                 peer_of(reused, Procfs())
             assert caught.value.reason is PeerReason.NOT_PROVEN
-            assert len(os.listdir("/proc/self/fd")) == before
+            assert pidfds_of(other.pid) == 0
+            assert not is_open(Path(f"/proc/{other.pid}"))
             with peer_of(reused, Procfs(), exact=False) as peer:
                 assert not peer.exact
                 assert peer.host_pid == other.pid

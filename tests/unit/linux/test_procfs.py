@@ -29,6 +29,7 @@ from resolver.linux.procfs import (
     parse_start_time,
     parse_status,
 )
+from tests.descriptors import is_open, pidfds_of
 
 # -- bytes -----------------------------------------------------------------------------------------------
 
@@ -302,10 +303,10 @@ def test_a_handle_outlives_its_process(sleeper: subprocess.Popen[bytes], *, use_
 
 @pytest.mark.parametrize("use_pidfd", [True, False])
 def test_the_dead_are_not_held(zombie: int, *, use_pidfd: bool) -> None:
-    before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(ProcessGone):
         Procfs(use_pidfd=use_pidfd).open_handle(zombie)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert pidfds_of(zombie) == 0
+    assert not is_open(Path(f"/proc/{zombie}"))
 
 
 def test_of_the_dead_some_files_are_there_and_some_are_gone(zombie: int) -> None:
