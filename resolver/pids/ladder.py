@@ -63,7 +63,7 @@ class Canary(NamedTuple):
 
 
 async def find_canary(source: PidSource) -> Canary:
-    """Make a process (`resolver.workers.canary`) and search for it."""
+    """Make a process (`resolver.workers.canary`) and search for it, if need be twice."""
     canary = WorkerProcess(
         "canary", "resolver.workers.canary", timeout=_CANARY_SECONDS, rights=_CANARY_RIGHTS
     )
@@ -73,12 +73,15 @@ async def find_canary(source: PidSource) -> Canary:
         except (WorkerFailed, OSError, ValueError) as error:
             return Canary("", str(error))
         try:
-            slices = Slices()
-            for _ in source.refreshing():
-                await slices.breathe()
-            if _missed(source, host_pid, ns_pid, other):
-                await asyncio.sleep(EVENT_SECONDS)
-            return Canary(_missed(source, host_pid, ns_pid, other), "")
+            slices, trouble = Slices(), ""
+            for wait in (0.0, EVENT_SECONDS):
+                await asyncio.sleep(wait)
+                for _ in source.refreshing():
+                    await slices.breathe()
+                trouble = _missed(source, host_pid, ns_pid, other)
+                if not trouble:
+                    break
+            return Canary(trouble, "")
         except Exception as error:  # noqa: BLE001 - whatever it is, nothing was found through this source
             return Canary(_explanation(error), "")
     finally:

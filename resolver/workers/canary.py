@@ -1,7 +1,7 @@
 """Process in a new PID namespace that proves that a source finds processes.
 
 It reports ``host PID, PID inside`` on descriptor 0, and ends with that socket. Without the right to make a namespace it
-uses a user namespace; else it reports a new process here, and the first one of an existing namespace.
+uses a user namespace; else it reports a new process here, and the host PID of the first process in another namespace.
 """
 
 from __future__ import annotations
@@ -51,14 +51,15 @@ def _first_of_a_namespace() -> tuple[int, ...]:
 
 
 def is_first(host_pid: int) -> bool:
-    """Check that a process is PID 1 of a namespace below this one, and isn't ending: that ends the namespace.
+    """Check that a process is PID 1 of a namespace below this one, and isn't exiting.
 
-    Who can't be killed stays in a namespace that has ended, and no source has to know it by its number there.
+    Its exit ends the namespace. A process that can't be killed outlives it there, unknown to the kernel's map.
     """
     from resolver.linux.procfs import Procfs
 
     try:
-        ns_pids = Procfs().ns_pids(host_pid)
-        return len(ns_pids) > 1 and ns_pids[-1] == 1 and not Procfs().is_exiting(host_pid)
+        procfs = Procfs()
+        ns_pids = procfs.ns_pids(host_pid)
+        return len(ns_pids) > 1 and ns_pids[-1] == 1 and not procfs.is_exiting(host_pid)
     except (ResolverError, OSError, ValueError):
         return False

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+import psutil
 
 from tests.patience import until
 
@@ -44,3 +47,16 @@ def _maps(path: Path, host_pid: int) -> bool:
 
 def _stands_still(host_pid: int) -> bool:
     return Path(f"/proc/{host_pid}/stat").read_text().rsplit(")", 1)[1].split()[0] in "tT"
+
+
+@contextmanager
+def stopped_in_its_exit(host_pid: int) -> Iterator[None]:
+    """A container's process that doesn't end with the container, as if it hung in a driver; it ends with the block."""
+    ptrace = ctypes.CDLL(None, use_errno=True).ptrace
+    assert ptrace(0x4206, host_pid, None, ctypes.c_void_p(0x40)) == 0  # PTRACE_SEIZE, PTRACE_O_TRACEEXIT
+    os.kill(psutil.Process(host_pid).ppid(), signal.SIGKILL)
+    try:
+        until(lambda: _stands_still(host_pid), f"process {host_pid} halted")
+        yield
+    finally:
+        assert ptrace(17, host_pid, None, None) == 0  # PTRACE_DETACH

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import subprocess
@@ -15,6 +14,7 @@ import pytest
 from resolver.base.source_records import SOURCE_RECORDS
 from resolver.linux.procfs import Procfs
 from resolver.workers.canary import is_first
+from tests.fakes.halted import stopped_in_its_exit
 from tests.fakes.node import Node
 from tests.kernel.conftest import EVERY_SOURCE, FAST, NVML, ROOT, WRITER, Start, hostpid_of
 from tests.kernel.rights import FRAGILE, held, rights, with_nothing_but, works
@@ -143,25 +143,14 @@ def test_where_no_namespace_can_be_made_two_others_stand_in_for_the_canary(
         assert trouble() == ""
 
 
-def test_the_first_process_of_a_namespace_that_is_ending_stands_in_for_nobody() -> None:
-    """Who doesn't end, as in a driver, stays alive in a namespace that the map has forgotten (`bury`)."""
-    trace_exits = ctypes.c_void_p(0x40)  # PTRACE_O_TRACEEXIT: the child stops in its exit
-    shell = ("sh", "-c", "sleep 1000 & echo; wait")
-    with subprocess.Popen(("unshare", "--pid", "--fork", "--", *shell), stdout=subprocess.PIPE) as unshare:
-        assert unshare.stdout
-        unshare.stdout.readline()
-        init = psutil.Process(unshare.pid).children()[0].pid
-        child = psutil.Process(init).children()[0].pid
-        assert (is_first(init), is_first(child), is_first(unshare.pid)) == (True, False, False)
-        ptrace = ctypes.CDLL(None, use_errno=True).ptrace
-        assert ptrace(0x4206, child, None, trace_exits) == 0  # PTRACE_SEIZE
-        os.kill(init, signal.SIGKILL)
-        until(lambda: Procfs().status(child).state == "t", "its stop")
-        there, first = Path(f"/proc/{init}/stat").read_bytes(), is_first(init)
-        assert ptrace(17, child, None, None) == 0  # PTRACE_DETACH
-        assert unshare.wait() != 0
-    assert b") Z" not in there
-    assert not first
+def test_the_first_process_of_a_namespace_that_is_ending_stands_in_for_nobody(node: Node) -> None:
+    """A process that hangs stays alive in a namespace that the map has forgotten (`bury`)."""
+    tenant = node.container().tenant(guess="none")
+    init = psutil.Process(tenant.host_pid).ppid()
+    assert (is_first(init), is_first(tenant.host_pid), is_first(os.getpid())) == (True, False, False)
+    with stopped_in_its_exit(tenant.host_pid):
+        assert not is_first(init)
+        assert Procfs().status(init).state not in "ZX"
 
 
 def test_with_what_is_left_it_can_fall_and_climb(node: Node, start: Start) -> None:

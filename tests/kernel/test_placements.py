@@ -11,10 +11,11 @@ import pytest
 from resolver import client
 from tests.fakes.container import Container
 from tests.fakes.daemon import Daemon
+from tests.fakes.halted import stopped_in_its_exit
 from tests.fakes.node import Node
 from tests.fakes.placements import PLACEMENTS
 from tests.fakes.regions import read_file
-from tests.kernel.conftest import EVERY_SOURCE, FAST, Start, hostpid_of, slot_of
+from tests.kernel.conftest import EVERY_SOURCE, FAST, Start, hostpid_of, slot_of, write_hostpid
 from tests.patience import never, until
 
 pytestmark = pytest.mark.usefixtures("source")
@@ -78,6 +79,19 @@ def share(node: Node, placement: str = "dra") -> tuple[Container, Container]:
     second = node.container(placement=placement, watcher=False, **own)
     second.inside, second.cache_name = first.inside, first.cache_name
     return first, second
+
+
+@EVERY_SOURCE
+def test_a_process_that_hangs_in_a_namespace_that_has_ended_keeps_its_slot(node: Node, start: Start) -> None:
+    """Beside another pod's process with the same number: the kernel's map lists that namespace no more."""
+    first, second = share(node)
+    two, one = second.tenant(guess="none"), first.tenant(guess="none")
+    assert one.ns_pid == two.ns_pid
+    write_hostpid(first, one, one.host_pid)
+    with stopped_in_its_exit(one.host_pid):
+        daemon = watching(start, node)
+        daemon.wait_for("region_found", path=str(first.cache))
+        never(lambda: hostpid_of(first, one) != one.host_pid, "another process's number")
 
 
 @EVERY_SOURCE

@@ -21,6 +21,7 @@ from resolver.linux import mappings, peers
 from resolver.linux.peers import Listener, PeerUnknown, credentials_of, peer_of, pidns_of
 from resolver.linux.procfs import Procfs
 from tests.descriptors import is_open, pidfds_of
+from tests.patience import until
 
 BOTH_WAYS = pytest.mark.parametrize("way", [{}, {"pidfd": errno.ENOPROTOOPT}], ids=["6.5", "before"])
 SO_PEERGROUPS, SO_PEERPIDFD = 59, 77
@@ -121,11 +122,13 @@ def test_the_number_of_another_is_not_proven(pair: tuple[socket.socket, socket.s
     with subprocess.Popen(["sleep", "60"]) as other:
         try:
             reused = Scripted(pair[1], cred=struct.pack("=iII", other.pid, 0, 0), pidfd=errno.ENOPROTOOPT)
+            before = set(os.listdir("/proc/self/fd"))
             with pytest.raises(PeerUnknown, match=r"6\.5") as caught:
                 peer_of(reused, Procfs())
             assert caught.value.reason is PeerReason.NOT_PROVEN
             assert pidfds_of(other.pid) == 0
             assert not is_open(Path(f"/proc/{other.pid}"))
+            until(lambda: set(os.listdir("/proc/self/fd")) <= before, "no further descriptor")
             with peer_of(reused, Procfs(), exact=False) as peer:
                 assert not peer.exact
                 assert peer.host_pid == other.pid

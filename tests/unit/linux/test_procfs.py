@@ -30,6 +30,7 @@ from resolver.linux.procfs import (
     parse_status,
 )
 from tests.descriptors import is_open, pidfds_of
+from tests.patience import until
 
 # -- bytes -----------------------------------------------------------------------------------------------
 
@@ -303,10 +304,12 @@ def test_a_handle_outlives_its_process(sleeper: subprocess.Popen[bytes], *, use_
 
 @pytest.mark.parametrize("use_pidfd", [True, False])
 def test_the_dead_are_not_held(zombie: int, *, use_pidfd: bool) -> None:
+    before = set(os.listdir("/proc/self/fd"))
     with pytest.raises(ProcessGone):
         Procfs(use_pidfd=use_pidfd).open_handle(zombie)
     assert pidfds_of(zombie) == 0
     assert not is_open(Path(f"/proc/{zombie}"))
+    until(lambda: set(os.listdir("/proc/self/fd")) <= before, "no further descriptor")
 
 
 def test_of_the_dead_some_files_are_there_and_some_are_gone(zombie: int) -> None:

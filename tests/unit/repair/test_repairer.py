@@ -572,6 +572,7 @@ def test_files_that_are_only_looked_at_by_the_clock_are_looked_at_together(
     assert set(looks.values()) == (set() if alive else {files})
     times = [began, *looks, now]
     assert alive or max(then - now for now, then in pairwise(times)) <= 60.0
+    assert all(then - now > 50.0 for now, then in pairwise(looks))  # and not more often
 
 
 def test_any_number_of_discoveries_is_treated_alike(tmp_path: Path, stack: ExitStack, lines: Lines) -> None:
