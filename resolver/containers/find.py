@@ -7,7 +7,15 @@ import os
 from resolver.base.errors import Ambiguous, CannotKnow, NotFound, ProcessGone, ResolverError, UsageError
 from resolver.base.records import NamedTuple
 from resolver.containers.namespaces import Member, members_of
-from resolver.linux.cgroup import cgroup_paths, container_id_of, name_in, parts_of, pod_uid_of, strip_scheme
+from resolver.linux.cgroup import (
+    cgroup_paths,
+    container_id_of,
+    is_monitor,
+    names_in,
+    parts_of,
+    pod_uid_of,
+    strip_scheme,
+)
 from resolver.linux.cgroup_directories import cgroup_roots, find_directories, processes_in
 
 TYPE_CHECKING = False  # as typing's, which a look-up does without
@@ -33,7 +41,7 @@ class FoundContainer(NamedTuple):
     @property
     def container_id(self) -> str:
         """Id, else the name."""
-        return name_in(min(self.keys, key=len).rsplit("/", 1)[-1])
+        return names_in(min(self.keys, key=len).rsplit("/", 1)[-1])[0]
 
 
 class Wanted:
@@ -64,7 +72,7 @@ class Wanted:
             container_id = container_id_of(name) or ""
             if len(self.text) >= SHORTEST_PREFIX and container_id.startswith(self.text):
                 return container_id, False
-            named = self.text in (name, name_in(name))
+            named = self.text in names_in(name) and not is_monitor(path)
             if named and not name.endswith(".slice"):  # a slice holds containers and is none
                 return path, False
         return None, False
@@ -72,7 +80,7 @@ class Wanted:
     def is_exact(self, key: str) -> bool:
         """Check that a key is exactly the requested one."""
         name = key.rsplit("/", 1)[-1]
-        return self.text in (name, name_in(name))
+        return self.text in names_in(name)
 
     def keys_in(self, cgroup_text: str) -> set[str]:
         """Wanted containers' keys in ``/proc/<pid>/cgroup``."""
@@ -117,14 +125,17 @@ def container_name(mounts: Iterable[Mount], pod_uid: str | None) -> str | None:
     """A container's name in its pod, from its main process's mount table.
 
     In order: ``<kubelet>/pods/<podUID>/containers/<containerName>/<hash>``, and HAMi's
-    ``<hook>/containers/<podUID>_<containerName>``, which may be an init container's.
+    ``<hook>/containers/<podUID>_<containerName>``, which may be an init container's. If ``containers`` is a mount of
+    its own, the root is ``/<podUID>_<containerName>``.
     """
     if pod_uid is None:
         return None
-    in_kubelet, in_hami = f"/pods/{pod_uid}/", f"/containers/{pod_uid}_"
+    in_kubelet, in_hami, own_mount = f"/pods/{pod_uid}/", f"/containers/{pod_uid}_", f"/{pod_uid}_"
     of_hami: str | None = None
     for mount in mounts:
         before, found, name = mount.root.partition(in_hami)
+        if not found and mount.root.startswith(own_mount):
+            found, name = own_mount, mount.root[len(own_mount) :]
         if found and name and "/" not in name and in_kubelet not in before:
             of_hami = of_hami or name
         # A tenant's own volumes are deeper below this pod's directory.

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-_LINK = re.compile(r"([^_]+)_([^_]+)_([^_]+)-([0-9a-f]{64})\.log")
+#: Kubelet cuts a link's name at 255 bytes (``logSymlink`` in pkg/kubelet/kuberuntime/legacy.go), and so its id.
+_LINK = re.compile(r"([^_]+)_([^_]+)_([^_]+)-([0-9a-f]{12,64})\.log")
+_ID_DIGITS, _LONGEST_LINK = 64, 255
 #: A directory's change within this time before a listing may carry the same time stamp as later ones (kernel ticks).
 _TICK_NS = 50_000_000
 _UNKNOWN = ("", "")
@@ -72,6 +74,7 @@ class ContainerNames:
         self._listing = _Listing(containers_dir)
         self._by_id: dict[str, LogName] = {}
         self._by_pod: dict[tuple[str, str], set[str]] = {}
+        self._cut: list[int] = []  # lengths of ids that kubelet has cut
 
     @property
     def trouble(self) -> str:
@@ -84,12 +87,14 @@ class ContainerNames:
         entries = self._listing.changed()
         if entries is not None:
             self._by_id, self._by_pod = parse_links(entries), {}
+            self._cut = sorted({len(text) for text in self._by_id if len(text) < _ID_DIGITS}, reverse=True)
             for name in self._by_id.values():
                 self._by_pod.setdefault((name.namespace, name.pod), set()).add(name.container)
 
     def of(self, container_id: str) -> LogName | None:
         """Name; None without a log."""
-        return self._by_id.get(container_id)
+        starts = (container_id[:digits] for digits in self._cut)
+        return next((self._by_id[text] for text in (container_id, *starts) if text in self._by_id), None)
 
     def has(self, pod_uid: str, container: str) -> bool:
         """Check if this node has, or recently had, the container."""
@@ -115,11 +120,19 @@ def parse_names(entries: list[str]) -> dict[str, tuple[str, str]]:
 
 
 def parse_links(entries: list[str]) -> dict[str, LogName]:
-    """Names by container id; parts contain no underscore (RFC 1123 names)."""
+    """Names by container id, or by its start where kubelet has cut it; parts contain no underscore (RFC 1123 names).
+
+    A start that fits two containers is left out.
+    """
     names: dict[str, LogName] = {}
+    shared: set[str] = set()
     for entry in entries:
         match = _LINK.fullmatch(entry)
-        if match is not None:
-            pod, namespace, container, container_id = match.groups()
-            names[container_id] = LogName(namespace, pod, container)
-    return names
+        if match is None:
+            continue
+        pod, namespace, container, container_id = match.groups()
+        if len(container_id) == _ID_DIGITS or len(entry) == _LONGEST_LINK:
+            name = LogName(namespace, pod, container)
+            if names.setdefault(container_id, name) != name:
+                shared.add(container_id)
+    return {container_id: name for container_id, name in names.items() if container_id not in shared}

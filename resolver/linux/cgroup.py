@@ -18,8 +18,14 @@ if TYPE_CHECKING:
 # to the path of a removed cgroup that still holds a zombie (proc_cgroup_show in kernel/cgroup/cgroup.c).
 _ID = re.compile(r"(?<![0-9a-f])[0-9a-f]{64}(?=(?:\.scope)?(?: \(deleted\))?(?:/|\n|\Z))")
 # An API server's UID, or the hash that kubelet gives a static pod. Systemd slices have '_' for '-'.
+_UUID = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 _POD = re.compile(
     r"(?<![0-9A-Za-z_])pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})(?![0-9A-Za-z_-])"
+)
+#: Names without 64 digits, by engine; see `names_in`.
+_NAMED = re.compile(
+    r"lxc\.payload\.(.+)|systemd-nspawn@(.+)\.service|system\.slice:docker:([a-z0-9]{25})"
+    rf"|(({_UUID})\..+)\.scope"
 )
 _RUNTIMES = {
     "cri-containerd": "containerd",
@@ -124,9 +130,20 @@ def container_id_of(name: str) -> str | None:
     return match[0] if match is not None and _is_container(name[: match.start()]) else None
 
 
-def name_in(name: str) -> str:
-    """The runtime's name of a container without an id."""
-    return name.removeprefix("lxc.payload.")
+def names_in(name: str) -> tuple[str, ...]:
+    """Names by which people know a container without 64 digits, the one to print first; its cgroup's name is the last.
+
+    Samples: ``lxc.payload.web``, ``systemd-nspawn@web.service``, ``system.slice:docker:q3v...`` (BuildKit) and
+    ``<allocation's UUID>.<task>.scope`` (Nomad).
+    """
+    match = _NAMED.fullmatch(name)
+    known = tuple(text for text in match.groups() if text) if match is not None else ()
+    return (*known, name)
+
+
+def is_monitor(path: str) -> bool:
+    """Check if a cgroup is one of LXC's own processes, which watch a container from outside."""
+    return "/lxc.monitor/" in path
 
 
 def parts_of(path: str) -> list[str]:

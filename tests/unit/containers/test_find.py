@@ -28,6 +28,10 @@ STATIC = "5dbb3c4e2a90fd1870c2b1b0e1a2f3c4"
 
 # -- what was asked for --------------------------------------------------------------------------------
 
+BUILD = "q3vd9k1m5x7z0b2c4f6h8j1n0"
+ALLOC = "5f0d1a2b-3c4d-5e6f-7a8b-9c0d1e2f3a4b"
+NSPAWN = "/system.slice/systemd-nspawn@web.service"
+
 
 @pytest.mark.parametrize(
     ("asked", "cgroup", "keys"),
@@ -48,6 +52,13 @@ STATIC = "5dbb3c4e2a90fd1870c2b1b0e1a2f3c4"
         ("lxc.payload.web", "0::/lxc.payload.web\n", {"/lxc.payload.web"}),
         ("web", "0::/lxc.payload.web-1\n", set()),
         ("web", "0::/lxc.monitor.web\n", set()),
+        ("100", "0::/lxc/100/ns/init.scope\n", {"/lxc/100"}),
+        ("100", "0::/lxc.monitor/100\n", set()),
+        (BUILD, f"0::/system.slice:docker:{BUILD}\n", {f"/system.slice:docker:{BUILD}"}),
+        (ALLOC, f"0::/nomad.slice/{ALLOC}.web.scope\n", {f"/nomad.slice/{ALLOC}.web.scope"}),
+        (f"{ALLOC}.web", f"0::/nomad.slice/{ALLOC}.web.scope\n", {f"/nomad.slice/{ALLOC}.web.scope"}),
+        (f"{ALLOC}.db", f"0::/nomad.slice/{ALLOC}.web.scope\n", set()),
+        ("web", "0::/system.slice/systemd-nspawn@web.service/payload\n", {NSPAWN}),
         ("user.slice", "0::/user.slice\n", set()),
         (f"{UID}/main", f"0::/kubepods/pod{UID}/{A}\n", {A}),
         (
@@ -93,6 +104,8 @@ def mounts(*roots: str) -> list[Mount]:
         ("main", [f"/k/pods/{UID}/containers/main/1", f"/vgpu/containers/{UID}_init"]),
         (None, ["/", f"/var/lib/kubelet/pods/{UID}/etc-hosts"]),
         (None, [f"/vgpu/containers/{UID[:-1]}0_trainer"]),
+        ("trainer", [f"/{UID}_trainer"]),  # `containers` is a disk of its own
+        (None, [f"/{UID}_trainer/sub"]),
         (None, [f"/vgpu/containers/{UID}_"]),
         # What a tenant can make below what it was given, to pass for another one:
         (None, [f"/vgpu/containers/{UID}_trainer/containers/{UID}_other"]),

@@ -79,6 +79,25 @@ def test_names_in_links() -> None:
     }
 
 
+def cut(pod: str, container: str, container_id: str) -> str:
+    """Return kubelet's link for a container, cut as its ``logSymlink`` cuts it."""
+    return f"{pod}_research_{container}-{container_id}"[:251] + ".log"
+
+
+def test_cut_link_names_its_container(tmp_path: Path) -> None:
+    pod, other = "p" * 150, "q" * 150
+    (tmp_path / cut(pod, "c" * 52, A)).symlink_to("/nowhere")
+    names = ContainerNames(str(tmp_path), str(tmp_path / "none"))
+    names.refresh()
+    assert names.of(A) == LogName("research", pod, "c" * 52)
+    assert names.of("a" * 30 + "b" * 34) is None
+    (tmp_path / cut(other, "c" * 52, A)).symlink_to("/nowhere")
+    names.refresh()
+    assert names.of(A) is None  # the start of its id fits two containers
+    assert parse_links([f"x_y_z-{A[:38]}.log"]) == {}  # short, and so not cut by kubelet
+    assert parse_links([cut(pod, "c" * 79, A)]) == {}  # too little of the id is left
+
+
 def test_kubelets_containers(tmp_path: Path) -> None:
     links, pods = tmp_path / "containers", tmp_path / "pods"
     names = ContainerNames(str(links), str(pods))

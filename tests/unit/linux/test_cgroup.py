@@ -12,7 +12,7 @@ from resolver.linux.cgroup import (
     ContainerCgroup,
     cgroup_paths,
     container_id_of,
-    name_in,
+    names_in,
     only_container,
     parse_cgroup,
     parse_cgroup_path,
@@ -128,7 +128,7 @@ def test_a_path_of_every_runtime(
 def test_the_paths_of_a_file_and_an_id_alone() -> None:
     assert list(cgroup_paths("0::/a\n/b\n\n5:x\n")) == ["/a", "/b"]
     assert parse_cgroup_path(A) == parse_cgroup_path(f"/{A}") == ContainerCgroup(A, None, None)
-    assert (name_in("lxc.payload.web"), name_in("web")) == ("web", "web")
+    assert (names_in("lxc.payload.web"), names_in("web")) == (("web", "lxc.payload.web"), ("web",))
 
 
 @pytest.mark.parametrize("path", NO_CONTAINER)
