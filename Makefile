@@ -129,6 +129,11 @@ image-check: setup-dev ## test the image on each Debian (ARGS=bookworm: on that 
 wheel: setup ## build the wheel into dist/
 	@$(BIN)/python -m hatchling build -t wheel
 
+.PHONY: view
+view: ## pack the view for containers without resolver, dist/resolver-view.pyz (Python 3.8 and later)
+	@mkdir -p build/view $(DIST) && cp resolver/cli/own_view.py build/view/__main__.py
+	@python3 -m zipapp build/view --python '/usr/bin/env python3' --output $(DIST)/resolver-view.pyz
+
 .PHONY: deb
 deb: wheel ## build the Debian package (12 and later) into dist/
 	@$(BIN)/python scripts/deb.py "dist/hami_resolver-$(VERSION)-py3-none-any.whl"

@@ -113,8 +113,8 @@ class Access(NamedTuple):
             raise Problem(
                 403,
                 Reason.NOT_YOURS,
-                "only root and the socket's group on the host may ask this; "
-                "others may look up processes in their own PID namespace: GET /v1/lookup?pid=<n>",
+                "only root and the socket's group on the host may ask this; a container may look up processes in its "
+                "own PID namespace (GET /v1/lookup?pid=<n>), and read its own /v1/processes, /v1/usage and /v1/slots",
             )
 
     def spend(self, requests: float) -> None:

@@ -23,7 +23,7 @@ class Api:
     def __init__(self, context: Context, journal: Journal) -> None:
         self._context = context
         self._journal = journal
-        self._description = b""
+        self._descriptions: dict[bool, bytes] = {}  # for tenants, and for the others
         self.routes: dict[str, dict[str, Route]] = {}
         described = Route("/v1/openapi.json", None, "This description", self._describe, tenants=True)
         for route in (*lookups.ROUTES, *lists.ROUTES, *stream.ROUTES, described):
@@ -67,11 +67,14 @@ class Api:
         finally:
             request.free()
 
-    async def _describe(self, _context: Context, _request: Request) -> Answer:
-        """``GET /v1/openapi.json``; made when it is first asked for."""
-        if not self._description:
+    async def _describe(self, _context: Context, request: Request) -> Answer:
+        """``GET /v1/openapi.json``: the routes that this caller may use. Made when it is first asked for."""
+        tenants = not request.access.everything
+        if tenants not in self._descriptions:
             from resolver.api.openapi import describe
 
             routes = [route for by_method in self.routes.values() for route in by_method.values()]
-            self._description = encode(describe(routes))
-        return Answer(self._description)
+            if tenants:
+                routes = [each._replace(shape=each.own or each.shape) for each in routes if each.tenants]
+            self._descriptions[tenants] = encode(describe(routes))
+        return Answer(self._descriptions[tenants])

@@ -6,6 +6,7 @@ import asyncio
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
+from resolver.api.own import OwnView
 from resolver.api.request import Answer, encode
 from resolver.api.walks import Walks
 from resolver.containers.log_names import PodNames
@@ -52,6 +53,7 @@ class Context:
         self.pods = PodNames(pod_logs_dir)
         self.walks = Walks(2, 32)
         self.tenants_walks = Walks(1, 16)
+        self.own = OwnView(view.snapshot, view.procfs, self.tenants_walks)
 
     def name_of(self, container_id: str) -> str | None:
         """Return a container's name in its pod; None if it isn't known, or not yet."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from msgspec import UNSET, Meta, UnsetType
 
 from resolver.api import shapes
+from resolver.api.own import OwnProcesses, OwnSlots, OwnUsage
 from resolver.api.request import Answer, Query, Request, Route, encode
 from resolver.api.status import Status, state_of
 
@@ -26,13 +27,17 @@ class Wait(Query, frozen=True):
     wait: Annotated[int, Meta(ge=1, le=600, description=_WAIT)] | UnsetType = UNSET
 
 
-def _list(name: str, shape: type, summary: str) -> Route:
+def _list(name: str, shape: type, summary: str, own: type | None = None) -> Route:
+    """Return a list's route. On the tenants' socket it answers with the caller's ``own``, if there is such a shape."""
     parts = getattr(shapes, name)
 
-    async def handler(context: Context, _request: Request) -> Answer:
+    async def handler(context: Context, request: Request) -> Answer:
+        if (tenant := request.access.tenant) is not None:
+            answer: Answer = await getattr(context.own, name)(tenant)
+            return answer
         return await context.listed(parts)
 
-    return Route(f"/v1/{name}", shape, summary, handler)
+    return Route(f"/v1/{name}", shape, summary, handler, tenants=own is not None, own=own)
 
 
 async def gpus(context: Context, request: Request) -> Answer:
@@ -70,9 +75,9 @@ async def status(context: Context, _request: Request) -> Answer:
 ROUTES = (
     _list("containers", shapes.Containers, "The containers that run on this node"),
     _list("regions", shapes.Regions, "HAMi's shared regions, and files that are skipped"),
-    _list("slots", shapes.Slots, "Every slot in use, and its state"),
-    _list("processes", shapes.Processes, "Every process on every GPU"),
-    _list("usage", shapes.ContainerUses, "Use of each GPU by each container"),
+    _list("slots", shapes.Slots, "Every slot in use, and its state", OwnSlots),
+    _list("processes", shapes.Processes, "Every process on every GPU", OwnProcesses),
+    _list("usage", shapes.ContainerUses, "Use of each GPU by each container", OwnUsage),
     _list("unresolved", shapes.Unresolved, "Slots and samples without an answer, by reason"),
     Route("/v1/gpus", shapes.Gpus, "The GPUs and their health; with ETag", gpus, query=Wait, refusals=(304,)),
     Route("/v1/status", Status, "How the daemon is", status),

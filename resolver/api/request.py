@@ -45,7 +45,8 @@ Handler = Callable[[Any, "Request"], Awaitable["Answer | None"]]
 class Route(NamedTuple):
     """Path and method with their handler. ``shape`` is the type of its JSON, ``others`` are further media types.
 
-    ``tenants`` may use it. ``refusals`` are its statuses in addition to those of every route.
+    ``tenants`` may use it, and get the shape ``own`` instead if there is one. ``refusals`` are its statuses in addition
+    to those of every route.
     """
 
     path: str
@@ -58,6 +59,7 @@ class Route(NamedTuple):
     refusals: tuple[int, ...] = ()
     others: tuple[str, ...] = ()
     body: Any = None
+    own: Any = None
 
 
 class Request:

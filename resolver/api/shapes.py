@@ -91,11 +91,16 @@ class Slot(SlotFacts, frozen=True, kw_only=True):
             pod_uid=owner.pod_uid if owner else region.pod_uid,
             container_name=owner.container_name if owner else region.container_name,
             stuck=slot.stuck or None,
-            device_util=[
-                DeviceUtil(uuid, _at(slot.sm_util, index), _at(slot.utilization, index))
-                for index, uuid in enumerate(region.device_uuids)
-            ],
+            device_util=device_utils(region, slot),
         )
+
+
+def device_utils(region: RegionReport, slot: SlotReport) -> list[DeviceUtil]:
+    """Return a slot's values for each of its region's devices."""
+    return [
+        DeviceUtil(uuid, _at(slot.sm_util, index), _at(slot.utilization, index))
+        for index, uuid in enumerate(region.device_uuids)
+    ]
 
 
 #: The fields that are sent as they are, in the order of their declaration.

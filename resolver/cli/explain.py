@@ -5,7 +5,8 @@ NVML's sample, and the value; finally the sum of HAMi's monitor. Asks the daemon
 from a read-only check of the node.
 
 CONTAINER is NAMESPACE/POD[/NAME], the start of a pod's UID, POD_UID/NAME, NAME, or an id or its start. For a pod, it
-explains every container.
+explains every container. In a container, without an argument, it shows that container's own slots and processes,
+through the socket of the setting tenant_socket.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
-from resolver.base.errors import Ambiguous
+from resolver.base.errors import AccessDenied, Ambiguous, UsageError
 from resolver.base.reasons import BypassReason
 from resolver.base.text import printable
-from resolver.cli.ask_daemon import add_socket, understood
+from resolver.cli.ask_daemon import add_socket, show_own, understood
 from resolver.cli.container_names import Named, not_found
 from resolver.cli.show import NONE, duration, print_found, print_json, print_labelled, styled, wrapped
 
@@ -43,8 +44,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument(
         "cid",
+        nargs="?",
+        default="",
         metavar="CONTAINER",
-        help="NAMESPACE/POD[/NAME], a pod's UID, an id, the start of either, or NAME",
+        help="NAMESPACE/POD[/NAME], a pod's UID, an id, the start of either, or NAME; required on the host",
     )
     add_socket(parser, "print one JSON object")
     parser.epilog = (
@@ -58,7 +61,12 @@ def run(args: argparse.Namespace) -> int:
     from resolver.cli._explain.chain import explain
     from resolver.cli._explain.known import read
 
-    known = read(args.socket)
+    try:
+        known = read(args.socket)
+    except AccessDenied as refused:
+        return show_own(refused, args.socket, "gpus", "processes", "slots", as_json=args.json)
+    if not args.cid:
+        raise UsageError("the container is missing: resolver top lists their names")
     with understood():
         explained = [explain(known, each) for each in _chosen(known, args.cid)]
         if args.json:

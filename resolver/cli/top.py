@@ -1,6 +1,7 @@
 """Show GPU use live: GPU > container > process, with utilization, memory and repaired slots.
 
-Needs a running daemon. In a pipe, or with --once, it prints a plain table and exits.
+Needs a running daemon. In a pipe, or with --once, it prints a plain table and exits. In a container it shows that
+container's GPUs and processes, through the socket of the setting tenant_socket.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from resolver.base.errors import UsageError
-from resolver.cli.ask_daemon import add_socket
+from resolver.base.errors import AccessDenied, UsageError
+from resolver.cli.ask_daemon import add_socket, show_own
 from resolver.cli.parser import seconds
 
 if TYPE_CHECKING:
@@ -35,13 +36,18 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--interval {args.interval:g}s: it takes a time from 100ms to 1h")
     from resolver.cli._top.reading import Reading, read
 
-    tree = read(args.socket, args.name)
+    plain_terminal = not sys.stdin.isatty() or os.environ.get("TERM", "dumb") in ("dumb", "unknown")
+    once = args.json or args.once or plain_terminal or not sys.stdout.isatty()
+    try:
+        tree = read(args.socket, args.name)
+    except AccessDenied as refused:
+        every = None if once else args.interval
+        return show_own(refused, args.socket, "gpus", "processes", as_json=args.json, every=every)
     if args.name and not tree.gpus:
         from resolver.cli.container_names import not_found
 
         raise not_found(args.name, ". Containers without a GPU are not shown")
-    plain_terminal = not sys.stdin.isatty() or os.environ.get("TERM", "dumb") in ("dumb", "unknown")
-    if args.json or args.once or plain_terminal or not sys.stdout.isatty():
+    if once:
         from resolver.cli._top import plain
         from resolver.cli.show import print_json
 

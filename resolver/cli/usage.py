@@ -1,5 +1,7 @@
 """Show each container's GPU use over time, whether its core limit holds, and processes that HAMi-core can't limit.
 
+In a container it shows that container's use, through the socket of the setting tenant_socket.
+
 Counts from when the daemon first saw the container on the GPU. Energy is an estimate: the GPU's, shared by use.
 """
 
@@ -9,8 +11,9 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+from resolver.base.errors import AccessDenied
 from resolver.base.reasons import BypassReason
-from resolver.cli.ask_daemon import AS_IT_IS, add_socket, ask, understood
+from resolver.cli.ask_daemon import AS_IT_IS, add_socket, ask, show_own, understood
 from resolver.cli.show import duration, print_json, print_table, size
 
 if TYPE_CHECKING:
@@ -31,7 +34,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print two tables: containers, and processes without a slot."""
-    answer, gpus = ask("/v1/usage", args.socket), ask("/v1/gpus", args.socket)
+    try:
+        gpus, answer = ask("/v1/gpus", args.socket), ask("/v1/usage", args.socket)
+    except AccessDenied as refused:
+        return show_own(refused, args.socket, "gpus", as_json=args.json)
     if args.json:
         print_json(answer)
         return 0

@@ -136,8 +136,7 @@ def daemon(path: Path, node: Node, start: Start, source: str) -> Daemon:
 
 
 EVERYTHING = (
-    "/v1/containers", "/v1/regions", "/v1/slots", "/v1/processes", "/v1/gpus", "/v1/unresolved", "/v1/status",
-    "/v1/events", "/v1/nothing",
+    "/v1/containers", "/v1/regions", "/v1/gpus", "/v1/unresolved", "/v1/status", "/v1/events", "/v1/nothing",
 )  # fmt: skip
 
 

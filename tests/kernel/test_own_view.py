@@ -1,0 +1,220 @@
+"""The tenant's view on the tenants' socket: a container's own processes, by its own PIDs, and nothing of others."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from resolver.api.own import visible_numbers
+from resolver.containers.namespaces import Namespace
+from resolver.linux.procfs import Procfs
+from tests.fakes.container import Container
+from tests.fakes.daemon import Daemon
+from tests.fakes.node import Node
+from tests.kernel.conftest import Start
+from tests.kernel.test_api_peers import (
+    ASKER,
+    IN_A_NAMESPACE_OF_ITS_OWN,
+    PYTHON,
+    Asker,
+    asker,
+    on_the_host,
+    roots,
+)
+from tests.patience import until
+
+ROUTES = ("/v1/processes", "/v1/usage", "/v1/slots")
+
+
+@pytest.fixture
+def path(open_place: Path) -> Path:
+    return open_place / "tenants" / "resolver.sock"
+
+
+@pytest.fixture(autouse=True)
+def daemon(path: Path, node: Node, start: Start) -> Daemon:
+    options = ["--socket", str(roots(path)), "--tenant-socket", str(path)]
+    daemon = start(node, "--interval", "50ms", "--nvml-interval", "200ms", *options)
+    until(lambda: path.exists() and roots(path).exists(), "its sockets")
+    return daemon
+
+
+class Pair:
+    """Two containers on one GPU: ``mine`` with two processes, ``other`` with one."""
+
+    def __init__(self, node: Node) -> None:
+        (device, *_) = node.gpu.devices
+        self.device = device
+        self.mine = node.container(name="mine", devices=[device])
+        self.other = node.container(name="other", devices=[device])
+        self.first = self.mine.tenant(load=20, devices=[device])
+        self.second = self.mine.tenant(load=10, devices=[device])
+        self.theirs = self.other.tenant(load=30, devices=[device])
+
+    def secrets(self) -> list[str]:
+        """Texts that no answer to ``mine`` may contain: others' names, and host PIDs."""
+        host_pids = [each.host_pid for each in (self.first, self.second, self.theirs)]
+        return [self.other.container_id, self.other.pod_uid, *map(str, host_pids)]
+
+
+@pytest.fixture
+def pair(node: Node) -> Pair:
+    return Pair(node)
+
+
+def pids(document: Any) -> list[int]:
+    return sorted(process["pid"] for process in document["processes"])
+
+
+def wait_for_processes(ask: Asker, expected: list[int]) -> Any:
+    """Wait until the view shows these PIDs, and return it."""
+    until(lambda: pids(ask("/v1/processes")[1]) == sorted(expected), f"the processes {expected}")
+    return ask("/v1/processes")[1]
+
+
+def test_container_sees_its_processes_by_own_pids(pair: Pair, path: Path) -> None:
+    ask, neighbour = asker(pair.mine, path), asker(pair.other, path)
+    seen = wait_for_processes(ask, [pair.first.ns_pid, pair.second.ns_pid])
+    assert {process["comm"] for process in seen["processes"]} == {"tenant"}
+    wait_for_processes(neighbour, [pair.theirs.ns_pid])
+    until(lambda: {slot["pid"] for slot in ask("/v1/slots")[1]["slots"]} == {pair.first.ns_pid, pair.second.ns_pid}
+          and not any(slot["unresolved"] for slot in ask("/v1/slots")[1]["slots"]), "its slots")  # fmt: skip
+    until(lambda: ask("/v1/usage")[1]["gpus"][0]["sm_util"] == 30, "its use of the GPU")
+    (gpu,) = ask("/v1/usage")[1]["gpus"]
+    assert gpu["device_uuid"] == pair.device.uuid
+    listed = ask("/v1/processes")[1]["processes"]
+    assert gpu["memory_used"] == sum(process["memory"] for process in listed) > 0
+
+
+def test_answers_have_no_host_pid_and_no_neighbour(pair: Pair, path: Path) -> None:
+    ask = asker(pair.mine, path)
+    wait_for_processes(ask, [pair.first.ns_pid, pair.second.ns_pid])
+    for route in (*ROUTES, "/v1/openapi.json"):
+        text = json.dumps(ask(route)[1])
+        assert [secret for secret in pair.secrets() if f'"{secret}' in text or f" {secret}" in text] == [], (
+            route
+        )
+    described = ask("/v1/openapi.json")[1]["components"]["schemas"]
+    assert "host_pid" not in described["OwnProcess"]["properties"]
+    assert "hostpid" not in described["OwnSlot"]["properties"]
+
+
+def test_nested_namespace_sees_only_its_processes(pair: Pair, path: Path) -> None:
+    wait_for_processes(asker(pair.mine, path), [pair.first.ns_pid, pair.second.ns_pid])
+    inner = Asker(pair.mine.spawn([*PYTHON, IN_A_NAMESPACE_OF_ITS_OWN, str(path)]))
+    assert inner("/v1/processes")[1]["processes"] == []
+    assert {slot["pid"] for slot in inner("/v1/slots")[1]["slots"]} == {None}
+
+
+def test_shared_pid_namespace_shows_only_the_caller(pair: Pair, node: Node, path: Path) -> None:
+    sidecar = node.container(pair.mine.pod_uid, "sidecar", pid_namespace=pair.mine)
+    wait_for_processes(asker(pair.mine, path), [pair.first.ns_pid, pair.second.ns_pid])
+    ask = asker(sidecar, path)
+    assert ask("/v1/processes")[1]["processes"] == []
+    assert ask("/v1/usage")[1]["gpus"] == []
+
+
+def test_host_process_gets_no_view(path: Path) -> None:
+    for route in ROUTES:
+        assert on_the_host(path, route)[1]["reason"] == "not_yours"
+
+
+OUTLIVED = ASKER + textwrap.dedent(
+    """
+    channel = connect(path)
+    assert ask(channel, "GET", "/v1/processes")[0] == 200
+    if os.fork():
+        os._exit(0)
+    while os.getppid() != 1:
+        pass
+    serve(channel)
+    """
+)
+
+
+def test_connection_of_an_ended_caller_gets_no_view(pair: Pair, path: Path) -> None:
+    ask = Asker(pair.mine.spawn([*PYTHON, OUTLIVED, str(path)]))
+    for route in ROUTES:
+        assert ask(route)[1]["reason"] == "peer_unknown"
+
+
+def test_ended_process_is_left_out(pair: Pair, path: Path) -> None:
+    ask = asker(pair.mine, path)
+    wait_for_processes(ask, [pair.first.ns_pid, pair.second.ns_pid])
+    pair.second.kill()
+    wait_for_processes(ask, [pair.first.ns_pid])
+
+
+def test_host_pid_of_another_container_has_no_number(pair: Pair) -> None:
+    """The daemon's snapshot can be older than the reuse of a PID."""
+    own, host_pids = Namespace(pair.mine.pidns, 1), [pair.first.host_pid, pair.theirs.host_pid, os.getpid()]
+    numbers = visible_numbers(Procfs(), own, pair.mine.container_id, host_pids)
+    assert numbers == {pair.first.host_pid: pair.first.ns_pid}
+    assert visible_numbers(Procfs(), own, pair.other.container_id, host_pids) == {}
+
+
+def test_hundred_clients_at_once_get_their_own(node: Node, pair: Pair, path: Path) -> None:
+    more = [node.container(name=f"c{number}", devices=[pair.device]) for number in range(8)]
+    containers = [pair.mine, pair.other, *more]
+    tenants = [each.tenant(load=1, devices=[pair.device]) for each in more]
+    wanted = [
+        [pair.first.ns_pid, pair.second.ns_pid],
+        [pair.theirs.ns_pid],
+        *([each.ns_pid] for each in tenants),
+    ]
+    for container, expected in zip(containers, wanted, strict=True):
+        wait_for_processes(asker(container, path), expected)
+    askers = [(asker(container, path), expected) for container, expected in zip(containers, wanted, strict=True)
+              for _ in range(10)]  # fmt: skip
+    with ThreadPoolExecutor(len(askers)) as pool:
+        answers = pool.map(lambda each: (each[0]("/v1/processes"), each[1]), askers)
+        for (status, document), expected in answers:
+            assert (status, pids(document)) == (200, sorted(expected))
+
+
+@pytest.fixture
+def packed(root: Path, tmp_path: Path) -> Path:
+    """The view as one file, as containers get it."""
+    subprocess.run(["make", "view", f"DIST={tmp_path}"], cwd=root, check=True, capture_output=True)
+    return tmp_path / "resolver-view.pyz"
+
+
+def inside(container: Container, *command: str) -> subprocess.CompletedProcess[str]:
+    """Run a command in a container's namespaces and control group."""
+    process = container.spawn(["/bin/sh", "-c", f"{' '.join(command)} 2>&1; echo status $?"])
+    lines = []
+    while not (line := process.read_line()).startswith("status "):
+        lines.append(line)
+    return subprocess.CompletedProcess(command, int(line.split()[1]), "\n".join(lines), "")
+
+
+def test_packed_view_shows_limits_and_processes(
+    pair: Pair, path: Path, packed: Path, open_place: Path
+) -> None:
+    wait_for_processes(asker(pair.mine, path), [pair.first.ns_pid, pair.second.ns_pid])
+    program = shutil.copy(packed, open_place / "view.pyz")
+    done = inside(pair.mine, sys.executable, str(program), "--socket", str(path))
+    assert done.returncode == 0, done.stdout
+    head, *rows = done.stdout.split("\n\n")[1].splitlines()
+    assert head.split() == ["PID", "GPU", "COMMAND", "CORES", "MEMORY", "NOTE"]
+    assert {row.split()[0] for row in rows} == {str(pair.first.ns_pid), str(pair.second.ns_pid)}
+    absent = inside(pair.mine, sys.executable, str(program), "--socket", "/nowhere/x.sock")
+    assert (absent.returncode, "tenant_socket" in absent.stdout) == (1, True)
+
+
+@pytest.mark.parametrize("command", ["top", "usage", "explain"])
+def test_commands_in_a_container_show_its_own(pair: Pair, path: Path, command: str) -> None:
+    wait_for_processes(asker(pair.mine, path), [pair.first.ns_pid, pair.second.ns_pid])
+    done = inside(pair.mine, sys.executable, "-m", "resolver", command, "--socket", str(path))
+    assert done.returncode == 0, done.stdout
+    assert pair.other.container_id[:12] not in done.stdout
+    assert ("COMMAND" in done.stdout) == (command != "usage")
