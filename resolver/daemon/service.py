@@ -20,13 +20,11 @@ from resolver.base.source_records import SourceName
 from resolver.base.version import VERSION
 from resolver.config import OFF, changed
 from resolver.containers.known_namespaces import KnownNamespaces
-from resolver.daemon.gpu_users import GpuUsers
 from resolver.daemon.hostpid_decision import Decision
 from resolver.daemon.notify import Systemd
 from resolver.daemon.pace import Alarm, Pace
 from resolver.daemon.reloading import Reloading
 from resolver.daemon.rights import Rights
-from resolver.daemon.running_containers import Census
 from resolver.daemon.snapshots import Snapshots
 from resolver.linux.procfs import Procfs
 from resolver.lookup.cached import LiveLookup
@@ -37,6 +35,8 @@ from resolver.pids.source import close as close_source
 from resolver.repair.parts import Parts
 from resolver.repair.plan import FOLLOW_EVERY
 from resolver.repair.repairer import Repairer
+from resolver.usage.gpu_users import GpuUsers
+from resolver.usage.running_containers import Census
 from resolver.workers.lanes import Lanes
 from resolver.workers.means import Means, shortage_of
 

@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from collections import Counter
 
     from resolver.base.journal import Journal
-    from resolver.daemon.gpu_users import GpuUsers
     from resolver.daemon.hostpid_decision import Decision
     from resolver.daemon.reloading import Reloading
     from resolver.pids.ladder import Ladder
     from resolver.pids.pidmap import PidMap
     from resolver.repair.repairer import Repairer
+    from resolver.usage.gpu_users import GpuUsers
     from resolver.workers.means import Means
     from resolver.workers.supervisor import WorkerProcess
 
@@ -55,6 +55,7 @@ class Snapshots:
         self._journal = journal
         self._started_at = time.time()
         self._durations = Durations(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
+        self._collections = Durations(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.12, 0.25, 1.0, 5.0)
 
     def after_pass(self, seconds: float) -> None:
         """Count a pass's seconds; the next reader gets a new snapshot."""
@@ -62,7 +63,8 @@ class Snapshots:
         self.passes, self._passed_at, self.latest = self.passes + 1, time.time(), None
 
     def after_collection(self) -> None:
-        """Publish a change of the inventory, or of NVML's failure."""
+        """Count a collection's seconds; publish a change of the inventory, or of NVML's failure."""
+        self._collections.add(self._gpus.answer_seconds)
         known = self._gpus.inventory.version, self._gpus.joined.error
         if known != self._known:
             self._known, self.latest = known, None
@@ -91,7 +93,7 @@ class Snapshots:
             passes=self.passes,
             passed_at=self._passed_at,
             pass_seconds=self._durations.seen(),
-            nvml_seconds=self._gpus.durations.seen(),
+            nvml_seconds=self._collections.seen(),
             source=Source(
                 name=source.name,
                 not_used=dict(ladder.why_not),

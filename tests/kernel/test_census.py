@@ -13,11 +13,11 @@ from resolver.base.event_log import EventLog
 from resolver.base.journal import Journal
 from resolver.containers.known_namespaces import KnownNamespaces
 from resolver.containers.log_names import ContainerNames
-from resolver.daemon.running_containers import Census
 from resolver.linux.procfs import Procfs
 from resolver.pids.ladder import open_source
 from resolver.pids.pidmap import PidMap
 from resolver.state import Container as RunningContainer
+from resolver.usage.running_containers import Census
 from tests.fakes.container import Container
 from tests.fakes.direct import catch_up
 from tests.fakes.node import Node

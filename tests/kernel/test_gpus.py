@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 
 from resolver.config import Settings, WriteUtilization
-from resolver.daemon import gpu_users
 from resolver.daemon.service import Service
 from resolver.gpu import sampler as sampler_module
 from resolver.gpu.inventory import Gpu
 from resolver.state import Snapshot
+from resolver.usage import gpu_users
 from tests.fakes.gpu import DEFAULT_DEVICES, Device
 from tests.fakes.node import Node
 from tests.fakes.state import Answer

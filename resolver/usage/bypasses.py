@@ -13,8 +13,8 @@ from resolver.state import WithoutSlot
 from resolver.workers.lane import ALL
 
 if TYPE_CHECKING:
-    from resolver.daemon.running_containers import Census
     from resolver.state import Process
+    from resolver.usage.running_containers import Census
     from resolver.workers.lanes import TenantReader
 
 #: Seconds after which one is reported: a start or an end looks the same for a moment.

@@ -9,10 +9,10 @@ import pytest
 from msgspec.structs import replace
 
 from resolver.base.reasons import SampleReason, UnresolvedReason
-from resolver.daemon import accounts
 from resolver.gpu.attribution import NOTHING, Joined
 from resolver.gpu.sampler import OK, DeviceSamples
 from resolver.state import Container, ContainerUse, LimitState, Process, RegionReport, SlotReport
+from resolver.usage import accounts
 
 GPU = "GPU-a"
 KNOWN = NOTHING._replace(error="", asked=frozenset({GPU}))

@@ -8,8 +8,8 @@ from typing import Any, cast
 
 from resolver.base.journal import Journal
 from resolver.containers.log_names import ContainerNames
-from resolver.daemon.running_containers import Census
 from resolver.linux.procfs import MAX_TENANT_FILE, Procfs
+from resolver.usage.running_containers import Census
 from tests.fakes.direct import at_once
 
 UID = "3f6f7b9e-2d0c-4a8b-9a51-0d3c5e1f7a21"

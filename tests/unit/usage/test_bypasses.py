@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 from resolver.base.errors import ProcessGone, ResolverError, TooSlow
 from resolver.base.reasons import BypassReason, SampleReason
-from resolver.daemon.bypasses import Bypasses
 from resolver.state import Process, WithoutSlot
+from resolver.usage.bypasses import Bypasses
 
 PROCESS = Process(100, 2, "GPU-a", "c1", "u", "main", "ns", "pod", "python", 50, 1, SampleReason.NO_SLOT)
 

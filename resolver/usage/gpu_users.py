@@ -11,26 +11,25 @@ from resolver.base.budget import Slices
 from resolver.base.counters import CounterName
 from resolver.base.errors import AccessDenied, ProcessGone
 from resolver.base.reasons import SampleReason
-from resolver.daemon.accounts import Accounts
-from resolver.daemon.bypasses import Bypasses
-from resolver.daemon.pace import Durations
 from resolver.gpu.attribution import NOTHING, join
 from resolver.gpu.inventory import NONE as NO_INVENTORY
 from resolver.gpu.inventory import changes, new_xids
 from resolver.gpu.sample_history import SAMPLE_SECONDS
 from resolver.gpu.sampler import Sampler
 from resolver.state import Container, Process
+from resolver.usage.accounts import Accounts
+from resolver.usage.bypasses import Bypasses
 
 if TYPE_CHECKING:
     from collections import Counter
 
     from resolver.base.journal import Journal
-    from resolver.daemon.running_containers import Census
     from resolver.gpu.attribution import Joined, Used
     from resolver.gpu.sampler import Collection
     from resolver.linux.procfs import Procfs
     from resolver.pids.pidmap import PidMap
     from resolver.repair.repairer import Repairer
+    from resolver.usage.running_containers import Census
     from resolver.workers.lanes import TenantReader
 
 #: Seconds that a driver may take; then its last answer is outdated.
@@ -60,7 +59,7 @@ class GpuUsers:
         self.joined: Joined = NOTHING
         self.inventory = NO_INVENTORY
         self.accounts, self.bypasses = Accounts(), Bypasses(lanes, census)
-        self.durations = Durations(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.12, 0.25, 1.0, 5.0)
+        self.answer_seconds = 0.0  # from NVML's last request to its answer
         self.collected_at = 0.0
         #: Replaced together: a container without its processes would be reported as idle.
         self.processes: tuple[Process, ...] = ()
@@ -80,7 +79,7 @@ class GpuUsers:
         """Ask NVML, and join the answer; see `Sampler.collect`."""
         began = time.perf_counter()
         collection = await self.sampler.collect(max(_DRIVER_SECONDS, interval))
-        self.durations.add(time.perf_counter() - began)
+        self.answer_seconds = time.perf_counter() - began
         trouble = self._journal.trouble
         self._counters[CounterName.IMPLAUSIBLE_SAMPLES] = self.sampler.implausible
         for kind, fields in changes(self.inventory, collection.inventory):
