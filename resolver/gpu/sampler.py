@@ -9,7 +9,6 @@ import asyncio
 import json
 import sysconfig
 import time
-from collections import defaultdict
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,7 +16,6 @@ from resolver.base.errors import WorkerFailed
 from resolver.base.reasons import DriverError
 from resolver.gpu.inventory import NONE, Inventory
 from resolver.gpu.kept_inventory import InventoryKeeper
-from resolver.gpu.sample_history import SampleHistory
 from resolver.workers.supervisor import WorkerProcess
 
 if TYPE_CHECKING:
@@ -37,15 +35,26 @@ _START_SECONDS = 30.0
 _OLD_VIEW = ("LibRmVersionMismatch", "LibraryNotFound")
 _RESTART_SECONDS = 10.0
 
+#: NVML's values are of the last second, like those that HAMi's watcher reads.
+SAMPLE_SECONDS = 1.0
+_MOST = 100  # per cent; more has been seen, and PID 0
+
 OK, UNSUPPORTED, FAILED = "ok", "unsupported", "failed"
 
 
 class DeviceSamples(NamedTuple):
-    """One device's samples of the last second: PID to SM utilization (per cent) and monotonic time.
+    """One device's samples of the last second: PID to SM utilization (per cent) and a monotonic time.
 
-    NVML's PIDs may be threads'. ``dropped`` are PIDs with an unknown value: an impossible sample, one that can't be
-    dated, or a client of an MPS server, which has its samples. ``memory`` maps PIDs to bytes or None; None as a whole
-    without a list. ``power`` is the device's, in watts.
+    NVML's PIDs may be threads'. The time is of a sample, perhaps not of the newest. ``dropped`` are PIDs with an
+    unknown value: an impossible sample, or a client of an MPS server, which has its samples. ``memory`` maps PIDs to
+    bytes or None; None as a whole without a list. ``power`` is the device's, in watts. ``idle``: the device's own
+    samples show no load in that second.
+
+    ``periods`` are the device's own samples since the answer before, oldest first: a time stamp (microseconds by the
+    driver's clock), and the utilization until then (per cent of the time; None: impossible). Each period begins at the
+    stamp before it, the first at ``start``. None if the device has no such samples; empty in the first answer.
+    ``shares`` are the processes' values since ``start``: per cent, the sum of a process's own periods over the number
+    of periods with an active process.
     """
 
     status: str
@@ -54,6 +63,10 @@ class DeviceSamples(NamedTuple):
     dropped: frozenset[int] = frozenset()
     memory: Mapping[int, int | None] | None = None
     power: float | None = None
+    idle: bool = False
+    start: int = 0
+    periods: tuple[tuple[int, int | None], ...] | None = None
+    shares: Mapping[int, int] = MappingProxyType({})
 
 
 class Collection(NamedTuple):
@@ -87,7 +100,7 @@ class Sampler:
         self._complete = False  # every device answered
         self._pending: asyncio.Task[Collection] | None = None
         self._next_restart = 0.0
-        self._histories = defaultdict[str, SampleHistory](SampleHistory)  # by UUID
+        self._clients: dict[str, list[int]] = {}  # of MPS servers, which have their samples, by UUID
 
     async def collect(self, patience: float = _CALL_SECONDS) -> Collection:
         """Read every device's news. Never raises; failures are in the answer.
@@ -156,17 +169,17 @@ class Sampler:
         every = _DETAILS_EVERY if self._details else _DEVICES_EVERY
         wait = every if self._complete and self._count else _INCOMPLETE_SECONDS
         self._devices_until = time.monotonic() + wait
-        for gone in self._histories.keys() - {gpu.uuid for gpu in self._keeper.answering}:
-            del self._histories[gone]
+        for gone in self._clients.keys() - {gpu.uuid for gpu in self._keeper.answering}:
+            del self._clients[gone]
 
     async def _ask(self, gpus: tuple[Gpu, ...] | list[Gpu]) -> dict[str, DeviceSamples]:
         """Return each device's samples; after a change, the devices are read again."""
         found: dict[str, DeviceSamples] = {}
         left = list(gpus)
         while left:
-            since = [[gpu.uuid, None if gpu.mig else self._histories[gpu.uuid].since()] for gpu in left]
             limit = self.worker.timeout * max(1.0, len(left) / _IN_ONE_CALL)
-            answer = await self._call({"call": "several", "devices": since}, limit)
+            devices = [[gpu.uuid, not gpu.mig] for gpu in left]
+            answer = await self._call({"call": "several", "devices": devices}, limit)
             answers = answer["answers"]
             if not answers:
                 raise ValueError("no device answered, not even with an error")
@@ -198,9 +211,34 @@ class Sampler:
             if answer["status"] == FAILED:
                 self._look_again()
             return DeviceSamples(answer["status"], answer["text"], memory=memory, power=power)
-        history = self._histories[gpu.uuid]
-        self.implausible += history.take(answer)
-        return DeviceSamples(OK, "", history.newest, history.unknown(), memory, power)
+        return self._samples(gpu.uuid, answer)._replace(memory=memory, power=power)
+
+    def _samples(self, uuid: str, answer: dict[str, Any]) -> DeviceSamples:
+        """Return an answer's samples, without those that can't be."""
+        asked, driver_now = time.monotonic(), answer["now"]
+        newest: dict[int, tuple[int, float]] = {}
+        for pid, stamp, sm in answer["samples"]:
+            age = min(max((driver_now - stamp) / 1e6, 0.0), SAMPLE_SECONDS)
+            newest[pid] = sm, asked - age
+        implausible = {pid for pid, (sm, _) in newest.items() if pid <= 0 or sm > _MOST}
+        self.implausible += len(implausible)
+        for pid in implausible:
+            del newest[pid]
+        if answer["mps"] is not None:
+            self._clients[uuid] = answer["mps"]
+        clients = (pid for pid in self._clients.get(uuid, ()) if pid not in newest)
+        return DeviceSamples(
+            OK,
+            "",
+            newest,
+            frozenset((*implausible, *clients)),
+            idle=answer["idle"],
+            start=answer["start"],
+            periods=None
+            if answer["periods"] is None
+            else tuple((at, load) for at, load in answer["periods"]),
+            shares={pid: sm for pid, sm in answer["shares"] if pid not in implausible},
+        )
 
     def _look_again(self) -> None:
         """Read the devices again soon, at a limited rate."""

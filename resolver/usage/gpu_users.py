@@ -14,8 +14,7 @@ from resolver.base.reasons import SampleReason
 from resolver.gpu.attribution import NOTHING, join
 from resolver.gpu.inventory import NONE as NO_INVENTORY
 from resolver.gpu.inventory import changes, new_xids
-from resolver.gpu.sample_history import SAMPLE_SECONDS
-from resolver.gpu.sampler import Sampler
+from resolver.gpu.sampler import SAMPLE_SECONDS, Sampler
 from resolver.state import Container, Process
 from resolver.usage.accounts import Accounts
 from resolver.usage.bypasses import Bypasses
@@ -96,7 +95,11 @@ class GpuUsers:
         for uuid, device in collection.devices.items():
             trouble(f"device {uuid}", device.why, "device_without_samples", "device_samples", device=uuid)
         owners = self._repairer.owners
-        said = collection.error, collection.devices, owners.changes
+        # Periods differ in every answer, and no value depends on them.
+        devices = {
+            uuid: samples._replace(start=0, periods=None) for uuid, samples in collection.devices.items()
+        }
+        said = collection.error, devices, owners.changes
         if said == self._said and self._all_owners:
             self.joined = self.joined._replace(at=collection.at)
         else:

@@ -3,17 +3,20 @@
 One JSON object each way on descriptor 0 (SOCK_SEQPACKET)::
 
     {"call": "devices", "details": bool} -> {"driver_version": str, "devices": [...]}, see `nvml_devices`
-    {"call": "several", "devices": [[uuid, since: us | null], ...]} -> {"answers": [...]}, in order; at least one,
+    {"call": "several", "devices": [[uuid, with samples: bool], ...]} -> {"answers": [...]}, in order; at least one,
         fewer than requested if long. Each is
-           {"status": "ok", "samples": [[pid, us, sm], ...], "buffer": [[pid, us, sm], ...],
+           {"status": "ok", "samples": [[pid, us, sm], ...] of the last second, "now": us by the driver's clock,
+            "idle": bool, the device's own samples show no load in that second,
+            "periods": [[us, per cent | null], ...] | null, the device's own since the last answer, oldest first; each
+            begins at the stamp before, the first at "start": us, or 0; null: it has none,
+            "shares": [[pid, sm], ...] of the time since "start",
             "processes": [[pid, bytes | null], ...] | null, "power": watts | null, "mps": [pid, ...] | null,
             "count": number of devices, "xids": [[uuid, XID, count], ...], of any device, only if there are any}
-         | {"status": "unsupported" | "failed", "text": str, ...} for the samples; no status and samples if ``since``
-            is null
+         | {"status": "unsupported" | "failed", "text": str, ...} for the samples; no status and samples without them
     any failure -> {"error": NVML's name, "code": int, "text": str}
 
-Time stamps are microseconds since the epoch by the driver's clock. NVML's percentages are means of the time since
-``since``, and in ``buffer`` of all that the driver keeps.
+``us`` of a process is only a hint: it can be older than its newest sample. A process's per cent are the sum of its own
+periods over the number of periods in which any process was active; a device's are shares of the time.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ import sys
 
 from resolver.workers.nvml_devices import DeviceReader, error_name, text
 from resolver.workers.nvml_events import XidWatch
+from resolver.workers.nvml_samples import ClockUnknownError, Samples
 
 TYPE_CHECKING = False  # typing itself is half a MiB
 if TYPE_CHECKING:
@@ -71,6 +75,7 @@ class Nvml:
         # If broken, a device was lost: it comes back only with a fresh start of the library.
         self._reader = DeviceReader(pynvml, self._xids.watch)
         self._fatal = self._reader.fatal
+        self._samples = Samples(pynvml, self._fetch)
         self._absent = (pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound)
 
     def failed(self, error: Any) -> dict[str, Any]:
@@ -102,17 +107,18 @@ class Nvml:
         nvml, details = self._pynvml, request.get("details", False)
         # One lost GPU must not hide the others: they are still asked with the library as it is.
         found = [self._reader.read(index, details=details) for index in range(nvml.nvmlDeviceGetCount())]
+        self._samples.forget(but={device["uuid"] for device in found})
         return {"driver_version": text(nvml.nvmlSystemGetDriverVersion()), "devices": found}
 
-    def samples(self, uuid: str, since: int | None) -> dict[str, Any]:
-        """A device's processes, and samples newer than ``since`` (None: none)."""
+    def samples(self, uuid: str, *, utilization: bool) -> dict[str, Any]:
+        """A device's processes, and samples."""
         self._ensure_initialized()
         nvml = self._pynvml
         # By UUID: an index is another device's as soon as one falls off the bus, and a handle is when one is added.
         handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
         answer = self._processes(handle) | {"power": self._power(handle)}
-        if since is not None:
-            answer |= self._utilization(handle, since)
+        if utilization:
+            answer |= self._utilization(uuid, handle)
         if xids := self._xids.fetch():
             answer["xids"] = xids
         return answer
@@ -130,15 +136,15 @@ class Nvml:
         """Several devices' `samples`, or errors."""
         answers: list[dict[str, Any]] = []
         numbers, count = 0, None
-        for uuid, since in request["devices"]:
+        for uuid, utilization in request["devices"]:
             try:
-                answer = self.samples(uuid, since)
+                answer = self.samples(uuid, utilization=utilization)
                 count = self._pynvml.nvmlDeviceGetCount() if count is None else count
                 answer["count"] = count
             except self._pynvml.NVMLError as error:
                 answer = self.failed(error)
             answers.append(answer)
-            lists = ("samples", "buffer", "processes", "mps")
+            lists = ("samples", "shares", "periods", "processes", "mps")
             numbers += 3 * sum(len(answer.get(name) or ()) for name in lists)
             if numbers > _MANY_NUMBERS:
                 break
@@ -187,18 +193,14 @@ class Nvml:
             return memory
         return without
 
-    def _utilization(self, handle: Any, since: int) -> dict[str, Any]:
-        """Samples newer than ``since``, and the whole buffer."""
+    def _utilization(self, uuid: str, handle: Any) -> dict[str, Any]:
         nvml, why = self._pynvml, ""
         # The second call: 550 and later; on some Blackwell drivers the only one that answers.
         for call in (nvml.nvmlDeviceGetProcessUtilization, nvml.nvmlDeviceGetProcessesUtilizationInfo):
             try:
-                buffer = self._sample(call, handle, 0)  # first: all of it is to be in the other one, too
-                return {
-                    "status": "ok",
-                    "samples": self._sample(call, handle, since) if buffer else [],
-                    "buffer": buffer,
-                }
+                return {"status": "ok", **self._samples.read(call, uuid, handle)}
+            except ClockUnknownError as error:
+                return {"status": "failed", "text": str(error)}
             except self._absent as error:
                 why = why or str(error)
             except nvml.NVMLError as error:
@@ -206,16 +208,6 @@ class Nvml:
                     raise
                 return {"status": "failed", "text": f"{error} ({error_name(error)})"}
         return {"status": "unsupported", "text": why}
-
-    def _sample(self, call: Callable[..., list[Any]], handle: Any, since: int) -> list[list[int]]:
-        nvml = self._pynvml
-        try:
-            return [[each.pid, each.timeStamp, each.smUtil] for each in self._fetch(call, handle, since)]
-        except nvml.NVMLError as error:
-            # nvidia-ml-py raises even on success when the call that asks the size finds nothing to size.
-            if error.value in (nvml.NVML_SUCCESS, nvml.NVML_ERROR_NOT_FOUND):
-                return []
-            raise
 
     def _fetch(self, call: Callable[..., list[Any]], *arguments: Any) -> list[Any]:
         nvml = self._pynvml

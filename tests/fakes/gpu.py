@@ -132,6 +132,7 @@ class Gpu:
         self._driver_version = driver_version
         self.ahead_s = 0.0  # its clock, of the wall clock
         self.mps_server: Chain | None = None  # whose PID the samples of MPS clients carry; none: nobody's
+        self._period_us = 0  # when the last period ended
         self._lock = threading.RLock()
         self._clients: dict[int, Client] = {}
         self._stop_r, self._stop_w = -1, -1
@@ -214,12 +215,14 @@ class Gpu:
         """Appends one sample, as the driver's own clock does for every busy process."""
         with self._state.writing() as s:
             entry = s.samples[s.samples_total % SAMPLES]
-            now_us = time.time_ns() // 1000 + int(self.ahead_s * 1e6)
-            entry.time_us = now_us if time_us is None else time_us
+            entry.time_us = self._now_us() if time_us is None else time_us
             entry.device = device
             entry.sm, entry.mem, entry.enc, entry.dec = load.sm, load.mem, load.enc, load.dec
             _fill_chain(entry.chain, chain)
             s.samples_total += 1
+
+    def _now_us(self) -> int:
+        return time.time_ns() // 1000 + int(self.ahead_s * 1e6)
 
     # ---- what a test compares with -----------------------------------------------------------------
 
@@ -241,6 +244,7 @@ class Gpu:
         with selectors.DefaultSelector() as selector:
             selector.register(self._listener, selectors.EVENT_READ)
             selector.register(self._stop_r, selectors.EVENT_READ)
+            self._sample()
             due = time.monotonic() + self._period_s
             while True:
                 for key, _ in selector.select(max(0.0, due - time.monotonic())):
@@ -302,21 +306,30 @@ class Gpu:
                 self._publish_processes()
             case ["load", uuid, sm, *rest] if uuid in index and index[uuid] in client.on:
                 load = client.on[index[uuid]]
+                idle = not any(
+                    other.sm or other.mem or other.enc or other.dec for other in client.on.values()
+                )
                 values = [int(sm), *(int(word) for word in rest)]
                 load.sm = values[0]
                 load.mem, load.enc, load.dec = values[1:] if len(values) == 4 else (values[0] // 2, 0, 0)
-                self._sample(only=client)
+                if idle:
+                    self._sample(only=client)
             case _:
                 return "error: unknown command, device, or no context on it: " + " ".join(words)
         return "ok"
 
     def _sample(self, only: Client | None = None) -> None:
+        """Ends a period of every device; or adds a process that was idle in the last one to it."""
         with self._lock, self._state.writing():
+            if only is None:
+                self._period_us = self._now_us()
+                for device in range(len(self.devices)):
+                    self.add_sample(Chain(()), device, Load(), self._period_us)
             for client in self._clients.values() if only is None else [only]:
                 for device, load in client.on.items():
                     chain = self.mps_server if load.mps else client.chain
                     if chain and (load.sm or load.mem or load.enc or load.dec):
-                        self.add_sample(chain, device, load)
+                        self.add_sample(chain, device, load, self._period_us)
 
     def _publish_processes(self) -> None:
         entries = [(c, device, load) for c in self._clients.values() for device, load in c.on.items()]

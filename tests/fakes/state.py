@@ -70,6 +70,7 @@ class Answer(IntEnum):
     OTHER = 18
     DETAILS = 19
     EVENTS = 20
+    PERIODS = 21
 
 
 _U32, _U64, _TEXT = ctypes.c_uint32, ctypes.c_uint64, ctypes.c_char * 96

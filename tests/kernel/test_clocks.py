@@ -36,7 +36,7 @@ def test_clocks_that_are_set_while_the_daemon_runs(
     options = ("--interval", "100ms", "--nvml-interval", "250ms", "--hostpid-namespace", "host")
     daemon = start(node, *options, wrapper=patched(SHIFTED, str(ahead)), anew=False)
     until(lambda: slot_of(container, busy.ns_pid).sm_util == (40,), "its load")
-    for jump in (HOUR, -HOUR, 10 * 365 * 24 * HOUR, 0.0):
+    for jump in (45.0, 35.0, -10.0, 0.0) if follows else (HOUR, -HOUR, 10 * 365 * 24 * HOUR, 0.0):
         new = tmp_path / "new"
         new.write_text(str(jump))
         new.rename(ahead)
@@ -51,11 +51,13 @@ def test_clocks_that_are_set_while_the_daemon_runs(
         until(lambda: slot_of(others, brief.ns_pid).sm_util == (70,), "another's load")  # noqa: B023
         brief.kill()
         until(lambda: slot_of(others, brief.ns_pid).sm_util == (0,), "the end of its load")  # noqa: B023
-    assert daemon.said("device_without_samples") == daemon.said("slot_stuck") == []
+    assert daemon.said("slot_stuck") == []
+    # For ten seconds after a driver's clock was set back, its samples are of two times.
+    assert follows or daemon.said("device_without_samples") == []
 
 
-@pytest.mark.parametrize("ahead", [HOUR, -HOUR])
-def test_a_driver_whose_clock_is_an_hour_off(node: Node, start: Start, ahead: float) -> None:
+@pytest.mark.parametrize("ahead", [50.0, -50.0])
+def test_driver_whose_clock_is_off_has_values(node: Node, start: Start, ahead: float) -> None:
     node.gpu.ahead_s = ahead
     container = node.container(watcher=False)
     busy, idle = container.tenant(load=40, guess="none"), container.tenant(guess="none")

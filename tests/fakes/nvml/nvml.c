@@ -292,7 +292,7 @@ static unsigned collect_samples(unsigned device, uint64_t since_us, struct row *
         for (uint64_t k = 0; k < total && k < STANDIN_SAMPLES && n < STANDIN_PROCESSES; k++) {
             const struct standin_sample *s = &state->samples[(total - 1 - k) % STANDIN_SAMPLES];
             unsigned host_pid = (unsigned)s->chain.level[0].nr;
-            if (s->device != device || s->time_us <= since_us || seen(rows, n, host_pid))
+            if (s->device != device || !s->chain.depth || s->time_us <= since_us || seen(rows, n, host_pid))
                 continue;
             rows[n].host_pid = host_pid;
             rows[n].pid = host ? host_pid : translate(&s->chain, pidns);
@@ -1010,3 +1010,65 @@ API nvmlReturn_t nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t device, nvml
     return ret;
 }
 #endif
+
+/* ---- the device's own samples ------------------------------------------------------------------------------- */
+
+#define RING 72 /* the library hands out all but one */
+
+typedef struct {
+    unsigned long long timeStamp;
+    unsigned long long value;
+} nvmlSample_t;
+
+/* The device's periods, a place each, in the order of the places: the newest may stand anywhere. */
+static unsigned collect_periods(unsigned device, uint64_t since_us, nvmlSample_t *out)
+{
+    nvmlSample_t ring[RING];
+    unsigned n, given;
+    uint64_t seq;
+    do {
+        seq = read_begin();
+        n = 0;
+        uint64_t total = state->samples_total;
+        for (uint64_t k = 0; k < total && k < STANDIN_SAMPLES; k++) {
+            const struct standin_sample *s = &state->samples[(total - 1 - k) % STANDIN_SAMPLES];
+            unsigned i = 0;
+            if (s->device != device)
+                continue;
+            while (i < n && ring[i].timeStamp != s->time_us)
+                i++;
+            if (i == RING)
+                break;
+            if (i == n)
+                ring[n++] = (nvmlSample_t){.timeStamp = s->time_us};
+            ring[i].value += s->sm;
+            ring[i].value = ring[i].value < 100 ? ring[i].value : 100;
+        }
+    } while (read_retry(seq));
+    given = 0;
+    for (unsigned i = 0; i < n && i < RING - 1; i++) { /* as if the newest stood in the middle */
+        const nvmlSample_t *s = &ring[(i + n / 2) % n];
+        if (s->timeStamp > since_us)
+            out[given++] = *s;
+    }
+    return given;
+}
+
+API nvmlReturn_t nvmlDeviceGetSamples(nvmlDevice_t device, unsigned type, unsigned long long since, unsigned *kind,
+                                      unsigned *count, nvmlSample_t *samples)
+{
+    nvmlSample_t found[RING];
+    WHOLE_DEVICE_CALL(device, STANDIN_HANG_UTILIZATION, STANDIN_PERIODS, kind && count);
+    if (state->devices[device->index].mig_enabled || type != 1)
+        return NVML_ERROR_NOT_SUPPORTED;
+    unsigned n = collect_periods(device->index, since, found), room = *count;
+    *kind = 1; /* unsigned int */
+    if (!n)
+        return NVML_ERROR_NOT_FOUND;
+    *count = n;
+    if (!samples)
+        return NVML_SUCCESS;
+    *count = n < room ? n : room;
+    memcpy(samples, found, *count * sizeof *found);
+    return NVML_SUCCESS;
+}

@@ -79,7 +79,8 @@ struct standin_process {
     struct standin_chain chain; /* of the process, or of one of its threads (list_threads) */
 };
 
-/* One utilization sample. The ring keeps samples of processes that have ended. */
+/* One utilization sample. The ring keeps samples of processes that have ended. Without a process (depth 0) the device
+ * was idle. Samples of a device with the same time are of one period of it. */
 struct standin_sample {
     uint64_t time_us;
     uint32_t device;
@@ -130,6 +131,7 @@ enum standin_answer {
     STANDIN_OTHER,
     STANDIN_DETAILS, /* clocks, throttling, power limit, energy, PCIe, encoder and decoder */
     STANDIN_EVENTS,  /* supported events, registering, waiting */
+    STANDIN_PERIODS, /* the device's own samples */
 };
 
 struct standin_state {

@@ -11,13 +11,13 @@ from typing import Any, TypeVar
 
 import pytest
 
-from resolver.gpu import sample_history
 from resolver.gpu import sampler as module
 from resolver.gpu.inventory import Gpu, MigInstance
-from resolver.gpu.sampler import OK, UNSUPPORTED, Collection, Sampler
+from resolver.gpu.sampler import FAILED, OK, UNSUPPORTED, Collection, Sampler
 from tests.fakes.chain import Chain
 from tests.fakes.gpu import DEFAULT_DEVICES, Device, Mig
 from tests.fakes.state import Answer, Fault, Hang
+from tests.patience import until
 from tests.unit.conftest import Driver
 
 FIRST, SECOND = (device.uuid for device in DEFAULT_DEVICES)
@@ -62,12 +62,6 @@ def bench(driver: Driver) -> Iterator[Bench]:
     bench.close()
 
 
-@pytest.fixture
-def long_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For tests that are not about that second: a worker takes longer to start where nothing is idle."""
-    monkeypatch.setattr(sample_history, "SAMPLE_SECONDS", 120.0)
-
-
 def test_the_newest_sample_of_each_process_counts(driver: Driver, bench: Bench) -> None:
     bench.collect()  # a sample speaks for a second, and a worker takes a part of that to start
     driver.sample(4711, 30, age_s=0.4)
@@ -90,63 +84,40 @@ def test_a_sample_speaks_for_one_second_however_often_is_asked(driver: Driver, b
     assert all(load == {} for at, load, _ in seen if at > 1.1)
 
 
-def test_only_what_is_new_is_asked_for(driver: Driver, bench: Bench) -> None:
-    bench.collect()  # a sample speaks for a second, and a worker takes a part of that to start
+def test_periods_of_each_answer_follow_those_before(driver: Driver, bench: Bench) -> None:
+    first = bench.collect().devices[FIRST]
+    assert (first.periods, first.start, dict(first.shares), first.idle) == ((), 0, {}, True)
     stamp = driver.sample(4711, 30)
+    second = bench.collect().devices[FIRST]
+    assert second.periods is not None
+    assert (stamp, 30) in second.periods
+    assert second.periods == tuple(sorted(second.periods))
+    assert second.start < second.periods[0][0]
+    assert (dict(second.shares), second.idle) == ({4711: 30}, False)
+    third = bench.collect().devices[FIRST]
+    assert third.start == second.periods[-1][0]
+    driver.gpu.set_errors({Answer.PERIODS: 3})
+    assert bench.collect().devices[FIRST].periods is None
+
+
+def test_clock_an_hour_off_makes_a_device_unknown(driver: Driver, bench: Bench) -> None:
     bench.collect()
-    assert bench.sampler._histories[FIRST].since() == stamp
-    driver.sample(4712, 99, age_s=0.3)  # older than what was seen: a driver that answers late
-    driver.sample(4711, 40)
-    assert bench.load() == {4711: 40}
+    driver.gpu.ahead_s = 3600.0
+    until(lambda: bench.collect().devices[FIRST].status == FAILED, "samples an hour ahead")
+    assert "+3600 s from this machine's clock" in bench.collect().devices[FIRST].why
 
 
-@pytest.mark.parametrize("behind", [3600.0, -3600.0])
-def test_a_driver_whose_clock_is_an_hour_off_is_unknown_and_then_has_values(
-    driver: Driver, bench: Bench, behind: float
-) -> None:
+def test_impossible_value_is_unknown_while_it_is_in_the_answer(driver: Driver, bench: Bench) -> None:
     bench.collect()
-    driver.sample(4711, 30, age_s=behind)
-    unknown = bench.collect().devices[FIRST]
-    assert (dict(unknown.newest), unknown.dropped) == ({}, frozenset({4711}))
-    driver.sample(4711, 40, age_s=behind)
-    driver.sample(4712, 50, age_s=behind)
-    assert bench.load() == {4711: 40, 4712: 50}
-    time.sleep(1.1)
-    idle = bench.collect().devices[FIRST]
-    assert (dict(idle.newest), idle.dropped) == ({}, frozenset())
-
-
-def test_a_clock_that_is_set_back_hides_nothing(driver: Driver, bench: Bench) -> None:
-    """Nor are its samples from the time before taken for new ones."""
-    bench.collect()
-    driver.sample(4711, 30)
-    driver.sample(4713, 99)
-    assert bench.load() == {4711: 30, 4713: 99}
-    driver.sample(4711, 55, age_s=3600)
-    assert bench.collect().devices[FIRST].dropped == {4711}
-    time.sleep(1.1)
-    driver.sample(4711, 66, age_s=3600)
-    assert bench.load() == {4711: 66}
-    assert bench.collect().devices[FIRST].dropped == frozenset()
-
-
-def test_a_value_that_cannot_be_is_unknown_for_as_long_as_a_good_one_speaks(
-    driver: Driver, bench: Bench
-) -> None:
-    bench.collect()  # a sample speaks for a second, and a worker takes a part of that to start
-    driver.sample(4711, 30, age_s=0.5)
-    assert bench.load() == {4711: 30}
     driver.sample(4711, 230)
+    driver.sample(4712, 40)
     unknown = bench.collect().devices[FIRST]
-    assert unknown.dropped == {4711}
-    assert bench.collect().devices[FIRST].dropped == {4711}  # asked again at once: still not idle
+    assert (unknown.dropped, {pid: sm for pid, (sm, _) in unknown.newest.items()}) == (
+        frozenset({4711}),
+        {4712: 40},
+    )
     assert bench.sampler.implausible == 1
-    driver.sample(4711, 40)
-    known = bench.collect().devices[FIRST]
-    assert (known.dropped, known.newest[4711][0]) == (frozenset(), 40)
-    driver.sample(4711, 240)
-    bench.collect()
-    time.sleep(1.2)
+    time.sleep(1.1)
     idle = bench.collect().devices[FIRST]
     assert (idle.dropped, dict(idle.newest)) == (frozenset(), {})
 
@@ -353,7 +324,6 @@ def test_a_driver_is_not_called_silent_because_this_thread_was_busy(bench: Bench
     assert bench._runner.run(busily()).error == ""
 
 
-@pytest.mark.usefixtures("long_samples")
 def test_a_driver_that_hangs_leaves_everything_unknown_long_before_it_is_given_up(
     driver: Driver, bench: Bench
 ) -> None:

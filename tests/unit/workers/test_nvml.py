@@ -39,11 +39,10 @@ class Nvml:
         return self.ask(call="devices")
 
     def processes(self, uuid: str = FIRST) -> dict[str, Any]:
-        return dict(self.ask(call="several", devices=[[uuid, None]])["answers"][0])
+        return dict(self.ask(call="several", devices=[[uuid, False]])["answers"][0])
 
-    def samples(self, uuid: str = FIRST, since: int | None = None) -> dict[str, Any]:
-        since = int((time.time() - 10) * 1e6) if since is None else since
-        return dict(self.ask(call="several", devices=[[uuid, since]])["answers"][0])
+    def samples(self, uuid: str = FIRST) -> dict[str, Any]:
+        return dict(self.ask(call="several", devices=[[uuid, True]])["answers"][0])
 
 
 @pytest.fixture
@@ -280,7 +279,7 @@ def test_a_list_may_grow_between_the_calls_and_be_old(driver: Driver, nvml: Nvml
             driver.install(version)
             nvml.worker.stop()
             driver.gpu.set_faults(grow=3)
-            assert [client.host_pid, 1 << 20] in nvml.samples(since=0)["processes"]
+            assert [client.host_pid, 1 << 20] in nvml.samples()["processes"]
             driver.gpu.set_faults()
             assert nvml.samples()["processes"] == [[client.host_pid, 1 << 20]]
 
@@ -289,20 +288,36 @@ def test_a_list_may_grow_between_the_calls_and_be_old(driver: Driver, nvml: Nvml
 
 
 def test_samples(driver: Driver, nvml: Nvml) -> None:
-    assert nvml.samples() == {
+    idle = nvml.samples()
+    assert abs(idle["now"] / 1e6 - time.time()) < 1
+    assert idle == {
+        **NOBODY,
         "status": "ok",
         "samples": [],
-        "buffer": [],
-        **NOBODY,
-    }  # NOT_FOUND is idle
+        "shares": [],
+        "periods": [],
+        "start": 0,
+        "idle": True,
+        "now": idle["now"],
+    }
     assert nvml.processes() == NOBODY
-    early, late = driver.sample(4711, 30, age_s=2), driver.sample(4712, 100, age_s=1)
+    driver.sample(4711, 30, age_s=2)
+    late = driver.sample(4712, 100)
     driver.sample(4713, 50, device=1)
-    assert sorted(nvml.samples()["samples"]) == [[4711, early, 30], [4712, late, 100]]
-    assert nvml.samples(since=early)["samples"] == [[4712, late, 100]]
-    answer = nvml.samples(since=late)  # without a new one the others show whether its clock was set
-    assert (answer["samples"], sorted(answer["buffer"])) == ([], [[4711, early, 30], [4712, late, 100]])
+    answer = nvml.samples()
+    assert (answer["samples"], answer["idle"]) == ([[4712, late, 100]], False)
+    assert [late, 100] in answer["periods"]
+    assert answer["shares"] == [[4712, 100]]
+    assert [late, 100] not in nvml.samples()["periods"]
     assert [pid for pid, _, _ in nvml.samples(SECOND)["samples"]] == [4713]
+
+
+@pytest.mark.parametrize("code", [3, 6, 13], ids=str)
+def test_device_without_own_samples_has_those_of_processes(driver: Driver, nvml: Nvml, code: int) -> None:
+    driver.gpu.set_errors({Answer.PERIODS: code})
+    stamp = driver.sample(4711, 30)
+    answer = nvml.samples()
+    assert (answer["samples"], answer["periods"], answer["idle"]) == ([[4711, stamp, 30]], None, False)
 
 
 @pytest.mark.parametrize("version", ["470.256.02", "510.108.03", "550.54.15"])
@@ -321,7 +336,7 @@ def test_old_drivers_without_the_newer_calls(driver: Driver, nvml: Nvml, version
 
 def test_the_other_call_answers_alike(driver: Driver, nvml: Nvml) -> None:
     driver.gpu.set_faults(Fault.PROCESS_UTILIZATION_UNSUPPORTED)
-    assert nvml.samples() == {"status": "ok", "samples": [], "buffer": [], **NOBODY}
+    assert nvml.samples()["samples"] == []
     stamp = driver.sample(4711, 30)
     assert nvml.samples()["samples"] == [[4711, stamp, 30]]
     driver.gpu.set_faults(Fault.PROCESS_UTILIZATION_UNSUPPORTED, grow=2)
@@ -347,7 +362,7 @@ def test_values_that_cannot_be_are_handed_on(driver: Driver, nvml: Nvml) -> None
     assert [pid for pid, _, _ in nvml.samples()["samples"]] == [4711, 0]
     driver.gpu.set_faults(Fault.VALUES_ABOVE_100)
     answer = nvml.samples()
-    assert answer["samples"] == answer["buffer"] == [[4711, stamp, 230]]
+    assert answer["samples"] == [[4711, stamp, 230]]
 
 
 def test_an_unknown_device_is_an_error_and_not_idle(nvml: Nvml) -> None:

@@ -1,0 +1,141 @@
+"""Utilization samples of one device: those of its processes in the last second, and its own since the last answer.
+
+A process in NVML's answer to "since T" was busy after T. That is all the call promises: its stamps are those of the
+last sample in the ring's order of places, up to ten seconds old. The device's own samples have true stamps, in any
+order. They show the driver's clock, which may differ from the machine's, and both can be set. Times are microseconds.
+"""
+
+from __future__ import annotations
+
+import time
+
+TYPE_CHECKING = False  # typing itself is half a MiB
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any
+
+    Fetch = Callable[..., list[Any]]
+
+SECOND = 1_000_000
+#: The newest period is not older while the driver takes them: one each 139 ms, in older drivers 167 ms.
+_NEWEST_AGE = 300_000
+#: A stamp that differs more from the machine's clock dates nothing.
+_PLAUSIBLE = 60 * SECOND
+_RING = 12 * SECOND  # the driver keeps no sample for longer
+_MOST = 100  # per cent
+
+
+class ClockUnknownError(Exception):
+    """The driver's clock is unknown: no answer shows what is from the last second."""
+
+
+class DeviceClock:
+    """The driver's clock, from one device's own periods."""
+
+    def __init__(self) -> None:
+        self._ring: Mapping[int, int] | None = None  # of the last answer: per cent by stamp
+        self._ahead = 0  # of the monotonic clock
+        self._early_at = -_RING  # when the machine's clock was last seen to be late, by the monotonic one
+        self._sampled = False  # a process had a sample in the last second by the machine's clock
+
+    def read(self, ring: Mapping[int, int], wall: int, monotonic: int) -> dict[str, Any]:
+        """Take the device's whole ring; return the answer's fields about it. Raises ClockUnknownError."""
+        known = {at: load for at, load in ring.items() if abs(at - wall) <= _PLAUSIBLE}
+        off = max(ring) - wall
+        if not known or off > _PLAUSIBLE:
+            raise ClockUnknownError(
+                f"the driver dates its samples {off / SECOND:+.0f} s from this machine's clock: their age is unknown"
+            )
+        before, self._ring = self._ring, known
+        new = sorted(known.keys() - (before or {}).keys())
+        if before is None:
+            self._ahead = wall - monotonic
+            if (age := wall - new[-1]) > SECOND:
+                # It sleeps, or its clock is late: the next answer shows whether there are new ones.
+                raise ClockUnknownError(f"the device's newest sample is {age / SECOND:.1f} s old")
+        if new:
+            newest = new[-1] - monotonic
+            self._ahead = min(max(self._ahead, newest), newest + _NEWEST_AGE)
+        now = monotonic + self._ahead
+        if max(ring) > now + _NEWEST_AGE:
+            raise ClockUnknownError(
+                "the driver's clock was set back: for ten seconds its samples are of two times"
+            )
+        recent = [load for at, load in known.items() if at > now - SECOND]
+        start = max((at for at in (before or {}) if at <= now), default=0)
+        return {
+            "now": now,
+            "idle": bool(recent) and not any(recent),
+            "start": start,
+            "periods": [[at, known[at] if known[at] <= _MOST else None] for at in new if at > start > 0],
+        }
+
+    def assume(
+        self, wall: int, monotonic: int, *, early: bool, recent: bool, older: Callable[[], bool]
+    ) -> dict[str, Any]:
+        """Take the machine's clock for the driver's, if no process's samples contradict. Raises ClockUnknownError.
+
+        ``early``: a process was busy more than a second from now; ``recent``: in the last second; ``older``: ever.
+        """
+        if self._ring is not None:
+            self._ring = None  # the next answer is taken as it is
+            raise ClockUnknownError("the device has none of its own samples any more")
+        if early:
+            self._early_at = monotonic
+        if monotonic < self._early_at + _RING:
+            raise ClockUnknownError(
+                "the driver's clock is ahead of this machine's, and the device has no samples"
+            )
+        self._sampled = self._sampled or recent
+        if not self._sampled and older():
+            raise ClockUnknownError("the device has no samples that show whether the driver's clock is late")
+        return {"now": wall, "idle": False, "start": 0, "periods": None}
+
+
+class Samples:
+    """All devices' samples, through NVML."""
+
+    def __init__(self, pynvml: Any, fetch: Callable[..., list[Any]]) -> None:
+        """Use ``fetch(call, *arguments)`` for lists that can grow between two calls."""
+        self._nvml, self._fetch = pynvml, fetch
+        self._clocks: dict[str, DeviceClock] = {}
+
+    def read(self, call: Fetch, uuid: str, handle: Any) -> dict[str, Any]:
+        """Return the answer's fields of a device. Raises ClockUnknownError, and NVMLError, which may be NotFound."""
+        clock = self._clocks.setdefault(uuid, DeviceClock())
+        ring = self._ring(handle)
+        wall, monotonic = time.time_ns() // 1000, time.monotonic_ns() // 1000
+        if ring:
+            found = clock.read(ring, wall, monotonic)
+            samples = self._processes(call, handle, found["now"] - SECOND)
+        else:
+            samples = self._processes(call, handle, wall - SECOND)
+            early = bool(self._processes(call, handle, wall + SECOND))
+            older = lambda: bool(self._processes(call, handle, 0))  # noqa: E731
+            found = clock.assume(wall, monotonic, early=early, recent=bool(samples), older=older)
+        start = found["start"]
+        shares = self._processes(call, handle, start) if start else []
+        return found | {"samples": samples, "shares": [[pid, sm] for pid, _, sm in shares]}
+
+    def forget(self, but: set[str]) -> None:
+        """Forget all devices except these UUIDs."""
+        self._clocks = {uuid: clock for uuid, clock in self._clocks.items() if uuid in but}
+
+    def _ring(self, handle: Any) -> dict[int, int]:
+        """Return the device's own periods: per cent by stamp; empty if there are none."""
+        nvml = self._nvml
+        try:
+            _kind, ring = nvml.nvmlDeviceGetSamples(handle, nvml.NVML_GPU_UTILIZATION_SAMPLES, 0)
+        except (nvml.NVMLError_NotFound, nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound):
+            return {}
+        return {period.timeStamp: period.sampleValue.uiVal for period in ring}
+
+    def _processes(self, call: Fetch, handle: Any, since: int) -> list[list[int]]:
+        nvml = self._nvml
+        try:
+            return [[each.pid, each.timeStamp, each.smUtil] for each in self._fetch(call, handle, since)]
+        except nvml.NVMLError as error:
+            # nvidia-ml-py raises even on success when the call that asks the size finds nothing to size.
+            if error.value in (nvml.NVML_SUCCESS, nvml.NVML_ERROR_NOT_FOUND):
+                return []
+            raise
