@@ -7,6 +7,7 @@ the other end open (sock_diag(7), in the same network namespace).
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
@@ -18,6 +19,7 @@ from resolver.base.errors import AccessDenied, CannotKnow, ProcessGone
 from resolver.base.reasons import PeerReason
 from resolver.linux.mappings import open_paths
 from resolver.linux.pidfd import HeldProcess
+from resolver.linux.safe_open import let_go
 
 if TYPE_CHECKING:
     from resolver.linux.procfs import Procfs
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 # include/uapi/asm-generic/socket.h
 _SO_PEERGROUPS = 59  # Linux 4.13
 _SO_PEERPIDFD = 77  # Linux 6.5
+_SO_PASSRIGHTS = 83  # Linux 6.16
 _UCRED = struct.Struct("=iII")
 _MOST_GROUP_BYTES = 1024  # what Python's getsockopt asks for at most: 256 groups
 
@@ -51,29 +54,59 @@ class PeerUnknown(CannotKnow):
         self.reason = reason
 
 
+class Connection(socket.socket):
+    """A client's Unix socket. Neither `recv` nor `close` drops a descriptor that the client passed.
+
+    Its last reference may be a TCP socket's, which lingers for as long as the client has chosen.
+    """
+
+    def recv(self, bufsize: int, flags: int = 0, /) -> bytes:
+        """Receive, as `socket.socket`; ConnectionResetError if the client passes descriptors, which stay in the queue."""
+        data, _, found, _ = self.recvmsg(bufsize, 0, flags | socket.MSG_PEEK)
+        if found & socket.MSG_CTRUNC:
+            raise ConnectionResetError(errno.ECONNRESET, "the client passes descriptors")
+        return data if not data or flags & socket.MSG_PEEK else super().recv(len(data), flags)
+
+    def close(self) -> None:
+        """Close in a thread: unread descriptors go with it."""
+        if self.fileno() >= 0:
+            let_go(self.detach())
+
+
 class Listener(socket.socket):
-    """Socket that notes when no connection waited, for kernels before 6.5."""
+    """Listening Unix socket whose clients can pass no descriptors, if the kernel can forbid it (Linux 6.16).
+
+    It notes when no connection waited, for kernels before 6.5.
+    """
 
     def __init__(self) -> None:
         super().__init__(socket.AF_UNIX)
+        with contextlib.suppress(OSError):
+            self.setsockopt(socket.SOL_SOCKET, _SO_PASSRIGHTS, 0)
         self.setblocking(False)
         self._nobody_at = 0.0
+
+    def close(self) -> None:
+        """Refuse clients, and close in a thread, as a `Connection`: those not accepted go with it."""
+        if self.fileno() >= 0:
+            self.shutdown(socket.SHUT_RDWR)
+            let_go(self.detach())
 
     def listen(self, backlog: int = socket.SOMAXCONN, /) -> None:
         """Listen, as `socket.socket`."""
         self._nobody_at = time.clock_gettime(time.CLOCK_BOOTTIME)
         super().listen(backlog)
 
-    def accept(self) -> tuple[socket.socket, str]:
+    def accept(self) -> tuple[Connection, str]:
         """Accept, as `socket.socket`; BlockingIOError without a connection."""
         now = time.clock_gettime(time.CLOCK_BOOTTIME)
         try:
-            connection, address = super().accept()
+            fd, address = self._accept()
         except BlockingIOError:
             self._nobody_at = now
             raise
-        _made_after[connection.fileno()] = self._nobody_at
-        return connection, address
+        _made_after[fd] = self._nobody_at
+        return Connection(self.family, self.type, self.proto, fd), address
 
 
 #: By descriptor, seconds since boot. One that a connection of another listener has now is too early: that is safe.

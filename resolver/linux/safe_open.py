@@ -20,6 +20,8 @@ from resolver.linux.pidfd import fetch
 _HOLD = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _closing: deque[int] = deque()
+#: Room for so many threads that close: tenants can make each of them wait.
+_closers = deque(range(16))
 
 
 def translate(error: OSError) -> RegionRejected:
@@ -94,7 +96,7 @@ def open_plain(dir_fd: int, name: str, flags: int = os.O_RDONLY) -> tuple[int, o
 
 
 def let_go(fd: int) -> None:
-    """Close a tenant's file in a thread, or with the next one that starts: freeing blocks can take seconds."""
+    """Close a descriptor in a thread, or with the next one: the last reference to a tenant's file can wait for long."""
     _closing.append(fd)
     with suppress(RuntimeError):  # no more threads
         _thread.start_new_thread(_close, ())
@@ -102,8 +104,12 @@ def let_go(fd: int) -> None:
 
 def _close() -> None:
     with suppress(IndexError):
-        while True:
-            os.close(_closing.popleft())
+        place = _closers.pop()
+        try:
+            while True:
+                os.close(_closing.popleft())
+        finally:
+            _closers.append(place)
 
 
 def open_offered(path: str) -> int:

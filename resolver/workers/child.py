@@ -24,6 +24,7 @@ def inherited() -> list[int]:
 
 def main() -> int:
     """Run ``main()``; returns its exit code."""
+    import contextlib
     import ctypes
     import importlib
     import os
@@ -35,6 +36,9 @@ def main() -> int:
     libc.prctl(15, name.encode()[:15])  # PR_SET_NAME
     if os.getppid() != parent:
         return 1  # the daemon ended before the kernel knew; nobody would read an answer
+    for fd in {*map(int, os.listdir("/proc/self/fd"))} - {0, 1, 2, *inherited()}:
+        with contextlib.suppress(OSError):  # the listing's own
+            os.close(fd)  # what the daemon was started with
     sys.path[:0] = paths
     from resolver.linux.capabilities import limit
 

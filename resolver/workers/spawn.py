@@ -52,6 +52,8 @@ def spawn(
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         try:
+            for fd in descriptors:
+                os.set_inheritable(fd, True)
             # A group of its own: Ctrl-C at a terminal is for the daemon, which ends its children itself.
             process = subprocess.Popen(
                 argv,
@@ -59,12 +61,17 @@ def spawn(
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL if quiet else None,
                 env=variables,
-                pass_fds=descriptors,
+                # All descriptors are closed by execve(2): vfork(2) would make this thread wait for a last reference
+                # that the child closes before it.
+                close_fds=False,
                 process_group=0,
             )
         except BaseException:
             ours.close()
             raise
+        finally:
+            for fd in descriptors:
+                os.set_inheritable(fd, False)
     return process, ours
 
 

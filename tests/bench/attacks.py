@@ -356,6 +356,13 @@ def _knocks(scene: Scene, size: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def _passes(scene: Scene, size: int) -> Iterator[None]:
+    with hostile_containers(scene.node, 1) as (container,):
+        run(container, "passes", scene.tenant_socket, size)
+        yield
+
+
+@contextlib.contextmanager
 def _holds(scene: Scene, size: int) -> Iterator[None]:
     with hostile_containers(scene.node, 1) as (container,):
         run(container, "holds", scene.tenant_socket, size, 16)
@@ -433,6 +440,7 @@ ATTACKS: Final = {
     "named": Attack("{} tenants whose control groups are named as others'", (1, 2), _named),
     "scrapes": Attack("{} scrapes a second, each hung up on", (350, 700), _scrapes, seconds=25.0),
     "knocks": Attack("{} tenants that connect and close", (2, 4), _knocks, at_socket=True),
+    "passes": Attack("passed sockets that linger for {} s", (8, 30), _passes, at_socket=True),
     "holds": Attack("{} nested PID namespaces with 16 connections each", (9, 18), _holds, at_socket=True),
     "all": Attack(
         "all of these at once",

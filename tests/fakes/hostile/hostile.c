@@ -25,6 +25,8 @@
  *   hostile SECONDS flight COUNT              keeps so many descriptors in flight, or as many as its limit allows
  *   hostile SECONDS bodies PATH CONNECTIONS BYTES
  *                                             sends CONNECTIONS requests with a body of BYTES but for the last one
+ *   hostile SECONDS passes PATH LINGER        sends requests, each with the last reference of a TCP socket that lingers for LINGER
+ *                                             seconds with unsent data
  *   hostile SECONDS maps FILE private|memfd   has FILE open and maps it privately, or a memfd of its name in its place
  *   hostile SECONDS leases FILE               takes a lease on it, for writing and for reading in turns, again and again
  *   hostile SECONDS uring FILE                writes, preallocates and truncates it through io_uring, as fast as it can
@@ -542,6 +544,47 @@ static void flight(long count)
         pause();
 }
 
+static int lingering(int seconds) /* its peer is never closed, and reads nothing */
+{
+    static char data[1 << 16];
+    struct linger wait = {1, seconds};
+    struct sockaddr_in place = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t size = sizeof place;
+    int server = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (server < 0 || bind(server, (struct sockaddr *)&place, size) || listen(server, 1) ||
+        getsockname(server, (struct sockaddr *)&place, &size) || connect(fd, (struct sockaddr *)&place, size) ||
+        accept(server, NULL, NULL) < 0 || setsockopt(fd, SOL_SOCKET, SO_LINGER, &wait, sizeof wait))
+        fail("a socket that lingers");
+    close(server);
+    while (send(fd, data, sizeof data, MSG_DONTWAIT | MSG_NOSIGNAL) > 0)
+        ;
+    return fd;
+}
+
+static void passes(const char *path, int seconds)
+{
+    union {
+        struct cmsghdr head;
+        char room[CMSG_SPACE(sizeof(int))];
+    } control = {.head = {CMSG_LEN(sizeof(int)), SOL_SOCKET, SCM_RIGHTS}};
+    static char text[] = "GET /v1/lookup?pid=1 HTTP/1.1\r\nHost: r\r\n\r\n";
+    struct iovec request = {.iov_base = text, .iov_len = sizeof text - 1};
+    struct msghdr message = {.msg_iov = &request, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
+    ready();
+    for (;; rest(20000000)) {
+        int fd = lingering(seconds), client = knock(path);
+        memcpy(CMSG_DATA(&control.head), &fd, sizeof fd);
+        int sent = client < 0 ? -1 : (int)sendmsg(client, &message, MSG_NOSIGNAL);
+        if (sent < 0) /* Linux 6.16 lets the server forbid it; it must not cost this process its time */
+            setsockopt(fd, SOL_SOCKET, SO_LINGER, &(struct linger){1, 0}, sizeof(struct linger));
+        close(fd);
+        if (client >= 0)
+            close(client);
+        if (sent < 0)
+            rest(100000000);
+    }
+}
+
 static void bodies(const char *path, long connections, long bytes)
 {
     char head[256];
@@ -613,6 +656,8 @@ int main(int argc, char **argv)
         flight(atol(argv[3]));
     if (strcmp(argv[2], "bodies") == 0 && argc == 6 && atol(argv[4]) <= MOST_CONNECTIONS)
         bodies(argv[3], atol(argv[4]), atol(argv[5]));
+    if (strcmp(argv[2], "passes") == 0 && argc == 5)
+        passes(argv[3], atoi(argv[4]));
     if (strcmp(argv[2], "cuts") == 0)
         cuts(argv + 3);
     if (strcmp(argv[2], "protects") == 0 && argc == 5)
