@@ -47,7 +47,7 @@ MODULES: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "linux.cgroup": (("linux/test_cgroup.py",), ()),
     "linux.procfs": (
         ("linux/test_procfs.py",),
-        ("parse_status", "parse_ns_pids", "parse_start_time"),
+        ("parse_ns_pids", "parse_start_time"),
     ),
     "linux.mounts": (("linux/test_procfs.py",), ()),
     "config": (("config/test_config.py",), ()),

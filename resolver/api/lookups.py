@@ -184,7 +184,7 @@ async def look_back(context: Context, request: Request) -> Answer:
     else:
         # The same refusal for what is another's and for what is not there.
         try:
-            if tenant.own.pidns not in procfs.pidns_chain(procfs.status(host_pid).tgid):
+            if tenant.own.pidns not in procfs.pidns_chain(procfs.tgid(host_pid)):
                 raise _not_yours()
             found = await context.tenants_walks.run(reverse, procfs, host_pid, context.pods)
         except (NotFound, ProcessGone, AccessDenied):

@@ -236,11 +236,10 @@ class KnownNamespaces:
             known.container_id = procfs.container(host_pid).container_id
             if not known.container_id:
                 return
-            status = procfs.status(host_pid)
             # The numbers in the namespace of gVisor's gofer are not those that the container knows.
-            if is_gvisor(procfs, host_pid, status.name):
+            if is_gvisor(procfs, host_pid):
                 return
-            if procfs.container(status.ppid).container_id != known.container_id:
+            if procfs.container(procfs.parent(host_pid)).container_id != known.container_id:
                 known.made_by_runtime = True
                 self._by_id.setdefault(known.container_id, set()).add(host_pid)
 

@@ -71,12 +71,11 @@ def own_namespace(procfs: Procfs, members: list[Member]) -> Namespace:
     return _only(procfs, top)
 
 
-def is_gvisor(procfs: Procfs, host_pid: int, name: str | None = None) -> bool:
-    """Recognize a process of gVisor by its executable. ``name`` is its command name, if known."""
+def is_gvisor(procfs: Procfs, host_pid: int) -> bool:
+    """Recognize a process of gVisor by its executable."""
     # Its parts start themselves through /proc/self/exe; number 1 is the gofer (runsc/cmd/gofer.go).
     try:
-        name = procfs.status(host_pid).name if name is None else name
-        return name == "exe" and procfs.program(host_pid).startswith("runsc")
+        return procfs.comm(host_pid) == "exe" and procfs.program(host_pid).startswith("runsc")
     except ProcessGone:
         return False
 
@@ -168,7 +167,7 @@ def _made_inside(procfs: Procfs, top: list[Member], inits: list[Member]) -> bool
 
 def _parent(procfs: Procfs, host_pid: int) -> int:
     try:
-        return procfs.status(host_pid).ppid
+        return procfs.parent(host_pid)
     except ProcessGone:
         return 0
 

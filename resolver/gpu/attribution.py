@@ -173,7 +173,7 @@ def _place(
     if nvml_pid in owners:
         return nvml_pid
     try:
-        tgid = procfs.status(nvml_pid).tgid
+        tgid = procfs.tgid(nvml_pid)
         if tgid in owners:
             return tgid
         container_id = procfs.container(tgid).container_id

@@ -44,14 +44,8 @@ class ProcessIdentity(NamedTuple):
     ns_pids: tuple[int, ...]
 
 
-class ProcessStatus(NamedTuple):
-    """Fields of ``/proc/<pid>/status``; ``ns_pids`` is empty before Linux 4.1."""
-
-    name: str
-    state: str
-    tgid: int
-    ppid: int
-    ns_pids: tuple[int, ...]
+class NotAProcess(ProcessGone):
+    """The number is a thread's."""
 
 
 class TooLarge(CannotKnow):
@@ -65,24 +59,6 @@ def parse_ns_pids(status: bytes) -> tuple[int, ...]:
         return ()
     end = status.find(b"\n", start + 7)
     return tuple(map(int, status[start + 7 : end].split())) if end > 0 else ()
-
-
-def parse_status(status: bytes) -> ProcessStatus:
-    """Parse ``/proc/<pid>/status``. Raises ValueError."""
-    fields: dict[bytes, bytes] = {}
-    for line in status.split(b"\n"):
-        key, _, value = line.partition(b":")
-        fields[key] = value.strip()
-    try:
-        return ProcessStatus(
-            name=fields[b"Name"].decode("utf-8", "backslashreplace"),
-            state=fields[b"State"][:1].decode("ascii", "replace"),
-            tgid=int(fields[b"Tgid"]),
-            ppid=int(fields[b"PPid"]),
-            ns_pids=parse_ns_pids(status),
-        )
-    except KeyError as error:
-        raise ValueError(f"status has no {error} line") from None
 
 
 class ProcessUsage(NamedTuple):
@@ -130,7 +106,7 @@ class Procfs:
 
     def __init__(self, root: str = "/proc", *, use_pidfd: bool = True) -> None:
         self.root = root
-        self.use_pidfd = use_pidfd and hasattr(os, "pidfd_open")
+        self.use_pidfd = use_pidfd and root == "/proc" and hasattr(os, "pidfd_open")
 
     # -- lists --------------------------------------------------------------------------------------
 
@@ -166,17 +142,43 @@ class Procfs:
             raise translate(error, path) from None
         return b"".join(chunks)
 
-    def status(self, host_pid: int) -> ProcessStatus:
-        """Parse ``status``, also a thread's."""
-        return parse_status(self.status_text(host_pid))
-
-    def status_text(self, host_pid: int | str) -> bytes:
-        """Read ``status``, or ``<host_pid>/task/<tid>``'s."""
+    def status_text(self, host_pid: int) -> bytes:
+        """Read ``status``: for lanes, because with 65,536 supplementary groups it takes 15 ms."""
         return self.read(f"{host_pid}/status")
 
-    def ns_pids(self, host_pid: int | str) -> tuple[int, ...]:
-        """Read ``NSpid:``, faster than `status`."""
+    def ns_pids(self, host_pid: int) -> tuple[int, ...]:
+        """Return the PIDs of a process, the reader's first. Raises `ProcessGone` for a thread's number."""
+        with self.hold(host_pid) as held:
+            return self.ns_pids_of(held, host_pid)
+
+    def ns_pids_of(self, held: HeldProcess, host_pid: int) -> tuple[int, ...]:
+        """Return a held process's PIDs, from the pidfd's description (Linux 5.5), whose size no tenant chooses."""
+        if held.is_pidfd:
+            ns_pids = parse_ns_pids(self.read(f"self/fdinfo/{held.fd}", _FIRST_READ, cut=True))
+            if ns_pids[:1] and ns_pids[0] <= 0:
+                raise ProcessGone(f"process {host_pid} has ended")
+            if ns_pids:
+                return ns_pids
         return parse_ns_pids(self.status_text(host_pid))
+
+    def tgid(self, host_pid: int) -> int:
+        """Return the process of a thread: the leader is the first in the list."""
+        try:
+            self.hold(host_pid).close()
+        except NotAProcess:
+            path = f"{self.root}/{host_pid}/task"
+            try:
+                with os.scandir(path) as listing:
+                    return int(next(listing).name)
+            except OSError as error:
+                raise translate(error, path) from None
+            except StopIteration:
+                raise ProcessGone(f"{path}: the thread ended") from None
+        return host_pid
+
+    def parent(self, host_pid: int) -> int:
+        """PID of the parent; 0 if it is not visible."""
+        return int(_after_comm(self.read(f"{host_pid}/task/{host_pid}/stat"))[1])
 
     def inode(self, host_pid: int | str) -> int | None:
         """Inode of the process's directory."""
@@ -192,10 +194,6 @@ class Procfs:
     def is_exiting(self, host_pid: int) -> bool:
         """Check PF_EXITING (``include/linux/sched.h``), set before a process leaves anything."""
         return bool(int(_after_comm(self.read(f"{host_pid}/task/{host_pid}/stat"))[6]) & 0x4)
-
-    def process(self, host_pid: int) -> ProcessIdentity:
-        """Identity of the process."""
-        return ProcessIdentity(host_pid, self.start_time(host_pid), self.ns_pids(host_pid))
 
     def cgroup(self, host_pid: int) -> str:
         """``cgroup`` as text, see `resolver.linux.cgroup`."""
@@ -320,32 +318,43 @@ class Procfs:
 
     # -- handles ------------------------------------------------------------------------------------
 
-    def open_handle(self, host_pid: int) -> ProcessHandle:
-        """Hold the process with this PID, then read its identity."""
-        fd, is_pidfd = -1, False
+    def hold(self, host_pid: int) -> HeldProcess:
+        """Hold the process with this PID, or what is left until it is reaped. Raises `NotAProcess` for a thread's."""
         if self.use_pidfd:
             try:
-                fd, is_pidfd = os.pidfd_open(host_pid), True
+                return HeldProcess(os.pidfd_open(host_pid), is_pidfd=True)
+            except OverflowError:
+                raise ProcessGone(f"no process has the number {host_pid}") from None
             except OSError as error:
-                if error.errno in (errno.EINVAL, errno.ENOENT):  # a thread id; ENOENT since Linux 6.15
-                    raise ProcessGone(f"PID {host_pid} is a thread, not a process") from None
+                if error.errno in (errno.EINVAL, errno.ENOENT):  # ENOENT since Linux 6.15
+                    raise NotAProcess(f"PID {host_pid} is a thread, not a process") from None
                 if error.errno not in (errno.ENOSYS, errno.EPERM):
                     raise translate(error, f"pidfd of {host_pid}") from None
-        if fd < 0:
-            try:
-                fd = os.open(f"{self.root}/{host_pid}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            except OSError as error:
-                raise translate(error, f"{self.root}/{host_pid}") from None
+        path = f"{self.root}/{host_pid}"
         try:
-            if not is_pidfd and self.status(host_pid).tgid != host_pid:
-                raise ProcessGone(f"PID {host_pid} is a thread, not a process")
-            handle = ProcessHandle(self.process(host_pid), fd, is_pidfd=is_pidfd)
-            if handle.alive():
-                return handle
+            held = HeldProcess(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), is_pidfd=False)
+        except OSError as error:
+            raise translate(error, path) from None
+        try:
+            tgid = re.search(rb"\nTgid:\t(\d+)\n", self.status_text(host_pid))
+            if tgid and int(tgid[1]) != host_pid:
+                raise NotAProcess(f"PID {host_pid} is a thread, not a process")
         except BaseException:
-            os.close(fd)
+            held.close()
             raise
-        os.close(fd)
+        return held
+
+    def open_handle(self, host_pid: int) -> ProcessHandle:
+        """Hold the process with this PID, then read its identity."""
+        held = self.hold(host_pid)
+        try:
+            identity = ProcessIdentity(host_pid, self.start_time(host_pid), self.ns_pids_of(held, host_pid))
+            if held.alive():
+                return ProcessHandle(identity, held.fd, is_pidfd=held.is_pidfd)
+        except BaseException:
+            held.close()
+            raise
+        held.close()
         raise ProcessGone(f"process {host_pid} ended while it was checked")
 
 

@@ -59,13 +59,13 @@ def reverse(procfs: Procfs, host_pid: int, pods: PodNames | None = None) -> Reve
         raise UsageError(f"{host_pid} is not a PID: PIDs start at 1")
     require_host_view(procfs)
     try:
-        tgid = procfs.status(host_pid).tgid
+        tgid = procfs.tgid(host_pid)
     except ProcessGone:
         raise NotFound(f"no process or thread of this host has the number {host_pid}") from None
     try:
         with verify(procfs, tgid) as handle:
             found = _read(procfs, handle.process, pods)
-            same = tgid == host_pid or procfs.status(host_pid).tgid == tgid
+            same = tgid == host_pid or procfs.tgid(host_pid) == tgid
         if same:
             return found if tgid == host_pid else replace(found, tid=host_pid)
     except ProcessGone:

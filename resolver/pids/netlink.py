@@ -139,13 +139,11 @@ class NetlinkSource(ScanSource):
         self.stream.ended &= self.known.keys()
 
     def _read(self, host_pid: int) -> tuple[int, ...]:
-        """Read a status file, and watch a zombie. Raises `ProcessGone` for a thread."""
-        status = self._procfs.status(host_pid)
-        if status.tgid != host_pid:
-            raise ProcessGone(f"{self._procfs.root}/{host_pid} is a thread")
-        if status.state in "ZX":
-            self.stream.ended.add(host_pid)
-        return status.ns_pids
+        """Read its PIDs, and watch a zombie. Raises `ProcessGone` for a thread."""
+        with self._procfs.hold(host_pid) as held:
+            if not held.alive():
+                self.stream.ended.add(host_pid)
+            return self._procfs.ns_pids_of(held, host_pid)
 
     def _forget(self, host_pid: int) -> None:
         if host_pid in self.known:

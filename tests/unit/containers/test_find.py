@@ -199,6 +199,7 @@ def make_proc(tmp_path: Path) -> MakeProc:
             )
             stat = f"{host_pid} (a) b) S {ppid} " + " ".join(["0"] * 17) + f" {start} 0 0\n"
             (directory / f"task/{host_pid}/stat").write_text(stat)
+            (directory / "comm").write_text("x\n")
         procfs = Procfs(str(tmp_path))
         return procfs, members_of(procfs, [process[0] for process in processes])
 
@@ -254,8 +255,7 @@ def test_the_numbers_of_gvisors_kernel_are_not_the_hosts(
 ) -> None:
     """Number 1 is the gofer, which serves files; the sandbox and what runs in it have numbers of the host alone."""
     procfs, members = make_proc((40, (1,), 900, 9, 4), (41, (), HOST_PIDNS, 9, 5))
-    status = tmp_path / "40/status"
-    status.write_text(status.read_text().replace("Name:\tx", "Name:\texe"))
+    (tmp_path / "40/comm").write_text("exe\n")
     (tmp_path / "40/exe").symlink_to("/usr/bin/another")
     assert own_namespace(procfs, members) == Namespace(900, 1)
     (tmp_path / "40/exe").unlink()

@@ -70,6 +70,7 @@ class Proc(FakeProc):
         if tgid:
             status = place / "status"
             status.write_text(status.read_text().replace(f"Tgid:\t{host_pid}", f"Tgid:\t{tgid}"))
+            (place / f"task/{host_pid}").rename(place / f"task/{tgid}")
 
 
 def test_values_idle_and_unknown() -> None:

@@ -71,8 +71,8 @@ def _living() -> int:
     """Those of /proc that are not zombies."""
     procfs, living = Procfs(), 0
     for host_pid in procfs.entries():
-        with suppress(ProcessGone):
-            living += procfs.status(host_pid).state not in "ZX"
+        with suppress(ProcessGone), procfs.hold(host_pid) as held:
+            living += held.alive()
     return living
 
 

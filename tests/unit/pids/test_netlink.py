@@ -134,6 +134,8 @@ class Fixture:
         directory.mkdir()
         status = f"Name:\tx\nState:\t{state}\nTgid:\t{tgid or host_pid}\nPPid:\t1\nNSpid:\t{numbers}\n"
         (directory / "status").write_text(status)
+        (directory / "stat").write_text(f"{host_pid} (x) {state} 1 ")
+        (directory / "task").mkdir()
 
     def stop(self, host_pid: int) -> None:
         shutil.rmtree(self.root / str(host_pid))
@@ -208,7 +210,7 @@ def test_what_may_not_be_read_is_counted_until_it_can(
     fixture.start(100)
     fixture.kernel.fork(100)
     with monkeypatch.context() as patch:
-        patch.setattr(Procfs, "status", refuse)
+        patch.setattr(Procfs, "hold", refuse)
         for _ in range(2):
             assert fixture.refresh() == ([], [])
             assert fixture.source.incomplete() == "1 processes could not be read"
