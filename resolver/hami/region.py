@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import binascii
 import errno
+import fcntl
 import os
+import signal
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from resolver.base.errors import RegionRejected, ResolverError
@@ -326,6 +328,24 @@ def pieces_of_open(_procfs: Procfs, where: str, places: list[tuple[int, int]]) -
         return [_text(os.pread(fd, length, start)) for start, length in places]
     finally:
         os.close(fd)
+
+
+def unwritten(_procfs: Procfs, where: str) -> bool:
+    """Check that no process on this node has the regular file open for writing; False in doubt.
+
+    Requires CAP_LEASE or ownership of the file. An open between the two calls blocks until the second.
+    """
+    fd = open_offered(where)
+    try:
+        # SIGURG is ignored; SIGIO, the default, would end this process.
+        fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    except OSError:
+        return False
+    finally:
+        let_go(fd)
+    return True
 
 
 def _text(data: bytes) -> str:

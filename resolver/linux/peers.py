@@ -54,14 +54,14 @@ class PeerUnknown(CannotKnow):
         self.reason = reason
 
 
-class Connection(socket.socket):
+class ClientSocket(socket.socket):
     """A client's Unix socket. Neither `recv` nor `close` drops a descriptor that the client passed.
 
     Its last reference may be a TCP socket's, which lingers for as long as the client has chosen.
     """
 
     def recv(self, bufsize: int, flags: int = 0, /) -> bytes:
-        """Receive, as `socket.socket`; ConnectionResetError if the client passes descriptors, which stay in the queue."""
+        """Receive, as `socket.socket`; ConnectionResetError if the client passes descriptors, which stay queued."""
         data, _, found, _ = self.recvmsg(bufsize, 0, flags | socket.MSG_PEEK)
         if found & socket.MSG_CTRUNC:
             raise ConnectionResetError(errno.ECONNRESET, "the client passes descriptors")
@@ -87,7 +87,7 @@ class Listener(socket.socket):
         self._nobody_at = 0.0
 
     def close(self) -> None:
-        """Refuse clients, and close in a thread, as a `Connection`: those not accepted go with it."""
+        """Refuse clients, and close in a thread, as a `ClientSocket`: those not accepted go with it."""
         if self.fileno() >= 0:
             self.shutdown(socket.SHUT_RDWR)
             let_go(self.detach())
@@ -97,16 +97,16 @@ class Listener(socket.socket):
         self._nobody_at = time.clock_gettime(time.CLOCK_BOOTTIME)
         super().listen(backlog)
 
-    def accept(self) -> tuple[Connection, str]:
+    def accept(self) -> tuple[ClientSocket, str]:
         """Accept, as `socket.socket`; BlockingIOError without a connection."""
         now = time.clock_gettime(time.CLOCK_BOOTTIME)
         try:
-            fd, address = self._accept()
+            fd, address = self._accept()  # type: ignore[attr-defined]
         except BlockingIOError:
             self._nobody_at = now
             raise
         _made_after[fd] = self._nobody_at
-        return Connection(self.family, self.type, self.proto, fd), address
+        return ClientSocket(self.family, self.type, self.proto, fd), address
 
 
 #: By descriptor, seconds since boot. One that a connection of another listener has now is too early: that is safe.

@@ -289,7 +289,7 @@ class Procfs:
             raise self._translate_namespace(error, host_pid) from None
         return int(link[len(kind) + 2 : -1])  # "pid:[4026531836]"
 
-    def pidns_chain(self, host_pid: int | str) -> tuple[int, ...]:
+    def pidns_chain(self, host_pid: int) -> tuple[int, ...]:
         """Inodes of the process's PID namespaces, innermost last.
 
         Raises `CannotKnow` before Linux 4.9 if there are several.

@@ -15,10 +15,8 @@ A process attaching later writes a byte: the file's new time cancels the verdict
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import math
 import os
-import signal
 import time
 from typing import TYPE_CHECKING
 
@@ -27,8 +25,9 @@ from resolver.base.errors import CannotKnow, ProcessGone, TooSlow, WorkerFailed
 from resolver.base.retry import longer
 from resolver.hami.discovery import MappedFile, PodFile
 from resolver.hami.process_reads import files_of, mounts_near
+from resolver.hami.region import unwritten
 from resolver.linux.cgroup import parse_cgroup, pod_uid_of
-from resolver.workers.lane import ALL
+from resolver.workers.lane import ALL, LEASES
 from resolver.workers.lanes import Direct
 
 if TYPE_CHECKING:
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from resolver.hami.discovery import Proof
+    from resolver.hami.region import SharedRegion
     from resolver.linux.procfs import Procfs
     from resolver.repair.plan import RegionRepairs
     from resolver.workers.lanes import TenantReader
@@ -100,7 +100,7 @@ class Abandoned:
             else:
                 suspect.in_use = False
                 judged.append(suspect)
-                if not nobody_writes(region.fd):
+                if not await self._unwritten(region):
                     unclear.append(suspect)
         slices = Slices()
         for host_pid, _ in self._procfs.each_entry() if unclear else ():
@@ -109,6 +109,12 @@ class Abandoned:
                 slices = Slices()
             await self._look_at(host_pid, unclear)
         return [suspect.repairs for suspect in judged if self._conclude(suspect)]
+
+    async def _unwritten(self, region: SharedRegion) -> bool:
+        try:
+            return bool(await self._reader.ask("", LEASES, unwritten, f"/proc/{os.getpid()}/fd/{region.fd}"))
+        except (TooSlow, WorkerFailed, OSError):
+            return False
 
     async def _look_at(self, host_pid: int, suspects: list[_Suspect]) -> None:
         """Mark suspects that this process may have open."""
@@ -178,20 +184,3 @@ class Abandoned:
 def _alone(repairs: RegionRepairs) -> bool:
     """Check that no slot has an owner; otherwise the container's PID namespace decides."""
     return all(state.owner is None for state in repairs.states.values())
-
-
-def nobody_writes(fd: int) -> bool:
-    """Check that no process on this node has the regular file open for writing; False in doubt.
-
-    ``fd`` must be read-only. Requires CAP_LEASE or ownership of the file. An open between the two calls blocks until
-    the second.
-    """
-    try:
-        fcntl.fcntl(
-            fd, fcntl.F_SETSIG, signal.SIGURG
-        )  # ignored; SIGIO, of the default, would end this process
-        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
-    except OSError:
-        return False
-    fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
-    return True

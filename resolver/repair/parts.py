@@ -91,7 +91,7 @@ class Parts:
         self.writing = Writing(counters, journal)
         self.reader = reader or Direct(procfs)
         if isinstance(self.reader, Lanes):
-            self.reader.spend = self.budgets.spend
+            self.reader.budgets = self.budgets
 
     def is_here(self, repairs: RegionRepairs) -> bool:
         """Check that the region survived an await."""

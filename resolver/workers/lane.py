@@ -16,6 +16,7 @@ import os
 import socket
 import time
 from collections import deque
+from functools import cache
 from importlib import import_module
 
 from resolver.base.errors import AccessDenied, CannotKnow, ProcessGone, RegionRejected
@@ -28,13 +29,14 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-WINDOW = 32  # questions that a lane has at a time
 #: Files that it keeps open until the daemon has opened them as well: those of the last answers, and of the next, but
 #: where descriptors are few no more than a third of them.
 _held: deque[int] = deque()
-_MOST_HELD = min(2 * WINDOW, os.sysconf("SC_OPEN_MAX") // 3)
+_MOST_HELD = min(64, os.sysconf("SC_OPEN_MAX") // 3)
 #: What questions are about whose lock everybody's processes take: that of all mounts on the machine (namespace_sem).
 ALL = ""
+#: Those about leases and file locks (file_rwsem).
+LEASES = "leases"
 #: As much as a socket takes by default, less what the kernel puts around it.
 MAX_ANSWER = 190_000
 
@@ -58,15 +60,29 @@ def _offer(value: Any) -> Any:
     return f"/proc/{os.getpid()}/fd/{value.fd}"
 
 
+def awake() -> float:
+    """Seconds on the clock, less those for which this thread was ready and had no CPU (CONFIG_SCHED_INFO)."""
+    try:
+        delayed = int(os.pread(_schedstat(), 64, 0).split()[1]) / 1e9
+    except (OSError, IndexError):
+        delayed = 0.0
+    return time.monotonic() - delayed
+
+
+@cache
+def _schedstat() -> int:
+    return os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+
+
 def main() -> int:
     """Answer until the socket closes."""
     seccomp.forbid_dangerous()
     channel = socket.socket(fileno=os.dup(0))
     procfs = Procfs()
     while message := channel.recv(1 << 18):
-        began, used = time.monotonic(), time.thread_time()
+        began, used = awake(), time.thread_time()
         error, value = answer(procfs, json.loads(message))
-        took = time.monotonic() - began, time.thread_time() - used
+        took = awake() - began, time.thread_time() - used
         text = json.dumps([*took, error, value], default=_offer).encode()
         if len(text) > MAX_ANSWER:
             why = f"the answer of {len(text)} bytes is longer than {MAX_ANSWER}, which is as much as is taken"

@@ -1,8 +1,10 @@
 """Lanes: children for the reads that a tenant can delay in the kernel.
 
 If the *first lane* is late (`LATE_SECONDS`) with a container's question, it is killed, and the *second lane* asks for
-that container, ever more rarely, until it is quick again. A container pays by wall-clock time. Mount tables have one
-lock for the machine: a late answer there blames no container, and a third lane reads them for a while, ever longer.
+that container, ever more rarely, until it is quick again. A container whose question is only expensive
+(`COSTLY_SECONDS`) is served by the second lane for a while. Accounts take turns before each lane, and pay by wall-clock
+time, less waits for a CPU. Mount tables and file leases have one lock each for the machine: a late answer there blames
+no container, and a lane of their own has them for a while, ever longer.
 """
 
 from __future__ import annotations
@@ -10,19 +12,21 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from resolver.base import errors
+from resolver.base.budget import Budgets
 from resolver.base.counters import CounterName, Shortage
 from resolver.base.errors import RegionRejected, TooSlow, WorkerFailed
 from resolver.base.reasons import RegionReason
 from resolver.base.retry import longer
 from resolver.linux.procfs import TooLarge
 from resolver.workers.child import LACKING
-from resolver.workers.lane import ALL, WINDOW, load
+from resolver.workers.lane import ALL, LEASES, load
+from resolver.workers.line import Line
 from resolver.workers.means import shortage_of
 from resolver.workers.supervisor import WorkerProcess
 
@@ -34,6 +38,10 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 #: Seconds in which the first lane has to answer, and the second one.
 LATE_SECONDS, LONGEST_SECONDS = 0.1, 2.0
+#: A question that takes longer moves its container to the second lane, for so long.
+COSTLY_SECONDS, COSTLY_FOR = 0.02, 60.0
+#: Questions at a lane at a time: no other account's can overtake them.
+_ROOM = 4
 #: Seconds until a container that was late is asked again, doubled each time; forgotten after some quick minutes.
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 _LOADED = (
@@ -90,25 +98,28 @@ class Direct:
 
 
 class Lanes:
-    """The daemon's `TenantReader`; ``spend(account, seconds)`` charges a container."""
+    """The daemon's `TenantReader`, which charges ``budgets``."""
 
-    def __init__(
-        self, spend: Callable[[str, float], None] | None = None, counters: Counter[str] | None = None
-    ) -> None:
-        self.spend = spend or (lambda _account, _seconds: None)
+    def __init__(self, counters: Counter[str] | None = None) -> None:
+        self.budgets = Budgets()
         self._counters = counters if counters is not None else Counter()
         self._counters[CounterName.TOO_SLOW] += 0
-        self._first, self._second, self._mounts = (
+        self._first, self._second, mounts, leases = (
             WorkerProcess(
-                name, "resolver.workers.lane", timeout=seconds, rights=_RIGHTS, window=WINDOW, hello=_HELLO
+                name, "resolver.workers.lane", timeout=seconds, rights=_RIGHTS, window=_ROOM, hello=_HELLO
             )
             for name, seconds in (
                 ("reader", LATE_SECONDS),
                 ("second reader", LONGEST_SECONDS),
                 ("mount reader", LONGEST_SECONDS),
+                ("lease reader", LONGEST_SECONDS),
             )
         )
-        # Until when a container is not asked (`ALL`: the first lane is not), and that pause.
+        self._apart = {ALL: mounts, LEASES: leases}
+        self._lines = defaultdict[WorkerProcess, Line](lambda: Line(_ROOM, self.budgets.left))
+        #: Who paid for a container's costly question, and until when it has the second lane.
+        self._costly: dict[str, tuple[str, float]] = {}
+        # Until when a container is not asked (those apart: the first lane is not), and that pause.
         self._late: dict[str, tuple[float, float]] = {}
         self._closed = False
         self._slow = set[str]()  # those that the first lane doesn't serve
@@ -116,25 +127,21 @@ class Lanes:
     @property
     def workers(self) -> Sequence[WorkerProcess]:
         """All lanes."""
-        return self._first, self._second, self._mounts
+        return self._first, self._second, *self._apart.values()
 
     def too_slow(self) -> frozenset[str]:
         """Containers that were late and not quick since."""
-        return frozenset(self._slow - {ALL})
+        return frozenset(self._slow - self._apart.keys())
 
     async def ask(self, payer: str, about: str, function: Callable[..., Any], *arguments: Any) -> Any:
         """See `TenantReader.ask`. Once closed, who asks is cancelled."""
         if self._closed:
             raise asyncio.CancelledError
         message = json.dumps([f"{function.__module__}:{function.__qualname__}", *arguments]).encode()
-        slow, lane = about in self._slow, self._first
-        if slow and about == ALL:
-            lane = self._mounts
-        elif slow:
-            self._make_appointment(about)
-            lane = self._second
+        lane = self._lane(payer, about)
         try:
-            text = await lane.request(message, on_late=partial(self._was_late, about))
+            async with self._lines[lane].turn(payer):
+                text = await lane.request(message, on_late=partial(self._was_late, about))
             wall, own_cpu, error, value = json.loads(text)
         except ValueError:
             raise lane.malformed("answered something malformed") from None
@@ -145,9 +152,7 @@ class Lanes:
             if not failure.late:
                 raise
             raise TooSlow(f"what its container makes the kernel wait for: {failure}") from None
-        self.spend(payer, wall if about != ALL else own_cpu)
-        if slow and wall < LATE_SECONDS and (about != ALL or time.monotonic() >= self._late[ALL][0]):
-            self._slow.discard(about)
+        self._took(payer, about, wall, own_cpu)
         if error == "OSError" and value[0] in LACKING:
             why = f"the {lane.name} could not work: {value[1]}"
             lane.means.refused(shortage_of(value[0]) or Shortage.MEMORY, why)
@@ -157,12 +162,33 @@ class Lanes:
             raise _raised(error, value)
         return value
 
-    def _make_appointment(self, about: str) -> None:
-        now = time.monotonic()
-        until, pause = self._late[about]
-        if now < until or self._second.busy:
-            raise TooSlow("its container made the kernel wait: it is asked again later")
-        self._late[about] = now + pause, pause
+    def _lane(self, payer: str, about: str) -> WorkerProcess:
+        """Choose the lane. Raises `TooSlow` if the question has to wait."""
+        if about in self._slow:
+            if about in self._apart:
+                return self._apart[about]
+            now = time.monotonic()
+            until, pause = self._late[about]
+            if now < until or self._second.busy:
+                raise TooSlow("its container made the kernel wait: it is asked again later")
+            self._late[about] = now + pause, pause
+            return self._second
+        by, _ = self._costly.get(about if about not in self._apart else payer, (None, 0.0))
+        if by is None:
+            return self._first
+        if by != payer and self._second.busy:  # this account pays, and another container costs
+            raise TooSlow("questions about its container take long: it is asked again later")
+        return self._second
+
+    def _took(self, payer: str, about: str, wall: float, own_cpu: float) -> None:
+        """Charge an answer, and note what it says of its container."""
+        now, apart = time.monotonic(), about in self._apart
+        seconds = own_cpu if apart else wall
+        self.budgets.spend(payer, seconds)
+        if (guilty := payer if apart else about) and seconds > COSTLY_SECONDS:
+            self._costly[guilty] = payer, now + COSTLY_FOR
+        if about in self._slow and wall < LATE_SECONDS and (not apart or now >= self._late[about][0]):
+            self._slow.discard(about)
 
     def _was_late(self, about: str) -> None:
         now = time.monotonic()
@@ -173,16 +199,18 @@ class Lanes:
         self._slow.add(about)
 
     def tidy(self) -> None:
-        """Forget quick containers, and end the other lanes if nothing is slow."""
+        """Forget quick and cheap containers, and end the lanes that nothing needs."""
         now = time.monotonic()
-        if self._late:
-            self._late = {
-                about: (until, pause)
-                for about, (until, pause) in self._late.items()
-                if now < until + 2 * LONGEST_PAUSE
-            }
-            self._slow &= self._late.keys()
-        for lane, needed in ((self._second, self._slow - {ALL}), (self._mounts, ALL in self._slow)):
+        self._costly = {about: known for about, known in self._costly.items() if now < known[1]}
+        self._late = {
+            about: known for about, known in self._late.items() if now < known[0] + 2 * LONGEST_PAUSE
+        }
+        self._slow &= self._late.keys()
+        second = self._costly or self._slow - self._apart.keys()
+        for lane, needed in (
+            (self._second, second),
+            *((lane, about in self._slow) for about, lane in self._apart.items()),
+        ):
             if not needed and not lane.busy and lane.host_pid:
                 lane.stop(0)
             lane.reap()

@@ -23,6 +23,13 @@ def wait(_procfs: Procfs, seconds: float) -> str:
     return "waited"
 
 
+def burn(_procfs: Procfs, seconds: float) -> None:
+    """Use so much CPU."""
+    began = time.thread_time()
+    while time.thread_time() - began < seconds:
+        pass
+
+
 def fail(_procfs: Procfs, how: str) -> None:
     """Raise that error."""
     raise {

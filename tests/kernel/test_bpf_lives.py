@@ -43,8 +43,8 @@ def found(pidmap: BpfPidMap, host_pid: int) -> Record:
     """The record of a process, the same by host PID and by each of its numbers, and as /proc has it."""
     record = pidmap.by_host(host_pid)
     assert record is not None, f"process {host_pid} is not in the map"
-    process = Procfs().process(host_pid)
-    assert (record.host_pid, start_time(record), ns_pids(record)) == process
+    procfs = Procfs()
+    assert (start_time(record), ns_pids(record)) == (procfs.start_time(host_pid), procfs.ns_pids(host_pid))
     for level in record.levels:
         assert pidmap.lookup(*level) == record
     assert host_pid in candidates(pidmap, ns_pids(record)[-1])

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from resolver.base.errors import NotFound, ProcessGone, UsageError
-from resolver.linux.procfs import HOST_PIDNS, Procfs
+from resolver.linux.procfs import HOST_PIDNS, Procfs, parse_ns_pids
 from resolver.lookup.forward import lookup
 from resolver.lookup.reverse import ReversedProcess, reverse
 from tests.fakes.command import run
@@ -115,7 +115,10 @@ def test_the_command_prints_a_line_each_and_names_from_the_logs_directory(
 def test_a_thread_is_its_processes(node: Node) -> None:
     process = node.container().spawn((sys.executable, "-c", THREAD))
     ns_tid = int(process.read_line())
-    tids = {Procfs().ns_pids(int(tid))[-1]: int(tid) for tid in os.listdir(f"/proc/{process.host_pid}/task")}
+    tids = {
+        parse_ns_pids(Procfs().status_text(int(tid)))[-1]: int(tid)
+        for tid in os.listdir(f"/proc/{process.host_pid}/task")
+    }
     tid = tids[ns_tid]
     assert tid != process.host_pid
     done = command(tid)

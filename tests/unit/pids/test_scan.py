@@ -19,11 +19,11 @@ class Noted(Procfs):
 
     def __init__(self, root: str) -> None:
         super().__init__(root)
-        self.reads: list[int | str] = []
+        self.reads: list[int] = []
         self.listings = 0
-        self.forbidden: frozenset[int | str] = frozenset()
+        self.forbidden: frozenset[int] = frozenset()
 
-    def ns_pids(self, host_pid: int | str) -> tuple[int, ...]:
+    def ns_pids(self, host_pid: int) -> tuple[int, ...]:
         if host_pid in self.forbidden:
             raise AccessDenied("no")
         self.reads.append(host_pid)

@@ -17,10 +17,11 @@ from resolver.hami.discovery import Location, Ownership, SharedDirectory
 from resolver.hami.layout import LAYOUTS
 from resolver.hami.packed_slots import SlotRecord
 from resolver.hami.process_reads import files_of
-from resolver.hami.region import RegionView, SharedRegion
+from resolver.hami.region import RegionView, SharedRegion, unwritten
 from resolver.linux.procfs import Procfs
-from resolver.repair.abandoned import FIRST_PAUSE, Abandoned, nobody_writes
+from resolver.repair.abandoned import FIRST_PAUSE, Abandoned
 from resolver.repair.plan import RegionRepairs
+from resolver.workers.lane import LEASES
 from resolver.workers.lanes import Direct
 from tests.fakes.slots import packed
 
@@ -116,6 +117,23 @@ def test_who_cannot_be_looked_at_leaves_it_open(scene: Scene) -> None:
     (place / "maps").unlink()
     (place / "maps").mkdir()  # what cannot be read as a file
     assert not scene.judge()
+
+
+class Locked(Direct):
+    """A reader that waits for the lock of all leases."""
+
+    async def ask(self, payer: str, about: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        if about == LEASES:
+            raise TooSlow("file_rwsem is held")
+        return await super().ask(payer, about, function, *arguments)
+
+
+@pytest.mark.parametrize("opened", ["/dev/null", "/x/a.cache"])
+def test_without_a_lease_the_processes_decide(scene: Scene, opened: str) -> None:
+    scene.writer.close()
+    scene.put(11, opened=opened)
+    scene.read_by(Locked)
+    assert scene.judge() == (opened == "/dev/null")
 
 
 class Late(Direct):
@@ -223,7 +241,7 @@ def test_a_lease_is_given_only_while_nobody_writes(tmp_path: Path) -> None:
     path.write_bytes(b"x")
     with path.open("rb") as reader:
         with path.open("r+b"):
-            assert not nobody_writes(reader.fileno())
-        assert nobody_writes(reader.fileno())
+            assert not unwritten(Procfs(), f"/proc/self/fd/{reader.fileno()}")
+        assert unwritten(Procfs(), f"/proc/self/fd/{reader.fileno()}")
         with path.open("r+b") as again:  # nothing is left of the lease that could hold up an open
             again.write(b"y")

@@ -77,7 +77,7 @@ def passes(path: str, first: bytes, text: bytes) -> None:
 @pytest.mark.parametrize("possible", [True, False], ids=["before-6.16", "this-kernel"])
 @pytest.mark.parametrize("server", [api, broker])
 async def test_the_loop_waits_for_no_passed_socket(
-    server: Callable[[socket.socket], Awaitable[None]], possible: bool, first: bytes, tmp_path: Path
+    server: Callable[[socket.socket], Awaitable[None]], first: bytes, tmp_path: Path, *, possible: bool
 ) -> None:
     place = UnixSocket(str(tmp_path / "s"), "--socket")
     if possible:

@@ -16,9 +16,9 @@ from resolver.base.errors import ProcessGone, RegionRejected, TooSlow, WorkerFai
 from resolver.hami.directory_reads import hold_file
 from resolver.linux.procfs import TooLarge
 from resolver.workers import lanes as module
-from resolver.workers.lane import ALL
+from resolver.workers.lane import ALL, LEASES
 from resolver.workers.lanes import Lanes
-from tests.fakes.questions import echo, fail, wait
+from tests.fakes.questions import burn, echo, fail, wait
 
 FOR_EVER = 600
 
@@ -32,7 +32,7 @@ def lanes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Lanes]:
 
 
 async def test_a_late_container_waits_for_the_second_lane_and_no_other_does(lanes: Lanes) -> None:
-    first, second, _ = lanes.workers
+    first, second, *_ = lanes.workers
     assert await lanes.ask("good", "good", echo, "hello") == "hello"
     child = first.host_pid
     late = asyncio.create_task(lanes.ask("slow", "slow", wait, FOR_EVER))
@@ -64,7 +64,7 @@ async def test_a_late_mount_table_blames_no_container(lanes: Lanes) -> None:
     with pytest.raises(TooSlow):
         await lanes.ask("any", ALL, wait, FOR_EVER)
     assert lanes.too_slow() == frozenset()
-    first, second, third = lanes.workers
+    first, second, third, _ = lanes.workers
     for _ in range(2):  # one quick answer does not bring the next late one back to everybody's lane
         assert await lanes.ask("any", ALL, echo, "by the third") == "by the third"
         assert (first.host_pid, second.host_pid) == (None, None)
@@ -78,7 +78,63 @@ async def test_a_late_mount_table_blames_no_container(lanes: Lanes) -> None:
     assert third.host_pid is None
 
 
-async def test_a_killed_lane_is_replaced_and_its_questions_are_asked_again(lanes: Lanes) -> None:
+async def test_late_lease_has_its_own_lane(lanes: Lanes) -> None:
+    with pytest.raises(TooSlow):
+        await lanes.ask("", LEASES, wait, FOR_EVER)
+    assert await lanes.ask("", LEASES, echo, "by its own") == "by its own"
+    assert await lanes.ask("any", ALL, echo, "by the first") == "by the first"
+    assert [bool(lane.host_pid) for lane in lanes.workers] == [True, False, False, True]
+
+
+async def test_costly_container_has_the_second_lane(lanes: Lanes) -> None:
+    first, second, *_ = lanes.workers
+    await lanes.ask("costly", "costly", wait, 0.03)
+    assert second.host_pid is None
+    asked = [asyncio.create_task(lanes.ask("costly", "costly", wait, 0.03)) for _ in range(8)]
+    await asyncio.sleep(0)
+    with pytest.raises(TooSlow, match="take long"):
+        await lanes.ask("good", "costly", echo, "about another")
+    assert await lanes.ask("good", "good", echo, "hello") == "hello"
+    assert not asked[-1].done()
+    assert await asyncio.gather(*asked) == ["waited"] * 8
+    lanes.tidy()
+    assert second.host_pid
+    assert lanes.too_slow() == frozenset()
+    lanes._costly["costly"] = ("costly", 0.0)
+    lanes.tidy()
+    assert second.host_pid is None
+    assert first.failures == 0
+
+
+async def test_costly_mount_table_moves_its_payer_alone(lanes: Lanes) -> None:
+    await lanes.ask("a", ALL, burn, 0.03)
+    assert lanes._costly.keys() == {"a"}
+
+
+async def test_accounts_take_turns_before_a_lane(lanes: Lanes) -> None:
+    await lanes.ask("a", "a", echo, "begun")
+    lanes.budgets.spend("greedy", 1.0)
+    order: list[str] = []
+
+    async def ask(account: str) -> None:
+        await lanes.ask(account, account, wait, 0.01)
+        order.append(account)
+
+    greedy = [asyncio.create_task(ask("greedy")) for _ in range(20)]
+    await asyncio.sleep(0)
+    await asyncio.gather(ask("good"), ask("good"))
+    assert len(order) < 12
+    for task in greedy[-3:]:
+        task.cancel()
+    await asyncio.gather(*greedy, return_exceptions=True)
+    await ask("last")
+    assert order.count("greedy") == 17
+
+
+async def test_a_killed_lane_is_replaced_and_its_questions_are_asked_again(
+    lanes: Lanes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "COSTLY_SECONDS", 1.0)
     asked = [asyncio.create_task(lanes.ask("a", "a", wait, 0.1)) for _ in range(3)]
     await lanes.ask("a", "a", echo, "begun")
     for _ in range(2):
@@ -99,7 +155,7 @@ async def test_who_asks_at_the_end_is_cancelled_and_starts_no_other_child(lanes:
     late = asyncio.create_task(lanes.ask("a", "a", echo, "late"))
     answers = await asyncio.gather(asked, late, return_exceptions=True)
     assert [type(answer) for answer in answers] == [asyncio.CancelledError] * 2
-    assert [lane.host_pid for lane in lanes.workers] == [None] * 3
+    assert [lane.host_pid for lane in lanes.workers] == [None] * 4
 
 
 @pytest.mark.parametrize(
