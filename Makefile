@@ -8,6 +8,7 @@ ARGS ?=
 JOBS ?= $(if $(findstring -k,$(ARGS)),0,6)
 VERSION = $(shell python3 resolver/base/version.py)
 DIST := dist
+include deploy/published.env # ADDRESS, IMAGE_NAME
 
 .PHONY: help
 help: ## show this list
@@ -104,21 +105,20 @@ tables: setup-dev ## write the documents' tables that come from the code, and th
 .PHONY: chart
 chart: setup-dev ## pack the Helm chart into dist/
 	@$(BIN)/helm lint --strict --quiet deploy/chart/resolver
-	@$(BIN)/helm package --destination $(DIST) --app-version "$(VERSION)" \
-		--version "$(subst .dev,-dev.,$(VERSION))" deploy/chart/resolver >/dev/null
+	@$(BIN)/helm package --destination $(DIST) deploy/chart/resolver >/dev/null
 
-# `docker`, `podman` or `buildah`, the first that answers. IMAGE=registry.example.org/resolver:0.1.0 names it for a registry.
-# `docker` may be installed without its daemon.
+# `docker`, `podman` or `buildah`, the first that answers: `docker` may be installed without its daemon.
 ENGINE ?= $(firstword $(foreach each,docker podman buildah,$(shell $(each) info >/dev/null 2>&1 && command -v $(each))))
-IMAGE ?= resolver:$(subst +,-,$(VERSION))
+IMAGE ?= $(IMAGE_NAME):$(VERSION)
 REVISION ?= $(shell git rev-parse HEAD 2>/dev/null || echo unknown)
 WITH_BPF ?= 1
+IMAGE_OPTIONS = --build-arg REVISION=$(REVISION) --build-arg WITH_BPF=$(WITH_BPF) \
+	$(if $(ADDRESS),--label org.opencontainers.image.source=$(ADDRESS) --label org.opencontainers.image.url=$(ADDRESS))
 
 .PHONY: image
-image: ## build the container image; IMAGE=name:tag, WITH_BPF=0 for one without bcc and LLVM
+image: ## build the container image; IMAGE_NAME=registry/name, WITH_BPF=0 for one without bcc and LLVM
 	@[[ -n "$(ENGINE)" ]] || { echo "image: neither docker nor podman nor buildah answers: install or start one, or name it: ENGINE=..." >&2; exit 1; }
-	@$(ENGINE) build --file deploy/image/Dockerfile --tag $(IMAGE) --build-arg VERSION=$(VERSION) \
-		--build-arg REVISION=$(REVISION) --build-arg WITH_BPF=$(WITH_BPF) $(ARGS) .
+	@$(ENGINE) build --file deploy/image/Dockerfile --tag $(IMAGE) $(IMAGE_OPTIONS) $(ARGS) .
 
 .PHONY: image-check
 image-check: setup-dev ## test the image on each Debian (ARGS=bookworm: on that one; needs root, minutes)

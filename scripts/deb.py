@@ -42,7 +42,7 @@ _UNIT: Final = {
 def build(wheel: Path, directory: Path) -> Path:
     """Write the package into the directory. Raises CalledProcessError, and ValueError for wheels that contradict."""
     architecture = _ARCHITECTURES[platform.machine()]
-    package = directory / f"hami-resolver_{_version()}_{architecture}.deb"
+    package = directory / f"hami-resolver_{VERSION}_{architecture}.deb"
     directory.mkdir(parents=True, exist_ok=True)
     os.umask(0o022)  # the same modes on every machine
     with tempfile.TemporaryDirectory(prefix="deb-") as work:
@@ -57,11 +57,6 @@ def build(wheel: Path, directory: Path) -> Path:
         environment = os.environ | {"SOURCE_DATE_EPOCH": _epoch()}  # no file's time is later
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment)
     return package
-
-
-def _version() -> str:
-    public, plus, commit = VERSION.partition("+")
-    return re.sub(r"(a|b|rc|\.dev)(\d+)", r"~\1\2", public) + plus + commit
 
 
 def _epoch() -> str:
@@ -143,7 +138,7 @@ def _around(tree: Path, wheel: Path) -> None:
 def _control(tree: Path, architecture: str) -> None:
     major, minor = PYTHONS[-1].split(".")
     words = {
-        "VERSION": _version(),
+        "VERSION": VERSION,
         "ARCHITECTURE": architecture,
         "SIZE": str(sum(path.lstat().st_size for path in tree.rglob("*")) // 1024),
         "OLDEST": PYTHONS[0],

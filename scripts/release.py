@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from resolver.base.version import VERSION
+from scripts.published import published
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 LOCK: Final = ROOT / "requirements-kubernetes.lock"
@@ -135,7 +136,7 @@ def _component(name: str, version: str, hashes: str) -> dict[str, Any]:
 
 def _image(engine: str, options: str, dist: Path) -> None:
     """Built as `make image` does, and put into an archive that each of the three can load."""
-    name = f"resolver:{VERSION.replace('+', '-')}"
+    name = f"{published()['IMAGE_NAME']}:{VERSION}"
     archive = dist / f"resolver-{VERSION}-image.tar"
     # The release's own ARGS must not go to the engine.
     _run("make", "image", f"ENGINE={engine}", f"IMAGE={name}", f"ARGS={options}")

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from resolver.base.event_names import KINDS
 from resolver.base.reasons import ReasonWithWords
+from resolver.base.version import VERSION
 from resolver.config import SETTINGS, text_of
 from resolver.doctor import CHECKS
 from resolver.hami.hostpid_policy import DRIVERS
@@ -23,6 +24,7 @@ from resolver.hami.layout import LAYOUTS
 from resolver.hami.placements import PLACEMENTS
 from resolver.kube import tally
 from resolver.metrics import families, hami_names
+from scripts.published import published
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -271,6 +273,28 @@ TABLES: dict[tuple[str, str], Callable[[], list[str]]] = {
     ("deploy/chart/resolver/values.yaml", "settings"): chart_settings,
 }
 SCHEMA = "deploy/chart/resolver/values.schema.json"
+#: Places of the version and of the image's name: pattern of the text, its replacement.
+NAMES = tuple(
+    (re.compile(pattern, re.MULTILINE), replacement.format(image=published()["IMAGE_NAME"], version=VERSION))
+    for pattern, replacement in (
+        (r"^(version: |appVersion: )\S+$", r'\1"{version}"'),
+        (r'(\.version=)"[^"]*"', r'\1"{version}"'),
+        (r"(newName: )\S+", r"\1{image}"),
+        (r"(newTag: )\S+", r'\1"{version}"'),
+        (r"(image\.repository[=:] ?|IMAGE_NAME=)[\w.:-]+/[\w./-]+", r"\1{image}"),
+        (r"[\w.-]+/[\w./-]*resolver:\d+\.\d+\.\d+", r"{image}:{version}"),
+        (r"(kubectl-resolver-|resolver +)\d+\.\d+\.\d+(?=[.,])", r"\g<1>{version}"),
+    )
+)
+#: Files below the root where the version and the image's name stand.
+NAMED = (
+    "README.md",
+    "docs/*.md",
+    "deploy/chart/resolver/*.*",
+    "deploy/chart/**/_checks.tpl",
+    "deploy/image/Dockerfile",
+    "deploy/kustomize/**/*.yaml",
+)
 
 
 def written(text: str, name: str, lines: list[str]) -> str:
@@ -288,9 +312,19 @@ def written(text: str, name: str, lines: list[str]) -> str:
     return text[: found.start()] + begin + middle + end + text[found.end() :]
 
 
+def named(text: str) -> str:
+    """Return ``text`` with this version and the image's name."""
+    for pattern, replacement in NAMES:
+        text = pattern.sub(replacement, text)
+    return text
+
+
 def main() -> int:
     """Write every stale file, or name it (exit code 1)."""
-    texts = {SCHEMA: chart_schema((ROOT / SCHEMA).read_text())}
+    texts = {
+        str(path.relative_to(ROOT)): named(path.read_text()) for glob in NAMED for path in ROOT.glob(glob)
+    }
+    texts[SCHEMA] = chart_schema((ROOT / SCHEMA).read_text())
     for (file, name), lines in TABLES.items():
         texts[file] = written(texts.get(file) or (ROOT / file).read_text(), name, lines())
     stale = [file for file, text in texts.items() if (ROOT / file).read_text() != text]

@@ -13,11 +13,12 @@ from typing import Any, Final
 import pytest
 import yaml
 
+from scripts.published import published
 from tests.manifests import ROOT, Manifest
 
 CHART: Final = ROOT / "deploy/chart/resolver"
-#: Without one nothing is rendered: nobody publishes an image.
-IMAGE: Final = {"image": {"repository": "resolver"}}
+#: Without a repository nothing is rendered: no image is published.
+IMAGE: Final = {"image": {"repository": published()["IMAGE_NAME"]}}
 #: Kinds of the Prometheus operator: Kubernetes' own schemas do not have them.
 FOREIGN: Final = ("ServiceMonitor", "PodMonitor", "PrometheusRule")
 

@@ -18,10 +18,13 @@ import kubernetes_validate
 import kubernetes_validate.utils
 import yaml
 
+from resolver.base.version import VERSION
+from scripts.published import published
+
 ROOT: Final = Path(__file__).parent.parent
 KUSTOMIZE: Final = ROOT / "deploy/kustomize"
-#: The last release; between two releases a cluster names its own image.
-RELEASED: Final = yaml.safe_load((ROOT / "deploy/chart/resolver/Chart.yaml").read_text())["appVersion"]
+#: The image with its tag, under the name of deploy/published.env.
+IMAGE: Final = f"{published()['IMAGE_NAME']}:{VERSION}"
 #: Lists of the pod's API that are merged by a key of their entries; all others are replaced as a whole.
 MERGE_KEYS: Final = {
     "containers": "name",

@@ -50,7 +50,6 @@ dependencies() {
 }
 
 wheel() {
-    [ -z "${VERSION:-}" ] || printf 'Metadata-Version: 2.1\nName: hami-resolver\nVersion: %s\n' "$VERSION" >PKG-INFO
     "$BUILD/bin/python" -m hatchling build -t wheel -d "$BUILD/dist"
     "$BUILD/bin/pip" --python "$TARGET/bin/python" install --no-deps --no-index --no-compile "$BUILD"/dist/*.whl
     # pip's launcher imports `re`, which costs milliseconds.

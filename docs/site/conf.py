@@ -7,6 +7,7 @@ each of its sections is a group, each link at the beginning of an item a page.
 from __future__ import annotations
 
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -21,9 +22,7 @@ ROOT = Path(__file__).parent.parent.parent
 project = "resolver"
 author = "the authors of resolver"
 project_copyright = author
-release = version = subprocess.check_output(
-    [sys.executable, ROOT / "resolver/base/version.py"], text=True
-).strip()
+release = version = runpy.run_path(str(ROOT / "resolver/base/version.py"))["VERSION"]
 
 extensions = ["myst_parser"]
 root_doc = "README"

@@ -40,8 +40,8 @@ def test_everything_is_there_with_its_checksum(dist: Path) -> None:
     names = {
         f"hami_resolver-{VERSION}-py3-none-any.whl",
         f"hami_resolver-{VERSION}.tar.gz",
-        f"hami-resolver_{VERSION.replace('.dev', '~.dev')}_{machine}.deb",
-        f"resolver-{VERSION.replace('.dev', '-dev.')}.tgz",
+        f"hami-resolver_{VERSION}_{machine}.deb",
+        f"resolver-{VERSION}.tgz",
         f"kubectl-resolver-{VERSION}.tar.gz",
         "krew-resolver.yaml",
         f"resolver-{VERSION}-image.tar.gz",
@@ -61,9 +61,7 @@ def test_the_image_can_be_loaded_and_says_which_version_it_is(dist: Path) -> Non
     with tarfile.open(dist / f"resolver-{VERSION}-image.tar.gz") as archive:
         (manifest,) = json.load(archive.extractfile("manifest.json"))  # type: ignore[arg-type]
         config = json.load(archive.extractfile(manifest["Config"]))  # type: ignore[arg-type]
-    assert {tag.rpartition("/")[2] for tag in manifest["RepoTags"]} == {
-        f"resolver:{VERSION.replace('+', '-')}"
-    }
+    assert {tag.rpartition("/")[2] for tag in manifest["RepoTags"]} == {f"resolver:{VERSION}"}
     assert config["config"]["Labels"]["org.opencontainers.image.version"] == VERSION
     assert config["config"]["Entrypoint"] == ["resolver"]
     assert len(config["rootfs"]["diff_ids"]) == len(manifest["Layers"])

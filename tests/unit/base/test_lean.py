@@ -75,14 +75,12 @@ HEAVY = {
     *("structlog", "subprocess", "tarfile", "threading"),
 }
 SETTINGS = {"msgspec", "resolver.config"}
-#: Of a checkout, where git knows the version.
-GIT = {"subprocess", "threading"}
 LIGHT = (
+    *("--help", "--version"),
     *("lookup --help", "reverse --help", "explain --help", "top --help", "slots --help"),
     *("status --socket /none", "devices --socket /none", "events --socket /none"),
     "containers --socket /none",
 )
-SAYING_THE_VERSION = ("--help", "--version")
 TAKING_SETTINGS = ("doctor --only knee", "doctor --help", "run --help", "slots", "config --socket /none")
 
 
@@ -90,7 +88,6 @@ TAKING_SETTINGS = ("doctor --only knee", "doctor --help", "run --help", "slots",
     ("words", "taken"),
     [
         *((words, set()) for words in LIGHT),
-        *((words, GIT) for words in SAYING_THE_VERSION),
         *((words, SETTINGS) for words in TAKING_SETTINGS),
     ],
 )

@@ -45,4 +45,4 @@ def test_the_engine_that_answers_is_taken(root: Path, tmp_path: Path) -> None:
         ["make", "--dry-run", "image"], cwd=root, env=environment, capture_output=True, text=True, check=True
     )
     assert f"{tmp_path}/buildah build" in done.stdout
-    assert f"VERSION={VERSION}" in done.stdout
+    assert f"/resolver:{VERSION} " in done.stdout

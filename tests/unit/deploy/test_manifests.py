@@ -19,8 +19,8 @@ from resolver.kube.reporter import CONDITION, DEVICES
 from resolver.linux.capabilities import NUMBERS
 from tests.fakes.kube import RULES, rules_of
 from tests.manifests import (
+    IMAGE,
     KUSTOMIZE,
-    RELEASED,
     ROOT,
     container_of,
     load,
@@ -110,7 +110,7 @@ def test_the_namespace_allows_its_pod() -> None:
 @pytest.mark.parametrize("name", EVERY)
 def test_the_settings_in_it_are_settings(name: str) -> None:
     container = container_of(pod_of(render(EVERY[name])))
-    assert container["image"] == f"resolver:{RELEASED}"
+    assert container["image"] == IMAGE
     assert container["args"] == ["run"]
     environment = {each["name"]: each["value"] for each in container["env"] if "value" in each}
     settings, origins = config.load({}, None, environment)
@@ -156,7 +156,7 @@ def test_the_reporter_has_the_socket_of_the_host_and_nothing_else() -> None:
     manifests = render(REPORTING)
     pod = pod_of(manifests, "report-devices")
     container = container_of(pod, "report-devices")
-    assert container["image"] == f"resolver:{RELEASED}"
+    assert container["image"] == IMAGE
     assert container["args"] == ["report-devices"]
     assert pod["serviceAccountName"] == "resolver-report-devices"
     assert [each["hostPath"]["path"] for each in pod["volumes"]] == [Settings().run_dir]
@@ -182,7 +182,7 @@ def test_what_the_daemon_left_on_a_node_is_removed_and_nothing_else(tmp_path: Pa
     validate(manifests)
     (pod,) = [each["spec"]["template"]["spec"] for each in manifests]
     (remove,) = pod["initContainers"]
-    assert pod["containers"][0]["image"] == f"resolver:{RELEASED}"
+    assert pod["containers"][0]["image"] == IMAGE
     assert remove["securityContext"]["capabilities"] == {"drop": ["ALL"]}
     run = tmp_path / "run"
     for name in (
