@@ -172,13 +172,15 @@ pip_install() {
         "and run this with PIP_NO_INDEX=1 PIP_FIND_LINKS=wheels."
 }
 
+# A venv without a stamp is half made: its set-up was interrupted.
 make_venv() {
     local python=$1
-    if [[ ! -x $VENV/bin/python ]] || [[ $(readlink -f "$VENV/bin/python") != "$(readlink -f "$python")" ]]; then
+    if ! compgen -G "$VENV/.setup-*" >/dev/null || [[ $(readlink -f "$VENV/bin/python") != "$(readlink -f "$python")" ]]; then
         say "making $VENV with $("$python" --version) ($python)"
         rm -rf "$VENV"
         "$python" -m venv "$VENV" || die "$python could not make a virtual environment in $VENV."
     fi
+    rm -f "$VENV"/.setup-*
 }
 
 install_python() {

@@ -126,7 +126,7 @@ def _use(status: Mapping[str, Any]) -> Iterator[Line]:
 def _cost(status: Mapping[str, Any]) -> Iterator[Line]:
     passes = status["pass_seconds"]
     mean = passes["total"] / max(passes["observations"], 1) * 1000
-    yield "passes", f"{status['passes']}, {mean:.2g} ms each"
+    yield "passes", f"{status['passes']}, {mean:.2f} ms each"
     for worker in status["workers"]:
         failed = worker["failures"]
         text = f"{several(worker['starts'], 'start')}, {several(failed, 'failure')}"

@@ -1,6 +1,6 @@
 """`make demo`: a GPU node in miniature, everything on it wrong, and the real `resolver run` that makes it right.
 
-Options go to `resolver run`; with --dry-run, for example, nothing gets right.
+Options go to `resolver run`, as in `make demo ARGS=--dry-run`, where nothing gets right.
 
 Exit status: 0 if every value is right in the end, 1 if one is not, 2 if this machine cannot run it (and what is missing
 is said).
@@ -38,6 +38,9 @@ class CannotRun(Exception):
 
 def main() -> int:
     """Runs it all; see the module's docstring for the exit status."""
+    if {"-h", "--help"} & {*sys.argv[1:]}:
+        print(__doc__)
+        return 0
     view = View()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an orderly end: nothing stays behind
     try:

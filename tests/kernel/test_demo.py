@@ -32,6 +32,13 @@ def test_every_value_is_right_in_the_end(root: Path) -> None:
     assert "\x1b" not in done.stdout, "a pipe gets plain text"
 
 
+def test_help_is_shown_without_a_node(root: Path) -> None:
+    done = run(root, *DEMO, "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Options go to `resolver run`" in done.stdout
+    assert "Every value" not in done.stdout
+
+
 def test_a_daemon_that_repairs_nothing_is_found_out(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -95,6 +95,11 @@ def user(tmp_path: Path) -> Iterator[User]:
                 process.wait(PATIENCE_S)
 
 
+def test_every_command_that_needs_root_says_sudo() -> None:
+    calls = [call for step in STEPS for call in re.findall(r"(?:\w+ )?\bresolver (?=[a-z])", step.text)]
+    assert set(calls) == {"sudo resolver "}
+
+
 def test_the_page_holds_from_its_first_command_to_its_last(user: User) -> None:
     assert len(STEPS) > 10
     train = user.cases[0]

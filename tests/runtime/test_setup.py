@@ -106,6 +106,16 @@ def test_without_a_network_it_says_so_in_its_own_words(checkout: Path) -> None:
     assert "HTTPSConnection" not in offline.stderr
 
 
+def test_half_made_environment_is_made_anew(checkout: Path) -> None:
+    leftover = checkout / ".venv/bin/python"
+    leftover.parent.mkdir(parents=True)
+    leftover.symlink_to("/usr/bin/python3")  # Ctrl-C came before pip
+    done = setup(checkout, PIP_NO_INDEX="1")
+    assert "setup: making .venv with Python" in done.stderr
+    assert "No module named pip" not in done.stderr
+    assert not list((checkout / ".venv").glob(".setup-*")), "the packages are not installed yet"
+
+
 @pytest.mark.long
 def test_a_second_run_does_nothing_and_says_nothing(root: Path) -> None:
     command = [str(root / "scripts/setup.sh"), "dev"]

@@ -22,6 +22,7 @@ from resolver.base.version import VERSION
 from resolver.cli._explain.known import answer
 from resolver.cli.containers import COLUMNS
 from resolver.cli.show import duration, moment
+from resolver.cli.status import _cost
 from resolver.gpu.attribution import NOTHING, Sample
 from resolver.gpu.inventory import Gpu, Illness, Inventory
 from resolver.hami.hostpid_policy import Origin
@@ -159,6 +160,19 @@ def test_a_healthy_daemon(daemon: Daemon) -> None:
     assert (told["gpus"], told["unresolved"], told["repairs"]) == ("0", "0", "0")
     assert re.fullmatch(r"[0-9.]+ MiB, [0-9.]+% of a CPU since its start", told["cost"])
     assert "\x1b" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.1234, "123.40 ms"), (0.00004, "0.04 ms"), (2, "2000.00 ms")]
+)
+def test_time_of_a_pass_has_no_exponent(seconds: float, text: str) -> None:
+    status = {
+        "passes": 1,
+        "pass_seconds": {"total": seconds, "observations": 1},
+        "workers": [],
+        "host_pid": 0,
+    }
+    assert next(iter(_cost(status)))[1] == f"1, {text} each"
 
 
 @pytest.mark.parametrize(
