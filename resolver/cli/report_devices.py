@@ -1,4 +1,4 @@
-"""Keep Koordinator's Device object for this node up to date, and post an event when a GPU becomes unhealthy.
+"""Keep Koordinator's Device object for this node up to date, and post events on the node and on pods.
 
 A separate process that reads the daemon's socket, because the daemon has no credentials. It writes only changes. It
 needs the extra `kubernetes` (pip install 'hami-resolver[kubernetes]').
@@ -32,6 +32,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     about = "longest random delay before the first request (default 10s)"
     add("--spread", metavar="TIME", type=seconds, default="10s", help=about)
     add("--node-condition", action="store_true", help="also keep the node's condition GPUUnhealthy")
+    about = "events on pods, of: limit-exceeded, limit-without-effect, without-library, held-idle, xid; off: none "
+    add("--pod-events", metavar="KINDS", default=None, help=f"{about}(default all but held-idle)")
+    add(
+        "--hami-cordon", action="store_true", help="also enter unhealthy GPUs into HAMi's cordon of this node"
+    )
     add("--log-format", choices=["auto", "json", "console"], default="auto", help="format of log lines")
     about = "least severe level to log (default info)"
     add("--log-level", choices=["debug", "info", "warning", "error"], default="info", help=about)
@@ -65,6 +70,7 @@ async def _report(args: argparse.Namespace, address: tuple[str, int] | None) -> 
     from resolver.base.journal import Journal, setup_logging
     from resolver.base.version import VERSION
     from resolver.kube.apiserver import ACCOUNT_DIR, ApiServer, in_cluster
+    from resolver.kube.pod_events import DEFAULT, PodEvent, PodEvents, parse_kinds
     from resolver.kube.reporter import InventorySocket, Plan, Reporter
     from resolver.kube.tally import Tally
     from resolver.serve import pages
@@ -74,15 +80,24 @@ async def _report(args: argparse.Namespace, address: tuple[str, int] | None) -> 
     node = args.node or os.environ.get("RESOLVER_NODE") or os.uname().nodename
     server = ApiServer(args.api_server or in_cluster(os.environ), args.service_account or ACCOUNT_DIR)
     tally = Tally(server.requests)
-    daemon = InventorySocket(client.socket_of(args.socket))
-    reporter = Reporter(server, daemon, Plan(node, args.spread, args.node_condition), tally, journal)
+    try:
+        kinds = parse_kinds(DEFAULT if args.pod_events is None else args.pod_events)
+    except ValueError:
+        raise UsageError(
+            f"--pod-events {args.pod_events}: it takes off, or some of {', '.join(PodEvent)}"
+        ) from None
+    socket_path = client.socket_of(args.socket)
+    plan = Plan(node, args.spread, args.node_condition, args.hami_cordon)
+    reporter = Reporter(server, InventorySocket(socket_path), plan, tally, journal)
+    pod_events = PodEvents(server, socket_path, node, kinds, tally, journal)
     try:
         listener = pages.listen(*address) if address else None
     except OSError as error:
         why = os.strerror(error.errno) if error.errno else str(error)
         raise UsageError(f"--metrics-addr cannot be listened on: {why}; name another, or off") from None
     journal.log.info("started", version=VERSION, node=node)
-    loop, working = asyncio.get_running_loop(), asyncio.create_task(reporter.run())
+    loop = asyncio.get_running_loop()
+    working = asyncio.ensure_future(asyncio.gather(reporter.run(), pod_events.run()))
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, working.cancel)
     serving = listener and asyncio.create_task(pages.serve(listener, tally.answer))

@@ -22,6 +22,8 @@ API_VERSION, KIND = "scheduling.koordinator.sh/v1alpha1", "Device"
 MODEL_LABEL, DRIVER_LABEL = "node.koordinator.sh/gpu-model", "node.koordinator.sh/gpu-driver-version"
 #: The operator's mark, on the node: UUIDs of GPUs that are to be reported unhealthy, or ``*`` for all of them.
 CORDON = "hami-resolver/unhealthy-gpus"
+#: HAMi's own mark (2.10), UUIDs too.
+HAMI_CORDON = "hami.io/device-cordon"
 #: The same for all GPUs, as a label with the value ``unhealthy``.
 HEALTH_LABEL = "hami-resolver/gpu-health"
 
@@ -37,7 +39,7 @@ _OURS = frozenset(("type", "id", "minor", "health", "resources", "topology", "co
 CORDONED, NVML_UNAVAILABLE = "Cordoned", "NvmlUnavailable"
 #: By reason: what a condition says. The text does not change while the reason stays: each change is a write.
 MESSAGES = {camel(reason): reason.meaning for reason in GpuReason} | {
-    CORDONED: f"an operator's mark: the node's annotation {CORDON}, or its label {HEALTH_LABEL}",
+    CORDONED: f"an operator's mark: the node's annotation {CORDON} or {HAMI_CORDON}, or its label {HEALTH_LABEL}",
     NVML_UNAVAILABLE: "NVML does not answer: this is the last known state",
 }
 

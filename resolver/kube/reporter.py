@@ -27,6 +27,7 @@ from resolver.kube.device import (
     patch,
     rfc3339,
 )
+from resolver.kube.hami_cordon import HamiCordon, foreign_entries
 from resolver.kube.node_events import NodeEvents
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ class Plan(NamedTuple):
     node: str
     spread: float = 10.0
     node_condition: bool = False
+    hami_cordon: bool = False
 
 
 class Reporter:
@@ -98,6 +100,7 @@ class Reporter:
         self._tally = tally
         self._journal = journal
         self._events = NodeEvents(server, tally, journal)
+        self._hami_cordon = HamiCordon(server, f"{NODES}/{plan.node}", journal)
         self._path = f"{DEVICES}/{plan.node}"
         self._wake = asyncio.Event()
         self._gpus: Json | None = None
@@ -119,6 +122,8 @@ class Reporter:
             tasks.create_task(self._follow_node())
             tasks.create_task(self._keep())
             tasks.create_task(self._events.run())
+            if self._plan.hami_cordon:
+                tasks.create_task(self._hami_cordon.run())
 
     def _changed(self, why: str) -> None:
         self._tally.not_in_sync = why
@@ -146,6 +151,7 @@ class Reporter:
         self._gpus = gpus
         if not gpus["error"]:
             self._failing_since = None
+            self._hami_cordon.note_gpus(gpus["gpus"])
         elif self._failing_since is None:
             self._failing_since = time.monotonic()
             asyncio.get_running_loop().call_later(
@@ -214,14 +220,16 @@ class Reporter:
         metadata = node.get("metadata") or {}
         if kind == "DELETED":
             self._node = None
+            self._hami_cordon.note_node(None)
             self._changed("the node is gone")
         elif kind in ("ADDED", "MODIFIED"):
             self._take_node(metadata)
         self._node_version = str(metadata.get("resourceVersion") or self._node_version)
 
     def _take_node(self, metadata: Json) -> None:
+        self._hami_cordon.note_node(metadata)
         owner = OwnerReference(self._plan.node, str(metadata.get("uid", "")))
-        marked = cordoned(metadata)
+        marked = cordoned(metadata) | foreign_entries(metadata)
         if (owner, marked) == (self._node, self._cordoned):
             return  # most events of a node are about something else
         if marked != self._cordoned:

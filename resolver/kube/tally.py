@@ -27,6 +27,7 @@ FAMILIES = tuple(
     for name, labels, meaning in (
         ("writes_total", ("result",), f"Attempts to write the Device object: {', '.join(RESULTS)}."),
         ("events_total", ("result",), "Events on the node: posted, or failed and tried again."),
+        ("pod_events_total", ("result",), "Events on pods: posted or updated, or failed and tried again."),
         (
             "requests_total",
             ("code",),
@@ -49,6 +50,7 @@ class Tally:
     def __init__(self, requests: Mapping[int, int]) -> None:
         self.writes: Counter[str] = Counter(dict.fromkeys(RESULTS, 0))
         self.events: Counter[str] = Counter(posted=0, failed=0)
+        self.pod_events: Counter[str] = Counter(posted=0, failed=0)
         self.not_in_sync = "the daemon was not asked yet"
         self.daemon_up = False
         self.cordoned: int | None = None
@@ -72,6 +74,7 @@ class Tally:
         rows: list[list[Row]] = [
             [((result,), number) for result, number in self.writes.items()],
             [((result,), number) for result, number in self.events.items()],
+            [((result,), number) for result, number in self.pod_events.items()],
             [((str(code),), number) for code, number in sorted(self._requests.items())],
         ]
         rows += [[((), value)] for value in single]

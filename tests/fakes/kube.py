@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import copy
 import json
+import re
 import ssl
 import threading
 import time
@@ -29,6 +30,7 @@ Json = dict[str, Any]
 DEVICES: Final = "/apis/scheduling.koordinator.sh/v1alpha1/devices"
 NODES: Final = "/api/v1/nodes"
 EVENTS: Final = "/api/v1/namespaces/default/events"
+_EVENT: Final = re.compile(r"/api/v1/namespaces/([^/]+)/events(?:/([^/]+))?")
 _PARTIAL: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 
 
@@ -47,8 +49,11 @@ RULES: Final = frozenset(
         *(Rule("scheduling.koordinator.sh", "devices", verb) for verb in ("get", "create", "patch")),
         *(Rule("", "nodes", verb) for verb in ("get", "watch")),
         Rule("", "events", "create", "default"),
+        *(Rule("", "events", verb) for verb in ("get", "create", "patch")),
     )
 )
+#: What it takes besides with ``--hami-cordon``.
+CORDON_RULE: Final = Rule("", "nodes", "patch")
 
 
 class Asked(NamedTuple):
@@ -331,23 +336,25 @@ class KubeServer:
                 name = query.get("fieldSelector", "").removeprefix("metadata.name=")
             elif path == NODES:
                 verb = "list"
-        elif path == EVENTS:
-            group, resource, namespace = "", "events", "default"
+        elif match := _EVENT.fullmatch(path):
+            group, resource, namespace = "", "events", match[1]
         else:
             raise RefusedError(404, "404 page not found")
-        if Rule(group, resource + subresource, verb, namespace) not in self.rules:
+        if not {Rule(group, resource + subresource, verb, place) for place in (namespace, "")} & self.rules:
             raise RefusedError(403, f"{resource}{subresource} {name!r} is forbidden: cannot {verb}")
         return verb, name
 
     def _carry_out(self, verb: str, path: str, name: str, query: Json, headers: Json, body: bytes) -> Json:
         if verb != "get":
             assert 0 < len(query.get("fieldManager", "")) <= 128, "every write names its manager"
-        if path == EVENTS:
-            return self._post_event(json.loads(body))
+        if match := _EVENT.fullmatch(path):
+            return self._on_event(verb, match[1], match[2] or "", headers, body)
         if path.startswith(NODES):
             if verb == "get":
                 return self._there(self.nodes, name)
-            return self._patch_node_status(name, headers, json.loads(body))
+            if path.endswith("/status"):
+                return self._patch_node_status(name, headers, json.loads(body))
+            return self._patch_node(name, headers, json.loads(body))
         if self.faults.no_definition:
             raise RefusedError(404, "the server could not find the requested resource")
         return self._on_device(verb, name, query, headers, body)
@@ -404,18 +411,49 @@ class KubeServer:
         self.devices[name] = device
         return device
 
-    def _post_event(self, event: Json) -> Json:
+    def _on_event(self, verb: str, namespace: str, name: str, headers: Json, body: bytes) -> Json:
+        known: dict[tuple[str, str], Json] = {
+            (each["metadata"]["namespace"], each["metadata"]["name"]): each for each in self.events
+        }
+        if verb == "create":
+            return self._post_event(namespace, json.loads(body), known)
+        event = known.get((namespace, name))
+        if event is None:
+            raise RefusedError(404, f'events "{name}" not found')
+        if verb == "patch":
+            _typed(headers, "application/merge-patch+json")
+            event |= _merged(event, json.loads(body))
+        return event
+
+    def _post_event(self, namespace: str, event: Json, known: dict[tuple[str, str], Json]) -> Json:
         try:
             kubernetes_validate.validate(event, kubernetes_validate.latest_version(), strict=True)
         except kubernetes_validate.ValidationError as error:
             raise RefusedError(422, str(error)) from None
         metadata = event["metadata"]
-        if metadata["namespace"] != "default" or event["involvedObject"].get("namespace"):
-            raise RefusedError(422, "an event about what is in no namespace lives in default")
-        if any(each["metadata"]["name"] == metadata["name"] for each in self.events):
+        if (
+            metadata["namespace"] != namespace
+            or event["involvedObject"].get("namespace", "default") != namespace
+        ):
+            raise RefusedError(
+                422, "an event lives in its object's namespace; one about no namespaced object in default"
+            )
+        if (namespace, metadata["name"]) in known:
             raise RefusedError(409, f'events "{metadata["name"]}" already exists')
         self.events.append(event)
         return event
+
+    def _patch_node(self, name: str, headers: Json, patch: Json) -> Json:
+        _typed(headers, "application/merge-patch+json")
+        node = self._there(self.nodes, name)
+        assert patch.keys() == {"metadata"}
+        assert patch["metadata"].keys() == {"resourceVersion", "annotations"}
+        if patch["metadata"]["resourceVersion"] != node["metadata"]["resourceVersion"]:
+            raise RefusedError(409, f'Operation cannot be fulfilled on nodes "{name}": it has been modified')
+        node = dict(_merged(node, patch))
+        self.nodes[name] = node
+        self._happened("MODIFIED", node)
+        return node
 
     def _patch_node_status(self, name: str, headers: Json, patch: Json) -> Json:
         _typed(headers, "application/strategic-merge-patch+json")

@@ -16,7 +16,7 @@ from resolver.base.source_records import SOURCE_RECORDS
 from resolver.base.version import VERSION
 from tests import manifests
 from tests.charts import CHART, FOREIGN, RefusedError, environment, helm, render, the, with_image
-from tests.fakes.kube import RULES, Rule, rules_of
+from tests.fakes.kube import CORDON_RULE, RULES, Rule, rules_of
 from tests.manifests import KUSTOMIZE, ROOT, Manifest, container_of, pod_of
 
 EVERYTHING: dict[str, Any] = {
@@ -214,9 +214,28 @@ def test_the_reporter_is_the_components() -> None:
     component = manifests.render(ROOT / "tests/fixtures/manifests/report-devices")
     assert pod == pod_of(component, "report-devices")
     assert rules == RULES
-    pod, rules = reporting({"reportDevices": {"enabled": True, "nodeCondition": True}})
-    assert rules == RULES | {Rule("", "nodes/status", "patch")}
-    assert pod["containers"][0]["args"] == ["report-devices", "--node-condition"]
+    more = {"nodeCondition": True, "hamiCordon": True, "podEvents": "off"}
+    pod, rules = reporting({"reportDevices": {"enabled": True, **more}})
+    of_pods = {Rule("", "events", verb) for verb in ("get", "create", "patch")}
+    assert rules == (RULES | {Rule("", "nodes/status", "patch"), CORDON_RULE}) - of_pods
+    args = ["report-devices", "--pod-events=off", "--node-condition", "--hami-cordon"]
+    assert pod["containers"][0]["args"] == args
+
+
+def test_tenants_view_policy_is_the_components() -> None:
+    socket = "/run/resolver/tenants/resolver.sock"
+    made = render({"settings": {"tenant_socket": socket}, "tenantsView": {"policy": True}})
+    component = manifests.render(ROOT / "tests/fixtures/manifests/tenants-view")
+    manifests.validate(
+        [each for each in component if each["kind"].startswith("Mutating")], ("1.36", manifests.RELEASES[-1])
+    )
+    specs = {each["kind"]: each["spec"] for each in component if each["kind"].startswith("Mutating")}
+    assert {each["kind"]: each["spec"] for each in made if each["kind"] in specs} == specs
+    assert {"name": "RESOLVER_TENANT_SOCKET", "value": socket} in the("DaemonSet", component)["spec"][
+        "template"
+    ]["spec"]["containers"][0]["env"]
+    with pytest.raises(RefusedError, match=r"set it to /run/resolver/tenants/resolver\.sock"):
+        render({"tenantsView": {"policy": True}})
 
 
 def test_the_daemons_objects_do_not_take_the_reporters_pods_for_theirs() -> None:

@@ -15,6 +15,7 @@ from resolver import config
 from resolver.base.source_records import SOURCE_RECORDS
 from resolver.config import Settings
 from resolver.kube.device import API_VERSION
+from resolver.kube.pod_events import DEFAULT
 from resolver.kube.reporter import CONDITION, DEVICES
 from resolver.linux.capabilities import NUMBERS
 from tests.fakes.kube import RULES, rules_of
@@ -157,7 +158,7 @@ def test_the_reporter_has_the_socket_of_the_host_and_nothing_else() -> None:
     pod = pod_of(manifests, "report-devices")
     container = container_of(pod, "report-devices")
     assert container["image"] == IMAGE
-    assert container["args"] == ["report-devices"]
+    assert container["args"] == ["report-devices", f"--pod-events={DEFAULT}"]
     assert pod["serviceAccountName"] == "resolver-report-devices"
     assert [each["hostPath"]["path"] for each in pod["volumes"]] == [Settings().run_dir]
     assert container["volumeMounts"] == [{"name": "run", "mountPath": Settings().run_dir, "readOnly": True}]

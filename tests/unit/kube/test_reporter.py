@@ -437,7 +437,7 @@ def test_a_change_while_no_reporter_ran_is_told_and_nothing_twice(kube: KubeServ
 
 @in_sync
 async def test_an_event_that_is_refused_is_tried_again(kube: KubeServer, run: Run) -> None:
-    kube.rules = RULES - {Rule("", "events", "create", "default")}
+    kube.rules = RULES - {Rule("", "events", "create", "default"), Rule("", "events", "create")}
     await falls_ill(run)  # the object does not wait for it
     await run.until(lambda: run.tally.events["failed"] >= 2)
     kube.rules = RULES

@@ -67,6 +67,9 @@ Combinations of values that can't work, which the schema can't express. All are 
 {{- if and $settings.socket (not (hasPrefix (printf "%s/" (clean $settings.run_dir)) (clean $settings.socket))) -}}
 {{- $wrong = append $wrong (printf "settings.socket is %s, outside of settings.run_dir (%s): nothing else of the node is mounted, and no client would find it" $settings.socket $settings.run_dir) -}}
 {{- end -}}
+{{- if and .Values.tenantsView.policy (not $settings.tenant_socket) -}}
+{{- $wrong = append $wrong (printf "tenantsView.policy mounts the directory of settings.tenant_socket, which is empty: set it to %s/tenants/resolver.sock" (clean $settings.run_dir)) -}}
+{{- end -}}
 {{- with $settings.tenant_socket -}}
 {{- if not (hasPrefix (printf "%s/" (clean $settings.run_dir)) (dir (clean .))) -}}
 {{- $wrong = append $wrong (printf "settings.tenant_socket is %s: containers mount its directory, so it must be a separate one below settings.run_dir, as in %s/tenants/resolver.sock" . (clean $settings.run_dir)) -}}

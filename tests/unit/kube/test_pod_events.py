@@ -1,0 +1,199 @@
+"""Events on pods against an API server at the wire: one per state and pod, updated by count, within a rate."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from resolver.base.journal import Journal
+from resolver.kube import pod_events
+from resolver.kube.apiserver import ApiServer
+from resolver.kube.pod_events import DEFAULT, PodEvent, PodEvents, parse_kinds
+from resolver.kube.tally import Tally
+from tests.fakes.kube import RULES, KubeServer, Rule
+from tests.fakes.reported import NODE
+from tests.patience import PATIENCE_S
+
+EVERY = frozenset(PodEvent)
+DEVICE = "GPU-5a3c1e70"
+
+
+def use(pod: str = "trainer-0", **more: Any) -> dict[str, Any]:
+    """One container's account, as ``/v1/usage`` has it."""
+    names = {
+        "namespace": "ml",
+        "pod": pod,
+        "pod_uid": f"uid-{pod}",
+        "container_name": "main",
+        "device_uuid": DEVICE,
+    }
+    return {**names, "core_limit": 30, "limit_state": "in_force", "idle_since": None, "xids": 0} | more
+
+
+class Accounts:
+    """A daemon's ``/v1/usage``."""
+
+    def __init__(self, *uses: dict[str, Any]) -> None:
+        self.uses = list(uses)
+        self.without: list[dict[str, Any]] = []
+
+    def __call__(self) -> Any:
+        return {"containers": self.uses, "without_slot": self.without}
+
+
+@pytest.fixture
+def kube(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KubeServer]:
+    monkeypatch.setattr(pod_events, "READ_SECONDS", 0.05)
+    monkeypatch.setattr(pod_events, "APART_SECONDS", 0.01)
+    monkeypatch.setattr(pod_events, "_LASTS", dict.fromkeys(PodEvent, 0.2))
+    with KubeServer(tmp_path / "kube") as server:
+        yield server
+
+
+@contextlib.asynccontextmanager
+async def posting(
+    kube: KubeServer, accounts: Accounts, kinds: frozenset[PodEvent] = EVERY
+) -> AsyncIterator[Tally]:
+    server = ApiServer(kube.url, str(kube.account))
+    tally = Tally(server.requests)
+    working = asyncio.create_task(PodEvents(server, "", NODE, kinds, tally, Journal(), accounts).run())
+    try:
+        yield tally
+    finally:
+        working.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await working
+        await server.close()
+
+
+async def until(condition: Any) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "text"),
+    [
+        ({"limit_state": "exceeded"}, "GPULimitExceeded", "core limit of 30 %"),
+        ({"limit_state": "no_effect"}, "GPULimitWithoutEffect", "update HAMi to 2.10"),
+        ({"idle_since": time.time() - 4000}, "GPUHeldIdle", "an hour or more"),
+    ],
+)
+def test_state_of_a_pod_is_one_event(kube: KubeServer, state: dict[str, Any], reason: str, text: str) -> None:
+    async def scenario() -> None:
+        async with posting(kube, Accounts(use(**state), use("other-0"))) as tally:
+            await until(lambda: kube.events)
+            await asyncio.sleep(0.2)
+            assert tally.pod_events == {"posted": 1, "failed": 0}
+
+    asyncio.run(scenario())
+    (event,) = kube.events
+    assert (event["reason"], event["metadata"]["namespace"]) == (reason, "ml")
+    assert event["involvedObject"] == {
+        "apiVersion": "v1", "kind": "Pod", "namespace": "ml", "name": "trainer-0", "uid": "uid-trainer-0",
+    }  # fmt: skip
+    assert text in event["message"]
+
+
+def test_process_without_library_is_an_event_with_its_fix(kube: KubeServer) -> None:
+    async def scenario() -> None:
+        accounts = Accounts()
+        accounts.without = [{"process": use() | {"host_pid": 7}, "causes": ["static"]}]
+        async with posting(kube, accounts):
+            await until(lambda: kube.events)
+
+    asyncio.run(scenario())
+    assert kube.events[0]["reason"] == "GPUWithoutLibrary"
+    assert "; fix: " in kube.events[0]["message"]
+
+
+def test_lasting_state_is_counted_on(kube: KubeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pod_events, "AGAIN_SECONDS", 0.2)
+
+    async def scenario() -> None:
+        async with posting(kube, Accounts(use(limit_state="exceeded"))):
+            await until(lambda: kube.events and kube.events[0]["count"] >= 3)
+        async with posting(kube, Accounts(use(limit_state="exceeded"))):  # a restarted reporter goes on
+            counted = kube.events[0]["count"]
+            await until(lambda: kube.events[0]["count"] > counted)
+        kube.events.clear()  # as Kubernetes does after an hour
+        async with posting(kube, Accounts(use(limit_state="exceeded"))):
+            await until(lambda: kube.events)
+
+    asyncio.run(scenario())
+    assert len(kube.events) == 1
+
+
+def test_blip_is_no_event(kube: KubeServer) -> None:
+    async def scenario() -> None:
+        accounts = Accounts(use())
+        async with posting(kube, accounts):
+            for state in ("exceeded", "in_force") * 5:
+                accounts.uses = [use(limit_state=state)]
+                await asyncio.sleep(0.1)
+
+    asyncio.run(scenario())
+    assert kube.events == []
+
+
+def test_new_xid_is_an_event_and_an_old_one_is_none(kube: KubeServer) -> None:
+    async def scenario() -> None:
+        accounts = Accounts(use(xids=3))
+        async with posting(kube, accounts):
+            await asyncio.sleep(0.5)
+            assert kube.events == []
+            accounts.uses = [use(xids=5)]
+            await until(lambda: kube.events)
+            await asyncio.sleep(0.3)
+
+    asyncio.run(scenario())
+    (event,) = kube.events
+    assert (event["count"], event["message"].partition(":")[2][:14]) == (1, " 2 XID errors ")
+
+
+def test_kinds_that_are_off_are_not_posted(kube: KubeServer) -> None:
+    async def scenario() -> None:
+        kinds = parse_kinds(DEFAULT)
+        async with posting(kube, Accounts(use(idle_since=1.0), use("b", limit_state="exceeded")), kinds):
+            await until(lambda: kube.events)
+            await asyncio.sleep(0.3)
+
+    asyncio.run(scenario())
+    assert [event["reason"] for event in kube.events] == ["GPULimitExceeded"]
+    assert parse_kinds("off") == frozenset()
+    with pytest.raises(ValueError, match="bogus"):
+        parse_kinds("xid,bogus")
+
+
+def test_thousand_pods_keep_to_the_rate(kube: KubeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pod_events, "APART_SECONDS", 0.1)
+
+    async def scenario() -> float:
+        accounts = Accounts(*(use(f"pod-{number}", limit_state="exceeded") for number in range(1000)))
+        began = time.monotonic()
+        async with posting(kube, accounts):
+            await until(lambda: len(kube.events) >= 10)
+        return time.monotonic() - began
+
+    lasted = asyncio.run(scenario())
+    assert len(kube.asked) <= lasted / 0.1 + 1
+
+
+def test_refused_event_is_tried_again(kube: KubeServer) -> None:
+    kube.rules = RULES - {Rule("", "events", "create")}
+
+    async def scenario() -> None:
+        async with posting(kube, Accounts(use(limit_state="exceeded"))) as tally:
+            await until(lambda: tally.pod_events["failed"])
+            kube.rules = RULES
+            await until(lambda: kube.events)
+
+    asyncio.run(scenario())
