@@ -50,14 +50,16 @@ class Btf:
         if at > len(words):
             raise BtfError("its last type goes on beyond the end")
 
-    def offset(self, name: str, member: str) -> int:
-        """Byte offset in ``struct name``, also of an anonymous member's member. Raises `BtfError`."""
-        bits = self._member(self.type_id(_STRUCT, name), self._name(member))
-        if bits is None:
-            raise BtfError(f"struct {name} has no member {member}")
-        if bits % 8:
-            raise BtfError(f"struct {name} has {member} as a bit field")
-        return bits // 8
+    def offset(self, name: str, *members: str) -> int:
+        """Byte offset in ``struct name`` of its first member among these, anonymous ones' too. Raises `BtfError`."""
+        for member in members:
+            bits = self._member(self.type_id(_STRUCT, name), self._name(member))
+            if bits is None:
+                continue
+            if bits % 8:
+                raise BtfError(f"struct {name} has {member} as a bit field")
+            return bits // 8
+        raise BtfError(f"struct {name} has no member {' or '.join(members)}")
 
     def size(self, name: str) -> int:
         """Size of ``struct name`` in bytes."""

@@ -36,19 +36,19 @@ TYPE_CHECKING = False  # typing takes milliseconds to import
 if TYPE_CHECKING:
     from typing import Any
 
-MAPS = ("slots", "overflow", "namespaces", "counters")
+MAPS = ("processes", "namespaces", "counters")
 #: Program to tracepoint. The end first: a process that is known from its beginning must not miss its end.
 PROBES = {"on_exit": "sched_process_exit", "on_fork": "sched_process_fork", "on_exec": "sched_process_exec"}
 ITERATOR = "bpf_iter__task"
 
-#: -D name: structure and member.
+#: -D name: structure and member, or its names from newer to older kernels.
 OFFSETS = {
-    "TASK_PID": ("task_struct", "pid"),
     "TASK_TGID": ("task_struct", "tgid"),
     "TASK_SIGNAL": ("task_struct", "signal"),
     "TASK_GROUP_LEADER": ("task_struct", "group_leader"),
     "TASK_THREAD_PID": ("task_struct", "thread_pid"),
     "TASK_START": ("task_struct", "start_boottime"),
+    "TASK_STATE": ("task_struct", "__state", "state"),
     "SIGNAL_LIVE": ("signal_struct", "live"),
     "PID_LEVEL": ("pid", "level"),
     "PID_NUMBERS": ("pid", "numbers"),

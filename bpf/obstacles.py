@@ -16,14 +16,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _SYSCALL_NUMBERS = {"x86_64": 321, "aarch64": 280}
-#: The first Linux that takes atomics which return the old value; on arm64 the translator learned them later.
-_FETCHES_SINCE = {"x86_64": "5.12", "aarch64": "5.18"}
 _HOST_PIDNS = 0xEFFFFFFC  # PROC_PID_INIT_INO in include/linux/proc_ns.h
 # include/uapi/linux/capability.h
 _CAP_SYS_ADMIN, _NEEDED = 21, {"CAP_BPF": 39, "CAP_PERFMON": 38}
 # enum bpf_cmd and bpf_prog_type in include/uapi/linux/bpf.h
 _PROG_LOAD, _ITER_CREATE, _RAW_TRACEPOINT = 5, 33, 17
-_PROBE_READ_KERNEL = 113  # enum bpf_func_id
+_PROBE_READ_KERNEL, _SEQ_WRITE = 113, 127  # enum bpf_func_id
 # More than a page is refused with E2BIG before anything else is checked (kernel/bpf/syscall.c).
 _TOO_LARGE = 1 << 20
 _LOG_SIZE = 1 << 14
@@ -31,8 +29,9 @@ _OTHERWISE = "use --source netlink or scan"
 
 Instruction = tuple[int, int, int, int, int]  # code, destination, source, offset, immediate
 _END: tuple[Instruction, ...] = ((0xB7, 0, 0, 0, 0), (0x95, 0, 0, 0, 0))  # r0 = 0; exit
-#: r1 = 1; *(r10 - 8) = r1; r1 = atomic_fetch_add(r10 - 8, r1)
-_FETCH = ((0xB7, 1, 0, 0, 1), (0x7B, 10, 1, -8, 0), (0xDB, 10, 1, -8, 1), *_END)
+#: Refused either way: iterators alone may call this helper. A kernel that has iterators knows its number.
+_ITERATES = ((0x85, 0, 0, 0, _SEQ_WRITE), *_END)
+_UNKNOWN_NUMBER = "invalid func"
 #: r1 = r10 - 8; r2 = 8; r3 = 0; bpf_probe_read_kernel(r1, r2, r3)
 _READ = (
     *((0xBF, 1, 10, 0, 0), (0x07, 1, 0, 0, -8), (0xB7, 2, 0, 0, 8), (0xB7, 3, 0, 0, 0)),
@@ -154,18 +153,22 @@ def require_kernel(kernel: Kernel) -> None:
             f"than Linux 4.17, or built without CONFIG_BPF_EVENTS; {_OTHERWISE}",
             log,
         )
-    too_old = (
-        f"this kernel ({kernel.release}) is too old for the BPF map: it refuses an atomic instruction that Linux has "
-        f"since {_FETCHES_SINCE[kernel.machine]}; {_OTHERWISE}"
-    )
-    locked_down = (
-        "blocked by kernel lockdown: in the mode confidentiality no BPF program may read kernel memory. Boot with "
-        f"lockdown=integrity, or {_OTHERWISE}"
-    )
-    for program, cause, sentence in ((_FETCH, "kernel", too_old), (_READ, "lockdown", locked_down)):
-        code, log = kernel.refusal(program)
-        if code:
-            raise LoadError(cause, sentence, log)
+    _, log = kernel.refusal(_ITERATES)
+    if _UNKNOWN_NUMBER in log:
+        raise LoadError(
+            "kernel",
+            f"this kernel ({kernel.release}) is too old for the BPF map: it lacks BPF iterators, which Linux has since "
+            f"5.8; {_OTHERWISE}",
+            log,
+        )
+    code, log = kernel.refusal(_READ)
+    if code:
+        raise LoadError(
+            "lockdown",
+            "blocked by kernel lockdown: in the mode confidentiality no BPF program may read kernel memory. Boot with "
+            f"lockdown=integrity, or {_OTHERWISE}",
+            log,
+        )
 
 
 def forbidden(kernel: Kernel, code: int, *, reached: bool) -> LoadError:
@@ -175,7 +178,10 @@ def forbidden(kernel: Kernel, code: int, *, reached: bool) -> LoadError:
     if reached or not kernel.filtered():
         who = f"by {holder}: allow it CAP_BPF, CAP_PERFMON and the bpf calls"
         if not profile:
-            who = "by a security module, or before Linux 5.11 by the limit on locked memory (ulimit -l)"
+            who = (
+                "by a security module, or before Linux 5.11 by the limit on locked memory (ulimit -l): give "
+                "CAP_SYS_RESOURCE, which raises it at the start, or set LimitMEMLOCK=infinity"
+            )
         sentence = f"BPF programs are forbidden here ({said}), although the capabilities are there, {who}"
         return LoadError("module", f"{sentence}; {_OTHERWISE}")
     # Before Linux 5.19 the kernel asked the module for the capability before anything else.

@@ -1,17 +1,16 @@
 /* The map of a node's processes, kept by the kernel itself; see README.md.
  *
- * Sees every process from its fork to the end of its last thread, with its number in each of its PID namespaces, but
- * no threads. The iterator seeds processes that were there before. Since Linux 5.12 (atomics that return the old value),
- * with BTF: the TASK_, SIGNAL_, PID_, UPID_ and PIDNS_ offsets and the sizes of the maps come by -D.
+ * Sees every process from its fork to the end of its last thread, with its PID in each of its PID namespaces, but no
+ * threads. The iterator seeds processes that were there before. Since Linux 5.8, with BTF: the TASK_, SIGNAL_, PID_,
+ * UPID_ and PIDNS_ offsets and the sizes of the maps come by -D.
  */
 #include "pidmap.h"
 
 #define E2BIG 7
 #define EEXIST 17
+#define TASK_NEW 0x800 /* include/linux/sched.h: from copy_process() to wake_up_new_task() */
 
-/* Who has which number. A slot takes no lock and no list of free ones, and is in the cache more often than a hash. */
-BPF_TABLE("array", u32, struct slot, slots, SLOTS);
-BPF_TABLE("hash", struct level, struct process, overflow, OVERFLOW);
+BPF_TABLE("hash", struct level, struct process, processes, LEVELS);
 BPF_TABLE("hash", u32, struct init, namespaces, NAMESPACES);
 BPF_TABLE("array", u32, struct counters, counters, 1);
 
@@ -36,15 +35,16 @@ static __always_inline void count_at(u32 offset)
         __sync_fetch_and_add((u64 *)((char *)all + offset), 1);
 }
 
+#define COUNT(what) count_at(__builtin_offsetof(struct counters, what))
+
 /* Keeps the compiler from counting down, which no verifier before Linux 6.8 follows. */
 #define COUNTED(i) asm volatile("" : "+r"(i))
-#define COUNT(what) count_at(__builtin_offsetof(struct counters, what))
 
 static __always_inline void count_failure(int error)
 {
     if (error == -E2BIG)
         COUNT(full);
-    else
+    else if (error)
         COUNT(update_failed);
 }
 
@@ -53,10 +53,8 @@ static __always_inline void count_failure(int error)
  */
 #define MEMBER(type, base, offset) (*(volatile type *)((base) + (offset)))
 
-static __always_inline int read(void *to, u32 size, u64 from)
-{
-    return bpf_probe_read_kernel(to, size, (void *)from);
-}
+/* Read wherever it is compared: a verifier walks the rest once for each value that a variable may have. */
+#define LEVEL_OF(pid) MEMBER(u32, pid, PID_LEVEL)
 
 /* `pid` points at the struct pid, `level` is at most its own level. A failed read leaves zeros. */
 static __always_inline int read_level(u64 pid, u64 level, struct level *to)
@@ -72,9 +70,9 @@ static __always_inline int read_level(u64 pid, u64 level, struct level *to)
         return 0;
     }
     upid = pid + PID_NUMBERS + level * UPID_SIZE;
-    error = read(&ns_pid, sizeof(ns_pid), upid + UPID_NR);
-    error |= read(&ns, sizeof(ns), upid + UPID_NS);
-    error |= read(&pidns, sizeof(pidns), ns + PIDNS_INUM);
+    error = bpf_probe_read_kernel(&ns_pid, sizeof(ns_pid), (void *)(upid + UPID_NR));
+    error |= bpf_probe_read_kernel(&ns, sizeof(ns), (void *)(upid + UPID_NS));
+    error |= bpf_probe_read_kernel(&pidns, sizeof(pidns), (void *)(ns + PIDNS_INUM));
     to->ns_pid = ns_pid;
     to->pidns = pidns;
     if (error)
@@ -89,35 +87,14 @@ static __always_inline int live_threads(u64 task)
     return signal ? MEMBER(int, signal, SIGNAL_LIVE) : -1;
 }
 
-/* If a task leads its group, and the group's number. */
-static __always_inline bool leads(u64 task, u32 *tgid)
+/* The struct pid of a group's leader; 0 for another thread, and for the iterator's task that is being released. Not by
+ * task_struct.pid: a thread that calls exec swaps both with its leader, one after the other.
+ */
+static __always_inline u64 leader_pid(u64 task, u32 *tgid)
 {
+    u64 pid = MEMBER(u64, task, TASK_THREAD_PID);
     *tgid = MEMBER(u32, task, TASK_TGID);
-    return MEMBER(u32, task, TASK_PID) == *tgid;
-}
-
-/* Read wherever it is compared: a verifier walks the rest once for each value that a variable may have. */
-#define LEVEL_OF(pid) MEMBER(u32, pid, PID_LEVEL)
-
-/* Fills in what all entries of a process share, and its struct pid. `leader` is the group leader's task_struct. */
-static __always_inline bool read_process(u64 leader, u32 host_tgid, struct process *process, u64 *pid)
-{
-    u32 level;
-    *pid = MEMBER(u64, leader, TASK_THREAD_PID);
-    /* Only for the iterator: a task that is being released has no PID any more. */
-    if (!*pid)
-        return false;
-    level = LEVEL_OF(*pid);
-    if (level >= MAX_LEVELS) {
-        level = MAX_LEVELS - 1;
-        COUNT(levels_truncated);
-    }
-    process->start_time = MEMBER(u64, leader, TASK_START);
-    process->host_tgid = host_tgid;
-    process->levels = level + 1;
-    process->next.pidns = HOST_PIDNS;
-    process->next.ns_pid = host_tgid;
-    return true;
+    return pid && MEMBER(u32, pid, PID_NUMBERS + UPID_NR) == *tgid ? pid : 0;
 }
 
 static __always_inline bool same(const struct process *one, const struct process *other)
@@ -125,169 +102,84 @@ static __always_inline bool same(const struct process *one, const struct process
     return !((one->start_time ^ other->start_time) | (one->host_tgid ^ other->host_tgid));
 }
 
-/* As one number, that is compared and exchanged at once. */
-static __always_inline u64 packed(const struct level *level)
-{
-    return (u64)level->ns_pid << 32 | level->pidns;
-}
-
-static __always_inline struct slot *slot_of(const struct level *level)
-{
-    u32 place = SLOT_OF(level->pidns, level->ns_pid);
-    return slots.lookup(&place);
-}
-
-/* The process that has this number. */
-static __always_inline struct process *find(struct level *level)
-{
-    struct slot *slot = slot_of(level);
-    if (slot && *(u64 *)&slot->level == packed(level))
-        return &slot->process;
-    return overflow.lookup(level);
-}
-
-/* HELD: the iterator and a probe have met over one number, and the other one writes it. */
-enum entered { NEW, KNOWN, REPLACED, HELD, LOST };
-
-/* Gives a number to its process. */
-static __always_inline enum entered enter(struct level *level, struct process *process)
-{
-    u64 mine = packed(level), busy = mine | (u64)BUSY << 32, holder;
-    struct slot *slot = slot_of(level);
-    int error;
-    if (!slot)
-        return LOST; /* never: the place is masked */
-    holder = __sync_val_compare_and_swap((u64 *)&slot->level, 0, busy);
-    if (holder && holder != mine && holder != busy) {
-        error = overflow.update(level, process);
-        if (!error)
-            return NEW;
-        count_failure(error);
-        return LOST;
-    }
-    if (holder) {
-        if (holder == mine && same(&slot->process, process))
-            return KNOWN;
-        if (holder == busy || __sync_val_compare_and_swap((u64 *)&slot->level, mine, busy) != mine)
-            return HELD;
-    }
-    slot->process = *process;
-    __sync_lock_test_and_set((u64 *)&slot->level, mine);
-    return holder ? REPLACED : NEW;
-}
-
-/* Takes a number back from whoever has it. */
-static __always_inline void leave(struct level *level)
-{
-    u64 mine = packed(level);
-    struct slot *slot = slot_of(level);
-    if (slot && __sync_val_compare_and_swap((u64 *)&slot->level, mine, 0) != mine)
-        overflow.delete(level);
-}
-
-/* Takes it back from this process. */
-static __always_inline void leave_if(struct level *level, const struct process *process)
-{
-    u64 mine = packed(level);
-    struct slot *slot = slot_of(level);
-    struct process *there;
-    if (!slot)
-        return;
-    if (*(u64 *)&slot->level == mine) {
-        if (same(&slot->process, process))
-            __sync_val_compare_and_swap((u64 *)&slot->level, mine, 0);
-        return;
-    }
-    there = overflow.lookup(level);
-    if (there && same(there, process))
-        overflow.delete(level);
-}
-
-/* Every level except the host's, for which `process` is right afterwards.
- *
- * The iterator (`seeding`) skips right entries. `known`: the host's entry, which is written last, was there before, so
- * a missing level was lost, unless the process is ending.
+/* Gives a PID to its process; true if it was missing. An update of a right entry would hide it from a reader for a
+ * moment. An entry of another process was left by an exit that was missed, or by a walk that is about to take it back
+ * and may take this one: it counts, and no absence proves anything until the next walk.
  */
-static __always_inline void store_levels(u64 leader, u64 pid, struct process *process, bool seeding, bool known)
+static __always_inline bool enter(struct level *level, struct process *process)
 {
-    enum entered how;
-    int error;
+    int error = processes.insert(level, process);
+    if (error == -EEXIST) {
+        struct process *there = processes.lookup(level);
+        if (there && same(there, process))
+            return false;
+        COUNT(update_failed);
+        error = processes.update(level, process);
+    }
+    count_failure(error);
+    return !error;
+}
+
+/* Takes a PID back; with `mine` only from that process. */
+static __always_inline void leave(struct level *level, const struct process *mine)
+{
+    if (mine) {
+        struct process *there = processes.lookup(level);
+        if (!there || !same(there, mine))
+            return;
+    }
+    processes.delete(level);
+}
+
+/* Enters a process under each of its PIDs, the host's last; true if one was missing. `leader` is the address of its
+ * task_struct. Leaves in `process` what all of its entries share.
+ */
+static __always_inline bool store(u64 leader, u64 pid, u32 host_tgid, struct process *process)
+{
+    struct level host = {.pidns = HOST_PIDNS, .ns_pid = host_tgid};
+    u32 deepest = LEVEL_OF(pid);
+    bool fresh = false;
+    if (deepest >= MAX_LEVELS) {
+        deepest = MAX_LEVELS - 1;
+        COUNT(levels_truncated);
+    }
+    process->start_time = MEMBER(u64, leader, TASK_START);
+    process->host_tgid = host_tgid;
+    process->levels = deepest + 1;
+    process->next = host;
     for (u64 i = 1; i < MAX_LEVELS; i++) {
         COUNTED(i);
         struct level key = {};
-        struct process *old;
         if (i > LEVEL_OF(pid) || read_level(pid, i, &key))
             break;
         process->level = i;
-        old = seeding ? find(&key) : NULL;
-        if (!old || !same(old, process)) {
-            how = enter(&key, process);
-            if (known && (how == NEW || how == REPLACED) && live_threads(leader) > 0)
-                COUNT(levels_mended);
-            if (!seeding && how == HELD)
-                COUNT(update_failed);
-        }
+        fresh |= enter(&key, process);
         if (key.ns_pid == 1) {
-            struct init init = {.start_time = process->start_time, .host_tgid = process->host_tgid};
-            error = namespaces.update(&key.pidns, &init);
-            if (error)
-                count_failure(error);
+            struct init init = {.start_time = process->start_time, .host_tgid = host_tgid};
+            count_failure(namespaces.update(&key.pidns, &init));
         }
         process->next = key;
     }
     process->level = 0;
+    return fresh | enter(&host, process);
 }
 
-/* A process that begins, or that was missed. `leader` is the address of its task_struct. */
-static __always_inline void store(u64 leader, u32 host_tgid)
-{
-    struct level host = {.pidns = HOST_PIDNS, .ns_pid = host_tgid};
-    struct process process = {};
-    u64 pid = 0;
-    enum entered how;
-    if (!read_process(leader, host_tgid, &process, &pid))
-        return;
-    store_levels(leader, pid, &process, false, false);
-    how = enter(&host, &process);
-    if (how == KNOWN)
-        COUNT(overtaken);
-    else if (how == REPLACED)
-        COUNT(replaced);
-    else if (how == HELD) /* most likely for this process, but an absence proves nothing until the next comparison */
-        COUNT(update_failed);
-}
-
-/* A process that ended. It keeps its numbers until it is reaped, so the entries under them are its own. */
-static __always_inline void bury(u64 leader, u32 host_tgid)
+/* Removes a process that ended. It keeps its PIDs until it is reaped, so all entries under them are its own; not so
+ * for the iterator, whose process (`mine`) may have been reaped meanwhile.
+ */
+static __always_inline void bury(u64 pid, u32 host_tgid, const struct process *mine)
 {
     struct level key = {.pidns = HOST_PIDNS, .ns_pid = host_tgid};
-    u64 pid = MEMBER(u64, leader, TASK_THREAD_PID);
-    leave(&key);
+    leave(&key, mine);
     if (!pid)
         return;
     for (u64 i = 1; i < MAX_LEVELS; i++) {
         COUNTED(i);
         if (i > LEVEL_OF(pid) || read_level(pid, i, &key))
             break;
-        leave(&key);
-        if (key.ns_pid == 1)
-            namespaces.delete(&key.pidns);
-    }
-}
-
-/* What the iterator put in for a process that ended meanwhile; its numbers may be another's by now. */
-static __always_inline void withdraw(u64 pid, struct process *mine)
-{
-    struct level key = {.pidns = HOST_PIDNS, .ns_pid = mine->host_tgid};
-    struct init *first;
-    leave_if(&key, mine);
-    for (u64 i = 1; i < MAX_LEVELS; i++) {
-        COUNTED(i);
-        if (i > LEVEL_OF(pid) || read_level(pid, i, &key))
-            break;
-        leave_if(&key, mine);
-        first = namespaces.lookup(&key.pidns);
-        if (first && first->start_time == mine->start_time)
+        leave(&key, mine);
+        struct init *first = mine ? namespaces.lookup(&key.pidns) : NULL;
+        if (key.ns_pid == 1 && (!mine || (first && first->start_time == mine->start_time)))
             namespaces.delete(&key.pidns);
     }
 }
@@ -295,9 +187,11 @@ static __always_inline void withdraw(u64 pid, struct process *mine)
 /* args: struct task_struct *parent, *child. The child does not run yet, so its exit cannot come first. */
 int on_fork(struct bpf_raw_tracepoint_args *ctx)
 {
+    struct process process = {};
     u32 tgid = 0;
-    if (leads(ctx->args[1], &tgid))
-        store(ctx->args[1], tgid);
+    u64 pid = leader_pid(ctx->args[1], &tgid);
+    if (pid)
+        store(ctx->args[1], pid, tgid, &process);
     return 0;
 }
 
@@ -306,11 +200,12 @@ int on_fork(struct bpf_raw_tracepoint_args *ctx)
  */
 int on_exec(struct bpf_raw_tracepoint_args *ctx)
 {
-    u32 tgid = bpf_get_current_pid_tgid() >> 32;
-    struct level host = {.pidns = HOST_PIDNS, .ns_pid = tgid};
-    if (!find(&host)) {
+    struct process process = {};
+    struct level host = {.pidns = HOST_PIDNS};
+    u64 pid = leader_pid(ctx->args[0], &host.ns_pid);
+    if (pid && !processes.lookup(&host)) {
         COUNT(mended_at_exec);
-        store(ctx->args[0], tgid);
+        store(ctx->args[0], pid, host.ns_pid, &process);
     }
     return 0;
 }
@@ -321,8 +216,10 @@ int on_exec(struct bpf_raw_tracepoint_args *ctx)
 int on_exit(struct bpf_raw_tracepoint_args *ctx)
 {
     u64 task = ctx->args[0];
-    if (live_threads(task) == 0)
-        bury(MEMBER(u64, task, TASK_GROUP_LEADER), MEMBER(u32, task, TASK_TGID));
+    if (live_threads(task) == 0) {
+        u64 leader = MEMBER(u64, task, TASK_GROUP_LEADER);
+        bury(MEMBER(u64, leader, TASK_THREAD_PID), MEMBER(u32, task, TASK_TGID), NULL);
+    }
     return 0;
 }
 
@@ -332,30 +229,22 @@ int on_exit(struct bpf_raw_tracepoint_args *ctx)
 int bpf_iter__task(struct bpf_iter__task *ctx)
 {
     struct seq_file *seq = ctx->meta->seq;
-    u64 task = (u64)ctx->task, pid = 0;
-    struct process process = {}, *old;
+    u64 task = (u64)ctx->task, pid;
+    struct process process = {};
     u32 tgid = 0;
-    struct level host = {.pidns = HOST_PIDNS};
-    enum entered how = KNOWN;
-    bool known;
+    bool fresh;
     u8 ends;
-    if (!task || !leads(task, &tgid) || !read_process(task, tgid, &process, &pid))
+    if (!task || !(pid = leader_pid(task, &tgid)))
         return 0;
     ends = live_threads(task) <= 0;
-    if (ends)
-        goto report;
-    host.ns_pid = tgid;
-    old = find(&host);
-    known = old && same(old, &process);
-    store_levels(task, pid, &process, true, known);
-    if (!known)
-        how = enter(&host, &process);
-    ends = live_threads(task) <= 0;
-    if (ends)
-        withdraw(pid, &process);
-    else if (how == NEW || how == REPLACED)
-        COUNT(seeded);
-report:
+    if (!ends) {
+        fresh = store(task, pid, tgid, &process);
+        ends = live_threads(task) <= 0;
+        if (ends)
+            bury(pid, tgid, &process);
+        else if (fresh && !(MEMBER(u32, task, TASK_STATE) & TASK_NEW)) /* the fork event of a new one is under way */
+            COUNT(seeded);
+    }
     bpf_seq_write(seq, &ends, sizeof(ends)); /* that it did not fit, the kernel sees, and calls again */
     return 0;
 }

@@ -47,7 +47,7 @@ class SourceFailure(ReasonWithWords):
     KERNEL = (
         "kernel",
         "the kernel is too old, or its architecture is not supported",
-        "boot Linux 5.12 or later (arm64: 5.18), or set `source = netlink` to skip the attempt",
+        "boot Linux 5.8 or later, or set `source = netlink` to skip the attempt",
     )
     LOCKDOWN = (
         "lockdown",

@@ -142,7 +142,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         int,
         msgspec.Meta(ge=0, le=4194304),
         About(
-            "capacity of the kernel's map (`bpf`), in processes of 210 bytes each; 0: as many as "
+            "capacity of the kernel's map (`bpf`), in processes of 240 bytes each; 0: as many as "
             "[the node needs](how-it-works.md#where-pids-come-from)",
             "N",
         ),

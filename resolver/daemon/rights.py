@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from resolver.base.source_records import SOURCE_RECORDS
 from resolver.linux import capabilities, seccomp
+from resolver.pids.bpf_load import lift_locked_memory_limit
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -31,6 +32,7 @@ class Rights:
         # Of the dangerous ones: the canary's, those of the children that start a source, and to fetch descriptors.
         self._calls = {"unshare", "pidfd_getfd"}.union(*(source.calls for source in sources))
         self._filtered = False
+        lift_locked_memory_limit()  # while it may
 
     def source_started(self) -> None:
         """Drop the rights of a source's first start, too."""

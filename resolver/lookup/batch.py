@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from resolver.containers.known_namespaces import FirstProcess
     from resolver.linux.procfs import Procfs
     from resolver.lookup.cached import LiveLookup
-    from resolver.pids.bpf_map import BpfPidMap
+    from resolver.pids.bpf_map import KernelMap
 
 #: Longest time that a step takes before others get their turn, in seconds.
 _SLICE_SECONDS = 0.002
@@ -69,7 +69,7 @@ class Batch:
                 self.left[container_id] = rest
 
     async def _by_listing(
-        self, kernel: BpfPidMap, init: FirstProcess, ns_pids: list[int], answers: Answers
+        self, kernel: KernelMap, init: FirstProcess, ns_pids: list[int], answers: Answers
     ) -> list[int]:
         """Return the PIDs without an answer."""
         pidns = init.pidns

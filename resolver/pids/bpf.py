@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from resolver.linux.procfs import Procfs
-    from resolver.pids.bpf_map import BpfPidMap
+    from resolver.pids.bpf_map import KernelMap
 
 #: Seconds between two walks over the kernel's tasks (1 us each).
 _WALK_EVERY = 8.0
@@ -23,13 +23,13 @@ _WALK_EVERY = 8.0
 _Found = TypeVar("_Found")
 
 
-class Mapped(PidSource):
+class BpfSource(PidSource):
     """Kernel's map, and a scan while it has gaps."""
 
     name = "bpf"
     namespaced = True
 
-    def __init__(self, bpf: BpfPidMap, procfs: Procfs) -> None:
+    def __init__(self, bpf: KernelMap, procfs: Procfs) -> None:
         self.bpf, self.room = bpf, bpf.room
         self._procfs = procfs
         self._scan = ScanSource(procfs)  # costs nothing before its first refresh
@@ -128,7 +128,7 @@ class Mapped(PidSource):
             return record.start_ns
         return self._scan.arrival(host_pid) if self._gaps else 0
 
-    def exact(self) -> BpfPidMap | None:
+    def exact(self) -> KernelMap | None:
         """The map while every process has room."""
         self._check_gaps()
         return None if self._gaps else self.bpf
@@ -191,6 +191,6 @@ class Mapped(PidSource):
             self._scan = ScanSource(self._procfs)  # it may have known of very many processes
 
 
-def open_source(procfs: Procfs, room: int, run_dir: str) -> Mapped:
+def open_source(procfs: Procfs, room: int, run_dir: str) -> BpfSource:
     """Load a map for ``room`` processes."""
-    return Mapped(start(room, kept_in=run_dir), procfs)
+    return BpfSource(start(room, kept_in=run_dir), procfs)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import resource
 import signal
 import sys
 from typing import Any, NamedTuple
@@ -56,8 +58,16 @@ def bpf_directory() -> str:
     )
 
 
+def lift_locked_memory_limit() -> None:
+    """Lift the limit that Linux before 5.11 charges maps to, for this process and its children; takes SYS_RESOURCE."""
+    unlimited = resource.RLIM_INFINITY, resource.RLIM_INFINITY
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, unlimited)
+
+
 def load(constants: dict[str, int], *, python: str, btf: str, timeout: float, kept_in: str) -> Loaded:
     """Run the loader, blocking up to ``timeout`` seconds. Raises `BpfUnavailable`."""
+    lift_locked_memory_limit()
     argv = [python, "-I", os.path.join(bpf_directory(), "loader.py")]
     request = json.dumps({"sizes": constants, "btf": btf, "kept_in": kept_in}).encode()
     # No variables of ours: BCC takes several of them (BCC_KERNEL_SOURCE, BCC_LINUX_VERSION_CODE).

@@ -5,12 +5,11 @@ Verify answers against ``/proc`` before writing or printing them: they may be ou
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from resolver.linux.procfs import EVENT_SECONDS, HOST_PIDNS
+from resolver.linux.procfs import HOST_PIDNS
 from resolver.pids.bpf_load import BTF, PYTHON, TIMEOUT, BpfUnavailable, Loaded, load
-from resolver.pids.bpf_syscall import COUNTERS, LAYOUTS, BpfMap, Kernel, LevelMap
+from resolver.pids.bpf_syscall import COUNTERS, LAYOUTS, BpfMap, Kernel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,22 +19,23 @@ TICK = 10_000_000
 _PROBES = ("on_fork", "on_exec", "on_exit")
 
 _U32, _INIT = LAYOUTS["u32"], LAYOUTS["init"]
+#: Map to the layouts of its keys and values.
+_MAPS = {
+    "processes": (LAYOUTS["level"], LAYOUTS["process"]),
+    "namespaces": (_U32, _INIT),
+    "counters": (_U32, LAYOUTS["counters"]),
+}
 
 Level = tuple[int, int]
 _Identity = tuple[int, int]
 
 
 def sizes(processes: int) -> dict[str, int]:
-    """Capacity of the maps, for compiling ``pidmap.c``. Kernel memory: 170 bytes a process and 90 a namespace, at once.
+    """Capacity of the maps, for compiling ``pidmap.c``. Kernel memory: 190 bytes a process and 90 a namespace, at once.
 
     ``processes`` live on the host and in one PID namespace each.
     """
-    # With three slots for two processes, of four numbers, at most 0.9 numbers a process find their slot taken.
-    return {
-        "SLOTS": 1 << (processes * 3 // 2 - 1).bit_length(),
-        "OVERFLOW": processes,
-        "NAMESPACES": max(1, processes // 2),
-    }
+    return {"LEVELS": processes * 2, "NAMESPACES": max(1, processes // 2)}
 
 
 class Record(NamedTuple):
@@ -53,18 +53,18 @@ def start(
     btf: str = BTF,
     timeout: float = TIMEOUT,
     kept_in: str = "",
-) -> BpfPidMap:
+) -> KernelMap:
     """Load the program, attach it, seed the map; blocks half a second. Raises `BpfUnavailable`."""
     loaded = load(sizes(processes), python=python, btf=btf, timeout=timeout, kept_in=kept_in)
     try:
-        return BpfPidMap(loaded)
+        return KernelMap(loaded)
     except BaseException:
         loaded.close()
         raise
 
 
-class BpfPidMap:
-    """Kernel's map of processes, for one thread: look-ups share buffers.
+class KernelMap:
+    """Map of processes that the kernel keeps, for one thread: look-ups share buffers.
 
     Look-ups raise OSError if the map can't be read any more. Before Linux 5.19, ``kernel.unprivileged_bpf_disabled``
     makes them need CAP_BPF.
@@ -75,23 +75,19 @@ class BpfPidMap:
         #: Number of living processes at the last walk.
         self.living: int = self.report["seeded"]
         self._kernel = Kernel()
-        fds, maps = loaded.maps, {each["name"]: each for each in self.report["maps"]}
-        for name, expected in {
-            "slots": (_U32.size, LAYOUTS["slot"].size),
-            "overflow": (LAYOUTS["level"].size, LAYOUTS["process"].size),
-            "namespaces": (_U32.size, _INIT.size),
-            "counters": (_U32.size, LAYOUTS["counters"].size),
-        }.items():
-            found = maps[name]["key_size"], maps[name]["value_size"]
-            if found != expected:
+        described = {each["name"]: each for each in self.report["maps"]}
+        for name, (key, value) in _MAPS.items():
+            sizes_there = described[name]["key_size"], described[name]["value_size"]
+            if sizes_there != (key.size, value.size):
                 raise BpfUnavailable(
-                    f"the BPF program's map {name} has keys and values of {found} bytes, and this program "
-                    f"expects {expected}: they are of different versions; install resolver again"
+                    f"the BPF program's map {name} has keys and values of {sizes_there} bytes, and this program "
+                    f"expects {key.size, value.size}: they are of different versions; install resolver again"
                 )
-        self.room: int = maps["overflow"]["max_entries"]
-        self._levels = LevelMap(self._kernel, fds["slots"], maps["slots"]["max_entries"], fds["overflow"])
-        self._namespaces = BpfMap(self._kernel, fds["namespaces"], _U32, _INIT.size)
-        self._counters = BpfMap(self._kernel, fds["counters"], _U32, LAYOUTS["counters"].size)
+        #: Number of processes with two levels that the map has room for.
+        self.room: int = described["processes"]["max_entries"] // 2
+        self._processes, self._namespaces, self._counters = (
+            BpfMap(self._kernel, loaded.maps[name], *layouts) for name, layouts in _MAPS.items()
+        )
         self._lost_then = 0
 
     # -- look-ups -----------------------------------------------------------------------------------
@@ -100,10 +96,10 @@ class BpfPidMap:
         """Find a living process by number, at any level."""
         if pidns == HOST_PIDNS:
             return self.by_host(ns_pid)
-        slot = self._levels.lookup(pidns, ns_pid)
-        if slot is None:
+        entry = self._processes.lookup(pidns, ns_pid)
+        if entry is None:
             return None
-        _, _, start_ns, host_pid, level, *_ = slot
+        start_ns, host_pid, level, *_ = entry
         record = self.by_host(host_pid)
         if record and record.start_ns == start_ns and record.levels[level : level + 1] == ((pidns, ns_pid),):
             return record
@@ -111,17 +107,17 @@ class BpfPidMap:
 
     def identity(self, pidns: int, ns_pid: int) -> _Identity | None:
         """Its start time and host PID, maybe a mix of two processes; two equal answers are no mix."""
-        slot = self._levels.lookup(pidns, ns_pid)
-        return (slot[2], slot[3]) if slot else None
+        entry = self._processes.lookup(pidns, ns_pid)
+        return (entry[0], entry[1]) if entry else None
 
     def by_host(self, host_pid: int) -> Record | None:
         """Find a living process; None for a thread."""
         for _ in range(3):  # it may end, and its number be used again, while its levels are followed
-            slot = self._levels.lookup(HOST_PIDNS, host_pid)
-            if slot is None:
+            entry = self._processes.lookup(HOST_PIDNS, host_pid)
+            if entry is None:
                 return None
-            _, _, start_ns, found, _, levels, pidns, ns_pid = slot
-            if found != host_pid:
+            start_ns, owner, _, levels, pidns, ns_pid = entry
+            if owner != host_pid:
                 continue  # the entry was taken for another process while it was copied
             followed = self._outwards(host_pid, start_ns, levels, (pidns, ns_pid))
             if followed:
@@ -135,10 +131,10 @@ class BpfPidMap:
             found.append(key)
             if levels == 2:
                 break  # as most have: the host's entry names it
-            slot = self._levels.lookup(*key)
-            if slot is None or slot[2:6] != (start_ns, host_pid, level, levels):
+            entry = self._processes.lookup(*key)
+            if entry is None or entry[:4] != (start_ns, host_pid, level, levels):
                 return None
-            key = slot[6], slot[7]
+            key = entry[4], entry[5]
         return ((HOST_PIDNS, host_pid), *reversed(found))
 
     def everywhere(self, ns_pid: int) -> Iterator[int]:
@@ -148,9 +144,9 @@ class BpfPidMap:
             yield ns_pid
         for keys, _ in self._namespaces.batches():
             for (pidns,) in _U32.iter_unpack(keys):
-                slot = self._levels.lookup(pidns, ns_pid)
-                innermost = slot is not None and slot[4] == slot[5] - 1
-                yield slot[3] if slot and innermost else 0
+                entry = self._processes.lookup(pidns, ns_pid)
+                innermost = entry is not None and entry[2] == entry[3] - 1
+                yield entry[1] if entry and innermost else 0
 
     def first_processes(self) -> Iterator[tuple[int, int]]:
         """Read the first processes of all PID namespaces but the host's: host PIDs and start times.
@@ -164,8 +160,7 @@ class BpfPidMap:
 
     def counters(self) -> dict[str, int]:
         """``struct counters`` of ``bpf/pidmap.h``."""
-        self._counters.lookup(0)
-        return dict(zip(COUNTERS, LAYOUTS["counters"].unpack(self._counters.value), strict=True))
+        return dict(zip(COUNTERS, self._counters.lookup(0) or (), strict=True))
 
     def missed_events(self) -> int:
         """Count events that a probe missed because one ran on that CPU (Linux 5.12)."""
@@ -180,25 +175,17 @@ class BpfPidMap:
         now = self.counters()
         return now["full"] + now["update_failed"] + now["read_failed"] + now["levels_truncated"]
 
-    def _missing(self) -> int:
-        """Count walks' repairs, except processes whose fork event was under way."""
-        now = self.counters()
-        return now["seeded"] - now["overtaken"] + now["levels_mended"]
-
     def reconciling(self) -> Iterator[int | None]:
         """Walk over all processes and add missing ones. Yield None between steps, then the number of repairs."""
-        lost, before, living = self._lost(), self._missing(), 0
+        lost, seeded, living = self._lost(), self.counters()["seeded"], 0
         for some in self._kernel.run_iterator(self._loaded.links["iterator"]):
             living += some.count(0)
             yield None
         self.living = living
-        until = time.monotonic() + EVENT_SECONDS
-        while self._missing() > before and time.monotonic() < until:
-            yield None
         now = self._lost()
         if now == lost:
             self._lost_then = now
-        yield max(0, self._missing() - before) + now - lost
+        yield self.counters()["seeded"] - seeded + now - lost
 
     def close(self) -> None:
         """Detach the probes and close everything; may be repeated."""

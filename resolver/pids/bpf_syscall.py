@@ -23,8 +23,7 @@ LAYOUTS = {
     "level": Struct("=II"),  # pidns, ns_pid
     "process": Struct("=QIHHII"),  # start_time, host_tgid, level, levels, next.pidns, next.ns_pid
     "init": Struct("=QII"),  # start_time, host_tgid, padding
-    "slot": Struct("=IIQIHHII"),  # level, process
-    "counters": Struct("=9Q"),  # see COUNTERS
+    "counters": Struct("=6Q"),  # see COUNTERS
 }
 #: The fields of ``struct counters``, in order.
 COUNTERS = (
@@ -32,10 +31,7 @@ COUNTERS = (
     "update_failed",
     "read_failed",
     "levels_truncated",
-    "replaced",
     "seeded",
-    "levels_mended",
-    "overtaken",
     "mended_at_exec",
 )
 
@@ -44,9 +40,6 @@ _LOOKUP_ELEM, _LOOKUP_BATCH, _ITER_CREATE = 1, 24, 33
 _SYSCALL_NUMBERS = {"x86_64": 321, "aarch64": 280}
 _BATCH = 4096
 _SOME_PROCESSES = 2048  # in one step: some milliseconds
-#: As in ``bpf/pidmap.h``.
-SPREAD, BUSY = 0x9E3779B1, 1 << 31
-_U32 = (1 << 32) - 1
 
 
 class Kernel:
@@ -77,28 +70,27 @@ class Kernel:
 
 
 class BpfMap:
-    """Hash or array map behind a descriptor."""
+    """Hash or array map behind a descriptor; keys and values are tuples of their fields."""
 
-    def __init__(self, kernel: Kernel, fd: int, key: Struct, value_bytes: int) -> None:
+    def __init__(self, kernel: Kernel, fd: int, key: Struct, value: Struct) -> None:
         self.fd = fd
         self._kernel = kernel
-        self._key_bytes, self._value_bytes = key.size, value_bytes
+        self._key_bytes, self._value_bytes = key.size, value.size
         self._key = ctypes.create_string_buffer(key.size)
-        #: Where `lookup` leaves what it found.
-        self.value = ctypes.create_string_buffer(value_bytes)
-        self._pack = key.pack_into
+        self._value = ctypes.create_string_buffer(value.size)
+        self._pack, self._unpack = key.pack_into, value.unpack
         where = ctypes.addressof(self._key)
         self._attributes = ctypes.create_string_buffer(
-            Struct("=IIQQQ").pack(fd, 0, where, ctypes.addressof(self.value), 0), 32
+            Struct("=IIQQQ").pack(fd, 0, where, ctypes.addressof(self._value), 0), 32
         )
 
-    def lookup(self, *key: int) -> bool:
-        """Look a key up, into `value`. Raises OSError."""
+    def lookup(self, *key: int) -> tuple[int, ...] | None:
+        """Value of a key. Raises OSError."""
         try:
             self._pack(self._key, 0, *key)
         except StructError:
-            return False  # not a number that any process or namespace has
-        return self._call(_LOOKUP_ELEM, self._attributes)
+            return None  # not a number that any process or namespace has
+        return self._unpack(self._value) if self._call(_LOOKUP_ELEM, self._attributes) else None
 
     def _call(self, command: int, attributes: ctypes.Array[ctypes.c_char]) -> bool:
         code = -self._kernel.call(command, attributes)
@@ -128,26 +120,3 @@ class BpfMap:
                 memoryview(keys)[: count * self._key_bytes],
                 memoryview(values)[: count * self._value_bytes],
             )
-
-
-class LevelMap:
-    """``slots`` and ``overflow`` of ``bpf/pidmap.c`` as one map."""
-
-    def __init__(self, kernel: Kernel, slots: int, count: int, overflow: int) -> None:
-        """Take two descriptors; ``count`` slots are a power of two."""
-        slot, process = LAYOUTS["slot"], LAYOUTS["process"]
-        self._mask = count - 1
-        self._slots = BpfMap(kernel, slots, LAYOUTS["u32"], slot.size)
-        self.overflow = BpfMap(kernel, overflow, LAYOUTS["level"], process.size)
-
-    def lookup(self, pidns: int, ns_pid: int) -> tuple[int, ...] | None:
-        """A process's ``struct slot`` fields. Raises OSError."""
-        if not (0 < ns_pid < BUSY and 0 < pidns <= _U32):
-            return None  # not the number of any process or namespace
-        self._slots.lookup(ns_pid + pidns * SPREAD & self._mask)
-        found = LAYOUTS["slot"].unpack(self._slots.value)
-        if found[:2] == (pidns, ns_pid):
-            return found
-        if self.overflow.lookup(pidns, ns_pid):
-            return (pidns, ns_pid, *LAYOUTS["process"].unpack(self.overflow.value))
-        return None

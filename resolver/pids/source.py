@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from resolver.pids.bpf_map import BpfPidMap
+    from resolver.pids.bpf_map import KernelMap
 
 
 class PidSource(ABC):
@@ -70,7 +70,7 @@ class PidSource(ABC):
         """Explain why a missing process may exist."""
         return ""
 
-    def exact(self) -> BpfPidMap | None:
+    def exact(self) -> KernelMap | None:
         """The kernel's map while its absences are proof."""
         return None
 

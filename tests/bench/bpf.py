@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 
 from resolver.linux.procfs import Procfs
-from resolver.pids.bpf_map import BpfPidMap, run_stats, start
+from resolver.pids.bpf_map import KernelMap, run_stats, start
 from resolver.pids.scan import ScanSource
 from tests.bench.crowd import crowd
 from tests.bench.timing import Progress, RowValues, command, medians
@@ -35,7 +35,7 @@ def measure(processes: int, progress: Progress) -> list[RowValues]:
 
 
 @contextlib.contextmanager
-def loaded() -> Iterator[BpfPidMap]:
+def loaded() -> Iterator[KernelMap]:
     """The map, for as long as the block lasts."""
     pidmap = start()
     try:
@@ -75,7 +75,7 @@ def _in_a_namespace(count: int) -> None:
     )
 
 
-def _events(pidmap: BpfPidMap, where: str, work: Callable[[int], None]) -> list[RowValues]:
+def _events(pidmap: KernelMap, where: str, work: Callable[[int], None]) -> list[RowValues]:
     """The median over turns of the mean: a busy neighbour makes the caches cold for some of them."""
     found: dict[str, list[float]] = {"on_fork": [], "on_exit": []}
     for _ in range(9):

@@ -110,7 +110,7 @@ FRAGILE = patched("""
     def break_down(*_):
         nothing = os.open("/dev/null", os.O_RDONLY)
         for each in gc.get_objects():
-            if type(each).__name__ == "BpfPidMap":
+            if type(each).__name__ == "KernelMap":
                 for fd in each._loaded.maps.values():
                     os.dup2(nothing, fd)
         os.close(nothing)

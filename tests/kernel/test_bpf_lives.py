@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from resolver.linux.procfs import HOST_PIDNS, Procfs
-from resolver.pids.bpf_map import BpfPidMap, Record, start
+from resolver.pids.bpf_map import KernelMap, Record, start
 from tests.fakes.bpf.lives import (
     candidates,
     child_of,
@@ -26,20 +26,20 @@ from tests.patience import until
 
 
 @pytest.fixture(scope="module")
-def pidmap(kept_in: str) -> Iterator[BpfPidMap]:
+def pidmap(kept_in: str) -> Iterator[KernelMap]:
     with contextlib.closing(start(kept_in=kept_in)) as started:
         yield started
 
 
 @pytest.fixture(autouse=True)
-def no_drift(pidmap: BpfPidMap) -> Iterator[None]:
+def no_drift(pidmap: KernelMap) -> Iterator[None]:
     """Whatever the life was, the map has neither lost nor kept anything because of it."""
     reconcile(pidmap)
     yield
     assert reconcile(pidmap) == 0
 
 
-def found(pidmap: BpfPidMap, host_pid: int) -> Record:
+def found(pidmap: KernelMap, host_pid: int) -> Record:
     """The record of a process, the same by host PID and by each of its numbers, and as /proc has it."""
     record = pidmap.by_host(host_pid)
     assert record is not None, f"process {host_pid} is not in the map"
@@ -52,7 +52,7 @@ def found(pidmap: BpfPidMap, host_pid: int) -> Record:
     return record
 
 
-def gone(pidmap: BpfPidMap, record: Record) -> None:
+def gone(pidmap: KernelMap, record: Record) -> None:
     """Nothing is left of it."""
     assert pidmap.by_host(record.host_pid) is None
     for level in record.levels:
@@ -60,7 +60,7 @@ def gone(pidmap: BpfPidMap, record: Record) -> None:
         assert left is None or left.host_pid != record.host_pid
 
 
-def test_a_leader_that_ends_before_its_threads_lives(pidmap: BpfPidMap, lives: Path) -> None:
+def test_a_leader_that_ends_before_its_threads_lives(pidmap: KernelMap, lives: Path) -> None:
     with life(lives, "leader-first") as process:
         process.ready()
         assert "State:\tZ" in Path(f"/proc/{process.host_pid}/status").read_text()
@@ -69,7 +69,7 @@ def test_a_leader_that_ends_before_its_threads_lives(pidmap: BpfPidMap, lives: P
         gone(pidmap, record)
 
 
-def test_a_thread_that_execs_takes_over_its_leaders_place(pidmap: BpfPidMap, lives: Path) -> None:
+def test_a_thread_that_execs_takes_over_its_leaders_place(pidmap: KernelMap, lives: Path) -> None:
     with life(lives, "thread-execs") as process:
         first = pidmap.by_host(process.host_pid)
         process.ready()
@@ -79,7 +79,7 @@ def test_a_thread_that_execs_takes_over_its_leaders_place(pidmap: BpfPidMap, liv
         gone(pidmap, record)
 
 
-def test_a_thousand_threads_are_one_process(pidmap: BpfPidMap, lives: Path) -> None:
+def test_a_thousand_threads_are_one_process(pidmap: KernelMap, lives: Path) -> None:
     with life(lives, "threads", "1000") as process:
         process.ready()
         record = found(pidmap, process.host_pid)
@@ -90,7 +90,7 @@ def test_a_thousand_threads_are_one_process(pidmap: BpfPidMap, lives: Path) -> N
         gone(pidmap, record)
 
 
-def test_a_vforked_child_is_a_process_before_and_after_it_execs(pidmap: BpfPidMap, lives: Path) -> None:
+def test_a_vforked_child_is_a_process_before_and_after_it_execs(pidmap: KernelMap, lives: Path) -> None:
     with life(lives, "vfork") as process:
         assert process.line() == "vforked"
         child = child_of(process.host_pid)
@@ -102,7 +102,7 @@ def test_a_vforked_child_is_a_process_before_and_after_it_execs(pidmap: BpfPidMa
         gone(pidmap, before)
 
 
-def test_a_process_that_enters_a_namespace_and_forks(pidmap: BpfPidMap, lives: Path) -> None:
+def test_a_process_that_enters_a_namespace_and_forks(pidmap: KernelMap, lives: Path) -> None:
     with life(lives, "clone") as container:
         init = child_of(container.ready().host_pid)
         with life(lives, "enter", f"/proc/{init}/ns/pid") as guest:
@@ -115,7 +115,7 @@ def test_a_process_that_enters_a_namespace_and_forks(pidmap: BpfPidMap, lives: P
 
 
 @pytest.mark.parametrize("depth", [1, 3, 32])
-def test_every_level_of_nested_namespaces(pidmap: BpfPidMap, lives: Path, depth: int) -> None:
+def test_every_level_of_nested_namespaces(pidmap: KernelMap, lives: Path, depth: int) -> None:
     """The kernel allows 32 levels below its own (MAX_PID_NS_LEVEL)."""
     with life(lives, "nested", str(depth)) as process:
         process.ready()

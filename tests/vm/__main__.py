@@ -28,7 +28,7 @@ from typing import Final, NamedTuple
 
 from tests.vm import machine, report
 from tests.vm.kernel import Kernel, kernel_of
-from tests.vm.matrix import KERNELS, USERSPACES, Guest, plan
+from tests.vm.matrix import FLAVOURS, KERNELS, USERSPACES, Guest, plan
 from tests.vm.packages import DEBIAN_ARCH, SUITES, Apt, Unavailable, configured_mirrors, kernel_packages
 from tests.vm.report import STEPS, Expected, Line, Row
 from tests.vm.rootfs import checkout_image, root_image, unpack_deb
@@ -93,7 +93,8 @@ class Workshop:
         if suite := KERNELS.get(pick, ""):
             apt = Apt(self._cache, SUITES[suite], arch, self._archives)
             apt.update()
-            wanted = kernel_packages(apt.wanted(f"linux-image-{DEBIAN_ARCH[arch]}"))
+            flavour = FLAVOURS.get(pick, ("", ""))[1]
+            wanted = kernel_packages(apt.wanted(f"linux-image-{DEBIAN_ARCH[arch]}{flavour}"))
             size = sum(package.size for package in wanted) >> 20
             self.say(f"{pick} {arch}: {wanted[0].file if wanted else 'no kernel'} ({size} MiB)")
             debs = apt.fetch(wanted)

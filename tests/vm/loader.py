@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from resolver.base.errors import CannotKnow
-from resolver.pids.bpf_map import BpfPidMap, start
+from resolver.pids.bpf_map import KernelMap, start
 from tests.fakes.bpf.lives import everybody, start_time, truth
 
 _DETAIL = 1500
@@ -60,7 +60,7 @@ def namespaced() -> Iterator[None]:
             process.wait()
 
 
-def compare(pidmap: BpfPidMap) -> tuple[list[str], int]:
+def compare(pidmap: KernelMap) -> tuple[list[str], int]:
     """What is wrong about processes that lived all the while, and how many those were."""
     before = truth()
     mapped = {(record.host_pid, start_time(record)): record.levels for record in everybody(pidmap).values()}

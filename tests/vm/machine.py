@@ -25,7 +25,7 @@ _MEMORY: Final = "3G"
 #: With -icount the guest's clock follows its instructions, so that its time limits keep their meaning on a busy host.
 _EMULATED: Final = ("-accel", "tcg,thread=single", "-icount", "shift=0,sleep=on", "-smp", "1")
 _MACHINE: Final = {"x86_64": "pc", "aarch64": "virt"}
-_CPU: Final = {"x86_64": "Westmere,+rdrand,+rdseed", "aarch64": "cortex-a72"}
+_CPU: Final = {"x86_64": "Westmere,+rdrand,+rdseed", "aarch64": "neoverse-n1"}
 _CONSOLE: Final = {"x86_64": "ttyS0", "aarch64": "ttyAMA0"}
 _PACKAGE: Final = {"x86_64": "qemu-system-x86", "aarch64": "qemu-system-arm"}
 

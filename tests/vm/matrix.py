@@ -13,10 +13,13 @@ KERNELS: Final = {
     "6.12": "trixie",
     "backports": "trixie-backports",
     "sid": "sid",
+    "16k": "trixie",
 }
+#: Kernels that only one machine has, and what their packages' names end with.
+FLAVOURS: Final = {"16k": ("aarch64", "-16k")}
 USERSPACES: Final = {"bookworm": "Debian 12", "trixie": "Debian 13"}
 #: arm64 is emulated everywhere but on arm64, so each kernel runs with its own release's userspace alone.
-_ARM64: Final = (("6.1", "bookworm"), ("6.12", "trixie"))
+_ARM64: Final = (("6.1", "bookworm"), ("6.12", "trixie"), ("16k", "trixie"))
 
 
 class Guest(NamedTuple):
@@ -41,6 +44,8 @@ def plan(options: argparse.Namespace) -> list[Guest]:
     guests = []
     for arch in arches:
         for pick in picks:
+            if FLAVOURS.get(pick, (arch, ""))[0] != arch and not options.kernels:
+                continue
             own = KERNELS.get(pick) if KERNELS.get(pick) in USERSPACES else None
             spaces = [options.userspace] if options.userspace else list(USERSPACES)
             if (options.loader or options.variant) and not options.userspace:

@@ -26,8 +26,8 @@ _KEPT: Final = {
     "demo": ("ok", "seconds"),
     "tests": ("ok", "closing"),
 }
-#: The first kernel that the BPF program can be loaded into: fetching atomic operations came with it.
-_FIRST_WITH_BPF: Final = (5, 12)
+#: The first kernel that the BPF program can be loaded into: the iterator over tasks came with it.
+_FIRST_WITH_BPF: Final = (5, 8)
 
 
 class Expected(NamedTuple):

@@ -13,8 +13,8 @@ from typing import NamedTuple, Self
 
 from resolver.base.errors import AccessDenied, ProcessGone
 from resolver.linux.procfs import HOST_PIDNS, Procfs, parse_start_time
-from resolver.pids.bpf_map import TICK, BpfPidMap, Record
-from resolver.pids.bpf_syscall import BUSY, LAYOUTS, SPREAD, BpfMap, Kernel
+from resolver.pids.bpf_map import TICK, KernelMap, Record
+from resolver.pids.bpf_syscall import LAYOUTS, BpfMap, Kernel
 
 SOURCE = Path(__file__).with_name("lives.c")
 FLAGS = ("-O2", "-g", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-pthread")
@@ -88,23 +88,16 @@ def children_of(host_pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{host_pid}/task/{host_pid}/children").read_text().split()]
 
 
-def reconcile(pidmap: BpfPidMap) -> int:
+def reconcile(pidmap: KernelMap) -> int:
     """Compare a map with all processes, in one go; how many were missing."""
     return next(missing for missing in pidmap.reconciling() if missing is not None)
 
 
-def everybody(pidmap: BpfPidMap) -> dict[int, Record]:
+def everybody(pidmap: KernelMap) -> dict[int, Record]:
     """``{host_pid: record}`` of all living processes. Those that start or end meanwhile may be missing."""
-    levels, slot, level = pidmap._levels, LAYOUTS["slot"], LAYOUTS["level"]
-    entries = [each[:2] for _, some in levels._slots.batches() for each in slot.iter_unpack(some)]
-    entries += [each for some, _ in levels.overflow.batches() for each in level.iter_unpack(some)]
-    numbers = (number for pidns, number in entries if pidns == HOST_PIDNS and number < BUSY)
+    entries = [each for keys, _ in pidmap._processes.batches() for each in LAYOUTS["level"].iter_unpack(keys)]
+    numbers = (number for pidns, number in entries if pidns == HOST_PIDNS)
     return {record.host_pid: record for record in map(pidmap.by_host, numbers) if record}
-
-
-def place_of(pidmap: BpfPidMap, host_pid: int) -> int:
-    """Where the slot of a process is."""
-    return host_pid + HOST_PIDNS * SPREAD & pidmap._levels._mask
 
 
 def put(table: BpfMap, key: bytes, value: bytes) -> None:
@@ -115,18 +108,13 @@ def put(table: BpfMap, key: bytes, value: bytes) -> None:
     assert Kernel().call(2 if value else 3, attributes) == 0
 
 
-def take_out(pidmap: BpfPidMap, host_pid: int) -> None:
+def take_out(pidmap: KernelMap, host_pid: int) -> None:
     """Leave the map as a missed fork would."""
-    slots, level = pidmap._levels._slots, LAYOUTS["level"].pack(HOST_PIDNS, host_pid)
-    slots.lookup(place_of(pidmap, host_pid))
-    if slots.value.raw.startswith(level):
-        put(slots, struct.pack("=I", place_of(pidmap, host_pid)), bytes(LAYOUTS["slot"].size))
-    else:
-        put(pidmap._levels.overflow, level, b"")
+    put(pidmap._processes, LAYOUTS["level"].pack(HOST_PIDNS, host_pid), b"")
     assert pidmap.by_host(host_pid) is None
 
 
-def firsts(pidmap: BpfPidMap) -> dict[int, tuple[int, int]]:
+def firsts(pidmap: KernelMap) -> dict[int, tuple[int, int]]:
     """``{pidns: host PID and start of its first process}`` of every PID namespace but the host's."""
     batches = pidmap._namespaces.batches()
     return {
@@ -148,7 +136,7 @@ def ns_pids(record: Record) -> tuple[int, ...]:
     return tuple(ns_pid for _, ns_pid in record.levels)
 
 
-def candidates(pidmap: BpfPidMap, ns_pid: int) -> list[int]:
+def candidates(pidmap: KernelMap, ns_pid: int) -> list[int]:
     """The sorted host PIDs of every process, in any namespace, with this innermost number."""
     return sorted({*pidmap.everywhere(ns_pid)} - {0})
 

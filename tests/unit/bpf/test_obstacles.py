@@ -20,7 +20,7 @@ import pytest
 from resolver.base.source_records import SourceFailure
 from resolver.pids.bpf_load import bpf_directory
 
-FETCHES, READS = 0xDB, 0x85  # codes of the instructions: an atomic one, a call
+READS, ITERATES = 113, 127  # helpers: bpf_probe_read_kernel, bpf_seq_write
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def told(
     *,
     to_the_call: int = errno.E2BIG,
     to_every_program: int = 0,
-    to_programs_with: dict[int, int] | None = None,
+    to_calls_of: dict[int, str] | None = None,
     machine: str = "x86_64",
     profile: str = "",
     filtered: bool = False,
@@ -55,13 +55,13 @@ def told(
                 "=IIQQIIQ", attributes
             )
             assert (kind, level, ctypes.string_at(licence)) == (17, 1, b"GPL")
-            codes = ctypes.string_at(instructions, 8 * count)[::8]
-            assert codes[-1] == 0x95
-            answer = to_every_program
-            for code, refusal in (to_programs_with or {}).items():
-                answer = answer or (refusal if code in codes else 0)
-            if answer:
-                ctypes.memmove(log, b"no\0", min(log_size, 3))
+            program = list(struct.iter_unpack("=BBhi", ctypes.string_at(instructions, 8 * count)))
+            assert program[-1][0] == 0x95
+            words = {ITERATES: "unknown func bpf_seq_write#127", **(to_calls_of or {})}
+            refusals = [words[helper] for code, _, _, helper in program if code == 0x85 and helper in words]
+            for refusal in refusals:
+                ctypes.memmove(log, refusal.encode() + b"\0", min(log_size, len(refusal) + 1))
+            answer = to_every_program or (errno.EINVAL if refusals else 0)
             return -answer if answer else os.open("/dev/null", os.O_RDONLY)
 
         def filtered(self) -> bool:
@@ -84,9 +84,8 @@ def told(
     [
         ({}, "", "nothing is in the way"),
         ({"filtered": True, "profile": "docker-default (enforce)"}, "", "nothing is in the way"),
-        ({"to_programs_with": {FETCHES: errno.EINVAL}}, "kernel", "that Linux has since 5.12"),
-        ({"to_programs_with": {FETCHES: 524}, "machine": "aarch64"}, "kernel", "that Linux has since 5.18"),
-        ({"to_programs_with": {READS: errno.EINVAL}}, "lockdown", "blocked by kernel lockdown"),
+        ({"to_calls_of": {ITERATES: "invalid func unknown#127"}}, "kernel", "which Linux has since 5.8"),
+        ({"to_calls_of": {READS: "unknown func bpf_probe_read_kernel#113"}}, "lockdown", "blocked by kernel lockdown"),
         ({"to_every_program": errno.EINVAL}, "kernel", "takes no BPF program for tracepoints"),
         ({"to_the_call": errno.ENOSYS}, "kernel", "was built without bpf()"),
         ({"to_the_call": errno.ENOSYS, "filtered": True}, "seccomp", "forbidden here (ENOSYS) by the seccomp filter"),
@@ -119,7 +118,8 @@ def test_a_machine_without_the_map_is_named(obstacles: ModuleType) -> None:
 
 
 def test_what_the_kernel_said_of_it_is_kept(obstacles: ModuleType) -> None:
-    assert told(obstacles, to_programs_with={FETCHES: errno.EINVAL}).detail == "no"
+    words = "invalid func unknown#127"
+    assert told(obstacles, to_calls_of={ITERATES: words}).detail == words
 
 
 def test_doctor_has_a_remedy_for_every_cause(obstacles: ModuleType) -> None:

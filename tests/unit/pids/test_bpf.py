@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
@@ -12,13 +14,13 @@ import pytest
 
 from resolver.base.errors import ProcessGone
 from resolver.linux.procfs import Procfs
-from resolver.pids.bpf import Mapped
-from resolver.pids.bpf_map import BpfPidMap, start
+from resolver.pids.bpf import BpfSource
+from resolver.pids.bpf_map import KernelMap, start
 from tests.fakes.bpf.lives import child_of, take_out
 
 
 @pytest.fixture(scope="module")
-def maps() -> Iterator[tuple[BpfPidMap, BpfPidMap]]:
+def maps() -> Iterator[tuple[KernelMap, KernelMap]]:
     """One with room, and one with room for fewer processes than any machine has: loading takes LLVM seconds."""
     both = start(16_384), start(16)
     yield both
@@ -27,17 +29,17 @@ def maps() -> Iterator[tuple[BpfPidMap, BpfPidMap]]:
 
 
 @pytest.fixture
-def large(maps: tuple[BpfPidMap, BpfPidMap]) -> Iterator[Mapped]:
+def large(maps: tuple[KernelMap, KernelMap]) -> Iterator[BpfSource]:
     kept = {fd: os.dup(fd) for fd in maps[0]._loaded.maps.values()}
-    yield Mapped(maps[0], Procfs())
+    yield BpfSource(maps[0], Procfs())
     for fd, copy in kept.items():  # of a test that took it away
         os.dup2(copy, fd, inheritable=False)
         os.close(copy)
 
 
 @pytest.fixture
-def small(maps: tuple[BpfPidMap, BpfPidMap]) -> Mapped:
-    return Mapped(maps[1], Procfs())
+def small(maps: tuple[KernelMap, KernelMap]) -> BpfSource:
+    return BpfSource(maps[1], Procfs())
 
 
 @contextmanager
@@ -59,7 +61,7 @@ def child() -> Iterator[int]:
         yield host_pid
 
 
-def break_down(source: Mapped) -> None:
+def break_down(source: BpfSource) -> None:
     """Every descriptor of a map becomes one of something else, as if the kernel had taken the map away."""
     nothing = os.open("/dev/null", os.O_RDONLY)
     for fd in source.bpf._loaded.maps.values():
@@ -76,7 +78,7 @@ def _living() -> int:
     return living
 
 
-def _tend(source: Mapped) -> int:
+def _tend(source: BpfSource) -> int:
     """Until nothing is left to be done; in how many calls."""
     source.tend()
     calls = 1
@@ -86,13 +88,21 @@ def _tend(source: Mapped) -> int:
     return calls
 
 
-def _counted(source: Mapped) -> int:
+def _counted(source: BpfSource) -> int:
     source._next_walk = 0.0
     _tend(source)
     return len(source)
 
 
-def test_a_map_with_room_needs_no_help(large: Mapped, child: int) -> None:
+def test_limit_on_locked_memory_is_lifted() -> None:
+    """Before Linux 5.11 a map of the default size doesn't fit into the usual 64 KiB."""
+    code = "from resolver.pids.bpf_load import *; lift_locked_memory_limit(); print(open('/proc/self/limits').read())"
+    limited = ["prlimit", "--memlock=65536:65536", sys.executable, "-c", code]
+    (line,) = re.findall("Max locked memory.*", subprocess.check_output(limited, text=True))
+    assert line.split() == ["Max", "locked", "memory", "unlimited", "unlimited", "bytes"]
+
+
+def test_a_map_with_room_needs_no_help(large: BpfSource, child: int) -> None:
     large.refresh()
     large.tend()
     assert (large.shortage(), large.incomplete(), large.trouble()) == ("", "", "")
@@ -105,7 +115,7 @@ def test_a_map_with_room_needs_no_help(large: Mapped, child: int) -> None:
     assert len(large._scan) == 0  # the scan was never asked
 
 
-def test_a_process_is_found_in_one_namespace_after_the_other(large: Mapped, child: int) -> None:
+def test_a_process_is_found_in_one_namespace_after_the_other(large: BpfSource, child: int) -> None:
     procfs, unshared = Procfs(), ["unshare", "--pid", "--fork", "--kill-child"]
     with running(*unshared, *unshared) as first:
         outer = child_of(first)
@@ -121,7 +131,7 @@ def test_a_process_is_found_in_one_namespace_after_the_other(large: Mapped, chil
             assert large.namespaces_of(host_pid, arrival + 1) == ()  # its PID was another's then
 
 
-def test_what_found_no_room_is_found_by_the_scan(small: Mapped, child: int) -> None:
+def test_what_found_no_room_is_found_by_the_scan(small: BpfSource, child: int) -> None:
     assert "raise --map-size" in small.shortage()
     assert small.counters()["full"] > 0
     before = set(Procfs().entries())
@@ -144,7 +154,7 @@ def test_what_found_no_room_is_found_by_the_scan(small: Mapped, child: int) -> N
 
 
 def test_a_comparison_that_takes_long_is_made_bit_by_bit(
-    large: Mapped, child: int, monkeypatch: pytest.MonkeyPatch
+    large: BpfSource, child: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With 10,000 processes it is 10 ms of CPU; whoever comes and goes meanwhile is no drift."""
     monkeypatch.setattr("resolver.pids.bpf.SLICE_SECONDS", 0.0)
@@ -163,7 +173,7 @@ def test_a_comparison_that_takes_long_is_made_bit_by_bit(
 
 
 def test_an_event_that_is_missed_during_a_comparison_brings_another(
-    large: Mapped, child: int, monkeypatch: pytest.MonkeyPatch
+    large: BpfSource, child: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("resolver.pids.bpf.SLICE_SECONDS", 0.0)
     large._next_walk = 0.0
@@ -178,7 +188,7 @@ def test_an_event_that_is_missed_during_a_comparison_brings_another(
 
 
 def test_after_a_missed_event_no_absence_counts_before_the_map_was_compared(
-    large: Mapped, child: int, monkeypatch: pytest.MonkeyPatch
+    large: BpfSource, child: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     take_out(large.bpf, child)
     large.refresh()
@@ -195,7 +205,7 @@ def test_after_a_missed_event_no_absence_counts_before_the_map_was_compared(
     assert large.counters()["missed"] == 1
 
 
-def test_the_scan_stands_in_for_a_map_that_fails(large: Mapped, child: int) -> None:
+def test_the_scan_stands_in_for_a_map_that_fails(large: BpfSource, child: int) -> None:
     large.refresh()
     break_down(large)
     assert large.candidates(child) == [child]  # the very question that finds out is answered
@@ -212,7 +222,7 @@ def test_the_scan_stands_in_for_a_map_that_fails(large: Mapped, child: int) -> N
 
 
 @pytest.mark.parametrize("ask", ["candidates", "arrival", "__contains__", "tend"])
-def test_the_first_question_and_upkeep_find_the_trouble(large: Mapped, ask: str) -> None:
+def test_the_first_question_and_upkeep_find_the_trouble(large: BpfSource, ask: str) -> None:
     break_down(large)
     getattr(large, ask)(*([] if ask == "tend" else [os.getpid()]))
     assert large.trouble().startswith("the map cannot be read: Invalid argument")

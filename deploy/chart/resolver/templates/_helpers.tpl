@@ -59,12 +59,13 @@ annotations:
 {{- end }}
 {{- end }}
 
-{{/* Needs of each source: capabilities as in resolver/base/source_records.py, resources as measured. */}}
+{{/* Needs of each source: capabilities as in resolver/base/source_records.py, and before Linux 5.11 SYS_RESOURCE for locked
+memory; resources as measured. */}}
 {{- define "resolver.needs" -}}
 capabilities:
   {{- if eq .Values.source "scan" }} [SYS_PTRACE]
   {{- else if eq .Values.source "netlink" }} [SYS_PTRACE, NET_ADMIN]
-  {{- else }} [SYS_PTRACE, BPF, PERFMON]
+  {{- else }} [SYS_PTRACE, BPF, PERFMON, SYS_RESOURCE]
   {{- end }}
 resources:
   requests:
