@@ -86,8 +86,9 @@ class SourceFailure(ReasonWithWords):
 class SourceRecord(NamedTuple):
     """Source of PIDs. ``open_source(procfs, room, run_dir)`` in ``module`` raises `CannotKnow`.
 
-    Its children have the capabilities ``rights``, and ``at_first`` for the first start. The daemon keeps `KEPT`, and
-    ``keeps_before`` on kernels before a release. ``calls`` are dangerous system calls, ``failure`` the default reason.
+    Its children have the capabilities ``rights``, and ``at_first`` for the first start; ``early`` ones go before that.
+    The daemon keeps `KEPT`, and ``keeps_before`` on kernels before a release. ``calls`` are dangerous system calls,
+    ``failure`` the default reason.
     """
 
     name: SourceName
@@ -96,6 +97,7 @@ class SourceRecord(NamedTuple):
     calls: frozenset[str]
     failure: SourceFailure
     at_first: frozenset[str] = frozenset()
+    early: frozenset[str] = frozenset()
     keeps_before: tuple[tuple[int, int], frozenset[str]] = (0, 0), frozenset()
 
     def keeps(self, release: str) -> frozenset[str]:
@@ -119,6 +121,7 @@ SOURCE_RECORDS: dict[str, SourceRecord] = {
             rights=KEPT | {"BPF", "PERFMON"},
             calls=frozenset({"bpf", "perf_event_open"}),
             failure=SourceFailure.OTHER,
+            early=frozenset({"SYS_RESOURCE"}),  # to lift the limit on locked memory, before Linux 5.11
             # Until then a look-up takes CAP_BPF, where kernel.unprivileged_bpf_disabled is set.
             keeps_before=((5, 19), frozenset({"BPF"})),
         ),

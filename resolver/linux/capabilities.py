@@ -16,6 +16,7 @@ NUMBERS = {
     "NET_ADMIN": 12,
     "SYS_PTRACE": 19,
     "SYS_ADMIN": 21,
+    "SYS_RESOURCE": 24,
     "PERFMON": 38,
     "BPF": 39,
 }

@@ -59,10 +59,14 @@ def bpf_directory() -> str:
 
 
 def lift_locked_memory_limit() -> None:
-    """Lift the limit that Linux before 5.11 charges maps to, for this process and its children; takes SYS_RESOURCE."""
-    unlimited = resource.RLIM_INFINITY, resource.RLIM_INFINITY
-    with contextlib.suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_MEMLOCK, unlimited)
+    """Lift the limit that Linux before 5.11 charges maps to, for this process and its children.
+
+    Without SYS_RESOURCE only up to the hard limit.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    for limit in (hard, resource.RLIM_INFINITY):
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_MEMLOCK, (limit, limit))
 
 
 def load(constants: dict[str, int], *, python: str, btf: str, timeout: float, kept_in: str) -> Loaded:

@@ -266,7 +266,8 @@ def test_nobody_is_given_a_right_in_the_cluster() -> None:
 @pytest.mark.parametrize("source", ["auto", *SOURCE_RECORDS])
 def test_more_capabilities_come_beside_those_of_its_source(source: str) -> None:
     """Which those are, and that all others are dropped, `SAME` and test_manifests hold."""
-    needed = SOURCE_RECORDS["bpf" if source == "auto" else source].rights
+    record = SOURCE_RECORDS["bpf" if source == "auto" else source]
+    needed = record.rights | record.early
     more = ours({"source": source, "extraCapabilities": ["NET_ADMIN", "DAC_OVERRIDE"]})["securityContext"]
     assert sorted(more["capabilities"]["add"]) == sorted(needed | {"NET_ADMIN", "DAC_OVERRIDE"})
 

@@ -76,7 +76,8 @@ def test_privileges_are_what_the_source_takes_and_no_more(name: str) -> None:
     container = container_of(pod)
     security = container["securityContext"]
     source = {"scan-only": "scan", "netlink": "netlink"}.get(name, "bpf")
-    assert sorted(security["capabilities"]["add"]) == sorted(SOURCE_RECORDS[source].rights)
+    record = SOURCE_RECORDS[source]
+    assert sorted(security["capabilities"]["add"]) == sorted(record.rights | record.early)
     assert set(security["capabilities"]["add"]) <= NUMBERS.keys()
     assert security["capabilities"]["drop"] == ["ALL"]
     assert security["seccompProfile"]["type"] == ("Localhost" if name == "own-seccomp" else "RuntimeDefault")

@@ -34,7 +34,7 @@ def row(pick: str = "6.1", **fields: Any) -> Row:
         ({"trouble": "it ended"}, ["the guest did not come to its end: it ended"]),
         ({"variant": {"ok": False, "said": "no profile"}}, ["variant: no profile"]),
         (
-            {"kernel": "5.10.0-46-amd64"},
+            {"kernel": "5.4.0-46-amd64"},
             ["loader: it loads, and was not expected to", "auto: it took bpf: None"],
         ),
     ],
