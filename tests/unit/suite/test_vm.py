@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from tests.vm import report
+from tests.vm.__main__ import parser
+from tests.vm.matrix import plan
 from tests.vm.report import Row, merge, problems, put_table
 
 STEPS = ["loader", "auto", "demo"]
@@ -19,6 +21,12 @@ def row(pick: str = "6.1", **fields: Any) -> Row:
     about |= {"suite": "Debian bookworm", "userspace": "Debian 12", "bcc": "0.26.0"}
     steps = {"loader": {"ok": True}, "auto": {"ok": True, "source": "bpf"}, "demo": {"ok": True}}
     return {**about, **steps, **fields}
+
+
+@pytest.mark.parametrize(("arch", "there"), [("x86_64", False), ("aarch64", True)])
+def test_kernel_with_16k_pages_is_booted_on_arm64(arch: str, *, there: bool) -> None:
+    guests = plan(parser().parse_args(["--loader", "--arch", arch]))
+    assert ("16k" in {guest.pick for guest in guests}) is there
 
 
 # ---- the report ----------------------------------------------------------------------------------------------------
