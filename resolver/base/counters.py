@@ -19,6 +19,7 @@ class CounterName(StrEnum):
     WATCH_OVERFLOWS = "watch_overflows"
     WATCH_FLOODS = "watch_floods"
     SLOTS_STUCK = "slots_stuck"
+    ZEROS_DISPUTED = "zeros_disputed"  # watchers filled the value in again
     UTILIZATION_WRITES = "utilization_writes"
     WRITES_UNDONE = "writes_undone"  # taken back: the slot had moved, or its owner had ended
     WRITES_MISSED = "writes_missed"  # not made: the slot had changed

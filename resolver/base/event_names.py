@@ -17,6 +17,7 @@ KINDS = {
     "source_failed": "the source in use failed",
     "policy": "the decision on the PID namespace of hostpid changed",
     "slot_stuck": "a slot's sm_util does not stay at NVML's value, though its hostpid is right",
+    "nvml_contradicts_watchers": "a watcher fills in a value, but NVML has no sample: no 0 is written any more",
     "gpu_found": "a GPU appeared",
     "gpu_gone": "a GPU is gone",
     "gpu_unhealthy": "a GPU became unhealthy",

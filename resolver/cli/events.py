@@ -19,7 +19,15 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
-_BAD = ("conflict", "region_quarantined", "source_failed", "slot_stuck", "gpu_unhealthy", "gpu_gone")
+_BAD = (
+    "conflict",
+    "region_quarantined",
+    "source_failed",
+    "slot_stuck",
+    "nvml_contradicts_watchers",
+    "gpu_unhealthy",
+    "gpu_gone",
+)
 _GOOD = ("repair", "gpu_healthy", "nvml_available")
 #: Fields that say whose an event is; at a terminal they are one name.
 _NAMES = ("container", "container_id", "pod_uid", "container_name", "namespace", "pod")

@@ -61,6 +61,7 @@ class Joined(NamedTuple):
     orphans: tuple[Sample, ...]
     used: tuple[Used, ...] = ()
     listed: frozenset[str] = frozenset()  # UUIDs of the devices whose list of processes is known
+    idle: frozenset[str] = frozenset()  # UUIDs of the devices without load by their own samples
 
     def utilization(self, host_pid: int, device_uuid: str) -> int | None:
         """Return SM utilization in per cent: 0 when idle, None when unknown."""
@@ -124,7 +125,8 @@ async def join(
     asked = frozenset(uuid for uuid, device in collection.devices.items() if device.status == OK)
     joined = Joined(collection.at, collection.error, values, frozenset(unknown), asked, tuple(orphans))
     listed = frozenset(uuid for uuid, device in collection.devices.items() if device.memory is not None)
-    return joined._replace(used=tuple(_used(collection, place, joined)), listed=listed)
+    idle = frozenset(uuid for uuid, device in collection.devices.items() if device.idle)
+    return joined._replace(used=tuple(_used(collection, place, joined)), listed=listed, idle=idle)
 
 
 def _listed(device: DeviceSamples) -> dict[int, None]:

@@ -199,6 +199,9 @@ _counted(
 )
 _counted(CounterName.WATCH_FLOODS, "Times that a container exceeded its share of kernel events.")
 _counted(CounterName.SLOTS_STUCK, "Times that a slot was found stuck.")
+_counted(
+    CounterName.ZEROS_DISPUTED, "Slots with a value that a watcher filled in again after the daemon's 0."
+)
 _counted(CounterName.UTILIZATION_WRITES, "Times that a slot's sm_util was written.")
 _counted(CounterName.WRITES_UNDONE, "Writes taken back or not done: the slot moved or its owner ended.")
 _counted(CounterName.WRITES_MISSED, "Writes not done because the slot had changed before.")

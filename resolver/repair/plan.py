@@ -21,7 +21,7 @@ from resolver.repair.slot_states import SlotState
 from resolver.workers import slot_writer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Container, Iterator
 
     from resolver.hami.discovery import Location, Ownership
     from resolver.hami.hostpid_policy import HostpidPolicy
@@ -133,11 +133,13 @@ class RegionRepairs(RegionSlots):
         writes: WriteUtilization,
         on_conflict: Callable[[SlotState, float], None],
         answered: float,
+        idle: Container[str] = (),
     ) -> Iterator[Order | None]:
         """Yield the words to change now, every ``hostpid`` first, and set each state's reason for not writing.
 
         None is a chance to yield to other work. ``actual_utilization(host_pid, uuid)`` is in per cent or None, from
-        NVML's answer at ``answered``. ``on_conflict`` gets the seconds until the next attempt.
+        NVML's answer at ``answered``; devices in ``idle`` have no load by their own samples. ``on_conflict`` gets the
+        seconds until the next attempt.
         """
         changes, settled = self._changes, True  # `_settled` stays behind what changes meanwhile
         self.contested, self._settled = False, -1
@@ -170,7 +172,7 @@ class RegionRepairs(RegionSlots):
             if state.owner is None:
                 orders, calm = self._zeroes(state, now), not any(state.slot.sm_util)
             else:
-                orders, calm = self._values(view, state, actual_utilization, now, answered, writes)
+                orders, calm = self._values(view, state, actual_utilization, now, answered, writes, idle)
             settled = settled and calm and not orders
             yield from orders if writes is not WriteUtilization.NEVER else ()
         self._settled = changes if settled else -1
@@ -270,6 +272,7 @@ class RegionRepairs(RegionSlots):
         now: float,
         answered: float,
         writes: WriteUtilization,
+        idle: Container[str],
     ) -> tuple[list[Order], bool]:
         """Return orders that copy NVML's values to an owned slot, and True if all are right and uncontested.
 
@@ -287,10 +290,13 @@ class RegionRepairs(RegionSlots):
             if actual is None:
                 continue
             word = evidence.word(device, present)
-            verdict = word.judge(present, actual, answered, evidence.since, now)
+            idles = view.uuids[device] in idle
+            verdict = word.judge(present, actual, answered, evidence.since, now, idle=idles)
             calm = calm and verdict is Verdict.RIGHT
             if writes is not WriteUtilization.NEVER and word.contested and actual:
                 self.contested = True
+            if not actual and not word.enough_for_zero():
+                continue
             if verdict is Verdict.WRONG or (writes is WriteUtilization.ALWAYS and present != actual):
                 orders.append(self._value(state, device, present, actual))
         return orders, calm and evidence.calm()

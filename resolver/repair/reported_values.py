@@ -8,6 +8,9 @@ alone proves nothing. Two cases count, per slot and device:
 *contested*: our value was replaced by one that NVML contradicts; or it exceeds a device's limit; or it kept growing
   above NVML's. Corrected until that watcher was right at two successive NVML answers.
 
+A 0 needs more evidence than one answer of NVML without the process (`ReportedValue.enough_for_zero`). A watcher that
+fills the value in again is evidence against us: then no 0 is written until there is more.
+
 Values within `NEAR` points are equal because samples jitter, but 0 equals only 0. Our own values are kept exact.
 """
 
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
 #: Seconds: two ticks of a watcher of HAMi's, 120 ms each.
 TWO_TICKS = 0.24
 NEAR = 3  # points
+_MOST = 100  # per cent
+_ABSENCES = 2  # answers in a row
 _PEACE = 2  # answers in a row at which a watcher was right by itself
 #: Seconds after which a value that is contested, or wrong and not written, is reported.
 TOLD_AFTER = 3.0
@@ -63,11 +68,16 @@ class ReportedValue:
         self.contested_since = 0.0
         self.wrong_since: float | None = None
         self.right = 0
+        self.idle = False  # the device, by its own samples
+        self.absences = 0  # NVML's answers in a row without the process
+        self.zeroed = False  # by us, and the process was not busy since then
+        self.disputed = False  # a watcher filled in a value after our 0
 
     def wrote(self, value: int) -> None:
         """Note a value that the daemon wrote."""
         self.seen, self.ours, self.rising, self.contradicted, self.wrong_since = value, True, None, None, None
         self.written = value
+        self.zeroed = not value
 
     def see(self, present: int, now: float) -> None:
         """Note the present value; another program wrote one that is not the last known."""
@@ -79,14 +89,18 @@ class ReportedValue:
             if present != MARK and differs(present, self.actual or 0):
                 self.fault = present
 
-    def judge(self, present: int, actual: int, answered: float, since: float, now: float) -> Verdict:
+    def judge(
+        self, present: int, actual: int, answered: float, since: float, now: float, *, idle: bool = False
+    ) -> Verdict:
         """Return the verdict on ``present``, given NVML's value ``actual`` from its answer at ``answered``.
 
-        A watcher could work from ``since``, when the slot's ``hostpid`` became right.
+        A watcher could work from ``since``, when the slot's ``hostpid`` became right. The device is ``idle`` by its own
+        samples.
         """
         before, new = self.seen, answered > self.answered
         self.answered, self.actual = answered, actual
         self.see(present, now)
+        self._weigh(actual, new=new, idle=idle)
         if new and self.contested:
             self._make_peace(actual, now)
         if self._grows(before, present, actual, new=new, now=now) or present > MARK:
@@ -105,11 +119,22 @@ class ReportedValue:
                 self.contradicted = answered
             if now - max(self.contradicted, since) < TWO_TICKS:
                 return Verdict.WAIT
+            self.disputed = self.disputed or (self.zeroed and not idle and present <= _MOST)
             if self.lost:
                 self._contest(now)
         if self.wrong_since is None:
             self.wrong_since = now
         return Verdict.WRONG
+
+    def _weigh(self, actual: int, *, new: bool, idle: bool) -> None:
+        """Update the evidence for a 0; a watcher's own 0 is some."""
+        self.idle, self.absences = idle, 0 if actual else self.absences + new
+        self.zeroed = self.zeroed and not actual
+        self.disputed = self.disputed and not idle and (self.ours or self.seen != 0)
+
+    def enough_for_zero(self) -> bool:
+        """Check that the process is idle on more evidence than one absence from NVML's answers."""
+        return self.idle or (self.absences >= _ABSENCES and not self.disputed)
 
     def undoes(self, now: float) -> bool:
         """Check if a watcher has set it to 0 against NVML for long enough to be reported."""
@@ -165,6 +190,10 @@ class Evidence:
         """Return devices in use with a contested value."""
         return [device for device, word in self.words.items() if word.contested and word.actual]
 
+    def disputed(self) -> bool:
+        """Check if a watcher contradicts a 0 of ours."""
+        return any(word.disputed for word in self.words.values())
+
     def finding(self, now: float) -> WatcherFinding | None:
         """Return what the watcher's own values show of the policy. Its tenant can fake them."""
         since = self.since
@@ -179,6 +208,11 @@ class Evidence:
         """Explain why values don't stay right; empty if they do or it is too early."""
         mixed = "; or CUDA_VISIBLE_DEVICES gives its GPUs another order" if len(self.words) > 1 else ""
         for word in self.words.values():
+            if word.disputed:
+                return (
+                    f"NVML has no sample of {hostpid}, but its watcher fills in {word.seen} % after each 0, and the"
+                    " GPU is busy: one of them is wrong, and no 0 is written any more"
+                )
             if word.contested and now - word.contested_since >= TOLD_AFTER:
                 doubt = ""
                 if word.undoes(now) and self.finding(now) is WatcherFinding.DOUBTS and policy.namespace:

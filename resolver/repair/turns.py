@@ -217,8 +217,10 @@ class Turns:
                 next_try_seconds=wait,
             )
 
-        writes, actual = parts.settings.write_utilization, this.joined.utilization
-        return repairs.plan(this.now, this.policy, actual, writes, conflict, this.answered)
+        writes, joined = parts.settings.write_utilization, this.joined
+        return repairs.plan(
+            this.now, this.policy, joined.utilization, writes, conflict, this.answered, joined.idle
+        )
 
     def _finish(self, work: Work, this: Pass) -> None:
         """End a region's work in this pass."""
@@ -242,7 +244,9 @@ class Turns:
             state.stuck = evidence.why(state.slot.hostpid, this.policy, this.now)
             if state.stuck and not evidence.logged:
                 evidence.logged = True
-                parts.counters[CounterName.SLOTS_STUCK] += 1
-                parts.journal.record(
-                    "slot_stuck", level="warning", **of_slot(repairs, state), why=state.stuck
-                )
+                if disputed := evidence.disputed():
+                    parts.counters[CounterName.ZEROS_DISPUTED] += 1
+                else:
+                    parts.counters[CounterName.SLOTS_STUCK] += 1
+                kind = "nvml_contradicts_watchers" if disputed else "slot_stuck"
+                parts.journal.record(kind, level="warning", **of_slot(repairs, state), why=state.stuck)

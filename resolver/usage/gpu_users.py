@@ -69,6 +69,7 @@ class GpuUsers:
         self._all_owners = (
             False  # each process in it owns a slot; the others' containers may change at any time
         )
+        self._busy: set[tuple[str, int]] = set()  # device UUID and PID, in the last collection
         self._listed: tuple[Used, ...] | None = None  # those that `processes` was made of
         self._claimants: dict[str, set[str]] = {}  # containers with a ResourceClaim's file, by path
         self._procfs, self._pidmap, self._repairer = procfs, pidmap, repairer
@@ -109,11 +110,14 @@ class GpuUsers:
         return collection
 
     def expect_idleness(self, collection: Collection) -> None:
-        """Schedule the next collection for when NVML can report 0 for a process that seems idle."""
+        """Schedule the next collection for when NVML can report 0 for a process that seems idle, or report it again."""
         now = time.monotonic()
         ages = (now - at for device in collection.devices.values() for _, at in device.newest.values())
         oldest = max(ages, default=0.0)  # it still counts as busy, or it was not in here
-        if oldest > _SEEMS_IDLE:
+        busy = {(uuid, pid) for uuid, device in collection.devices.items() for pid in device.newest}
+        absent, self._busy = {uuid for uuid, _ in self._busy - busy}, busy
+        unsure = any(not collection.devices[uuid].idle for uuid in absent & collection.devices.keys())
+        if oldest > _SEEMS_IDLE or unsure:
             wait = max(SAMPLE_SECONDS - oldest + 0.01, _ASK_AGAIN_AFTER)
             asyncio.get_running_loop().call_later(wait, self.ask_again.set)
 

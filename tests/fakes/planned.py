@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Container
 from contextlib import ExitStack
 from typing import Any
 
@@ -63,6 +64,7 @@ class Bench:
         self.repairs = RegionRepairs(region, ownership, location)
         self.now = 100.0
         self.answered = 0.0  # when NVML said what `load` is
+        self.idle: Container[str] = UUIDS  # devices without load by their own samples
         self.load: dict[tuple[int, str], int] = {}
         self.known = True
         self.conflicts: list[tuple[int, float]] = []
@@ -106,7 +108,7 @@ class Bench:
             self.conflicts.append((state.slot.pid, wait))
 
         self.repairs.unsettle()
-        plan = self.repairs.plan(self.now, policy, truth, writes, conflict, self.answered)
+        plan = self.repairs.plan(self.now, policy, truth, writes, conflict, self.answered, self.idle)
         return [order for order in plan if order is not None]
 
     def done(self, order: Order) -> None:

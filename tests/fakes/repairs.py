@@ -112,7 +112,8 @@ class Bench:
     def sees(self, load: int | None = None) -> None:
         """What NVML says of every owner from now on; None: nothing."""
         values = {} if load is None else {(host_pid, UUID): load for host_pid in self.told.host_pids.values()}
-        self.joined = Joined(1.0, "", values, frozenset(), frozenset({UUID}), ())
+        idle = frozenset({UUID} if not values else ())
+        self.joined = Joined(1.0, "", values, frozenset(), frozenset({UUID}), (), idle=idle)
 
     def step(self, policy: HostpidPolicy = HOST) -> None:
         self.runner.run(self.repairer.pass_once(policy, self.joined, patient=False))

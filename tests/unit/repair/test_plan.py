@@ -730,3 +730,19 @@ def test_a_finding_is_the_containers_and_lasts_as_long_as_the_owner(bench: Bench
         bench.state(ns_pid).owner_ended()
         seen.append(noted())
     assert seen == [WatcherFinding.DOUBTS, WatcherFinding.CONFIRMS, WatcherFinding.DOUBTS, None]
+
+
+@pytest.mark.parametrize("writes", [AUTO, ALWAYS])
+def test_value_is_not_zeroed_on_one_absence(bench: Bench, writes: WriteUtilization) -> None:
+    bench.idle = ()
+    bench.load[4711, UUIDS[0]] = 30
+    bench.see((7, 4711, 1, (30, 0)))
+    bench.own(7, 4711)
+    bench.answered = bench.now
+    assert bench.plan(writes=writes) == []
+    bench.load.clear()
+    for zeroes in ([], [0]):
+        bench.answered = bench.now = bench.now + 1.0
+        bench.plan(writes=writes)
+        bench.now += TWO_TICKS
+        assert [order.new for order in bench.plan(writes=writes)] == zeroes

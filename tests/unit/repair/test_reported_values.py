@@ -387,3 +387,61 @@ def test_with_several_gpus_their_order_may_be_the_cause() -> None:
         "a watcher adds to sm_util instead of setting it, as HAMi 2.5 and 2.6 do; "
         "or CUDA_VISIBLE_DEVICES gives its GPUs another order; it is put right after each tick"
     )
+
+
+# ---- a 0 over a value that a watcher fills in ------------------------------------------------------
+
+
+def zeroes(answers: Iterable[tuple[int, bool]], *, watcher: bool) -> tuple[Scene, list[int]]:
+    """One answer a second: NVML's value, and if the device is idle. Return the seconds in which 0 was written."""
+    scene, written = Scene(30), []
+    for second, (actual, idle) in enumerate(answers):
+        scene.nvml(actual)
+        for _ in range(4):
+            if watcher:
+                scene.present = 30
+            verdict = scene.word.judge(scene.present, actual, scene.answered, 0.0, scene.now, idle=idle)
+            if verdict is WRONG and not actual and scene.word.enough_for_zero():
+                scene.present = 0
+                scene.word.wrote(0)
+                written.append(second)
+            scene.now += PASS
+    return scene, written
+
+
+def test_zero_on_busy_device_takes_two_absences() -> None:
+    scene, written = zeroes([(30, False), (0, False), (0, False), (0, False)], watcher=False)
+    assert written == [2]
+    assert not scene.word.disputed
+
+
+def test_zero_on_idle_device_takes_one_absence() -> None:
+    assert zeroes([(30, False), (0, True), (0, True)], watcher=False)[1] == [1]
+
+
+def test_watcher_that_fills_in_after_a_zero_is_not_fought() -> None:
+    """As with an NVML whose answers leave a busy process out, or with the number of another process."""
+    scene, written = zeroes([(30, False)] + [(0, False)] * 60, watcher=True)
+    assert written == [2]
+    evidence = Evidence()
+    evidence.words[0] = scene.word
+    assert evidence.disputed()
+    assert "no 0 is written any more" in evidence.why(4711, BY_VERSION, scene.now)
+
+
+def test_flapping_answers_zero_a_watched_value_once() -> None:
+    answers = ([(30, False)] + [(0, False)] * 9) * 10
+    assert zeroes(answers, watcher=True)[1] == [2]
+
+
+def test_idle_device_ends_the_dispute() -> None:
+    scene, written = zeroes([(30, False)] + [(0, False)] * 5 + [(0, True)] * 2, watcher=True)
+    assert min(written[1:]) == 6
+    assert not scene.word.disputed
+
+
+def test_watchers_own_zero_ends_the_dispute() -> None:
+    scene, _ = zeroes([(30, False)] + [(0, False)] * 5, watcher=True)
+    assert scene.word.disputed
+    scene.second(0, (0, None, None, None))
+    assert not scene.word.disputed
