@@ -216,6 +216,11 @@ class BypassReason(ReasonWithWords):
         "its container has no `/etc/ld.so.preload`, and its `LD_PRELOAD` lacks HAMi's library (`env -i`, SSH)",
         "start it with the container's environment, or with a HAMi that mounts `/etc/ld.so.preload`",
     )
+    PRELOAD_MISSING = (
+        "preload_missing",
+        "`/etc/ld.so.preload` names a library of HAMi's that is not in the container",
+        "check that the library is on the node, under the hook path that HAMi's device plugin mounts; reinstall HAMi",
+    )
     STATIC = "static", "it is a static program, into which nothing is preloaded", "link it dynamically"
     NOT_LOADED = (
         "not_loaded",

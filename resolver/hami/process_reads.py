@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     Directory = tuple[str, str]
 
 _LIBRARY = re.compile(rb"/libvgpu\.so[^/\n]*$", re.MULTILINE)
-_PRELOAD = b" /etc/ld.so.preload "
+_PRELOAD, _MAX_PRELOAD = b" /etc/ld.so.preload ", 4096
 _AUXILIARY, _BASE = Struct("=QQ"), 7  # of <linux/auxvec.h>: AT_BASE is the dynamic linker's address
 
 
@@ -101,7 +101,35 @@ def mount_causes(procfs: Procfs, host_pid: int, found: list[str]) -> list[str]:
         return [BypassReason.NOT_MOUNTED]
     if _PRELOAD in table:
         found = [each for each in found if each != BypassReason.NOT_PRELOADED]
-    return found or [BypassReason.NOT_LOADED]
+    missing = _PRELOAD in table and _preloads_a_missing_library(f"{procfs.root}/{host_pid}/root")
+    return found or [BypassReason.PRELOAD_MISSING if missing else BypassReason.NOT_LOADED]
+
+
+def _preloads_a_missing_library(root: str) -> bool:
+    """Check ``/etc/ld.so.preload`` in a process's root directory: a library of HAMi's that certainly isn't there."""
+    flags = os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        with open(os.open(f"{root}/etc/ld.so.preload", flags | os.O_NONBLOCK), "rb", buffering=0) as file:
+            names = os.fsdecode(file.read(_MAX_PRELOAD)).split()
+    except OSError:
+        return False
+    return any("vgpu" in name and _is_missing(root, name, flags | os.O_PATH) for name in names)
+
+
+def _is_missing(root: str, name: str, flags: int) -> bool:
+    """Walk the path without links: an absolute one leads out of the process's root directory."""
+    fd = os.open(root, os.O_PATH | os.O_CLOEXEC)
+    try:
+        for part in filter(None, name.split("/")):
+            above, fd = fd, os.open(part, flags, dir_fd=fd)
+            os.close(above)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return False
 
 
 def _user(procfs: Procfs, host_pid: int) -> bytes:

@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from resolver.cli import own_view
 from tests.fakes.build import BuildError
 from tests.fakes.daemon import BOUND, RESOLVER, Daemon, DaemonError
 from tests.fakes.demo_view import View
@@ -29,6 +30,8 @@ from tests.fakes.preflight import hidden_containers, in_chroot, missing
 from tests.fakes.process import NodeError
 from tests.fakes.scene import DRIVERS, PLACED, TOLD_BY_CGROUP, Case, full_scene, settle, short_scene
 
+#: The view that containers get as one file, `make view`.
+VIEW = Path(own_view.__file__)
 INSIDE = "DEMO_IN_USER_NAMESPACE"  # no name of a setting: the daemon refuses such
 
 
@@ -143,6 +146,8 @@ def _run(view: View, node: Node, cases: list[Case], *, whole: bool = False) -> b
     settle(cases)
     rows = before(cases, view.progress)
     options = [*node.placement_options(), "--mapped-regions"] if whole else []
+    tenants = node.root / "tenants" / "resolver.sock"
+    options += ["--tenant-socket", str(tenants)] if whole else []
     options += ["--source", "scan", *sys.argv[1:]]
     with Daemon(node, node.root / "run", *options, wrapper=BOUND) as daemon, _kept(view, daemon) as problems:
         until_true(rows, daemon.started_at, daemon)
@@ -158,6 +163,7 @@ def _run(view: View, node: Node, cases: list[Case], *, whole: bool = False) -> b
             view.heading("What HAMi's monitor reports, summed over each container")
             view.picture(rows)
             ok = _lookup(view, cases[2]) and ok
+            ok = _own_views(view, cases, tenants) and ok
         told = time.monotonic()
         if status := daemon.stop():
             raise DaemonError(f"the daemon ended with {status}: {daemon.tail()}")
@@ -216,6 +222,34 @@ def _lookup(view: View, case: Case) -> bool:
             f"  WRONG: it must print {case.tenant.host_pid} and exit with 0, and exited with {done.returncode}"
         )
     return right
+
+
+def _own_views(view: View, cases: list[Case], socket: Path) -> bool:
+    """Show two containers what each sees of itself: its processes by its own PIDs."""
+    if cases[0].container.cgroup is None:
+        view.say("  Left out: the view of a container, which is identified by its cgroup.")
+        return True
+    right = True
+    for name in ("batch", "notebook"):
+        mine = [case for case in cases if case.container.name == name and not case.ended]
+        container, wanted = mine[0].container, {case.tenant.ns_pid for case in mine}
+        program = [sys.executable, str(VIEW), "--socket", str(socket)]
+        deadline, shown = time.monotonic() + 5, ""
+        while time.monotonic() < deadline and pids_shown(shown) != wanted:  # its next collection
+            process = container.spawn(["/bin/sh", "-c", f"{' '.join(program)} 2>&1; echo end"])
+            shown = "\n".join(iter(process.read_line, "end"))
+        view.heading(f"$ python3 resolver-view.pyz, in the container {name}")
+        view.say("  " + shown.replace("\n", "\n  "))
+        if pids_shown(shown) != wanted:
+            view.say(f"  WRONG: it must show the PIDs {sorted(wanted)} and no other")
+            right = False
+    return right
+
+
+def pids_shown(text: str) -> set[int]:
+    """Return the PIDs in the view's table of processes."""
+    table = text.partition("\nPID ")[2].splitlines()[1:]
+    return {int(line.split()[0]) for line in table if line.split()[0].isdigit()}
 
 
 if __name__ == "__main__":

@@ -99,3 +99,25 @@ def test_the_mount_table_shows_whether_the_library_could_be_there(
     (tmp_path / "100/task").mkdir(parents=True)
     (tmp_path / "100/mountinfo").write_text(mountinfo(*mounts))
     assert mount_causes(Procfs(str(tmp_path)), 100, found) == causes
+
+
+@pytest.mark.parametrize(
+    ("names", "cause"),
+    [
+        ("/usr/local/vgpu/libvgpu.so", BypassReason.PRELOAD_MISSING),
+        ("/lib/other.so /usr/local/vgpu/libvgpu.so\n", BypassReason.PRELOAD_MISSING),
+        ("/opt/vgpu/libvgpu.so", BypassReason.NOT_LOADED),  # it is there
+        ("/link/vgpu/libvgpu.so", BypassReason.NOT_LOADED),  # a link may lead to it
+        ("/lib/other.so", BypassReason.NOT_LOADED),
+    ],
+)
+def test_preload_of_a_missing_library_is_the_cause(tmp_path: Path, names: str, cause: BypassReason) -> None:
+    inside = tmp_path / "100/root"
+    for directory in ("etc", "opt/vgpu", "usr/local"):
+        (inside / directory).mkdir(parents=True)
+    (tmp_path / "100/task").mkdir()
+    (tmp_path / "100/mountinfo").write_text(mountinfo(LIBRARY, PRELOAD))
+    (inside / "etc/ld.so.preload").write_text(names)
+    (inside / "opt/vgpu/libvgpu.so").touch()
+    (inside / "link").symlink_to("/opt")
+    assert mount_causes(Procfs(str(tmp_path)), 100, []) == [cause]
