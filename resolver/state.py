@@ -50,13 +50,15 @@ class SlotReport(SlotFacts, frozen=True):
 
     ``utilization`` is NVML's per used device, in per cent, None if unknown; ``sm_util`` is the slot's. ``stuck``
     explains why ``sm_util`` doesn't stay at NVML's value though ``hostpid`` is right; empty otherwise. ``container_id``
-    is the owner's, in a ResourceClaim's region, which any number of containers may share.
+    is the owner's, in a ResourceClaim's region, which any number of containers may share. ``core_policy`` is its
+    GPU_CORE_UTILIZATION_POLICY, None until its environment was read.
     """
 
     sm_util: tuple[int, ...]
     utilization: tuple[int | None, ...]
     stuck: str = ""
     container_id: str = ""
+    core_policy: str | None = None
 
 
 class UnownedCode:
@@ -247,17 +249,30 @@ class LimitState(StrEnum):
     IN_FORCE = "in_force"
     NO_LIMIT = "no_limit"
     SWITCHED_OFF = "switched_off"  # by utilization_switch, which HAMi's monitor clears for a policy
-    WAITING = "waiting"  # a slot's owner is unknown, so HAMi-core counts none of its use
-    EXCEEDED = "exceeded"  # HAMi-core should enforce it, and the last minute was above it
+    DISABLED = "disabled"  # by a process's GPU_CORE_UTILIZATION_POLICY, which HAMi sets for disableCoreLimit
+    UNKNOWN = "unknown"  # a process's environment could not be read yet
+    WAITING = "waiting"  # no slot's owner is known, so HAMi-core counts none of its use
+    EXCEEDED = "exceeded"  # HAMi-core should enforce it, and each of the last two minutes was above it
+
+    @classmethod
+    def of(cls, policy: str | None, *, switch: bool) -> LimitState:
+        """Decide as HAMi-core does: a process's policy wins over ``utilization_switch`` of its cache file."""
+        if policy is None:
+            return cls.UNKNOWN
+        if policy in ("disable", "DISABLE"):
+            return cls.DISABLED
+        return cls.IN_FORCE if switch or policy in ("force", "FORCE") else cls.SWITCHED_OFF
 
 
 class ContainerUse(Struct, frozen=True):
     """Use of one GPU by one container ``since`` the daemon first saw it there (Unix time). Null means unknown.
 
-    ``gpu_seconds`` is SM utilization from 0 to 1 times seconds, ``unknown_seconds`` the time without an answer of NVML,
-    which is in none of the sums. ``energy`` is an estimate in joules: the GPU's power in proportion to use.
-    ``used_1m`` and ``used_5m`` are mean utilization (of up to 10 s more), ``core_limit`` is in per cent. ``idle_since``
-    is when its processes, which still hold memory, last used the GPU. ``xids`` counts the GPU's errors meanwhile.
+    ``gpu_seconds`` is SM utilization from 0 to 1 times seconds, integrated from the device's own samples and divided
+    among its processes, within 3 %; its part ``estimated_seconds`` is an upper bound, of devices without such samples.
+    ``unknown_seconds`` is the time that NVML doesn't tell, which is in none of the sums. ``energy`` is an estimate in
+    joules: the GPU's power in proportion to use. ``used_1m`` and ``used_5m`` are mean utilization (of up to 10 s more),
+    ``core_limit`` is in per cent. ``idle_since`` is when its processes, which still hold memory, last used the GPU,
+    later by the unknown time. ``xids`` counts the GPU's errors meanwhile.
     """
 
     namespace: str | None
@@ -277,6 +292,7 @@ class ContainerUse(Struct, frozen=True):
     core_limit: int | None
     limit_state: LimitState
     xids: int
+    estimated_seconds: float = 0.0
 
 
 class WithoutSlot(Struct, frozen=True):

@@ -211,6 +211,11 @@ class BypassReason(ReasonWithWords):
         "HAMi's library is not mounted in its container",
         "let its pod ask for HAMi's resources; nothing, if it has whole GPUs",
     )
+    CONTROL_DISABLED = (
+        "control_disabled",
+        "`CUDA_DISABLE_CONTROL=true` is set, so HAMi mounts no `/etc/ld.so.preload` and limits nothing, as requested",
+        "nothing, if that is wanted; else remove the variable from the pod",
+    )
     NOT_PRELOADED = (
         "not_preloaded",
         "its container has no `/etc/ld.so.preload`, and its `LD_PRELOAD` lacks HAMi's library (`env -i`, SSH)",
@@ -235,7 +240,7 @@ class BypassReason(ReasonWithWords):
     LOADED = (
         "loaded",
         "HAMi's library is loaded, but took no slot",
-        "read what HAMi-core printed when the process started; `CUDA_DISABLE_CONTROL` switches it off",
+        "read what HAMi-core printed when the process started",
     )
     UNREADABLE = (
         "unreadable",

@@ -30,6 +30,8 @@ _LIMITS = {
     "in_force": "in force",
     "no_limit": "none",
     "switched_off": "switched off",
+    "disabled": "disabled by GPU_CORE_UTILIZATION_POLICY",
+    "unknown": "unknown: a process's environment could not be read",
     "waiting": "not yet in force",
     "exceeded": "exceeded",
     "no_effect": "no effect: this HAMi is too old for the driver",

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from resolver.cli.show import on_terminal, print_table
+from resolver.state import LimitState
 
 if TYPE_CHECKING:
     from resolver.hami.region import RegionView
     from resolver.repair.plan import Order, RegionRepairs
+    from resolver.repair.slot_states import SlotState
     from resolver.state import Snapshot
 
 COLUMNS = ("CONTAINER", "PID", "HOSTPID -> NEW", "REASON", "CORE LIMIT")
@@ -25,7 +27,7 @@ class WouldRepair:
         """Add a repair."""
         ownership, slot = repairs.ownership, order.state.slot
         change = f"{slot.hostpid} -> {order.new >> 32}"
-        cells = (slot.pid, change, str(order.reason), _core_limit(repairs.view))
+        cells = (slot.pid, change, str(order.reason), _core_limit(repairs.view, order.state))
         self._rows.append((ownership.pod_uid, ownership.container_name, repairs.region.path, cells))
 
     def print(self, snapshot: Snapshot) -> None:
@@ -46,13 +48,16 @@ class WouldRepair:
             print(f"\nIn {limited} of them a core limit begins to bite: HAMi needs the right hostpid for it.")
 
 
-def _core_limit(view: RegionView | None) -> str:
-    """Return the core limit per device that HAMi will enforce with a right `hostpid`; empty without one."""
+def _core_limit(view: RegionView | None, state: SlotState) -> str:
+    """Return the core limit per device that HAMi will enforce with a right `hostpid`, if so; empty without one."""
     limits = view.sm_limit if view else ()
     if not any(0 < limit < 100 for limit in limits):
         return ""
     # One number where all devices have the same, as most do.
     shown = limits[:1] if len(set(limits)) == 1 else limits
     text = " ".join(str(limit) if 0 < limit < 100 else "-" for limit in shown)
-    # While this word of the region is 0, the tenant's library does not limit at all.
-    return f"{_BEGINS} {text} %" if view and view.utilization_switch else f"{text} %, switched off"
+    policy = state.variables[0] if state.variables else None
+    decided = LimitState.of(policy, switch=view is not None and bool(view.utilization_switch))
+    return (
+        f"{_BEGINS} {text} %" if decided is LimitState.IN_FORCE else f"{text} %, {decided.replace('_', ' ')}"
+    )

@@ -39,7 +39,8 @@ class Sample(Struct, frozen=True):
 class Used(NamedTuple):
     """Process on a device. ``host_pid`` is the process's if known, else NVML's number; None is unknown.
 
-    ``container`` is as in `Sample`, empty for a slot's owner, whose ``no_slot`` is None.
+    ``container`` is as in `Sample`, empty for a slot's owner, whose ``no_slot`` is None. ``share`` is its part of the
+    device's load since the answer before, as in `DeviceSamples.shares`.
     """
 
     host_pid: int
@@ -48,6 +49,7 @@ class Used(NamedTuple):
     sm_util: int | None
     memory: int | None
     no_slot: SampleReason | None
+    share: int = 0
 
 
 class Joined(NamedTuple):
@@ -131,7 +133,7 @@ async def join(
 
 def _listed(device: DeviceSamples) -> dict[int, None]:
     """Return every PID in NVML's answer about a device."""
-    return dict.fromkeys((*device.newest, *device.dropped, *(device.memory or ())))
+    return dict.fromkeys((*device.newest, *device.dropped, *(device.memory or ()), *device.shares))
 
 
 def _used(collection: Collection, place: Callable[[int], int | _Nowhere], joined: Joined) -> Iterator[Used]:
@@ -148,7 +150,8 @@ def _used(collection: Collection, place: Callable[[int], int | _Nowhere], joined
                 used = Used(owner, uuid, "", joined.utilization(owner, uuid), memory, None)
             other = found.get(used.host_pid, used)  # a thread of the same process, with the same memory
             sm_util, memory = _most(used.sm_util, other.sm_util), _most(memory, other.memory)
-            found[used.host_pid] = used._replace(sm_util=sm_util, memory=memory)
+            share = max(device.shares.get(nvml_pid, 0), other.share)
+            found[used.host_pid] = used._replace(sm_util=sm_util, memory=memory, share=share)
         yield from found.values()
 
 

@@ -10,7 +10,7 @@ import re
 from struct import Struct
 from typing import TYPE_CHECKING
 
-from resolver.base.errors import RegionRejected
+from resolver.base.errors import ProcessGone, RegionRejected
 from resolver.base.reasons import BypassReason, RegionReason
 from resolver.hami.placements import may_be_mounted
 from resolver.linux.mappings import (
@@ -26,7 +26,7 @@ from resolver.linux.mappings import (
     superblock_path,
 )
 from resolver.linux.mounts import parse_mountinfo
-from resolver.linux.procfs import variable
+from resolver.linux.procfs import variables
 from resolver.linux.safe_open import open_offered
 from resolver.workers.lane import OpenFile
 
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 _LIBRARY = re.compile(rb"/libvgpu\.so[^/\n]*$", re.MULTILINE)
 _PRELOAD, _MAX_PRELOAD = b" /etc/ld.so.preload ", 4096
+_LONGEST_VARIABLE = 1024
 _AUXILIARY, _BASE = Struct("=QQ"), 7  # of <linux/auxvec.h>: AT_BASE is the dynamic linker's address
 
 
@@ -82,6 +83,9 @@ def library_causes(procfs: Procfs, host_pid: int, first: int | None) -> list[Byp
 
     ``first`` is its container's first process.
     """
+    controls = [variables(procfs, pid, "CUDA_DISABLE_CONTROL") for pid in {host_pid, first or host_pid}]
+    if ["true"] in controls:
+        return [BypassReason.CONTROL_DISABLED]
     if _LIBRARY.search(procfs.read(f"{host_pid}/maps", MAX_MAPS)):
         same = first is None or _user(procfs, first) == _user(procfs, host_pid)
         return [BypassReason.LOADED if same else BypassReason.OTHER_USER]
@@ -90,8 +94,16 @@ def library_causes(procfs: Procfs, host_pid: int, first: int | None) -> list[Byp
     base = dict(_AUXILIARY.iter_unpack(started_with[:whole])).get(_BASE)
     # A program that is given to the dynamic linker as an argument has no base either.
     static = base == 0 and not procfs.program(host_pid).startswith("ld")
-    preloaded = "libvgpu" in variable(procfs, host_pid, "LD_PRELOAD")
+    preloaded = "libvgpu" in variables(procfs, host_pid, "LD_PRELOAD")[0]
     return [BypassReason.STATIC] * static + [BypassReason.NOT_PRELOADED] * (not preloaded)
+
+
+def hami_variables(procfs: Procfs, host_pid: int, start_time: int) -> list[str]:
+    """Return GPU_CORE_UTILIZATION_POLICY and CUDA_VISIBLE_DEVICES of a process that began then."""
+    found = variables(procfs, host_pid, "GPU_CORE_UTILIZATION_POLICY", "CUDA_VISIBLE_DEVICES")
+    if procfs.start_time(host_pid) != start_time:
+        raise ProcessGone(f"process {host_pid} ended, and its number is another's")
+    return [value[:_LONGEST_VARIABLE] for value in found]
 
 
 def mount_causes(procfs: Procfs, host_pid: int, found: list[str]) -> list[str]:

@@ -373,10 +373,10 @@ def translate(error: OSError, what: str) -> Exception:
     return error
 
 
-def variable(procfs: Procfs, host_pid: int, name: str) -> str:
-    """A variable of the first environment."""
+def variables(procfs: Procfs, host_pid: int, *names: str) -> list[str]:
+    """Variables of the first environment, each empty without it. As in getenv, the first of several counts."""
+    values: dict[bytes, bytes] = {}
     for entry in procfs.read(f"{host_pid}/environ").split(b"\0"):
         key, _, value = entry.partition(b"=")
-        if key == name.encode():
-            return value.decode("utf-8", "replace")
-    return ""
+        values.setdefault(key, value)
+    return [values.get(name.encode(), b"").decode("utf-8", "replace") for name in names]

@@ -104,6 +104,7 @@ def _accounts(snapshot: Snapshot, indexes: Mapping[str, str]) -> Iterator[Metric
     yield f.CONTAINER_GPU_SINCE.metric((labels, each.since) for labels, each in its)
     yield f.CONTAINER_MEMORY_SECONDS.metric((labels, each.memory_byte_seconds) for labels, each in its)
     yield f.CONTAINER_UNKNOWN_SECONDS.metric((labels, each.unknown_seconds) for labels, each in its)
+    yield f.CONTAINER_ESTIMATED_SECONDS.metric((labels, each.estimated_seconds) for labels, each in its)
     yield f.CONTAINER_IDLE_SECONDS.metric(
         (labels, max(0.0, snapshot.at - each.idle_since))
         for labels, each in its

@@ -81,7 +81,7 @@ CONTAINER_UTILIZATION = _gauge(
 )
 CONTAINER_GPU_SECONDS = _counter(
     "container_gpu_seconds",
-    "Use of a GPU by a container since the daemon first saw it there: SM utilization from 0 to 1, times seconds.",
+    "Use of a GPU by a container since the daemon first saw it there: the integral of SM utilization, within 3 %.",
     *_BOTH,
 )
 CONTAINER_GPU_SINCE = _gauge(
@@ -94,7 +94,12 @@ CONTAINER_MEMORY_SECONDS = _counter(
 )
 CONTAINER_UNKNOWN_SECONDS = _counter(
     "container_gpu_unknown_seconds",
-    "Time without an answer from NVML, missing from the GPU time and memory of a container.",
+    "Time that NVML doesn't tell, missing from the GPU time and memory of a container.",
+    *_BOTH,
+)
+CONTAINER_ESTIMATED_SECONDS = _counter(
+    "container_gpu_estimated_seconds",
+    "Part of a container's GPU time that is an upper bound, because the GPU has no samples of its own.",
     *_BOTH,
 )
 CONTAINER_IDLE_SECONDS = _gauge(

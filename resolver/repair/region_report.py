@@ -72,4 +72,5 @@ def _slot_report(
         utilization=utilization,
         stuck=state.stuck,
         container_id=container_id(host_pid) if container_id and host_pid is not None else "",
+        core_policy=state.variables[0] if state.variables else None,
     )

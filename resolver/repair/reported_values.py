@@ -167,6 +167,21 @@ class ReportedValue:
         return "another program writes sm_util, too"
 
 
+def reordering(visible: str, uuids: tuple[str, ...]) -> str:
+    """Explain the effect of CUDA_VISIBLE_DEVICES if it gives the GPUs another order than NVML's; empty if not."""
+    for place, entry in enumerate(each.strip() for each in visible.split(",")):
+        by_uuid = [index for index, uuid in enumerate(uuids) if entry and uuid.startswith(entry)]
+        number = int(entry) if entry.isdecimal() else by_uuid[0] if len(by_uuid) == 1 else None
+        if number is None or number >= len(uuids):  # CUDA ignores the rest
+            return ""
+        if number != place:
+            return (
+                "its CUDA_VISIBLE_DEVICES gives its GPUs another order than NVML's, so HAMi's watcher writes one GPU's "
+                "value into another's place: start it without the variable, in a pod that asks for fewer GPUs"
+            )
+    return ""
+
+
 class Evidence:
     """One slot's values."""
 
@@ -204,9 +219,8 @@ class Evidence:
         undone = now - since >= TOLD_AFTER and any(word.undoes(now) for word in self.words.values())
         return WatcherFinding.DOUBTS if undone else None
 
-    def why(self, hostpid: int, policy: HostpidPolicy, now: float) -> str:
-        """Explain why values don't stay right; empty if they do or it is too early."""
-        mixed = "; or CUDA_VISIBLE_DEVICES gives its GPUs another order" if len(self.words) > 1 else ""
+    def why(self, hostpid: int, policy: HostpidPolicy, now: float, order: str = "") -> str:
+        """Explain why values don't stay right, by ``order`` if given; empty if they do or it is too early."""
         for word in self.words.values():
             if word.disputed:
                 return (
@@ -217,7 +231,7 @@ class Evidence:
                 doubt = ""
                 if word.undoes(now) and self.finding(now) is WatcherFinding.DOUBTS and policy.namespace:
                     doubt = f"; or it works, and finds no sample of {hostpid}: {contradiction(policy)}"
-                return f"{word.ways()}{mixed}; it is put right after each tick{doubt}"
+                return f"{order or word.ways()}; it is put right after each tick{'' if order else doubt}"
         for word in self.words.values():
             if not word.contested and word.wrong_since is not None and now - word.wrong_since >= TOLD_AFTER:
                 return f"it says {word.seen} % where NVML says {word.actual} %, and is not written to"

@@ -46,6 +46,8 @@ class SlotState:
         self.slot = slot
         self.owner: ProcessHandle | None = None
         self.names = ("", "")  # pod UID and kubelet's name of the owner's container
+        self.variables: tuple[str, str] | None = None  # of `hami_variables`, None until they were read
+        self.read_again = 0.0  # monotonic; infinity once they were read
         self.reason: UnresolvedReason | None = None
         self.repaired: RepairReason | None = None
         self.dead = False
@@ -93,6 +95,7 @@ class SlotState:
             self.abandoned = self.unsure = self.followed = self.doubted = False
             self.written, self.guessed, self.conflicts, self.not_before = None, False, 0, 0.0
             self.stuck, self.evidence, self.announced = "", Evidence(), None
+            self.variables, self.read_again = None, 0.0
             return
         self.reason = result
         if result in _NOT_SEARCHED:  # or not among all processes
@@ -125,7 +128,7 @@ class SlotState:
     def disowned(self) -> None:
         """Forget the owner and everything learned about it."""
         self.release()
-        self.names = ("", "")
+        self.names, self.variables, self.read_again = ("", ""), None, 0.0
         self.reason, self.repaired, self.wrong_since = None, None, None
         self.stuck, self.evidence = "", None
 

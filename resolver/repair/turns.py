@@ -7,16 +7,21 @@ outlive its pass.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import math
 import time
 from functools import partial
 from typing import TYPE_CHECKING
 
 from resolver.base.budget import Metered, Rounds, Slices
 from resolver.base.counters import CounterName, Shortage
+from resolver.base.errors import ResolverError
 from resolver.base.reasons import UnresolvedReason
 from resolver.hami.discovery import PodFile
+from resolver.hami.process_reads import hami_variables
 from resolver.linux.procfs import ProcessHandle
 from resolver.repair.orders import ORDER_SECONDS, of_slot
+from resolver.repair.reported_values import reordering
 from resolver.workers import slot_writer
 from resolver.workers.means import shortage_of
 
@@ -32,6 +37,8 @@ if TYPE_CHECKING:
 
 #: Seconds after which a pass waits no more for the turns that it began.
 _PASS_SECONDS = 0.01
+#: Seconds after which an environment that could not be read is read again.
+_READ_AGAIN_SECONDS = 30.0
 
 
 class Work:
@@ -176,11 +183,27 @@ class Turns:
         name = parts.names.of(container.container_id)
         state.names = container.pod_uid or "", name.container if name else ""
 
+    async def _read_variables(self, repairs: RegionRepairs, now: float) -> None:
+        """Read what new owners' environments tell HAMi's library, once; a tenant can make that fail for a while."""
+        parts, payer = self._parts, repairs.ownership.account
+        for state in repairs.distinguished():
+            if state.owner is None or now < state.read_again:
+                continue
+            owner, state.read_again = state.owner.process, now + _READ_AGAIN_SECONDS
+            about = parts.owners.container_id(owner.host_pid) or payer
+            with contextlib.suppress(ResolverError, OSError):
+                found = await parts.reader.ask(payer, about, hami_variables, owner.host_pid, owner.start_time)
+                if state.owner is not None and state.owner.process == owner:
+                    state.variables, state.read_again = (found[0], found[1]), math.inf
+
     async def _write(self, work: Work, this: Pass) -> bool:
         """Send one batch to the writer; True if more may follow."""
         parts, repairs = self._parts, work.repairs
         work.begun = True
         if work.orders is None:
+            await self._read_variables(repairs, this.now)
+            if not parts.is_here(repairs):
+                return False
             work.orders = self._plan(repairs, this)
         batch: list[Order] = []
         slices = Slices()
@@ -241,7 +264,9 @@ class Turns:
             evidence = state.evidence
             if evidence is None:
                 continue
-            state.stuck = evidence.why(state.slot.hostpid, this.policy, this.now)
+            visible = state.variables[1] if state.variables else ""
+            order = reordering(visible, repairs.view.uuids if repairs.view else ())
+            state.stuck = evidence.why(state.slot.hostpid, this.policy, this.now, order)
             if state.stuck and not evidence.logged:
                 evidence.logged = True
                 if disputed := evidence.disputed():

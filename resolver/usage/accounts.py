@@ -1,8 +1,4 @@
-"""Use of each GPU by each container since the daemon's start: for how long, whether its core limit holds, and energy.
-
-One collection's values count for the time since the collection before it; without an answer of NVML that time is
-unknown.
-"""
+"""Use of each GPU by each container since the daemon's start: GPU time, energy, and whether its core limit holds."""
 
 from __future__ import annotations
 
@@ -10,8 +6,9 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from resolver.gpu.attribution import total
-from resolver.state import ContainerUse, LimitState, tally
+from resolver.base.reasons import SampleReason
+from resolver.state import ContainerUse, LimitState, SlotReports, tally
+from resolver.usage.windows import KEPT_SECONDS, DeviceTime
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -19,67 +16,101 @@ if TYPE_CHECKING:
     from resolver.gpu.attribution import Joined
     from resolver.gpu.sampler import DeviceSamples
     from resolver.state import Container, Process, RegionReport
+    from resolver.usage.windows import Window
 
-#: Seconds between two answers of NVML after which the time between them is unknown.
-_GAP_SECONDS: Final = 5.0
 _CHECKPOINT_SECONDS: Final = 10.0
 _MINUTE, _FIVE_MINUTES = 60.0, 300.0
 #: HAMi-core's limiter overshoots for seconds; this much above the limit over a minute is no overshoot.
 _TOLERANCE: Final = 0.10
+#: Largest error of a mean, as a share of it (`make bench ARGS=usage`).
+_ERROR: Final = 0.03
 #: Share of a window in which NVML did not answer, above which its mean is unknown.
 _MOST_UNKNOWN: Final = 0.1
+#: Seconds without an answer after which no mean is of the last minutes.
+_STALE_SECONDS: Final = 5.0
 #: Seconds for which an ended container's counters can still be scraped.
-_KEPT_SECONDS: Final = 120.0
+_KEPT_ENDED_SECONDS: Final = 120.0
+_ENDED: Final = (SampleReason.PROCESS_ENDED, SampleReason.PID_UNKNOWN)
 
 #: Pod UID, container's name, and the container's id where these are not known; device UUID.
 Key = tuple[str, str, str, str]
 
 
-class _Checkpoint(NamedTuple):
-    at: float
-    gpu_seconds: float
-    unknown_seconds: float
+class _Sums(NamedTuple):
+    """Seconds accounted for, GPU-seconds, those of them that are upper bounds, and unknown seconds."""
+
+    at: float = 0.0
+    used: float = 0.0
+    estimated: float = 0.0
+    unknown: float = 0.0
+
+    def since(self, before: _Sums) -> _Sums:
+        return _Sums(*(now - then for now, then in zip(self, before, strict=True)))
+
+    def mean(self) -> float | None:
+        """Return the mean utilization; None if too much time is unknown."""
+        if self.unknown > _MOST_UNKNOWN * self.at or self.at <= 0:
+            return None
+        return min(1.0, self.used / (self.at - self.unknown))
 
 
 class _Entry:
-    """Account of one container on one GPU; times are monotonic."""
+    """Account of one container on one GPU."""
 
-    def __init__(self, process: Process, now: float) -> None:
+    def __init__(self, process: Process) -> None:
         self.names = process
         self.since = time.time()
-        self.left = 0.0  # when its last process ended; 0 while it has one
-        self.gpu_seconds = self.byte_seconds = self.unknown_seconds = 0.0
+        self.left = 0.0  # when its last process ended, monotonic; 0 while it has one
+        self.sums = _Sums()
+        self.byte_seconds = 0.0
         self.joules: float | None = None
         self.xids = 0
-        self.utilization: float | None = 0.0
-        self.memory: int | None = 0
-        self.watts: float | None = None
-        self.idle_since: float | None = None
-        self._history = deque([_Checkpoint(now, 0.0, 0.0)])
+        self.idle: float | None = None  # seconds without use
+        self._history = deque([self.sums])
 
-    def add(self, known: float, unknown: float, now: float) -> None:
-        """Count seconds with the present values, and seconds without."""
-        if self.utilization is None:
-            known, unknown = 0.0, unknown + known
-        self.gpu_seconds += known * (self.utilization or 0.0)
-        self.byte_seconds += known * (self.memory or 0)
-        if self.watts is not None:
-            self.joules = (self.joules or 0.0) + known * self.watts
-        self.unknown_seconds += unknown
-        if now - self._history[-1].at >= _CHECKPOINT_SECONDS:
-            self._history.append(_Checkpoint(now, self.gpu_seconds, self.unknown_seconds))
-            while len(self._history) > 1 and self._history[1].at <= now - _FIVE_MINUTES:
+    def add(self, window: Window, used: float | None, processes: list[Process]) -> None:
+        """Count a window's GPU-seconds, None if unknown, of these processes."""
+        known, unknown, memory = window.known, window.unknown, [process.memory for process in processes]
+        if used is None:
+            known, unknown, used = 0.0, unknown + known, 0.0
+        at, before, estimated, was_unknown = self.sums
+        self.sums = _Sums(
+            at + known + unknown,
+            before + used,
+            estimated + (used if window.used is None else 0.0),
+            was_unknown + unknown,
+        )
+        self.byte_seconds += known * sum(each for each in memory if each is not None) * (None not in memory)
+        if used or not processes:
+            self.idle = None
+        elif known:
+            self.idle = (self.idle or 0.0) + known
+        if self.sums.at - self._history[-1].at >= _CHECKPOINT_SECONDS:
+            self._history.append(self.sums)
+            while len(self._history) > 1 and self._history[1].at <= self.sums.at - _FIVE_MINUTES:
                 self._history.popleft()
 
-    def mean(self, seconds: float, now: float) -> float | None:
+    def _before(self, seconds: float, now: _Sums) -> _Sums | None:
+        return next((each for each in reversed(self._history) if each.at <= now.at - seconds), None)
+
+    def mean(self, seconds: float) -> float | None:
         """Return the mean utilization of the last ``seconds`` and up to 10 s before; None if that is not known."""
-        before = next((each for each in reversed(self._history) if each.at <= now - seconds), None)
-        if before is None:
-            return None
-        lasted, unknown = now - before.at, self.unknown_seconds - before.unknown_seconds
-        if unknown > _MOST_UNKNOWN * lasted:
-            return None
-        return min(1.0, (self.gpu_seconds - before.gpu_seconds) / (lasted - unknown))
+        before = self._before(seconds, self.sums)
+        return None if before is None else self.sums.since(before).mean()
+
+    def exceeds(self, limit: float) -> bool:
+        """Check that the last minute and the one before were both above it, whatever the error."""
+        end = self.sums
+        for _ in range(2):
+            begin = self._before(_MINUTE, end)
+            if begin is None:
+                return False
+            minute = end.since(begin)
+            mean = minute._replace(used=minute.used - minute.estimated).mean()
+            if mean is None or mean * (1 - _ERROR) <= limit + _TOLERANCE:
+                return False
+            end = begin
+        return True
 
 
 class Accounts:
@@ -89,22 +120,24 @@ class Accounts:
         self._entries: dict[Key, _Entry] = {}
         #: Joules of each GPU in the time when no process used it.
         self.unused_joules: dict[str, float] = {}
-        self._unused_watts: dict[str, float] = {}
-        self._last = time.monotonic()
+        self._times: dict[str, DeviceTime[Key | None]] = {}
+        self._keys: dict[tuple[int, str], Key] = {}  # of the last answer's processes, by host PID and device
 
     def note(
         self, processes: tuple[Process, ...], joined: Joined, devices: Mapping[str, DeviceSamples]
     ) -> None:
-        """Take over one collection: its processes, and the devices' power."""
+        """Take over one collection: its processes, and the devices' periods and power."""
         now = time.monotonic()
-        gap = now - self._last
-        self._use(processes, {uuid: device.power for uuid, device in devices.items()}, now)
-        known = 0.0 if joined.error or gap > _GAP_SECONDS else gap
-        for entry in self._entries.values():
-            entry.add(known, gap - known, now)
-        for uuid, unused in self._unused_watts.items():
-            self.unused_joules[uuid] = self.unused_joules.get(uuid, 0.0) + unused * known
-        self._last = now
+        if not joined.error:
+            here = self._place(processes, now)
+            shares = {(used.host_pid, used.device_uuid): used.share for used in joined.used}
+            for uuid, device in devices.items():
+                its = {process.host_pid: process for process in here.get(uuid, ())}
+                self._add(uuid, device, its, shares, now)
+        for key in [
+            key for key, entry in self._entries.items() if 0 < entry.left < now - _KEPT_ENDED_SECONDS
+        ]:
+            del self._entries[key]
 
     def count_xids(self, device_uuid: str, count: int) -> None:
         """Count errors of a GPU for each container that has a process on it; NVML doesn't say which it was."""
@@ -112,53 +145,70 @@ class Accounts:
             if key[3] == device_uuid and not entry.left:
                 entry.xids += count
 
-    def _use(self, processes: tuple[Process, ...], watts: Mapping[str, float | None], now: float) -> None:
-        """Set the values that count from now on."""
-        by_key: dict[Key, list[Process]] = {}
-        use: dict[str, list[int | None]] = {}
+    def _place(self, processes: tuple[Process, ...], now: float) -> dict[str, list[Process]]:
+        """Find each process's account, an ended one's as before its end; return the processes by device."""
+        keys: dict[tuple[int, str], Key] = {}
+        here: dict[str, list[Process]] = {}
         for process in processes:
-            use.setdefault(process.device_uuid, []).append(process.sm_util)
-            if process.container_id or process.container_name:
-                by_key.setdefault(key_of(process, process.device_uuid), []).append(process)
-        totals = {uuid: total(values) for uuid, values in use.items()}
-        self._unused_watts = {uuid: each for uuid, each in watts.items() if each and totals.get(uuid, 0) == 0}
-        for key, those in by_key.items():
-            if key not in self._entries:
-                self._entries[key] = _Entry(those[0], self._last)
-            self._entries[key].names = those[0]
+            uuid, which = process.device_uuid, (process.host_pid, process.device_uuid)
+            here.setdefault(uuid, []).append(process)
+            known = self._keys.get(which) if process.no_slot in _ENDED else None
+            if known is not None:
+                keys[which] = known
+            elif process.container_id or process.container_name:
+                keys[which] = key_of(process, uuid)
+                self._entries.setdefault(keys[which], _Entry(process)).names = process
+        self._keys = keys
+        there = set(keys.values())
         for key, entry in self._entries.items():
-            those = by_key.get(key, [])
-            entry.left = 0.0 if those else entry.left or now
-            used = total([process.sm_util for process in those])
-            entry.utilization = None if used is None else min(used / 100, 1.0)
-            entry.memory = total([process.memory for process in those])
-            every, power = totals.get(key[3]), watts.get(key[3])
-            entry.watts = None
-            if power is not None and used is not None and every is not None:
-                entry.watts = power * used / every if every else 0.0
-            if used != 0 or not those:
-                entry.idle_since = None
-            elif entry.idle_since is None:
-                entry.idle_since = now
+            entry.left = 0.0 if key in there else entry.left or now
+        return here
+
+    def _add(
+        self,
+        uuid: str,
+        device: DeviceSamples,
+        processes: Mapping[int, Process],
+        shares: Mapping[tuple[int, str], int],
+        now: float,
+    ) -> None:
+        """Divide a device's time since the last answer among its containers."""
+        of: dict[Key | None, list[Process]] = {}
+        values: dict[Key | None, int] = {}
+        for host_pid, process in processes.items():
+            key = self._keys.get((host_pid, uuid))
+            of.setdefault(key, []).append(process)
+            value = (process.sm_util or 0) if device.periods is None else shares.get((host_pid, uuid), 0)
+            values[key] = values.get(key, 0) + value
+        taken = self._times.setdefault(uuid, DeviceTime(now)).take(device, now, values)
+        if taken is None:
+            return
+        window, used = taken
+        joules, total = window.known * (device.power or 0.0), sum(used.values())
+        if joules and not total:
+            self.unused_joules[uuid] = self.unused_joules.get(uuid, 0.0) + joules
+        for key, entry in self._entries.items():
+            if key[3] != uuid:
+                continue
+            those = of.get(key, [])
+            unknown = any(process.sm_util is None for process in those)
+            entry.add(window, None if unknown else used.get(key, 0.0), those)
+            if device.power is not None and not unknown:
+                entry.joules = (entry.joules or 0.0) + (joules * used.get(key, 0.0) / total if total else 0.0)
 
     def uses(
         self, regions: Iterable[RegionReport], containers: Iterable[Container]
     ) -> tuple[ContainerUse, ...]:
         """Return every container's use of every GPU, by name."""
         limits = dict(_limits(regions, containers))
-        now, clock = self._last, time.time()
-        for key in [
-            key for key, each in self._entries.items() if each.left and now - each.left > _KEPT_SECONDS
-        ]:
-            del self._entries[key]
+        now, clock = time.monotonic(), time.time()
         found = []
         for key, entry in self._entries.items():
             limit, state = limits.get(key, (None, LimitState.NO_LIMIT))
-            minute = entry.mean(_MINUTE, now)
-            enforced = state in (LimitState.IN_FORCE, LimitState.WAITING)
-            if limit is not None and enforced and minute is not None and minute > limit / 100 + _TOLERANCE:
+            silence = now - self._times[key[3]].at if key[3] in self._times else 0.0
+            fresh = silence <= _STALE_SECONDS
+            if limit is not None and state is LimitState.IN_FORCE and fresh and entry.exceeds(limit / 100):
                 state = LimitState.EXCEEDED
-            idle = entry.idle_since
             found.append(
                 ContainerUse(
                     namespace=entry.names.namespace,
@@ -168,13 +218,14 @@ class Accounts:
                     container_id=entry.names.container_id,
                     device_uuid=key[3],
                     since=entry.since,
-                    gpu_seconds=entry.gpu_seconds,
+                    gpu_seconds=entry.sums.used,
+                    estimated_seconds=entry.sums.estimated,
                     memory_byte_seconds=entry.byte_seconds,
-                    unknown_seconds=entry.unknown_seconds,
+                    unknown_seconds=entry.sums.unknown + max(0.0, silence - KEPT_SECONDS),
                     energy=entry.joules,
-                    used_1m=minute,
-                    used_5m=entry.mean(_FIVE_MINUTES, now),
-                    idle_since=None if idle is None else clock - (time.monotonic() - idle),
+                    used_1m=entry.mean(_MINUTE) if fresh else None,
+                    used_5m=entry.mean(_FIVE_MINUTES) if fresh else None,
+                    idle_since=None if entry.idle is None else clock - entry.idle,
                     core_limit=limit,
                     limit_state=state,
                     xids=entry.xids,
@@ -203,13 +254,25 @@ def _limits(
             region = by_path.get(path)
             if region is None:
                 continue
-            waiting = bool(tally(region.slots).unresolved)
+            enforced = _enforced(region, container.container_id)
             for position, uuid in enumerate(region.device_uuids):
-                limit, state = region.core_limit(position), LimitState.IN_FORCE
-                if limit is None:
-                    state = LimitState.NO_LIMIT
-                elif not region.limiting:
-                    state = LimitState.SWITCHED_OFF
-                elif waiting:
-                    state = LimitState.WAITING
-                yield key_of(container, uuid), (limit, state)
+                limit = region.core_limit(position)
+                yield key_of(container, uuid), (limit, LimitState.NO_LIMIT if limit is None else enforced)
+
+
+def _enforced(region: RegionReport, container_id: str) -> LimitState:
+    """Return the state of the process that is limited least; that of slots without an owner only if there is none."""
+    owned = region.slots.owned if isinstance(region.slots, SlotReports) else region.slots
+    states = {
+        LimitState.of(slot.core_policy, switch=region.limiting)
+        for slot in owned
+        if slot.host_pid is not None and slot.container_id in ("", container_id)
+    }
+    if not states:
+        return (
+            LimitState.WAITING
+            if tally(region.slots).unresolved
+            else LimitState.of("", switch=region.limiting)
+        )
+    order = (LimitState.UNKNOWN, LimitState.DISABLED, LimitState.SWITCHED_OFF, LimitState.IN_FORCE)
+    return next(state for state in order if state in states)

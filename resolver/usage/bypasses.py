@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _HELD_SECONDS: Final = 30.0
 _HAMIS: Final = (SampleReason.NO_SLOT, SampleReason.NO_SHARED_REGION)
 _WITHOUT: Final = (*_HAMIS, SampleReason.NOT_IN_CONTAINER)
-_LOADED: Final = {BypassReason.LOADED, BypassReason.OTHER_USER}
+_WITHOUT_MOUNTS: Final = {BypassReason.LOADED, BypassReason.OTHER_USER, BypassReason.CONTROL_DISABLED}
 
 
 class Bypasses:
@@ -62,7 +62,7 @@ class Bypasses:
             first = container.init_host_pid if container else None
             try:
                 found = await self._reader.ask(container_id, container_id, library_causes, host_pid, first)
-                if not set(found) & _LOADED:
+                if not set(found) & _WITHOUT_MOUNTS:
                     found = await self._reader.ask(container_id, ALL, mount_causes, host_pid, found)
             except ProcessGone:
                 continue

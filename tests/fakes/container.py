@@ -11,7 +11,7 @@ import socket
 import struct
 import subprocess
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -227,6 +227,7 @@ class Container:
         init_s: float = 0,
         init_waits: bool = False,
         visible: str = "",
+        environment: Mapping[str, str] | None = None,
     ) -> Tenant:
         """Starts a tenant and waits until it is ready: slot taken, contexts made, host PID guessed.
 
@@ -243,13 +244,15 @@ class Container:
         if visible:
             devices, guess = [self.devices[int(place)] for place in visible.split(",")], "none"
         arguments = self.tenant_arguments(load=load, guess=guess, devices=devices, memory=memory)
+        variables = dict(environment or {})
         if visible:
+            arguments += ["--cuda-order", visible]
+            variables["CUDA_VISIBLE_DEVICES"] = visible
+        if variables:
             arguments = [
                 "/usr/bin/env",
-                f"CUDA_VISIBLE_DEVICES={visible}",
+                *(f"{name}={value}" for name, value in variables.items()),
                 *arguments,
-                "--cuda-order",
-                visible,
             ]
         arguments += ["--init-ms", str(round(init_s * 1000))] + ["--init-waits"] * init_waits
         host_pid, stdin, stdout = self._spawn([*arguments, *options], nested=nested)

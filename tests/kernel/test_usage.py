@@ -13,9 +13,11 @@ from typing import Any
 
 import pytest
 
+from tests.fakes.cachefiles import poke
 from tests.fakes.command import run
 from tests.fakes.gpu import DEFAULT_DEVICES
 from tests.fakes.node import Node
+from tests.fakes.regions import LAYOUTS
 from tests.fakes.scraper import Scraper, name_pod
 from tests.patience import until
 
@@ -93,6 +95,37 @@ def test_each_question_has_its_answer_for_a_container_that_is_so_and_one_that_is
     )
     tenant.set_load(0)
     until(lambda: answer(scraper)["containers"][0]["idle_since"], "idleness")
+
+
+def limit_states(scraper: Scraper) -> dict[str, str]:
+    return {use["container_name"]: use["limit_state"] for use in answer(scraper)["containers"]}
+
+
+def test_limit_state_follows_policy_and_switch(node: Node, scraping: Callable[..., Scraper]) -> None:
+    """As HAMi-core decides it: a process's environment wins over its cache file's switch."""
+    expected = {}
+    for name, policy, switch, state, dry in (
+        ("force-on", "force", 1, "in_force", "begins at 50 %"),
+        ("force-off", "force", 0, "in_force", "begins at 50 %"),
+        ("disable-on", "disable", 1, "disabled", "50 %, disabled"),
+        ("disable-off", "disable", 0, "disabled", "50 %, disabled"),
+        ("default-on", "", 1, "in_force", "begins at 50 %"),
+        ("default-off", "", 0, "switched_off", "50 %, switched off"),
+    ):
+        container = node.container(name=name)
+        environment = {"GPU_CORE_UTILIZATION_POLICY": policy} if policy else {}
+        container.tenant(load=20, guess="none", environment=environment)
+        poke(container.cache, LAYOUTS[container.layout].proc_num + 4, "i", switch)
+        expected[name] = state, dry
+    options = ("--dry-run", "--run-dir", node.root / "run", "--containers-dir", node.containers_dir)
+    table = run("run", "--once", *options, env=node.environment()).stdout
+    for name, (_, dry) in expected.items():
+        (line,) = (line for line in table.splitlines() if f"/{name} " in line)
+        assert line.endswith(f"  {dry}")
+    scraper = scraping()
+    until(
+        lambda: limit_states(scraper) == {name: state for name, (state, _) in expected.items()}, "the states"
+    )
 
 
 @pytest.mark.parametrize("count", [1, 4])

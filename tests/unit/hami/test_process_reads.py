@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from resolver.base.errors import ProcessGone
 from resolver.base.reasons import BypassReason
-from resolver.hami.process_reads import library_causes, mount_causes
+from resolver.hami.process_reads import hami_variables, library_causes, mount_causes
 from resolver.linux.procfs import Procfs, usage
 from tests.fakes.procs import OURS, mountinfo
 from tests.patience import until
@@ -73,6 +74,28 @@ def test_a_program_shows_whether_it_has_the_library(
     environment = {"LD_PRELOAD": str(programs / preloaded)} if preloaded else {}
     with started(programs / program, user=user, **environment) as host_pid:
         assert library_causes(Procfs(), host_pid, os.getpid()) == causes
+
+
+@pytest.mark.parametrize("value", ["true", "false"])
+def test_control_that_is_disabled_is_a_cause_of_its_own(programs: Path, value: str) -> None:
+    causes = [BypassReason.CONTROL_DISABLED if value == "true" else BypassReason.NOT_PRELOADED]
+    with (
+        started(programs / "dynamic", CUDA_DISABLE_CONTROL=value) as first,
+        started(programs / "dynamic") as later,
+    ):
+        assert library_causes(Procfs(), first, None) == causes
+        assert library_causes(Procfs(), later, first) == causes  # `env -i` changes no mount
+
+
+def test_variables_are_those_of_the_process_that_is_meant(programs: Path) -> None:
+    procfs = Procfs()
+    with started(
+        programs / "dynamic", GPU_CORE_UTILIZATION_POLICY="force", CUDA_VISIBLE_DEVICES="9" * 5000
+    ) as pid:
+        began = procfs.start_time(pid)
+        assert hami_variables(procfs, pid, began) == ["force", "9" * 1024]
+        with pytest.raises(ProcessGone):
+            hami_variables(procfs, pid, began - 1)
 
 
 def test_a_program_that_the_dynamic_linker_was_given_is_not_static(programs: Path) -> None:

@@ -15,6 +15,7 @@ from resolver.repair.reported_values import (
     ReportedValue,
     Verdict,
     differs,
+    reordering,
 )
 from resolver.workers.slot_writer import MARK
 
@@ -377,15 +378,26 @@ def test_one_that_adds_does_not_doubt_the_number() -> None:
     assert watched.look(500, 100.3 + TOLD_AFTER) is None
 
 
-def test_with_several_gpus_their_order_may_be_the_cause() -> None:
+@pytest.mark.parametrize(
+    ("visible", "reordered"),
+    [("1", True), ("2,3", True), ("0, 2", True), ("GPU-c,GPU-a", True), ("", False), ("0,1", False), ("GPU-a", False),
+     ("-1", False), ("7,1", False), ("GPU-", False), ("x", False)],
+)  # fmt: skip
+def test_order_of_cuda_visible_devices_is_a_cause(visible: str, *, reordered: bool) -> None:
+    assert bool(reordering(visible, ("GPU-a", "GPU-b", "GPU-c", "GPU-d"))) is reordered
+
+
+def test_another_order_of_gpus_is_said_as_the_cause() -> None:
     evidence, now = Evidence(), 100.0
     word = evidence.word(0, 60)
     evidence.word(1, 0)
     word.actual, word.contested, word.contested_since = 20, True, now
     now += TOLD_AFTER
-    assert evidence.why(4711, BY_VERSION, now) == (
-        "a watcher adds to sm_util instead of setting it, as HAMi 2.5 and 2.6 do; "
-        "or CUDA_VISIBLE_DEVICES gives its GPUs another order; it is put right after each tick"
+    rival = "a watcher adds to sm_util instead of setting it, as HAMi 2.5 and 2.6 do; it is put right after each tick"
+    assert evidence.why(4711, BY_VERSION, now) == rival
+    assert (
+        evidence.why(4711, BY_VERSION, now, "another order")
+        == "another order; it is put right after each tick"
     )
 
 

@@ -1,16 +1,17 @@
-"""Accounts of containers' use: collections come at known times, and the sums are what was used."""
+"""Accounts of containers' use, beside a driver that fills its ring as NVIDIA's does: the integral is known."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from resolver.base.reasons import SampleReason, UnresolvedReason
-from resolver.gpu.attribution import NOTHING, Joined
-from resolver.gpu.sampler import OK, DeviceSamples
+from resolver.gpu.attribution import NOTHING, Used
+from resolver.gpu.sampler import FAILED, OK, UNSUPPORTED, DeviceSamples
 from resolver.state import Container, ContainerUse, LimitState, Process, RegionReport, SlotReport
 from resolver.usage import accounts
 
@@ -18,76 +19,248 @@ GPU = "GPU-a"
 KNOWN = NOTHING._replace(error="", asked=frozenset({GPU}))
 CONTAINER = Container("c1", "uid", "main", "ns", "pod", None, 1, 1, ("/a.cache",), 0.0)
 PROCESS = Process(100, 2, GPU, "c1", "uid", "main", "ns", "pod", "python", 50, 1 << 30, None)
-SLOT = SlotReport(2, 0, 100, 100, False, None, None, (50,), (50,))
+OTHER = replace(PROCESS, host_pid=101, container_id="c2", pod_uid="u2", pod="zz")
+ENDED = replace(
+    PROCESS, container_id="c1", pod_uid=None, container_name=None, no_slot=SampleReason.PROCESS_ENDED
+)
+SLOT = SlotReport(2, 0, 100, 100, False, None, None, (50,), (50,), core_policy="")
 REGION = RegionReport("/a.cache", "uid", "main", "v1.2", (GPU,), "c1", slots=(SLOT,), sm_limit=(40,))
+Load = Callable[[float], float]
+PERIOD = 0.139
+KEPT = 71  # periods that a library hands out
 
 
-class Clock:
-    """Time that the test sets, and the accounts made in it."""
+def steady(load: float) -> Load:
+    return lambda _: load
+
+
+def bursts(load: float, busy: float, every: float) -> Load:
+    return lambda at: load if at % every < busy else 0.0
+
+
+class Node:
+    """A GPU with its driver, in time that the test sets, and the accounts of its daemon."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = 1000.0
+        self.now, self.ahead = 1000.0, 7.3
         monkeypatch.setattr(time, "monotonic", lambda: self.now)
         monkeypatch.setattr(time, "time", lambda: self.now + 1e9)
         self.accounts = accounts.Accounts()
+        self.loads: dict[int, Load] = {}
+        self.used: dict[int, float] = {}  # the integral, GPU-seconds
+        self._began, self._load, self._turn = self.now, 0.0, 0
+        self._ring: list[tuple[int, int, int]] = []  # stamp, per cent, PID
+        self._asked = 0
 
-    def collect(
-        self,
-        *processes: Process,
-        seconds: float = 1.0,
-        times: int = 1,
-        watts: Any = None,
-        joined: Joined = KNOWN,
-    ) -> None:
-        """The same answer of NVML, so many times."""
-        for _ in range(times):
-            self.now += seconds
-            self.accounts.note(processes, joined, {GPU: DeviceSamples(OK, "", power=watts)})
+    def run(self, seconds: float, step: float = 0.005) -> None:
+        """The GPU works; each period counts for one process that is active at its end."""
+        until = self.now + seconds
+        while self.now < until - 1e-9:
+            self.now += step
+            loads = {pid: load(self.now) for pid, load in self.loads.items()}
+            scale = min(1.0, 1 / (sum(loads.values()) or 1))
+            for pid, load in loads.items():
+                self.used[pid] = self.used.get(pid, 0.0) + load * scale * step
+            self._load += sum(loads.values()) * scale * step
+            if self.now - self._began >= PERIOD:
+                active = sorted(pid for pid, load in loads.items() if load)
+                self._turn += 1
+                pid = active[self._turn % len(active)] if active else 0
+                per_cent = round(100 * self._load / (self.now - self._began))
+                self._ring = [*self._ring, (int((self.now + self.ahead) * 1e6), per_cent, pid)][-KEPT:]
+                self._began, self._load = self.now, 0.0
 
-    def use(self, region: RegionReport = REGION) -> ContainerUse:
-        (use,) = self.accounts.uses([region], [CONTAINER])
+    def answer(self, **more: Any) -> DeviceSamples:
+        start, self._asked = self._asked, self._ring[-1][0]
+        new = [each for each in self._ring if each[0] > start > 0]
+        active = [each for each in new if each[2]]
+        shares = {
+            pid: sum(load for _, load, its in active if its == pid) // len(active) for _, _, pid in active
+        }
+        periods = tuple((stamp, load) for stamp, load, _ in new)
+        return DeviceSamples(OK, "", memory={1: 1}, start=start, periods=periods, shares=shares, **more)
+
+    def collect(self, *processes: Process, device: DeviceSamples | None = None, **more: Any) -> None:
+        device = device or self.answer(**more)
+        used = tuple(
+            Used(
+                each.host_pid,
+                GPU,
+                "",
+                each.sm_util,
+                each.memory,
+                each.no_slot,
+                device.shares.get(each.host_pid, 0),
+            )
+            for each in processes
+        )
+        self.accounts.note(processes, KNOWN._replace(used=used), {GPU: device})
+
+    def work(self, *processes: Process, seconds: float, every: float = 1.0, **more: Any) -> None:
+        """The GPU works, and the daemon collects so often."""
+        for _ in range(round(seconds / every)):
+            self.run(every)
+            self.collect(*processes, **more)
+
+    def begin(self, *processes: Process, **loads: Load) -> None:
+        """The daemon's first answer, which has no periods; then the integral begins."""
+        self.run(PERIOD * 2)
+        self.collect(*processes)
+        self.loads = {int(pid[1:]): load for pid, load in loads.items()}
+        self.used.clear()
+
+    def estimate(self, *processes: Process, seconds: int) -> None:
+        """A device without samples of its own."""
+        for _ in range(seconds):
+            self.now += 1
+            self.collect(*processes, device=DeviceSamples(OK, ""))
+
+    def use(self, region: RegionReport = REGION, pod: str = "pod") -> ContainerUse:
+        (use,) = (each for each in self.accounts.uses([region], [CONTAINER]) if each.pod == pod)
         return use
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    return Clock(monkeypatch)
+def node(monkeypatch: pytest.MonkeyPatch) -> Node:
+    return Node(monkeypatch)
 
 
-def test_use_is_added_up_for_as_long_as_it_lasts(clock: Clock) -> None:
-    other = replace(PROCESS, host_pid=101, sm_util=30)
-    clock.collect(PROCESS, times=10)
-    clock.collect(PROCESS, other, times=10)
-    clock.collect(times=10)
-    use = clock.use()
-    assert use.gpu_seconds == pytest.approx(10 * 0.5 + 10 * 0.8)
-    assert use.memory_byte_seconds == pytest.approx(30 * (1 << 30))
-    assert (use.namespace, use.pod, use.container_name, use.unknown_seconds) == ("ns", "pod", "main", 0)
-    assert clock.use().gpu_seconds == use.gpu_seconds  # asking changes nothing
+@pytest.mark.parametrize(
+    "load",
+    [
+        bursts(0.8, 0.5, 1.5),
+        bursts(0.8, 0.2, 1.0),
+        bursts(0.9, 1.0, 4.0),
+        bursts(0.8, 5.0, 10.0),
+        bursts(1.0, 0.05, 0.1),
+        bursts(0.7, 10.0, 20.0),
+        steady(0.3),
+    ],
+)
+@pytest.mark.parametrize("every", [0.25, 1.0, 3.0])
+def test_gpu_seconds_are_the_integral_of_bursts(node: Node, load: Load, every: float) -> None:
+    node.begin(PROCESS, p100=load)
+    node.work(PROCESS, seconds=120, every=every)
+    assert node.use().gpu_seconds == pytest.approx(node.used[100], rel=0.03)
+    assert node.use().estimated_seconds == 0
 
 
-def test_what_is_unknown_is_in_no_sum(clock: Clock) -> None:
-    clock.collect(PROCESS, times=10)
-    clock.collect(replace(PROCESS, sm_util=None), times=10)
-    clock.collect(times=5, joined=KNOWN._replace(error="it hangs"))
-    clock.collect(PROCESS, seconds=60.0)  # nothing was heard of it for a minute
-    use = clock.use()
-    assert use.gpu_seconds == pytest.approx(10 * 0.5)
-    assert use.unknown_seconds == pytest.approx(10 + 5 + 60)
-    assert use.used_1m is None
+def test_two_processes_share_what_the_device_did(node: Node) -> None:
+    node.begin(PROCESS, OTHER, p100=bursts(0.6, 0.5, 1.5), p101=bursts(0.6, 0.3, 2.0))
+    node.work(PROCESS, OTHER, seconds=120)
+    first, second = node.use(), node.use(pod="zz")
+    assert first.gpu_seconds + second.gpu_seconds == pytest.approx(sum(node.used.values()), rel=0.03)
+    assert first.gpu_seconds == pytest.approx(node.used[100], rel=0.15)  # a period counts for one of them
 
 
-def test_more_than_the_limit_is_said_after_a_minute_only(clock: Clock) -> None:
-    busy = replace(PROCESS, sm_util=95)
-    clock.collect(busy, times=55)
-    assert clock.use().limit_state is LimitState.IN_FORCE
-    clock.collect(busy, times=10)
-    use = clock.use()
-    assert (use.core_limit, use.limit_state) == (40, LimitState.EXCEEDED)
+def test_short_processes_count_for_their_container_after_their_end(node: Node) -> None:
+    node.begin()
+    expected = 0.0
+    for _ in range(10):
+        node.loads, began = {100: steady(0.8)}, node.used.get(100, 0.0)
+        for seconds in (0.7, 1.0, 1.0):
+            node.run(seconds)
+            node.collect(PROCESS)
+        node.run(0.3)
+        node.loads = {}
+        expected += node.used[100] - began
+        node.run(0.7)
+        node.collect(ENDED)  # its names are gone with it
+        node.work(seconds=3)
+    assert node.use().gpu_seconds == pytest.approx(expected, rel=0.05)
+
+
+@pytest.mark.parametrize(("silent", "unknown"), [(3, 0), (30, 20)])
+def test_silence_of_nvml_is_unknown_only_beyond_the_ring(node: Node, silent: int, unknown: int) -> None:
+    node.begin(PROCESS, p100=bursts(0.8, 0.5, 1.5))
+    node.work(PROCESS, seconds=80)
+    node.run(silent)
+    before = node.use()
+    node.accounts.note((), KNOWN._replace(error="it hangs"), {})
+    node.collect(PROCESS, device=DeviceSamples(FAILED, "it fails"))
+    node.collect(PROCESS)
+    use = node.use()
+    assert use.unknown_seconds == pytest.approx(unknown, abs=0.5)
+    assert use.unknown_seconds >= before.unknown_seconds
+    missing = unknown / (80 + silent) * node.used[100]
+    assert use.gpu_seconds == pytest.approx(node.used[100] - missing, rel=0.03)
+    assert (before.used_1m is None) == (silent > 5)
+
+
+def test_a_new_worker_begins_after_a_gap(node: Node) -> None:
+    node.begin(PROCESS, p100=steady(0.5))
+    node.work(PROCESS, seconds=60)
+    node.run(8)
+    node._asked = 0  # it knows of no answer before
+    node.collect(PROCESS)
+    node.work(PROCESS, seconds=60)
+    use = node.use()
+    assert use.unknown_seconds == pytest.approx(8, abs=0.2)
+    assert use.gpu_seconds == pytest.approx(60, rel=0.03)
+
+
+def test_periods_without_a_value_are_unknown(node: Node) -> None:
+    node.begin(PROCESS, p100=steady(0.5))
+    node.run(10)
+    answer = node.answer()
+    periods = answer.periods or ()
+    node.collect(
+        PROCESS, device=answer._replace(periods=tuple((at, None) for at, _ in periods[:36]) + periods[36:])
+    )
+    use = node.use()
+    assert use.unknown_seconds == pytest.approx(5, abs=0.3)
+    assert use.gpu_seconds == pytest.approx(2.5, abs=0.2)
+
+
+def test_load_at_the_end_of_a_burst_counts_with_the_next_answer(node: Node) -> None:
+    node.begin(PROCESS, p100=bursts(1.0, 0.06, 0.5))  # it is mostly over when a period ends
+    node.work(PROCESS, seconds=120, every=0.25)
+    assert node.use().gpu_seconds == pytest.approx(node.used[100], rel=0.03)
+
+
+def test_unknown_values_of_one_container_leave_others_known(node: Node) -> None:
+    node.begin(PROCESS, OTHER, p100=steady(0.5))
+    node.work(PROCESS, replace(OTHER, sm_util=None), seconds=20, power=100.0)
+    assert node.use().unknown_seconds == 0
+    assert node.use(pod="zz").unknown_seconds == pytest.approx(20, abs=0.2)
+    assert node.use().energy == pytest.approx(2000, rel=0.03)
+    assert node.use(pod="zz").energy is None
+
+
+def test_without_device_samples_use_is_an_upper_bound(node: Node) -> None:
+    node.estimate(replace(PROCESS, sm_util=95), seconds=200)
+    use = node.use()
+    assert use.estimated_seconds == use.gpu_seconds == pytest.approx(0.95 * 199)
     assert use.used_1m == pytest.approx(0.95)
+    assert use.limit_state is LimitState.IN_FORCE  # it may be far less
+
+
+def test_mig_mode_is_unknown(node: Node) -> None:
+    for _ in range(10):
+        node.now += 1
+        node.collect(replace(PROCESS, sm_util=None), device=DeviceSamples(UNSUPPORTED, "MIG"))
+    assert (node.use().gpu_seconds, node.use().unknown_seconds) == (0, 9)
+
+
+def test_exceeded_is_said_after_two_minutes_above_the_limit(node: Node) -> None:
+    node.begin(PROCESS, p100=steady(0.95))
+    node.work(PROCESS, seconds=100)
+    use = node.use()
+    assert (use.core_limit, use.limit_state) == (40, LimitState.IN_FORCE)
+    assert use.used_1m == pytest.approx(0.95, rel=0.03)
     assert use.used_5m is None
-    clock.collect(replace(PROCESS, sm_util=45), times=60)  # the limiter is no knife
-    assert clock.use().limit_state is LimitState.IN_FORCE
+    node.work(PROCESS, seconds=40)
+    assert node.use().limit_state is LimitState.EXCEEDED
+    node.loads[100] = bursts(1.0, 0.045, 0.1)  # the limiter is no knife
+    node.work(PROCESS, seconds=70)
+    assert node.use().limit_state is LimitState.IN_FORCE
+
+
+def test_bursts_below_the_limit_never_exceed_it(node: Node) -> None:
+    node.begin(PROCESS, p100=bursts(0.8, 0.5, 1.5))
+    node.work(PROCESS, seconds=180)
+    assert node.use().limit_state is LimitState.IN_FORCE
+    assert node.use().used_1m == pytest.approx(0.8 / 3, rel=0.03)
 
 
 @pytest.mark.parametrize(
@@ -95,60 +268,108 @@ def test_more_than_the_limit_is_said_after_a_minute_only(clock: Clock) -> None:
     [
         ({"limiting": False}, LimitState.SWITCHED_OFF),
         ({"sm_limit": (100,)}, LimitState.NO_LIMIT),
-        ({"slots": (replace(SLOT, unresolved=UnresolvedReason.NOT_MAPPED),)}, LimitState.WAITING),
+        (
+            {"slots": (replace(SLOT, host_pid=None, unresolved=UnresolvedReason.NOT_MAPPED),)},
+            LimitState.WAITING,
+        ),
+        ({"slots": (replace(SLOT, core_policy=None),)}, LimitState.UNKNOWN),
+        ({"slots": (SLOT, replace(SLOT, core_policy="disable"))}, LimitState.DISABLED),
+        ({"slots": (replace(SLOT, core_policy="force"),), "limiting": False}, LimitState.EXCEEDED),
     ],
 )
 def test_a_limit_that_does_not_hold_has_a_reason(
-    clock: Clock, changes: dict[str, Any], state: LimitState
+    node: Node, changes: Mapping[str, Any], state: LimitState
 ) -> None:
-    clock.collect(replace(PROCESS, sm_util=45), times=90)
-    assert clock.use(replace(REGION, **changes)).limit_state is state
+    node.begin(PROCESS, p100=steady(0.95))
+    node.work(PROCESS, seconds=140)
+    assert node.use(replace(REGION, **changes)).limit_state is state
 
 
-def test_a_tenant_cannot_hide_use_above_its_limit_behind_a_slot_without_an_owner(clock: Clock) -> None:
-    clock.collect(replace(PROCESS, sm_util=95), times=90)
+@pytest.mark.parametrize(
+    ("policy", "switch", "state"),
+    [
+        ("force", True, LimitState.IN_FORCE),
+        ("FORCE", False, LimitState.IN_FORCE),
+        ("disable", True, LimitState.DISABLED),
+        ("DISABLE", False, LimitState.DISABLED),
+        ("", True, LimitState.IN_FORCE),
+        ("Force", False, LimitState.SWITCHED_OFF),
+        (None, True, LimitState.UNKNOWN),
+    ],
+)
+def test_process_policy_wins_over_the_switch(policy: str | None, *, switch: bool, state: LimitState) -> None:
+    assert LimitState.of(policy, switch=switch) is state
+
+
+def test_a_slot_without_an_owner_hides_no_excess(node: Node) -> None:
+    node.begin(PROCESS, p100=steady(0.95))
+    node.work(PROCESS, seconds=140)
     false = replace(SLOT, slot=1, host_pid=None, unresolved=UnresolvedReason.NOT_MAPPED)
-    assert clock.use(replace(REGION, slots=(SLOT, false))).limit_state is LimitState.EXCEEDED
+    assert node.use(replace(REGION, slots=(SLOT, false))).limit_state is LimitState.EXCEEDED
 
 
-def test_idle_is_who_holds_memory_and_does_nothing(clock: Clock) -> None:
-    clock.collect(PROCESS, times=5)
-    assert clock.use().idle_since is None
-    clock.collect(replace(PROCESS, sm_util=0), times=20)
-    idle = clock.use().idle_since
-    assert idle is not None
-    assert clock.now + 1e9 - idle == pytest.approx(19)
-    clock.collect(PROCESS)
-    assert clock.use().idle_since is None
-    clock.collect()
-    assert clock.use().idle_since is None  # it has no process there
+def test_the_idle_clock_stands_still_while_nvml_is_silent(node: Node) -> None:
+    def idle() -> float:
+        since = node.use().idle_since
+        assert since is not None
+        return node.now + 1e9 - since
+
+    node.begin(PROCESS, p100=steady(0.5))
+    node.work(PROCESS, seconds=5)
+    assert node.use().idle_since is None
+    node.loads = {}
+    node.run(2)
+    node.collect(PROCESS)
+    node.work(PROCESS, seconds=20)
+    assert idle() == pytest.approx(20, abs=0.2)
+    node.run(40)
+    assert idle() == pytest.approx(20, abs=0.2)
+    node.collect(PROCESS)
+    assert idle() == pytest.approx(30, abs=0.5)  # the driver kept ten seconds of it
+    node.loads = {100: steady(0.5)}
+    node.work(PROCESS, seconds=1)
+    assert node.use().idle_since is None
+    node.loads = {}
+    node.work(seconds=2)
+    assert node.use().idle_since is None  # it has no process there
 
 
-def test_energy_is_shared_by_use_and_what_nobody_used_stands_apart(clock: Clock) -> None:
-    other = replace(PROCESS, host_pid=7, container_id=None, pod_uid=None, container_name=None, sm_util=150)
-    other = replace(other, no_slot=SampleReason.NOT_IN_CONTAINER)
-    clock.collect(PROCESS)
-    assert clock.use().energy is None
-    clock.collect(PROCESS, other, times=10, watts=400.0)
-    clock.collect(replace(PROCESS, sm_util=0), times=10, watts=60.0)
-    assert clock.use().energy == pytest.approx(10 * 400 / 4)
-    assert clock.accounts.unused_joules == {GPU: pytest.approx(10 * 60)}
+def test_energy_is_shared_by_use_and_the_unused_stands_apart(node: Node) -> None:
+    host = replace(OTHER, container_id=None, pod_uid=None, container_name=None)
+    host = replace(host, no_slot=SampleReason.NOT_IN_CONTAINER)
+    node.begin(PROCESS, p100=steady(0.4), p101=steady(0.4))
+    assert node.use().energy is None
+    node.work(PROCESS, host, seconds=10, power=400.0)
+    assert node.use().energy == pytest.approx(10 * 400 / 2, rel=0.03)
+    node.loads = {}
+    node.run(2 * PERIOD)
+    node.collect(PROCESS, power=60.0)
+    node.work(PROCESS, seconds=10, power=60.0)
+    assert node.accounts.unused_joules[GPU] == pytest.approx(10 * 60, rel=0.03)
 
 
-def test_errors_of_a_gpu_count_for_all_that_are_on_it(clock: Clock) -> None:
-    clock.collect(PROCESS)
-    clock.accounts.count_xids(GPU, 2)
-    clock.collect()
-    clock.accounts.count_xids(GPU, 5)
-    assert clock.use().xids == 2
+def test_errors_of_a_gpu_count_for_all_that_are_on_it(node: Node) -> None:
+    node.begin(PROCESS)
+    node.accounts.count_xids(GPU, 2)
+    node.work(seconds=1)
+    node.accounts.count_xids(GPU, 5)
+    assert node.use().xids == 2
 
 
-def test_an_ended_container_goes_after_two_minutes_and_a_restarted_one_goes_on(clock: Clock) -> None:
-    clock.collect(PROCESS, times=10)
-    clock.collect(times=60)
-    clock.collect(replace(PROCESS, container_id="c2"), times=10)
-    assert clock.use().gpu_seconds == pytest.approx(10)
-    clock.collect(times=119)
-    clock.use()
-    clock.collect(times=3)
-    assert clock.accounts.uses([REGION], [CONTAINER]) == ()
+def test_a_restarted_container_goes_on_with_its_account(node: Node) -> None:
+    node.begin(PROCESS, p100=steady(0.5))
+    node.work(PROCESS, seconds=10)
+    node.loads = {}
+    node.work(seconds=60)
+    node.loads = {100: steady(0.5)}
+    node.work(replace(PROCESS, container_id="c2"), seconds=10)
+    assert node.use().gpu_seconds == pytest.approx(10, rel=0.03)
+
+
+def test_accounts_of_ended_containers_go_without_a_reader(node: Node) -> None:
+    node.begin()
+    for number in range(400):
+        names = {"host_pid": number, "container_id": f"c{number}", "pod_uid": f"u{number}"}
+        node.run(1.0, step=0.1)
+        node.collect(replace(PROCESS, **names))
+    assert len(node.accounts._entries) <= 122

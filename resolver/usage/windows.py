@@ -1,0 +1,101 @@
+"""Integral of a GPU's load over time, by the driver's clock, from the device's own periods.
+
+A process's value from NVML is a share of the time in which any process was active, so it proves no use of its own: it
+only divides the device's integral.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
+
+from resolver.gpu.sampler import FAILED, OK
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from resolver.gpu.sampler import DeviceSamples
+
+K = TypeVar("K")
+#: Seconds of a device's last samples that the driver still has: NVML's silence for so long leaves no gap.
+KEPT_SECONDS: Final = 12.0
+#: A longer one contains samples that were lost: drivers take one each 139 to 167 ms.
+_LONGEST_PERIOD: Final = 1.0
+#: Seconds between two answers after which values without periods say nothing about the time between.
+_LONGEST_ESTIMATE: Final = 5.0
+
+
+class Window(NamedTuple):
+    """Seconds ``known`` and ``unknown`` since the window before, and the load's integral over the known ones.
+
+    ``used`` is in seconds of the whole device; None for a device without samples of its own.
+    """
+
+    known: float
+    unknown: float
+    used: float | None
+
+    def plus(self, other: Window) -> Window:
+        """Return one window for both times."""
+        used = None if None in (self.used, other.used) else (self.used or 0.0) + (other.used or 0.0)
+        return Window(self.known + other.known, self.unknown + other.unknown, used)
+
+    def split(self, shares: Mapping[K, int]) -> dict[K, float]:
+        """Divide the use by NVML's values, in per cent: GPU-seconds, never more than the sum.
+
+        Without the device's integral they are upper bounds.
+        """
+        total = sum(shares.values())
+        used = self.known * min(total, 100) / 100 if self.used is None else self.used
+        return {key: used * share / total if total else 0.0 for key, share in shares.items()}
+
+
+class DeviceTime(Generic[K]):
+    """How far a device's time is accounted for: ``at`` is monotonic. Its load is divided among ``K``."""
+
+    def __init__(self, now: float) -> None:
+        self.at = now
+        self._stamp = 0  # where its last period ended, by the driver's clock
+        self._shares: Mapping[K, int] = {}  # of the last window
+        self._kept: Window | None = None  # with a load of no known process
+
+    def take(
+        self, device: DeviceSamples, now: float, shares: Mapping[K, int]
+    ) -> tuple[Window, dict[K, float]] | None:
+        """Return the time since the last window with its use divided; None while a later answer may tell more.
+
+        A period counts for the process that is active at its end. So a load without one is the end of the last
+        window's burst, or of a process that the next windows show.
+        """
+        window = self._window(device, now)
+        if window is None:
+            return None
+        self.at = now
+        if self._kept is not None:
+            window, self._kept = self._kept.plus(window), None
+        before, self._shares = self._shares, {key: share for key, share in shares.items() if share}
+        if window.used and not self._shares:
+            if not before and device.memory and window.known < KEPT_SECONDS:
+                self._kept = window
+                return None
+            return window, window.split(before)
+        return window, window.split(self._shares)
+
+    def _window(self, device: DeviceSamples, now: float) -> Window | None:
+        gap = now - self.at
+        if device.status == FAILED or (device.periods == () and device.start):
+            return None
+        if device.status != OK or device.periods == ():
+            self._stamp = 0
+            return Window(0.0, gap, 0.0)
+        if device.periods is None:
+            return Window(gap, 0.0, None) if gap <= _LONGEST_ESTIMATE else Window(0.0, gap, None)
+        known = used = 0.0
+        before, continues = device.start, self._stamp in (0, device.start)
+        for stamp, load in device.periods:
+            seconds, before = (stamp - before) / 1e6, stamp
+            if load is not None and seconds <= _LONGEST_PERIOD:
+                known += seconds
+                used += seconds * load / 100
+        self._stamp = before
+        unknown = (before - device.start) / 1e6 - known if continues else gap - known
+        return Window(known, min(max(unknown, 0.0), gap), used)
