@@ -1,11 +1,10 @@
 /* The map of a node's processes, kept by the kernel itself; see README.md.
  *
- * Sees every process from its fork to the end of its last thread, with its PID in each of its PID namespaces, but no
- * threads. The iterator seeds processes that were there before. Since Linux 5.8, with BTF: the TASK_, SIGNAL_, PID_,
- * UPID_ and PIDNS_ offsets and the sizes of the maps come by -D.
+ * Since Linux 5.8, with BTF: the TASK_, SIGNAL_, PID_, UPID_ and PIDNS_ offsets and the sizes of the maps come by -D.
  */
 #include "pidmap.h"
 
+#define ENOENT 2
 #define E2BIG 7
 #define EEXIST 17
 #define TASK_NEW 0x800 /* include/linux/sched.h: from copy_process() to wake_up_new_task() */
@@ -14,8 +13,6 @@ BPF_TABLE("hash", struct level, struct process, processes, LEVELS);
 BPF_TABLE("hash", u32, struct init, namespaces, NAMESPACES);
 BPF_TABLE("array", u32, struct counters, counters, 1);
 
-struct seq_file;
-struct task_struct;
 struct bpf_iter_meta {
     struct seq_file *seq;
     u64 session_id;
@@ -123,12 +120,15 @@ static __always_inline bool enter(struct level *level, struct process *process)
 /* Takes a PID back; with `mine` only from that process. */
 static __always_inline void leave(struct level *level, const struct process *mine)
 {
+    int error;
     if (mine) {
         struct process *there = processes.lookup(level);
         if (!there || !same(there, mine))
             return;
     }
-    processes.delete(level);
+    error = processes.delete(level);
+    if (error != -ENOENT)
+        count_failure(error);
 }
 
 /* Enters a process under each of its PIDs, the host's last; true if one was missing. `leader` is the address of its
@@ -232,13 +232,12 @@ int bpf_iter__task(struct bpf_iter__task *ctx)
     u64 task = (u64)ctx->task, pid;
     struct process process = {};
     u32 tgid = 0;
-    bool fresh;
     u8 ends;
     if (!task || !(pid = leader_pid(task, &tgid)))
         return 0;
     ends = live_threads(task) <= 0;
     if (!ends) {
-        fresh = store(task, pid, tgid, &process);
+        bool fresh = store(task, pid, tgid, &process);
         ends = live_threads(task) <= 0;
         if (ends)
             bury(pid, tgid, &process);
