@@ -42,9 +42,10 @@ class Walks:
                 await self._turns.acquire()
                 try:
                     done = in_a_thread(lambda: walk(*arguments), name="walk", ended=self._finished)
-                except RuntimeError:  # no further thread is allowed
+                except RuntimeError:
                     self._turns.release()
-                    raise
+                    why = "no thread can be started to walk /proc: raise the limit on tasks (TasksMax, pids.max)"
+                    raise Problem(503, Reason.BUSY, why, headers={"Retry-After": "5"}) from None
                 begun = True
                 return await done
         except TimeoutError:

@@ -13,7 +13,7 @@ from resolver.base.errors import RegionRejected
 from resolver.base.reasons import RegionReason
 from resolver.hami.placements import is_entry
 from resolver.hami.searched_directories import list_caches
-from resolver.linux.safe_open import let_go, open_directory, open_offered, open_plain
+from resolver.linux.safe_open import let_go, open_directory, open_offered, open_plain, take_offered
 from resolver.workers.lane import OpenFile
 
 if TYPE_CHECKING:
@@ -87,6 +87,11 @@ def hold_file(_procfs: Procfs, where: str, directory: str, name: str) -> tuple[O
         os.close(fd)
 
 
+def open_held(_procfs: Procfs, where: str) -> tuple[OpenFile, int, int]:
+    """Open for the daemon a file that it holds (O_PATH)."""
+    return _held(open_offered(where))
+
+
 def _held(fd: int) -> tuple[OpenFile, int, int]:
     info = os.fstat(fd)
     return OpenFile(fd), info.st_dev, info.st_ino
@@ -94,7 +99,7 @@ def _held(fd: int) -> tuple[OpenFile, int, int]:
 
 def take(held: OpenFile | str, device: int, inode: int) -> int:
     """Return a held file's descriptor. Raises `RegionRejected` and OSError."""
-    fd = held.fd if isinstance(held, OpenFile) else open_offered(held)
+    fd = held.fd if isinstance(held, OpenFile) else take_offered(held)
     info = os.fstat(fd)
     if (info.st_dev, info.st_ino) != (device, inode):
         let_go(fd)

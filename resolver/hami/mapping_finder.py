@@ -19,6 +19,7 @@ from resolver.base.errors import AccessDenied, CannotKnow, ProcessGone, RegionRe
 from resolver.base.reasons import RegionReason
 from resolver.base.retry import longer
 from resolver.base.text import printable
+from resolver.hami.directory_reads import open_held, take
 from resolver.hami.discovery import (
     FIRST_PAUSE,
     LONGEST_PAUSE,
@@ -34,7 +35,7 @@ from resolver.hami.process_reads import hold_written, maps_shared, place_of_held
 from resolver.hami.region import adopt_by
 from resolver.linux.mappings import SuperblockPath
 from resolver.linux.procfs import TooLarge
-from resolver.linux.safe_open import check_plain, hold_offered, let_go, open_offered
+from resolver.linux.safe_open import check_plain, let_go, take_offered
 from resolver.lookup.resolve import verify
 from resolver.workers.lane import ALL, OpenFile
 from resolver.workers.lanes import Direct
@@ -202,7 +203,7 @@ class MappingFinder:
                 held = await self._reader.ask(payer, payer, hold_written, host_pid, NAME)
                 if held is not None:
                     offered, path = held
-                    hold = offered.fd if isinstance(offered, OpenFile) else hold_offered(offered)
+                    hold = offered.fd if isinstance(offered, OpenFile) else take_offered(offered, os.O_PATH)
                     try:
                         name = f"{container_id or 'host'}:{printable(path)}"
                         await self._take(handle.process, hold, name, container_id)
@@ -231,7 +232,7 @@ class MappingFinder:
         known = next((each for each in self.found.values() if each.proof.file == proof.file), None)
         if known is None:
             self._make_room(name, container_id)
-            fd = open_offered(held)
+            fd = take(*await self._reader.ask(payer, payer, open_held, held))
             try:
                 region = await adopt_by(self._reader, payer, fd, name)
             except BaseException:

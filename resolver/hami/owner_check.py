@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from resolver.workers.lanes import TenantReader
 
 
-_MAX_TREES = 64
+_MOST_OTHERS = 64
 #: Proofs by which owners are searched through their containers' PID namespaces.
 Searched = SharedDirectory | MappedFile
 #: Awaited between two processes of a search, so that other searches can go on.
@@ -92,7 +92,10 @@ class OwnerCheck:
         self._mounted: dict[
             int, frozenset[SharedDirectory] | TooLarge
         ] = {}  # as read since then, by host PID
-        self._trees = set[SharedDirectory]()  # those of `shared_trees` that any container was ever seen with
+        #: Trees (`shared_trees`) that a container was ever seen with: those above a region's directory, which tenants
+        #: can't make, and the latest of the others.
+        self._trees, self._others = set[SharedDirectory](), dict[SharedDirectory, None]()
+        self._above = set[SharedDirectory]()  # every directory above a region's
 
     async def examine(
         self, host_pid: int, search: Search, namespaces: frozenset[int]
@@ -209,12 +212,20 @@ class OwnerCheck:
     async def read_directories(self, host_pid: int, payer: str = "") -> frozenset[SharedDirectory]:
         """Read them without remembering."""
         directories, trees = await self._reader.ask(payer, ALL, directories_and_trees, host_pid)
-        if len(self._trees) < _MAX_TREES:
-            self._trees.update(SharedDirectory(*tree) for tree in trees)
+        for tree in (SharedDirectory(*tree) for tree in trees):
+            if tree in self._above:
+                self._trees.add(tree)
+            else:
+                self._others[tree] = None
+                if len(self._others) > _MOST_OTHERS:
+                    del self._others[next(iter(self._others))]
         return frozenset(SharedDirectory(*directory) for directory in directories)
 
     def in_shared_tree(self, proof: SharedDirectory) -> bool:
         """Check if a container seen with a tree above could mount this directory itself."""
-        return any(
-            tree.device == proof.device and proof.root.startswith(f"{tree.root}/") for tree in self._trees
-        )
+        parts = proof.root.split("/")
+        above = {SharedDirectory(proof.device, "/".join(parts[:end])) for end in range(2, len(parts))}
+        if not above <= self._above:
+            self._above |= above
+            self._trees |= above & self._others.keys()
+        return not above.isdisjoint(self._trees)

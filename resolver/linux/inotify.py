@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+from functools import partial
 from struct import Struct
+
+from resolver.linux.safe_open import drop, let_go
 
 # include/uapi/linux/inotify.h
 MODIFY = 0x2  # a program has written into it by a system call
@@ -35,8 +38,8 @@ class Inotify:
         return self._checked(self._libc.inotify_add_watch(self.fd, b"/proc/self/fd/%d" % fd, mask))
 
     def remove(self, watch: int) -> None:
-        """Stop watching; queued events still come."""
-        self._libc.inotify_rm_watch(self.fd, watch)
+        """Stop watching, soon; queued events still come. The watch may be the last reference to a tenant's file."""
+        drop(partial(self._libc.inotify_rm_watch, self.fd, watch))
 
     def read(self) -> list[tuple[int, int]]:
         """The next ``(watch, mask)`` events, some thousand at most."""
@@ -47,7 +50,7 @@ class Inotify:
     def close(self) -> None:
         """Close; may be repeated."""
         if self.fd >= 0:
-            os.close(self.fd)
+            let_go(self.fd)
             self.fd = -1
 
     def _checked(self, result: int) -> int:

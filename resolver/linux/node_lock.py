@@ -60,7 +60,7 @@ class NodeLock:
     def _is_in_place(self) -> bool:
         try:
             there = os.stat(self.path, follow_symlinks=False)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return False
         return os.path.samestat(there, os.fstat(self._fd))
 

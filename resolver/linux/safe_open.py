@@ -12,16 +12,21 @@ import os
 import stat
 from collections import deque
 from contextlib import suppress
+from functools import partial
 
 from resolver.base.errors import RegionRejected
 from resolver.base.reasons import RegionReason
 from resolver.linux.pidfd import fetch
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 _HOLD = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_closing: deque[int] = deque()
-#: Room for so many threads that close: tenants can make each of them wait.
-_closers = deque(range(16))
+_dropping: deque[Callable[[], object]] = deque()
+#: Room for so many threads that drop: tenants can make each of them wait.
+_droppers = deque(range(16))
 
 
 def translate(error: OSError) -> RegionRejected:
@@ -96,20 +101,25 @@ def open_plain(dir_fd: int, name: str, flags: int = os.O_RDONLY) -> tuple[int, o
 
 
 def let_go(fd: int) -> None:
-    """Close a descriptor in a thread, or with the next one: the last reference to a tenant's file can wait for long."""
-    _closing.append(fd)
+    """Close a descriptor as `drop` does."""
+    drop(partial(os.close, fd))
+
+
+def drop(reference: Callable[[], object]) -> None:
+    """Drop a reference in a thread, or with the next one: the last one to a tenant's file can wait for long."""
+    _dropping.append(reference)
     with suppress(RuntimeError):  # no more threads
-        _thread.start_new_thread(_close, ())
+        _thread.start_new_thread(_drop, ())
 
 
-def _close() -> None:
+def _drop() -> None:
     with suppress(IndexError):
-        place = _closers.pop()
+        place = _droppers.pop()
         try:
             while True:
-                os.close(_closing.popleft())
+                _dropping.popleft()()
         finally:
-            _closers.append(place)
+            _droppers.append(place)
 
 
 def open_offered(path: str) -> int:
@@ -117,15 +127,15 @@ def open_offered(path: str) -> int:
     return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
 
 
-def hold_offered(path: str) -> int:
-    """Take another process's file by its ``/proc`` link; since Linux 5.6 this waits for no file system."""
+def take_offered(path: str, flags: int = 0) -> int:
+    """Take another process's open file by its ``/proc`` link; before Linux 5.6 it is opened again, with ``flags``."""
     _, _, host_pid, _, number = path.split("/")
     try:
         return fetch(int(host_pid), [int(number)])[0]
     except OSError as error:
         if error.errno not in (errno.ENOSYS, errno.EPERM):
             raise
-    return os.open(path, os.O_PATH | os.O_CLOEXEC)
+    return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
 
 
 def open_directory(name: str, dir_fd: int | None = None) -> int:

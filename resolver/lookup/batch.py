@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from resolver.base.budget import Slices
 from resolver.base.errors import AccessDenied, ProcessGone
+from resolver.base.retry import in_a_thread
 from resolver.containers.find import Wanted
 from resolver.linux.cgroup import cgroup_paths, parse_cgroup_path
 from resolver.linux.cgroup_directories import find_directories, processes_in
@@ -85,7 +86,7 @@ class Batch:
             with verify(self._procfs, init.host_pid) as handle:
                 if handle.process.start_time != init.arrival[1] // TICK:
                     return ns_pids  # its number is another's by now
-                listed = self._members(init) if known >= _WORTH_LISTING else ()
+                listed = await self._members(init) if known >= _WORTH_LISTING else ()
                 for ns_pid, identity in first.items():
                     if identity is None:
                         answers[ns_pid] = NO_SUCH_PROCESS
@@ -102,7 +103,7 @@ class Batch:
 
     async def _one_by_one(self, init: FirstProcess, ns_pids: list[int], answers: Answers) -> list[int]:
         rest = []
-        among = self._members(init) if len(ns_pids) >= _WORTH_LISTING else ()
+        among = await self._members(init) if len(ns_pids) >= _WORTH_LISTING else ()
         for ns_pid in ns_pids:
             process = self._live.process_in(init, ns_pid, among, brief=True)
             if process is None:
@@ -112,8 +113,15 @@ class Batch:
             await self._slices.breathe()
         return rest
 
-    def _members(self, init: FirstProcess) -> Collection[int]:
-        """Host PIDs of the processes in the container's cgroup and below it; empty if it can't be read."""
+    async def _members(self, init: FirstProcess) -> Collection[int]:
+        """List the container's processes in a thread: it may make and fill cgroups. Empty if they can't be read."""
+        try:
+            return await in_a_thread(lambda: self._list(init), name="list of a cgroup")
+        except RuntimeError:  # no more threads
+            return ()
+
+    def _list(self, init: FirstProcess) -> Collection[int]:
+        """Host PIDs of the processes in the container's cgroup and below it."""
         try:
             cgroup = self._procfs.cgroup(init.host_pid)
         except (ProcessGone, AccessDenied):

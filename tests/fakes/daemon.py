@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -45,8 +46,10 @@ class Daemon:
         wrapper: tuple[str, ...] = (),
         stock: Stock | None = None,
         tree: Path = ROOT,
+        started: Callable[[int], None] = lambda _: None,
     ) -> None:
-        """``tree`` is the checkout whose daemon it is."""
+        """``tree`` is the checkout whose daemon it is. ``started`` is called with its PID when its loop is at work."""
+        self._started = started
         words = ["run", "--run-dir", str(run_dir), "--log-format", "json"]
         if place := containers_dir or (node and node.containers_dir):
             words += ["--containers-dir", str(place)]
@@ -107,6 +110,8 @@ class Daemon:
                 with self._news:
                     try:
                         self.lines.append({**json.loads(text), "at": at})
+                        if self.lines[-1]["event"] == "started":
+                            self._started(self.process.pid)
                     except ValueError:
                         self.other_output.append(text.rstrip("\n"))
                     self._news.notify_all()

@@ -7,6 +7,7 @@ start itself (under a wrapper, or by the command line that others see) needs `ex
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import random
@@ -27,8 +28,11 @@ _LIMIT: Final = 1 << 18  # bytes of a request: arguments and an environment
 class Process:
     """The part of `subprocess.Popen` that tests use. Signals go to this process and to no other that has its number."""
 
-    def __init__(self, stock: Stock, pid: int, stderr: int) -> None:
+    def __init__(self, stock: Stock, pid: int, stderr: int, stacks: int) -> None:
         self.pid = pid
+        #: When it has ended: the stacks of its main thread at each SIGURG.
+        self.stacks: list[str] = []
+        self._stacks = stacks
         self.returncode: int | None = None
         self.stderr: TextIO = os.fdopen(stderr)
         self._stock, self._pidfd, self._reaping = stock, os.pidfd_open(pid), threading.Lock()
@@ -47,6 +51,9 @@ class Process:
             if self.returncode is None and self._ended(seconds):
                 self.returncode = os.waitstatus_to_exitcode(self._stock.ask({"reap": self.pid}))
                 os.close(self._pidfd)
+                with os.fdopen(self._stacks, "r") as file:
+                    file.seek(0)
+                    self.stacks = file.read().split("Stack (most recent call first):")[1:]
             return self.returncode
 
     def _ended(self, seconds: float | None) -> bool:
@@ -81,13 +88,13 @@ class Stock:
 
     def start(self, arguments: Sequence[str], environment: Mapping[str, str], cwd: Path) -> Process:
         """`python -m resolver` with these arguments; standard error is a pipe."""
-        ours, theirs = os.pipe()
+        (ours, theirs), stacks = os.pipe(), os.memfd_create("stacks")
         try:
             wanted = {"start": [*arguments], "environment": dict(environment), "cwd": str(cwd)}
-            pid = self.ask(wanted, 1, theirs)
+            pid = self.ask(wanted, 1, theirs, stacks)
         finally:
             os.close(theirs)
-        return Process(self, pid, ours)
+        return Process(self, pid, ours, stacks)
 
     def ask(self, request: Mapping[str, Any], *descriptors: int) -> int:
         """The answer to one request."""
@@ -104,7 +111,7 @@ def _serve(channel: socket.socket) -> list[str]:
     """Answers requests; returns in each process that is started, with its arguments."""
     children: set[int] = set()
     while True:
-        data, received, _, _ = socket.recv_fds(channel, _LIMIT, 2)
+        data, received, _, _ = socket.recv_fds(channel, _LIMIT, 3)
         if not data:
             break
         request = json.loads(data)
@@ -126,7 +133,8 @@ def _serve(channel: socket.socket) -> list[str]:
     os._exit(0)
 
 
-def _become(request: dict[str, Any], stdout: int, stderr: int) -> None:
+def _become(request: dict[str, Any], stdout: int, stderr: int, stacks: int) -> None:
+    faulthandler.register(signal.SIGURG, os.fdopen(stacks, "wb"), all_threads=False)
     os.dup2(stdout, 1)
     os.dup2(stderr, 2)
     os.close(stdout)

@@ -24,6 +24,7 @@ from tests.fakes.node import Node
 from tests.fakes.process import Tenant
 from tests.fakes.regions import LAYOUTS, ProcSlot
 from tests.fakes.scraper import Scraper
+from tests.fakes.traced import Tracer
 from tests.fakes.warm import Stock
 from tests.patience import until
 
@@ -57,8 +58,14 @@ def with_every_source(name: str, values: Iterable[Any]) -> pytest.MarkDecorator:
 class Start:
     """Starts daemons; at the end of the test each is stopped and held to what holds for all of them."""
 
-    def __init__(self, run_dir: Path, stock: Stock | None = None, program: Path | None = None) -> None:
-        self._run_dir, self._stock, self._program = run_dir, stock, program
+    def __init__(
+        self,
+        run_dir: Path,
+        stock: Stock | None = None,
+        program: Path | None = None,
+        tracer: Tracer | None = None,
+    ) -> None:
+        self._run_dir, self._stock, self._program, self._tracer = run_dir, stock, program, tracer
         self.started: list[Daemon] = []
 
     def __call__(
@@ -83,6 +90,8 @@ class Start:
         where = run_dir or self._run_dir
         if self._program is not None and not anew and _may_use_bpf(arguments):
             hand_on(self._program, where / self._program.name)
+        if self._tracer is not None and "wrapper" not in options:  # a wrapper makes calls of its own
+            options["started"] = self._tracer.watch
         daemon = Daemon(node, where, *arguments, **options)
         self.started.append(daemon)
         return daemon
@@ -96,11 +105,13 @@ class Start:
             else:
                 daemon.wait()
             problems += [line for line in daemon.lines if line["event"] == "internal_error"]
+            if self._tracer is not None:
+                problems += self._tracer.unlisted(daemon.process)
             problems += [text for text in daemon.other_output if "Traceback" in text or "Error" in text]
             until(lambda these=children: not any(map(runs, these.values())), "the end of its children")  # type: ignore[misc]
             if self._program is not None:
                 hand_on(daemon.run_dir / self._program.name, self._program)
-        assert problems == []
+        assert not problems, "\n".join(map(str, problems))
 
 
 def _may_use_bpf(arguments: tuple[str, ...]) -> bool:
@@ -136,6 +147,13 @@ def stock() -> Iterator[Stock]:
 
 
 @pytest.fixture(scope="session")
+def tracer() -> Iterator[Tracer]:
+    """The program in the kernel that sees the calls of daemons' loops."""
+    with Tracer() as tracer:
+        yield tracer
+
+
+@pytest.fixture(scope="session")
 def kept_in(program: Path) -> str:
     """The directory of `program`: a map of the usual size takes the same one as the daemon's."""
     return str(program.parent)
@@ -148,9 +166,9 @@ def lives(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def start(tmp_path: Path, stock: Stock, program: Path) -> Iterator[Start]:
-    """Starts a daemon on a node: `start(node, "--interval", "50ms")`."""
-    starter = Start(tmp_path / "run", stock, program)
+def start(tmp_path: Path, stock: Stock, program: Path, tracer: Tracer) -> Iterator[Start]:
+    """Starts a daemon on a node: `start(node, "--interval", "50ms")`; its loop may call what `loop_calls` lists."""
+    starter = Start(tmp_path / "run", stock, program, tracer)
     yield starter
     starter.close()
 

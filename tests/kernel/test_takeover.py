@@ -67,6 +67,19 @@ def test_back_again(node: Node, start: Start) -> None:
     assert list(first.run_dir.iterdir()) == []
 
 
+def test_lock_that_fails_ends_the_one_that_waits(node: Node, start: Start) -> None:
+    """It was a standby for ever, which nothing said."""
+    first, second = first_and_second(node, start)
+    run_dir = first.run_dir
+    run_dir.rename(run_dir.with_name("moved"))
+    run_dir.touch()
+    first.kill()
+    assert second.wait() != 0
+    assert any("cannot be used" in text for text in second.other_output), second.tail()
+    second.other_output.clear()
+    run_dir.unlink()
+
+
 def test_it_can_be_ended_while_it_waits(node: Node, start: Start) -> None:
     first, second = first_and_second(node, start)
     assert second.stop() == 0

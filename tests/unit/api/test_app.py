@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from resolver import client
 from resolver.api import access, lookups, stream
-from resolver.api.problems import Reason
+from resolver.api.problems import Problem, Reason
 from resolver.api.request import MOST_BODY_BYTES
 from resolver.api.walks import Walks
 from resolver.base.errors import AccessDenied, Ambiguous, CannotKnow, NoDaemon, NotFound, UsageError
@@ -510,10 +510,11 @@ def test_look_ups_of_the_client(served: Served) -> None:
     assert [answer["reason"] for answer in many["answers"]] == ["no_such_container"] * 2
 
 
-async def test_a_walk_whose_thread_cannot_start_keeps_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_walk_without_a_thread_is_busy_and_keeps_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
     walks = Walks(1, 0)
     with monkeypatch.context() as without:
         without.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError))
-        with pytest.raises(RuntimeError):
+        with pytest.raises(Problem, match="raise the limit on tasks") as refused:
             await walks.run(int)
+    assert refused.value.status == 503
     assert await walks.run(int) == 0

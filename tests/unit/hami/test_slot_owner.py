@@ -514,3 +514,22 @@ def test_a_mount_proves_nothing_below_a_tree_that_a_preloaded_container_has(proc
     (proc.put(200, 1, mounts=whole, mapped="") / "ns").mkdir()
     (proc.root / "200/ns/pid").symlink_to("pid:[4026532200]")
     assert proc.find() is UnresolvedReason.UNPROVEN
+
+
+@pytest.mark.parametrize("first", [False, True], ids=["after", "before"])
+def test_trees_of_a_tenants_making_hide_no_other(proc: FakeProc, *, first: bool) -> None:
+    """64 of them filled the memory for all trees, and mounts below the real one proved owners again."""
+    preload = (DEVICE, "/usr/local/vgpu/ld.so.preload", "/etc/ld.so.preload")
+
+    def put(host_pid: int, *trees: str) -> None:
+        mounted = mountinfo(preload, *((DEVICE, tree, f"/usr/local/vgpu{tree}") for tree in trees))
+        (proc.put(host_pid, 1, mounts=mounted, mapped="") / "ns").mkdir()
+        (proc.root / f"{host_pid}/ns/pid").symlink_to(f"pid:[{4026532000 + host_pid}]")
+
+    proc.put(100, 7)
+    assert not isinstance(proc.find(), UnresolvedReason)
+    trees = [f"/var/lib/kubelet/pods/uid/volumes/{number}/vgpu" for number in range(80)]
+    for host_pid, made in ((300, [HOOK] if first else trees), (400, trees if first else [HOOK])):
+        put(host_pid, *made)
+        found = proc.find()
+    assert found is UnresolvedReason.UNPROVEN

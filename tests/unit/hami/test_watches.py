@@ -22,6 +22,7 @@ from resolver.linux.inotify import (
     Inotify,
 )
 from tests.fakes.clock import Clock
+from tests.patience import until
 
 QUEUE = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
 
@@ -149,6 +150,9 @@ def test_a_flood_is_merged_paid_for_and_then_not_heard_for_a_while(scene: Scene)
     assert (str(bad) in scene.watches, str(good) in scene.watches) == (False, True)
 
     assert not scene.again(bad, "bad", scene.open[0])  # not yet
+    described = Path(f"/proc/self/fdinfo/{scene.watches.fd}")
+    until(lambda: described.read_text().count("inotify wd") == 1, "the end of its watch")
+    scene.drain()
     flood(bad, 2000)
     before = scene.counters["watch_events"]
     scene.drain()
