@@ -7,9 +7,11 @@ is checked, then opened by descriptor.
 from __future__ import annotations
 
 import _thread
+import atexit
 import errno
 import os
 import stat
+import time
 from collections import deque
 from contextlib import suppress
 from functools import partial
@@ -27,6 +29,7 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O
 _dropping: deque[Callable[[], object]] = deque()
 #: Room for so many threads that drop: tenants can make each of them wait.
 _droppers = deque(range(16))
+_starting: deque[None] = deque()  # one entry for each thread that has not begun yet
 
 
 def translate(error: OSError) -> RegionRejected:
@@ -108,11 +111,24 @@ def let_go(fd: int) -> None:
 def drop(reference: Callable[[], object]) -> None:
     """Drop a reference in a thread, or with the next one: the last one to a tenant's file can wait for long."""
     _dropping.append(reference)
-    with suppress(RuntimeError):  # no more threads
+    _starting.append(None)
+    try:
         _thread.start_new_thread(_drop, ())
+    except RuntimeError:  # no more threads
+        _starting.pop()
+
+
+@atexit.register
+def _wait_for_starts() -> None:
+    """Let every thread begin: Python 3.11 crashes in one that begins after the interpreter's end."""
+    for _ in range(1000):
+        if not _starting:
+            return
+        time.sleep(0.001)
 
 
 def _drop() -> None:
+    _starting.pop()
     with suppress(IndexError):
         place = _droppers.pop()
         try:
