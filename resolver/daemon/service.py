@@ -33,7 +33,6 @@ from resolver.pids.pidmap import PidMap
 from resolver.pids.scan import ScanSource
 from resolver.pids.source import close as close_source
 from resolver.repair.parts import Parts
-from resolver.repair.plan import FOLLOW_EVERY
 from resolver.repair.repairer import Repairer
 from resolver.usage.gpu_users import GpuUsers
 from resolver.usage.running_containers import Census
@@ -95,7 +94,6 @@ class Service:
         self.snapshots.means.append(self._connections)
         self._rights = Rights(self.ladder.steps, journal) if in_charge else None
         self._sockets: ApiSockets | None = None
-        self._contested = asyncio.Event()  # some tenant's watcher writes wrong values
         self._hurry = Alarm()  # brings the next pass forward
         self._made = 0  # passes before this one
         self._watch_fd = -1  # that the loop watches
@@ -140,7 +138,7 @@ class Service:
         yield self._every_nvml_interval(1, self.collect_once, self.gpus.ask_again, "nvml_interval")
         yield self._passes()
         yield self._tend_source()
-        yield self._follow()
+        yield self.repairer.writing.keep_holds(self.repairer.budgets.over)
         if self._rights is not None:
             yield from self._servers()
             if (systemd := Systemd.from_environment()) is not None:
@@ -204,14 +202,6 @@ class Service:
             await self.start_source()
         tend = lambda: self.ladder.tend(self.pidmap.source)  # noqa: E731
         await self._every_nvml_interval(_TEND_INTERVALS, tend, self.ladder.failed, "source")
-
-    async def _follow(self) -> None:
-        """Correct values between passes, after the ticks of watchers that write wrong ones."""
-        while True:
-            await self._contested.wait()
-            with contextlib.suppress(OSError):  # no descriptors, which the slot writer has counted
-                await self.repairer.follow()
-            await asyncio.sleep(FOLLOW_EVERY)
 
     async def _serve(self) -> None:
         if self._sockets is not None:
@@ -303,10 +293,6 @@ class Service:
         )
         self._tell_means()
         seconds = time.perf_counter() - began
-        if self.repairer.contested():
-            self._contested.set()
-        else:
-            self._contested.clear()
         self.snapshots.after_pass(seconds)
 
     def _take_new_settings(self) -> None:

@@ -203,11 +203,6 @@ class SharedRegion:
             parts.append(self._columns.of(data))
         return parts[0] if len(parts) == 1 else tuple([b"".join(each) for each in zip(*parts, strict=True)])
 
-    async def words(self, reader: TenantReader, payer: str, offsets: Sequence[int]) -> dict[int, int]:
-        """Return 8-byte words at these offsets, where readable."""
-        found = await self.pieces(reader, payer, [(offset, 8) for offset in offsets])
-        return {offset: int.from_bytes(data, "little") for offset, data in found.items()}
-
     async def pieces(
         self, reader: TenantReader, payer: str, places: Sequence[tuple[int, int]]
     ) -> dict[int, bytes]:

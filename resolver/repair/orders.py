@@ -13,6 +13,7 @@ from weakref import WeakValueDictionary
 from resolver.base.counters import CounterByReason, CounterName, Shortage
 from resolver.base.errors import WorkerFailed
 from resolver.base.reasons import UnresolvedReason
+from resolver.repair.holds import HeldRegions
 from resolver.repair.plan import encode
 from resolver.repair.quarantine import Blame
 from resolver.workers import slot_writer
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 _WRITER_SECONDS = 1.0
 _UNWRITABLE_SECONDS = 5.0
+#: Seconds between two checks that the writer lives and holds what it should.
+_CHECK_SECONDS = 0.02
 #: What an order costs in the slot_writer, in seconds of CPU: it maps a page and reads the process.
 ORDER_SECONDS = 30e-6
 
@@ -45,6 +48,8 @@ class Writing:
             timeout=_WRITER_SECONDS,
             rights=frozenset({"DAC_OVERRIDE"}),
         )
+        self.holds = HeldRegions(self.worker)
+        self._holding = asyncio.Event()  # some words are held
         # Utilization waits in a queue of its own, so that a `hostpid` waits for one such batch at most.
         self._one_at_a_time, self._utilization = asyncio.Lock(), asyncio.Lock()
         self._blames = WeakValueDictionary[str, Blame]()
@@ -68,8 +73,48 @@ class Writing:
                 return False
             return await self._carry_out(repairs, orders)
 
+    async def hold(self, repairs: RegionRepairs, orders: list[Order]) -> int:
+        """Hold these words of the region and no others; returns the corrections since the last time."""
+        async with self._one_at_a_time:
+            self._bury()
+            orders = [order for order in orders if order.owner is order.state.owner][: slot_writer.MAX_ORDERS]
+            request = self.holds.message(repairs, orders if repairs.region.fd >= 0 else [])
+            if request is None:
+                return 0
+            starts = self.worker.starts
+            try:
+                answer = await self.worker.request(*request)
+            except WorkerFailed as error:
+                self._failed(repairs, error)
+                return 0
+            corrected = self.holds.took(repairs, orders, starts, answer)
+            self._counters[CounterName.UTILIZATION_WRITES] += corrected
+        if orders:
+            self._holding.set()
+        return corrected
+
+    async def keep_holds(self, over: Callable[[str], bool]) -> None:
+        """Hold the words on when the writer has ended, and let those go whose container is ``over`` its budget."""
+        while True:
+            await self._holding.wait()
+            self._bury()
+            for held in [*self.holds.by_region.values()]:
+                gone = held.repairs.region.fd < 0 or over(held.repairs.ownership.account)
+                if gone or not self.holds.in_force(held):
+                    with contextlib.suppress(OSError):  # no descriptors, which the writer has counted
+                        await self.hold(held.repairs, [] if gone else held.orders)
+            if not self.holds.by_region:
+                self._holding.clear()
+            await asyncio.sleep(_CHECK_SECONDS)
+
+    def _bury(self) -> None:
+        """Note the end of a writer that only held words."""
+        if (error := self.worker.ended_idle()) is not None:
+            self._failed(None, error)
+
     async def _carry_out(self, repairs: RegionRepairs, orders: list[Order]) -> bool:
         region = repairs.region
+        self._bury()
         message, handles = encode(orders, region.layout)
         try:
             answer = await self.worker.request(message, [region.fd, *handles])
@@ -93,17 +138,17 @@ class Writing:
             )
         return True
 
-    def _failed(self, repairs: RegionRepairs, error: WorkerFailed) -> None:
-        """Quarantine the files if to blame; else let the next writer retry."""
+    def _failed(self, asked: RegionRepairs | None, error: WorkerFailed) -> None:
+        """Quarantine the files if to blame; else let the next writer retry. ``asked``: about this region."""
         if error.waiting:
             return
         self._counters[CounterName.WRITER_FAILURES] += 1
-        container, why = repairs.ownership.container, str(error)
-        if not error.own_fault and not error.late:
+        repairs, why = self.holds.culprit() or asked, str(error)
+        if repairs is None or (not error.own_fault and not error.late):
             if not self.worker.means.short():
                 self._journal.record("writer_failed", level="warning", why=why)
             return
-        now = time.monotonic()
+        now, container = time.monotonic(), repairs.ownership.container
         seconds = repairs.blame.died(now, guilty=error.own_fault)
         kept = {name: each for name, each in self._remembered.items() if not each.forgotten(now)}
         self._remembered = {**kept, repairs.ownership.account: repairs.blame}

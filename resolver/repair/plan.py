@@ -16,7 +16,7 @@ from resolver.hami.discovery import PodFile
 from resolver.hami.hostpid_policy import WatcherFinding, classify
 from resolver.repair.quarantine import Blame
 from resolver.repair.region_slots import RegionSlots
-from resolver.repair.reported_values import Verdict, differs
+from resolver.repair.reported_values import Verdict
 from resolver.repair.slot_states import SlotState
 from resolver.workers import slot_writer
 
@@ -42,10 +42,6 @@ _NOT_LOOKED = {
 #: Seconds after an end in which other processes' watchers may fill its slot again, from older samples; and from one
 #: write of zeroes to the next: they fill it at each tick.
 _REFILLED_SECONDS, _ZERO_AGAIN_SECONDS = 2.0, 0.4
-#: Seconds between two reads of contested values.
-FOLLOW_EVERY = 0.005
-#: So many contested values of one region are put right between passes, too.
-FOLLOWED = 16
 
 
 class Order(NamedTuple):
@@ -83,7 +79,10 @@ class RegionRepairs(RegionSlots):
         self._certain = not isinstance(self.proof, PodFile)
         self.counts: HamiCounts | None = None  # of HAMi-core
         self.counts_due = 0.0
-        self.contested = False  # a watcher writes wrong values here, whenever it ticks
+        self.held: list[
+            Order
+        ] = []  # words that a watcher sets wrong whenever it ticks, with their right values
+        self.not_held_until = 0.0  # they changed too often
         self.finding: WatcherFinding | None = None  # what the watcher shows of the policy
 
     def stirs(self, now: float, *inputs: object, ahead: float = 0.0) -> bool:
@@ -142,7 +141,7 @@ class RegionRepairs(RegionSlots):
         seconds until the next attempt.
         """
         changes, settled = self._changes, True  # `_settled` stays behind what changes meanwhile
-        self.contested, self._settled = False, -1
+        self.held, self._settled = [], -1
         view = self.view
         if view is None:
             return
@@ -285,6 +284,7 @@ class RegionRepairs(RegionSlots):
         host_pid, evidence = state.owner.process.host_pid, state.evidence
         if evidence.since is None:
             evidence.since = now
+        held = writes is not WriteUtilization.NEVER and now >= self.not_held_until
         for device, present in enumerate(state.slot.sm_util):
             actual = actual_utilization(host_pid, view.uuids[device])
             if actual is None:
@@ -293,13 +293,13 @@ class RegionRepairs(RegionSlots):
             idles = view.uuids[device] in idle
             verdict = word.judge(present, actual, answered, evidence.since, now, idle=idles)
             calm = calm and verdict is Verdict.RIGHT
-            if writes is not WriteUtilization.NEVER and word.contested and actual:
-                self.contested = True
             if not actual and not word.enough_for_zero():
                 continue
+            if held and word.contested:
+                self.held.append(self._value(state, device, present, actual))
             if verdict is Verdict.WRONG or (writes is WriteUtilization.ALWAYS and present != actual):
                 orders.append(self._value(state, device, present, actual))
-        return orders, calm and evidence.calm()
+        return orders, calm and evidence.calm(held=held)
 
     def note_finding(self, now: float) -> None:
         """Note what the container's watcher shows of the policy; a process with one number for both shows nothing."""
@@ -310,25 +310,6 @@ class RegionRepairs(RegionSlots):
                 if len(inside) == 1 and host_pid not in inside:
                     findings.add(state.evidence.finding(now))
         self.finding = next((each for each in WatcherFinding if each in findings), None)
-
-    def follow(self, read: Callable[[int], int | None], now: float) -> Iterator[Order]:
-        """Yield corrections of at most `FOLLOWED` contested values; ``read`` returns the word at an offset."""
-        followed = 0
-        for state in self.distinguished():
-            if state.owner is None or state.evidence is None or state.reason is not None:
-                continue
-            for device in state.evidence.contested():
-                followed += 1
-                if followed > FOLLOWED:
-                    return
-                word = state.evidence.words[device]
-                offset = self.region.layout.sm_util_offset(state.slot.index, device)
-                present = read(offset) if offset is not None else None
-                if present is None or word.actual is None or present == word.seen:
-                    continue
-                word.see(present, now)
-                if differs(present, word.actual):
-                    yield self._value(state, device, present, word.actual)
 
     def _value(self, state: SlotState, device: int, present: int, value: int) -> Order:
         slot, layout, view = state.slot, self.region.layout, self.view
@@ -358,15 +339,24 @@ def slot_word(pid: int, hostpid: int) -> int:
     return (pid & 0xFFFFFFFF) | (hostpid & 0xFFFFFFFF) << 32
 
 
-def encode(orders: list[Order], layout: Layout) -> tuple[bytes, list[int]]:
-    """Return orders in the writer's format, and their handles' descriptors."""
-    message = bytearray(slot_writer.HEAD.pack(layout.file_bytes, len(orders)))
+def encode(
+    orders: list[Order], layout: Layout, hold: tuple[int, int] | None = None
+) -> tuple[bytes, list[int]]:
+    """Return orders in the writer's format, and their handles' descriptors.
+
+    ``hold``: the file's key and the corrections allowed in a second; then the words are held.
+    """
+    message = bytearray(
+        slot_writer.HEAD.pack(layout.file_bytes, len(orders) | (slot_writer.HOLDS if hold else 0))
+    )
+    message += slot_writer.HOLD.pack(*hold) if hold else b""
     handles: list[int] = []
     for order in orders:
         owner, handle = order.owner, -1
         if owner is not None:
-            handle = len(handles)
-            handles.append(owner.fd)
+            if owner.fd not in handles:
+                handles.append(owner.fd)
+            handle = handles.index(owner.fd)
         message += slot_writer.ORDER.pack(
             handle,
             bool(owner and owner.is_pidfd),

@@ -13,7 +13,6 @@ from resolver.hami.hostpid_policy import WatcherFinding
 from resolver.hami.slot_owner import OwnerFinder
 from resolver.repair.abandoned import Abandoned
 from resolver.repair.known_regions import KnownRegions
-from resolver.repair.orders import ORDER_SECONDS
 from resolver.repair.parts import Pass
 from resolver.repair.reading import Readings
 from resolver.repair.turns import Turns
@@ -104,8 +103,10 @@ class Repairer:
         if this.joined is not self.found.joined:
             changed = this.joined.changed(self.found.joined)
             self.found.joined, self._answered = this.joined, this.now
-            for path, repairs in self.regions.items() if changed is None or changed else ():
-                if repairs.values_changed(changed):
+            for path, repairs in self.regions.items():
+                if repairs.held:  # each answer shows if its watcher is still wrong
+                    repairs.unsettle()
+                if repairs.held or (changed != set() and repairs.values_changed(changed)):
                     self.agenda.by(path, this.now)
         if this.policy != self._policy:
             self._policy, this.everything = this.policy, True
@@ -141,31 +142,10 @@ class Repairer:
         if self._judging is not None:
             self._judging.cancel()
         self.writing.worker.stop()
+        self.writing.holds.close()
         self.found.close()
         self.watches.close()
         self.owners.close()
-
-    def contested(self) -> bool:
-        """Check if a tenant's watcher writes wrong values, for `follow` to correct."""
-        return not self.parts.settings.dry_run and any(repairs.contested for repairs in self.regions.values())
-
-    async def follow(self) -> None:
-        """Correct tenants' watchers' wrong values, at their expense."""
-        for repairs in [each for each in self.regions.values() if each.contested]:
-            container, now = repairs.ownership.account, time.monotonic()
-            if self.budgets.over(container):
-                continue
-            with self.budgets.charge(container):
-                offsets: list[int] = []
-                list(repairs.follow(offsets.append, now))
-            words = await repairs.region.words(self.parts.reader, container, offsets)
-            if not self.parts.is_here(repairs):
-                continue
-            with self.budgets.charge(container):
-                orders = list(repairs.follow(words.get, now))
-            if orders:
-                self.budgets.spend(container, len(orders) * ORDER_SECONDS)
-                await self.writing.carry_out(repairs, orders)
 
     def take_events(self) -> None:
         """Read some kernel events; may bring `next_pass` forward."""

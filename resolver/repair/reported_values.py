@@ -20,14 +20,13 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from resolver.hami.hostpid_policy import WatcherFinding, contradiction
-from resolver.workers.slot_writer import MARK
+from resolver.workers.slot_writer import MARK, NEAR, differs
 
 if TYPE_CHECKING:
     from resolver.hami.hostpid_policy import HostpidPolicy
 
 #: Seconds: two ticks of a watcher of HAMi's, 120 ms each.
 TWO_TICKS = 0.24
-NEAR = 3  # points
 _MOST = 100  # per cent
 _ABSENCES = 2  # answers in a row
 _PEACE = 2  # answers in a row at which a watcher was right by itself
@@ -42,11 +41,6 @@ class Verdict(Enum):
     RIGHT = "right"
     WAIT = "wait"  # it differs, and it is too early to say whose doing that is
     WRONG = "wrong"
-
-
-def differs(present: int, actual: int) -> bool:
-    """Check if a slot's value differs from NVML's, in per cent."""
-    return abs(present - actual) > NEAR or (present == 0) != (actual == 0)
 
 
 class ReportedValue:
@@ -150,6 +144,12 @@ class ReportedValue:
         if self.right >= _PEACE:
             self.contested = self.lost = False
 
+    def undisturbed(self) -> None:
+        """Note that no watcher set the held value wrong since the last report."""
+        self.right += 1
+        if self.right >= _PEACE:
+            self.contested = self.lost = False
+
     def _grows(self, before: int, present: int, actual: int, *, new: bool, now: float) -> bool:
         """Check if it grew above NVML's values before and after; a genuine rise stays under the later."""
         above = present > actual + NEAR
@@ -197,13 +197,9 @@ class Evidence:
             word = self.words[device] = ReportedValue(present)
         return word
 
-    def calm(self) -> bool:
-        """Check that no value is wrong or contested."""
-        return all(not word.contested and word.wrong_since is None for word in self.words.values())
-
-    def contested(self) -> list[int]:
-        """Return devices in use with a contested value."""
-        return [device for device, word in self.words.items() if word.contested and word.actual]
+    def calm(self, *, held: bool) -> bool:
+        """Check that no value is wrong, or contested and not ``held``."""
+        return all((held or not word.contested) and word.wrong_since is None for word in self.words.values())
 
     def disputed(self) -> bool:
         """Check if a watcher contradicts a 0 of ours."""

@@ -135,6 +135,7 @@ class Turns:
                 await self._find_owner(work.repairs, work.due.pop(), this.now, pause)
             elif not await self._write(work, this) or over:
                 works.popleft()
+                await self._hold(work.repairs, this, over=over)
                 self._finish(work, this)
                 if over:
                     parts.put_off(work.repairs, this)
@@ -224,6 +225,11 @@ class Turns:
             this.charge(repairs.ownership.account, len(batch) * ORDER_SECONDS)
             more = await parts.writing.carry_out(repairs, batch) and more
         return more
+
+    async def _hold(self, repairs: RegionRepairs, this: Pass, *, over: bool) -> None:
+        if not self._parts.settings.dry_run:
+            corrected = await self._parts.writing.hold(repairs, [] if over else repairs.held)
+            this.charge(repairs.ownership.account, corrected * ORDER_SECONDS)
 
     def _plan(self, repairs: RegionRepairs, this: Pass) -> Iterator[Order | None]:
         parts = self._parts

@@ -15,6 +15,10 @@ changed. A move copies words in any order, so ``owner_pid`` must be 0 at both ch
 
 Undoing must not overwrite a later write, so 0 is written by way of `MARK`: while that stands, no process wrote. A move
 may copy `MARK`, so after an undo the other slots are searched for it.
+
+A message with `HOLDS` in its count has HOLD after its head. It replaces the words that are held in one file: their page
+stays mapped, and each is compared every millisecond and set to ``new`` again, under the same guard. Descriptors: the
+file, the `note`, handles. The answer is a REPORT for each word held until then.
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ import mmap
 import os
 import struct
 import sys
+import time
 
 from resolver.linux.pidfd import handle_alive
 from resolver.workers.child import LACKING, inherited
@@ -41,10 +46,16 @@ HEAD = struct.Struct("<II")
 ORDER = struct.Struct("<ibxxxQQQQQ")
 #: offset of the first slot, bytes of a slot, offset of ``owner_pid``
 SLOTS = struct.Struct("<III")
+HOLDS = 1 << 31
+#: the file's key, 0 is none; corrections allowed in a second
+HOLD = struct.Struct("<QIxxxx")
+#: outcome, corrections, another program's last value
+REPORT = struct.Struct("<BxxxIQ")
 #: outcome, the word found (after a success: read back)
 RESULT = struct.Struct("<BxxxxxxxQ")
 
 MAX_ORDERS = 128
+NEAR = 3  # points of utilization that count as equal
 #: A utilization in per cent that no slot says by itself: more than a device can do.
 MARK = 101
 
@@ -55,6 +66,9 @@ MOVED = 3  # the slot moved during a utilization write: taken back
 WRONG_SIZE = 4  # the file does not have the layout's size now: not mapped
 NOT_WRITABLE = 5  # it cannot be opened, or not be mapped, for writing; the word is the errno
 NO_MEANS = 6  # the kernel refused this process a descriptor, or memory; the word is the errno
+TOO_OFTEN = 7  # a held word changed more often than watchers change it
+#: A hold ends with these; others are tried again.
+_FINAL = OWNER_GONE, WRONG_SIZE, NOT_WRITABLE, NO_MEANS, TOO_OFTEN
 
 _ACQ_REL, _ACQUIRE = 4, 2  # __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE
 
@@ -62,6 +76,7 @@ _ACQ_REL, _ACQUIRE = 4, 2  # __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE
 def main() -> int:
     """Serve orders until the socket closes."""
     import array
+    import select
 
     from resolver.linux import seccomp
 
@@ -69,8 +84,14 @@ def main() -> int:
     room = _socket.CMSG_SPACE((MAX_ORDERS + 1) * array.array("i").itemsize)
     compare_exchange = atomic()
     received = inherited()
+    holds, poll = HeldWords(compare_exchange), select.poll()
+    poll.register(channel.fileno(), select.POLLIN)
     seccomp.allow_only(seccomp.OF_THE_WRITER)
     while True:
+        arrived = False
+        while holds.files and not arrived:
+            arrived = bool(poll.poll(1))
+            holds.tick()
         message, ancillary, _flags, _address = channel.recvmsg(1 << 16, room)
         for level, kind, payload in ancillary:
             if level == _socket.SOL_SOCKET and kind == _socket.SCM_RIGHTS:
@@ -78,20 +99,32 @@ def main() -> int:
         if not message:
             return 0
         try:
-            channel.send(serve(compare_exchange, message, received))
+            hold = HEAD.unpack_from(message)[1] & HOLDS
+            channel.send(
+                holds.replace(message, received) if hold else serve(compare_exchange, message, received)
+            )
         finally:
             for fd in set(received):  # inherited ones may be the same for several orders
                 os.close(fd)
             received.clear()
 
 
+def differs(present: int, value: int) -> bool:
+    """Check if a utilization differs from NVML's, in per cent; only 0 equals 0."""
+    return abs(present - value) > NEAR or (present == 0) != (value == 0)
+
+
+def _writable(descriptor: int) -> int:
+    """Open a file again: the daemon reads only, and the right to write exists in this process alone."""
+    flags = os.O_RDWR | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+    return os.open(f"/proc/self/fd/{descriptor}", flags)
+
+
 def serve(compare_exchange: CompareExchange, message: bytes, descriptors: list[int]) -> bytes:
     """Carry out orders in the first descriptor's file."""
     file_bytes, count = HEAD.unpack_from(message)
     try:
-        # The daemon reads only; the right to write exists in this process alone, for this message.
-        flags = os.O_RDWR | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-        fd = os.open(f"/proc/self/fd/{descriptors[0]}", flags)
+        fd = _writable(descriptors[0])
     except OSError as error:
         return RESULT.pack(*_refused(error)) * int(count)
     try:
@@ -115,6 +148,125 @@ def serve(compare_exchange: CompareExchange, message: bytes, descriptors: list[i
         return answer
     finally:
         os.close(fd)
+
+
+class _HeldWord:
+    """A held word, and its report."""
+
+    def __init__(self, order: tuple[int, ...]) -> None:
+        self.order, self.at, self.guard_at, self.guard = order, order[4] // 8, order[2] // 8, order[3]
+        self.value = self.standing = order[6]
+        self.outcome, self.corrections, self.foreign = DONE, 0, order[6]
+
+
+class _HeldFile:
+    """Held words of one file, mapped. Raises OSError, and ValueError for a file that is too short."""
+
+    def __init__(self, message: bytes, descriptors: list[int]) -> None:
+        self.file_bytes, count = HEAD.unpack_from(message)
+        self.key, self.allowed = HOLD.unpack_from(message, HEAD.size)
+        at, count = HEAD.size + HOLD.size, count & ~HOLDS
+        self.holds = [_HeldWord(ORDER.unpack_from(message, at + n * ORDER.size)) for n in range(count)]
+        self.slots = SLOTS.unpack_from(message, at + count * ORDER.size)
+        self.fd, self.handles = _writable(descriptors[0]), list[int]()
+        try:
+            self.handles += [os.dup(handle) for handle in descriptors[2:]]
+            self.page = mmap.mmap(self.fd, self.file_bytes)
+        except BaseException:
+            self.close()
+            raise
+        self.words = memoryview(self.page)[: self.file_bytes // 8 * 8].cast("Q")
+        self.second, self.changes = 0, 0
+        self.live = self.holds
+        self.look()
+
+    def look(self) -> None:
+        """Prepare the comparison of the words that are still held."""
+        self.live = [hold for hold in self.live if hold.outcome == DONE]
+        self.places = [hold.at for hold in self.live]
+        self.standing = [hold.standing for hold in self.live]
+
+    def close(self) -> None:
+        """Release everything."""
+        for fd in (self.fd, *self.handles):
+            os.close(fd)
+
+
+class HeldWords:
+    """Held words, by file. ``note`` names the file that is touched, for the daemon if SIGBUS ends this process."""
+
+    def __init__(self, compare_exchange: CompareExchange) -> None:
+        self.files: dict[int, _HeldFile] = {}
+        self._compare_exchange = compare_exchange
+        self._note: memoryview | None = None
+
+    def replace(self, message: bytes, descriptors: list[int]) -> bytes:
+        """Hold these words of a file and no others; returns reports of those before."""
+        key, _ = HOLD.unpack_from(message, HEAD.size)
+        before = self.files.pop(key, None)
+        answer = b""
+        if before is not None:
+            answer = b"".join(
+                REPORT.pack(hold.outcome, hold.corrections, hold.foreign) for hold in before.holds
+            )
+            before.close()
+        if HEAD.unpack_from(message)[1] & ~HOLDS:
+            if self._note is None:
+                self._note = memoryview(mmap.mmap(descriptors[1], mmap.PAGESIZE)).cast("Q")
+            try:
+                self.files[key] = _HeldFile(message, descriptors)
+            except (OSError, ValueError):
+                return answer or b"\0"  # the next order in this file has the reason
+        return answer or b"\0"
+
+    def tick(self) -> None:
+        """Compare all held words once, and correct those that differ."""
+        note = self._note
+        if note is None:
+            return
+        for held in self.files.values():
+            note[0] = held.key
+            if [*map(held.words.__getitem__, held.places)] != held.standing:
+                self._correct(held)
+                held.look()
+        note[0] = 0
+
+    def _correct(self, held: _HeldFile) -> None:
+        words, lock_at = held.words, held.slots[2]
+        second = int(time.monotonic())
+        if second != held.second:
+            held.second, held.changes = second, 0
+        for hold in held.live:
+            present = words[hold.at]
+            if present == hold.standing or words[lock_at // 8]:
+                continue  # a process that holds the lock may be moving slots
+            hold.foreign = present
+            if not differs(present, hold.value):
+                hold.standing = present
+                continue
+            held.changes += 1
+            outcome = TOO_OFTEN if held.changes > held.allowed else self._swap(held, hold, present)
+            if outcome == DONE:
+                hold.corrections += 1
+                hold.standing = hold.value
+            elif outcome in _FINAL or words[hold.guard_at] != hold.guard:
+                hold.outcome = outcome
+
+    def _swap(self, held: _HeldFile, hold: _HeldWord, present: int) -> int:
+        order = (*hold.order[:5], present, hold.value)
+        try:
+            if os.fstat(held.fd).st_size != held.file_bytes:
+                return WRONG_SIZE
+            outcome, _ = carry_out(
+                self._compare_exchange, held.fd, held.file_bytes, held.handles, order, held.slots[2]
+            )
+        except ValueError:
+            return WRONG_SIZE
+        except OSError as error:
+            return _refused(error)[0]
+        if outcome in (MOVED, OWNER_GONE) and hold.value == 0:
+            _take_back_copies(self._compare_exchange, held.fd, held.file_bytes, held.slots, order)
+        return outcome
 
 
 def _take_back_copies(

@@ -315,6 +315,12 @@ class WorkerProcess:
                 self._waiting.appendleft(request)
         return error
 
+    def ended_idle(self) -> WorkerFailed | None:
+        """Reap a child that ended with no request to fail; return the error."""
+        if self._asked or self._process is None or self._process.poll() is None:
+            return None
+        return self._ended()
+
     def forget_failures(self) -> None:
         """Delay the next start no more: the child answered, or its input alone was to blame."""
         self._in_a_row = 0

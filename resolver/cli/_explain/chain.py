@@ -12,7 +12,7 @@ from resolver.cli._explain.container_view import ContainerView, Reported, percen
 from resolver.hami.hostpid_policy import classify
 from resolver.hami.layout import DROPPED_FIX, DROPPED_WHY
 from resolver.hami.placements import searched
-from resolver.repair.reported_values import differs
+from resolver.workers.slot_writer import differs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -32,7 +32,7 @@ class Told(NamedTuple):
     conflicts: list[tuple[int, float]]
     slots: list[SlotReport]
     odd: dict[int, UnresolvedReason | None]
-    contested: bool
+    held: list[tuple[int, int | None, int]]
     container_id: str
     due: list[int]
 
@@ -70,7 +70,7 @@ class Life:
             sorted(conflicts),
             sorted(listed, key=lambda slot: slot.slot),
             self.bench.odd(),
-            repairs.contested,
+            [(o.slot, o.device, o.new) for o in repairs.held],
             report.container_id or "",
             sorted(due),
         )

@@ -14,7 +14,7 @@ from resolver.base.reasons import RepairReason, UnresolvedReason
 from resolver.config import WriteUtilization
 from resolver.hami.hostpid_policy import HostpidPolicy, WatcherFinding
 from resolver.hami.layout import LAYOUTS
-from resolver.repair.plan import FOLLOWED, slot_word
+from resolver.repair.plan import slot_word
 from resolver.repair.quarantine import FORGIVEN_SECONDS, Blame
 from resolver.repair.reported_values import TWO_TICKS
 from tests.fakes.planned import ALWAYS, AUTO, CONTAINER, HOST, NEVER, UNKNOWN, UUIDS, Bench, SlotValues
@@ -316,33 +316,26 @@ def test_a_watcher_has_two_ticks_from_when_its_hostpid_is_right(bench: Bench) ->
     assert bench.plan() == []
 
 
-def test_contested_values_are_followed_between_passes_as_many_as_a_region_may_have(stack: ExitStack) -> None:
+def test_contested_values_are_held(stack: ExitStack) -> None:
     bench = Bench(stack)
-    slots = [(n, 4700 + n, 1, (500, 500)) for n in range(1, 12)]
-    bench.see((99, 0), *slots)
-    assert bench.state(99).owner is None
-    for n in range(1, 12):
-        bench.own(n, 4700 + n)
-        bench.load |= {(4700 + n, uuid): 10 for uuid in UUIDS}
-    orders = bench.plan()
-    assert len(orders) == 22  # more than a device can do: at once
-    assert bench.repairs.contested
-    assert list(bench.repairs.follow(lambda _offset: 500, bench.now)) == []  # nothing moved
-    for order in orders:
-        assert order.device is not None
-        assert order.state.evidence is not None
-        order.state.evidence.words[order.device].wrote(order.new)
-    again = list(bench.repairs.follow(lambda _offset: 20, bench.now))
-    assert [(order.expected, order.new) for order in again] == [(20, 10)] * FOLLOWED
-    assert list(bench.repairs.follow(lambda _offset: 20, bench.now)) == [], "each change once"
-    assert list(bench.repairs.follow(lambda _offset: None, bench.now)) == []
-    bench.load = {}
+    bench.see((7, 4711, 1, (500, 500)))
+    bench.own(7, 4711)
+    bench.load = {(4711, uuid): 10 for uuid in UUIDS}
     bench.plan()
-    assert not bench.repairs.contested  # idle: no tick changes anything
+    assert [(order.device, order.new) for order in bench.repairs.held] == [(0, 10), (1, 10)]
+    bench.load, bench.idle = {(4711, UUIDS[0]): 10}, ()
+    bench.plan()
+    assert [order.device for order in bench.repairs.held] == [0], "a 0 needs more than one answer"
+    bench.idle = UUIDS
+    bench.plan()
+    assert [(order.device, order.new) for order in bench.repairs.held] == [(0, 10), (1, 0)]
+    bench.repairs.not_held_until = bench.now + 10
+    bench.plan()
+    assert bench.repairs.held == []
+    bench.repairs.not_held_until = 0.0
     bench.repairs.unwritable_until = bench.now + 10
-    bench.load = {(4701, "GPU-a"): 10}
     bench.plan()
-    assert not bench.repairs.contested
+    assert bench.repairs.held == []
 
 
 def test_the_hostpid_comes_first_the_utilization_with_the_next_pass(bench: Bench) -> None:

@@ -305,6 +305,9 @@ class Answering:
     def malformed(self, what: str) -> WorkerFailed:
         return WorkerFailed(what)
 
+    def ended_idle(self) -> None:
+        """It never ends."""
+
     def stop(self) -> None:
         """Nothing to end."""
 

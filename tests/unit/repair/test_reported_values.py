@@ -14,10 +14,9 @@ from resolver.repair.reported_values import (
     Evidence,
     ReportedValue,
     Verdict,
-    differs,
     reordering,
 )
-from resolver.workers.slot_writer import MARK
+from resolver.workers.slot_writer import MARK, differs
 
 RIGHT, WAIT, WRONG = Verdict.RIGHT, Verdict.WAIT, Verdict.WRONG
 CONFIRMS, DOUBTS = WatcherFinding.CONFIRMS, WatcherFinding.DOUBTS
@@ -221,15 +220,17 @@ def test_our_own_value_proves_nothing_of_its_watcher() -> None:
     assert not word.lost
 
 
-def test_a_contested_value_is_never_calm_and_is_followed_while_the_gpu_works() -> None:
+def test_contested_value_is_calm_only_while_held() -> None:
     evidence = Evidence()
-    assert (evidence.logged, evidence.calm(), evidence.contested()) == (False, True, [])
+    assert (evidence.logged, evidence.calm(held=False)) == (False, True)
     word = evidence.word(1, 500)
     word.judge(500, 20, 99.0, 0.0, 100.0)
     word.wrote(20)
-    assert (evidence.calm(), evidence.contested()) == (False, [1])
-    word.actual = 0
-    assert (evidence.calm(), evidence.contested()) == (False, [])
+    assert (evidence.calm(held=False), evidence.calm(held=True)) == (False, True)
+    word.undisturbed()
+    assert word.contested, "one report is not enough"
+    word.undisturbed()
+    assert not word.contested
 
 
 def test_a_small_value_where_nothing_works_was_added() -> None:
