@@ -76,6 +76,10 @@ docs: setup-dev ## build the documents as a site, in build/site
 gpu-check: setup-dev ## on a GPU: measure which PIDs its driver gives to a container, and check a repair (needs root)
 	@$(BIN)/python -m tests.gpu.check $(ARGS)
 
+.PHONY: nvml
+nvml: setup-dev ## compare the NVML stand-in with NVIDIA's library, fetched from Debian's non-free (x86-64; needs root)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m nvidia tests/contract tests/kernel/test_nvidia_library.py $(ARGS)
+
 .PHONY: kernels
 kernels: setup-dev ## boot the kernels of Debian's releases under QEMU and test on each (an hour; ARGS=--help)
 	@$(BIN)/python -m tests.vm $(ARGS)

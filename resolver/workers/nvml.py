@@ -89,6 +89,7 @@ class Nvml:
             return
         self._initialized = self._reader.broken = False
         self._xids.close()
+        self._samples.forget(but=set())
         try:
             self._pynvml.nvmlShutdown()
         except self._pynvml.NVMLError as error:

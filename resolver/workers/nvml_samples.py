@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 SECOND = 1_000_000
 #: The newest period is not older while the driver takes them: one each 139 ms, in older drivers 167 ms.
 _NEWEST_AGE = 300_000
-#: A stamp that differs more from the machine's clock dates nothing.
+#: A stamp that differs more from the machine's clock, and from the driver's as it is known, dates nothing.
 _PLAUSIBLE = 60 * SECOND
 _RING = 12 * SECOND  # the driver keeps no sample for longer
 _MOST = 100  # per cent
@@ -40,13 +40,14 @@ class DeviceClock:
 
     def read(self, ring: Mapping[int, int], wall: int, monotonic: int) -> dict[str, Any]:
         """Take the device's whole ring; return the answer's fields about it. Raises ClockUnknownError."""
-        known = {at: load for at, load in ring.items() if abs(at - wall) <= _PLAUSIBLE}
-        off = max(ring) - wall
+        before, late = self._ring, wall if self._ring is None else monotonic + self._ahead
+        known = {at: load for at, load in ring.items() if min(abs(at - wall), abs(at - late)) <= _PLAUSIBLE}
+        off = max(ring) - max(wall, late)
         if not known or off > _PLAUSIBLE:
             raise ClockUnknownError(
                 f"the driver dates its samples {off / SECOND:+.0f} s from this machine's clock: their age is unknown"
             )
-        before, self._ring = self._ring, known
+        self._ring = known
         new = sorted(known.keys() - (before or {}).keys())
         if before is None:
             self._ahead = wall - monotonic

@@ -113,7 +113,7 @@ def test_a_wrong_argument_has_its_own_error(
 
 
 @pytest.mark.parametrize("call", ["nvmlDeviceGetProcessUtilization", "nvmlDeviceGetProcessesUtilizationInfo"])
-def test_there_is_one_sample_per_process_and_it_is_the_newest_since(bench: Bench, call: str) -> None:
+def test_value_is_the_share_of_active_periods(bench: Bench, call: str) -> None:
     nvml = bench.probe()
     for time_us, pid, sm in ((100, 11, 1), (200, 12, 2), (300, 11, 3), (400, 13, 4)):
         bench.gpu.add_sample(_host(pid), 0, Load(sm=sm, mem=5, enc=6, dec=7), time_us)
@@ -122,8 +122,8 @@ def test_there_is_one_sample_per_process_and_it_is_the_newest_since(bench: Bench
     def seen(since_us: int) -> set[tuple[int, int, int]]:
         return {(s["timeStamp"], s["pid"], s["smUtil"]) for s in nvml(call, device(0), since_us)}
 
-    assert seen(0) == {(200, 12, 2), (300, 11, 3), (400, 13, 4)}
-    assert seen(299) == {(300, 11, 3), (400, 13, 4)}
+    assert seen(0) == {(200, 12, 1), (300, 11, 1), (400, 13, 1)}
+    assert seen(299) == {(300, 11, 2), (400, 13, 2)}
     assert seen(300) == {(400, 13, 4)}
     with pytest.raises(NvmlCallError, match="NVMLError_NotFound"):
         seen(400)

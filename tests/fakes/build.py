@@ -107,15 +107,15 @@ def _compile_all(out: Path) -> None:
             "-Wl,-soname,libnvidia-ml.so.1",
             f"-DNVML_SINCE={series}",
         )
-        _cc(*shared, "-o", str(library), str(HERE / "nvml" / "nvml.c"))
+        compile_c(*shared, "-o", str(library), str(HERE / "nvml" / "nvml.c"))
     (out / "cuda").mkdir()
     cuda = ("-shared", "-fPIC", "-fvisibility=hidden", "-Wl,-soname,libcuda.so.1")
-    _cc(*cuda, "-o", str(out / "cuda" / "libcuda.so.1"), str(HERE / "nvml" / "cuda.c"))
+    compile_c(*cuda, "-o", str(out / "cuda" / "libcuda.so.1"), str(HERE / "nvml" / "cuda.c"))
     (out / "layouts.h").write_text("".join(map(_initializer, LAYOUTS.values())))
     tenant = [str(HERE / "tenant" / name) for name in TENANT_SOURCES]
-    _cc(f"-I{out}", "-o", str(out / "tenant"), *tenant, "-ldl")
-    _cc("-o", str(out / "container-init"), str(HERE / "container_init.c"))
-    _cc("-o", str(out / "hostile"), str(HERE / "hostile" / "hostile.c"))
+    compile_c(f"-I{out}", "-o", str(out / "tenant"), *tenant, "-ldl")
+    compile_c("-o", str(out / "container-init"), str(HERE / "container_init.c"))
+    compile_c("-o", str(out / "hostile"), str(HERE / "hostile" / "hostile.c"))
 
 
 def _initializer(layout: Layout) -> str:
@@ -125,7 +125,7 @@ def _initializer(layout: Layout) -> str:
     return f'{{.name = "{layout.name}", {", ".join(fields)}}},\n'
 
 
-def _cc(*arguments: str) -> None:
+def compile_c(*arguments: str) -> None:
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         raise BuildError(

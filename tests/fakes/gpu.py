@@ -38,7 +38,8 @@ from tests.fakes.state import (
     StateFile,
 )
 
-SAMPLE_PERIOD_S: Final = 0.1
+SAMPLE_PERIOD_S: Final = 0.139
+PLACES: Final = 72  # in the driver's ring of periods
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,16 +123,24 @@ class Gpu:
         driver_version: str,
         devices: Sequence[Device] = DEFAULT_DEVICES,
         sample_period_s: float = SAMPLE_PERIOD_S,
+        *,
+        turns: bool = False,
     ) -> None:
+        """Take ``turns`` to give each period to one process, as drivers do; else to all, as if periods were short.
+
+        A process's load is the same in both: in its turn it is that of all of them.
+        """
         if len(devices) > DEVICES:
             raise ValueError(f"{len(devices)} devices: the state file has room for {DEVICES}")
         self.state_path = state_path
         self.socket_path = socket_path
         self.devices = tuple(devices)
-        self._period_s = sample_period_s
+        self._period_s, self._turns = sample_period_s, turns
         self._driver_version = driver_version
         self.ahead_s = 0.0  # its clock, of the wall clock
         self.mps_server: Chain | None = None  # whose PID the samples of MPS clients carry; none: nobody's
+        self.skips_first_place = True
+        self._last: dict[int, tuple[int, int]] = {}  # number and end of each device's last period
         self._period_us = 0  # when the last period ended
         self._lock = threading.RLock()
         self._clients: dict[int, Client] = {}
@@ -150,6 +159,7 @@ class Gpu:
         self.socket_path.chmod(0o666)
         self._listener.listen(64)
         self._stop_r, self._stop_w = os.pipe()
+        self._sample()
         self._thread = threading.Thread(target=self._run, name="gpu", daemon=True)
         self._thread.start()
         return self
@@ -211,15 +221,31 @@ class Gpu:
             entry.xids[entry.xids_total % XIDS] = xid
             entry.xids_total += 1
 
+    def connect(self, chain: Chain, device: int, load: Load) -> None:
+        """Adds a process without a connection."""
+        with self._lock:
+            self._clients[-1 - len(self._clients)] = Client(chain, {device: load})
+            self._publish_processes()
+
     def add_sample(self, chain: Chain, device: int, load: Load, time_us: int | None = None) -> None:
         """Appends one sample, as the driver's own clock does for every busy process."""
         with self._state.writing() as s:
             entry = s.samples[s.samples_total % SAMPLES]
             entry.time_us = self._now_us() if time_us is None else time_us
-            entry.device = device
+            entry.device, entry.period = device, self._period_of(device, entry.time_us)
             entry.sm, entry.mem, entry.enc, entry.dec = load.sm, load.mem, load.enc, load.dec
             _fill_chain(entry.chain, chain)
             s.samples_total += 1
+
+    def _period_of(self, device: int, time_us: int) -> int:
+        """The number of the period that ends then: the last one's, or the next."""
+        number, end = self._last.get(device, (0, 0))
+        if time_us != end:
+            number += 1
+            # NVIDIA's library leaves that place out.
+            number += self.skips_first_place and number % PLACES == 0
+            self._last[device] = number, time_us
+        return number
 
     def _now_us(self) -> int:
         return time.time_ns() // 1000 + int(self.ahead_s * 1e6)
@@ -244,7 +270,6 @@ class Gpu:
         with selectors.DefaultSelector() as selector:
             selector.register(self._listener, selectors.EVENT_READ)
             selector.register(self._stop_r, selectors.EVENT_READ)
-            self._sample()
             due = time.monotonic() + self._period_s
             while True:
                 for key, _ in selector.select(max(0.0, due - time.monotonic())):
@@ -325,11 +350,20 @@ class Gpu:
                 self._period_us = self._now_us()
                 for device in range(len(self.devices)):
                     self.add_sample(Chain(()), device, Load(), self._period_us)
+            busy: dict[int, list[tuple[Chain, Load]]] = {}
             for client in self._clients.values() if only is None else [only]:
                 for device, load in client.on.items():
                     chain = self.mps_server if load.mps else client.chain
                     if chain and (load.sm or load.mem or load.enc or load.dec):
+                        busy.setdefault(device, []).append((chain, load))
+            for device, parts in busy.items():
+                if not self._turns:
+                    for chain, load in parts:
                         self.add_sample(chain, device, load, self._period_us)
+                elif only is None:
+                    chain, load = parts[self._last[device][0] % len(parts)]
+                    taken = Load(sm=load.sm * len(parts), mem=load.mem * len(parts))
+                    self.add_sample(chain, device, taken, self._period_us)
 
     def _publish_processes(self) -> None:
         entries = [(c, device, load) for c in self._clients.values() for device, load in c.on.items()]

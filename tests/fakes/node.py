@@ -41,8 +41,16 @@ class Node:
     `left_out` lists, in sentences, what this machine or user could not provide.
     """
 
-    def __init__(self, root: Path, driver_version: str, devices: Sequence[Device] = DEFAULT_DEVICES) -> None:
+    def __init__(
+        self,
+        root: Path,
+        driver_version: str,
+        devices: Sequence[Device] = DEFAULT_DEVICES,
+        library: Path | None = None,
+    ) -> None:
+        """Take ``library``, a directory with NVIDIA's own; then processes take turns on a GPU."""
         self.root = root
+        self._library = library
         self.containers_dir = root / "vgpu" / "containers"
         self.driver_socket = root / "driver.sock"
         self.state_file = root / "nvml-state"
@@ -58,7 +66,7 @@ class Node:
                 "a node is made in the main thread: its processes die with the thread that forked them"
             )
         self.built = build.build()
-        self.library_dir = build.library_dir(self.built, self._driver_version)
+        self.library_dir = self._library or build.library_dir(self.built, self._driver_version)
         self.containers_dir.mkdir(parents=True)
         self.container_logs_dir.mkdir(parents=True, exist_ok=True)
         self.cgroups = CgroupTree()
@@ -68,7 +76,11 @@ class Node:
             )
         try:
             self.gpu = Gpu(
-                self.state_file, self.driver_socket, self._driver_version, self._devices
+                self.state_file,
+                self.driver_socket,
+                self._driver_version,
+                self._devices,
+                turns=self._library is not None,
             ).__enter__()
         except BaseException:
             self.cgroups.close()

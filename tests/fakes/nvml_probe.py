@@ -15,6 +15,7 @@ import selectors
 import subprocess
 import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Self
 
 DEVICE_KEY = "device"
@@ -73,11 +74,26 @@ def _plain(value: object) -> object:
     """Structures, friendly objects and lists of them as JSON."""
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
+    if isinstance(value, ctypes.Union):
+        return value.uiVal
     if isinstance(value, ctypes.Structure):
-        return {field[0]: getattr(value, field[0]) for field in value._fields_}
+        return {field[0]: _plain(getattr(value, field[0])) for field in value._fields_}
     if hasattr(value, "__dict__"):
         return {key: _plain(item) for key, item in vars(value).items()}
     return value
+
+
+def room(pynvml: Any, name: str, handle: Any, places: int, since: int) -> list[int]:
+    """The code and the number that a call for samples answers to a buffer with so many places (0: none)."""
+    function = pynvml._nvmlGetFunctionPointer(name)  # nvidia-ml-py asks for the right size only
+    if name == "nvmlDeviceGetProcessUtilization":
+        count = ctypes.c_uint(places)
+        buffer = (pynvml.c_nvmlProcessUtilizationSample_t * places)() if places else None
+        return [function(handle, buffer, ctypes.byref(count), ctypes.c_ulonglong(since)), count.value]
+    info = pynvml.c_nvmlProcessesUtilizationInfo_v1_t(pynvml.ProcessesUtilizationInfo_v1, places, since)
+    buffer = (pynvml.c_nvmlProcessUtilizationInfo_v1_t * places)()
+    info.procUtilArray = buffer if places else None
+    return [function(handle, ctypes.byref(info)), info.processSamplesCount]
 
 
 def _serve() -> None:
@@ -90,7 +106,8 @@ def _serve() -> None:
                 pynvml.nvmlDeviceGetHandleByIndex(a[DEVICE_KEY]) if isinstance(a, dict) else a
                 for a in arguments
             ]
-            answer: dict[str, object] = {"result": _plain(getattr(pynvml, name)(*real))}
+            call = partial(room, pynvml) if name == "room" else getattr(pynvml, name)
+            answer: dict[str, object] = {"result": _plain(call(*real))}
         except (pynvml.NVMLError, pynvml.NVMLLibraryMismatchError) as error:
             answer = {"error": type(error).__name__}
         print(json.dumps(answer), flush=True)

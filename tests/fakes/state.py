@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 MAGIC: Final = 0x314C4D564E444E53
-VERSION: Final = 3
+VERSION: Final = 4
 LEVELS: Final = 32
 DEVICES: Final = 16
 MIGS: Final = 8
@@ -112,7 +112,7 @@ class ProcessStruct(ctypes.Structure):
 
 
 class SampleStruct(ctypes.Structure):
-    _fields_ = _fields((_U64, "time_us"), (_U32, "device sm mem enc dec pad"), (ChainStruct, "chain"))
+    _fields_ = _fields((_U64, "time_us"), (_U32, "device sm mem enc dec period"), (ChainStruct, "chain"))
 
 
 class StateStruct(ctypes.Structure):

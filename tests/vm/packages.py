@@ -96,7 +96,9 @@ def configured_mirrors() -> tuple[str, str]:
 class Apt:
     """apt for one release and architecture, in a directory of its own."""
 
-    def __init__(self, base: Path, suite: Suite, arch: str, archives: tuple[str, str]) -> None:
+    def __init__(
+        self, base: Path, suite: Suite, arch: str, archives: tuple[str, str], component: str = "main"
+    ) -> None:
         self._suite = suite
         self._base = base / f"{suite.name}-{arch}"
         parts = ("etc/preferences.d", "etc/sources.list.d", "lists/partial", "cache/archives/partial", "debs")
@@ -104,8 +106,8 @@ class Apt:
             (self._base / place).mkdir(parents=True, exist_ok=True)
         (self._base / "status").touch()
         archive, security = archives
-        lines = [f"{archive} {name} main" for name in (*suite.beside, suite.name)]
-        lines += [f"{security} {suite.name}-security main"] if suite.security else []
+        lines = [f"{archive} {name} {component}" for name in (*suite.beside, suite.name)]
+        lines += [f"{security} {suite.name}-security {component}"] if suite.security else []
         sources = "".join(f"deb [signed-by={KEYRING}] {line}\n" for line in lines)
         (self._base / "etc/sources.list").write_text(sources)
         options = {
@@ -138,6 +140,11 @@ class Apt:
         release = ("-t", self._suite.name) if self._suite.backports else ()
         said = self._run(*release, "--no-install-recommends", "--print-uris", "-qq", "install", *names)
         return parse_uris(said)
+
+    def alone(self, name: str) -> Package:
+        """The package without those that it depends on. Raises `Unavailable`."""
+        (package,) = parse_uris(self._run("--print-uris", "-qq", "download", name))
+        return package
 
     def fetch(self, packages: Sequence[Package]) -> list[Path]:
         """The packages' files, downloaded if they are not there yet. Raises `Unavailable`."""

@@ -31,6 +31,10 @@
 
 #include "state.h"
 
+static const struct standin_state *state; /* mapped by the first init, unmapped never: threads may still read */
+
+#include "reader.h"
+
 #ifndef NVML_SINCE
 #define NVML_SINCE 550
 #endif
@@ -111,7 +115,6 @@ typedef struct {
 
 #define MEMORY_V2 ((unsigned)(sizeof(nvmlMemory_v2_t) | (2u << 24)))
 #define PROCESSES_UTILIZATION_V1 ((unsigned)(sizeof(nvmlProcessesUtilizationInfo_v1_t) | (1u << 24)))
-#define INITIAL_PIDNS 0xEFFFFFFCu
 #define MAX_ROWS (STANDIN_PROCESSES + 64)
 
 _Static_assert(sizeof(nvmlProcessInfo_v1_t) == 16, "nvmlProcessInfo_v1_t");
@@ -124,107 +127,21 @@ _Static_assert(MEMORY_V2 == 0x02000028u, "nvmlMemory_v2");
 /* A process or a sample as the caller will see it. */
 struct row {
     unsigned host_pid; /* identity while collecting; never handed out untranslated by accident */
-    unsigned pid;
+    unsigned pid, place;
     unsigned long long time_us, memory;
     unsigned sm, mem, enc, dec;
 };
 
 static pthread_mutex_t init_lock = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic int init_count;
-static const struct standin_state *state; /* mapped by the first init, unmapped never: threads may still read */
 static struct standin_handle handles[STANDIN_DEVICES];
 static struct standin_handle mig_handles[STANDIN_DEVICES][STANDIN_MIGS];
 static _Atomic unsigned grown;
-
-/* ---- the state file ------------------------------------------------------------------------------------- */
-
-static uint64_t read_begin(void)
-{
-    for (int spins = 0;; spins++) {
-        uint64_t seq = __atomic_load_n(&state->seq, __ATOMIC_ACQUIRE);
-        if (!(seq & 1))
-            return seq;
-        if (spins > 100)
-            usleep(50);
-        else
-            sched_yield();
-    }
-}
-
-static int read_retry(uint64_t seq)
-{
-    __atomic_thread_fence(__ATOMIC_ACQUIRE);
-    return __atomic_load_n(&state->seq, __ATOMIC_RELAXED) != seq;
-}
-
-static const struct standin_state *map_state(void)
-{
-    const char *path = getenv("NVML_STANDIN_STATE");
-    struct stat st;
-    if (!path)
-        return NULL;
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0)
-        return NULL;
-    void *map = MAP_FAILED;
-    if (fstat(fd, &st) == 0 && st.st_size == (off_t)sizeof(struct standin_state))
-        map = mmap(NULL, sizeof(struct standin_state), PROT_READ, MAP_SHARED, fd, 0);
-    close(fd);
-    if (map == MAP_FAILED)
-        return NULL;
-    const struct standin_state *s = map;
-    if (s->magic != STANDIN_MAGIC || s->version != STANDIN_VERSION || s->size != sizeof(*s)) {
-        munmap(map, sizeof(struct standin_state));
-        return NULL;
-    }
-    return s;
-}
 
 static void hang_while(unsigned call)
 {
     while (__atomic_load_n(&state->hang, __ATOMIC_ACQUIRE) & call)
         usleep(20000);
-}
-
-/* ---- which PIDs ------------------------------------------------------------------------------------------ */
-
-static unsigned caller_pidns(void)
-{
-    struct stat st;
-    return stat("/proc/self/ns/pid", &st) == 0 ? (unsigned)st.st_ino : 0;
-}
-
-/* "535.113.01" as one comparable number, 0 when it is not a version. */
-static unsigned long version_number(const char *text)
-{
-    unsigned major = 0, minor = 0, patch = 0;
-    if (sscanf(text, "%u.%u.%u", &major, &minor, &patch) < 1)
-        return 0;
-    return major * 1000000ul + minor * 1000ul + patch;
-}
-
-static int driver_row(const char *driver_version)
-{
-    unsigned long v = version_number(driver_version);
-    if (v < 535113001ul)
-        return 1;
-    if (v < 565000000ul)
-        return 2;
-    return v < 570086015ul ? 3 : 4;
-}
-
-static int sees_host(unsigned pidns)
-{
-    return pidns == INITIAL_PIDNS || pidns == state->driver_pidns;
-}
-
-static unsigned translate(const struct standin_chain *chain, unsigned pidns)
-{
-    unsigned depth = chain->depth < STANDIN_LEVELS ? chain->depth : STANDIN_LEVELS;
-    for (unsigned i = 0; i < depth; i++)
-        if (chain->level[i].pidns == pidns)
-            return (unsigned)chain->level[i].nr;
-    return (unsigned)chain->level[0].nr;
 }
 
 /* ---- collecting rows ------------------------------------------------------------------------------------- */
@@ -270,42 +187,63 @@ static unsigned collect_processes(unsigned device, int mps, struct row *rows)
     return n;
 }
 
-static int seen(const struct row *rows, unsigned n, unsigned host_pid)
+struct collected {
+    struct row *rows;
+    unsigned n, pidns;
+    uint64_t since_us;
+    int host;
+};
+
+/* Adds a process's part of one period. Its stamp is that of its last period in the order of the ring's places. */
+static void add_part(const struct standin_sample *s, unsigned place, void *data)
 {
-    for (unsigned i = 0; i < n; i++)
-        if (rows[i].host_pid == host_pid)
-            return 1;
-    return 0;
+    struct collected *c = data;
+    unsigned host_pid = (unsigned)s->chain.level[0].nr, i = 0;
+    if (s->time_us <= c->since_us || place == UNSEEN)
+        return;
+    while (i < c->n && c->rows[i].host_pid != host_pid)
+        i++;
+    if (i == STANDIN_PROCESSES)
+        return;
+    struct row *row = &c->rows[i];
+    if (i == c->n) {
+        *row = (struct row){.host_pid = host_pid, .pid = c->host ? host_pid : translate(&s->chain, c->pidns)};
+        c->n++;
+    }
+    if (place >= row->place) {
+        row->place = place;
+        row->time_us = s->time_us;
+    }
+    row->sm += s->sm;
+    row->mem += s->mem;
+    row->enc += s->enc;
+    row->dec += s->dec;
 }
 
-/* The newest sample of each process after `since_us`; the ring is walked from new to old. */
+/* The processes with a period after `since_us`; the values are their parts over the periods with any process, rounded
+ * up. */
 static unsigned collect_samples(unsigned device, uint64_t since_us, struct row *rows)
 {
-    unsigned pidns = caller_pidns(), n;
+    struct period ring[RING];
+    struct collected c;
+    unsigned active, above = state->faults & STANDIN_VALUES_ABOVE_100 ? 200 : 0;
     uint64_t seq;
     do {
         seq = read_begin();
-        n = 0;
-        int host = driver_row(state->driver_version) < 4 || sees_host(pidns);
-        unsigned above = state->faults & STANDIN_VALUES_ABOVE_100 ? 200 : 0;
-        uint64_t total = state->samples_total;
-        for (uint64_t k = 0; k < total && k < STANDIN_SAMPLES && n < STANDIN_PROCESSES; k++) {
-            const struct standin_sample *s = &state->samples[(total - 1 - k) % STANDIN_SAMPLES];
-            unsigned host_pid = (unsigned)s->chain.level[0].nr;
-            if (s->device != device || !s->chain.depth || s->time_us <= since_us || seen(rows, n, host_pid))
-                continue;
-            rows[n].host_pid = host_pid;
-            rows[n].pid = host ? host_pid : translate(&s->chain, pidns);
-            rows[n].time_us = s->time_us;
-            rows[n].sm = s->sm + above;
-            rows[n].mem = s->mem;
-            rows[n].enc = s->enc;
-            rows[n].dec = s->dec;
-            n++;
-        }
-        n = add_faulty_rows(rows, n, wall_us());
+        c = (struct collected){.rows = rows, .pidns = caller_pidns(), .since_us = since_us};
+        c.host = driver_row(state->driver_version) < 4 || sees_host(c.pidns);
+        read_ring(device, ring, add_part, &c);
     } while (read_retry(seq));
-    return n;
+    active = 0;
+    for (unsigned i = UNSEEN + 1; i < RING; i++)
+        active += ring[i].time_us > since_us && ring[i].busy;
+    for (unsigned i = 0; i < c.n; i++) {
+        rows[i].sm = (rows[i].sm + active - 1) / active + above;
+        rows[i].mem = (rows[i].mem + active - 1) / active;
+        rows[i].enc = (rows[i].enc + active - 1) / active;
+        rows[i].dec = (rows[i].dec + active - 1) / active;
+    }
+    return add_faulty_rows(rows, c.n, wall_us());
 }
 
 /* A fetch after which the list has grown, as often as the fault says. */
@@ -570,11 +508,18 @@ API nvmlReturn_t nvmlDeviceGetMinorNumber(nvmlDevice_t device, unsigned int *min
     return NVML_SUCCESS;
 }
 
+API nvmlReturn_t nvmlDeviceGetVirtualizationMode(nvmlDevice_t device, unsigned int *mode)
+{
+    WHOLE_DEVICE_CALL(device, STANDIN_HANG_DEVICE, STANDIN_OTHER, mode);
+    *mode = 0; /* none */
+    return NVML_SUCCESS;
+}
+
 /* Where it sits: a bus of its own, counted from the minor number, which a device keeps. */
 static void place_of(unsigned minor, nvmlPciInfo_t *pci)
 {
     unsigned bus = (0x3b + minor) & 0xff;
-    *pci = (nvmlPciInfo_t){.bus = bus, .pciDeviceId = 0x20b010deu};
+    *pci = (nvmlPciInfo_t){.bus = bus, .pciDeviceId = 0x20b010deu, .pciSubSystemId = 0x134f10deu};
     snprintf(pci->bus_id, sizeof(pci->bus_id), "00000000:%02X:00.0", bus);
     snprintf(pci->bus_id_legacy, sizeof(pci->bus_id_legacy), "0000:%02X:00.0", bus);
 }
@@ -956,19 +901,18 @@ PROCESS_LIST(nvmlDeviceGetMPSComputeRunningProcesses_v3, 1, v2)
 
 /* ---- utilization samples ----------------------------------------------------------------------------------- */
 
-/* The size protocol of the samples: nothing newer than `since` is NOT_FOUND, a missing or short buffer is
- * INSUFFICIENT_SIZE with the number needed, and only a fetch can succeed. */
+/* The size protocol of the samples: a place for each of the ring is required, however few processes there are. */
 static nvmlReturn_t list_samples(unsigned device, unsigned *count, const void *buffer, uint64_t since, struct row *rows)
 {
-    unsigned n = collect_samples(device, since, rows), room = buffer ? *count : 0;
-    if (!n) {
-        *count = 0;
-        return NVML_ERROR_NOT_FOUND;
+    unsigned n = collect_samples(device, since, rows), needed = n < RING ? RING : n;
+    if (!buffer || *count < needed) {
+        *count = needed;
+        return NVML_ERROR_INSUFFICIENT_SIZE;
     }
-    if (buffer && grow_before_fetch(n) > n)
-        n = collect_samples(device, since, rows);
+    if (!n)
+        return NVML_ERROR_NOT_FOUND;
     *count = n;
-    return n > room ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
+    return NVML_SUCCESS;
 }
 
 API nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUtilizationSample_t *samples,
@@ -1013,45 +957,25 @@ API nvmlReturn_t nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t device, nvml
 
 /* ---- the device's own samples ------------------------------------------------------------------------------- */
 
-#define RING 72 /* the library hands out all but one */
-
 typedef struct {
     unsigned long long timeStamp;
     unsigned long long value;
 } nvmlSample_t;
 
-/* The device's periods, a place each, in the order of the places: the newest may stand anywhere. */
+/* The device's periods in the order of the ring's places. */
 static unsigned collect_periods(unsigned device, uint64_t since_us, nvmlSample_t *out)
 {
-    nvmlSample_t ring[RING];
-    unsigned n, given;
+    struct period ring[RING];
+    unsigned n = 0;
     uint64_t seq;
     do {
         seq = read_begin();
-        n = 0;
-        uint64_t total = state->samples_total;
-        for (uint64_t k = 0; k < total && k < STANDIN_SAMPLES; k++) {
-            const struct standin_sample *s = &state->samples[(total - 1 - k) % STANDIN_SAMPLES];
-            unsigned i = 0;
-            if (s->device != device)
-                continue;
-            while (i < n && ring[i].timeStamp != s->time_us)
-                i++;
-            if (i == RING)
-                break;
-            if (i == n)
-                ring[n++] = (nvmlSample_t){.timeStamp = s->time_us};
-            ring[i].value += s->sm;
-            ring[i].value = ring[i].value < 100 ? ring[i].value : 100;
-        }
+        read_ring(device, ring, NULL, NULL);
     } while (read_retry(seq));
-    given = 0;
-    for (unsigned i = 0; i < n && i < RING - 1; i++) { /* as if the newest stood in the middle */
-        const nvmlSample_t *s = &ring[(i + n / 2) % n];
-        if (s->timeStamp > since_us)
-            out[given++] = *s;
-    }
-    return given;
+    for (unsigned i = UNSEEN + 1; i < RING; i++)
+        if (ring[i].time_us > since_us)
+            out[n++] = (nvmlSample_t){ring[i].time_us, ring[i].sm};
+    return n;
 }
 
 API nvmlReturn_t nvmlDeviceGetSamples(nvmlDevice_t device, unsigned type, unsigned long long since, unsigned *kind,

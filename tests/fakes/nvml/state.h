@@ -13,7 +13,7 @@
 #include <stdint.h>
 
 #define STANDIN_MAGIC 0x314c4d564e444e53ULL
-#define STANDIN_VERSION 3u
+#define STANDIN_VERSION 4u
 #define STANDIN_LEVELS 32
 #define STANDIN_DEVICES 16
 #define STANDIN_MIGS 8   /* instances of one device; NVML allows seven */
@@ -85,7 +85,7 @@ struct standin_sample {
     uint64_t time_us;
     uint32_t device;
     uint32_t sm, mem, enc, dec;
-    uint32_t pad;
+    uint32_t period; /* the device's, counted from 0: its place in the ring is the rest of a division by 72 */
     struct standin_chain chain;
 };
 

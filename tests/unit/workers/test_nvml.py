@@ -345,17 +345,6 @@ def test_the_other_call_answers_alike(driver: Driver, nvml: Nvml) -> None:
     assert nvml.samples()["status"] == "unsupported"
 
 
-def test_the_list_may_grow_between_the_calls(driver: Driver, nvml: Nvml) -> None:
-    stamp = driver.sample(4711, 30)
-    driver.gpu.set_faults(grow=3)
-    assert [4711, stamp, 30] in nvml.samples()["samples"]
-    driver.gpu.set_faults()
-    assert nvml.samples()["samples"] == [[4711, stamp, 30]]
-    driver.gpu.set_faults(grow=1000)  # it never stops growing: an error, neither a loop nor an empty list
-    answer = nvml.samples()
-    assert (answer["status"], answer["text"]) == ("failed", "Insufficient Size (InsufficientSize)")
-
-
 def test_values_that_cannot_be_are_handed_on(driver: Driver, nvml: Nvml) -> None:
     stamp = driver.sample(4711, 30)
     driver.gpu.set_faults(Fault.PID_ZERO)

@@ -183,6 +183,14 @@ def test_clock_off_by_more_than_a_minute_is_unknown(monkeypatch: pytest.MonkeyPa
         driver.ask()
 
 
+def test_clock_that_drifts_for_months_stays_known(driver: Driver) -> None:
+    driver.busy = [(7, 30)]
+    for _ in range(200):
+        driver.run(1.0)
+        assert driver.load() == {7: 30}
+        driver.ahead += SECOND // 2
+
+
 @pytest.mark.parametrize("stamp", [1, 49_936, 1_000_000 * SECOND])
 def test_absurd_stamp_does_not_move_the_clock(driver: Driver, stamp: int) -> None:
     driver.busy = [(7, 30)]

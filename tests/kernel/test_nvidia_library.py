@@ -1,0 +1,74 @@
+"""The daemon with NVIDIA's own libnvidia-ml over the simulated resource manager: true values, and nothing zeroed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.fakes.gpu import Device
+from tests.fakes.node import Node
+from tests.fakes.rm.fetch import library
+from tests.kernel.conftest import Start, hostpid_of, slot_of
+from tests.patience import until
+
+pytestmark = pytest.mark.nvidia
+
+GPUS: Final = tuple(
+    Device(f"GPU-0102030{i}-0506-0708-090a-0b0c0d0e0f10", name=f"NVIDIA Simulated {i}", minor=i)
+    for i in range(2)
+)
+LOADS: Final = (30, 40)
+SECONDS, LOOK = 14.0, 0.01
+NEAR: Final = 4  # points: sums of floating point are rounded up
+MOST_WRONG: Final = 0.001  # of the looks
+
+
+@pytest.fixture(params=["550.163.01", "535.261.03"])
+def real(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Node]:
+    """A node with NVIDIA's library of a release."""
+    with Node(tmp_path, request.param, GPUS, library(request.param)) as node:
+        yield node
+
+
+def test_steady_loads_are_never_zeroed(real: Node, start: Start) -> None:
+    pairs = []
+    for gpu, load in zip(GPUS, LOADS, strict=True):
+        container = real.container(name=f"on-{gpu.minor}", release="2.8.2", sm_limit=0, devices=[gpu])
+        pairs.append((container, container.tenant(load=load), gpu.uuid, load))
+    daemon = start(real, "--nvml-interval", "1s")
+    for container, tenant, _, _ in pairs:
+        until(lambda: hostpid_of(container, tenant) == tenant.host_pid, "a repair")  # noqa: B023
+    time.sleep(2.5)
+    looks = wrong = 0
+    end = time.monotonic() + SECONDS
+    while time.monotonic() < end:
+        for container, _, uuid, load in pairs:
+            for sums in container.monitor_views(8).values():
+                looks += 1
+                wrong += abs(sums[uuid] - load) > NEAR
+        time.sleep(LOOK)
+    assert looks > 1000
+    assert wrong <= MOST_WRONG * looks, f"{wrong} of {looks} looks"
+    container, tenant, uuid, _ = pairs[0]
+    tenant.set_load(0)
+    until(lambda: {sums[uuid] for sums in container.monitor_views(8).values()} == {0}, "idleness")
+    assert daemon.said("slot_stuck") == daemon.said("nvml_contradicts_watchers") == []
+
+
+def test_two_processes_in_turn_have_their_halves(real: Node, start: Start) -> None:
+    container = real.container(release="2.8.2", sm_limit=0, devices=GPUS[:1])
+    tenants = [container.tenant(load=45), container.tenant(load=45)]
+    start(real, "--nvml-interval", "1s")
+    for tenant in tenants:
+        until(lambda: hostpid_of(container, tenant) == tenant.host_pid, "a repair")  # noqa: B023
+    time.sleep(2.5)
+    values: list[int] = []
+    for _ in range(100):
+        values += [slot_of(container, tenant.ns_pid).sm_util[0] for tenant in tenants]
+        time.sleep(0.1)
+    assert 0 not in values
+    assert 42 <= sum(values) / len(values) <= 49
