@@ -1,4 +1,7 @@
-"""Wall-clock time on the event loop and in the lanes: when to yield, and each container's share."""
+"""Time on the event loop and in the lanes: when to yield, and each container's share.
+
+The loop's steps cost their CPU time: they wait for no tenant, and what waits for a CPU is nobody's doing.
+"""
 
 from __future__ import annotations
 
@@ -117,13 +120,13 @@ class Metered:
                     yield from self._rounds.wait().__await__()
             except BaseException as error:  # noqa: BLE001 - it is the coroutine's
                 thrown = error
-            began = time.monotonic()
+            began = time.thread_time()
             try:
                 wanted = steps.send(None) if thrown is None else steps.throw(thrown)
             except StopIteration as end:
                 return end.value
             finally:
-                seconds = time.monotonic() - began
+                seconds = time.thread_time() - began
                 self._spend(seconds)
                 if self._rounds is not None:
                     self._rounds.spend(seconds)
@@ -168,11 +171,11 @@ class Budgets:
     @contextlib.contextmanager
     def charge(self, container: str) -> Iterator[None]:
         """Charge the block's time. The block must not await."""
-        began = time.monotonic()
+        began = time.thread_time()
         try:
             yield
         finally:
-            self.spend(container, time.monotonic() - began)
+            self.spend(container, time.thread_time() - began)
 
     def forget_full(self) -> None:
         """Drop full buckets."""

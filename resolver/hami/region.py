@@ -18,7 +18,7 @@ from resolver.base.errors import RegionRejected, ResolverError
 from resolver.base.reasons import RegionReason
 from resolver.hami import layout as layouts
 from resolver.hami.packed_slots import Columns, PackedSlots, without_idle
-from resolver.linux.safe_open import check_plain, let_go, open_offered, open_plain, translate
+from resolver.linux.safe_open import cached, check_plain, let_go, open_offered, open_plain, translate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -166,6 +166,8 @@ class SharedRegion:
         """Read. Raises BlockingIOError where that could wait and must not."""
         if not self._nowait:
             return os.pread(self.fd, length, start)
+        if not cached(self.fd, start, length):
+            raise BlockingIOError(errno.EAGAIN, "not in the page cache")
         room = memoryview(_buffer if length <= len(_buffer) else bytearray(length))[:length]
         try:
             count = os.preadv(self.fd, [room], start, os.RWF_NOWAIT)

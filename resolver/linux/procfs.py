@@ -81,6 +81,15 @@ def usage(host_pid: int) -> ProcessUsage:
     )
 
 
+def run_delay(host_pid: int) -> float:
+    """Seconds for which a process's main thread was ready and had no CPU; 0 if unknown (CONFIG_SCHED_INFO)."""
+    try:
+        with open(f"/proc/{host_pid}/schedstat", "rb", buffering=0) as file:
+            return int(file.read(64).split()[1]) / 1e9
+    except (OSError, IndexError):
+        return 0.0
+
+
 def _after_comm(stat: bytes) -> list[bytes]:
     """Fields of ``stat`` from the third on."""
     return stat[stat.rindex(b")") + 2 :].split(b" ", 22)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from resolver.base.counters import Shortage
 from resolver.base.errors import WorkerFailed
 from resolver.base.retry import doubled
-from resolver.linux.procfs import usage
+from resolver.linux.procfs import run_delay, usage
 from resolver.workers.means import Means, shortage_of
 from resolver.workers.spawn import child, spawn
 
@@ -37,6 +37,8 @@ _START_SECONDS = 5.0
 _LOOK_SECONDS = 0.002
 #: So many halves of its limit a child is waited for that wants a CPU and gets none: the node is late, not the child.
 _STARVED_TURNS = 10
+#: Share of a half: a child that waited longer for a CPU had too little of it.
+_STARVED_SHARE = 0.2
 #: Children that the kernel may hold at a time; then none is started until one of them has ended.
 _MOST_LEFT_BEHIND = 64
 #: How long a killed child is waited for: only one that hangs in the kernel takes longer.
@@ -98,7 +100,7 @@ class WorkerProcess:
         self._unreaped: list[subprocess.Popen[bytes]] = []
         self._waiting, self._asked = deque[_Request](), deque[_Request]()
         self._since, self._turns = 0.0, 0  # the half of the first one's time, and its number
-        self._used = 0.0  # CPU time at its begin
+        self._before = 0.0, 0.0  # the child's CPU time and run delay at its begin
         self._timer: asyncio.TimerHandle | None = None
         self._look_every = math.inf
 
@@ -226,12 +228,12 @@ class WorkerProcess:
         request, now, host_pid = self._asked[0], time.monotonic(), self.host_pid or 0
         half = request.seconds / 2
         left = self._since + half - now
-        # In the second half the child has to be seen to have a CPU: else the node is late, and not the child.
+        # In the second half the child has to have a CPU: else the node is late, and not the child.
         if left <= 0 and (
-            not self._turns or (self._turns <= _STARVED_TURNS and starved(host_pid, self._used, half))
+            not self._turns or (self._turns <= _STARVED_TURNS and starved(host_pid, self._before, half))
         ):
             self._since, self._turns, left = now, self._turns + 1, half
-            self._used = usage(host_pid).cpu_seconds
+            self._before = usage(host_pid).cpu_seconds, run_delay(host_pid)
         if left > 0:
             self._check_in(left)
             return
@@ -389,7 +391,13 @@ class WorkerProcess:
             request.future.cancel()
 
 
-def starved(host_pid: int, before: float, seconds: float) -> bool:
-    """Check if a ready child had no CPU for most of the last ``seconds``."""
+def starved(host_pid: int, before: tuple[float, float], seconds: float) -> bool:
+    """Check if a child waited for a CPU for much of the last ``seconds``, or waits now and had little of one.
+
+    ``before``: its CPU time and run delay then. The kernel adds a delay when it ends.
+    """
+    used, delayed = before
+    if run_delay(host_pid) - delayed > seconds * _STARVED_SHARE:
+        return True
     now = usage(host_pid)
-    return now.state == b"R" and now.cpu_seconds - before < seconds / 2
+    return now.state == b"R" and now.cpu_seconds - used < seconds / 2

@@ -7,6 +7,7 @@ import os
 import resource
 import subprocess
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -25,7 +26,7 @@ from resolver.hami.layout import LAYOUTS, parse_used
 from resolver.hami.region import SharedRegion, open_region
 from resolver.hami.watches import Watches
 from resolver.linux.procfs import Procfs
-from resolver.linux.safe_open import let_go, open_plain
+from resolver.linux.safe_open import cached, let_go, open_plain
 from resolver.workers.lanes import Direct
 from tests.descriptors import is_open
 from tests.fakes.cachefiles import NAMES, POD_UID, CountingFinder, container, expected, poke, recorded, write
@@ -120,6 +121,20 @@ def test_a_change_shows_in_the_next_view(
     after = region.read()
     changed = {name for name in before._fields if getattr(before, name) != getattr(after, name)}
     assert changed == ({field, "slots"} if field == "proc_num" else {field})
+
+
+def test_missing_pages_are_a_lanes_to_read(region: SharedRegion) -> None:
+    """RWF_NOWAIT begins to read ahead, and waits there for the lock of a process that punches holes."""
+    region.read()
+    os.fsync(region.fd)
+    os.posix_fadvise(region.fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    assert not cached(region.fd, 0, 1)
+    assert region.read_at_once() is None
+    time.sleep(0.1)
+    assert not cached(region.fd, 0, 1), "it was read ahead"
+    region.read()
+    assert cached(region.fd, 0, 1)
+    assert region.read_at_once() is not None
 
 
 def test_blocks_that_a_tenant_may_free_for_long_are_left_to_a_lane(region: SharedRegion, file: Path) -> None:

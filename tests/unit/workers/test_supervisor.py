@@ -21,7 +21,7 @@ import pytest
 from resolver.base.counters import Shortage
 from resolver.base.errors import WorkerFailed
 from resolver.base.journal import Journal
-from resolver.linux.procfs import usage
+from resolver.linux.procfs import run_delay, usage
 from resolver.workers import means, supervisor
 from resolver.workers.supervisor import WorkerProcess
 from tests.patience import PATIENCE_S, until
@@ -192,7 +192,7 @@ def test_who_gets_no_cpu() -> None:
     only = {min(os.sched_getaffinity(0))}
 
     def starved_after(child: subprocess.Popen[bytes], seconds: float) -> bool:
-        before = usage(child.pid).cpu_seconds
+        before = usage(child.pid).cpu_seconds, run_delay(child.pid)
         time.sleep(seconds)
         return supervisor.starved(child.pid, before, seconds)
 
@@ -206,20 +206,23 @@ def test_who_gets_no_cpu() -> None:
                 assert each.stdout.readline()
             os.sched_setaffinity(loop.pid, only)
             used = usage(loop.pid).cpu_seconds
-            assert not supervisor.starved(loop.pid, used - 1.0, 1.0)  # it had a CPU all the while
+            assert not supervisor.starved(
+                loop.pid, (used - 1.0, run_delay(loop.pid)), 1.0
+            )  # it had a CPU all the while
             os.sched_setscheduler(idle.pid, os.SCHED_IDLE, os.sched_param(0))
             os.sched_setaffinity(idle.pid, only)
             assert starved_after(idle, 0.5)
-            os.sched_setscheduler(
-                idle.pid, os.SCHED_OTHER, os.sched_param(0)
-            )  # to stop takes a moment of CPU, too
+            delayed = run_delay(idle.pid)
+            os.sched_setscheduler(idle.pid, os.SCHED_OTHER, os.sched_param(0))
+            assert starved_after(idle, 0.5)  # with half of a CPU, and late for want of the other
+            assert run_delay(idle.pid) > delayed
             idle.send_signal(signal.SIGSTOP)
             os.waitpid(idle.pid, os.WUNTRACED)
             assert not starved_after(idle, 0.1)
         finally:
             loop.kill()
             idle.kill()
-    assert not supervisor.starved(idle.pid, 0.0, 1.0)
+    assert not supervisor.starved(idle.pid, (0.0, 0.0), 1.0)
 
 
 @pytest.mark.parametrize(
