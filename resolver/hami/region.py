@@ -79,7 +79,7 @@ class SharedRegion:
     def read(self) -> RegionView:
         """Return the view; the same object if nothing changed.
 
-        Four system calls up to 32 slots; only relevant words are kept. Raises `RegionRejected`, and the caller must
+        Five system calls up to 32 slots; only relevant words are kept. Raises `RegionRejected`, and the caller must
         close it: ``gone``, ``hard_link``, ``truncated``, ``unknown_size``, ``bad_header``, ``not_initialized``,
         ``unknown_version``, ``io_error``.
         """
@@ -93,8 +93,9 @@ class SharedRegion:
             was = self._numbers[0]
             self._numbers = layouts.parse_tail_start(self._pread(layouts.TAIL_START_BYTES, layout.proc_num))
             self._end = max(self._end, was, self._numbers[0])  # a move leaves its slot behind, above proc_num
-            self._take_header(self._bytes(0, layout.procs))
-            columns = self._read_slots()
+            data = self._bytes(0, layout.procs + min(_CHUNK, self._end) * layout.slot_size)
+            self._take_header(data[: layout.procs])
+            columns = self._read_slots(data[layout.procs :])
             if self._end > self._numbers[0]:
                 self._end, columns = without_idle(columns, self._numbers[0])
         except BlockingIOError:
@@ -196,10 +197,10 @@ class SharedRegion:
         self._header, self._data = layouts.parse_header(layout, data), data
         self._columns = Columns(layout, self._header.device_num)
 
-    def _read_slots(self) -> tuple[bytes, ...]:
-        """Return columns of the first ``_end`` slots."""
-        layout, parts = self.layout, []
-        for start in range(0, max(self._end, 1), _CHUNK):
+    def _read_slots(self, first: bytes) -> tuple[bytes, ...]:
+        """Return columns of the first ``_end`` slots; ``first`` are those of the first chunk."""
+        layout, parts = self.layout, [self._columns.of(first)]
+        for start in range(_CHUNK, self._end, _CHUNK):
             count = min(_CHUNK, self._end - start)
             data = self._bytes(layout.slot_offset(start), count * layout.slot_size)
             parts.append(self._columns.of(data))

@@ -157,7 +157,7 @@ def cached(fd: int, start: int, length: int) -> bool:
 def _system_call() -> Callable[..., int]:
     import ctypes
 
-    return ctypes.CDLL(None, use_errno=True).syscall  # type: ignore[no-any-return]
+    return ctypes.CDLL(None, use_errno=True).syscall
 
 
 def open_offered(path: str) -> int:
