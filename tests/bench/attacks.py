@@ -225,6 +225,35 @@ def _opens(scene: Scene, size: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def _many_opens(scene: Scene, size: int) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for _ in range(size):
+            stack.enter_context(_opens(scene, 3_500))
+        yield
+
+
+@contextlib.contextmanager
+def _groups(scene: Scene, size: int) -> Iterator[None]:
+    with hostile_containers(scene.node, 1) as (container,):
+        claims(container.cache, range(1, SLOTS + 1))
+        run(container, "groups", size)
+        flip(container, "hostpid", [container.cache_name])
+        yield
+
+
+@contextlib.contextmanager
+def _locks(scene: Scene, size: int) -> Iterator[None]:
+    """Beside it are files that no process has open any more, for which leases are taken."""
+    with hostile_containers(scene.node, 17) as (container, *ended):
+        for other in ended:
+            claims(other.cache, range(1, 33))
+            other.stop()
+        claims(container.cache, [1])
+        run(container, "locks", container.inside, size)
+        yield
+
+
+@contextlib.contextmanager
 def _cuts(scene: Scene, size: int) -> Iterator[None]:
     """Each container cuts its file under whoever writes into it, and makes it whole again."""
     with hostile_containers(scene.node, size) as containers:
@@ -431,6 +460,14 @@ ATTACKS: Final = {
         _in_directory("removes", "hami"),
     ),
     "opens": Attack("{} descriptors behind 2,450 mounts", (4_090, 8_180), _opens, everywhere=True),
+    "many-opens": Attack(
+        "{} tenants with 3,500 descriptors behind 2,450 mounts each", (12, 24), _many_opens, everywhere=True
+    ),
+    "groups": Attack("{} forks a second with 65,536 supplementary groups", (200, 400), _groups),
+    "locks": Attack("{} file locks, and readers of their list", (300_000, 600_000), _locks),
+    "holes": Attack(
+        "{} processes with 65,000 mappings of one page, where holes are punched", (8, 16), _in_file("holes")
+    ),
     "cuts": Attack("{} tenants that cut two files each under the writer", (16, 32), _cuts),
     "flight": Attack(
         "{} descriptors of root's in flight, or all that its limit allows", (20_240, 2_000_000), _flight

@@ -25,6 +25,9 @@
  *   hostile SECONDS flight COUNT              keeps so many descriptors in flight, or as many as its limit allows
  *   hostile SECONDS bodies PATH CONNECTIONS BYTES
  *                                             sends CONNECTIONS requests with a body of BYTES but for the last one
+ *   hostile SECONDS groups RATE               joins 65,536 supplementary groups, and forks RATE times a second; each child lives a second
+ *   hostile SECONDS locks FILE COUNT          COUNT locks on FILE, and four processes that read /proc/locks
+ *   hostile SECONDS holes FILE PROCESSES      so many with 65,000 mappings of one page of FILE, where a hole is punched again and again
  *   hostile SECONDS passes PATH LINGER        sends requests, each with the last reference of a TCP socket that lingers for LINGER
  *                                             seconds with unsent data
  *   hostile SECONDS maps FILE private|memfd   has FILE open and maps it privately, or a memfd of its name in its place
@@ -38,6 +41,7 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <grp.h>
 #include <linux/io_uring.h>
 #include <netinet/in.h>
 #include <poll.h>
@@ -544,6 +548,74 @@ static void flight(long count)
         pause();
 }
 
+static void groups(long rate)
+{
+    static gid_t all[65536];
+    for (unsigned i = 0; i < 65536; i++)
+        all[i] = 100000 + i;
+    if (setgroups(65536, all))
+        fail("setgroups");
+    signal(SIGCHLD, SIG_IGN);
+    ready();
+    for (;; rest(1000000000 / rate))
+        if (fork() == 0) {
+            prctl(PR_SET_PDEATHSIG, SIGKILL);
+            rest(1000000000);
+            _exit(0);
+        }
+}
+
+static void read_locks(const char *path, long count)
+{
+    static char data[1 << 16];
+    int fd = open("/proc/locks", O_RDONLY | O_CLOEXEC);
+    (void)path, (void)count;
+    while (fd >= 0 && read(fd, data, sizeof data) > 0)
+        ;
+    close(fd);
+}
+
+static void locks(const char *path, long count)
+{
+    int fd = use(path);
+    for (long i = 0; i < count; i++) {
+        struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 2 * i, .l_len = 1};
+        if (fcntl(fd, F_SETLK, &lock))
+            fail("fcntl");
+    }
+    for (int i = 0; i < 4; i++)
+        child(read_locks, path, 0);
+    ready();
+    for (;;)
+        pause();
+}
+
+static void hold_page(const char *path, long count)
+{
+    int fd = open(path, O_RDWR | O_CLOEXEC);
+    for (long i = 0; i < count; i++) {
+        volatile char *page = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 1 << 20);
+        if (page == MAP_FAILED)
+            break;
+        (void)*page;
+    }
+    for (;;)
+        pause();
+}
+
+static void holes(const char *path, long processes)
+{
+    int fd = use(path);
+    for (long i = 0; i < processes; i++)
+        child(hold_page, path, 65000);
+    rest(3000000000);
+    child(drop, path, 0);
+    ready();
+    for (;; rest(1000000))
+        if (fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 1 << 20, 4096))
+            fail("fallocate");
+}
+
 static int lingering(int seconds) /* its peer is never closed, and reads nothing */
 {
     static char data[1 << 16];
@@ -656,6 +728,12 @@ int main(int argc, char **argv)
         flight(atol(argv[3]));
     if (strcmp(argv[2], "bodies") == 0 && argc == 6 && atol(argv[4]) <= MOST_CONNECTIONS)
         bodies(argv[3], atol(argv[4]), atol(argv[5]));
+    if (strcmp(argv[2], "groups") == 0)
+        groups(atol(argv[3]));
+    if (strcmp(argv[2], "locks") == 0 && argc == 5)
+        locks(argv[3], atol(argv[4]));
+    if (strcmp(argv[2], "holes") == 0 && argc == 5)
+        holes(argv[3], atol(argv[4]));
     if (strcmp(argv[2], "passes") == 0 && argc == 5)
         passes(argv[3], atoi(argv[4]));
     if (strcmp(argv[2], "cuts") == 0)
