@@ -29,11 +29,15 @@ def test_a_container_may_save_up_a_burst_and_no_more() -> None:
     assert budgets.left("a") == BURST_SECONDS
 
 
-def test_what_is_charged_is_time_by_the_wall() -> None:
-    budgets = Budgets()
-    with budgets.charge("waits"):
-        time.sleep(0.1)
-    assert budgets.left("waits") <= BURST_SECONDS - 0.1 + SHARE * 1.0
+def test_a_stopped_daemon_charges_no_container() -> None:
+    """Six seconds of SIGSTOP in a step took a minute of that container's budget; so did a wait for a CPU."""
+    budgets = Budgets(Clock())
+    with budgets.charge("stopped"):
+        time.sleep(0.3)
+    with budgets.charge("works"):
+        burn(0.1)
+    assert budgets.left("stopped") > BURST_SECONDS - 0.05
+    assert budgets.left("works") <= BURST_SECONDS - 0.1
 
 
 def test_the_steps_of_a_coroutine_are_charged_and_not_what_it_waits_for() -> None:
