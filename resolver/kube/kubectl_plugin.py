@@ -116,16 +116,26 @@ class Kubectl:
 
 
 def _last_line(text: str, otherwise: str) -> str:
-    return (text.strip().splitlines() or [otherwise])[-1]
+    return _printable((text.strip().splitlines() or [otherwise])[-1])
 
 
-def daemons(kubectl: Kubectl, selector: str) -> dict[str, DaemonPod]:
-    """Return each node's daemon, the running one during an update."""
+def _printable(text: str) -> str:
+    """Escape control characters except line ends: a pod chooses its words, and terminals obey them."""
+    return "".join(char if char.isprintable() or char == "\n" else repr(char)[1:-1] for char in text)
+
+
+def daemons(kubectl: Kubectl, selector: str, namespace: str | None) -> dict[str, DaemonPod]:
+    """Return each node's daemon, the running one during an update.
+
+    Any user can make a pod with these labels, so it must belong to a DaemonSet, and all of them to one namespace.
+    """
     found: dict[str, tuple[int, DaemonPod]] = {}
-    for pod in kubectl.get("pods", "--all-namespaces", "--selector", selector)["items"]:
+    place = ["--namespace", namespace] if namespace else ["--all-namespaces"]
+    for pod in kubectl.get("pods", *place, "--selector", selector)["items"]:
         names = [container["name"] for container in pod["spec"]["containers"]]
         node, about = pod["spec"].get("nodeName"), pod["metadata"]
-        if CONTAINER not in names or not node:
+        owners = [owner["kind"] for owner in about.get("ownerReferences", ()) if owner.get("controller")]
+        if CONTAINER not in names or not node or owners != ["DaemonSet"]:
             continue
         rank, why = _state_of(pod)
         if node not in found or rank > found[node][0]:
@@ -133,8 +143,14 @@ def daemons(kubectl: Kubectl, selector: str) -> dict[str, DaemonPod]:
             found[node] = rank, daemon
     if not found:
         raise Trouble(
-            f"no daemon's pod in this cluster has the label {selector} and a container {CONTAINER}: is it installed? "
-            "Beside HAMi's monitor its pods have HAMi's labels: give --selector"
+            f"no DaemonSet's pod in {namespace or 'this cluster'} has the label {selector} and a container "
+            f"{CONTAINER}: is the daemon installed? Beside HAMi's monitor its pods have HAMi's labels: give --selector"
+        )
+    if len(places := {daemon.namespace for _, daemon in found.values()}) > 1:
+        raise Trouble(
+            f"DaemonSets in several namespaces have the label {selector}: {', '.join(sorted(places))}. Name the "
+            "daemons' namespace: --daemon-namespace NAMESPACE",
+            EXIT_USAGE,
         )
     return {node: daemon for node, (_, daemon) in sorted(found.items())}
 
@@ -187,7 +203,7 @@ def container_of(pod: Any, wanted: str | None) -> str:
 
 def on_node(kubectl: Kubectl, args: argparse.Namespace) -> int:
     """Run the command on a pod's node, or on the named one; return its exit code."""
-    if args.command == "reverse" and args.node and args.pid is None:
+    if args.command == "reverse" and args.pid is None and (args.node or str(args.pod).isdecimal()):
         args.pod, args.pid = None, args.pod
     if not args.pod and not args.node:
         raise Trouble(f"{args.command} is about one node: give POD or --node NODE", EXIT_USAGE)
@@ -208,7 +224,7 @@ def on_node(kubectl: Kubectl, args: argparse.Namespace) -> int:
             raise Trouble("bundle prints an archive: give it a file, as in > bundle.tar.gz", EXIT_USAGE)
         words = ["-o", "-"]
     node = args.node or (pod["spec"]["nodeName"] if pod is not None else "")
-    known = daemons(kubectl, args.selector)
+    known = daemons(kubectl, args.selector, args.daemon_namespace)
     if node not in known:
         raise Trouble(f"no daemon runs on node {node}; there is one on: {', '.join(known)}")
     if known[node].why:
@@ -222,7 +238,7 @@ def on_node(kubectl: Kubectl, args: argparse.Namespace) -> int:
         check=False,
     )
     said = done.stderr.decode("utf-8", "replace")
-    sys.stderr.write(_ENDED.sub("", said))
+    sys.stderr.write(_printable(_ENDED.sub("", said)))
     return done.returncode if _ENDED.search(said) or done.returncode <= 0 else EXIT_CANNOT_KNOW
 
 
@@ -233,7 +249,7 @@ _HEAD = "NODE READY VERSION SOURCE GPUS CONTAINERS IDLE SLOTS REPAIRED UNRESOLVE
 
 def status(kubectl: Kubectl, args: argparse.Namespace) -> int:
     """Print a line for each node; a slow one delays no other."""
-    known = daemons(kubectl, args.selector)
+    known = daemons(kubectl, args.selector, args.daemon_namespace)
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         answers = list(pool.map(lambda daemon: kubectl.status(daemon, args.timeout), known.values()))
     if args.json:
@@ -244,7 +260,9 @@ def status(kubectl: Kubectl, args: argparse.Namespace) -> int:
         ]
         print(json.dumps(documents, indent=2))
     else:
-        rows = [[node, *_cells(*answer)] for node, answer in zip(known, answers, strict=True)]
+        rows = [
+            [node, *map(_printable, _cells(*answer))] for node, answer in zip(known, answers, strict=True)
+        ]
         widths = [max(map(len, cells)) for cells in zip(_HEAD, *rows, strict=True)]
         for row in (_HEAD, *rows):
             print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
@@ -301,6 +319,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--json", action="store_true", help="JSON")
     add("--timeout", type=float, default=15.0, metavar="SECONDS", help="of status, for each node (15)")
     add("--selector", default=SELECTOR, help=f"the labels of the daemons' pods (default {SELECTOR})")
+    add("--daemon-namespace", metavar="NAMESPACE", help="of the daemons' pods, if several have such pods")
     for name in _KUBECTL:
         add(f"--{name}", help="kubectl's")
     add("--version", action="version", version=f"kubectl resolver {version()}", help="show its version")

@@ -40,6 +40,9 @@ def daemon_pod(daemon_set: dict[str, Any], node: str, **status: Any) -> dict[str
             **template["metadata"],
             "name": f"{daemon_set['metadata']['name']}-{node}",
             "namespace": daemon_set["metadata"].get("namespace", "kube-system"),
+            "ownerReferences": [
+                {"kind": "DaemonSet", "name": daemon_set["metadata"]["name"], "controller": True}
+            ],
         },
         "spec": {**template["spec"], "nodeName": node},
         "status": {"phase": "Running", "containerStatuses": running, **status},
@@ -298,3 +301,25 @@ def test_kubectls_own_troubles_are_told_in_its_words(cluster: Cluster) -> None:
 
 def test_every_command_that_it_passes_on_is_one() -> None:
     assert set(kubectl_plugin.COMMANDS) <= set(COMMANDS)
+
+
+def test_pod_of_another_owner_is_never_asked(cluster: Cluster) -> None:
+    """Any user may give a pod the daemons' labels and a container of that name."""
+    trap = daemon_pod(cluster.daemon_set, "gpu-a")
+    trap["metadata"] |= {"namespace": "research", "name": "trap", "ownerReferences": []}
+    cluster.state["pods"].insert(0, trap)
+    cluster.state["exec"]["research/trap"] = {"error": "\x1b]0;trapped\x07"}
+    done = cluster("status")
+    assert done.returncode == 0, done.stderr
+    trap["metadata"]["ownerReferences"] = [{"kind": "DaemonSet", "name": "x", "controller": True}]
+    done = cluster("status")
+    assert (done.returncode, "--daemon-namespace" in done.stderr) == (2, True)
+    assert cluster("status", "--daemon-namespace", "gpu-tools").returncode == 0
+    done = cluster("doctor", "--node", "gpu-a", "--daemon-namespace", "research")
+    assert "\x1b" not in done.stderr
+    assert "trapped" in done.stderr
+
+
+def test_reverse_without_a_node_is_wrong_usage(cluster: Cluster) -> None:
+    done = cluster("reverse", "7241")
+    assert (done.returncode, "--node" in done.stderr) == (2, True)
