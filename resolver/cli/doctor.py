@@ -64,13 +64,14 @@ def run(args: argparse.Namespace) -> int:
 def _node(args: argparse.Namespace) -> Node:
     """Choose the settings: given ones, else a running daemon's, else its future ones."""
     from resolver import config
+    from resolver.cli.in_force import environment
     from resolver.config import options
     from resolver.doctor.node import Node
 
     given = options.given(args)
     config.load(given, environ={})  # what is wrong on this command line is no finding
     try:
-        settings, origins = config.load(given, args.config)
+        settings, origins = config.load(given, args.config, environment())
     except UsageError as error:
         return Node(settings_error=str(error))
     node = Node(settings, settings_from=_origins(origins))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, NamedTuple
 
 from resolver import client, config
 from resolver.base.errors import ResolverError, UsageError
+from resolver.config.settings import PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -13,6 +15,8 @@ if TYPE_CHECKING:
     from resolver.config import Settings
 
 _SECONDS = 1.0
+#: What `EnvironmentFile=` of the package's unit names.
+UNIT_SETTINGS = "/etc/default/resolver"
 
 
 class InForce(NamedTuple):
@@ -38,4 +42,15 @@ def settings_in_force(socket_path: str | None) -> InForce:
         return InForce(config.load(reported, environ={})[0], {}, f"the daemon at {where}")
     except (ResolverError, OSError, TypeError, KeyError, AttributeError) as error:
         why = str(error).partition(". ")[0]
-    return InForce(*config.load(), why)
+    return InForce(*config.load(environ=environment()), why)
+
+
+def environment() -> dict[str, str]:
+    """Return this process's variables, and those of the package's unit, which a shell does not have."""
+    try:
+        with open(UNIT_SETTINGS, encoding="utf-8") as file:
+            lines = [line.strip() for line in file]
+    except (OSError, ValueError):
+        return dict(os.environ)
+    pairs = (line.partition("=") for line in lines if line.startswith(PREFIX))
+    return {name.strip(): value.strip().strip("'\"") for name, _, value in pairs} | dict(os.environ)

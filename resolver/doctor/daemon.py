@@ -6,11 +6,15 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from resolver.base.lock_holder import ailment
-from resolver.base.text import several
+from resolver.base.text import printable, several
 from resolver.doctor.findings import Finding, failed, ok, together, unknown, warning
 
 if TYPE_CHECKING:
     from resolver.doctor.node import Node
+
+#: The Debian package's unit.
+UNIT = "/usr/lib/systemd/system/resolver.service"
+_JOURNAL_SECONDS = 5.0
 
 
 def settings(node: Node) -> Finding:
@@ -33,6 +37,12 @@ def daemon(node: Node) -> Finding:
     if node.lock_holder is None:
         if "no such socket" not in node.no_answer and "no process listens" not in node.no_answer:
             return _foreign(where, node.no_answer)
+        if os.path.exists(UNIT):
+            return failed(
+                f"none runs with the run directory {node.settings.run_dir}, though {UNIT} is installed",
+                f"nothing is repaired on this node. The unit's last line: {_last_line()}",
+                "correct what that line names, for example in /etc/default/resolver; then: systemctl restart resolver",
+            )
         return warning(
             f"none runs with the run directory {node.settings.run_dir}",
             "nothing is repaired on this node; resolver lookup asks the kernel itself",
@@ -44,6 +54,18 @@ def daemon(node: Node) -> Finding:
         return unknown(f"PID {host_pid} runs", "its socket is refused to this user", "run this as root")
     what, fix = ailment(host_pid, where)
     return failed(f"PID {host_pid} {what}", node.no_answer, fix)
+
+
+def _last_line() -> str:
+    """Return the last line that the unit's daemon has logged, in quotes."""
+    import subprocess
+
+    command = ["journalctl", "--unit=resolver", "--lines=1", "--output=cat", "--quiet"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_JOURNAL_SECONDS, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return "not known (journalctl --unit=resolver)"
+    return f'"{printable(done.stdout.strip())}"' if done.stdout.strip() else "it has logged nothing yet"
 
 
 def _foreign(path: str, why: str) -> Finding:

@@ -18,7 +18,10 @@ from typing import Any
 
 import pytest
 
+from resolver.base.errors import UsageError
 from resolver.base.reasons import TroubleReason
+from resolver.cli import in_force
+from resolver.cli.in_force import settings_in_force
 from resolver.config import HostpidNamespace, Settings
 from resolver.doctor import CHECKS, Check, bounded, daemon, gpu, hami
 from resolver.doctor.findings import Finding, State, failed, ok, together, warning
@@ -265,6 +268,32 @@ def place(node: Node) -> str:
 
 def test_no_socket_and_no_daemon(node: Node) -> None:
     says(daemon.daemon(node), "warning", found="none runs", fix="resolver run")
+
+
+def test_no_daemon_is_a_failure_where_a_unit_is_installed(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unit = tmp_path / "resolver.service"
+    unit.touch()
+    journalctl = tmp_path / "journalctl"
+    journalctl.write_text("#!/bin/sh\necho 'resolver: RESOLVER_INTERVAL: write a time'\n")
+    journalctl.chmod(0o755)
+    monkeypatch.setattr(daemon, "UNIT", str(unit))
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    cause = 'last line: "resolver: RESOLVER_INTERVAL: write a time"'
+    says(daemon.daemon(node), "failed", found="is installed", cause=cause, fix="systemctl restart resolver")
+    journalctl.write_text("#!/bin/sh\nexit 1\n")
+    says(daemon.daemon(node), "failed", cause="not known (journalctl")
+
+
+def test_doctor_reads_the_settings_of_the_unit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "default"
+    monkeypatch.setattr(in_force, "UNIT_SETTINGS", str(file))
+    assert in_force.environment() == dict(os.environ)
+    file.write_text("# a comment\nRESOLVER_INTERVAL='soon'\n\nOTHER=1\n")
+    assert in_force.environment() == {"RESOLVER_INTERVAL": "soon", **os.environ}
+    with pytest.raises(UsageError, match="soon"):
+        settings_in_force(str(tmp_path / "none.sock"))
 
 
 def test_a_file_in_its_place(node: Node, place: str) -> None:
