@@ -88,6 +88,11 @@ class UnresolvedReason(ReasonWithWords):
         "check if its tenant truncates it, or its file system hangs",
     )
     WRITE_FAILED = "write_failed", "the slot moved or its owner ended first", "nothing; it is retried"
+    NOT_WRITABLE = (
+        "not_writable",
+        "the containers directory is read-only for the daemon, so no slot in it can be repaired",
+        "mount it writable for the daemon (Kubernetes: `readOnly: false`; systemd: `ReadWritePaths`) and restart it",
+    )
     OVER_BUDGET = (
         "over_budget",
         "its container costs the daemon more than its share, so its slots wait",
@@ -109,7 +114,7 @@ class UnresolvedReason(ReasonWithWords):
     @property
     def of_writing(self) -> bool:
         """Check if only the write failed: the owner is known."""
-        return self in ("conflict", "quarantined", "write_failed")
+        return self in ("conflict", "quarantined", "write_failed", "not_writable")
 
 
 _HOSTILE = "HAMi never makes such a file, so a tenant did; it is never opened"

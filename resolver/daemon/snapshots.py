@@ -98,7 +98,7 @@ class Snapshots:
                 name=source.name,
                 not_used=dict(ladder.why_not),
                 incomplete=source.shortage() or source.incomplete() or None,
-                not_ready=ladder.not_ready(source) or lacking or None,
+                not_ready=ladder.not_ready(source) or lacking or repairer.writing.read_only() or None,
                 processes=len(source),
                 map_size=source.room,
                 counters=dict(self._pidmap.counters()),

@@ -25,7 +25,8 @@ def containers_dir(node: Node) -> Finding:
     if AUTO in given:
         dirs += [path for path in KNOWN_DIRS if path not in dirs and os.path.isdir(path)]
     troubles = [] if dirs else [_missing(f"none of {', '.join(KNOWN_DIRS)} exists")]
-    troubles += [finding for path in dirs if (finding := _directory(path)).state != State.OK]
+    root = f"/proc/{node.lock_holder}/root" if node.lock_holder else ""
+    troubles += [finding for path in dirs if (finding := _directory(path, root)).state != State.OK]
     return together(some(dirs or [AUTO]), troubles)
 
 
@@ -39,11 +40,13 @@ def _missing(found: str) -> Finding:
     )
 
 
-def _directory(path: str) -> Finding:
+def _directory(path: str, daemon_root: str) -> Finding:
+    """Check one directory, as this process and the daemon see it: a unit or a pod has its own mounts."""
     try:
         with os.scandir(path) as listing:
             next(listing, None)
         read_only = bool(os.statvfs(path).f_flag & os.ST_RDONLY)
+        seen = _read_only_for(daemon_root + path) if daemon_root and not read_only else False
     except FileNotFoundError:
         return _missing(f"{path} does not exist")
     except OSError as error:
@@ -55,10 +58,26 @@ def _directory(path: str) -> Finding:
     if read_only:
         return failed(
             f"{path} is mounted read-only",
-            "slots can be read but not repaired (write_failed)",
+            "slots can be read but not repaired (not_writable)",
             f"mount it writable: mount -o remount,rw {path} (Kubernetes: readOnly: false in volumeMounts)",
         )
+    if seen:
+        return failed(
+            f"{path} is read-only for the daemon",
+            "no slot there is repaired (not_writable): it was made after the daemon started, or its unit or pod mounts "
+            "it read-only",
+            "restart the daemon (systemctl restart resolver); if that doesn't help, add ReadWritePaths to its unit, or "
+            "readOnly: false to its volumeMounts",
+        )
     return ok(path)
+
+
+def _read_only_for(path: str) -> bool:
+    """Check a directory below a process's root; unknown is no."""
+    try:
+        return bool(os.statvfs(path).f_flag & os.ST_RDONLY)
+    except OSError:
+        return False
 
 
 def regions(node: Node) -> Finding:

@@ -33,6 +33,8 @@ _WRITER_SECONDS = 1.0
 _UNWRITABLE_SECONDS = 5.0
 #: Seconds between two checks that the writer lives and holds what it should.
 _CHECK_SECONDS = 0.02
+#: Seconds after which a read-only directory makes the daemon not ready: a remount takes a moment.
+_READ_ONLY_SECONDS = 10.0
 #: What an order costs in the slot_writer, in seconds of CPU: it maps a page and reads the process.
 ORDER_SECONDS = 30e-6
 
@@ -54,10 +56,24 @@ class Writing:
         self._one_at_a_time, self._utilization = asyncio.Lock(), asyncio.Lock()
         self._blames = WeakValueDictionary[str, Blame]()
         self._remembered: dict[str, Blame] = {}  # those that matter without a file, too
+        self._read_only: dict[str, tuple[float, float]] = {}  # directories: since when, and last seen to be
         self._counters = counters
         self._journal = journal
         #: Called with each `hostpid` that a dry run would write, if somebody wants to know them all.
         self.on_would_repair: Callable[[RegionRepairs, Order], None] | None = None
+
+    def read_only(self) -> str:
+        """Return the directories that have been read-only for too long, in a sentence; empty without any."""
+        now = time.monotonic()
+        lasting = [
+            directory
+            for directory, (since, seen) in self._read_only.items()
+            if seen - since >= _READ_ONLY_SECONDS and now - seen < 2 * _UNWRITABLE_SECONDS
+        ]
+        if not lasting:
+            return ""
+        meaning, fix = UnresolvedReason.NOT_WRITABLE.for_terminal()
+        return f"{', '.join(sorted(lasting))}: {meaning}: {fix}"
 
     def blame(self, container: str) -> Blame:
         """Return the blame shared by a container's files; it outlives them."""
@@ -183,7 +199,9 @@ class Writing:
         elif outcome == slot_writer.MOVED:
             self._counters[CounterName.WRITES_UNDONE] += 1
         elif outcome == slot_writer.NOT_WRITABLE:
-            state.reason = UnresolvedReason.WRITE_FAILED
+            read_only = word == errno.EROFS
+            state.reason = UnresolvedReason.NOT_WRITABLE if read_only else UnresolvedReason.WRITE_FAILED
+            repairs.unwritable = state.reason
             repairs.unwritable_until = time.monotonic() + _UNWRITABLE_SECONDS
         elif order.device is None:
             self._counters[CounterName.WRITES_MISSED] += 1
@@ -193,7 +211,12 @@ class Writing:
         """Log once when a file becomes unwritable or writable again."""
         if outcome not in (slot_writer.DONE, slot_writer.NOT_WRITABLE):
             return
-        path, why = repairs.region.path, ""
+        path, why, now = repairs.region.path, "", time.monotonic()
+        directory = os.path.dirname(os.path.dirname(path))
+        if word == errno.EROFS and outcome == slot_writer.NOT_WRITABLE:  # which no tenant can cause
+            self._read_only[directory] = self._read_only.get(directory, (now, now))[0], now
+        else:
+            self._read_only.pop(directory, None)
         if outcome == slot_writer.NOT_WRITABLE:
             why = f"it cannot be opened for writing ({os.strerror(word)}); mount the containers directory read-write"
             if word == errno.EAGAIN:

@@ -74,7 +74,8 @@ class RegionRepairs(RegionSlots):
         self.blame = blame or Blame()
         self._refilled_until, self._zeroed_at = 0.0, float("-inf")
         self._inputs: tuple[object, ...] = ()  # of the last plan
-        self.unwritable_until = 0.0  # nothing is written before
+        self.unwritable_until = 0.0  # nothing is written before, for this reason
+        self.unwritable = UnresolvedReason.WRITE_FAILED
         #: The file certainly belongs to its container: not while another pod uses one that all can reach.
         self._certain = not isinstance(self.proof, PodFile)
         self.counts: HamiCounts | None = None  # of HAMi-core
@@ -106,7 +107,7 @@ class RegionRepairs(RegionSlots):
         uncertain = self._uncertain()
         if uncertain is not None:
             return uncertain
-        return UnresolvedReason.WRITE_FAILED if now < self.unwritable_until else None
+        return self.unwritable if now < self.unwritable_until else None
 
     def _uncertain(self) -> UnresolvedReason | None:
         """Return why the file may not be its container's; None once that was certain.

@@ -129,7 +129,8 @@ def _map(view: ContainerView) -> Link:
     if view.known.no_daemon:
         return _ok("map", f"a scan of /proc, made now: {source['processes']} processes")
     found = f"{source['name']}, {source['processes']} processes"
-    if source["not_ready"]:
+    read_only = any(slot["unresolved"] == UnresolvedReason.NOT_WRITABLE for slot in view.known.slots)
+    if source["not_ready"] and not read_only:  # that breaks at the slot
         fix = f"resolver doctor --only {source['name']}"
         return _breaks("map", found, source["not_ready"], fix, "not_ready")
     if source["incomplete"]:
