@@ -10,8 +10,8 @@ from typing import Final
 
 import pytest
 
-PARTS: Final = ("long", "poisoned", "engines", "kernels")
-CALLS: Final = ["long", "poisoned", "engines ARGS=--check", "kernels ARGS=--check --loader 5.10 6.12"]
+PARTS: Final = ("long", "poisoned", "nvml", "engines", "kernels")
+CALLS: Final = ["long", "poisoned", "nvml", "engines ARGS=--check", "kernels ARGS=--check --loader 5.10 6.12"]
 CLOSING: Final = "=== 3 passed, 1 warning in 1.20s (0:15:00) ==================="
 MAKE: Final = """#!/bin/sh
 echo "$@" >> "$CALLS"
