@@ -120,9 +120,6 @@ def chart_schema(text: str) -> str:
             whole["properties"][setting.about.chart.path] = _schema_of(setting)
         else:
             below[name] = _schema_of(setting)
-        if setting.kind is float and setting.limits is not None:
-            number = whole["definitions"]["duration"]["anyOf"][0]
-            number["minimum"], number["maximum"] = setting.limits.ge, setting.limits.le
     return json.dumps(whole, indent=2) + "\n"
 
 

@@ -19,8 +19,6 @@ from tests.manifests import ROOT, Manifest
 CHART: Final = ROOT / "deploy/chart/resolver"
 #: Without a repository nothing is rendered: no image is published.
 IMAGE: Final = {"image": {"repository": published()["IMAGE_NAME"]}}
-#: Kinds of the Prometheus operator: Kubernetes' own schemas do not have them.
-FOREIGN: Final = ("ServiceMonitor", "PodMonitor", "PrometheusRule")
 
 
 class RefusedError(Exception):

@@ -15,9 +15,9 @@ from resolver import config
 from resolver.base.source_records import SOURCE_RECORDS
 from resolver.base.version import VERSION
 from tests import manifests
-from tests.charts import CHART, FOREIGN, RefusedError, environment, helm, render, the, with_image
+from tests.charts import CHART, RefusedError, environment, helm, render, the, with_image
 from tests.fakes.kube import CORDON_RULE, RULES, Rule, rules_of
-from tests.manifests import KUSTOMIZE, ROOT, Manifest, container_of, pod_of
+from tests.manifests import FOREIGN, KUSTOMIZE, ROOT, Manifest, container_of, pod_of
 
 EVERYTHING: dict[str, Any] = {
     "image": {"repository": "registry.example.com:5000/gpu/resolver", "digest": f"sha256:{'a' * 64}"},
@@ -66,6 +66,16 @@ EVERYTHING: dict[str, Any] = {
 #: In the place of HAMi's and KAI's monitors.
 MONITOR: dict[str, Any] = {"hami_metrics": True, "metrics_addr": ":9394"}
 REPORTING: dict[str, Any] = {"reportDevices": {"enabled": True}}
+#: By the kustomization of the same platform.
+PLATFORMS: dict[str, dict[str, Any]] = {
+    "gke": {"resourceQuota": {"enabled": True}},
+    "openshift": {"openshift": {"enabled": True}},
+    "read-only-usr": {"settings": {"containers_dir": ["/var/lib/hami/vgpu/containers"]}},
+    "nvidia-runtime": {
+        "runtimeClassName": "nvidia",
+        "nodeSelector": {"gpu": None, "nvidia.com/gpu.present": "true"},
+    },
+}
 CASES: dict[str, dict[str, Any]] = {
     "default": {},
     "bpf": {"source": "bpf"},
@@ -87,6 +97,7 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "pod monitor": {"podMonitor": {"enabled": True}, "service": {"enabled": False}},
     "everything": EVERYTHING,
+    **PLATFORMS,
     "devices": REPORTING,
     "devices, with the condition and monitors": {
         "reportDevices": {"enabled": True, "nodeCondition": True},
@@ -107,6 +118,7 @@ SAME: dict[str, dict[str, Any]] = {
     "overlays/koordinator": {"scheduler": "koordinator"},
     "overlays/kai": {"scheduler": "kai", "settings": MONITOR | {"mapped_regions": True}},
     "overlays/dra": {"scheduler": "dra", "settings": MONITOR},
+    **{f"../../tests/fixtures/manifests/{name}": values for name, values in PLATFORMS.items()},
 }
 
 
@@ -121,9 +133,10 @@ def ours(values: dict[str, Any]) -> Manifest:
 def test_an_api_server_takes_it(case: str) -> None:
     made = render(CASES[case])
     assert {each["kind"] for each in made} - set(FOREIGN) >= {"DaemonSet"}
-    manifests.validate([each for each in made if each["kind"] not in FOREIGN])
+    manifests.validate(made)
     for each in made:
-        assert each["apiVersion"] == "monitoring.coreos.com/v1" or each["kind"] not in FOREIGN
+        foreign = each["apiVersion"] in ("monitoring.coreos.com/v1", "security.openshift.io/v1")
+        assert foreign is (each["kind"] in FOREIGN)
         assert len(each["metadata"]["name"]) <= 63
 
 
@@ -172,6 +185,39 @@ def test_who_names_directories_or_nodes_has_them_with_any_scheduler(scheduler: s
     assert container_of(pod)["volumeMounts"][0]["mountPath"] == "/opt/vgpu/containers"
 
 
+@pytest.mark.parametrize(
+    ("name", "kind"), [("gke", "ResourceQuota"), ("openshift", "SecurityContextConstraints")]
+)
+def test_platform_has_the_same_object_as_the_component(name: str, kind: str) -> None:
+    component = the(kind, manifests.render(ROOT / "tests/fixtures/manifests" / name))
+    made = the(kind, render(PLATFORMS[name]))
+    for manifest in (component, made):
+        del manifest["metadata"]
+    if kind == "SecurityContextConstraints":
+        assert set(made["volumes"]) > set(component["volumes"])
+        assert set(made["users"]) < set(component["users"])
+        component |= {"volumes": made["volumes"], "users": made["users"]}
+    assert made == component
+
+
+def test_driver_directory_is_mounted_and_searched() -> None:
+    container = ours({"driverDir": "/home/kubernetes/bin/nvidia/lib64"})
+    assert environment(container)["LD_LIBRARY_PATH"] == "/home/kubernetes/bin/nvidia/lib64"
+    mounted = {mount["mountPath"]: mount.get("readOnly") for mount in container["volumeMounts"]}
+    assert mounted["/home/kubernetes/bin/nvidia/lib64"] is True
+
+
+def test_notes_and_troubleshooting_have_the_words_of_refused_pods() -> None:
+    notes = (CHART / "templates/NOTES.txt").read_text()
+    page = (ROOT / "docs/troubleshooting.md").read_text()
+    for words in (
+        "insufficient quota to match these scopes",
+        "unable to validate against any security context",
+    ):
+        assert words in notes
+        assert words in page
+
+
 def test_it_is_the_same_pod_as_with_the_component() -> None:
     component = manifests.render(ROOT / "tests/fixtures/manifests/own-seccomp")
     made = render({"seccompProfile": EVERYTHING["seccompProfile"]})
@@ -183,7 +229,7 @@ def test_it_has_the_tls_and_the_token_of_the_component() -> None:
     secrets = {"tls": "resolver-metrics-tls", "token": "resolver-metrics-token"}
     values: dict[str, Any] = {"metricsSecrets": secrets, "serviceMonitor": {"enabled": True}}
     made, other = render(values), manifests.render(ROOT / "tests/fixtures/manifests/metrics-tls")
-    manifests.validate([*other, *(each for each in made if each["kind"] not in FOREIGN)])
+    manifests.validate([*other, *made])
     (chart, variables), (component, theirs) = comparable(made), comparable(other)
     assert chart == component
     settings, _ = config.load(environ=variables)

@@ -58,6 +58,9 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
 TOGETHER: list[tuple[dict[str, Any], str]] = [
     ({"hostPID": False}, "hostPID is off: in a separate PID namespace the daemon sees no tenant"),
     ({"source": "netlink", "hostNetwork": False}, "source is netlink and hostNetwork is off"),
+    ({"settings": {"interval": "2h"}}, 'settings.interval is "2h": write a duration from 10ms to 1h'),
+    ({"settings": {"nvml_interval": 0}}, 'settings.nvml_interval is "0": write a duration from 10ms to 1h'),
+    ({"settings": {"interval": "1 day"}}, 'is "1 day": write a duration such as 250ms, 1s, 2m or 1h'),
     ({"settings": {"metrics_addr": ":0"}}, "a port is a number from 1 to 65535"),
     ({"settings": {"metrics_addr": ":65536"}}, "a port is a number from 1 to 65535"),
     ({"settings": {"metrics_addr": "127.0.0.1:9395"}}, "Write :9395, or set hostNetwork: true"),

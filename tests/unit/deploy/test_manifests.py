@@ -49,6 +49,7 @@ DAEMONSETS = {name: KUSTOMIZE / "overlays" / name for name in OVERLAID} | {
     "own-seccomp": FIXTURES / "own-seccomp",
 }
 REPORTING = FIXTURES / "report-devices"
+PLATFORMS = {name: FIXTURES / name for name in ("gke", "openshift", "read-only-usr", "nvidia-runtime")}
 EVERY = DAEMONSETS | {"sidecar": FIXTURES / "sidecar", "report-devices": REPORTING}
 
 
@@ -58,14 +59,15 @@ def the_real_ones() -> list[list[str]]:
     return [command for name, command in commands.items() if shutil.which(name)]
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", EVERY | PLATFORMS)
 def test_it_is_rendered_as_kustomize_does_and_every_server_takes_it(name: str) -> None:
-    manifests = render(EVERY[name])
+    directory = (EVERY | PLATFORMS)[name]
+    manifests = render(directory)
     validate(manifests)
     by_name = {(each["kind"], each["metadata"]["name"]): each for each in manifests}
     assert len(by_name) == len(manifests)
     for command in the_real_ones():
-        text = subprocess.run([*command, EVERY[name]], capture_output=True, check=True, text=True).stdout
+        text = subprocess.run([*command, directory], capture_output=True, check=True, text=True).stdout
         theirs = list(yaml.safe_load_all(text))
         assert {(each["kind"], each["metadata"]["name"]): each for each in theirs} == by_name
 

@@ -19,6 +19,19 @@ Combinations of values that can't work, which the schema can't express. All are 
 {{- $wrong = append $wrong "source is netlink and hostNetwork is off: the kernel reports processes in the host's network namespace only. Leave hostNetwork empty, or let the daemon enter that namespace: extraCapabilities: [SYS_ADMIN]" -}}
 {{- end -}}
 
+{{- $units := dict "ms" 0.001 "s" 1.0 "" 1.0 "m" 60.0 "h" 3600.0 -}}
+{{- range $name := list "interval" "nvml_interval" -}}
+{{- $text := get $settings $name | toString | trim -}}
+{{- if and $text (not (regexMatch "^[0-9]+(\\.[0-9]+)?\\s*(ms|s|m|h)?$" $text)) -}}
+{{- $wrong = append $wrong (printf "settings.%s is %q: write a duration such as 250ms, 1s, 2m or 1h" $name $text) -}}
+{{- else if $text -}}
+{{- $seconds := mulf (regexFind "^[0-9.]+" $text | float64) (get $units (regexFind "[a-z]*$" $text)) -}}
+{{- if or (lt $seconds 0.01) (gt $seconds 3600.0) -}}
+{{- $wrong = append $wrong (printf "settings.%s is %q: write a duration from 10ms to 1h" $name $text) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{- if $port -}}
 {{- if or (lt (int $port) 1) (gt (int $port) 65535) -}}
 {{- $wrong = append $wrong (printf "settings.metrics_addr is %q: a port is a number from 1 to 65535" $settings.metrics_addr) -}}

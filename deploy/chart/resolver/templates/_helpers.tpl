@@ -244,3 +244,10 @@ metricRelabelings:
   {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end }}
+
+{{/* The pod's, with the SELinux type that may read other containers' processes on OpenShift. */}}
+{{- define "resolver.podSecurityContext" -}}
+{{- $ours := dict -}}
+{{- if .Values.openshift.enabled }}{{ $ours = dict "seLinuxOptions" (dict "type" "spc_t") }}{{ end -}}
+{{- merge (deepCopy (default dict .Values.podSecurityContext)) $ours | toYaml -}}
+{{- end }}
