@@ -14,7 +14,7 @@ from tests.fakes.node import Node
 from tests.fakes.regions import read_file
 
 CONTAINERS, PROCESSES = 100, 8
-_AIM_S, _CPU_AIM = 3.0, 10.0
+_AIM_S = 5.0
 _SETTLE_S, _LONGEST_S = 3.0, 120.0
 SOURCES: Final = ("bpf", "scan")
 
@@ -37,8 +37,8 @@ def measure(scratch: Path, progress: Progress) -> list[RowValues]:
         seen = run(scratch / f"kai-{source}", source)
         what = f"{CONTAINERS} x {PROCESSES} slots with KAI, {source}"
         rows += [
-            (f"{what}: all right after the last start", seen.right_s, "s", _AIM_S, f"{seen.wrong} never"),
-            ("  CPU of the daemon meanwhile", seen.per_cent, "% core", _CPU_AIM, f"starts took {seen.starts_s:.1f} s"),
+            (f"{what}: all right after the last start", seen.right_s, "s", _AIM_S if what.endswith("bpf") else None, f"{seen.wrong} never"),
+            ("  CPU of the daemon meanwhile", seen.per_cent, "% core", None, f"starts took {seen.starts_s:.1f} s"),
         ]  # fmt: skip
     return rows
 

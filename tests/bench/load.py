@@ -103,9 +103,7 @@ def _rows(
     """A daemon's rows. What it lost, it says when it ends."""
     pid, ours = daemon.process.pid, source == "bpf"
     without = f"without it {sum(quiet):.2f}; of its children {busy.children:.2f}"
-    rows: list[RowValues] = [
-        (f"daemon, --source {source}, CPU under it", sum(busy), "% core", 0.5 if ours else None, without)
-    ]
+    rows: list[RowValues] = [(f"daemon, --source {source}, CPU under it", sum(busy), "% core", None, without)]
     weight, said = rss(pid), f"its children {sum(map(rss, children(pid))):.0f} MiB"
     if ours:
         took = [milliseconds for _, milliseconds in looks]

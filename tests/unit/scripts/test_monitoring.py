@@ -49,6 +49,12 @@ def test_grafana_understands_every_word_of_it() -> None:
     assert dashboard()["schemaVersion"] == Dashboard().schema_version
 
 
+def test_no_panel_makes_a_figure_out_of_no_data() -> None:
+    text = json.dumps(dashboard())
+    assert "resolver_build_info" in text
+    assert not re.search(r"\bvector\(", text)
+
+
 # ---- the alerts ---------------------------------------------------------------------------------------------------
 
 
