@@ -108,8 +108,9 @@ tables: setup-dev ## write the documents' tables that come from the code, and th
 
 .PHONY: chart
 chart: setup-dev ## pack the Helm chart into dist/
-	@$(BIN)/helm lint --strict --quiet deploy/chart/resolver
-	@$(BIN)/helm package --destination $(DIST) deploy/chart/resolver >/dev/null
+	@rm -rf build/chart && mkdir -p build/chart && $(BIN)/python -m scripts.published build/chart/resolver
+	@$(BIN)/helm lint --strict --quiet build/chart/resolver
+	@$(BIN)/helm package --destination $(DIST) build/chart/resolver >/dev/null
 
 # `docker`, `podman` or `buildah`, the first that answers: `docker` may be installed without its daemon.
 ENGINE ?= $(firstword $(foreach each,docker podman buildah,$(shell $(each) info >/dev/null 2>&1 && command -v $(each))))
@@ -149,6 +150,32 @@ package-check: setup-dev ## test the package in Debian 12, 13 and sid under QEMU
 .PHONY: release
 release: setup-dev ## build wheel, sdist, .deb, image, chart, SBOM and checksums into dist/ (ARGS=--without-image)
 	@$(BIN)/python scripts/release.py --engine "$(ENGINE)" $(ARGS)
+
+# The steps of .github/workflows/release.yml that follow. DIGEST is what image-push wrote.
+CHARTS ?= oci://$(IMAGE_NAME)-chart
+DIGEST = $$(sed -n 's/.*"containerimage.digest": *"\([^"]*\)".*/\1/p' build/image.json)
+
+.PHONY: release-check
+release-check: ## check that TAG is this version's
+	@[[ "$(TAG)" == "v$(VERSION)" ]] || { echo "release: the tag is '$(TAG)', but resolver/base/version.py says $(VERSION): tag v$(VERSION)" >&2; exit 1; }
+
+.PHONY: checksums
+checksums: ## write dist/SHA256SUMS of everything in dist/
+	@cd $(DIST) && rm -f SHA256SUMS && sha256sum -- * >.sums && mv .sums SHA256SUMS
+
+.PHONY: image-push
+image-push: ## build the image for amd64 and arm64 by docker buildx, with provenance and SBOM, and push it
+	@mkdir -p build && docker buildx build --file deploy/image/Dockerfile --tag $(IMAGE) $(IMAGE_OPTIONS) --platform linux/amd64,linux/arm64 \
+		--provenance=mode=max --sbom=true --metadata-file build/image.json --push $(ARGS) .
+
+.PHONY: chart-push
+chart-push: ## push the packed chart to CHARTS, a directory of a registry
+	@$(or $(wildcard $(BIN)/helm),helm) push $(DIST)/resolver-$(VERSION).tgz $(CHARTS)
+
+.PHONY: sign
+sign: ## sign the pushed image and the checksums by cosign, without a key
+	@cosign sign --yes "$(IMAGE_NAME)@$(DIGEST)"
+	@cosign sign-blob --yes --bundle $(DIST)/SHA256SUMS.sigstore.json $(DIST)/SHA256SUMS
 
 .PHONY: clean
 clean: ## remove everything that make has built

@@ -1,8 +1,9 @@
-"""Writes the man pages and the completion of three shells; hatchling calls this whenever it builds the wheel.
+"""Writes the man pages, the completion of three shells and the documents' pages into the wheel, and its address.
 
     .venv/bin/python scripts/build_hook.py DIRECTORY        the same files, to look at
 
-They are made from the commands' parsers. Exit codes, environment and files are added here.
+Hatchling calls this. Pages and completion are made from the commands' parsers; exit codes, environment and files are
+added here.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import shtab
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # an isolated build has only the packages that pyproject.toml requires
 
 from resolver.base.version import VERSION  # noqa: E402
 from resolver.cli import COMMANDS, add_command, parser_of  # noqa: E402
+from scripts.published import published  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,7 +54,18 @@ NO_COLOR  If it is set and not empty, nothing is coloured.
 FILES
 /run/resolver/resolver.sock  The daemon's socket.
 /usr/local/vgpu/containers  HAMi's directory of containers.
-/var/log/pods  Kubelet's directory of logs: the names of pods and namespaces come from it."""
+/var/log/pods  Kubelet's directory of logs: the names of pods and namespaces come from it.
+share/doc/hami-resolver/docs  The pages that messages name, below /usr or the virtual environment."""
+
+
+class MetadataHook(MetadataHookInterface):
+    """Gives the wheel its addresses."""
+
+    def update(self, metadata: dict[str, Any]) -> None:
+        """Add them if there is a public address."""
+        address = published()["ADDRESS"]
+        pages = {"Homepage": "", "Changelog": "/blob/main/CHANGELOG.md", "Issues": "/issues"}
+        metadata["urls"] = {name: address + path for name, path in pages.items() if address}
 
 
 class BuildHook(BuildHookInterface[Any]):
@@ -68,6 +82,7 @@ def write(place: Path) -> None:
     pages = {f"resolver-{name}.1": _command_page(name) for name in COMMANDS} | {"resolver.1": _main_page()}
     files = {f"man/man1/{name}": "\n".join(lines) + "\n" for name, lines in pages.items()}
     files |= {PATHS[shell]: text for shell, text in completions().items()}
+    files |= {f"doc/hami-resolver/docs/{page.name}": page.read_text() for page in ROOT.glob("docs/*.md")}
     for path, text in files.items():
         (place / path).parent.mkdir(parents=True, exist_ok=True)
         (place / path).write_text(text)

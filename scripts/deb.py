@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from resolver.base.version import VERSION
+from scripts.published import published
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 PARTS: Final = ROOT / "deploy/debian"
@@ -70,7 +71,7 @@ def _fetch(python: str, work: Path) -> list[Path]:
     command = [sys.executable, "-m", "pip", "download", "-qq", "--dest", str(place), "--no-deps"]
     command += ["--require-hashes", "--only-binary=:all:", f"--python-version={python}"]
     command += ["--implementation=cp", *(f"--platform={each}_{platform.machine()}" for each in _PLATFORMS)]
-    subprocess.run([*command, f"--requirement={ROOT / 'requirements.lock'}"], check=True)
+    subprocess.run([*command, f"--requirement={ROOT / 'requirements-kubernetes.lock'}"], check=True)
     return sorted(place.glob("*.whl"))
 
 
@@ -131,8 +132,6 @@ def _around(tree: Path, wheel: Path) -> None:
     documents = tree / "usr/share/doc/hami-resolver"
     _put(documents / "changelog.gz", gzip.compress((ROOT / "CHANGELOG.md").read_bytes(), 9, mtime=0))
     _put(documents / "copyright", (ROOT / "LICENSE").read_bytes())
-    for page in ("config", "node", "security", "troubleshooting"):
-        _put(documents / f"{page}.md", (ROOT / f"docs/{page}.md").read_bytes())
 
 
 def _control(tree: Path, architecture: str) -> None:
@@ -144,6 +143,8 @@ def _control(tree: Path, architecture: str) -> None:
         "OLDEST": PYTHONS[0],
         "TOO_NEW": f"{major}.{int(minor) + 1}",
     }
+    address = published()["ADDRESS"]
+    words["HOMEPAGE"] = f"Homepage: {address}\n" if address else ""
     text = re.sub(r"@(\w+)@", lambda word: words[word[1]], (PARTS / "control").read_text())
     _put(tree / "DEBIAN/control", text)
     _put(tree / "DEBIAN/conffiles", "/etc/default/resolver\n")

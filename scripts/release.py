@@ -2,7 +2,7 @@
 
     make release                             all of it; the image takes docker, podman or buildah
     make release ARGS=--without-image        all but the image
-    make release ARGS="--url https://..."    where the files will be: in the plugin's manifest for krew
+    make release ADDRESS=https://...         the repository, which deploy/published.env names otherwise
 
 Times in wheel, sdist, Debian package and SBOM are the commit's (SOURCE_DATE_EPOCH): the same commit, the same bytes.
 """
@@ -42,12 +42,16 @@ def main() -> int:
     parser.add_argument("--directory", type=Path, default=ROOT / "dist", help="where it goes; emptied first")
     parser.add_argument("--engine", default="", help="docker, podman or buildah, with its options")
     parser.add_argument("--image-options", default="", help="more options for the engine's build")
-    parser.add_argument("--url", default="https://example.org/hami-resolver", help="where the files will be")
     args = parser.parse_args()
     if not args.without_image and not args.engine:
         parser.error(
             "neither docker nor podman nor buildah answers: install or start one, or leave the image out: "
             "ARGS=--without-image"
+        )
+    if not (address := published()["ADDRESS"]):
+        sys.stderr.write(
+            "release: ADDRESS in deploy/published.env is empty: the files name no homepage, and the manifest for krew "
+            "is left out\n"
         )
     dist = args.directory.resolve()
     shutil.rmtree(dist, ignore_errors=True)
@@ -59,11 +63,11 @@ def main() -> int:
     prove(sdist)
     _run(sys.executable, ROOT / "scripts/deb.py", wheel, dist)
     _run("make", "chart", f"DIST={dist}")
-    plugin(dist, args.url)
+    plugin(dist, address)
     if not args.without_image:
         _image(args.engine, args.image_options, dist)
     sbom = json.dumps(bill_of_materials(LOCK.read_text()), indent=2) + "\n"
-    (dist / f"hami_resolver-{VERSION}.cdx.json").write_text(sbom)
+    (dist / f"hami_resolver-{VERSION}.spdx.json").write_text(sbom)
     sums = "".join(f"{_sha256(path)}  {path.name}\n" for path in sorted(dist.iterdir()))
     (dist / "SHA256SUMS").write_text(sums)
     sys.stdout.write(sums)
@@ -81,8 +85,8 @@ def prove(sdist: Path) -> None:
         _run(*shlex.split(first[1]), "ARGS=", cwd=Path(place, sdist.name.removesuffix(".tar.gz")))
 
 
-def plugin(dist: Path, url: str) -> None:
-    """Pack kubectl's plugin as an archive, with its manifest for krew."""
+def plugin(dist: Path, address: str) -> None:
+    """Pack kubectl's plugin as an archive, with its manifest for krew, which needs the repository's address."""
     archive = dist / f"kubectl-resolver-{VERSION}.tar.gz"
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as tar:
@@ -96,42 +100,63 @@ def plugin(dist: Path, url: str) -> None:
             about.size, about.mtime, about.mode = len(data), _epoch(), 0o644 if name == "LICENSE" else 0o755
             tar.addfile(about, io.BytesIO(data))
     archive.write_bytes(gzip.compress(packed.getvalue(), 9, mtime=0))
+    if not address:
+        return
     manifest = (ROOT / "deploy/krew.yaml").read_text().replace("@VERSION@", VERSION)
-    manifest = manifest.replace("@HOMEPAGE@", url).replace("@URI@", f"{url.rstrip('/')}/{archive.name}")
+    manifest = manifest.replace("@HOMEPAGE@", address)
+    manifest = manifest.replace("@URI@", f"{address}/releases/download/v{VERSION}/{archive.name}")
     (dist / "krew-resolver.yaml").write_text(manifest.replace("@SHA256@", _sha256(archive)))
 
 
 def bill_of_materials(lock: str) -> dict[str, Any]:
-    """CycloneDX 1.5: this program, and every package of a lock file with its version and the hashes of its files."""
+    """SPDX 2.3: this program, and every package of a lock file with its version and the hashes of its files."""
     name = "hami-resolver"
-    ours = {"type": "application", "bom-ref": name, "name": name, "version": VERSION}
     pins = re.findall(r"(?m)^([\w.-]+)==(\S+)[^\n]*\\\n((?:[ ]+--hash=[^\n]*\n?)+)", lock)
-    components = [_component(*pin) for pin in pins]
-    when = datetime.fromtimestamp(_epoch(), UTC)
+    packages = [_package(*pin) for pin in pins]
+    ours = _package(name, VERSION, "") | {"SPDXID": f"SPDXRef-{name}", "licenseDeclared": "Apache-2.0"}
+    relations = [("SPDXRef-DOCUMENT", "DESCRIBES", ours["SPDXID"])]
+    relations += [(ours["SPDXID"], "DEPENDS_ON", package["SPDXID"]) for package in packages]
+    when = datetime.fromtimestamp(_epoch(), UTC).isoformat().replace("+00:00", "Z")
     return {
-        "bomFormat": "CycloneDX",
-        "specVersion": "1.5",
-        "serialNumber": f"urn:uuid:{uuid.uuid5(uuid.NAMESPACE_URL, f'{name} {VERSION} {lock}')}",
-        "version": 1,
-        "metadata": {
-            "timestamp": when.isoformat().replace("+00:00", "Z"),
-            "component": ours | {"licenses": [{"license": {"id": "Apache-2.0"}}]},
-        },
-        "components": components,
-        "dependencies": [{"ref": name, "dependsOn": [each["bom-ref"] for each in components]}],
+        "spdxVersion": "SPDX-2.3",
+        "dataLicense": "CC0-1.0",
+        "SPDXID": "SPDXRef-DOCUMENT",
+        "name": f"{name} {VERSION}",
+        "documentNamespace": f"urn:uuid:{uuid.uuid5(uuid.NAMESPACE_URL, f'{name} {VERSION} {lock}')}",
+        "creationInfo": {"created": when, "creators": [f"Tool: {name}-{VERSION}"]},
+        "packages": [ours, *packages],
+        "relationships": [
+            {"spdxElementId": subject, "relationshipType": relation, "relatedSpdxElement": other}
+            for subject, relation, other in relations
+        ],
     }
 
 
-def _component(name: str, version: str, hashes: str) -> dict[str, Any]:
+def _package(name: str, version: str, hashes: str) -> dict[str, Any]:
     """Return a package's record, with its licence if this very version is installed here."""
-    url = f"pkg:pypi/{name}@{version}"
-    found: dict[str, Any] = {"type": "library", "bom-ref": url, "name": name, "version": version, "purl": url}
-    for each in importlib.metadata.distributions(name=name):
-        if each.version == version and (licence := each.metadata.get("License-Expression")):
-            found["licenses"] = [{"expression": licence}]
-    digests = [{"alg": "SHA-256", "content": each} for each in re.findall(r"sha256:([0-9a-f]{64})", hashes)]
-    files = [{"type": "distribution", "url": url, "hashes": [each]} for each in digests]
-    return found | {"externalReferences": files}
+    licences = [
+        licence
+        for distribution in importlib.metadata.distributions(name=name)
+        if distribution.version == version and (licence := distribution.metadata.get("License-Expression"))
+    ]
+    purl = {
+        "referenceCategory": "PACKAGE-MANAGER",
+        "referenceType": "purl",
+        "referenceLocator": f"pkg:pypi/{name}@{version}",
+    }
+    digests = re.findall(r"sha256:([0-9a-f]{64})", hashes)
+    return {
+        "name": name,
+        "SPDXID": f"SPDXRef-package-{name}",
+        "versionInfo": version,
+        "downloadLocation": "NOASSERTION",
+        "filesAnalyzed": False,
+        "licenseConcluded": "NOASSERTION",
+        "licenseDeclared": licences[0] if licences else "NOASSERTION",
+        "copyrightText": "NOASSERTION",
+        "checksums": [{"algorithm": "SHA256", "checksumValue": digest} for digest in digests],
+        "externalRefs": [purl],
+    }
 
 
 def _image(engine: str, options: str, dist: Path) -> None:

@@ -24,7 +24,7 @@ from resolver.hami.layout import LAYOUTS
 from resolver.hami.placements import PLACEMENTS
 from resolver.kube import tally
 from resolver.metrics import families, hami_names
-from scripts.published import published
+from scripts import published
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -268,11 +268,19 @@ TABLES: dict[tuple[str, str], Callable[[], list[str]]] = {
     ("docs/monitoring.md", "event-kinds"): event_kinds,
     ("docs/schedulers.md", "placements"): placements,
     ("deploy/chart/resolver/values.yaml", "settings"): chart_settings,
+    ("deploy/chart/resolver/Chart.yaml", "address"): published.chart,
+    ("deploy/chart/resolver/Chart.yaml", "address-annotations"): published.chart_annotations,
+    ("security-insights.yml", "insights"): published.insights,
+    ("security-insights.yml", "insights-project"): published.insights_project,
+    ("security-insights.yml", "insights-repository"): published.insights_repository,
 }
 SCHEMA = "deploy/chart/resolver/values.schema.json"
 #: Places of the version and of the image's name: pattern of the text, its replacement.
 NAMES = tuple(
-    (re.compile(pattern, re.MULTILINE), replacement.format(image=published()["IMAGE_NAME"], version=VERSION))
+    (
+        re.compile(pattern, re.MULTILINE),
+        replacement.format(image=published.published()["IMAGE_NAME"], version=VERSION),
+    )
     for pattern, replacement in (
         (r"^(version: |appVersion: )\S+$", r'\1"{version}"'),
         (r'(\.version=)"[^"]*"', r'\1"{version}"'),
@@ -280,7 +288,7 @@ NAMES = tuple(
         (r"(newTag: )\S+", r'\1"{version}"'),
         (r"(image\.repository[=:] ?|IMAGE_NAME=)[\w.:-]+/[\w./-]+", r"\1{image}"),
         (r"[\w.-]+/[\w./-]*resolver:\d+\.\d+\.\d+", r"{image}:{version}"),
-        (r"(kubectl-resolver-|resolver +)\d+\.\d+\.\d+(?=[.,])", r"\g<1>{version}"),
+        (r"(kubectl-resolver-|hami_resolver-|resolver +)\d+\.\d+\.\d+(?=[.,-])", r"\g<1>{version}"),
     )
 )
 #: Files below the root where the version and the image's name stand.

@@ -138,6 +138,13 @@ def add_command(command: str, parser: argparse.ArgumentParser) -> ModuleType:
     return module
 
 
+def _pages() -> str:
+    """Return the directory above ``docs``: of a package, an environment, or a checkout."""
+    places = (f"{sys.prefix}/share/doc/hami-resolver", "/usr/share/doc/hami-resolver")
+    checkout = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    return next((place for place in places if os.path.isdir(f"{place}/docs")), checkout)
+
+
 def _top_level(arguments: list[str]) -> int:
     from resolver.cli.parser import Parser
 
@@ -154,7 +161,7 @@ def _top_level(arguments: list[str]) -> int:
         description="Find the host PID and container of every GPU process, and repair HAMi's slots.",
         epilog="commands:\n"
         + "\n".join(f"  {name:{width}}  {text}" for name, text in COMMANDS.items())
-        + "\n\nSee resolver help COMMAND.",
+        + f"\n\nSee resolver help COMMAND. Messages name pages as docs/...: these are in {_pages()}.",
     )
     parser.add_argument("--version", action="version", version=f"resolver {VERSION}")
     parser.parse_args(arguments)  # refuses what it does not know

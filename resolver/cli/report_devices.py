@@ -1,7 +1,7 @@
 """Keep Koordinator's Device object for this node up to date, and post events on the node and on pods.
 
 A separate process that reads the daemon's socket, because the daemon has no credentials. It writes only changes. It
-needs the extra `kubernetes` (pip install 'hami-resolver[kubernetes]').
+needs the wheel's extra `kubernetes`, which the image and the Debian package have.
 """
 
 from __future__ import annotations
@@ -56,7 +56,12 @@ def run(args: argparse.Namespace) -> int:
     except ValueError as error:
         raise UsageError(f"--metrics-addr: {error}") from None
     if importlib.util.find_spec("httpx2") is None:
-        raise UsageError("the extra `kubernetes` is not installed: pip install 'hami-resolver[kubernetes]'")
+        from resolver.base.version import VERSION
+
+        raise UsageError(
+            "the package httpx2 is missing: install the wheel's file with its extra, as in "
+            f"pip install 'hami_resolver-{VERSION}-py3-none-any.whl[kubernetes]'"
+        )
     asyncio.run(_report(args, address))
     return 0
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from resolver.base.version import VERSION
+from scripts.published import published
 from tests.runtime.image import ARCHITECTURES, ROOT, Builder
 
 #: The image is built, and two distributions' wheels are fetched.
@@ -43,9 +44,9 @@ def test_everything_is_there_with_its_checksum(dist: Path) -> None:
         f"hami-resolver_{VERSION}_{machine}.deb",
         f"resolver-{VERSION}.tgz",
         f"kubectl-resolver-{VERSION}.tar.gz",
-        "krew-resolver.yaml",
+        *(["krew-resolver.yaml"] if published()["ADDRESS"] else []),
         f"resolver-{VERSION}-image.tar.gz",
-        f"hami_resolver-{VERSION}.cdx.json",
+        f"hami_resolver-{VERSION}.spdx.json",
     }
     assert {path.name for path in dist.iterdir()} == names | {"SHA256SUMS"}
     lines = [line.split() for line in (dist / "SHA256SUMS").read_text().splitlines()]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from resolver.base.version import VERSION
 from resolver.gpu.attribution import NOTHING
 from resolver.gpu.inventory import Inventory
 from resolver.kube.device import health
@@ -89,7 +90,7 @@ def test_without_the_extra_it_says_what_to_install() -> None:
         timeout=60,
     )
     assert done.returncode == 2
-    assert "hami-resolver[kubernetes]" in done.stderr
+    assert f"pip install 'hami_resolver-{VERSION}-py3-none-any.whl[kubernetes]'" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -29,24 +29,23 @@ def test_the_bill_of_materials_has_every_locked_package_with_its_hashes(
     bill: dict[str, object], root: Path
 ) -> None:
     text = (root / "requirements-kubernetes.lock").read_text()
-    components = bill["components"]
-    assert isinstance(components, list)
-    assert {each["name"]: each["version"] for each in components} == pinned(text)
-    hashes = [
-        digest["content"]
-        for each in components
-        for file in each["externalReferences"]
-        for digest in file["hashes"]
-    ]
+    packages = bill["packages"]
+    assert isinstance(packages, list)
+    assert {package["name"]: package["versionInfo"] for package in packages[1:]} == pinned(text)
+    hashes = [digest["checksumValue"] for package in packages for digest in package["checksums"]]
     assert len(hashes) == text.count("--hash=sha256:")
     assert all(digest in text for digest in hashes)
 
 
 def test_it_speaks_of_this_version_and_is_the_same_each_time(bill: dict[str, object], root: Path) -> None:
-    assert (bill["bomFormat"], bill["specVersion"]) == ("CycloneDX", "1.5")
-    metadata = bill["metadata"]
-    assert isinstance(metadata, dict)
-    assert metadata["component"]["version"] == VERSION
+    assert (bill["spdxVersion"], bill["dataLicense"]) == ("SPDX-2.3", "CC0-1.0")
+    packages, relations = bill["packages"], bill["relationships"]
+    assert isinstance(packages, list)
+    assert isinstance(relations, list)
+    assert packages[0]["versionInfo"] == VERSION
+    assert {relation["relatedSpdxElement"] for relation in relations} == {
+        entry["SPDXID"] for entry in packages
+    }
     again = runpy.run_path(str(root / "scripts/release.py"))["bill_of_materials"]
     assert again((root / "requirements-kubernetes.lock").read_text()) == bill
 
@@ -61,18 +60,18 @@ def test_without_an_engine_it_says_so_and_makes_nothing(root: Path, tmp_path: Pa
 
 def test_kubectls_plugin_is_an_archive_that_krew_can_check(root: Path, tmp_path: Path) -> None:
     make = runpy.run_path(str(root / "scripts/release.py"))["plugin"]
-    make(tmp_path, "https://example.org/there/")
+    make(tmp_path, "https://example.org/there")
     manifest = yaml.safe_load((tmp_path / "krew-resolver.yaml").read_text())
     (platform,) = manifest["spec"]["platforms"]
     archive = tmp_path / platform["uri"].rpartition("/")[2]
-    assert platform["uri"] == f"https://example.org/there/{archive.name}"
+    assert platform["uri"] == f"https://example.org/there/releases/download/v{VERSION}/{archive.name}"
     first = archive.read_bytes()
     assert platform["sha256"] == hashlib.sha256(first).hexdigest()
     with tarfile.open(archive) as tar:
         modes = {member.name: member.mode for member in tar}
         tar.extractall(tmp_path / "krew")  # noqa: S202 - of our own making
     assert modes == {platform["bin"]: 0o755, "LICENSE": 0o644}
-    assert manifest["spec"]["homepage"] == "https://example.org/there/"
+    assert manifest["spec"]["homepage"] == "https://example.org/there"
     plugin = (sys.executable, "-I", "-S", tmp_path / "krew" / platform["bin"])  # without our package
     told = [
         subprocess.run([*plugin, option], capture_output=True, text=True, check=True).stdout
@@ -80,5 +79,5 @@ def test_kubectls_plugin_is_an_archive_that_krew_can_check(root: Path, tmp_path:
     ]
     assert told[0].startswith("usage: kubectl resolver")
     assert told[1] == f"kubectl resolver {VERSION}\n"
-    make(tmp_path, "https://example.org/there/")
+    make(tmp_path, "https://example.org/there")
     assert archive.read_bytes() == first
