@@ -12,13 +12,14 @@ if TYPE_CHECKING:
 
 
 class MigInstance(Struct, frozen=True):
-    """One MIG instance of a GPU; memory in bytes."""
+    """One MIG instance of a GPU; memory in bytes. ``profile`` is NVIDIA's name of its size (``1g.5gb``)."""
 
     uuid: str
     gpu_instance: int
     compute_instance: int
     memory_total: int | None
     memory_used: int | None
+    profile: str = ""
 
 
 class Illness(Struct, frozen=True):
@@ -85,7 +86,8 @@ class Gpu(Struct, frozen=True):
     ``unsupported`` (as in MIG mode) or ``failed``, with ``samples_why``. ``pci_address`` is the kernel's name
     (``0000:3b:00.0``), ``pcie_root`` the PCI root complex. ``nvlinks`` are the active NVLinks by the PCI address at
     their other end, a GPU's or a switch's. ``xids`` are the XID errors since the daemon started, ``details`` the values
-    of the setting ``gpu_details``. It is ``healthy`` while ``illnesses`` is empty.
+    of the setting ``gpu_details``. ``memory_utilization`` is the memory controller's. It is ``healthy`` while
+    ``illnesses`` is empty.
     """
 
     uuid: str
@@ -110,6 +112,7 @@ class Gpu(Struct, frozen=True):
     xids: tuple[Xid, ...] = ()
     details: GpuDetails | None = None
     nvlinks: dict[str, int] | None = None
+    memory_utilization: int | None = None
     healthy: bool = True
 
     def __post_init__(self) -> None:

@@ -14,10 +14,18 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
 #: Unknown of a GPU that is silent now.
-_MEASURED = ("memory_used", "utilization", "temperature", "power", "ecc_uncorrected", "details")
+_MEASURED = (
+    "memory_used",
+    "utilization",
+    "memory_utilization",
+    "temperature",
+    "power",
+    "ecc_uncorrected",
+    "details",
+)
 #: Taken over from the worker's answer.
 _AS_READ = (
-    *("minor", "utilization", "temperature", "power", "mig"),
+    *("minor", "temperature", "power", "mig"),
     *("pci_address", "numa_node", "pcie_root", "cpu_socket", "nvlinks"),
 )
 
@@ -106,12 +114,15 @@ def _report(
             illnesses=illnesses,
         )
     total, used = device["memory"] or (None, None)
+    utilization, memory_utilization = device["rates"] or (None, None)
     return Gpu(
         uuid=uuid,
         device_index=device["index"],
         name=device["name"] or "",
         memory_total=total,
         memory_used=used,
+        utilization=utilization,
+        memory_utilization=memory_utilization,
         mig_instances=tuple(MigInstance(*each) for each in device.get("mig_instances") or ()),
         ecc_uncorrected=device["ecc"],
         illnesses=illnesses,

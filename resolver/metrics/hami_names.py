@@ -26,6 +26,8 @@ GPU_LABELS = ("node", "device_index", "device_uuid", "device_type", "zone")
 OLD_GPU_LABELS = ("nodeid", "deviceidx", "deviceuuid", "devicetype", "zone")
 CONTAINER_LABELS = ("namespace", "pod", "container", "vdevice_index", "device_uuid", "zone")
 OLD_CONTAINER_LABELS = ("podnamespace", "podname", "ctrname", "vdeviceid", "deviceuuid", "zone")
+_MIG_IDS = ("mig_uuid", "profile", "gpu_instance_id", "compute_instance_id")
+_MIG_LABELS = (*CONTAINER_LABELS[:-1], *_MIG_IDS, "zone")
 _OLD_KINDS = (*OLD_CONTAINER_LABELS[:-1], "context", "module", "data", "offset", "zone")
 
 
@@ -35,6 +37,10 @@ def _gauges(meaning: str, *names: str) -> tuple[Family, ...]:
 
 
 def _labels(name: str) -> tuple[str, ...]:
+    if name == "hami_host_gpu_memory_controller_utilization_ratio":
+        return GPU_LABELS[1:]  # the one that HAMi gives no node
+    if name == "hami_mig_device_info":
+        return _MIG_LABELS
     if name.startswith(("hami_host_", "Host")):
         return GPU_LABELS if name.startswith("hami_") else OLD_GPU_LABELS
     if name == "Device_memory_desc_of_container":
@@ -50,6 +56,10 @@ OF_GPUS = {
     "utilization": _gauges(
         "Share of the time that a GPU was busy, in per cent.",
         *("hami_host_gpu_utilization_ratio", "HostCoreUtilization"),
+    ),
+    "memory_utilization": _gauges(
+        "Share of the time that a GPU's memory controller was busy, in per cent.",
+        "hami_host_gpu_memory_controller_utilization_ratio",
     ),
     "temperature": _gauges("A GPU's temperature.", "hami_host_gpu_temperature_celsius"),
     "power": _gauges("Power draw of a GPU.", "hami_host_gpu_power_usage_watts"),
@@ -81,6 +91,7 @@ OF_CONTAINERS = {
         "SM utilization of a container on a GPU, in per cent: NVML's, the sum over its living processes.",
         *("hami_container_device_utilization_ratio", "Device_utilization_desc_of_container"),
     ),
+    "mig": _gauges("1 for a MIG instance of a container.", "hami_mig_device_info"),
     "last_kernel": _gauges(
         "Time since HAMi-core last saw a kernel of the container.",
         *("hami_container_last_kernel_elapsed_seconds", "Device_last_kernel_of_container"),
@@ -98,14 +109,19 @@ def collect(snapshot: Snapshot, used: Iterable[Usage], *, known: bool) -> Iterat
     ]
     for attribute, families in OF_GPUS.items():
         for family in families:
-            yield family.metric((labels, getattr(gpu, attribute)) for labels, gpu in gpus)
+            values = ((labels[-len(family.labels) :], getattr(gpu, attribute)) for labels, gpu in gpus)
+            yield family.metric(values)
     # A pod and the one of the same name before it may both be there for a moment: the labels hold one of them.
     rows: dict[str, dict[tuple[str, ...], float]] = {value: {} for value in OF_CONTAINERS}
+    instances = {part.uuid: part for gpu in snapshot.inventory.gpus for part in gpu.mig_instances}
     gpus_of_node = devices(snapshot)  # a file may name others, and its word is no label
     for usage in _placed(used):
         names = usage.names
         if names.pod and names.container and usage.device.uuid in gpus_of_node:
             labels = (*names[:3], str(usage.position), usage.device.uuid, _ZONE)
+            if (part := instances.get(usage.device.uuid)) is not None:
+                ids = part.uuid, part.profile, str(part.gpu_instance), str(part.compute_instance)
+                rows["mig"][(*labels[:-1], *ids, _ZONE)] = 1
             for value, more, number in _values(usage, snapshot.at):
                 if number is not None:
                     rows[value][(*labels[:-1], *more, _ZONE)] = number

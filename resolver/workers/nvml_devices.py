@@ -81,13 +81,13 @@ class DeviceReader:
         nvml = self._nvml
         uncorrected, volatile = nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
         return {
-            "name": lambda: text(nvml.nvmlDeviceGetName(handle)),
+            "name": lambda: self._name(handle),
             "minor": lambda: nvml.nvmlDeviceGetMinorNumber(handle),
             "pci_address": lambda: pci_address(text(nvml.nvmlDeviceGetPciInfo(handle).busId)),
             "mig": lambda: self._in_mig_mode(handle),
             "nvlinks": lambda: self._nvlinks(handle),
             "memory": lambda: self._memory(handle),
-            "utilization": lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu,
+            "rates": lambda: self._rates(handle),
             "temperature": lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
             "power": lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
             "ecc": lambda: nvml.nvmlDeviceGetTotalEccErrors(handle, uncorrected, volatile),
@@ -121,9 +121,17 @@ class DeviceReader:
                 failed[name] = f"{error} ({error_name(error)})"
             return None
 
+    def _name(self, handle: Any) -> str:
+        return text(self._nvml.nvmlDeviceGetName(handle))
+
     def _memory(self, handle: Any) -> list[int]:
         memory = self._nvml.nvmlDeviceGetMemoryInfo(handle)
         return [memory.total, memory.used]
+
+    def _rates(self, handle: Any) -> list[int]:
+        """Share of the time in which the GPU, and its memory controller, were busy; per cent."""
+        rates = self._nvml.nvmlDeviceGetUtilizationRates(handle)
+        return [rates.gpu, rates.memory]
 
     def _nvlinks(self, handle: Any) -> dict[str, int]:
         """Count the active NVLinks by the PCI address at their other end: a GPU's, or a switch's."""
@@ -151,7 +159,7 @@ class DeviceReader:
         return bool(current == nvml.NVML_DEVICE_MIG_ENABLE)
 
     def _instances(self, handle: Any) -> list[list[Any]]:
-        """Each MIG instance's UUID, GPU and compute instance id, total and used memory."""
+        """Each MIG instance's UUID, GPU and compute instance id, total and used memory, profile (``1g.5gb``)."""
         nvml = self._nvml
         found = []
         for index in range(min(nvml.nvmlDeviceGetMaxMigDeviceCount(handle), _MOST_INSTANCES)):
@@ -166,6 +174,8 @@ class DeviceReader:
                     nvml.nvmlDeviceGetGpuInstanceId(instance),
                     nvml.nvmlDeviceGetComputeInstanceId(instance),
                     *memory,
+                    # Its name is the GPU's, and the profile: "NVIDIA A100-SXM4-40GB MIG 1g.5gb".
+                    (self._value("name", partial(self._name, instance), {}) or "").partition(" MIG ")[2],
                 ]
             )
         return found

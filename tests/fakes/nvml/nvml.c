@@ -491,7 +491,14 @@ API nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t device, char *uuid, unsigned int
 API nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t device, char *name, unsigned int length)
 {
     DEVICE_CALL(device, STANDIN_HANG_DEVICE, STANDIN_NAME, name);
-    return give_text(state->devices[device->index].name, name, length);
+    const struct standin_device *d = &state->devices[device->index];
+    if (device->mig == NO_MIG)
+        return give_text(d->name, name, length);
+    /* A slice of the size of an A100's: one of compute for each 5 GiB. */
+    unsigned gib = (unsigned)(d->migs[device->mig].memory_total >> 30);
+    char text[160];
+    snprintf(text, sizeof text, "%s MIG %ug.%ugb", d->name, gib / 5, gib);
+    return give_text(text, name, length);
 }
 
 API nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t device, unsigned int *index)

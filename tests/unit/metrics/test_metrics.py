@@ -242,7 +242,7 @@ def test_memory_that_nvml_does_not_tell_is_not_0() -> None:
 
 def test_a_mig_instance_in_a_file_belongs_to_its_gpu() -> None:
     one = container()
-    instance = MigInstance("MIG-1", 3, 0, 10 << 30, 1 << 30)
+    instance = MigInstance("MIG-1", 3, 0, 10 << 30, 1 << 30, "2g.10gb")
     mig = gpu("GPU-a", 0, samples="unsupported", mig=True, mig_instances=(instance,), utilization=None)
     found = read(
         node(
@@ -251,8 +251,11 @@ def test_a_mig_instance_in_a_file_belongs_to_its_gpu() -> None:
             (region(one, ("MIG-1",)),),
             joined=joined(asked=frozenset(), listed=frozenset()),
             inventory=Inventory(1, 0.0, "550", (mig,)),
-        )
+        ),
+        hami_metrics=True,
     )
+    info = {"mig_uuid": "MIG-1", "profile": "2g.10gb", "gpu_instance_id": "3", "compute_instance_id": "0"}
+    assert found.one("hami_mig_device_info", device_uuid="MIG-1", pod=one.pod or "", **info) == 1
     assert found.all(UTILIZATION) == found.all("resolver_gpu_utilization_ratio") == []
     assert found.one(UNKNOWN, value="utilization", reason="unsupported") == 1
     labels = {"device_index": "0", "mig_uuid": "MIG-1", "gpu_instance": "3", "compute_instance": "0"}

@@ -69,7 +69,7 @@ def test_devices(driver: Driver, nvml: Nvml) -> None:
         "mig": False,
         "nvlinks": None,
         "memory": [24 << 30, 0],
-        "utilization": 0,
+        "rates": [0, 0],
         "temperature": 61,
         "power": 180.0,
         "ecc": 0,
@@ -154,8 +154,11 @@ def test_instances_are_told_with_their_memory(driver: Driver, nvml: Nvml) -> Non
     migs = (Mig("MIG-a", 3, 0, memory_used=7), Mig("", 0), Mig("MIG-b", 5, 1, 10 << 30))
     driver.gpu.set_devices([replace(DEFAULT_DEVICES[0], mig_enabled=True, migs=migs), DEFAULT_DEVICES[1]])
     first, second = nvml.devices()["devices"]
-    assert first["mig_instances"] == [["MIG-a", 3, 0, 5 << 30, 7], ["MIG-b", 5, 1, 10 << 30, 0]]
-    assert first["utilization"] is None  # in MIG mode the driver does not tell it
+    assert first["mig_instances"] == [
+        ["MIG-a", 3, 0, 5 << 30, 7, "1g.5gb"],
+        ["MIG-b", 5, 1, 10 << 30, 0, "2g.10gb"],
+    ]
+    assert first["rates"] is None  # in MIG mode the driver does not tell it
     assert first["failed"] == {}
     assert "mig_instances" not in second
 
@@ -165,7 +168,7 @@ VALUES = {
     Answer.MINOR: "minor",
     Answer.MIG_MODE: "mig",
     Answer.MEMORY: "memory",
-    Answer.RATES: "utilization",
+    Answer.RATES: "rates",
     Answer.TEMPERATURE: "temperature",
     Answer.POWER: "power",
     Answer.ECC: "ecc",
