@@ -17,12 +17,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.bench import api, bpf, daemon, hostile, idle, kai, load, lookup, passes, scrape, values
+from tests.bench import api, bpf, daemon, hostile, idle, integral, kai, load, lookup, passes, scrape, values
 from tests.bench.crowd import crowd
 from tests.bench.timing import RowValues
 
 PARTS = (
-    "lookup", "api", "pass", "daemon", "idle", "scrape", "bpf", "load", "hostile", "kai", "values"
+    "lookup", "api", "pass", "daemon", "idle", "scrape", "bpf", "load", "hostile", "kai", "values",
+    "usage",
 )  # fmt: skip
 
 
@@ -46,7 +47,12 @@ def main() -> int:
         "parts", nargs="*", help=f"{', '.join(PARTS)} (default: all but hostile, which takes long)"
     )
     parser.add_argument("--processes", type=int, default=10_000, help="idle processes beside (default 10000)")
-    parser.add_argument("--seconds", type=float, default=60, help="how long the load lasts (default 60)")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=60,
+        help="how long `load` and `usage` last (default 60)",
+    )
     parser.add_argument(
         "--attack", default="", metavar="NAME", help="of `hostile`, those that begin like this only"
     )
@@ -103,6 +109,7 @@ def _measured(args: argparse.Namespace, wanted: Sequence[str], scratch: Path) ->
         "daemon": lambda: daemon.measure(scratch, progress),
         "idle": lambda: idle.measure(scratch, progress),
         "values": lambda: values.measure(scratch, progress),
+        "usage": lambda: integral.measure(scratch, args.seconds, progress),
         "kai": lambda: kai.measure(scratch, progress),
         "scrape": lambda: scrape.measure(progress),
         "bpf": lambda: bpf.measure(args.processes, progress),

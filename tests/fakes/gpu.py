@@ -142,6 +142,14 @@ class Gpu:
         self.skips_first_place = True
         self._last: dict[int, tuple[int, int]] = {}  # number and end of each device's last period
         self._period_us = 0  # when the last period ended
+        #: The integral of each process's load, GPU-seconds, by host PID and the device's index.
+        self.used: dict[tuple[int, int], float] = {}
+        self._integrated, self._busy, self._as_driver, self._turn = (
+            time.monotonic(),
+            [0.0] * DEVICES,
+            False,
+            0,
+        )
         self._lock = threading.RLock()
         self._clients: dict[int, Client] = {}
         self._stop_r, self._stop_w = -1, -1
@@ -247,6 +255,37 @@ class Gpu:
             self._last[device] = number, time_us
         return number
 
+    def sample_as_drivers_do(self) -> None:
+        """From now on a period has its mean load and counts whole for one process, which was active at its end."""
+        with self._lock:
+            self._period_s, self._as_driver = 0.139, True
+
+    def _integrate(self) -> None:
+        now = time.monotonic()
+        seconds, self._integrated = now - self._integrated, now
+        for device in range(len(self.devices)):
+            loads = [
+                (client, client.on[device].sm) for client in self._clients.values() if device in client.on
+            ]
+            total = sum(load for _, load in loads)
+            for client, load in loads if total else ():
+                key = client.chain.host_pid, device
+                self.used[key] = self.used.get(key, 0.0) + seconds * load / max(total, 100)
+            self._busy[device] += seconds * min(total, 100)
+
+    def _end_periods(self) -> None:
+        """Append one sample for each device."""
+        before, self._period_us = self._period_us, self._now_us()
+        self._turn += 1
+        for device in range(len(self.devices)):
+            mean = round(1e6 * self._busy[device] / max(self._period_us - before, 1))
+            active = [
+                each.chain for each in self._clients.values() if device in each.on and each.on[device].sm
+            ]
+            chain = active[self._turn % len(active)] if active else Chain(())
+            self.add_sample(chain, device, Load(sm=min(mean, 100)), self._period_us)
+            self._busy[device] = 0.0
+
     def _now_us(self) -> int:
         return time.time_ns() // 1000 + int(self.ahead_s * 1e6)
 
@@ -312,6 +351,7 @@ class Gpu:
         with self._lock:
             client = self._clients[connection.fileno()]
             if not data:
+                self._integrate()
                 del self._clients[connection.fileno()]
                 self._publish_processes()
                 return False
@@ -334,10 +374,11 @@ class Gpu:
                 idle = not any(
                     other.sm or other.mem or other.enc or other.dec for other in client.on.values()
                 )
+                self._integrate()
                 values = [int(sm), *(int(word) for word in rest)]
                 load.sm = values[0]
                 load.mem, load.enc, load.dec = values[1:] if len(values) == 4 else (values[0] // 2, 0, 0)
-                if idle:
+                if idle and not self._as_driver:
                     self._sample(only=client)
             case _:
                 return "error: unknown command, device, or no context on it: " + " ".join(words)
@@ -346,6 +387,11 @@ class Gpu:
     def _sample(self, only: Client | None = None) -> None:
         """Ends a period of every device; or adds a process that was idle in the last one to it."""
         with self._lock, self._state.writing():
+            self._integrate()
+            if self._as_driver:
+                self._end_periods()
+                return
+            self._busy = [0.0] * DEVICES
             if only is None:
                 self._period_us = self._now_us()
                 for device in range(len(self.devices)):

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.bench import integral
 from tests.fakes.cachefiles import poke
 from tests.fakes.command import run
 from tests.fakes.gpu import DEFAULT_DEVICES
@@ -95,6 +96,13 @@ def test_each_question_has_its_answer_for_a_container_that_is_so_and_one_that_is
     )
     tenant.set_load(0)
     until(lambda: answer(scraper)["containers"][0]["idle_since"], "idleness")
+
+
+def test_gpu_seconds_are_what_processes_used(tmp_path: Path) -> None:
+    """The bench's cases in short; it has the real bounds."""
+    rows = list(integral.measure(tmp_path, 20, print, runs=("first",)))
+    assert len(rows) == 15
+    assert [row for row in rows if row[1] is None or row[1] > 10] == []
 
 
 def limit_states(scraper: Scraper) -> dict[str, str]:
