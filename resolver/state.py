@@ -163,12 +163,36 @@ class RegionFacts(Struct, frozen=True):
     moved: tuple[int, ...] = ()
 
 
+class LimitState(StrEnum):
+    """Whether HAMi-core's limit of a container's cores holds on a GPU."""
+
+    IN_FORCE = "in_force"
+    NO_LIMIT = "no_limit"
+    SWITCHED_OFF = "switched_off"  # by utilization_switch, which HAMi's monitor clears for a policy
+    DISABLED = "disabled"  # by a process's GPU_CORE_UTILIZATION_POLICY, which HAMi sets for disableCoreLimit
+    UNKNOWN = (
+        "unknown"  # a process's environment, or HAMi-core's release where that decides, is not known yet
+    )
+    NO_EFFECT = "no_effect"  # HAMi-core in the container can't read this driver's samples
+    WAITING = "waiting"  # no slot's owner is known, so HAMi-core counts none of its use
+    EXCEEDED = "exceeded"  # HAMi-core should enforce it, and each of the last two minutes was above it
+
+    @classmethod
+    def of(cls, policy: str | None, *, switch: bool) -> LimitState:
+        """Decide as HAMi-core does: a process's policy wins over ``utilization_switch`` of its cache file."""
+        if policy is None:
+            return cls.UNKNOWN
+        if policy in ("disable", "DISABLE"):
+            return cls.DISABLED
+        return cls.IN_FORCE if switch or policy in ("force", "FORCE") else cls.SWITCHED_OFF
+
+
 class RegionReport(RegionFacts, frozen=True, kw_only=True):
     """One shared region with its slots.
 
     ``limit`` and ``sm_limit`` come from the file, and so from its tenant: bytes of memory by device, 0 without a limit;
     per cent of its cores, 0 or 100 and more without one. ``container_ids`` are those of all its slots' owners.
-    ``limiting`` is utilization_switch.
+    ``limiting`` is utilization_switch, ``limits`` by device why it can't be enforced, None if it can.
     """
 
     slots: SlotReports | tuple[SlotReport, ...]
@@ -176,6 +200,7 @@ class RegionReport(RegionFacts, frozen=True, kw_only=True):
     sm_limit: tuple[int, ...] = ()
     container_ids: tuple[str, ...] = ()
     limiting: bool = True
+    limits: tuple[LimitState | None, ...] = ()
 
     def memory_limit(self, device: int) -> int | None:
         """Return the bytes allowed on a device, None without a limit."""
@@ -241,27 +266,6 @@ class Process(Struct, frozen=True):
     sm_util: int | None
     memory: int | None
     no_slot: SampleReason | None
-
-
-class LimitState(StrEnum):
-    """Whether HAMi-core's limit of a container's cores holds on a GPU."""
-
-    IN_FORCE = "in_force"
-    NO_LIMIT = "no_limit"
-    SWITCHED_OFF = "switched_off"  # by utilization_switch, which HAMi's monitor clears for a policy
-    DISABLED = "disabled"  # by a process's GPU_CORE_UTILIZATION_POLICY, which HAMi sets for disableCoreLimit
-    UNKNOWN = "unknown"  # a process's environment could not be read yet
-    WAITING = "waiting"  # no slot's owner is known, so HAMi-core counts none of its use
-    EXCEEDED = "exceeded"  # HAMi-core should enforce it, and each of the last two minutes was above it
-
-    @classmethod
-    def of(cls, policy: str | None, *, switch: bool) -> LimitState:
-        """Decide as HAMi-core does: a process's policy wins over ``utilization_switch`` of its cache file."""
-        if policy is None:
-            return cls.UNKNOWN
-        if policy in ("disable", "DISABLE"):
-            return cls.DISABLED
-        return cls.IN_FORCE if switch or policy in ("force", "FORCE") else cls.SWITCHED_OFF
 
 
 class ContainerUse(Struct, frozen=True):

@@ -146,8 +146,8 @@ def drivers() -> list[str]:
             (
                 extent if row.last else f"{row.first} and later",
                 row.listed,
-                row.samples.value,
-                f"the {row.samples.value} PID",
+                row.samples.value if row.samples else "unknown",
+                f"the {row.samples.value} PID" if row.samples else "unknown, until watchers show it",
                 row.known_from,
                 row.measured or "not yet",
             )

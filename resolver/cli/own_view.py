@@ -31,7 +31,7 @@ _LIMITS = {
     "no_limit": "none",
     "switched_off": "switched off",
     "disabled": "disabled by GPU_CORE_UTILIZATION_POLICY",
-    "unknown": "unknown: a process's environment could not be read",
+    "unknown": "unknown: a process's environment or HAMi's release is not known yet",
     "waiting": "not yet in force",
     "exceeded": "exceeded",
     "no_effect": "no effect: this HAMi is too old for the driver",

@@ -116,7 +116,11 @@ def _use(status: Mapping[str, Any]) -> Iterator[Line]:
 
     states, without = status["core_limits"], status["without_slot"]
     text = _list({state.replace("_", " "): n for state, n in states.items()})
-    yield "core limits", text or "none", "yellow" if LimitState.EXCEEDED in states else ""
+    yield (
+        "core limits",
+        text or "none",
+        "yellow" if states.keys() & {LimitState.EXCEEDED, LimitState.NO_EFFECT} else "",
+    )
     if (since := status["idle_since"]) is not None:
         yield "longest idle", duration(status["at"] - since)
     if without:

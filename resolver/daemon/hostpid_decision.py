@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import time
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from resolver.hami.hostpid_policy import WatcherFinding, contradiction, decide
+from resolver.hami.hostpid_policy import (
+    HostpidPolicy,
+    Origin,
+    WatcherFinding,
+    contradiction,
+    decide,
+    shown,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -15,28 +23,46 @@ if TYPE_CHECKING:
 
 #: Containers that doubt the policy, none confirming it for so many seconds, cause a warning.
 _DOUBTING, _DOUBTED_SECONDS = 2, 30.0
+#: Containers that must find samples by the same number, and none by the other, where nothing else decides.
+_CONFIRMING = 2
 
 
 class Decision:
-    """The ``policy`` in force. Tenants' watchers never change it: a tenant can write any value."""
+    """The ``policy`` in force.
+
+    A forced one stays. Watchers decide where the machine and the version don't, and end a decision that they
+    contradict: several containers, and none with other evidence, because a tenant can write any value.
+    """
 
     def __init__(self, setting: HostpidNamespace, journal: Journal) -> None:
-        self.policy = decide(setting, None)
+        self.policy = self._base = decide(setting, None)
         self._journal = journal
         self._logged = self._warned = False
         self._doubted_since: float | None = None
 
-    def decide(self, setting: HostpidNamespace, driver_version: str | None) -> None:
-        """Decide, and log what is new."""
-        policy = decide(setting, driver_version)
-        if self._logged and self.policy == policy:
-            return
-        self.policy, self._logged, self._warned, self._doubted_since = policy, True, False, None
+    def decide(
+        self, setting: HostpidNamespace, driver_version: str | None, *, vgpu: bool | None = False
+    ) -> None:
+        """Decide, and log what is new; see `hostpid_policy.decide`."""
+        base = decide(setting, driver_version, vgpu=vgpu)
+        if not self._logged or self._base != base:
+            self._base, self._logged, self._warned = base, True, False
+            self._set(base)
+
+    def _set(self, policy: HostpidPolicy) -> None:
+        self.policy, self._doubted_since = policy, None
         namespace = policy.namespace or "unknown"
         self._journal.record("policy", hostpid_namespace=namespace, why=policy.why, origin=policy.origin)
 
-    def weigh(self, watchers: Mapping[str, int]) -> None:
-        """Warn once if tenants' watchers contradict the policy; ``watchers`` counts containers by finding."""
+    def weigh(
+        self, watchers: Mapping[str, int], numbers: Mapping[HostpidNamespace, int] = MappingProxyType({})
+    ) -> None:
+        """Take the watchers' evidence: containers by finding, and by the number with which a watcher found samples."""
+        if self.policy.namespace is None and self._logged:
+            ((namespace, containers),) = numbers.items() if len(numbers) == 1 else ((None, 0),)
+            if namespace is not None and containers >= _CONFIRMING:
+                self._set(shown(namespace, containers))
+            return
         now, doubting = time.monotonic(), watchers.get(WatcherFinding.DOUBTS, 0)
         if watchers.get(WatcherFinding.CONFIRMS) or doubting < _DOUBTING:
             self._doubted_since = None
@@ -48,3 +74,5 @@ class Decision:
             why = f"{contradiction(self.policy)}; or all {doubting} containers with such watchers use HAMi 2.4.1"
             why = f"{why} or CUDA_VISIBLE_DEVICES"
             self._journal.record("driver_contradicts_version", level="warning", why=why)
+            if self.policy.origin is not Origin.FORCED:
+                self._set(HostpidPolicy(None, f"no hostpid is written: {why}"))

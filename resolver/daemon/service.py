@@ -272,7 +272,7 @@ class Service:
         """Ask NVML, join its answer, and decide on ``hostpid``."""
         collection = await self.gpus.collect(self.settings.nvml_interval)
         self._decide()
-        self.decision.weigh(self.repairer.watchers())
+        self.decision.weigh(self.repairer.watchers(), self.repairer.numbers())
         await self.gpus.count_containers()
         self.gpus.accounts.note(self.gpus.processes, self.gpus.joined, collection.devices)
         self.gpus.bypasses.note(self.gpus.processes)
@@ -305,7 +305,10 @@ class Service:
             self.journal.log.info("settings_reloaded", **names)
 
     def _decide(self) -> None:
-        self.decision.decide(self.settings.hostpid_namespace, self.gpus.inventory.driver_version)
+        inventory = self.gpus.inventory
+        self.decision.decide(
+            self.settings.hostpid_namespace, inventory.driver_version, vgpu=inventory.in_vgpu_guest()
+        )
 
     def _short_of(self, shortage: Shortage) -> None:
         if shortage is Shortage.DESCRIPTORS:

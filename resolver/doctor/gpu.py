@@ -38,6 +38,11 @@ def nvml(node: Node) -> Finding:
             troubles.append(warning(found, cause, fix))
         elif gpu.samples == FAILED and not gpu.illnesses:
             troubles.append(_failed(gpu.samples_why or "", f"{name}: "))
+        elif gpu.legacy_call_refused:
+            found = f"{name}: {gpu.samples_why}"
+            cause = "an older HAMi library there reports 0 %, which is corrected, and enforces no core limit"
+            fix = "update HAMi to 2.10 and restart the pods that resolver usage shows with no_effect"
+            troubles.append(warning(found, cause, fix))
         for illness in gpu.illnesses:
             reason = GpuReason(illness.reason)
             fix = reason.for_terminal()[1].replace("INDEX", str(gpu.device_index))

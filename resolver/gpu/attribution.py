@@ -63,6 +63,9 @@ class Joined(NamedTuple):
     orphans: tuple[Sample, ...]
     used: tuple[Used, ...] = ()
     listed: frozenset[str] = frozenset()  # UUIDs of the devices whose list of processes is known
+    refused: frozenset[str] = (
+        frozenset()
+    )  # UUIDs of the devices with samples that HAMi before 2.10 can't read
     idle: frozenset[str] = frozenset()  # UUIDs of the devices without load by their own samples
 
     def utilization(self, host_pid: int, device_uuid: str) -> int | None:
@@ -128,7 +131,10 @@ async def join(
     joined = Joined(collection.at, collection.error, values, frozenset(unknown), asked, tuple(orphans))
     listed = frozenset(uuid for uuid, device in collection.devices.items() if device.memory is not None)
     idle = frozenset(uuid for uuid, device in collection.devices.items() if device.idle)
-    return joined._replace(used=tuple(_used(collection, place, joined)), listed=listed, idle=idle)
+    refused = frozenset(uuid for uuid, device in collection.devices.items() if device.legacy_call_refused)
+    return joined._replace(
+        used=tuple(_used(collection, place, joined)), listed=listed, idle=idle, refused=refused
+    )
 
 
 def _listed(device: DeviceSamples) -> dict[int, None]:

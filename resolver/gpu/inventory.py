@@ -87,7 +87,8 @@ class Gpu(Struct, frozen=True):
     (``0000:3b:00.0``), ``pcie_root`` the PCI root complex. ``nvlinks`` are the active NVLinks by the PCI address at
     their other end, a GPU's or a switch's. ``xids`` are the XID errors since the daemon started, ``details`` the values
     of the setting ``gpu_details``. ``memory_utilization`` is the memory controller's. It is ``healthy`` while
-    ``illnesses`` is empty.
+    ``illnesses`` is empty. ``legacy_call_refused``: only HAMi-core 2.10 and later can read its samples.
+    ``virtualization`` is ``none``, ``passthrough``, ``vgpu`` (in a guest), ``host_vgpu`` or ``host_vsga``.
     """
 
     uuid: str
@@ -113,6 +114,8 @@ class Gpu(Struct, frozen=True):
     details: GpuDetails | None = None
     nvlinks: dict[str, int] | None = None
     memory_utilization: int | None = None
+    legacy_call_refused: bool = False
+    virtualization: str | None = None
     healthy: bool = True
 
     def __post_init__(self) -> None:
@@ -126,6 +129,11 @@ class Inventory(NamedTuple):
     at: float
     driver_version: str | None
     gpus: tuple[Gpu, ...]
+
+    def in_vgpu_guest(self) -> bool | None:
+        """Return whether the GPUs are virtual; None if only some are."""
+        kinds = {gpu.virtualization == "vgpu" for gpu in self.gpus if gpu.virtualization is not None}
+        return None if len(kinds) > 1 else True in kinds
 
 
 NONE = Inventory(version=0, at=0.0, driver_version=None, gpus=())

@@ -127,6 +127,7 @@ def _report(
         ecc_uncorrected=device["ecc"],
         illnesses=illnesses,
         details=_details(device),
+        virtualization=device.get("virtualization"),
         **{name: device[name] for name in _AS_READ},
     )
 
@@ -135,7 +136,8 @@ def _with_news(gpu: Gpu, samples: tuple[str, str] | None, xids: Mapping[int, int
     ill = gpu.illnesses[0].detail if gpu.illnesses else "it was not asked"
     status, why = samples or ("failed", ill)
     counted = tuple(Xid(xid, count, meaning(xid)) for xid, count in sorted(xids.items())) if xids else ()
-    return replace(gpu, samples=status, samples_why=why or None, xids=counted)
+    refused = status == "ok" and bool(why)
+    return replace(gpu, samples=status, samples_why=why or None, legacy_call_refused=refused, xids=counted)
 
 
 def _details(device: dict[str, Any]) -> GpuDetails | None:

@@ -68,6 +68,11 @@ class DeviceSamples(NamedTuple):
     periods: tuple[tuple[int, int | None], ...] | None = None
     shares: Mapping[int, int] = MappingProxyType({})
 
+    @property
+    def legacy_call_refused(self) -> bool:
+        """Whether HAMi-core before 2.10 can't read the device's samples."""
+        return self.status == OK and bool(self.why)
+
 
 class Collection(NamedTuple):
     """All devices at Unix time ``at``. With an ``error`` nothing is known, and ``inventory`` is older."""
@@ -229,7 +234,7 @@ class Sampler:
         clients = (pid for pid in self._clients.get(uuid, ()) if pid not in newest)
         return DeviceSamples(
             OK,
-            "",
+            answer["text"],
             newest,
             frozenset((*implausible, *clients)),
             idle=answer["idle"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from enum import StrEnum
 from typing import NamedTuple
@@ -9,20 +10,21 @@ from typing import NamedTuple
 from resolver.base.reasons import RepairReason
 from resolver.config import HostpidNamespace
 
+_SOURCE = "source of the open modules, tag by tag"
 _FORCE = "set --hostpid-namespace (make gpu-check measures which)"
 
 
 class DriverRange(NamedTuple):
     """Driver releases with the same behaviour; an empty ``first`` or ``last`` is unbounded.
 
-    In a container, ``listed`` are the PIDs in NVML's process list, ``samples`` those in its samples. ``measured``: a
-    release seen on hardware.
+    In a container, ``listed`` are the PIDs in NVML's process list, ``samples`` those in its samples, None if that is
+    unknown. ``measured``: a release seen on hardware.
     """
 
     first: str
     last: str
     listed: str
-    samples: HostpidNamespace
+    samples: HostpidNamespace | None
     known_from: str
     measured: str = ""
 
@@ -31,17 +33,17 @@ class DriverRange(NamedTuple):
 DRIVERS = (
     DriverRange(
         first="",
-        last="535.104.05",
+        last="535.104.12",
         listed="host",
         samples=HostpidNamespace.HOST,
-        known_from="public reports of HAMi-core",
+        known_from=_SOURCE,
     ),
     DriverRange(
         first="535.113.01",
         last="560.35.03",
         listed="container, memory reads 0",
         samples=HostpidNamespace.HOST,
-        known_from="public reports of HAMi-core, [below](#measure-a-driver)",
+        known_from=f"{_SOURCE}; also 535.43.24 and later of that side branch, and every later 535 and 550",
         measured="560.35.03",
     ),
     DriverRange(
@@ -49,14 +51,22 @@ DRIVERS = (
         last="565.77",
         listed="container",
         samples=HostpidNamespace.HOST,
-        known_from="public reports of HAMi-core",
+        known_from=_SOURCE,
     ),
     DriverRange(
         first="570.86.15",
-        last="",
+        last="580.142",
         listed="container",
         samples=HostpidNamespace.CONTAINER,
-        known_from="the open kernel modules' source",
+        known_from=f"{_SOURCE}; a public reading",
+        measured="580.105.08",
+    ),
+    DriverRange(
+        first="590.44.01",
+        last="",
+        listed="container",
+        samples=None,
+        known_from=f"{_SOURCE}: a second path has host PIDs, and which one NVML takes is unknown",
     ),
 )
 
@@ -65,15 +75,18 @@ class Origin(StrEnum):
     """Origin of the decision."""
 
     FORCED = "forced"
+    BY_MACHINE = "by machine"
     BY_VERSION = "by version"
+    BY_WATCHERS = "by watchers"
     UNKNOWN = "unknown"
 
 
 class WatcherFinding(StrEnum):
-    """A tenant's watcher found samples by the slots' ``hostpid``, or found none."""
+    """A tenant's watcher found samples by the slots' ``hostpid``, found none, or can't: the driver refuses its call."""
 
     CONFIRMS = "confirms"
     DOUBTS = "doubts"
+    UNABLE = "unable"
 
 
 class HostpidPolicy(NamedTuple):
@@ -102,12 +115,15 @@ def by_version(driver_version: str) -> HostpidPolicy:
         return HostpidPolicy(None, f"driver version {driver_version!r} is not understood; {_FORCE}")
     since = [row for row in DRIVERS if not row.first or (parse_driver_version(row.first) or ()) <= version]
     until = [row for row in DRIVERS if not row.last or version <= (parse_driver_version(row.last) or ())]
-    if since[-1].samples is not until[0].samples:
+    samples = since[-1].samples
+    if samples is not until[0].samples:
         return HostpidPolicy(None, f"driver {driver_version} lies between those known to differ; {_FORCE}")
+    if samples is None:
+        return HostpidPolicy(
+            None, f"which PIDs samples of driver {driver_version} carry is not known; {_FORCE}"
+        )
     return HostpidPolicy(
-        since[-1].samples,
-        f"driver {driver_version}: samples carry {_extent(since[-1].samples)}",
-        Origin.BY_VERSION,
+        samples, f"driver {driver_version}: samples carry {_extent(samples)}", Origin.BY_VERSION
     )
 
 
@@ -119,18 +135,30 @@ def known() -> str:
 
 def _extent(samples: HostpidNamespace) -> str:
     rows = [row for row in DRIVERS if row.samples is samples]
-    last = rows[-1].last
-    return f"{samples.value} PIDs {f'up to {last}' if last else f'from {rows[0].first} on'}"
+    first, last = rows[0].first, rows[-1].last
+    return f"{samples.value} PIDs {f'from {first} to {last}' if first else f'up to {last}'}"
 
 
-def decide(setting: HostpidNamespace, driver_version: str | None) -> HostpidPolicy:
-    """Return the policy for a node. ``driver_version`` is None until NVML has answered."""
+def decide(
+    setting: HostpidNamespace, driver_version: str | None, *, vgpu: bool | None = False
+) -> HostpidPolicy:
+    """Return the policy for a node. ``driver_version`` is None until NVML has answered.
+
+    ``vgpu``: the node is a vGPU guest, whose samples come from the hypervisor; None if only some GPUs are virtual.
+    """
     if setting is not HostpidNamespace.AUTO:
         return HostpidPolicy(setting, f"forced by hostpid_namespace = {setting.value}", Origin.FORCED)
     if driver_version is None:
         return HostpidPolicy(
             None, "NVML has not reported the driver's version yet; --hostpid-namespace decides without it"
         )
+    if "microsoft" in os.uname().release.lower():
+        return HostpidPolicy(None, f"under WSL the driver's version, Windows', shows nothing; {_FORCE}")
+    if vgpu is None:
+        return HostpidPolicy(None, f"only some of the GPUs are virtual (vGPU); {_FORCE}")
+    if vgpu:
+        why = "a vGPU guest: the hypervisor's samples carry host PIDs with every driver"
+        return HostpidPolicy(HostpidNamespace.HOST, why, Origin.BY_MACHINE)
     return by_version(driver_version)
 
 
@@ -141,6 +169,12 @@ def contradiction(policy: HostpidPolicy) -> str:
     other = HostpidNamespace.CONTAINER if policy.namespace is HostpidNamespace.HOST else HostpidNamespace.HOST
     said = f"the driver's samples do not carry {policy.namespace} PIDs as its version says"
     return f"{said}: check with make gpu-check, then set --hostpid-namespace {other}"
+
+
+def shown(namespace: HostpidNamespace, containers: int) -> HostpidPolicy:
+    """Return the policy that watchers show by finding their samples."""
+    why = f"the watchers of {containers} containers find samples by {namespace} PIDs, and none by the other"
+    return HostpidPolicy(namespace, why, Origin.BY_WATCHERS)
 
 
 def classify(hostpid: int, wanted: int, other_number: int, *, shared: bool) -> RepairReason | None:

@@ -227,7 +227,7 @@ DRIVER = _info("driver", "The driver's version.", "version")
 NAMESPACE = _states("hostpid_namespace", "PID namespace of the number that hostpid must be.")
 NAMESPACE_ORIGIN = _states("hostpid_namespace_origin", "Its origin: the driver's version, or forced.")
 WATCHERS = _gauge(
-    "hostpid_watchers", "Containers whose watcher finds samples by hostpid, or finds none.", "finding"
+    "hostpid_watchers", "Containers whose watcher finds samples by hostpid, finds none, or can't.", "finding"
 )
 
 # -- GPUs -----------------------------------------------------------------------------------------------------------
@@ -240,6 +240,11 @@ _gpu("temperature_celsius", "temperature", "A GPU's temperature.")
 _gpu("power_watts", "power", "Power draw of a GPU.")
 _gpu("ecc_uncorrected_errors_total", "ecc_uncorrected", "Uncorrected ECC errors of a GPU.")
 _gpu("healthy", "healthy", "1 while a GPU is healthy.")
+_gpu(
+    "legacy_call_refused",
+    "legacy_call_refused",
+    "1 if only HAMi-core 2.10 and later can read a GPU's samples.",
+)
 GPU_UNHEALTHY = _gauge("gpu_unhealthy", "1 while a GPU is unhealthy for this reason.", *GPU_LABELS, "reason")
 GPU_UNHEALTHY_SINCE = _gauge(
     "gpu_unhealthy_since_timestamp_seconds",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from resolver.base.reasons import RepairReason, UnresolvedReason
 from resolver.base.retry import doubled
-from resolver.config import WriteUtilization
+from resolver.config import HostpidNamespace, WriteUtilization
 from resolver.hami.discovery import PodFile
 from resolver.hami.hostpid_policy import WatcherFinding, classify
 from resolver.repair.quarantine import Blame
@@ -85,6 +85,7 @@ class RegionRepairs(RegionSlots):
         ] = []  # words that a watcher sets wrong whenever it ticks, with their right values
         self.not_held_until = 0.0  # they changed too often
         self.finding: WatcherFinding | None = None  # what the watcher shows of the policy
+        self.numbers: set[HostpidNamespace] = set()  # with which watchers found samples
 
     def stirs(self, now: float, *inputs: object, ahead: float = 0.0) -> bool:
         """Check for work, or a search due within ``ahead`` seconds; new ``inputs`` recheck every slot."""
@@ -159,8 +160,8 @@ class RegionRepairs(RegionSlots):
             order = self._hostpid(state, state.owner.process.host_pid, now, policy, on_conflict)
             if order is not None and paused is not None:
                 state.reason, order = paused, None
-            if order is None and state.reason is None:
-                right.append(state)
+            if order is None and state.reason in (None, UnresolvedReason.DRIVER_UNKNOWN):
+                right.append(state)  # its own value is right with any number
                 continue
             settled = False
             if state.evidence is not None:
@@ -302,15 +303,29 @@ class RegionRepairs(RegionSlots):
                 orders.append(self._value(state, device, present, actual))
         return orders, calm and evidence.calm(held=held)
 
-    def note_finding(self, now: float) -> None:
-        """Note what the container's watcher shows of the policy; a process with one number for both shows nothing."""
-        findings = set()
+    def note_finding(self, now: float, refused: Container[str]) -> None:
+        """Note what the container's watcher shows of the policy; a process with one number for both shows nothing.
+
+        The driver refuses the older call for samples of the devices in ``refused``. A library without the newer one
+        does not get it while it runs.
+        """
+        findings: set[WatcherFinding | None] = set()
+        self.numbers = set()
+        blind = self.blind(refused)
         for state in self.distinguished():
             if state.owner is not None and state.evidence is not None:
                 host_pid, *inside = state.owner.process.ns_pids
                 if len(inside) == 1 and host_pid not in inside:
-                    findings.add(state.evidence.finding(now))
-        self.finding = next((each for each in WatcherFinding if each in findings), None)
+                    findings.add(finding := state.evidence.finding(now, blind))
+                    if finding is WatcherFinding.CONFIRMS and state.slot.hostpid in (host_pid, *inside):
+                        by_host = state.slot.hostpid == host_pid
+                        self.numbers.add(HostpidNamespace.HOST if by_host else HostpidNamespace.CONTAINER)
+        unable = WatcherFinding.UNABLE if findings and self.finding is WatcherFinding.UNABLE else None
+        self.finding = next((each for each in WatcherFinding if each in findings), unable)
+
+    def blind(self, refused: Container[str]) -> set[int]:
+        """Return the positions of these devices."""
+        return {n for n, uuid in enumerate(self.view.uuids if self.view else ()) if uuid in refused}
 
     def _value(self, state: SlotState, device: int, present: int, value: int) -> Order:
         slot, layout, view = state.slot, self.region.layout, self.view

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from resolver.state import RegionReport, SlotReport, SlotReports
+from resolver.hami.hostpid_policy import WatcherFinding
+from resolver.state import LimitState, RegionReport, SlotReport, SlotReports
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,7 +50,15 @@ def region_report(
         placement=repairs.ownership.placement or None,
         ended=ended,
         moved=moved,
+        limits=tuple(_limit(uuid, joined, repairs.finding) for uuid in uuids) if joined.refused else (),
     )
+
+
+def _limit(uuid: str, joined: Joined, finding: WatcherFinding | None) -> LimitState | None:
+    """Return why HAMi-core can't enforce a limit on a device; None if it can."""
+    if uuid not in joined.refused or finding is WatcherFinding.CONFIRMS:
+        return None
+    return LimitState.NO_EFFECT if finding is WatcherFinding.UNABLE else LimitState.UNKNOWN
 
 
 def _slot_report(

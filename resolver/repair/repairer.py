@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from resolver.base.budget import Metered
@@ -19,6 +20,7 @@ from resolver.repair.turns import Turns
 from resolver.workers.lanes import Lanes
 
 if TYPE_CHECKING:
+    from resolver.config import HostpidNamespace
     from resolver.gpu.attribution import Joined
     from resolver.hami.hostpid_policy import HostpidPolicy
     from resolver.repair.parts import Parts
@@ -169,6 +171,15 @@ class Repairer:
                 found[repairs.finding].add(repairs.ownership.account)
         found[WatcherFinding.DOUBTS] -= found[WatcherFinding.CONFIRMS]
         return {finding: len(accounts) for finding, accounts in found.items()}
+
+    def numbers(self) -> Counter[HostpidNamespace]:
+        """Count containers by the number with which their watchers found samples."""
+        seen = {
+            (repairs.ownership.account, namespace)
+            for repairs in self.regions.values()
+            for namespace in repairs.numbers
+        }
+        return Counter(namespace for _, namespace in seen)
 
     def unwatched(self) -> int:
         """Count regions without change reports by the kernel."""

@@ -23,6 +23,8 @@ from resolver.hami.hostpid_policy import WatcherFinding, contradiction
 from resolver.workers.slot_writer import MARK, NEAR, differs
 
 if TYPE_CHECKING:
+    from collections.abc import Container
+
     from resolver.hami.hostpid_policy import HostpidPolicy
 
 #: Seconds: two ticks of a watcher of HAMi's, 120 ms each.
@@ -33,6 +35,11 @@ _PEACE = 2  # answers in a row at which a watcher was right by itself
 #: Seconds after which a value that is contested, or wrong and not written, is reported.
 TOLD_AFTER = 3.0
 _NEVER = float("-inf")
+
+
+UNABLE = (
+    "HAMi-core in this container can't read this driver's samples: update to HAMi 2.10 and restart the pod"
+)
 
 
 class Verdict(Enum):
@@ -205,18 +212,33 @@ class Evidence:
         """Check if a watcher contradicts a 0 of ours."""
         return any(word.disputed for word in self.words.values())
 
-    def finding(self, now: float) -> WatcherFinding | None:
-        """Return what the watcher's own values show of the policy. Its tenant can fake them."""
+    def finding(self, now: float, blind: Container[int] = ()) -> WatcherFinding | None:
+        """Return what the watcher's own values show of the policy. Its tenant can fake them.
+
+        The driver refuses the older call for samples of the devices at ``blind``.
+        """
         since = self.since
         if since is None:
             return None
         if any(word.found_at > since for word in self.words.values()):
             return WatcherFinding.CONFIRMS
-        undone = now - since >= TOLD_AFTER and any(word.undoes(now) for word in self.words.values())
-        return WatcherFinding.DOUBTS if undone else None
+        undone = [device for device, word in self.words.items() if word.undoes(now)]
+        if not undone or now - since < TOLD_AFTER:
+            return None
+        unable = all(device in blind for device in undone)
+        return WatcherFinding.UNABLE if unable else WatcherFinding.DOUBTS
 
-    def why(self, hostpid: int, policy: HostpidPolicy, now: float, order: str = "") -> str:
+    def why(
+        self,
+        hostpid: int,
+        policy: HostpidPolicy,
+        now: float,
+        order: str = "",
+        blind: Container[int] = (),
+    ) -> str:
         """Explain why values don't stay right, by ``order`` if given; empty if they do or it is too early."""
+        if self.finding(now, blind) is WatcherFinding.UNABLE:
+            return f"{UNABLE}; its value is held right, but its core limit has no effect"
         for word in self.words.values():
             if word.disputed:
                 return (

@@ -258,21 +258,21 @@ class Turns:
             return
         if not parts.settings.dry_run:
             self._log_stuck(repairs, this)
-            repairs.note_finding(this.now)
+            repairs.note_finding(this.now, this.joined.refused)
         repairs.rest()
         parts.looked(repairs, this.now, repairs.quiet_until())
         parts.report(repairs, this.joined)
 
     def _log_stuck(self, repairs: RegionRepairs, this: Pass) -> None:
         """Log values that do not stay right, once per process."""
-        parts = self._parts
+        parts, blind = self._parts, repairs.blind(this.joined.refused)
         for state in repairs.distinguished():
             evidence = state.evidence
             if evidence is None:
                 continue
             visible = state.variables[1] if state.variables else ""
             order = reordering(visible, repairs.view.uuids if repairs.view else ())
-            state.stuck = evidence.why(state.slot.hostpid, this.policy, this.now, order)
+            state.stuck = evidence.why(state.slot.hostpid, this.policy, this.now, order, blind)
             if state.stuck and not evidence.logged:
                 evidence.logged = True
                 if disputed := evidence.disputed():

@@ -257,7 +257,10 @@ def _limits(
             enforced = _enforced(region, container.container_id)
             for position, uuid in enumerate(region.device_uuids):
                 limit = region.core_limit(position)
-                yield key_of(container, uuid), (limit, LimitState.NO_LIMIT if limit is None else enforced)
+                state = LimitState.NO_LIMIT if limit is None else enforced
+                if state is LimitState.IN_FORCE and position < len(region.limits):
+                    state = region.limits[position] or state
+                yield key_of(container, uuid), (limit, state)
 
 
 def _enforced(region: RegionReport, container_id: str) -> LimitState:

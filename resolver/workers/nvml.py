@@ -6,6 +6,7 @@ One JSON object each way on descriptor 0 (SOCK_SEQPACKET)::
     {"call": "several", "devices": [[uuid, with samples: bool], ...]} -> {"answers": [...]}, in order; at least one,
         fewer than requested if long. Each is
            {"status": "ok", "samples": [[pid, us, sm], ...] of the last second, "now": us by the driver's clock,
+            "text": `LEGACY_REFUSED` if the driver refuses the call that HAMi before 2.10 makes, or "",
             "idle": bool, the device's own samples show no load in that second,
             "periods": [[us, per cent | null], ...] | null, the device's own since the last answer, oldest first; each
             begins at the stamp before, the first at "start": us, or 0; null: it has none,
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+LEGACY_REFUSED = (
+    "the driver refuses nvmlDeviceGetProcessUtilization, the only call that HAMi before 2.10 makes"
+)
 #: A list can grow between the call that asks its size and the call that fetches it.
 _SIZE_RETRIES = 5
 #: Numbers in one answer after which no further device is asked for it: a message has its limits.
@@ -76,6 +80,7 @@ class Nvml:
         self._reader = DeviceReader(pynvml, self._xids.watch)
         self._fatal = self._reader.fatal
         self._samples = Samples(pynvml, self._fetch)
+        self._refused = set[str]()  # UUIDs of devices that answer only the newer call
         self._absent = (pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound)
 
     def failed(self, error: Any) -> dict[str, Any]:
@@ -88,6 +93,7 @@ class Nvml:
         if not self._initialized:
             return
         self._initialized = self._reader.broken = False
+        self._refused.clear()
         self._xids.close()
         self._samples.forget(but=set())
         try:
@@ -196,10 +202,11 @@ class Nvml:
 
     def _utilization(self, uuid: str, handle: Any) -> dict[str, Any]:
         nvml, why = self._pynvml, ""
-        # The second call: 550 and later; on some Blackwell drivers the only one that answers.
-        for call in (nvml.nvmlDeviceGetProcessUtilization, nvml.nvmlDeviceGetProcessesUtilizationInfo):
+        # The second call: 550 and later; with 580 and on Blackwell the only one that answers.
+        calls = [nvml.nvmlDeviceGetProcessUtilization, nvml.nvmlDeviceGetProcessesUtilizationInfo]
+        for call in calls[uuid in self._refused :]:
             try:
-                return {"status": "ok", **self._samples.read(call, uuid, handle)}
+                answer = self._samples.read(call, uuid, handle)
             except ClockUnknownError as error:
                 return {"status": "failed", "text": str(error)}
             except self._absent as error:
@@ -208,6 +215,10 @@ class Nvml:
                 if error.value in self._fatal:
                     raise
                 return {"status": "failed", "text": f"{error} ({error_name(error)})"}
+            else:
+                if why:
+                    self._refused.add(uuid)
+                return {"status": "ok", "text": LEGACY_REFUSED if uuid in self._refused else "", **answer}
         return {"status": "unsupported", "text": why}
 
     def _fetch(self, call: Callable[..., list[Any]], *arguments: Any) -> list[Any]:

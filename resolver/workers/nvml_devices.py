@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 #: Instances of one GPU. NVML says seven at most; a number from a broken driver must not become a long loop.
 _MOST_INSTANCES = 64
+#: NVML_GPU_VIRTUALIZATION_MODE_*, in order.
+_MODES = "none", "passthrough", "vgpu", "host_vgpu", "host_vsga"
 _NVLINKS = 36  # as many as NVML numbers
 
 
@@ -86,6 +88,7 @@ class DeviceReader:
             "pci_address": lambda: pci_address(text(nvml.nvmlDeviceGetPciInfo(handle).busId)),
             "mig": lambda: self._in_mig_mode(handle),
             "nvlinks": lambda: self._nvlinks(handle),
+            "virtualization": lambda: self._virtualization(handle),
             "memory": lambda: self._memory(handle),
             "rates": lambda: self._rates(handle),
             "temperature": lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
@@ -132,6 +135,10 @@ class DeviceReader:
         """Share of the time in which the GPU, and its memory controller, were busy; per cent."""
         rates = self._nvml.nvmlDeviceGetUtilizationRates(handle)
         return [rates.gpu, rates.memory]
+
+    def _virtualization(self, handle: Any) -> str | None:
+        mode = self._nvml.nvmlDeviceGetVirtualizationMode(handle)
+        return _MODES[mode] if 0 <= mode < len(_MODES) else None
 
     def _nvlinks(self, handle: Any) -> dict[str, int]:
         """Count the active NVLinks by the PCI address at their other end: a GPU's, or a switch's."""

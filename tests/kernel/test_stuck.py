@@ -186,3 +186,22 @@ def test_what_works_confirms_the_number_and_is_not_called_stuck(node: Node, star
     for tenant in tenants:
         until(lambda t=tenant: t.slot()["sm_util"] == [t.load], "the load")  # type: ignore[misc]
     never(lambda: daemon.said("slot_stuck"), "a slot that is called stuck", 4.0)
+
+
+def test_refused_call_is_the_cause_and_no_doubt(tmp_path: Path, start: Start) -> None:
+    with Node(tmp_path, "580.105.08", GPUS[:1]) as node:
+        node.gpu.set_faults(Fault.PROCESS_UTILIZATION_UNSUPPORTED)
+        container = node.container(name="old", release="2.8.2", sm_limit=30, devices=GPUS[:1])
+        container.tenant().set_load(20)
+        daemon = start(node)
+        until(lambda: daemon.said("slot_stuck"), "the cause")
+        (stuck,) = daemon.said("slot_stuck")
+        assert "update HAMi to 2.10" in stuck["why"]
+        status = get_json("/v1/status", str(daemon.socket))
+        assert (status["policy"]["watchers"]["unable"], status["policy"]["watchers"]["doubts"]) == (1, 0)
+        until(
+            lambda: get_json("/v1/status", str(daemon.socket))["core_limits"] == {"no_effect": 1},
+            "the limit's state",
+        )
+        (gpu,) = get_json("/v1/gpus", str(daemon.socket))["gpus"]
+        assert (gpu["samples"], gpu["legacy_call_refused"]) == ("ok", True)

@@ -10,6 +10,7 @@ from resolver.base.journal import Journal
 from resolver.config import HostpidNamespace
 from resolver.daemon import hostpid_decision
 from resolver.daemon.hostpid_decision import Decision
+from resolver.hami.hostpid_policy import Origin
 
 AUTO, HOST, CONTAINER = HostpidNamespace.AUTO, HostpidNamespace.HOST, HostpidNamespace.CONTAINER
 
@@ -61,8 +62,20 @@ def test_an_unknown_driver_is_logged_as_that_although_it_was_unknown_before(scen
     assert scene.lines[-1]["hostpid_namespace"] == "unknown"
 
 
-def test_two_containers_doubts_for_a_while_are_a_warning_and_change_nothing(scene: Scene) -> None:
-    policy = scene.decision.policy
+def test_watchers_decide_where_the_version_does_not(scene: Scene) -> None:
+    decide, weigh = scene.decision.decide, scene.decision.weigh
+    decide(AUTO, "590.48.01")
+    assert scene.decision.policy.namespace is None
+    weigh({}, {CONTAINER: 1})
+    weigh({}, {CONTAINER: 5, HOST: 1})
+    assert scene.decision.policy.namespace is None, "one container, or two numbers"
+    weigh({}, {HOST: 2})
+    decide(AUTO, "590.48.01")
+    assert scene.decision.policy.wanted(4711, 7) == 4711
+    assert scene.decision.policy.origin is Origin.BY_WATCHERS
+
+
+def test_contradicted_decision_ends_and_gives_way(scene: Scene) -> None:
     scene.weigh(0, 2, 30)
     assert scene.warnings() == []
     scene.weigh(0, 2)
@@ -70,13 +83,17 @@ def test_two_containers_doubts_for_a_while_are_a_warning_and_change_nothing(scen
     assert "as its version says" in why
     assert "set --hostpid-namespace container" in why
     assert why.endswith("or all 2 containers with such watchers use HAMi 2.4.1 or CUDA_VISIBLE_DEVICES")
-    assert scene.decision.policy is policy
+    scene.decision.decide(AUTO, "535.104.05")
+    assert scene.decision.policy.namespace is None
     scene.weigh(1, 1)
     scene.weigh(0, 5)
     assert len(scene.warnings()) == 1  # it is said once
+    scene.decision.weigh({}, {CONTAINER: 2})
+    assert scene.decision.policy.namespace is CONTAINER
     scene.decision.decide(CONTAINER, "535.104.05")
     scene.weigh(0, 2)
     assert "try auto" in scene.warnings()[1]  # and once for another decision
+    assert scene.decision.policy.namespace is CONTAINER, "what is forced stays"
 
 
 def test_one_container_or_one_that_confirms_is_no_contradiction(scene: Scene) -> None:

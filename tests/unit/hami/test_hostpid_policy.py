@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -13,6 +15,7 @@ from resolver.config import HostpidNamespace
 from resolver.hami.hostpid_policy import (
     DRIVERS,
     HostpidPolicy,
+    Origin,
     classify,
     contradiction,
     decide,
@@ -34,6 +37,10 @@ AUTO, HOST, CONTAINER = HostpidNamespace.AUTO, HostpidNamespace.HOST, HostpidNam
         ("570.86.15", CONTAINER),
         ("570.124.06", CONTAINER),
         ("580.65.06", CONTAINER),
+        ("580.142", CONTAINER),
+        # two paths for samples, of which NVML takes one or the other
+        ("590.48.01", None),
+        ("595.45.04", None),
         # between the last that is known to do one thing and the first that is known to do the other
         ("565.77.01", None),
         ("566.36", None),
@@ -58,6 +65,21 @@ def test_the_drivers_version_decides(driver_version: str | None, namespace: Host
     assert driver_version is None or driver_version in policy.why or repr(driver_version) in policy.why
 
 
+@pytest.mark.parametrize("driver_version", ["535.104.05", "580.105.08", "590.48.01"])
+def test_vgpu_guest_needs_host_pids(driver_version: str) -> None:
+    policy = decide(AUTO, driver_version, vgpu=True)
+    assert (policy.namespace, policy.origin) == (HOST, Origin.BY_MACHINE)
+    assert decide(AUTO, driver_version, vgpu=None).namespace is None
+    assert decide(CONTAINER, driver_version, vgpu=True).namespace is CONTAINER
+
+
+def test_version_under_wsl_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    release = "5.15.153.1-microsoft-standard-WSL2"
+    monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(release=release))
+    assert decide(AUTO, "526.98").namespace is None
+    assert "WSL" in decide(AUTO, "591.44").why
+
+
 @pytest.mark.parametrize("forced", [HOST, CONTAINER])
 @pytest.mark.parametrize("driver_version", [None, "535.104.05", "570.86.15", "568.1", "nonsense"])
 def test_an_operator_overrides_every_driver(forced: HostpidNamespace, driver_version: str | None) -> None:
@@ -71,14 +93,14 @@ def test_versions_are_compared_as_numbers(version: tuple[int, ...]) -> None:
     assert parse_driver_version(".".join(map(str, version))) == version
     namespace = decide(AUTO, ".".join(map(str, version))).namespace
     assert (namespace is HOST) == (version <= (565, 77))
-    assert (namespace is CONTAINER) == (version >= (570, 86, 15))
+    assert (namespace is CONTAINER) == ((570, 86, 15) <= version <= (580, 142))
 
 
 def test_the_rows_are_in_order_and_have_no_gap_at_their_ends() -> None:
     bounds = [parse_driver_version(text) for row in DRIVERS for text in (row.first, row.last) if text]
     assert bounds == sorted(bounds, key=lambda bound: bound or ())
     assert (DRIVERS[0].first, DRIVERS[-1].last) == ("", "")
-    assert all(row.samples in (HOST, CONTAINER) and row.known_from for row in DRIVERS)
+    assert all(row.known_from for row in DRIVERS)
 
 
 @given(st.text())

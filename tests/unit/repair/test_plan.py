@@ -684,7 +684,7 @@ def fills(bench: Bench, ns_pid: int, host_pid: int, *ns_pids: int) -> None:
     slots = [(pid, state.slot.hostpid) for pid, state in bench.states().items()]
     bench.see(*((pid, hostpid, 1, (40, 0)) if pid == ns_pid else (pid, hostpid) for pid, hostpid in slots))
     bench.plan()
-    bench.repairs.note_finding(bench.now)
+    bench.repairs.note_finding(bench.now, ())
 
 
 @pytest.mark.parametrize(
@@ -713,7 +713,7 @@ def test_a_finding_is_the_containers_and_lasts_as_long_as_the_owner(bench: Bench
     bench.now += 10.0
 
     def noted() -> WatcherFinding | None:
-        bench.repairs.note_finding(bench.now)
+        bench.repairs.note_finding(bench.now, ())
         return bench.repairs.finding
 
     seen = [noted()]

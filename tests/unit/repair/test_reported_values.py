@@ -11,6 +11,7 @@ from resolver.hami.hostpid_policy import HostpidPolicy, Origin, WatcherFinding
 from resolver.repair.reported_values import (
     TOLD_AFTER,
     TWO_TICKS,
+    UNABLE,
     Evidence,
     ReportedValue,
     Verdict,
@@ -218,6 +219,16 @@ def test_our_own_value_proves_nothing_of_its_watcher() -> None:
     assert word.lost
     word.judge(38, 38, 100.0, 0.0, 101.0)
     assert not word.lost
+
+
+def test_refused_watcher_is_unable_and_no_doubt() -> None:
+    evidence, word = Evidence(), ReportedValue(0)
+    evidence.since, evidence.words = 0.0, {1: word}
+    word.contested, word.contested_since, word.fault = True, 10.0, 0
+    assert evidence.finding(20.0) is DOUBTS
+    assert evidence.finding(20.0, {0}) is DOUBTS
+    assert evidence.finding(20.0, {1}) is WatcherFinding.UNABLE
+    assert UNABLE in evidence.why(4711, BY_VERSION, 20.0, blind={1})
 
 
 def test_contested_value_is_calm_only_while_held() -> None:

@@ -268,6 +268,8 @@ def test_bursts_below_the_limit_never_exceed_it(node: Node) -> None:
     [
         ({"limiting": False}, LimitState.SWITCHED_OFF),
         ({"sm_limit": (100,)}, LimitState.NO_LIMIT),
+        ({"limits": (LimitState.NO_EFFECT,)}, LimitState.NO_EFFECT),
+        ({"limits": (LimitState.NO_EFFECT,), "limiting": False}, LimitState.SWITCHED_OFF),
         (
             {"slots": (replace(SLOT, host_pid=None, unresolved=UnresolvedReason.NOT_MAPPED),)},
             LimitState.WAITING,

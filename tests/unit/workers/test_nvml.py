@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from resolver.workers.nvml import LEGACY_REFUSED
 from resolver.workers.supervisor import WorkerProcess
 from tests.fakes.gpu import DEFAULT_DEVICES, Mig
 from tests.fakes.state import Answer, Fault
@@ -342,6 +343,7 @@ def test_the_other_call_answers_alike(driver: Driver, nvml: Nvml) -> None:
     assert nvml.samples()["samples"] == []
     stamp = driver.sample(4711, 30)
     assert nvml.samples()["samples"] == [[4711, stamp, 30]]
+    assert nvml.samples()["text"] == LEGACY_REFUSED
     driver.gpu.set_faults(Fault.PROCESS_UTILIZATION_UNSUPPORTED, grow=2)
     assert [4711, stamp, 30] in nvml.samples()["samples"]
     driver.gpu.set_faults(Fault.PROCESS_UTILIZATION_UNSUPPORTED | Fault.PROCESSES_INFO_UNSUPPORTED)
