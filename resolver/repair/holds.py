@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from resolver.workers.supervisor import WorkerProcess
 
 #: Seconds after which a report is fetched though nothing changed.
-_REPORT_SECONDS = 0.9
+REPORT_SECONDS = 2.9
 #: Seconds in which nothing is held in a file whose words changed more often than watchers change them.
 _TOO_OFTEN_SECONDS = 10.0
 #: A watcher changes a word at most twice at each tick of 120 ms; a file's changes in a second.
@@ -61,7 +61,7 @@ class HeldRegions:
         held, now = self.by_region.get(id(repairs)), time.monotonic()
         if held is None and not orders:
             return None
-        recent = held is not None and self.in_force(held) and now - held.at < _REPORT_SECONDS
+        recent = held is not None and self.in_force(held) and now - held.at < REPORT_SECONDS
         if recent and held is not None and [*map(_effect, held.orders)] == [*map(_effect, orders)]:
             return None
         if self._note is None:
@@ -95,7 +95,7 @@ class HeldRegions:
             if corrections:
                 word.see(foreign, now)
                 word.wrote(order.new)
-            elif outcome == slot_writer.DONE and now - held.at >= _REPORT_SECONDS:
+            elif outcome == slot_writer.DONE and now - held.at >= REPORT_SECONDS:
                 word.undisturbed()
         return corrected
 

@@ -84,6 +84,7 @@ class RegionRepairs(RegionSlots):
             Order
         ] = []  # words that a watcher sets wrong whenever it ticks, with their right values
         self.not_held_until = 0.0  # they changed too often
+        self.planned = 0.0  # at the last plan
         self.finding: WatcherFinding | None = None  # what the watcher shows of the policy
         self.numbers: set[HostpidNamespace] = set()  # with which watchers found samples
 
@@ -143,7 +144,7 @@ class RegionRepairs(RegionSlots):
         seconds until the next attempt.
         """
         changes, settled = self._changes, True  # `_settled` stays behind what changes meanwhile
-        self.held, self._settled = [], -1
+        self.held, self.planned, self._settled = [], now, -1
         view = self.view
         if view is None:
             return

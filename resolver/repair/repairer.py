@@ -13,6 +13,7 @@ from resolver.containers.known_namespaces import KnownNamespaces
 from resolver.hami.hostpid_policy import WatcherFinding
 from resolver.hami.slot_owner import OwnerFinder
 from resolver.repair.abandoned import Abandoned
+from resolver.repair.holds import REPORT_SECONDS
 from resolver.repair.known_regions import KnownRegions
 from resolver.repair.parts import Pass
 from resolver.repair.reading import Readings
@@ -106,9 +107,10 @@ class Repairer:
             changed = this.joined.changed(self.found.joined)
             self.found.joined, self._answered = this.joined, this.now
             for path, repairs in self.regions.items():
-                if repairs.held:  # each answer shows if its watcher is still wrong
+                reports = bool(repairs.held) and this.now - repairs.planned >= REPORT_SECONDS
+                if reports:  # they show if its watcher is still wrong
                     repairs.unsettle()
-                if repairs.held or (changed != set() and repairs.values_changed(changed)):
+                if reports or (changed != set() and repairs.values_changed(changed)):
                     self.agenda.by(path, this.now)
         if this.policy != self._policy:
             self._policy, this.everything = this.policy, True

@@ -153,6 +153,8 @@ def serve(compare_exchange: CompareExchange, message: bytes, descriptors: list[i
 class _HeldWord:
     """A held word, and its report."""
 
+    __slots__ = ("at", "corrections", "foreign", "guard", "guard_at", "order", "outcome", "standing", "value")
+
     def __init__(self, order: tuple[int, ...]) -> None:
         self.order, self.at, self.guard_at, self.guard = order, order[4] // 8, order[2] // 8, order[3]
         self.value = self.standing = order[6]
@@ -177,14 +179,6 @@ class _HeldFile:
             raise
         self.words = memoryview(self.page)[: self.file_bytes // 8 * 8].cast("Q")
         self.second, self.changes = 0, 0
-        self.live = self.holds
-        self.look()
-
-    def look(self) -> None:
-        """Prepare the comparison of the words that are still held."""
-        self.live = [hold for hold in self.live if hold.outcome == DONE]
-        self.places = [hold.at for hold in self.live]
-        self.standing = [hold.standing for hold in self.live]
 
     def close(self) -> None:
         """Release everything."""
@@ -199,11 +193,12 @@ class HeldWords:
         self.files: dict[int, _HeldFile] = {}
         self._compare_exchange = compare_exchange
         self._note: memoryview | None = None
+        self._looks: list[tuple[int, memoryview, int, _HeldWord, _HeldFile]] | None = None
 
     def replace(self, message: bytes, descriptors: list[int]) -> bytes:
         """Hold these words of a file and no others; returns reports of those before."""
         key, _ = HOLD.unpack_from(message, HEAD.size)
-        before = self.files.pop(key, None)
+        before, self._looks = self.files.pop(key, None), None
         answer = b""
         if before is not None:
             answer = b"".join(
@@ -224,33 +219,39 @@ class HeldWords:
         note = self._note
         if note is None:
             return
-        for held in self.files.values():
-            note[0] = held.key
-            if [*map(held.words.__getitem__, held.places)] != held.standing:
-                self._correct(held)
-                held.look()
+        if self._looks is None:
+            self._looks = [
+                (held.key, held.words, hold.at, hold, held)
+                for held in self.files.values()
+                for hold in held.holds
+                if hold.outcome == DONE
+            ]
+        for key, words, at, hold, held in self._looks:
+            note[0] = key
+            if words[at] != hold.standing:
+                self._correct(held, hold)
         note[0] = 0
 
-    def _correct(self, held: _HeldFile) -> None:
-        words, lock_at = held.words, held.slots[2]
+    def _correct(self, held: _HeldFile, hold: _HeldWord) -> None:
+        words = held.words
+        present = words[hold.at]
+        if words[held.slots[2] // 8]:
+            return  # a process that holds the lock may be moving slots
+        hold.foreign = present
+        if not differs(present, hold.value):
+            hold.standing = present
+            return
         second = int(time.monotonic())
         if second != held.second:
             held.second, held.changes = second, 0
-        for hold in held.live:
-            present = words[hold.at]
-            if present == hold.standing or words[lock_at // 8]:
-                continue  # a process that holds the lock may be moving slots
-            hold.foreign = present
-            if not differs(present, hold.value):
-                hold.standing = present
-                continue
-            held.changes += 1
-            outcome = TOO_OFTEN if held.changes > held.allowed else self._swap(held, hold, present)
-            if outcome == DONE:
-                hold.corrections += 1
-                hold.standing = hold.value
-            elif outcome in _FINAL or words[hold.guard_at] != hold.guard:
-                hold.outcome = outcome
+        held.changes += 1
+        outcome = TOO_OFTEN if held.changes > held.allowed else self._swap(held, hold, present)
+        if outcome == DONE:
+            hold.corrections += 1
+            hold.standing = hold.value
+        elif outcome in _FINAL or words[hold.guard_at] != hold.guard:
+            hold.outcome = outcome
+            self._looks = None
 
     def _swap(self, held: _HeldFile, hold: _HeldWord, present: int) -> int:
         order = (*hold.order[:5], present, hold.value)
@@ -258,7 +259,13 @@ class HeldWords:
             if os.fstat(held.fd).st_size != held.file_bytes:
                 return WRONG_SIZE
             outcome, _ = carry_out(
-                self._compare_exchange, held.fd, held.file_bytes, held.handles, order, held.slots[2]
+                self._compare_exchange,
+                held.fd,
+                held.file_bytes,
+                held.handles,
+                order,
+                held.slots[2],
+                held.page,
             )
         except ValueError:
             return WRONG_SIZE
@@ -299,8 +306,12 @@ def carry_out(
     handles: list[int],
     order: tuple[int, ...],
     lock_at: int | None = None,
+    mapped: mmap.mmap | None = None,
 ) -> tuple[int, int]:
-    """Carry out one order: its outcome, and the word found. ``lock_at``: offset of ``owner_pid``."""
+    """Carry out one order: its outcome, and the word found.
+
+    ``lock_at``: offset of ``owner_pid``. ``mapped``: the whole file, if it is.
+    """
     handle, is_pidfd, guard_at, guard, target_at, expected, new = order
     guarded = guard_at != target_at
 
@@ -314,7 +325,7 @@ def carry_out(
     if handle >= 0 and not handle_alive(handles[handle], is_pidfd=bool(is_pidfd)):
         return OWNER_GONE, 0
     first = MARK if guarded and not new else new
-    with Cell(compare_exchange, fd, target_at, file_bytes) as cell:
+    with Cell(compare_exchange, fd, target_at, file_bytes, mapped) as cell:
         found = cell.swap(expected, first)
         if found != expected:
             return DIFFERENT, found
@@ -350,13 +361,24 @@ def atomic() -> CompareExchange:
 class Cell:
     """Aligned 8-byte word of a file, mapped within ``with``."""
 
-    def __init__(self, compare_exchange: CompareExchange, fd: int, offset: int, file_bytes: int) -> None:
+    def __init__(
+        self,
+        compare_exchange: CompareExchange,
+        fd: int,
+        offset: int,
+        file_bytes: int,
+        mapped: mmap.mmap | None = None,
+    ) -> None:
         self._compare_exchange = compare_exchange
+        self._page: mmap.mmap | None = None
+        if mapped is not None:
+            self._word: Any = ctypes.c_uint64.from_buffer(mapped, offset)
+            return
         start = offset - offset % mmap.ALLOCATIONGRANULARITY
         length = min(mmap.ALLOCATIONGRANULARITY, file_bytes - start)  # mmap refuses more than the file has
         rights = mmap.PROT_READ | mmap.PROT_WRITE
         self._page = mmap.mmap(fd, length, mmap.MAP_SHARED, rights, offset=start)
-        self._word: Any = ctypes.c_uint64.from_buffer(self._page, offset - start)
+        self._word = ctypes.c_uint64.from_buffer(self._page, offset - start)
 
     def swap(self, expected: int, new: int) -> int:
         """Compare and swap; returns the previous value."""
@@ -370,4 +392,5 @@ class Cell:
 
     def __exit__(self, *exc: object) -> None:
         self._word = None  # a page with a view on it cannot be closed
-        self._page.close()
+        if self._page is not None:
+            self._page.close()
