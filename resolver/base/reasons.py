@@ -333,6 +333,11 @@ class DriverError(ReasonWithWords):
     )
     GPU_IS_LOST = "GpuIsLost", "a GPU has fallen off the bus", GpuReason.LOST.fix
     RESET_REQUIRED = "ResetRequired", "a GPU needs a reset before it answers", GpuReason.RESET_REQUIRED.fix
+    UNKNOWN = (
+        "Unknown",
+        "this pod lost its devices, as after `systemctl daemon-reload`: that says nothing about the GPUs",
+        "restart the pod; on the host, `nvidia-smi` shows whether the GPUs answer",
+    )
     FUNCTION_NOT_FOUND = "FunctionNotFound", "the driver is too old for HAMi", "upgrade the driver"
     HANGS = (
         "hangs",

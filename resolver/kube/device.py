@@ -10,7 +10,7 @@ import re
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from resolver.base.reasons import GpuReason
+from resolver.base.reasons import DriverError, GpuReason
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -69,6 +69,11 @@ class Report(NamedTuple):
     failing: bool = False
     cordoned: frozenset[str] = frozenset()
 
+    @property
+    def blind(self) -> bool:
+        """Whether the daemon's container has lost its devices, which says nothing about their health."""
+        return self.failing and DriverError.named_in(self.gpus["error"] or "") is DriverError.UNKNOWN
+
 
 def cordoned(node: Json) -> frozenset[str]:
     """Return the marked GPUs by a node's metadata; the annotation's UUIDs are separated by commas or blanks."""
@@ -107,7 +112,7 @@ def desired(report: Report, owner: OwnerReference, before: Json | None, now: flo
     ]
     if report.failing:
         reported = {entry["id"] for entry in gpus}
-        gpus += [_unknown(entry, now) for uuid, entry in known.items() if uuid not in reported]
+        gpus += [_unknown(entry, report, now) for uuid, entry in known.items() if uuid not in reported]
     gpus = sorted((entry for entry in gpus if "minor" in entry), key=lambda entry: entry["minor"])
     metadata: Json = {"name": owner.name, "labels": _labels(report.gpus)}
     metadata["ownerReferences"] = _owners(owner, (before or {}).get("metadata", {}))
@@ -168,7 +173,7 @@ def _entry(gpu: Json, known: Json, report: Report, now: float) -> Json:
         reasons.append(CORDONED)
     if report.failing:
         reasons.append(NVML_UNAVAILABLE)
-    entry["health"] = not reasons
+    entry["health"] = not reasons or (reasons == [NVML_UNAVAILABLE] and report.blind and _was_well(known))
     memory = (known.get("resources") or {}).get("koordinator.sh/gpu-memory")
     if gpu["memory_total"] is not None:
         memory = quantity(gpu["memory_total"])
@@ -188,10 +193,15 @@ def _entry(gpu: Json, known: Json, report: Report, now: float) -> Json:
     return entry
 
 
-def _unknown(entry: Json, now: float) -> Json:
+def _was_well(known: Json) -> bool:
+    return bool(known.get("health"))
+
+
+def _unknown(entry: Json, report: Report, now: float) -> Json:
     """Describe a GPU that only the object knows, while NVML fails."""
     condition = _condition("Unknown", [NVML_UNAVAILABLE], entry, now)
-    return {**entry, "health": False, "conditions": [*_other_conditions(entry), condition]}
+    healthy = report.blind and _was_well(entry)
+    return {**entry, "health": healthy, "conditions": [*_other_conditions(entry), condition]}
 
 
 def _condition(status: str, reasons: Sequence[str], known: Json, since: float) -> Json:

@@ -41,8 +41,9 @@ LEGACY_REFUSED = (
 _SIZE_RETRIES = 5
 #: Numbers in one answer after which no further device is asked for it: a message has its limits.
 _MANY_NUMBERS = 6000
-#: The list of processes has had three shapes. nvidia-ml-py's call without a suffix knows the last one only.
-_LIST_VERSIONS = ("_v3", "_v2")
+#: The list of processes has had several shapes. From 535.43.02 to 535.98 entries of ``_v3`` have 32 bytes, and
+#: nvidia-ml-py reads 24: all but the first would be false. Those of ``_v2`` have 24 in every driver.
+_LIST_VERSIONS = ("_v2", "_v3")
 
 
 def main() -> int:

@@ -902,7 +902,23 @@ PROCESS_LIST(nvmlDeviceGetComputeRunningProcesses_v2, 0, v2)
 PROCESS_LIST(nvmlDeviceGetMPSComputeRunningProcesses, 1, v1)
 PROCESS_LIST(nvmlDeviceGetMPSComputeRunningProcesses_v2, 1, v2)
 #if NVML_SINCE >= 510
-PROCESS_LIST(nvmlDeviceGetComputeRunningProcesses_v3, 0, v2)
+/* From 535.43.02 to 535.98 an entry ends with usedGpuCcProtectedMemory, which no other series has. */
+API nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned int *count,
+                                                         nvmlProcessInfo_v2_t *infos)
+{
+    nvmlReturn_t ret = list_v2(device, 0, count, infos);
+    unsigned long v = version_number(state->driver_version);
+    if (ret == NVML_SUCCESS && v >= version_number("535.43.02") && v <= version_number("535.98"))
+        for (unsigned i = *count; i-- > 0;) {
+            nvmlProcessInfo_v2_t entry = infos[i];
+            char *at = (char *)infos + i * 32ul;
+            if (i * 32ul + 32 <= *count * sizeof entry) /* the caller's buffer has no more room */
+                memcpy(at, &entry, sizeof entry);
+            else
+                memset((char *)infos + i * sizeof entry, 0xff, sizeof entry);
+        }
+    return ret;
+}
 PROCESS_LIST(nvmlDeviceGetMPSComputeRunningProcesses_v3, 1, v2)
 #endif
 

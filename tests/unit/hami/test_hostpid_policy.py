@@ -144,7 +144,7 @@ def test_why_a_number_is_wrong(
 
 
 def test_the_reason_says_how_far_the_table_goes() -> None:
-    host, container = "host PIDs up to 565.77", "container PIDs from 570.86.15 on"
+    host, container = "host PIDs up to 565.77", "container PIDs from 570.86.15 to 580.142"
     assert known() == f"samples carry {host}, {container}"
     assert decide(AUTO, "535.104.05").why == f"driver 535.104.05: samples carry {host}"
     assert decide(AUTO, "580.65.06").why == f"driver 580.65.06: samples carry {container}"

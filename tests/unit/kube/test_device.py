@@ -154,6 +154,16 @@ def test_while_nvml_fails_no_gpu_goes_and_none_is_healthy() -> None:
         assert patch(stored(device), made(Report(gpus, failing=True), stored(device), LATER + 60)) == {}
 
 
+def test_container_without_devices_leaves_health_as_it_was() -> None:
+    before = stored(made(Report(told(gpu(), gpu("GPU-b", 1, "lost")))))
+    error = "Unknown Error (Unknown)"
+    nothing: dict[str, Any] = {"version": 0, "driver_version": None, "error": error, "gpus": []}
+    for gpus in (told(gpu(), gpu("GPU-b", 1, "lost"), error=error), nothing):
+        device = made(Report(gpus, failing=True), before, LATER)
+        assert [entry["health"] for entry in entries(device).values()] == [True, False]
+        assert entries(device)["GPU-a"]["conditions"][0]["status"] == "Unknown"
+
+
 def test_a_gpu_that_the_driver_does_not_count_any_more_goes() -> None:
     before = stored(made(Report(told(gpu(), gpu("GPU-b", 1)))))
     assert entries(made(Report(told(gpu())), before)).keys() == {"GPU-a"}

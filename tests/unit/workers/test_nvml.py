@@ -69,6 +69,7 @@ def test_devices(driver: Driver, nvml: Nvml) -> None:
         "pci_address": "0000:3c:00.0",
         "mig": False,
         "nvlinks": None,
+        "virtualization": None,
         "memory": [24 << 30, 0],
         "rates": [0, 0],
         "temperature": 61,
@@ -297,6 +298,7 @@ def test_samples(driver: Driver, nvml: Nvml) -> None:
     assert idle == {
         **NOBODY,
         "status": "ok",
+        "text": "",
         "samples": [],
         "shares": [],
         "periods": [],
@@ -336,6 +338,14 @@ def test_old_drivers_without_the_newer_calls(driver: Driver, nvml: Nvml, version
         assert [sm for _, _, sm in answer["samples"]] == [30]
     else:
         assert answer == {"status": "unsupported", "text": "Not Supported", **NOBODY}
+
+
+def test_entries_of_32_bytes_are_read_right(driver: Driver, nvml: Nvml) -> None:
+    driver.install("535.86.10")
+    with driver.client() as one, driver.client() as two, driver.client() as three:
+        for client in (one, two, three):
+            client.context(FIRST, 1 << 30)
+        assert nvml.samples()["processes"] == [[one.host_pid, 3 << 30]], "all are one process's"
 
 
 def test_the_other_call_answers_alike(driver: Driver, nvml: Nvml) -> None:
