@@ -69,7 +69,7 @@ def test_devices(driver: Driver, nvml: Nvml) -> None:
         "pci_address": "0000:3c:00.0",
         "mig": False,
         "nvlinks": None,
-        "virtualization": None,
+        "virtualization": "none",
         "memory": [24 << 30, 0],
         "rates": [0, 0],
         "temperature": 61,
