@@ -14,6 +14,9 @@ _SOURCE = "source of the open modules, tag by tag"
 _FORCE = "set --hostpid-namespace (make gpu-check measures which)"
 
 
+_WSL = "microsoft" in os.uname().release.lower()
+
+
 class DriverRange(NamedTuple):
     """Driver releases with the same behaviour; an empty ``first`` or ``last`` is unbounded.
 
@@ -152,7 +155,7 @@ def decide(
         return HostpidPolicy(
             None, "NVML has not reported the driver's version yet; --hostpid-namespace decides without it"
         )
-    if "microsoft" in os.uname().release.lower():
+    if _WSL:
         return HostpidPolicy(None, f"under WSL the driver's version, Windows', shows nothing; {_FORCE}")
     if vgpu is None:
         return HostpidPolicy(None, f"only some of the GPUs are virtual (vGPU); {_FORCE}")

@@ -52,16 +52,16 @@ class HeldRegions:
         held = self.by_region.pop(key, None)
         return held.repairs if held is not None else None
 
-    def in_force(self, held: HeldRegion) -> bool:
-        """Check that the running writer has the words."""
-        return held.starts == self._worker.starts and self._worker.host_pid is not None
+    def writer(self) -> int | None:
+        """Return the number of the running writer, if any."""
+        return self._worker.starts if self._worker.host_pid is not None else None
 
     def message(self, repairs: RegionRepairs, orders: list[Order]) -> tuple[bytes, list[int]] | None:
         """Return the message to hold these words alone in a file; None if the writer does that already."""
         held, now = self.by_region.get(id(repairs)), time.monotonic()
         if held is None and not orders:
             return None
-        recent = held is not None and self.in_force(held) and now - held.at < REPORT_SECONDS
+        recent = held is not None and held.starts == self.writer() and now - held.at < REPORT_SECONDS
         if recent and held is not None and [*map(_effect, held.orders)] == [*map(_effect, orders)]:
             return None
         if self._note is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import itertools
 import os
 import time
 from typing import TYPE_CHECKING, Any
@@ -35,6 +36,8 @@ _UNWRITABLE_SECONDS = 5.0
 _CHECK_SECONDS = 0.02
 #: Seconds after which a read-only directory makes the daemon not ready: a remount takes a moment.
 _READ_ONLY_SECONDS = 10.0
+#: And in so many of them one that no container is over its budget.
+_CHECKS_OF_BUDGETS = 25
 #: What an order costs in the slot_writer, in seconds of CPU: it maps a page and reads the process.
 ORDER_SECONDS = 30e-6
 
@@ -111,12 +114,13 @@ class Writing:
 
     async def keep_holds(self, over: Callable[[str], bool]) -> None:
         """Hold the words on when the writer has ended, and let those go whose container is ``over`` its budget."""
-        while True:
+        for number in itertools.count():
             await self._holding.wait()
             self._bury()
+            writer, weigh = self.holds.writer(), number % _CHECKS_OF_BUDGETS == 0
             for held in [*self.holds.by_region.values()]:
-                gone = held.repairs.region.fd < 0 or over(held.repairs.ownership.account)
-                if gone or not self.holds.in_force(held):
+                gone = held.repairs.region.fd < 0 or (weigh and over(held.repairs.ownership.account))
+                if gone or held.starts != writer:
                     with contextlib.suppress(OSError):  # no descriptors, which the writer has counted
                         await self.hold(held.repairs, [] if gone else held.orders)
             if not self.holds.by_region:

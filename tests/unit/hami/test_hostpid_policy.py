@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -12,6 +10,7 @@ from hypothesis import strategies as st
 
 from resolver.base.reasons import RepairReason
 from resolver.config import HostpidNamespace
+from resolver.hami import hostpid_policy
 from resolver.hami.hostpid_policy import (
     DRIVERS,
     HostpidPolicy,
@@ -74,8 +73,7 @@ def test_vgpu_guest_needs_host_pids(driver_version: str) -> None:
 
 
 def test_version_under_wsl_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    release = "5.15.153.1-microsoft-standard-WSL2"
-    monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(release=release))
+    monkeypatch.setattr(hostpid_policy, "_WSL", True)
     assert decide(AUTO, "526.98").namespace is None
     assert "WSL" in decide(AUTO, "591.44").why
 
