@@ -7,8 +7,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from resolver.hami.hostpid_policy import (
-    HostpidPolicy,
-    Origin,
     WatcherFinding,
     contradiction,
     decide,
@@ -20,6 +18,7 @@ if TYPE_CHECKING:
 
     from resolver.base.journal import Journal
     from resolver.config import HostpidNamespace
+    from resolver.hami.hostpid_policy import HostpidPolicy
 
 #: Containers that doubt the policy, none confirming it for so many seconds, cause a warning.
 _DOUBTING, _DOUBTED_SECONDS = 2, 30.0
@@ -30,8 +29,8 @@ _CONFIRMING = 2
 class Decision:
     """The ``policy`` in force.
 
-    A forced one stays. Watchers decide where the machine and the version don't, and end a decision that they
-    contradict: several containers, and none with other evidence, because a tenant can write any value.
+    Watchers decide only where setting, machine and version don't: several containers, and none with other evidence,
+    because a tenant can write any value.
     """
 
     def __init__(self, setting: HostpidNamespace, journal: Journal) -> None:
@@ -74,5 +73,3 @@ class Decision:
             why = f"{contradiction(self.policy)}; or all {doubting} containers with such watchers use HAMi 2.4.1"
             why = f"{why} or CUDA_VISIBLE_DEVICES"
             self._journal.record("driver_contradicts_version", level="warning", why=why)
-            if self.policy.origin is not Origin.FORCED:
-                self._set(HostpidPolicy(None, f"no hostpid is written: {why}"))

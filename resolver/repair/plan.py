@@ -162,7 +162,7 @@ class RegionRepairs(RegionSlots):
             if order is not None and paused is not None:
                 state.reason, order = paused, None
             if order is None and state.reason in (None, UnresolvedReason.DRIVER_UNKNOWN):
-                right.append(state)  # its own value is right with any number
+                right.append(state)  # then only its watcher's values are taken as evidence
                 continue
             settled = False
             if state.evidence is not None:
@@ -174,7 +174,9 @@ class RegionRepairs(RegionSlots):
             if state.owner is None:
                 orders, calm = self._zeroes(state, now), not any(state.slot.sm_util)
             else:
-                orders, calm = self._values(view, state, actual_utilization, now, answered, writes, idle)
+                allowed = writes if state.reason is None else WriteUtilization.NEVER
+                orders, calm = self._values(view, state, actual_utilization, now, answered, allowed, idle)
+                orders = orders if state.reason is None else []
             settled = settled and calm and not orders
             yield from orders if writes is not WriteUtilization.NEVER else ()
         self._settled = changes if settled else -1

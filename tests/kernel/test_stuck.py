@@ -196,7 +196,7 @@ def test_refused_call_is_the_cause_and_no_doubt(tmp_path: Path, start: Start) ->
         daemon = start(node)
         until(lambda: daemon.said("slot_stuck"), "the cause")
         (stuck,) = daemon.said("slot_stuck")
-        assert "update HAMi to 2.10" in stuck["why"]
+        assert "update to HAMi 2.10" in stuck["why"]
         status = get_json("/v1/status", str(daemon.socket))
         assert (status["policy"]["watchers"]["unable"], status["policy"]["watchers"]["doubts"]) == (1, 0)
         until(
