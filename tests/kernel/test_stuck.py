@@ -156,7 +156,7 @@ def test_a_driver_that_lies_comes_to_light_by_its_tenants_watchers(node: Node, s
     assert line["level"] == "warning"
     assert "do not carry container PIDs as its version says" in line["why"]
     assert "set --hostpid-namespace host" in line["why"]
-    until(lambda: watchers(daemon) == {"confirms": 0, "doubts": 2}, "both containers' doubts")
+    until(lambda: watchers(daemon) == {"confirms": 0, "doubts": 2, "unable": 0}, "both containers' doubts")
     assert [hostpid_of(*pair) for pair in zip(containers, tenants, strict=True)] == [
         tenant.ns_pid for tenant in tenants
     ]
@@ -180,7 +180,7 @@ def test_what_works_confirms_the_number_and_is_not_called_stuck(node: Node, star
         """A value that never changes may as well be the daemon's."""
         tenants[0].set_load(next(loads))
         time.sleep(1.0)
-        return watchers(daemon) == {"confirms": 1, "doubts": 0}
+        return watchers(daemon) == {"confirms": 1, "doubts": 0, "unable": 0}
 
     until(confirmed, "a watcher that finds its samples")
     for tenant in tenants:
