@@ -195,6 +195,7 @@ def test_the_inventory_has_every_device(driver: Driver, bench: Bench) -> None:
         illnesses=(),
         pci_address="0000:3c:00.0",
         memory_utilization=0,
+        virtualization="none",
     )
     assert (second.uuid, second.mig, second.utilization, second.samples) == (SECOND, True, None, UNSUPPORTED)
     assert second.mig_instances == (MigInstance("MIG-a", 3, 1, 5 << 30, 7, "1g.5gb"),)
