@@ -36,6 +36,8 @@ class Daemon:
     `other_output` has the lines that are no JSON: a traceback, a warning.
     """
 
+    _started: Callable[[int], None] = staticmethod(lambda _: None)  # also of those started in another way
+
     def __init__(
         self,
         node: Node | None,
@@ -46,10 +48,11 @@ class Daemon:
         wrapper: tuple[str, ...] = (),
         stock: Stock | None = None,
         tree: Path = ROOT,
-        started: Callable[[int], None] = lambda _: None,
+        started: Callable[[int], None] | None = None,
     ) -> None:
         """``tree`` is the checkout whose daemon it is. ``started`` is called with its PID when its loop is at work."""
-        self._started = started
+        if started is not None:
+            self._started = started
         words = ["run", "--run-dir", str(run_dir), "--log-format", "json"]
         if place := containers_dir or (node and node.containers_dir):
             words += ["--containers-dir", str(place)]
