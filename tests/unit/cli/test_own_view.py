@@ -1,0 +1,45 @@
+"""The view that a container gets as one file: its words, without a daemon."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from resolver.cli import own_view
+from resolver.cli.own_view import show
+from resolver.state import LimitState
+
+GPU = {
+    **dict.fromkeys(("used_1m", "used_5m", "memory_used", "memory_limit", "memory_total", "sm_util")),
+    "device_uuid": "GPU-a",
+    "name": "NVIDIA L4",
+    "core_limit": 30,
+}
+
+
+def test_every_limit_state_has_words() -> None:
+    assert own_view._LIMITS.keys() == set(LimitState)
+
+
+def test_unknown_values_are_question_marks(capfd: pytest.CaptureFixture[str]) -> None:
+    documents: dict[str, dict[str, Any]] = {
+        "/v1/usage": {"error": "it hangs", "gpus": [GPU | {"limit_state": "unknown"}]},
+        "/v1/processes": {"error": None, "processes": []},
+    }
+    assert show(documents.__getitem__) == 0
+    shown = capfd.readouterr().out
+    assert "The driver gives no values now: it hangs" in shown
+    assert shown.splitlines()[3].split()[:5] == ["0", "NVIDIA", "L4", "?", "?"]
+    assert "No process of this container is on a GPU." in shown
+
+
+def test_file_needs_the_standard_library_alone() -> None:
+    tree = ast.parse(Path(own_view.__file__).read_text(), feature_version=(3, 8))
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import)]
+    modules = [node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module]
+    modules += [alias.name for node in imports for alias in node.names]
+    assert {name.partition(".")[0] for name in modules} <= set(sys.stdlib_module_names)
