@@ -149,8 +149,11 @@ def _top_level(arguments: list[str]) -> int:
     from resolver.cli.parser import Parser
 
     if arguments and not arguments[0].startswith("-"):
-        known = ", ".join(COMMANDS)
-        print(f"resolver: no command {arguments[0]!r}; the commands are: {known}", file=sys.stderr)
+        from difflib import get_close_matches
+
+        near = get_close_matches(arguments[0], COMMANDS, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"the commands are: {', '.join(COMMANDS)}"
+        print(f"resolver: no command {arguments[0][:40]!r}; {hint}", file=sys.stderr)
         return EXIT_USAGE
     from resolver.base.version import VERSION
 

@@ -30,12 +30,14 @@ _SCHEME = frozenset("abcdefghijklmnopqrstuvwxyz0123456789-")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
+    from resolver.cli.parser import number
+
     add = parser.add_argument
     about = "id or its start, NAMESPACE/POD[/NAME], POD_UID[/NAME] or NAME"
     add("cid", metavar="CONTAINER", help=about)
-    add("ns_pid", metavar="PID", type=int, help="the PID as the container sees it")
+    add("ns_pid", metavar="PID", type=number, help="the PID as the container sees it")
     about = "take PID from this nested PID namespace of the container"
-    add("--pidns", metavar="INODE", type=int, help=about)
+    add("--pidns", metavar="INODE", type=number, help=about)
     add("--socket", metavar="PATH", help="the daemon's socket (or RESOLVER_SOCKET)")
     add("--json", action="store_true", help="print everything known about the process")
     parser.epilog = (
@@ -58,7 +60,7 @@ def parsed(words: list[str]) -> SimpleNamespace | None:
             return None
         else:
             names.append(word)
-    if len(names) != 2 or not names[0] or not names[1] or not _DIGITS.issuperset(names[1]):
+    if len(names) != 2 or not names[0] or not 0 < len(names[1]) <= 10 or not _DIGITS.issuperset(names[1]):
         return None
     args.cid, args.ns_pid = names[0], int(names[1])
     return args

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any, NoReturn
 
+_MOST_DIGITS, _MOST_SHOWN = 10, 20
+
 
 class Parser(argparse.ArgumentParser):
     """argparse's, without abbreviations."""
@@ -14,7 +16,17 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print the message in one sentence; exit code 2."""
+        if message.startswith("unrecognized arguments: -o"):
+            message += ": --json prints JSON"
         self.exit(2, f"{self.prog}: {message}. See {self.prog} --help\n")
+
+
+def number(text: str) -> int:
+    """Return a PID or an inode: a number of up to ten digits."""
+    if not (text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS):
+        shown = text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
+        raise argparse.ArgumentTypeError(f"{shown!r} is no number of up to {_MOST_DIGITS} digits")
+    return int(text)
 
 
 def seconds(text: str) -> float:

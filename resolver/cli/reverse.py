@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from resolver.base.errors import CannotKnow
 from resolver.cli import EXIT_CANNOT_KNOW
 from resolver.cli.ask_daemon import add_socket
+from resolver.cli.parser import number
 from resolver.cli.process_summary import facts_of
 from resolver.cli.show import NONE, print_json, print_pairs
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("host_pid", metavar="HOST_PID", type=int, help="the PID as the host sees it")
+    parser.add_argument("host_pid", metavar="HOST_PID", type=number, help="the PID as the host sees it")
     add_socket(parser, "print one JSON object")
     parser.epilog = (
         "exit status: 0 found, in a container or not, 1 no such process, 2 wrong usage, 4 unknown\n"

@@ -84,6 +84,23 @@ def test_wrong_usage_is_exit_2_with_a_word_on_standard_error(words: str) -> None
     assert "Traceback" not in done.stderr
 
 
+NEXT_STEPS = {
+    ("lookup", "abcdef123456", "9" * 5000): "'99999999999999999999...' is no number of up to 10 digits",
+    ("reverse", "9" * 5000): "is no number of up to 10 digits",
+    ("slots", "-o", "json"): "--json prints JSON",
+    ("lookpu",): "did you mean lookup?",
+    ("xyzzy",): "the commands are: run, lookup",
+}
+
+
+@pytest.mark.parametrize("words", NEXT_STEPS, ids=lambda words: words[0])
+def test_misuse_names_the_next_step(words: tuple[str, ...]) -> None:
+    done = called(*words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert NEXT_STEPS[words] in done.stderr
+    assert len(done.stderr) < 300
+
+
 def test_the_commands_are_loaded_only_when_asked_for() -> None:
     code = "import sys, resolver.cli; print([m for m in sys.modules if m.startswith('resolver.cli.')])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
