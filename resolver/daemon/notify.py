@@ -10,6 +10,7 @@ import time
 from typing import TYPE_CHECKING
 
 from resolver.api.status import troubles
+from resolver.base.text import several
 
 if TYPE_CHECKING:
     from collections.abc import Callable, MutableMapping
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 #: Seconds between two checks: until it is ready, and after that at most (systemd's watchdog may want it sooner).
 _UNTIL_READY, _AFTER = 0.05, 10.0
+_LONGEST = 100  # characters of the status
 #: Seconds that READY waits for the API's socket.
 _API_SECONDS = 5.0
 
@@ -70,9 +72,13 @@ class Systemd:
 
 
 def summary(snapshot: Snapshot) -> str:
-    """Summarize the daemon's state in one line for people."""
+    """Summarize the daemon's state in one line for people, which `systemctl` doesn't cut."""
     if snapshot.holder:
         return f"waits for the end of the daemon with PID {snapshot.holder}; source {snapshot.source.name}"
     slots = f"{snapshot.slot_counts().in_use} slots in use"
     parts = [f"source {snapshot.source.name}", f"{len(snapshot.regions)} cache files", slots]
-    return "; ".join((", ".join(parts), *map(str, troubles(snapshot))))
+    state, known = ", ".join(parts), list(map(str, troubles(snapshot)))
+    whole = "; ".join((state, *known))
+    return (
+        whole if len(whole) <= _LONGEST else f"{state}; {several(len(known), 'trouble')}: see resolver status"
+    )

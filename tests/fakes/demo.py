@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -236,7 +237,7 @@ def _own_views(view: View, cases: list[Case], socket: Path) -> bool:
         program = [sys.executable, str(VIEW), "--socket", str(socket)]
         deadline, shown = time.monotonic() + 5, ""
         while time.monotonic() < deadline and pids_shown(shown) != wanted:  # its next collection
-            process = container.spawn(["/bin/sh", "-c", f"{' '.join(program)} 2>&1; echo end"])
+            process = container.spawn(["/bin/sh", "-c", f"{shlex.join(program)} 2>&1; echo end; read -r _"])
             shown = "\n".join(iter(process.read_line, "end"))
         view.heading(f"$ python3 resolver-view.pyz, in the container {name}")
         view.say("  " + shown.replace("\n", "\n  "))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -112,6 +113,7 @@ def test_nested_namespace_sees_only_its_processes(pair: Pair, path: Path) -> Non
     wait_for_processes(asker(pair.mine, path), [pair.first.ns_pid, pair.second.ns_pid])
     inner = Asker(pair.mine.spawn([*PYTHON, IN_A_NAMESPACE_OF_ITS_OWN, str(path)]))
     assert inner("/v1/processes")[1]["processes"] == []
+    until(lambda: inner("/v1/slots")[1]["slots"], "the container's slots")
     assert {slot["pid"] for slot in inner("/v1/slots")[1]["slots"]} == {None}
 
 
@@ -201,7 +203,7 @@ def packed(root: Path, tmp_path: Path) -> Path:
 
 def inside(container: Container, *command: str) -> subprocess.CompletedProcess[str]:
     """Run a command in a container's namespaces and control group."""
-    process = container.spawn(["/bin/sh", "-c", f"{' '.join(command)} 2>&1; echo status $?"])
+    process = container.spawn(["/bin/sh", "-c", f"{shlex.join(command)} 2>&1; echo status $?; read -r _"])
     lines = []
     while not (line := process.read_line()).startswith("status "):
         lines.append(line)

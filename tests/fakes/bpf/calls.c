@@ -77,6 +77,14 @@ static u64 below(struct call *call, u64 path)
     return after_number(rest + 6);
 }
 
+/* Its number may be another thread's soon. */
+int on_thread_exit(void *ctx)
+{
+    u32 tid = (u32)bpf_get_current_pid_tgid();
+    watched.delete(&tid);
+    return 0;
+}
+
 int on_call(struct bpf_raw_tracepoint_args *ctx)
 {
     u32 tid = (u32)bpf_get_current_pid_tgid(), zero = 0, number = ctx->args[1];

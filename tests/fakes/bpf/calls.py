@@ -48,6 +48,7 @@ def main() -> None:
 
     bpf = bcc.BPF(src_file=os.path.join(HERE, "calls.c"), cflags=flags)
     bpf.attach_raw_tracepoint(tp="sys_enter", fn_name="on_call")
+    bpf.attach_raw_tracepoint(tp="sched_process_exit", fn_name="on_thread_exit")
     calls, watched = bpf["calls"], bpf["watched"]
     print("ready", flush=True)
     for line in sys.stdin:

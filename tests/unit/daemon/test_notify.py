@@ -1,0 +1,13 @@
+"""The line that systemd shows of the daemon."""
+
+from __future__ import annotations
+
+from resolver.daemon.notify import summary
+from tests.fakes.pictures import picture
+
+
+def test_status_line_has_at_most_100_characters() -> None:
+    assert summary(picture()).startswith("source ")
+    long = summary(picture(missing_dirs=tuple(f"/usr/local/vgpu/containers-{number}" for number in range(9))))
+    assert len(long) <= 100
+    assert long.endswith(": see resolver status")
