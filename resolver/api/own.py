@@ -10,6 +10,7 @@ import contextlib
 from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from resolver.api.problems import Problem, Reason
 from resolver.api.request import Answer, encode
@@ -18,7 +19,7 @@ from resolver.base.errors import AccessDenied, ProcessGone
 from resolver.base.reasons import RepairReason, SampleReason, UnresolvedReason
 from resolver.gpu.attribution import total
 from resolver.lookup.resolve import verify
-from resolver.state import LimitState, UsageReport
+from resolver.state import ContainerUse, UsageReport
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from resolver.api.walks import Walks
     from resolver.containers.namespaces import Namespace
     from resolver.linux.procfs import Procfs
-    from resolver.state import Container, ContainerUse, RegionReport, SlotReport, Snapshot
+    from resolver.state import Container, RegionReport, SlotReport, Snapshot
 
 
 class OwnProcess(Struct, frozen=True):
@@ -60,9 +61,9 @@ class OwnProcesses(Struct, frozen=True):
 class OwnGpu(Struct, frozen=True):
     """Use of one GPU by the container, and HAMi's limits for it. Null means unknown, or no limit.
 
-    ``memory_total`` is the GPU's, ``memory_used`` and ``memory_limit`` the container's, in bytes. ``sm_util``, the
-    newest value, and ``core_limit`` are in per cent. The others are as in `resolver.state.ContainerUse`, null for a GPU
-    that it has not used yet.
+    ``memory_total`` is the GPU's, ``memory_used`` and ``memory_limit`` the container's, in bytes; ``sm_util``, the
+    newest value, is in per cent. ``use`` is its account, null before the first. It has no energy, which depends on
+    others.
     """
 
     device_uuid: str
@@ -71,15 +72,7 @@ class OwnGpu(Struct, frozen=True):
     memory_used: int | None
     memory_limit: int | None
     sm_util: int | None
-    core_limit: int | None
-    limit_state: LimitState | None
-    used_1m: float | None
-    used_5m: float | None
-    gpu_seconds: float | None
-    memory_byte_seconds: float | None
-    unknown_seconds: float | None
-    since: float | None
-    idle_since: float | None
+    use: ContainerUse | None
 
 
 class OwnUsage(Struct, frozen=True):
@@ -135,15 +128,12 @@ class OwnView:
     async def processes(self, tenant: Tenant) -> Answer:
         """Answer ``/v1/processes``."""
         mine = self._part(tenant)
-        numbers = await self._numbers_of(tenant, mine)
+        numbers, picture = await self._numbers_of(tenant, mine), mine.picture
         listed = [
-            OwnProcess(
-                numbers[each.host_pid], each.device_uuid, each.comm, each.sm_util, each.memory, each.no_slot
-            )
-            for each in mine.picture.gpu_processes
-            if each.container_id == tenant.container_id and each.host_pid in numbers
+            OwnProcess(numbers[own.host_pid], own.device_uuid, own.comm, own.sm_util, own.memory, own.no_slot)
+            for own in picture.gpu_processes
+            if own.container_id == tenant.container_id and own.host_pid in numbers
         ]
-        picture = mine.picture
         error = picture.joined.error or None
         return _answer(tenant, OwnProcesses(picture.at, picture.collected_at or None, error, listed))
 
@@ -205,13 +195,11 @@ def _part_of(picture: Snapshot, container_id: str) -> _Mine:
     names = (container.pod_uid, container.container_name) if container else (None, None)
     regions, slots = [], []
     for region in picture.regions:
-        named = None not in names and (region.pod_uid, region.container_name) == names
-        whole = not region.claim and (region.container_id == container_id or named)
-        of_it = [slot for slot in region.slots if slot.container_id == container_id or whole]
-        of_it = [slot for slot in of_it if slot.container_id in ("", container_id)]
+        whole = not region.claim and _is_named(region, container_id, names)
         if whole or container_id in region.container_ids:
             regions.append(region)
-            slots += [(region, slot) for slot in of_it]
+            mine = ("", container_id) if whole else (container_id,)
+            slots += [(region, slot) for slot in region.slots if slot.container_id in mine]
     return _Mine(picture, container, regions, slots)
 
 
@@ -220,10 +208,7 @@ def _gpus(container_id: str, mine: _Mine, uses: Iterable[ContainerUse]) -> Itera
     picture, container = mine.picture, mine.container
     names = (container.pod_uid, container.container_name) if container else (None, None)
     accounts = {
-        use.device_uuid: use
-        for use in uses
-        if use.container_id == container_id
-        or (None not in names and (use.pod_uid, use.container_name) == names)
+        use.device_uuid: replace(use, energy=None) for use in uses if _is_named(use, container_id, names)
     }
     limits = {
         uuid: region.memory_limit(index)
@@ -234,25 +219,17 @@ def _gpus(container_id: str, mine: _Mine, uses: Iterable[ContainerUse]) -> Itera
     known = {gpu.uuid: gpu for gpu in picture.inventory.gpus}
     for uuid in dict.fromkeys((*limits, *accounts, *(each.device_uuid for each in processes))):
         here = [each for each in processes if each.device_uuid == uuid]
-        gpu, use = known.get(uuid), accounts.get(uuid)
-        answers = uuid in picture.joined.listed
-        yield OwnGpu(
-            device_uuid=uuid,
-            name=gpu.name if gpu else None,
-            memory_total=gpu.memory_total if gpu else None,
-            memory_used=total([each.memory for each in here]) if answers else None,
-            memory_limit=limits.get(uuid),
-            sm_util=total([each.sm_util for each in here]) if uuid in picture.joined.asked else None,
-            core_limit=use.core_limit if use else None,
-            limit_state=use.limit_state if use else None,
-            used_1m=use.used_1m if use else None,
-            used_5m=use.used_5m if use else None,
-            gpu_seconds=use.gpu_seconds if use else None,
-            memory_byte_seconds=use.memory_byte_seconds if use else None,
-            unknown_seconds=use.unknown_seconds if use else None,
-            since=use.since if use else None,
-            idle_since=use.idle_since if use else None,
-        )
+        gpu = known.get(uuid)
+        memory = total([each.memory for each in here]) if uuid in picture.joined.listed else None
+        sm_util = total([each.sm_util for each in here]) if uuid in picture.joined.asked else None
+        name, size = (gpu.name, gpu.memory_total) if gpu else (None, None)
+        yield OwnGpu(uuid, name, size, memory, limits.get(uuid), sm_util, accounts.get(uuid))
+
+
+def _is_named(named: ContainerUse | RegionReport, container_id: str, names: tuple[str | None, ...]) -> bool:
+    """Check if that is the container's, by its id or by its pod and name."""
+    by_name = None not in names and (named.pod_uid, named.container_name) == names
+    return by_name or named.container_id == container_id
 
 
 def visible_numbers(

@@ -117,13 +117,14 @@ def _words(documents: dict[str, Any]) -> Iterable[str]:
 
 
 def _gpu(gpu: dict[str, Any]) -> tuple[Any, ...]:
-    limit = gpu["core_limit"]
+    use: dict[str, Any] = gpu["use"] or dict.fromkeys(("used_1m", "used_5m", "core_limit", "limit_state"))
+    limit, means = use["core_limit"], (use["used_1m"], use["used_5m"])
     return (
         gpu["name"],
         _percent(gpu["sm_util"]),
-        *(_percent(None if gpu[mean] is None else round(100 * gpu[mean])) for mean in ("used_1m", "used_5m")),
-        "none" if limit is None and gpu["limit_state"] else _percent(limit),
-        _LIMITS.get(gpu["limit_state"], gpu["limit_state"]),
+        *(_percent(None if mean is None else round(100 * mean)) for mean in means),
+        "none" if limit is None and use["limit_state"] else _percent(limit),
+        _LIMITS.get(use["limit_state"], use["limit_state"]),
         _size(gpu["memory_used"]),
         _size(gpu["memory_limit"] or gpu["memory_total"]),
     )

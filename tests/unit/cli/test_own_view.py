@@ -14,11 +14,11 @@ from resolver.cli.own_view import show
 from resolver.state import LimitState
 
 GPU = {
-    **dict.fromkeys(("used_1m", "used_5m", "memory_used", "memory_limit", "memory_total", "sm_util")),
+    **dict.fromkeys(("memory_used", "memory_limit", "memory_total", "sm_util")),
     "device_uuid": "GPU-a",
     "name": "NVIDIA L4",
-    "core_limit": 30,
 }
+USE = {"used_1m": None, "used_5m": None, "core_limit": 30, "limit_state": "unknown"}
 
 
 def test_every_limit_state_has_words() -> None:
@@ -27,7 +27,7 @@ def test_every_limit_state_has_words() -> None:
 
 def test_unknown_values_are_question_marks(capfd: pytest.CaptureFixture[str]) -> None:
     documents: dict[str, dict[str, Any]] = {
-        "/v1/usage": {"error": "it hangs", "gpus": [GPU | {"limit_state": "unknown"}]},
+        "/v1/usage": {"error": "it hangs", "gpus": [GPU | {"use": USE}]},
         "/v1/processes": {"error": None, "processes": []},
     }
     assert show(documents.__getitem__) == 0
