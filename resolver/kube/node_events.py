@@ -88,20 +88,26 @@ class NodeEvents:
 def event_of(node: OwnerReference, uuid: str, state: Health) -> Json:
     """Build an event about a node, under a unique name."""
     healthy, reason, message = state
-    nanoseconds = time.time_ns()
-    at = rfc3339(nanoseconds / 1e9)
     said = f"GPU {uuid} is healthy again" if healthy else f"GPU {uuid} is unhealthy: {reason}: {message}"
+    about = {"kind": "Node", "name": node.name, "uid": node.uid}
+    kind, why = ("Normal", HEALTHY) if healthy else ("Warning", UNHEALTHY)
+    return event(about, f"{node.name}.{time.time_ns():x}", node.name, kind, why, said)
+
+
+def event(about: Json, name: str, node: str, kind: str, reason: str, message: str) -> Json:
+    """Build an event that happened once, now, about an object of the core API on this ``node``."""
+    at = rfc3339(time.time())
     return {
         "apiVersion": "v1",
         "kind": "Event",
-        "metadata": {"name": f"{node.name}.{nanoseconds:x}", "namespace": NAMESPACE},
-        "involvedObject": {"apiVersion": "v1", "kind": "Node", "name": node.name, "uid": node.uid},
-        "type": "Normal" if healthy else "Warning",
-        "reason": HEALTHY if healthy else UNHEALTHY,
-        "message": said,
-        "source": {"component": FIELD_MANAGER, "host": node.name},
+        "metadata": {"name": name, "namespace": about.get("namespace", NAMESPACE)},
+        "involvedObject": {"apiVersion": "v1", **about},
+        "type": kind,
+        "reason": reason,
+        "message": message,
+        "source": {"component": FIELD_MANAGER, "host": node},
         "reportingComponent": FIELD_MANAGER,
-        "reportingInstance": node.name,
+        "reportingInstance": node,
         "firstTimestamp": at,
         "lastTimestamp": at,
         "count": 1,

@@ -15,8 +15,8 @@ from resolver.base.errors import ApiServerFailed, ResolverError
 from resolver.base.reasons import BypassReason
 from resolver.base.retry import in_a_thread
 from resolver.client import get_json
-from resolver.kube.apiserver import FIELD_MANAGER, Backoff
-from resolver.kube.device import rfc3339
+from resolver.kube.apiserver import Backoff
+from resolver.kube.node_events import event
 from resolver.state import LimitState
 
 if TYPE_CHECKING:
@@ -203,53 +203,31 @@ class PodEvents:
         body = event_of(key, self._node, self._texts[key], count)
         again = {name: body[name] for name in ("count", "lastTimestamp", "message")}
         name = f"{path}/{body['metadata']['name']}"
-        if posted is None:
-            try:
+        try:
+            await (self._server.patch(name, again) if posted else self._server.create(path, body))
+        except ApiServerFailed as error:
+            if posted and error.status == 404:  # Kubernetes deletes events after an hour
                 await self._server.create(path, body)
-            except ApiServerFailed as error:
-                if error.status != 409:
-                    raise
-                known = await self._server.get(name)  # of an earlier reporter
+            elif not posted and error.status == 409:  # of an earlier reporter
+                known = await self._server.get(name)
                 count = again["count"] = int(known.get("count") or 1) + 1
                 await self._server.patch(name, again)
-        else:
-            try:
-                await self._server.patch(name, again)
-            except ApiServerFailed as error:
-                if error.status != 404:
-                    raise
-                await self._server.create(path, body)  # Kubernetes deletes events after an hour
+            else:
+                raise
         self._posted[key] = _Posted(time.monotonic(), count)
         if key.kind is PodEvent.XID:
             self._xids |= {place: number for place, number in self._xids_now.items() if place[0] == key.pod}
         self._tally.pod_events["posted"] += 1
 
 
-def event_of(key: Key, node: str, text: str, count: int) -> Json:
+def event_of(key: Key, node: str, text: str, times: int) -> Json:
     """Build the event of a pod. Its name is always the same for a pod and kind."""
-    pod, at = key.pod, rfc3339(time.time())
+    pod = key.pod
     digest = hashlib.sha256(f"{pod.uid}/{key.kind}".encode()).hexdigest()[:16]
-    return {
-        "apiVersion": "v1",
-        "kind": "Event",
-        "metadata": {"name": f"{pod.name[:230]}.{digest}", "namespace": pod.namespace},
-        "involvedObject": {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "name": pod.name,
-            "namespace": pod.namespace,
-            "uid": pod.uid,
-        },
-        "type": "Normal" if key.kind is PodEvent.HELD_IDLE else "Warning",
-        "reason": key.kind.reason,
-        "message": text,
-        "source": {"component": FIELD_MANAGER, "host": node},
-        "reportingComponent": FIELD_MANAGER,
-        "reportingInstance": node,
-        "firstTimestamp": at,
-        "lastTimestamp": at,
-        "count": count,
-    }
+    about = {"kind": "Pod", "name": pod.name, "namespace": pod.namespace, "uid": pod.uid}
+    level = "Normal" if key.kind is PodEvent.HELD_IDLE else "Warning"
+    name = f"{pod.name[:230]}.{digest}"
+    return event(about, name, node, level, key.kind.reason, text) | {"count": times}
 
 
 def _pod_of(named: Json) -> Pod | None:
