@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any, NoReturn
 
-_MOST_DIGITS, _MOST_SHOWN = 10, 20
+_MOST_DIGITS, _MOST_SHOWN = 40, 20
 
 
 class Parser(argparse.ArgumentParser):
@@ -22,7 +22,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def number(text: str) -> int:
-    """Return a PID or an inode: a number of up to ten digits."""
+    """Return a PID or an inode: a number of at most 40 digits."""
     if not (text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS):
         shown = text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
         raise argparse.ArgumentTypeError(f"{shown!r} is no number of up to {_MOST_DIGITS} digits")

@@ -21,8 +21,8 @@ def test_read_only_directory_is_the_reason_everywhere(node: Node, start: Start) 
         return done.returncode, done.stdout + done.stderr
 
     name = f"{container.pod_uid}/main"
-    until(lambda: said("explain", name)[0] == 1, "explain to break")
-    assert "not_writable" in said("explain", name)[1]
+    until(lambda: "not_writable" in said("explain", name)[1], "the reason")
+    assert said("explain", name)[0] == 1
     until(lambda: "read-only for the daemon" in said("status")[1], "it not to be ready")
     assert said("status")[0] != 0
     done = run("doctor", "--only", "containers_dir", "--run-dir", daemon.run_dir, "--containers-dir", place)

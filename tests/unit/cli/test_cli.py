@@ -85,8 +85,8 @@ def test_wrong_usage_is_exit_2_with_a_word_on_standard_error(words: str) -> None
 
 
 NEXT_STEPS = {
-    ("lookup", "abcdef123456", "9" * 5000): "'99999999999999999999...' is no number of up to 10 digits",
-    ("reverse", "9" * 5000): "is no number of up to 10 digits",
+    ("lookup", "abcdef123456", "9" * 5000): "'99999999999999999999...' is no number of up to 40 digits",
+    ("reverse", "9" * 5000): "is no number of up to 40 digits",
     ("slots", "-o", "json"): "--json prints JSON",
     ("lookpu",): "did you mean lookup?",
     ("xyzzy",): "the commands are: run, lookup",
