@@ -34,7 +34,7 @@ def describe(routes: Iterable[Route]) -> dict[str, Any]:
     components["Pairs"]["properties"]["pairs"]["items"]["anyOf"][0].pop("items")
     for name, schema in components.items():
         if "properties" in schema and name not in asked and name not in partial:
-            schema["required"] = list(schema["properties"])  # what we send has every field, default or not
+            schema["required"] = list(schema["properties"])  # answers have every field, default or not
     of = dict(zip([id(each) for each in types], schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:

@@ -63,9 +63,7 @@ class Joined(NamedTuple):
     orphans: tuple[Sample, ...]
     used: tuple[Used, ...] = ()
     listed: frozenset[str] = frozenset()  # UUIDs of the devices whose list of processes is known
-    refused: frozenset[str] = (
-        frozenset()
-    )  # UUIDs of the devices with samples that HAMi before 2.10 can't read
+    refused: frozenset[str] = frozenset()  # UUIDs of the devices whose samples HAMi before 2.10 can't read
     idle: frozenset[str] = frozenset()  # UUIDs of the devices without load by their own samples
 
     def utilization(self, host_pid: int, device_uuid: str) -> int | None:

@@ -36,7 +36,7 @@ def _effect(order: Order) -> tuple[object, ...]:
 
 
 class HeldRegions:
-    """HeldRegions by region. The writer notes the file that it touches in memory that both share."""
+    """Held words by region. The writer notes the file that it touches in memory that both share."""
 
     def __init__(self, worker: WorkerProcess) -> None:
         self.by_region: dict[int, HeldRegion] = {}

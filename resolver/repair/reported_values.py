@@ -9,7 +9,7 @@ alone proves nothing. Two cases count, per slot and device:
   above NVML's. Corrected until that watcher was right at two successive NVML answers.
 
 A 0 needs more evidence than one answer of NVML without the process (`ReportedValue.enough_for_zero`). A watcher that
-fills the value in again is evidence against us: then no 0 is written until there is more.
+fills the value in again is evidence against it: then no 0 is written until there is more.
 
 Values within `NEAR` points are equal because samples jitter, but 0 equals only 0. Our own values are kept exact.
 """
