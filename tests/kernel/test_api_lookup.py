@@ -105,9 +105,7 @@ def test_each_answer_is_that_of_a_single_look_up(node: Node, start: Start, sourc
     (many.cgroup / "inner").rmdir()
 
 
-def test_while_processes_come_and_go_no_answer_is_another_process(
-    node: Node, start: Start, source: str
-) -> None:
+def test_answers_stay_right_while_processes_come_and_go(node: Node, start: Start, source: str) -> None:
     """A storm of short processes in the container: whoever is found has that number, there and then."""
     container = node.container()
     kept = [container.spawn(SLEEP) for _ in range(10)]
@@ -140,7 +138,7 @@ def _must_be(answer: dict[str, Any], ns_pid: int, container: Container) -> None:
         pass
 
 
-def test_two_thousand_hopeless_names_hold_nobody_up(node: Node, start: Start) -> None:
+def test_two_thousand_unknown_names_delay_no_other_lookup(node: Node, start: Start) -> None:
     """Each takes a walk of its own. What is not reached in time says so."""
     pairs = [(f"{number:064x}", 1) for number in range(2_000)]
     answers = ask(serving(start, node, "--source", "scan"), pairs)

@@ -208,7 +208,7 @@ def test_a_container_sees_its_own_and_nothing_else(node: Node, path: Path, sourc
     assert ask("/v1/lookup", "POST", '{"pairs": []}' + " " * (64 << 10))[0] == 413
 
 
-def test_containers_that_share_a_namespace_see_each_other_as_they_do_anyway(node: Node, path: Path) -> None:
+def test_containers_in_one_namespace_see_each_other(node: Node, path: Path) -> None:
     first = node.container()
     second = node.container(first.pod_uid, "second", pid_namespace=first)
     process = first.spawn(SLEEP)
@@ -220,7 +220,7 @@ def test_containers_that_share_a_namespace_see_each_other_as_they_do_anyway(node
 ROOT_OF_OTHERS = "/v1/containers"
 
 
-def test_who_may_ask_everything(node: Node, path: Path) -> None:
+def test_permitted_callers_get_every_answer(node: Node, path: Path) -> None:
     root = roots(path)
     assert (root.stat().st_mode & 0o777, root.stat().st_gid) == (0o660, GROUP)
     assert on_the_host(root, ROOT_OF_OTHERS)[0] == 200
@@ -237,7 +237,7 @@ def test_who_may_ask_everything(node: Node, path: Path) -> None:
 
 
 @pytest.mark.parametrize(("uid", "groups"), [(0, "0"), (1000, str(GROUP)), (65534, "65534")])
-def test_nobody_on_the_host_asks_anything_on_the_tenants_socket(
+def test_host_processes_are_refused_on_the_tenants_socket(
     node: Node, path: Path, uid: int, groups: str
 ) -> None:
     """It would be told whose processes are whose, and the names of pods from a directory that it cannot read."""
@@ -269,7 +269,7 @@ LEAVES_IT_BEHIND = ASKER + textwrap.dedent(
 
 
 @pytest.mark.parametrize("before", ["silent", "asks"])
-def test_a_connection_that_outlives_who_made_it_is_nobodys(node: Node, path: Path, before: str) -> None:
+def test_connection_of_ended_caller_is_refused(node: Node, path: Path, before: str) -> None:
     """Whoever holds it now may be anybody, and the namespace's inode may be another's."""
     container = node.container()
     ask = Asker(container.spawn([*PYTHON, LEAVES_IT_BEHIND, str(path), before]))
@@ -308,7 +308,7 @@ def test_a_namespace_within_sees_only_itself(node: Node, path: Path, source: str
         assert ask(question)[0] == 403
 
 
-def test_the_hosts_root_in_a_containers_namespace_is_the_containers(node: Node, path: Path) -> None:
+def test_host_root_in_container_namespace_counts_as_container(node: Node, path: Path) -> None:
     """setns(2) into a PID namespace, and a child there: what a container with too many rights could do to another."""
     container = node.container()
     process = container.spawn(SLEEP)
@@ -374,9 +374,7 @@ TAKES_THEM_ALL = ASKER + textwrap.dedent(
 )
 
 
-def test_a_container_that_takes_every_connection_it_can_shuts_nobody_out(
-    node: Node, daemon: Daemon, path: Path
-) -> None:
+def test_container_with_all_connections_shuts_no_other_out(node: Node, daemon: Daemon, path: Path) -> None:
     container = node.container()
     greedy = container.spawn([*PYTHON, TAKES_THEM_ALL, str(path), "300"])
     told = json.loads(greedy.read_line())
@@ -394,7 +392,7 @@ def _connected(path: Path) -> int:
     return int(on_the_host(roots(path), "/v1/status")[1]["api"]["tenants_connected"])
 
 
-def test_many_containers_with_many_connections_leave_room_for_one_more(node: Node, path: Path) -> None:
+def test_many_connections_of_many_containers_leave_room(node: Node, path: Path) -> None:
     for _ in range(9):
         # Who says nothing for 10 s is hung up on, so each asks as soon as it is made: the machine may be loaded.
         greedy = node.container().spawn([*PYTHON, TAKES_THEM_ALL, str(path), "16", "at-once"])
@@ -427,7 +425,7 @@ def test_a_container_that_asks_all_the_time_is_told_to_wait(node: Node, path: Pa
     assert asker(node.container(name="other"), path)("/v1/lookup?pid=1")[0] == 200
 
 
-def test_the_group_may_look_up_what_it_cannot_see_itself(node: Node, path: Path) -> None:
+def test_group_members_look_up_processes_hidden_from_them(node: Node, path: Path) -> None:
     """The command, run by somebody without rights: it cannot see the container's namespaces, the daemon can."""
     container = node.container()
     process = container.spawn(SLEEP)
@@ -442,9 +440,7 @@ def test_the_group_may_look_up_what_it_cannot_see_itself(node: Node, path: Path)
         assert (done.returncode, done.stdout) == (code, said), (asked, done.stderr)
 
 
-def test_neither_streams_nor_a_flood_keep_the_daemon_or_leave_a_trace_in_its_log(
-    node: Node, daemon: Daemon, path: Path
-) -> None:
+def test_streams_and_floods_neither_block_nor_log(node: Node, daemon: Daemon, path: Path) -> None:
     """Clients connect to both sockets and go, all the while it is stopped."""
     node.container().spawn([*PYTHON, COMES_AND_GOES, str(path)]).read_line()
     ask = b"GET /v1/%s HTTP/1.1\r\nHost: r\r\n\r\n"

@@ -53,7 +53,7 @@ def loaded(directory: Path, processes: int = 32_768) -> Iterator[KernelMap]:
         yield pidmap
 
 
-def test_the_second_start_compiles_nothing_and_keeps_the_same_map(kept_in: Path) -> None:
+def test_second_start_compiles_nothing_and_keeps_map(kept_in: Path) -> None:
     with loaded(kept_in) as first:
         assert first.report["bcc"] != "kept"
         file = kept_in / image.NAME
@@ -66,9 +66,7 @@ def test_the_second_start_compiles_nothing_and_keeps_the_same_map(kept_in: Path)
 
 
 @pytest.mark.parametrize("spoil", ["code", "iterator", "maps", "text"])
-def test_a_program_that_the_kernel_does_not_take_is_compiled_again(
-    kept_in: Path, kept: Path, spoil: str
-) -> None:
+def test_refused_program_is_compiled_again(kept_in: Path, kept: Path, spoil: str) -> None:
     whole = json.loads(kept.read_text())
     if spoil == "code":
         first = whole["image"]["programs"][0]
@@ -117,7 +115,7 @@ SPOILED: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("spoil", SPOILED)
-def test_a_file_that_somebody_else_may_have_written_is_not_taken(kept_in: Path, spoil: str) -> None:
+def test_image_writable_by_others_is_not_used(kept_in: Path, spoil: str) -> None:
     made: dict[str, list[Any]] = {"maps": [], "programs": []}
     image.save(str(kept_in), "mark", made)
     assert image.find(str(kept_in), "mark") == made

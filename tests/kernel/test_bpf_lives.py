@@ -134,7 +134,7 @@ def test_every_level_of_nested_namespaces(pidmap: KernelMap, lives: Path, depth:
             gone(pidmap, record)
 
 
-def test_what_was_there_before_the_probes_is_seeded(lives: Path, kept_in: str) -> None:
+def test_processes_older_than_the_probes_are_seeded(lives: Path, kept_in: str) -> None:
     with life(lives, "nested", "3") as nested, life(lives, "leader-first") as headless:
         nested.ready()
         headless.ready()

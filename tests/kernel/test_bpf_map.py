@@ -139,7 +139,7 @@ def test_a_crowded_map_has_every_process(lives: Path, monkeypatch: pytest.Monkey
         assert {name: crowded.counters()[name] for name in WRONG} == dict.fromkeys(WRONG, 0)
 
 
-def test_a_fork_that_meets_a_walk_at_its_number_is_counted_and_repaired(pidmap: KernelMap) -> None:
+def test_fork_during_walk_is_counted_and_repaired(pidmap: KernelMap) -> None:
     """A walk enters a process that is reaped meanwhile, a fork finds that entry, and the walk takes back the new one.
 
     Where this machine gives the next numbers to others, once more.
@@ -227,9 +227,7 @@ def start_with_room_for(more: int, monkeypatch: pytest.MonkeyPatch) -> KernelMap
 
 
 @pytest.mark.alone
-def test_a_map_that_is_too_small_is_counted_and_nothing_in_it_is_wrong(
-    lives: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_map_is_counted_and_holds_no_wrong_entry(lives: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with contextlib.closing(start_with_room_for(100, monkeypatch)) as small:
         with life(lives, "many", "1500") as many:
             many.ready()

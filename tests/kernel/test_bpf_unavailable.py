@@ -81,7 +81,7 @@ os.execvp(sys.argv[1], sys.argv[1:])
 """
 
 
-def test_a_seccomp_filter_that_forbids_it_is_told_from_missing_rights() -> None:
+def test_seccomp_denial_differs_from_missing_rights() -> None:
     command = [sys.executable, "-c", FORBIDDING, sys.executable, "-c", CHILD]
     answer = json.loads(subprocess.check_output(command, cwd=ROOT, stdin=subprocess.DEVNULL))
     assert answer["error"].startswith(

@@ -211,7 +211,7 @@ sys.stdin.readline()
 """
 
 
-def test_the_answer_is_never_about_the_next_process_with_that_number(node: Node, path: Path) -> None:
+def test_answer_is_never_about_a_reused_pid(node: Node, path: Path) -> None:
     """It asks, leaves the connection to another and ends; its number is another container's when we get to it."""
 
     async def answer_now(listener: socket.socket, counters: Counter[str]) -> None:
@@ -249,9 +249,7 @@ def many_descriptors() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-def test_a_client_that_is_silent_or_drips_is_sent_away_after_half_a_second(
-    served: Serving, path: Path
-) -> None:
+def test_silent_client_is_closed_after_half_a_second(served: Serving, path: Path) -> None:
     for words in (b"", b"HPI"):
         began = time.monotonic()
         with connect(str(path)) as connection:
@@ -269,7 +267,7 @@ def test_a_client_that_is_silent_or_drips_is_sent_away_after_half_a_second(
     assert served.counters == {"broker_timeouts": 3}
 
 
-def test_silent_ones_cost_nobody_else_anything(
+def test_silent_clients_delay_no_others(
     path: Path, many_descriptors: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(broker, "EXCHANGE_SECONDS", 600.0)  # before the broker is made: none of them is late
@@ -353,7 +351,7 @@ def test_a_live_socket_of_another_is_not(path: Path, backlog: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["file", "directory", "symlink"])
-def test_what_is_no_socket_is_left_alone(path: Path, kind: str) -> None:
+def test_path_that_is_no_socket_is_kept(path: Path, kind: str) -> None:
     path.parent.mkdir(mode=0o711)
     make: dict[str, Callable[[], None]]
     make = {"file": path.touch, "directory": path.mkdir, "symlink": lambda: path.symlink_to("/dev/null")}

@@ -68,9 +68,7 @@ def test_one_that_has_everything_gives_it_up(node: Node, start: Start, source: s
         assert child.filtered
 
 
-def test_what_no_source_needs_is_given_up_before_anybody_is_answered(
-    node: Node, start: Start, tmp_path: Path
-) -> None:
+def test_unneeded_rights_are_dropped_before_first_answer(node: Node, start: Start, tmp_path: Path) -> None:
     """With ``auto`` the first source may take seconds; tenants and scrapers are served from the beginning."""
     tenants = tmp_path / "tenants" / "resolver.sock"
     options = ("--source", "auto", "--tenant-socket", str(tenants))
@@ -90,9 +88,7 @@ def test_what_no_source_needs_is_given_up_before_anybody_is_answered(
     until(lambda: rights(daemon.process.pid).permitted == needed, "the drop")
 
 
-def test_without_the_one_that_every_source_needs_it_is_said_and_nothing_guessed(
-    node: Node, start: Start
-) -> None:
+def test_missing_required_right_is_reported(node: Node, start: Start) -> None:
     """Other processes' mount tables are not shown: the slot stays as it is, and it has a reason."""
     container = node.container()
     container.tenant(guess="none")
@@ -127,9 +123,7 @@ print(*asyncio.run(find_canary(Narrow(Procfs()))))
     ("eyes", "said"),
     [("sound", ""), ("blind", "it did not see process"), ("host only", "in its PID namespace")],
 )
-def test_where_no_namespace_can_be_made_two_others_stand_in_for_the_canary(
-    node: Node, eyes: str, said: str
-) -> None:
+def test_other_namespaces_stand_in_for_the_canary(node: Node, eyes: str, said: str) -> None:
     """The other one may be any process of this machine: if it ends before it was searched for, nothing is said."""
     node.container()
     command = [*CONFINED, sys.executable, "-c", NARROW, eyes]
@@ -143,7 +137,7 @@ def test_where_no_namespace_can_be_made_two_others_stand_in_for_the_canary(
         assert trouble() == ""
 
 
-def test_the_first_process_of_a_namespace_that_is_ending_stands_in_for_nobody(node: Node) -> None:
+def test_ending_namespace_gives_no_canary(node: Node) -> None:
     """A process that hangs stays alive in a namespace that the map has forgotten (`bury`)."""
     tenant = node.container().tenant(guess="none")
     init = psutil.Process(tenant.host_pid).ppid()
@@ -154,7 +148,7 @@ def test_the_first_process_of_a_namespace_that_is_ending_stands_in_for_nobody(no
             assert held.alive()
 
 
-def test_with_what_is_left_it_can_fall_and_climb(node: Node, start: Start) -> None:
+def test_remaining_rights_suffice_to_fall_and_climb(node: Node, start: Start) -> None:
     """The loader and the opener are root's children: they get what stayed permitted."""
     container = node.container()
     daemon = start(node, *FAST, "--source", "auto", wrapper=FRAGILE, anew=False)

@@ -74,7 +74,7 @@ def test_containers_come_are_named_and_go(node: Node, room: Room, tmp_path: Path
     assert room.said(container) == ["container_started", "container_ended"]
 
 
-def test_one_that_shares_a_namespace_is_known_by_those_who_use_something(node: Node, room: Room) -> None:
+def test_shared_namespace_is_known_by_its_mount_users(node: Node, room: Room) -> None:
     first = node.container()
     sharing = node.container(first.pod_uid, "sharing", pid_namespace=first)
     process = sharing.spawn(SLEEP)

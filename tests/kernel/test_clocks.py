@@ -57,7 +57,7 @@ def test_clocks_that_are_set_while_the_daemon_runs(
 
 
 @pytest.mark.parametrize("ahead", [50.0, -50.0])
-def test_driver_whose_clock_is_off_has_values(node: Node, start: Start, ahead: float) -> None:
+def test_driver_with_wrong_clock_has_values(node: Node, start: Start, ahead: float) -> None:
     node.gpu.ahead_s = ahead
     container = node.container(watcher=False)
     busy, idle = container.tenant(load=40, guess="none"), container.tenant(guess="none")

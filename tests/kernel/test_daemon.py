@@ -107,7 +107,7 @@ def test_a_dry_run_lists_each_slot_and_where_a_core_limit_begins(node: Node) -> 
     assert hostpid_of(limited, missing) == 0
 
 
-def test_once_says_what_stayed_unresolved(node: Node) -> None:
+def test_once_lists_unresolved_slots(node: Node) -> None:
     container = node.container()
     container.tenant(guess="none", nested=True)
     container.tenant(guess="none", nested=True)
@@ -303,7 +303,7 @@ def _descriptors(host_pid: int) -> list[str]:
 # ---- quiet and thrifty --------------------------------------------------------------------------------------------
 
 
-def test_nothing_is_said_and_little_is_done_while_nothing_happens(node: Node, start: Start) -> None:
+def test_quiet_node_gets_no_log_lines_and_little_work(node: Node, start: Start) -> None:
     containers = [node.container(name=f"c{n}") for n in range(4)]
     tenants = [container.tenant(load=5, guess="none") for container in containers]
     daemon = start(node, "--hostpid-namespace", "host")
@@ -314,7 +314,7 @@ def test_nothing_is_said_and_little_is_done_while_nothing_happens(node: Node, st
     assert cpu_seconds(daemon.process.pid) - spent < 1  # no busy loop; the bench measures it
 
 
-def test_with_hardly_any_descriptors_it_does_what_it_can(node: Node, start: Start) -> None:
+def test_daemon_works_with_few_descriptors(node: Node, start: Start) -> None:
     containers = [node.container(name=f"c{n}") for n in range(70)]
     tenants = [container.tenant(guess="none") for container in containers]
     limit = ("prlimit", "--nofile=64:64")

@@ -81,7 +81,7 @@ def test_a_process_that_left_the_mounts_is_alive_and_the_owner(node: Node, start
     never(lambda: daemon.said("dead_slot_zeroed"), "a living process called dead", 1.0)
 
 
-def test_it_is_alive_too_where_nothing_tells_whose_it_is(node: Node, start: Start) -> None:
+def test_process_of_unknown_container_is_alive(node: Node, start: Start) -> None:
     """Every process of the container has left its mounts: no answer, and no zeroes."""
     container = node.container(watcher=False)
     container.tenant(guess="none").kill()
@@ -147,9 +147,7 @@ def sm_util(container: Container) -> int:
     return sum(sum(slot.sm_util) for slot in container.region().slots)
 
 
-def test_who_ended_while_no_daemon_ran_is_dead_once_nobody_has_the_file_open(
-    node: Node, start: Start
-) -> None:
+def test_process_ended_before_start_is_dead_once_file_is_closed(node: Node, start: Start) -> None:
     gone, served = ended(node, "gone"), ended(node, "served")
     served_slot = served.region().slots[0].index
     with served.cache.open("r+b"):  # as the server of a virtual machine's files has it

@@ -114,9 +114,7 @@ def test_below_a_chroot_two_placements_are_left_out(root: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("what", WITHOUT)
-def test_where_it_cannot_run_it_says_what_is_missing_and_how_to_give_it(
-    root: Path, tmp_path: Path, what: str
-) -> None:
+def test_demo_names_missing_right_and_remedy(root: Path, tmp_path: Path, what: str) -> None:
     (tmp_path / "enter").write_text(CHROOT)
     (tmp_path / "beside").write_text(BESIDE)
     (tmp_path / "root").mkdir()

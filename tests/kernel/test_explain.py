@@ -34,9 +34,7 @@ def explain(case: Case, run_dir: Path, pods: Path, *words: str) -> tuple[int, st
     return done.returncode, done.stdout
 
 
-def test_a_whole_node_is_explained_without_a_daemon_and_beside_one(
-    cases: list[Case], tmp_path: Path, start: Start
-) -> None:
+def test_node_is_explained_with_and_without_daemon(cases: list[Case], tmp_path: Path, start: Start) -> None:
     train = cases[0].container
     pods = tmp_path / "pods"
     (pods / f"research_train-0_{train.pod_uid}" / "train").mkdir(parents=True)

@@ -53,9 +53,7 @@ def test_a_process_that_uses_cuda_is_seen_and_repaired(driver: str, in_list: str
         ("568.10", "neither", ""),
     ],
 )
-def test_it_says_what_to_set_where_the_version_does_not_decide_rightly(
-    driver: str, inside: str, advice: str
-) -> None:
+def test_gpu_check_names_setting_where_version_is_wrong(driver: str, inside: str, advice: str) -> None:
     seen = tuple(
         check.Seen(call, where, inside, ()) for call in (LIST, SAMPLES) for where in ("outside", "inside")
     )

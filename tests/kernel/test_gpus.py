@@ -165,7 +165,7 @@ def reasons(snapshot: Snapshot, uuid: str) -> list[str]:
 
 @CODES
 @pytest.mark.parametrize("call", [Answer.ANY, Answer.HANDLE, Answer.UUID], ids=lambda call: call.name)
-def test_a_device_that_answers_each_error_is_unknown_and_its_neighbour_is_not(
+def test_failing_device_is_unknown_and_its_neighbour_known(
     bench: Bench, call: Answer, codes: tuple[int, ...]
 ) -> None:
     for code in codes:
@@ -211,7 +211,7 @@ def test_samples_that_fail_with_each_error_are_unknown(bench: Bench, codes: tupl
 @pytest.mark.parametrize(
     "call", [Answer.INIT, Answer.COUNT, Answer.DRIVER_VERSION], ids=lambda call: call.name
 )
-def test_a_library_that_answers_each_error_leaves_everything_unknown(
+def test_failing_library_leaves_everything_unknown(
     bench: Bench, call: Answer, codes: tuple[int, ...]
 ) -> None:
     known = bench.service.gpus.inventory
@@ -227,7 +227,7 @@ def test_a_library_that_answers_each_error_leaves_everything_unknown(
     bench.right()
 
 
-def test_a_device_that_is_lost_is_ill_and_one_that_is_taken_out_is_gone(bench: Bench) -> None:
+def test_lost_device_is_unhealthy_and_removed_one_gone(bench: Bench) -> None:
     bench.node.gpu.set_devices([replace(FIRST, lost=True), SECOND])
     for _ in range(3):
         snapshot = bench.intervals()

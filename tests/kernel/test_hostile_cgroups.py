@@ -65,9 +65,7 @@ REFUSED = patched("""
 
 
 @pytest.mark.parametrize("wrapper", [(), REFUSED], ids=["shown in part", "refused"])
-def test_control_groups_deeper_than_a_path_can_be_hide_nobody_else(
-    node: Node, start: Start, wrapper: tuple[str, ...]
-) -> None:
+def test_too_deep_cgroups_hide_no_other(node: Node, start: Start, wrapper: tuple[str, ...]) -> None:
     good, deep = node.container(name="good"), node.container(name="deep")
     tenants = {each: each.tenant(load=20, guess="none") for each in (good, deep)}
     with moved_down(deep):
@@ -91,7 +89,7 @@ def lookup(node: Node, container: Container, tenant: Tenant) -> int:
     return int(done.stdout)
 
 
-def test_a_control_group_named_as_another_container_is_its_makers(node: Node, start: Start) -> None:
+def test_forged_cgroup_name_belongs_to_its_maker(node: Node, start: Start) -> None:
     """A tenant with a writable cgroupfs took a victim's id for a cgroup of its own, and its load went to the victim."""
     victim, evil = node.container(name="victim"), node.container(name="evil")
     good, bad = victim.tenant(load=10, guess="none"), evil.tenant(load=90, guess="none")

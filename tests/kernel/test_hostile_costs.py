@@ -66,7 +66,7 @@ def test_sigterm_is_obeyed_among_thousands_of_namespaces(open_place: Path) -> No
     assert ended is not None
 
 
-def test_who_hangs_up_on_a_scrape_leaves_nothing_behind(open_place: Path) -> None:
+def test_aborted_scrape_leaves_nothing_behind(open_place: Path) -> None:
     """2 MiB are promised. 3,000 such clients took 20 MiB, and the next scrape waited for all of them."""
     with Stage(open_place) as stage:
         stage.good.repair()
@@ -85,7 +85,7 @@ def test_who_hangs_up_on_a_scrape_leaves_nothing_behind(open_place: Path) -> Non
 
 
 @pytest.mark.parametrize(("name", "size"), [("knocks", 2), ("holds", 9)])
-def test_tenants_at_the_socket_keep_nobody_from_it(name: str, size: int, open_place: Path) -> None:
+def test_busy_tenants_keep_no_other_from_the_socket(name: str, size: int, open_place: Path) -> None:
     """Root was refused every time by two tenants; a good container by one with nine PID namespaces."""
     with Stage(open_place) as stage:
         root, own = stage.root_client(), stage.own_client()

@@ -286,7 +286,7 @@ def small(node: Node) -> Iterator[Node]:
 
 
 @pytest.mark.parametrize("spoil", [cut, punch])
-def test_a_tenant_that_takes_the_page_away_is_left_alone_for_a_while(
+def test_tenant_that_truncates_its_file_is_quarantined(
     small: Node, start: Start, spoil: Callable[[Path], None]
 ) -> None:
     """Between the writer's mapping and its write, which kills the writer and nobody else."""
@@ -310,7 +310,7 @@ def test_a_tenant_that_takes_the_page_away_is_left_alone_for_a_while(
     assert len(daemon.said("region_quarantined")) == 1
 
 
-def test_a_writer_that_hangs_is_killed_and_the_next_one_tries_again(node: Node, start: Start) -> None:
+def test_hanging_writer_is_killed_and_replaced(node: Node, start: Start) -> None:
     """Stopped in the middle of a request: nobody knows whether the file or the machine is to blame."""
     good, other = Good(node, "good", PATIENCE_S), node.container(name="other", watcher=False)
     first: Tenant = other.tenant(guess="none")

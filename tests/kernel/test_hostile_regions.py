@@ -69,9 +69,7 @@ def test_a_region_stays_when_its_directory_is_flooded(find: CountingFinder, cont
     assert find.rejected == {str(containers / HOSTILE): RegionReason.TOO_MANY_ENTRIES}
 
 
-def test_many_broken_files_use_up_their_share_and_the_next_refresh_goes_on(
-    find: CountingFinder, containers: Path
-) -> None:
+def test_broken_files_use_their_share_and_refresh_goes_on(find: CountingFinder, containers: Path) -> None:
     for number in range(64):
         for file in range(8):
             path = containers / f"uid{number}_bad" / f"{file}.cache"
@@ -87,9 +85,7 @@ def test_many_broken_files_use_up_their_share_and_the_next_refresh_goes_on(
     assert len(find.rejected) == 512
 
 
-def test_a_container_directory_swapped_for_a_link_lets_go_of_its_regions(
-    find: CountingFinder, containers: Path
-) -> None:
+def test_directory_swapped_for_link_drops_its_regions(find: CountingFinder, containers: Path) -> None:
     good, other = container(containers, "good"), container(containers, "other")
     find.refresh(full=True)
     other.parent.rename(containers.parent / "moved")

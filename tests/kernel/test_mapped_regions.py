@@ -58,7 +58,7 @@ def test_it_is_kept_as_long_as_anybody_maps_it(node: Node, start: Start) -> None
     assert not daemon.said("region_rejected")
 
 
-def test_processes_in_a_user_namespace_of_their_own_are_left_alone(node: Node, start: Start) -> None:
+def test_processes_in_own_user_namespace_are_skipped(node: Node, start: Start) -> None:
     """They can make mounts, also such as keep whoever looks up a name in them waiting."""
     docker = Docker(node)
     arguments = docker.container.tenant_arguments(load=30, guess="wrong")
@@ -113,7 +113,7 @@ def hostile(node: Node, tricks: dict[str, str]) -> dict[str, tuple[Docker, Tenan
     return made
 
 
-def test_the_held_file_is_repaired_and_what_covers_it_is_left_alone(node: Node, start: Start) -> None:
+def test_covered_file_is_repaired_and_its_cover_is_not(node: Node, start: Start) -> None:
     """The process's own descriptor leads to its file, wherever the path leads by now."""
     sums = "find /tmp/new -type f -exec sha256sum {} + || true"
     made = hostile(node, COVERED)
@@ -126,7 +126,7 @@ def test_the_held_file_is_repaired_and_what_covers_it_is_left_alone(node: Node, 
     assert not daemon.said("region_rejected")
 
 
-def test_what_may_be_another_containers_file_is_refused(node: Node, start: Start) -> None:
+def test_possible_file_of_another_container_is_refused(node: Node, start: Start) -> None:
     """Every trick at once, and one container without any: once that one is repaired, all were looked at."""
     sums = f"find {PLACE} -type f -exec sha256sum {{}} + || true"
     made = hostile(node, {trick: commands for trick, (commands, _) in REFUSED.items()})

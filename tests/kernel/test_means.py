@@ -84,9 +84,7 @@ def test_descriptors_in_flight_stop_no_source_from_starting(node: Node, start: S
         assert daemon.said("source_unavailable") == []
 
 
-def test_a_writer_killed_again_and_again_is_no_files_fault_and_makes_the_daemon_not_ready(
-    node: Node, start: Start, tmp_path: Path
-) -> None:
+def test_repeatedly_killed_writer_makes_daemon_not_ready(node: Node, start: Start, tmp_path: Path) -> None:
     container, spoiled = node.container(watcher=False), tmp_path / "spoiled"
     tenant = container.tenant(load=0, guess="none")
     spoils = patched(

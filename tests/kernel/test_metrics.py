@@ -63,7 +63,7 @@ def test_a_busy_container_is_never_0(
     until(lambda: scraper.utilization(without_slot) == 0, "its end of work")
 
 
-def test_hamis_names_say_what_hami_core_counts_of_living_processes(
+def test_hami_names_count_living_processes(
     node: Node, scraping: Callable[..., Scraper], source: str, tmp_path: Path
 ) -> None:
     container = node.container(name="train")

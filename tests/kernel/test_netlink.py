@@ -275,7 +275,7 @@ def test_a_request_that_is_ignored_ends_in_time_with_a_sentence(*, others: bool)
     assert "the kernel did not acknowledge the request for process events within 0.3 s: " in said
 
 
-def test_without_pyroute2_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_pyroute2_names_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sysconfig, "get_paths", lambda: {"purelib": str(tmp_path)})
     with pytest.raises(CannotKnow, match=r"^pyroute2 cannot be loaded .*: install it"):
         open_source(Procfs())

@@ -82,7 +82,7 @@ def share(node: Node, placement: str = "dra") -> tuple[Container, Container]:
 
 
 @EVERY_SOURCE
-def test_a_process_that_hangs_in_a_namespace_that_has_ended_keeps_its_slot(node: Node, start: Start) -> None:
+def test_process_hanging_in_ended_namespace_keeps_slot(node: Node, start: Start) -> None:
     """Beside another pod's process with the same number: the kernel's map lists that namespace no more."""
     first, second = share(node)
     two, one = second.tenant(guess="none"), first.tenant(guess="none")
@@ -141,9 +141,7 @@ def test_a_claim_that_two_pods_share(node: Node, start: Start) -> None:
 
 
 @pytest.mark.parametrize("placement", ["dra", "hami", "volcano"])
-def test_the_true_number_of_the_second_with_one_pid_is_not_overwritten(
-    node: Node, start: Start, placement: str
-) -> None:
+def test_right_hostpid_of_duplicate_pid_is_kept(node: Node, start: Start, placement: str) -> None:
     """It takes the first one's slot again, and writes its own number there: neither is more the owner."""
     first, second = share(node, placement)
     one = first.tenant(guess="none")

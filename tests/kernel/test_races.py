@@ -159,7 +159,7 @@ async def zero_what_nobody_has(container: Container, mover: Process) -> Counter[
 
 @pytest.mark.parametrize("lives", [100_000, pytest.param(2_000_000, marks=pytest.mark.long)])
 @layouts(WITH_UTILIZATION)
-def test_no_process_that_takes_a_slot_loses_what_it_says(node: Node, layout: str, lives: int) -> None:
+def test_process_taking_a_slot_loses_no_value(node: Node, layout: str, lives: int) -> None:
     """Slots of ended processes, and copies above proc_num, are set to 0 while processes start, end and are moved."""
     zeroed = undone = 0
     for number in itertools.count():

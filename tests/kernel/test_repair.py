@@ -115,7 +115,7 @@ def test_shared_host_and_nested_pid_namespaces(node: Node, start: Start) -> None
 
 
 @EVERY_SOURCE
-def test_a_pid_that_two_processes_of_a_container_have_is_not_guessed(node: Node, start: Start) -> None:
+def test_duplicate_pid_in_container_is_not_guessed(node: Node, start: Start) -> None:
     """One slot, two nested processes of PID 1 that map the file: nobody can tell whose it is."""
     container = node.container()
     container.tenant(guess="none", nested=True)
@@ -136,7 +136,7 @@ def test_a_pid_that_two_processes_of_a_container_have_is_not_guessed(node: Node,
 
 
 @EVERY_SOURCE
-def test_a_restarted_container_takes_its_slot_again_without_a_byte_changing(node: Node, start: Start) -> None:
+def test_restarted_container_takes_same_slot_again(node: Node, start: Start) -> None:
     container = node.container()
     before = container.tenant(guess="none")
     daemon = start(node, *FAST)
@@ -195,7 +195,7 @@ def test_a_process_that_execs_keeps_its_slot_right(node: Node, start: Start) -> 
 # ---- utilization --------------------------------------------------------------------------------------------------
 
 
-def test_auto_writes_only_where_nobody_else_does(node: Node, start: Start) -> None:
+def test_auto_writes_only_without_another_writer(node: Node, start: Start) -> None:
     free, watched = node.container(name="free", watcher=False), node.container(name="watched")
     free_one, watched_one = free.tenant(load=70, guess="none"), watched.tenant(load=30, guess="none")
     daemon = start(node, *FAST)

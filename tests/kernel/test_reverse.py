@@ -80,7 +80,7 @@ def test_there_and_back_again(node: Node) -> None:
             assert lookup(Procfs(), container.container_id, found.container_pid).host_pid == process.host_pid
 
 
-def test_the_command_prints_a_line_each_and_names_from_the_logs_directory(
+def test_reverse_prints_one_line_per_pid_with_names(
     node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     container = node.container()
@@ -143,7 +143,7 @@ def test_a_process_of_the_host_is_in_no_container() -> None:
     assert "no_container    no container" in done.stdout
 
 
-def test_a_namespace_without_a_container_is_not_called_no_container() -> None:
+def test_namespace_without_container_is_unknown() -> None:
     code = "import os, time; print(flush=True); time.sleep(1000)"
     words = ["unshare", "--pid", "--fork", "--kill-child", sys.executable, "-c", code]
     with subprocess.Popen(words, stdout=subprocess.PIPE) as outer:
@@ -157,7 +157,7 @@ def test_a_namespace_without_a_container_is_not_called_no_container() -> None:
     assert "a PID namespace of its own" in str(found.no_container)
 
 
-def test_what_is_not_there_is_1() -> None:
+def test_reverse_of_missing_pid_exits_1() -> None:
     with subprocess.Popen(["/bin/true"]) as ended:
         os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
         with pytest.raises(ProcessGone, match="has not waited"):
@@ -201,7 +201,7 @@ def test_where_it_cannot_be_seen_it_is_not_called_gone(
     assert (done.returncode, done.stdout, why in done.stderr) == (4, "", True)
 
 
-def test_without_rights_what_is_not_told_is_unknown(node: Node) -> None:
+def test_reverse_without_rights_says_unknown(node: Node) -> None:
     container = node.container()
     process = container.spawn(SLEEP)
     done = command("--json", process.host_pid, wrapper=NOBODY)

@@ -106,7 +106,7 @@ def test_with_a_guest_from_the_start_nothing_is_certain(tree: Tree) -> None:
     repaired(tree.victim, mine)
 
 
-def test_a_guest_with_the_victims_number_leaves_the_slot_to_nobody(tree: Tree) -> None:
+def test_guest_with_same_pid_leaves_slot_unowned(tree: Tree) -> None:
     mine = tree.victim.tenant(guess="none")
     guest = tree.attacker.tenant(guess="none", options=["--cache", tree.victim.inside])
     assert guest.ns_pid == mine.ns_pid
@@ -118,7 +118,7 @@ def test_a_guest_with_the_victims_number_leaves_the_slot_to_nobody(tree: Tree) -
 
 
 @pytest.mark.parametrize("when", ["before", "while"])
-def test_exchanged_directories_exchange_nobody(tree: Tree, when: str) -> None:
+def test_exchanged_directories_change_no_owner(tree: Tree, when: str) -> None:
     """The attacker opens the victim's file as well, with the number of the victim's process."""
     mine = tree.victim.tenant(guess="none", load=40)
     own = tree.attacker.tenant(guess="none", load=20)
@@ -162,7 +162,7 @@ def test_a_living_victims_load_is_not_zeroed_below_another_name(tree: Tree) -> N
     never(lambda: slot_of(tree.attacker, mine.ns_pid).sm_util != (64,), "a change", SETTLED)
 
 
-def test_directories_with_forged_names_are_told_and_hide_nobody(tree: Tree) -> None:
+def test_forged_directory_names_are_reported(tree: Tree) -> None:
     stranger = tree.root / "00000000-8f5e-4d0c-9b1d-2f7c0d9a4e01_main"
     tree.attacker.tenant(
         guess="none", options=["--cache", f"/usr/local/vgpu/containers/{stranger.name}/usage.cache"]
@@ -190,7 +190,7 @@ def test_a_second_name_for_the_victims_file_is_refused(tree: Tree) -> None:
     repaired(tree.victim, mine)
 
 
-def test_a_victim_that_is_led_to_the_attackers_file_is_not_written_into_it(tree: Tree) -> None:
+def test_victim_is_not_written_into_attackers_file(tree: Tree) -> None:
     own = tree.attacker.tenant(guess="none")
     tree.victim.directory.mkdir()
     tree.victim.cache.symlink_to(tree.attacker.inside)
@@ -222,7 +222,7 @@ def test_a_process_beside_in_the_same_pod_is_not_the_owner(tree: Tree) -> None:
     tree.says(tree.victim.cache, guest.ns_pid, "other_container")
 
 
-def test_a_monitor_that_maps_every_file_is_nobody(tree: Tree) -> None:
+def test_monitor_mapping_every_file_owns_no_slot(tree: Tree) -> None:
     """HAMi's has every file mapped, writable, closed, and often the number of a tenant."""
     mine = tree.victim.tenant(guess="none")
     maps = (
@@ -270,7 +270,7 @@ os.execv(sys.argv[2], sys.argv[2:])
 """
 
 
-def test_an_open_file_without_a_path_hides_nobody_else(tree: Tree, tmp_path: Path) -> None:
+def test_open_file_without_path_hides_no_other(tree: Tree, tmp_path: Path) -> None:
     mine = tree.victim.tenant(guess="wrong")
     theirs = tree.attacker.tenant_arguments(guess="none")
     holder = tree.attacker.spawn([sys.executable, "-c", HOLDS_A_LONG_PATH, str(tmp_path), *theirs])

@@ -26,9 +26,7 @@ FAST = ("--interval", "50ms", "--nvml-interval", "200ms", "--source", "scan")
 
 
 @pytest.mark.parametrize("gpus", [1, 4])
-def test_what_the_monitor_reports_becomes_what_nvml_says_in_every_release(
-    tmp_path: Path, start: Start, gpus: int
-) -> None:
+def test_monitor_reports_nvml_values_in_every_release(tmp_path: Path, start: Start, gpus: int) -> None:
     """Busy, changed, idle on all devices but the first, idle: within 3 points, and 0 when idle."""
     with Node(tmp_path, DRIVER, GPUS) as node:
         cases = []
@@ -59,7 +57,7 @@ def test_what_the_monitor_reports_becomes_what_nvml_says_in_every_release(
 
 
 @pytest.mark.parametrize(("release", "word"), [("2.4.1", "HAMi 2.4.1"), ("2.5.0", "HAMi 2.5 and 2.6")])
-def test_a_watcher_that_undoes_what_is_right_is_reported(
+def test_watcher_that_undoes_repairs_is_reported(
     tmp_path: Path, start: Start, release: str, word: str
 ) -> None:
     with Node(tmp_path, DRIVER, GPUS[:2]) as node:
@@ -146,7 +144,7 @@ def watchers(daemon: Daemon) -> dict[str, int]:
     return found
 
 
-def test_a_driver_that_lies_comes_to_light_by_its_tenants_watchers(node: Node, start: Start) -> None:
+def test_watchers_expose_a_lying_driver(node: Node, start: Start) -> None:
     """Its version decides, wrongly. An operator has to change that: tenants can't."""
     environment = {**node.environment(), "NVML_STANDIN_SAYS": "570.86.15"}
     containers = [node.container(name=name) for name in ("one", "two")]
@@ -163,7 +161,7 @@ def test_a_driver_that_lies_comes_to_light_by_its_tenants_watchers(node: Node, s
     assert [line["hostpid_namespace"] for line in daemon.said("policy")] == ["container"]
 
 
-def test_what_works_confirms_the_number_and_is_not_called_stuck(node: Node, start: Start) -> None:
+def test_working_watcher_confirms_hostpid_and_is_not_stuck(node: Node, start: Start) -> None:
     container, idle, host = (
         node.container(),
         node.container(name="idle"),

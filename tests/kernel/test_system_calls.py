@@ -35,9 +35,7 @@ signal.signal(signal.SIGUSR1, ask)
 
 
 @EVERY_SOURCE
-def test_what_neither_it_nor_its_children_need_is_refused(
-    node: Node, start: Start, source: str, tmp_path: Path
-) -> None:
+def test_unneeded_system_calls_are_refused(node: Node, start: Start, source: str, tmp_path: Path) -> None:
     answers = tmp_path / "answers"
     daemon = start(node, *FAST, wrapper=patched(ASKED, str(answers)), anew=False)
     daemon.wait_for("source", source=source)
@@ -59,6 +57,6 @@ def test_what_neither_it_nor_its_children_need_is_refused(
     assert daemon.said("source_failed") == daemon.said("source_unavailable") == []
 
 
-def test_every_name_of_what_children_need_is_one_of_the_dangerous() -> None:
+def test_calls_for_children_are_among_the_dangerous() -> None:
     calls = {"unshare", "pidfd_getfd"}.union(*(each.calls for each in SOURCE_RECORDS.values()))
     assert DANGEROUS.keys() >= calls

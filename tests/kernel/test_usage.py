@@ -42,7 +42,7 @@ def answer(scraper: Scraper) -> dict[str, Any]:
 
 
 @pytest.mark.long
-def test_each_question_has_its_answer_for_a_container_that_is_so_and_one_that_is_not(
+def test_usage_states_differ_between_containers(
     node: Node, scraping: Callable[..., Scraper], tmp_path: Path
 ) -> None:
     busy, idle = node.container(name="busy", sm_limit=30), node.container(name="idle", sm_limit=0)
@@ -98,7 +98,7 @@ def test_each_question_has_its_answer_for_a_container_that_is_so_and_one_that_is
     until(lambda: answer(scraper)["containers"][0]["idle_since"], "idleness")
 
 
-def test_gpu_seconds_are_what_processes_used(tmp_path: Path) -> None:
+def test_gpu_seconds_equal_use_of_processes(tmp_path: Path) -> None:
     """The bench's cases in short; it has the real bounds."""
     rows = list(integral.measure(tmp_path, 20, print, runs=("first",)))
     assert len(rows) == 15
@@ -137,7 +137,7 @@ def test_limit_state_follows_policy_and_switch(node: Node, scraping: Callable[..
 
 
 @pytest.mark.parametrize("count", [1, 4])
-def test_a_container_with_whole_gpus_has_the_same_series_as_one_with_shares(
+def test_whole_gpu_container_has_same_series_as_shared(
     node: Node, scraping: Callable[..., Scraper], tmp_path: Path, count: int
 ) -> None:
     devices = [replace(DEFAULT_DEVICES[0], uuid=f"GPU-{n}{'0' * 35}", minor=n) for n in range(count)]

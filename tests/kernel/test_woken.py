@@ -52,9 +52,7 @@ def touches(container: Container, seconds: float, most: int = 1 << 40) -> Proces
     return process
 
 
-def test_a_process_is_seen_through_the_containers_mount_and_so_is_its_own_guess(
-    node: Node, start: Start
-) -> None:
+def test_attachment_and_guess_wake_through_container_mount(node: Node, start: Start) -> None:
     known = node.container()
     known.tenant(guess="none")
     daemon = start(node, *SLOW)

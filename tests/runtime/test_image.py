@@ -50,7 +50,7 @@ def without_bpf(builder: Builder) -> Image:
 # -- what is in it ----------------------------------------------------------------------------------
 
 
-def test_it_says_what_it_is(image: Image) -> None:
+def test_image_says_its_version_and_source(image: Image) -> None:
     labels = {
         name.removeprefix("org.opencontainers.image."): text for name, text in image.config["Labels"].items()
     }
@@ -64,7 +64,7 @@ def test_it_says_what_it_is(image: Image) -> None:
     assert "find-links" not in json.dumps(image.config), "pip's settings are a secret"
 
 
-def test_it_holds_what_runs_and_nothing_that_built_it(image: Image) -> None:
+def test_image_has_no_build_tools(image: Image) -> None:
     (site,) = image.root.glob(SITE)
     assert {"resolver", "msgspec", "pynvml.py", "h11"} <= set(os.listdir(site))
     there = {
@@ -113,7 +113,7 @@ def test_every_locked_package_is_published_for_both_machines(builder: Builder, m
     assert list(builder.wheels(SUITES[SUITE], machine).iterdir())
 
 
-def test_only_root_can_change_what_runs(image: Image) -> None:
+def test_only_root_can_change_the_images_files(image: Image) -> None:
     for path in (image.root / "opt").rglob("*"):
         mode = path.lstat()
         assert (mode.st_uid, mode.st_gid) == (0, 0)
@@ -174,9 +174,7 @@ def test_without_bcc_it_falls_to_the_scan_and_says_why(
     assert "bcc" in why
 
 
-def test_outside_of_the_hosts_pid_namespace_it_ends_at_once_and_says_why(
-    node: Node, start_pod: StartPod, image: Image
-) -> None:
+def test_image_outside_host_pidns_ends_with_reason(node: Node, start_pod: StartPod, image: Image) -> None:
     """As process 1, where nothing ends by a signal that it doesn't handle."""
     pod = start_pod(merge(pod_of(render(KUSTOMIZE / "base")), {"hostPID": False}), image=image)
     assert pod.wait() == 4

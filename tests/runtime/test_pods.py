@@ -32,7 +32,7 @@ PODS = {
 
 
 @pytest.mark.parametrize("what", PODS)
-def test_what_is_rendered_does_the_whole_job(node: Node, start_pod: StartPod, what: str) -> None:
+def test_rendered_pod_does_the_whole_job(node: Node, start_pod: StartPod, what: str) -> None:
     source, knows_bpf, directory = PODS[what]
     rendered = pod_of(render(directory))
     given = set(container_of(rendered)["securityContext"]["capabilities"]["add"])
@@ -52,7 +52,7 @@ def test_what_is_rendered_does_the_whole_job(node: Node, start_pod: StartPod, wh
     assert {path.name for path in pod.run_dir.iterdir()} <= {"bpf-program"}
 
 
-def test_what_it_mounts_is_what_it_needs_to_look_up_by_container(node: Node, start_pod: StartPod) -> None:
+def test_mounts_suffice_for_lookup_by_container(node: Node, start_pod: StartPod) -> None:
     """From a cgroup namespace of its own, with nothing but the pod's mounts."""
     container = node.container()
     tenant = container.tenant(guess="none")
@@ -87,7 +87,7 @@ def test_dry_run_writes_nothing_and_could_not(node: Node, start_pod: StartPod) -
 
 
 @pytest.mark.parametrize("directory", [KUSTOMIZE / "base", FIXTURES / "sidecar"], ids=["base", "sidecar"])
-def test_on_a_fresh_node_it_is_up_before_hami_and_repairs_what_comes(
+def test_daemon_started_before_hami_repairs_later_slots(
     node: Node, start_pod: StartPod, directory: Path
 ) -> None:
     """HAMi's containers make the directory, and in the sidecar's pod they start after every volume is there."""

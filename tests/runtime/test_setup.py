@@ -63,7 +63,7 @@ def test_in_a_checkout_that_may_not_be_written_it_says_so(checkout: Path) -> Non
     assert f"everything Python goes into {checkout}/.venv, and nobody may not write there." in done.stderr
 
 
-def test_without_root_it_names_the_missing_package_and_the_command(checkout: Path) -> None:
+def test_setup_without_root_names_package_and_command(checkout: Path) -> None:
     os.chown(checkout, NOBODY, NOBODY)
     done = setup(checkout, user=NOBODY, PATH=path_without(checkout, "gcc"))
     assert done.returncode == 1
@@ -83,7 +83,7 @@ def without_bcc(place: Path) -> tuple[str, ...]:
 
 
 @pytest.mark.long
-def test_without_bcc_it_says_what_is_lost_and_goes_on(checkout: Path) -> None:
+def test_setup_without_bcc_names_the_loss_and_goes_on(checkout: Path) -> None:
     subprocess.run(
         ["/usr/bin/python3", "-m", "venv", checkout / ".venv"], check=True
     )  # setup takes it for its own

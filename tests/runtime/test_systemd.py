@@ -141,9 +141,7 @@ def test_one_that_stands_still_is_started_again(node: Node, open_place: Path) ->
         unit.close()
 
 
-def test_settings_are_read_again_on_reload_and_it_is_started_again_after_a_crash(
-    node: Node, open_place: Path
-) -> None:
+def test_unit_reloads_settings_and_restarts_after_crash(node: Node, open_place: Path) -> None:
     unit = Unit(node, open_place, environment={"RESOLVER_SOURCE": "scan"})
     try:
         unit.wait_for("source")

@@ -105,7 +105,7 @@ def pour(channel: socket.socket) -> None:
         pour,
     ],
 )
-def test_what_is_no_whole_answer_in_time_is_none(serve: Serve, where: Path, answer: Answer) -> None:
+def test_incomplete_answer_in_time_is_none(serve: Serve, where: Path, answer: Answer) -> None:
     serve(answer)
     assert ask(where) is None
 
@@ -125,7 +125,7 @@ def test_a_caller_that_could_not_be_determined_asks_once_more(
     assert len(server.requests) == 2
 
 
-def test_nobody_there(where: Path) -> None:
+def test_missing_daemon_is_reported(where: Path) -> None:
     assert ask(where) is None
     where.touch()
     assert ask(where) is None
@@ -169,7 +169,7 @@ STRANGER = """
 """
 
 
-def test_a_stranger_who_listens_on_roots_socket_is_not_even_asked(where: Path) -> None:
+def test_socket_of_another_user_is_not_asked(where: Path) -> None:
     program = [sys.executable, "-c", textwrap.dedent(STRANGER), str(where)]
     with subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as stranger:
         assert stranger.stdout is not None
@@ -206,7 +206,7 @@ def test_json_is_printed_as_it_came(serve: Serve, where: Path, monkeypatch: pyte
 @pytest.mark.parametrize(
     "body", ["", "\n", "0\n", "-5\n", "4711", "4711\n4712\n", "<html>\n", "12345678901\n"]
 )
-def test_what_is_no_number_is_not_printed(serve: Serve, where: Path, body: str) -> None:
+def test_non_numbers_are_not_printed(serve: Serve, where: Path, body: str) -> None:
     serve(http(body))
     assert from_daemon(where) is None
 
@@ -295,7 +295,7 @@ def test_a_daemon_without_its_socket_and_a_stopped_one_are_named(
         client.get_json("/v1/status", str(where))
 
 
-def test_who_may_not_ask_is_told_who_may(root: Path) -> None:
+def test_refused_caller_learns_permitted_users(root: Path) -> None:
     code = "import sys; from resolver import client; client.get_json('/v1/status', sys.argv[1])"
     nobody = ("setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups")
     with tempfile.TemporaryDirectory() as place, socket.socket(socket.AF_UNIX) as listener:
@@ -325,7 +325,7 @@ def test_who_may_not_ask_is_told_who_may(root: Path) -> None:
         ["--socket", "/x", CID, "--json", "7"],
     ],
 )
-def test_what_is_spelt_out_is_read_as_argparse_does(words: list[str]) -> None:
+def test_fast_parser_agrees_with_argparse(words: list[str]) -> None:
     args = command.parsed(words)
     assert args is not None
     assert vars(args) == vars(parser_of("lookup")[0].parse_args(words))
@@ -379,7 +379,7 @@ def test_a_plain_question_loads_no_parser(serve: Serve, where: Path, there: bool
         (late, NotFound("it is not there"), 1, ("", "resolver lookup: it is not there\n")),
     ],
 )  # fmt: skip
-def test_the_kernel_answers_where_the_daemon_is_late_and_the_daemon_what_the_kernel_does_not_show(
+def test_kernel_answers_for_late_daemon_and_vice_versa(
     serve: Serve, where: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     answer: Answer, kernel: list[object] | Exception, code: int, said: tuple[str, str],
 ) -> None:  # fmt: skip

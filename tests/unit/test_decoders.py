@@ -59,7 +59,7 @@ def test_any_datagram_is_an_event_or_brings_a_scan(messages: list[bytes]) -> Non
 @given(
     st.lists(st.tuples(st.sampled_from([FORK, EXEC, EXIT, 0, 4]), WORD, WORD, WORD, WORD), max_size=12),
 )
-def test_an_event_names_who_it_is_about(events: list[tuple[int, ...]]) -> None:
+def test_event_names_its_process(events: list[tuple[int, ...]]) -> None:
     stream = drained([event(number, *each) for number, each in enumerate(events)])
     assert stream.touched == {words[2] for what, *words in events if what == FORK and words[2] == words[3]}
     assert stream.ended <= {words[0] for what, *words in events if what == EXIT and words[0] == words[1]}
@@ -82,7 +82,7 @@ DEVICES: Final = st.fixed_dictionaries({"driver_version": JSON, "devices": JSON}
         st.binary(max_size=40) | (JSON | DEVICES).map(lambda each: json.dumps(each).encode()), min_size=1
     )
 )
-def test_whatever_the_nvml_worker_answers_a_collection_says_what_is_known(answers: list[bytes]) -> None:
+def test_every_nvml_answer_gives_known_or_unknown(answers: list[bytes]) -> None:
     sampler = Sampler()
     left = iter(answers * 50)
 
@@ -103,7 +103,7 @@ OUTCOMES: Final = st.lists(st.tuples(st.integers(0, 255), st.integers(0, 2**64 -
     st.binary(max_size=80)
     | OUTCOMES.map(lambda each: b"".join(slot_writer.RESULT.pack(*result) for result in each))
 )
-def test_only_what_the_slot_writer_says_that_it_wrote_is_called_repaired(answer: bytes) -> None:
+def test_only_confirmed_writes_are_called_repaired(answer: bytes) -> None:
     """Two orders; what is not one result for each is a failure of the writer, and nothing is noted of either."""
     counters = Counter[str]()
     writing = Writing(counters, log.Journal())

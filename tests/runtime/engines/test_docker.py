@@ -87,7 +87,7 @@ def test_the_file_in_a_container_on_btrfs(
     mapped(machine, node, start, tell, "btrfs")
 
 
-def test_the_file_in_a_container_with_a_user_namespace_is_left_alone(
+def test_file_in_user_namespace_container_is_skipped(
     machine: Machine, node: Node, start: Start, tell: Tell
 ) -> None:
     """Whoever is root in a user namespace can make mounts in which looking up a name never ends."""

@@ -88,7 +88,7 @@ def problem(served: Served, path: str, method: str = "GET", **more: Any) -> dict
 # ---- what it tells ------------------------------------------------------------------------------------------------
 
 
-def test_what_is_not_known_is_null_and_what_is_upstreams_keeps_its_name(served: Served) -> None:
+def test_unknown_is_null_and_upstream_fields_keep_names(served: Served) -> None:
     nameless = client.get_json("/v1/containers", served.path)["containers"][1]
     assert nameless == {
         "container_id": "cd" * 32, "pod_uid": None, "container_name": None, "namespace": None, "pod": None,
@@ -202,7 +202,7 @@ def test_questions_that_make_no_sense(served: Served, query: str, said: str) -> 
     ],
     ids=range(14),
 )
-def test_what_is_no_batch_is_refused(served: Served, body: bytes, status: int) -> None:
+def test_invalid_batch_is_refused(served: Served, body: bytes, status: int) -> None:
     got, _, text = ask(served, "/v1/lookup", "POST", body, Content_Type="application/json")
     assert got == status, text
     assert status == 200 or json.loads(text)["status"] == status
@@ -262,7 +262,7 @@ def test_other_refusals(served: Served) -> None:
         (b"GET /v1/status HTTP/1.1\r\nHost: r\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n", 200),
     ],
 )
-def test_what_is_no_http_or_too_much_of_it(served: Served, request_text: bytes, status: int) -> None:
+def test_invalid_or_oversized_http_is_refused(served: Served, request_text: bytes, status: int) -> None:
     with connect(served) as channel:
         channel.sendall(request_text)
         head = channel.recv(1 << 16)
@@ -285,7 +285,7 @@ def test_a_body_in_chunks_without_end_is_not_read_to_its_end(served: Served) -> 
         assert b"413" in until_closed(channel)[:20]
 
 
-def test_bodies_have_one_budget_of_memory_which_hanging_up_gives_back(
+def test_bodies_share_a_memory_budget_freed_on_hangup(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(access, "_MOST_BODIES_BYTES", 100_000)
@@ -320,9 +320,7 @@ def test_a_request_ends_when_its_client_hangs_up(served: Served, monkeypatch: py
     assert ask(served, "/v1/status")[0] == 200
 
 
-def test_a_defect_is_told_to_the_log_and_to_nobody_else(
-    served: Served, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_defect_goes_to_the_log_only(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
     served.shown = None  # type: ignore[assignment]
     found = problem(served, "/v1/status")
     assert (found["status"], found["reason"]) == (500, "internal")
@@ -354,7 +352,7 @@ def test_a_request_that_does_not_come_is_not_waited_for(impatient: Served) -> No
     until(lambda: impatient.gatekeeper.inside == 0)
 
 
-def test_who_does_not_read_is_hung_up_on(impatient: Served) -> None:
+def test_slow_reader_is_disconnected(impatient: Served) -> None:
     served = impatient
     with connect(served) as deaf, connect(served) as streaming:
         streaming.sendall(b"GET /v1/events HTTP/1.1\r\nHost: r\r\n\r\n")
@@ -409,7 +407,7 @@ def streaming(served: Served, query: str = "", header: str = "") -> Iterator[Cal
         yield until_said
 
 
-def test_a_stream_begins_with_what_is_new_or_with_all_of_another_daemons_reader(served: Served) -> None:
+def test_stream_begins_with_news_or_whole_log(served: Served) -> None:
     with streaming(served, header="Accept: */*\r\n") as until_said:
         until_said(b"text/event-stream")
         until(lambda: served.events._news._waiters)
@@ -421,7 +419,7 @@ def test_a_stream_begins_with_what_is_new_or_with_all_of_another_daemons_reader(
         assert b"event: repair" in until_said(b"gpu_gone")
 
 
-def test_what_is_not_kept_any_more_is_said(served: Served) -> None:
+def test_dropped_events_are_reported(served: Served) -> None:
     for number in range(1500):
         served.call(lambda n=number: served.events.publish("source", {"n": n}))  # type: ignore[misc]
     with streaming(served, "?after=0") as until_said:

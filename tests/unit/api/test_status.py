@@ -33,7 +33,7 @@ LOST = SlotReport(7, 0, 0, None, False, UnresolvedReason.NO_SUCH_PROCESS, None, 
         ({"counters": {"internal_errors": 1}}, "internal_errors", "internal errors: 1 time since", False),
     ],
 )  # fmt: skip
-def test_each_trouble_is_said_with_what_to_do(
+def test_every_trouble_has_a_next_step(
     changes: dict[str, Any], reason: str, said: str, *, grave: bool
 ) -> None:
     well = {"passed_at": time.time() + 3600, "joined": NOTHING._replace(error=""), "interval": 1.0}

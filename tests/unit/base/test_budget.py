@@ -40,7 +40,7 @@ def test_a_stopped_daemon_charges_no_container() -> None:
     assert budgets.left("works") <= BURST_SECONDS - 0.1
 
 
-def test_the_steps_of_a_coroutine_are_charged_and_not_what_it_waits_for() -> None:
+def test_steps_are_charged_and_waiting_is_not() -> None:
     spent: list[float] = []
 
     async def work() -> int:
@@ -74,7 +74,7 @@ async def _metered(
     await Metered(work, spend, rounds)
 
 
-async def test_many_share_one_slice_in_each_round_of_the_loop_and_waiting_holds_nobody_up() -> None:
+async def test_coroutines_share_one_slice_per_round() -> None:
     rounds, steps, never = Rounds(), list[str](), asyncio.Event()
 
     async def busy(name: str) -> None:
@@ -96,7 +96,7 @@ async def test_many_share_one_slice_in_each_round_of_the_loop_and_waiting_holds_
     await asyncio.gather(*tasks)
 
 
-async def test_who_is_cancelled_while_others_have_the_round_cleans_up() -> None:
+async def test_coroutine_cancelled_in_others_round_cleans_up() -> None:
     rounds, ended = Rounds(), list[str]()
 
     async def work() -> None:

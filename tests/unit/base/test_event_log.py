@@ -20,7 +20,7 @@ def test_only_the_last_are_kept_and_numbers_go_on() -> None:
     assert events.after(5) == []
 
 
-def test_everybody_who_waits_is_told() -> None:
+def test_every_waiting_reader_is_woken() -> None:
     async def main() -> None:
         events = EventLog()
         waiting = [asyncio.create_task(events.wait(0)) for _ in range(3)]
@@ -38,7 +38,7 @@ def test_everybody_who_waits_is_told() -> None:
     asyncio.run(main())
 
 
-def test_what_is_told_is_logged_and_only_known_kinds_are_events(capfd: pytest.CaptureFixture[str]) -> None:
+def test_events_are_logged_and_kinds_are_declared(capfd: pytest.CaptureFixture[str]) -> None:
     log.setup_logging("json")
     events = EventLog()
     journal = Journal(events)

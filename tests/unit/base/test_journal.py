@@ -38,7 +38,7 @@ def test_json_lines(capsys: pytest.CaptureFixture[str]) -> None:
     assert (line["level"], line["event"], line["slot"], line["reason"]) == ("info", "repair", 3, "stale")
 
 
-def test_auto_is_json_where_nobody_reads_along(capsys: pytest.CaptureFixture[str]) -> None:
+def test_auto_format_is_json_without_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(said(capsys, "auto", "info", lambda log: log.info("started")))["event"] == "started"
 
 
@@ -113,7 +113,7 @@ def test_a_trouble_is_said_when_it_begins_changes_and_ends(capsys: pytest.Captur
     assert all(line["device"] == "0" for line in lines)
 
 
-def test_files_that_are_not_used_cost_few_lines_for_each_directory(
+def test_unused_files_cost_few_lines_per_directory(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who makes and removes such a file without end caused a line each time that it was seen."""

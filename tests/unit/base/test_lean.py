@@ -39,7 +39,7 @@ def test_a_daemon_carries_nothing_that_it_never_uses() -> None:
     assert not UNUSED & found
 
 
-def test_what_was_left_out_can_be_imported_afterwards() -> None:
+def test_left_out_modules_can_be_imported_later() -> None:
     found = _in_a_new_python(
         "from resolver.base.lean import lean\n"
         "with lean(): import asyncio\n"
@@ -49,7 +49,7 @@ def test_what_was_left_out_can_be_imported_afterwards() -> None:
     assert found == {"create_default_context"}
 
 
-def test_what_is_loaded_is_used_as_it_is() -> None:
+def test_loaded_modules_are_kept() -> None:
     import ast
     import ssl
 
@@ -91,7 +91,7 @@ TAKING_SETTINGS = ("doctor --only knee", "doctor --help", "run --help", "slots",
         *((words, SETTINGS) for words in TAKING_SETTINGS),
     ],
 )
-def test_a_command_loads_what_it_needs(words: str, taken: set[str]) -> None:
+def test_command_loads_only_needed_modules(words: str, taken: set[str]) -> None:
     found = _in_a_new_python(
         "import sys\n"
         "from resolver.cli import main\n"

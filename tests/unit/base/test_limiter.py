@@ -5,7 +5,7 @@ from __future__ import annotations
 from resolver.base.limiter import Bucket
 
 
-def test_what_is_not_there_is_waited_for_and_nothing_is_taken() -> None:
+def test_empty_limiter_waits_and_takes_nothing() -> None:
     bucket = Bucket(2.0, 10.0, now=0.0)
     assert bucket.take(8.0, 0.0) == 0.0
     assert bucket.take(6.0, 0.0) == 2.0

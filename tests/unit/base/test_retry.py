@@ -16,7 +16,7 @@ def test_a_pause_doubles_up_to_the_longest() -> None:
     assert [longer(pause, 0.5, 3.0) for pause in (0.0, 0.5, 1.0, 2.0, 3.0)] == [0.5, 1.0, 2.0, 3.0, 3.0]
 
 
-def test_what_comes_out_of_the_thread_is_awaited() -> None:
+def test_result_of_the_thread_is_awaited() -> None:
     async def main() -> None:
         assert await in_a_thread(lambda: 7, name="seven") == 7
         with pytest.raises(ZeroDivisionError):
@@ -25,7 +25,7 @@ def test_what_comes_out_of_the_thread_is_awaited() -> None:
     asyncio.run(main())
 
 
-def test_what_nobody_waits_for_any_more_is_given_back() -> None:
+def test_abandoned_result_is_released() -> None:
     async def main() -> None:
         go, back, ended = threading.Event(), asyncio.Event(), []
         given: list[int] = []

@@ -86,7 +86,9 @@ def test_offsets_and_sizes(btf: ModuleType, blob: Blob) -> None:
         (("int", "x"), "describes no struct int"),
     ],
 )
-def test_what_is_not_there_is_said(btf: ModuleType, blob: Blob, names: tuple[str, ...], says: str) -> None:
+def test_missing_type_or_field_is_named(
+    btf: ModuleType, blob: Blob, names: tuple[str, ...], says: str
+) -> None:
     with pytest.raises(btf.BtfError, match=re.escape(says)):
         btf.Btf(blob.bytes()).offset(*names)
 

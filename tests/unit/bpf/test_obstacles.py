@@ -117,7 +117,7 @@ def test_a_machine_without_the_map_is_named(obstacles: ModuleType) -> None:
         obstacles.require(kernel)
 
 
-def test_what_the_kernel_said_of_it_is_kept(obstacles: ModuleType) -> None:
+def test_kernels_message_is_kept(obstacles: ModuleType) -> None:
     words = "invalid func unknown#127"
     assert told(obstacles, to_calls_of={ITERATES: words}).detail == words
 

@@ -91,7 +91,7 @@ def test_moments_and_durations_for_people() -> None:
 
 
 @pytest.mark.parametrize("command", ["status", "containers", "events", "devices", "top"])
-def test_without_a_daemon_it_is_4_and_says_what_to_do(command: str, tmp_path: Path) -> None:
+def test_missing_daemon_exits_4_with_next_step(command: str, tmp_path: Path) -> None:
     done = resolver(command, "--socket", str(tmp_path / "none.sock"))
     assert (done.returncode, done.stdout) == (4, "")
     for words in (f"{tmp_path}/none.sock", "no such socket", "resolver run", "RESOLVER_SOCKET", "reverse"):
@@ -229,7 +229,7 @@ def test_status_in_brief(daemon: Daemon) -> None:
     assert set(pairs_of(done.stdout)) == {"resolver", "ready", "source", "not bpf", "trouble"}
 
 
-def test_what_nvml_never_said_is_no_zero(daemon: Daemon) -> None:
+def test_value_absent_from_nvml_is_no_zero(daemon: Daemon) -> None:
     told = pairs_of(resolver("status", "--socket", str(daemon.path)).stdout)
     assert told["nvml"] == "driver 550.54.15, has not answered yet"
     assert told["trouble"] == "NVML is unavailable: NVML was not asked yet"
@@ -246,7 +246,7 @@ def test_status_as_json_is_the_daemons_with_the_reasons(daemon: Daemon) -> None:
     assert told == json.loads(msgspec.json.encode(state_of(sick(), {})))
 
 
-def test_colour_is_for_terminals_and_only_if_nobody_minds(daemon: Daemon) -> None:
+def test_colour_needs_a_terminal_and_no_objection(daemon: Daemon) -> None:
     arguments = ("status", "--socket", str(daemon.path))
     assert "\x1b[32myes\x1b[0m" in on_terminal(*arguments, NO_COLOR="")
     plain = on_terminal(*arguments, NO_COLOR="1")
@@ -422,7 +422,9 @@ def test_each_setting_with_its_place(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("more", [("--interval", "3s"), ("--config", "FILE")])
-def test_with_options_it_is_what_would_be(daemon: Daemon, tmp_path: Path, more: tuple[str, str]) -> None:
+def test_config_with_options_shows_resulting_settings(
+    daemon: Daemon, tmp_path: Path, more: tuple[str, str]
+) -> None:
     file = tmp_path / "r.toml"
     file.write_text("interval = 3.0\n")
     arguments = [word.replace("FILE", str(file)) for word in more]

@@ -50,7 +50,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_bundle_has_what_the_daemon_says_and_is_this_users_alone(tmp_path: Path) -> None:
+def test_bundle_has_daemons_answers_and_is_private(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         with serving(tmp_path / "s", group=os.getgid(), **FULL) as served:
@@ -89,7 +89,7 @@ def test_a_file_that_is_there_is_not_written_over(tmp_path: Path, capsys: pytest
     assert (tmp_path / "b").read_text() == "mine"
 
 
-def test_what_hangs_is_ended_and_said_and_the_others_go_on(tmp_path: Path) -> None:
+def test_hanging_part_is_ended_and_others_go_on(tmp_path: Path) -> None:
     with Served(tmp_path / "s", picture()) as served:
         served.hang()
         hangs = Part("hangs", "", lambda: client.get_json("/v1/status", served.path, seconds=5.0), 1.0)
@@ -102,7 +102,7 @@ def test_what_hangs_is_ended_and_said_and_the_others_go_on(tmp_path: Path) -> No
     assert time.monotonic() - began < PATIENCE_S
 
 
-def test_what_is_too_long_is_cut_off_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_long_part_is_cut_and_marked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bundle_parts, "MOST_LETTERS", 100)
     (found,) = gather([Part("kernel", "", facts.kernel, 60.0)])
     assert (len(found.text), "cut off" in found.trouble) == (100, True)

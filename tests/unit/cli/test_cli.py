@@ -58,7 +58,7 @@ def test_help_of_a_command(command: str) -> None:
         (["doctor", "--only", "nvlm"], "there is no check 'nvlm'; there are: settings, view"),
     ],
 )
-def test_what_there_is_not_is_said_in_a_line(arguments: list[str], meant: str) -> None:
+def test_unknown_command_or_option_is_one_line(arguments: list[str], meant: str) -> None:
     done = called(*arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert meant in done.stderr

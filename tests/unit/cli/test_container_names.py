@@ -71,7 +71,7 @@ def test_a_pod_that_is_not_here(daemon: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["a/b/c/d", "a/", "/b", f"{UID}/"])
-def test_what_can_be_no_name(daemon: str, text: str) -> None:
+def test_impossible_container_names_are_refused(daemon: str, text: str) -> None:
     with pytest.raises(UsageError, match="NAMESPACE/POD"):
         resolve(text, daemon)
 

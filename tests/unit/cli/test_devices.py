@@ -88,7 +88,7 @@ def rows_of(text: str) -> list[list[str]]:
 # ---- waiting ------------------------------------------------------------------------------------------------------
 
 
-def test_who_knows_the_version_is_answered_when_there_is_another(served: Served) -> None:
+def test_caller_with_current_version_waits_for_next(served: Served) -> None:
     first = client.get_changed("/v1/gpus", served.path, tag="", wait=30)
     assert first is not None
     tag, gpus = first
@@ -111,7 +111,7 @@ def test_who_knows_the_version_is_answered_when_there_is_another(served: Served)
     assert client.get_changed("/v1/gpus", served.path, tag=failed[0], wait=1) is None
 
 
-def test_who_waits_and_goes_leaves_nothing_behind(served: Served) -> None:
+def test_caller_that_hangs_up_leaves_nothing_behind(served: Served) -> None:
     first = client.get_changed("/v1/gpus", served.path, tag="", wait=30)
     assert first is not None
     for _ in range(40):  # more than may wait at a time

@@ -58,7 +58,7 @@ def breaks(asked: Asked, picture: dict[str, Any]) -> dict[str, Any]:
     return broken
 
 
-def test_a_chain_that_holds_is_shown_from_the_processes_to_the_monitor(asked: Asked) -> None:
+def test_unbroken_chain_goes_from_process_to_monitor(asked: Asked) -> None:
     code, text = asked(whole())
     assert code == 0
     shown = [line.split(None, 2) for line in text.splitlines() if line.startswith("  ok ")]
@@ -78,7 +78,7 @@ def test_every_name_that_a_person_has_for_it_is_understood(asked: Asked, name: s
     assert (code, "research/train-0/main" in text) == (0, True)
 
 
-def test_of_a_pod_every_container_is_explained_and_of_two_pods_none(asked: Asked) -> None:
+def test_pod_name_explains_all_its_containers(asked: Asked) -> None:
     side = Container(OTHER, POD, "side", "research", "train-0", "containerd", 4026532001, 4800, (), 1e9)
     code, text = asked(whole(containers=(MAIN, side)))
     assert code == 0
@@ -96,7 +96,7 @@ def test_of_a_pod_every_container_is_explained_and_of_two_pods_none(asked: Asked
     assert f"{OTHER}  prod/train-0/main" in text
 
 
-def test_the_file_of_a_claim_belongs_to_each_container_that_has_a_slot_in_it(asked: Asked) -> None:
+def test_claim_file_belongs_to_containers_with_slots(asked: Asked) -> None:
     path = "/run/claims/x.cache"
     names = dict.fromkeys(("pod_uid", "container_name", "container_id"))
     shared = region(replace(RIGHT, container_id=CID), path=path, **names)
@@ -105,7 +105,7 @@ def test_the_file_of_a_claim_belongs_to_each_container_that_has_a_slot_in_it(ask
 
 
 @pytest.mark.parametrize("reason", [reason for reason in UnresolvedReason if not reason.passing])
-def test_each_reason_of_a_slot_is_explained_with_what_to_do(asked: Asked, reason: UnresolvedReason) -> None:
+def test_every_slot_reason_has_a_next_step(asked: Asked, reason: UnresolvedReason) -> None:
     owner = 4711 if reason.of_writing else None
     slot = replace(RIGHT, unresolved=reason, host_pid=owner, hostpid=9, repaired=None, utilization=(None,))
     policy = {"policy": {"namespace": "unknown"}} if reason is UnresolvedReason.DRIVER_UNKNOWN else {}
@@ -115,7 +115,7 @@ def test_each_reason_of_a_slot_is_explained_with_what_to_do(asked: Asked, reason
 
 
 @pytest.mark.parametrize("reason", [reason for reason in UnresolvedReason if reason.passing])
-def test_what_passes_by_itself_is_no_break(asked: Asked, reason: UnresolvedReason) -> None:
+def test_transient_reason_is_no_break(asked: Asked, reason: UnresolvedReason) -> None:
     code, text = asked(whole(replace(RIGHT, unresolved=reason, hostpid=9, repaired=None)))
     assert (code, "It is being put right" in text) == (0, True)
 
@@ -155,7 +155,7 @@ def test_a_container_without_hami_breaks_at_the_cache_file(asked: Asked) -> None
         (99, (SlotReport(8, 1, 99, 4712, False, None, None, (0,), (0,)),), RepairReason.DUPLICATE),
     ],
 )
-def test_a_wrong_number_is_explained_and_breaks_where_nobody_writes(
+def test_wrong_hostpid_breaks_without_a_writer(
     asked: Asked, hostpid: int, others: tuple[SlotReport, ...], reason: RepairReason
 ) -> None:
     wrong = replace(RIGHT, hostpid=hostpid, repaired=None, sm_util=(0,))
@@ -200,9 +200,7 @@ def test_each_link_can_break(asked: Asked, picture: dict[str, Any], link: str, s
         (whole(source={"incomplete": "the map is full"}), "the map is full"),
     ],
 )
-def test_what_is_not_known_is_neither_right_nor_broken(
-    asked: Asked, picture: dict[str, Any], said: str
-) -> None:
+def test_unknown_is_neither_right_nor_broken(asked: Asked, picture: dict[str, Any], said: str) -> None:
     code, text = asked(picture)
     assert (code, said in " ".join(text.split())) == (4, True), text
 
@@ -240,7 +238,7 @@ def test_no_word_is_broken_and_no_line_in_a_pipe(
     assert (widest <= 80) is terminal
 
 
-def test_values_that_are_too_old_are_not_known_and_have_their_age(asked: Asked) -> None:
+def test_outdated_values_are_unknown_with_their_age(asked: Asked) -> None:
     hangs = NOTHING._replace(error="the driver hangs")
     picture = whole(joined=hangs, at=1e9 + 26, collected_at=1e9)
     code, text = asked(picture)
@@ -261,7 +259,7 @@ def test_a_name_that_a_tenant_chose_reaches_no_terminal(asked: Asked) -> None:
     assert (code, "\x1b" in text, "\\x1b[2Jpy" in text) == (0, False, True)
 
 
-def test_without_a_daemon_and_without_root_it_says_what_to_do() -> None:
+def test_explain_without_daemon_or_root_names_next_step() -> None:
     code = (
         "import os, sys; from resolver.cli import main; os.setuid(65534); "
         "sys.exit(main(['explain', 'x', '--socket', '/nonexistent/resolver.sock']))"
@@ -274,7 +272,7 @@ def test_without_a_daemon_and_without_root_it_says_what_to_do() -> None:
     assert "takes root (sudo)" in done.stderr
 
 
-def test_processes_without_a_slot_come_last_and_json_has_the_use_over_time(asked: Asked) -> None:
+def test_processes_without_slot_come_last(asked: Asked) -> None:
     names = MAIN.namespace, MAIN.pod, MAIN.container_name, MAIN.pod_uid, MAIN.container_id
     use = ContainerUse(*names, GPU, 1e9, 4321.0, 0.0, 0.0, None, 0.6, None, None, 30, LimitState.EXCEEDED, 0)
     other = replace(use, pod_uid="another")

@@ -15,7 +15,7 @@ from resolver.linux.procfs import Procfs
 from tests.patience import until
 
 
-def test_whose_it_is_what_it_runs_and_since_when() -> None:
+def test_summary_has_user_command_and_start() -> None:
     began = time.time()
     with subprocess.Popen(["/bin/sleep", "1000"]) as child:
         until(lambda: facts_of(child.pid).command_line, "its words, which the kernel notes late in exec")
@@ -31,7 +31,7 @@ def test_whose_it_is_what_it_runs_and_since_when() -> None:
         assert facts_of(child.pid) == ProcessSummary()
 
 
-def test_nothing_is_known_of_what_is_gone() -> None:
+def test_summary_of_ended_process_is_empty() -> None:
     assert set(ProcessSummary().in_words().values()) == {None}
 
 

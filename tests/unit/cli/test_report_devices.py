@@ -55,7 +55,7 @@ def test_a_daemon_that_is_started_anew_is_found_again(kube: KubeServer, tmp_path
     assert "daemon_unreachable" in {each["event"] for each in log}
 
 
-def test_who_starts_together_does_not_ask_together(kube: KubeServer, daemon: Served) -> None:
+def test_reporters_started_together_spread_requests(kube: KubeServer, daemon: Served) -> None:
     reporter = Reporter(kube, daemon.path, "--spread", "100m")
     try:
         until(lambda: reporter.ask("/healthz")[0] == 200, "healthy")
@@ -74,13 +74,13 @@ def test_who_starts_together_does_not_ask_together(kube: KubeServer, daemon: Ser
         (("--metrics-addr", "x:y"), "write HOST:PORT"),
     ],
 )
-def test_what_cannot_be_is_refused(options: tuple[str, ...], words: str) -> None:
+def test_impossible_options_are_refused(options: tuple[str, ...], words: str) -> None:
     done = called("report-devices", *options)
     assert done.returncode == 2
     assert words in done.stderr
 
 
-def test_without_the_extra_it_says_what_to_install() -> None:
+def test_missing_extra_names_the_package() -> None:
     program = "import sys; sys.modules['httpx2'] = None; from resolver.cli import main; sys.exit(main(sys.argv[1:]))"
     done = subprocess.run(
         [sys.executable, "-c", program, "report-devices"],
@@ -96,7 +96,7 @@ def test_without_the_extra_it_says_what_to_install() -> None:
 @pytest.mark.parametrize(
     "module", ["resolver.daemon.service", "resolver.metrics", "resolver.api.app", "resolver.cli.devices"]
 )
-def test_nobody_else_pays_for_the_extra(module: str) -> None:
+def test_other_commands_do_not_import_the_extra(module: str) -> None:
     program = (
         f"import sys, {module}; sys.exit('httpx2' in sys.modules or 'resolver.kube.apiserver' in sys.modules)"
     )

@@ -30,7 +30,7 @@ def as_json(*args: str | Path) -> tuple[int, list[dict[str, Any]]]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_json_is_what_the_recorded_json_says(name: str, tmp_path: Path) -> None:
+def test_json_equals_the_recorded_json(name: str, tmp_path: Path) -> None:
     path = container(tmp_path, layout=name)
     code, (file,) = as_json(path)
     content = expected(name)
@@ -39,7 +39,7 @@ def test_json_is_what_the_recorded_json_says(name: str, tmp_path: Path) -> None:
     assert {key: file[key] for key in content} == content
 
 
-def test_a_directory_of_containers_one_container_and_a_single_file_are_all_paths(tmp_path: Path) -> None:
+def test_paths_may_be_root_container_or_file(tmp_path: Path) -> None:
     main, side = container(tmp_path, "main"), container(tmp_path, "side", "v0")
     lone = write(tmp_path / "cudevshr.cache", recorded("v1.1"))
     both = [str(lone), str(main), str(side)]
@@ -96,7 +96,7 @@ def test_a_person_has_80_columns(tmp_path: Path) -> None:
     assert f"{POD_UID[:8]}/broken: not_initialized: " in text
 
 
-def test_a_layout_without_utilization_shows_none_rather_than_zero(tmp_path: Path) -> None:
+def test_layout_without_utilization_shows_none(tmp_path: Path) -> None:
     container(tmp_path, layout="v0-no-util")
     assert call(tmp_path).stdout.splitlines()[3].split()[5:9:2] == ["1", "-"]
 
@@ -137,7 +137,7 @@ def test_hints(slot_pid: int, hostpid: int, status: int, others: list[int], text
     assert slots.hint(slot, others) == text
 
 
-def test_what_costs_time_is_imported_only_when_used(tmp_path: Path) -> None:
+def test_expensive_modules_are_imported_on_use(tmp_path: Path) -> None:
     container(tmp_path)
     code = f"import sys; from resolver.cli import main; main(['slots', '{tmp_path}']); print(*sys.modules)"
     done = subprocess.run(

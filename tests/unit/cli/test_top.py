@@ -56,7 +56,7 @@ def test_a_containers_use_is_that_of_its_processes() -> None:
     assert first["vllm"].processes[0].stuck.startswith("sm_util stays 0")
 
 
-def test_nothing_where_the_driver_was_asked_is_0_and_unknown_where_it_was_not() -> None:
+def test_absent_sample_is_0_only_if_the_driver_was_asked() -> None:
     assert containers(tree_of(troubled()), 0)["jupyter"].utilization == Amount(0)
     snapshot = troubled()
     failed = snapshot._replace(joined=snapshot.joined._replace(error="the driver hangs"))
@@ -66,7 +66,7 @@ def test_nothing_where_the_driver_was_asked_is_0_and_unknown_where_it_was_not() 
     assert containers(tree_of(build.picture()), 3)["idle"][5:7] == (Amount(None), Amount(None))
 
 
-def test_a_part_that_is_not_known_makes_the_sum_a_least_and_is_shown() -> None:
+def test_unknown_part_makes_the_sum_a_minimum() -> None:
     whisper = containers(tree_of(troubled()), 1)["main"]
     assert whisper.memory == Amount(int(3.3 * GIB), at_least=True)
     assert total([3, None], most=100) == Amount(3, at_least=True)
@@ -117,7 +117,7 @@ def test_a_limit_that_does_not_hold_has_its_state(state: str, note: str) -> None
     assert [row.note for row in found if row.kind == "container"] == [note]
 
 
-def test_processes_without_hami_and_without_a_container_have_their_place() -> None:
+def test_processes_without_hami_or_container_are_listed() -> None:
     tree = tree_of(troubled())
     second = containers(tree, 1)
     assert [process.comm for process in second[""].processes] == ["Xorg"] if "" in second else False
@@ -147,7 +147,7 @@ def test_a_process_on_a_mig_instance_is_on_its_gpu() -> None:
     assert len(tree.gpus) == len(GPUS)
 
 
-def test_a_container_whose_processes_nobody_knows_gets_its_name_only_if_it_is_the_only_one() -> None:
+def test_unresolved_container_is_named_only_if_unique() -> None:
     build = Builder()
     build.named(GPUS[0], "ns/pod/main")
     build.regions[0] = replace(build.regions[0], container_id=None)
@@ -170,7 +170,7 @@ def test_unresolved_comes_last_and_every_state_has_its_note() -> None:
     assert last == [("sample", "pid_unknown"), ("slot", "ambiguous"), ("file", "unknown_size")]
 
 
-def test_what_is_not_known_is_a_question_mark_with_a_reason() -> None:
+def test_unknown_is_a_question_mark_with_reason() -> None:
     unknown = [row for row in rows(troubled()) if row.kind == "process" and row.amount == Amount(None)]
     assert len(unknown) == 3
     for row in unknown:
@@ -212,7 +212,7 @@ def test_values_too_old_are_question_marks_with_their_age(capsys: pytest.Capture
     assert re.search(r" \? +\?/80.0G .*; NVML last answered 26s ago$", first), first
 
 
-def test_what_is_not_known_is_sorted_last() -> None:
+def test_unknown_is_sorted_last() -> None:
     build = Builder()
     for name, load in (("a", None), ("b", 0), ("c", 9)):
         build.named(GPUS[0], f"x/{name}/main")
@@ -221,7 +221,7 @@ def test_what_is_not_known_is_sorted_last() -> None:
     assert titles(rows(build.picture(), reverse=True)) == ["x/b/main", "x/c/main", "x/a/main"]
 
 
-def test_the_longest_idle_container_comes_first_and_what_is_in_use_last() -> None:
+def test_longest_idle_container_comes_first() -> None:
     build = Builder()
     for name in ("a", "b", "c"):
         build.named(GPUS[0], f"x/{name}/main")
@@ -248,7 +248,7 @@ def test_the_longest_idle_container_comes_first_and_what_is_in_use_last() -> Non
         ("nothing like it", []),
     ],
 )
-def test_a_filter_keeps_what_contains_it_and_what_it_is_in(needle: str, kept: list[str]) -> None:
+def test_filter_keeps_matches_and_their_parents(needle: str, kept: list[str]) -> None:
     found = rows(troubled(), needle=needle)
     assert titles(found) == kept
     assert len(titles(found, "gpu")) == min(len(kept), 1)
@@ -256,7 +256,7 @@ def test_a_filter_keeps_what_contains_it_and_what_it_is_in(needle: str, kept: li
     assert len(titles(found, "process")) == neighbours.get(needle, len(titles(found, "process")))
 
 
-def test_that_nobody_uses_a_gpu_is_said_only_when_it_is_known() -> None:
+def test_unused_gpu_is_shown_only_when_known() -> None:
     empty = busy(0)
     said = [row.title for row in rows(empty) if row.kind == "empty"]
     assert said == ["no container uses it"] * 3 + ["its users are not known"]
@@ -292,7 +292,7 @@ def whole(snapshot: Snapshot, width: int) -> str:
     return seen(LiveView("node"), reading_of(snapshot), (width, 100))
 
 
-def test_every_screen_fits_its_terminal_and_holds_nothing_that_could_harm_it() -> None:
+def test_every_screen_fits_and_is_printable() -> None:
     reading = reading_of(troubled(), error="gone\x1b[2J")
     for keys in ((), ("end", "/", "x", "\x1b"), ("h",), ("h", "x", "x")):
         for width in (*range(1, 130, 3), 200, 400):
@@ -327,7 +327,7 @@ def test_narrow_screens_leave_out_pids_bars_and_notes(width: int) -> None:
     assert re.search(r"^    torchrun +52% +2\.6G$", narrow, re.MULTILINE)
 
 
-def test_bars_grow_with_the_value_and_say_nothing_where_nothing_is_known() -> None:
+def test_bars_grow_with_value_and_are_empty_if_unknown() -> None:
     build = Builder()
     for load in (0, 1, 50, 100, None):
         build.named(GPUS[0], f"x/y/load{load}")
@@ -341,7 +341,7 @@ def test_bars_grow_with_the_value_and_say_nothing_where_nothing_is_known() -> No
     assert re.search(r"loadNone {10,}\?", text)
 
 
-def test_what_is_wrong_with_the_picture_is_said_above_it() -> None:
+def test_trouble_is_shown_above_the_table() -> None:
     snapshot = picture(dry_run=True, source={"not_ready": "the canary was not found"})
     said = [text for text, _ in problems(reading_of(snapshot, error="no daemon answers"))]
     assert re.match(r"no daemon since \d\d:\d\d:\d\d, retrying; the values shown are from before", said[0])
@@ -386,7 +386,7 @@ def test_nothing_of_the_help_is_cut() -> None:
     assert "torchrun" in seen(view, reading)
 
 
-def test_the_bottom_line_has_whose_a_process_is_and_what_it_costs() -> None:
+def test_bottom_line_has_owner_and_cost_of_process() -> None:
     build = Builder()
     build.named(GPUS[0], "ns/a/main")
     build.process("x", os.getpid(), 1, 5, 1.0)
@@ -420,7 +420,7 @@ def test_a_part_of_the_tree(name: str, gpus: list[int], names: list[str], unreso
     assert [each.kind for each in found.unresolved] == unresolved
 
 
-def test_what_is_not_there_is_said_and_1(tmp_path: Path) -> None:
+def test_missing_container_is_named_with_exit_1(tmp_path: Path) -> None:
     with Served(tmp_path / "socket", troubled()) as served:
         done = top("--socket", str(served.path), "research/nobody")
         assert (done.returncode, done.stdout) == (1, "")
@@ -522,5 +522,5 @@ def test_nothing_that_draws_is_loaded_before_the_daemon_answers(tmp_path: Path) 
     assert not set(done.stdout.split()) & {"curses", "termios", "asyncio", "psutil", "structlog"}
 
 
-def test_the_picture_in_the_documents_is_what_it_draws() -> None:
+def test_picture_in_documents_equals_the_screen() -> None:
     assert PLACE.read_text() == draw(), "run: make tables"

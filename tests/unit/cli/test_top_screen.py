@@ -168,7 +168,7 @@ def test_ctrl_s_does_not_hold_it_back(served: Served, tmp_path: Path, by: str) -
         left_as_it_was(terminal, tmp_path)
 
 
-def test_a_defect_of_ours_is_shown_on_a_terminal_that_is_as_it_was(served: Served, tmp_path: Path) -> None:
+def test_defect_is_shown_on_a_restored_terminal(served: Served, tmp_path: Path) -> None:
     code = (
         "import resolver.cli._top.view as view; from resolver.cli import main\n"
         "real, calls = view.row_line, []\n"

@@ -33,7 +33,7 @@ def test_nothing_given_is_the_defaults() -> None:
     assert (settings.interval, settings.nvml_interval) == (0.25, 1.0)
 
 
-def test_file_beats_default_environment_beats_file_flag_beats_environment(tmp_path: Path) -> None:
+def test_flag_beats_environment_beats_file_beats_default(tmp_path: Path) -> None:
     file = tmp_path / "resolver.toml"
     file.write_text('interval = "100ms"\nnvml-interval = 2\nrun_dir = "/run/file"\nlog_level = "debug"\n')
     environ = {"RESOLVER_NVML_INTERVAL": "3", "RESOLVER_RUN_DIR": "/run/env", "RESOLVER_CONFIG": str(file)}
@@ -45,7 +45,7 @@ def test_file_beats_default_environment_beats_file_flag_beats_environment(tmp_pa
     assert settings.hostpid_namespace is HostpidNamespace.AUTO
 
 
-def test_what_differs_from_the_defaults_is_one_line() -> None:
+def test_settings_that_differ_are_one_line() -> None:
     assert (
         changed(described(*config.load({}, environ={"RESOLVER_INTERVAL": "250ms"})))
         == "all at their defaults"
@@ -92,12 +92,12 @@ def test_an_empty_variable_and_a_foreign_one_are_not_given() -> None:
         ("RESOLVER_READONLY", "there are .* RESOLVER_DRY_RUN,"),
     ],
 )
-def test_a_misspelt_variable_is_refused_with_the_nearest_name_or_all(name: str, hint: str) -> None:
+def test_misspelt_variable_is_refused_with_nearest_name(name: str, hint: str) -> None:
     with pytest.raises(UsageError, match=f"{name}: there is no such setting; {hint}"):
         load(environ={name: "true", "RESOLVER_INTERVAL": "1s"})
 
 
-def test_what_kubernetes_and_other_commands_put_there_is_no_setting() -> None:
+def test_foreign_environment_variables_are_no_settings() -> None:
     environ = {
         "RESOLVER_SERVICE_HOST": "10.0.0.1",
         "RESOLVER_SERVICE_PORT": "9395",
@@ -142,7 +142,7 @@ def test_what_kubernetes_and_other_commands_put_there_is_no_setting() -> None:
         (b"run_dir = '\xff'", ["not valid TOML"]),
     ],
 )
-def test_what_is_wrong_in_a_file_gets_a_sentence(tmp_path: Path, text: str | bytes, words: list[str]) -> None:
+def test_error_in_a_file_is_one_sentence(tmp_path: Path, text: str | bytes, words: list[str]) -> None:
     with pytest.raises(UsageError) as caught:
         from_file(tmp_path, text)
     for word in (*words, str(tmp_path)):
@@ -163,7 +163,7 @@ def test_what_is_wrong_in_a_file_gets_a_sentence(tmp_path: Path, text: str | byt
         ),  # though a better one would win
     ],
 )
-def test_a_wrong_value_is_refused_under_the_name_that_was_written(
+def test_wrong_value_is_refused_under_its_written_name(
     flags: dict[str, str], name: str, value: str, says: str
 ) -> None:
     with pytest.raises(UsageError, match=says):

@@ -22,7 +22,7 @@ def test_durations(text: str, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "s", "1d", "-1s", "1e3", "nan", "inf", "1 2", "1,5s", ".5", "1s1s"])
-def test_what_is_no_duration(text: str) -> None:
+def test_invalid_duration_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="250ms"):
         parse_duration(text)
 
@@ -31,7 +31,7 @@ def test_what_is_no_duration(text: str) -> None:
     st.floats(0.01, 3600),
     st.sampled_from([("ms", 1000.0), ("s", 1.0), ("", 1.0), ("m", 1 / 60), ("h", 1 / 3600)]),
 )
-def test_a_duration_is_what_was_written(seconds: float, unit: tuple[str, float]) -> None:
+def test_duration_is_printed_as_written(seconds: float, unit: tuple[str, float]) -> None:
     name, per_second = unit
     assert parse_duration(f"{seconds * per_second:.12f}{name}") == pytest.approx(seconds, abs=1e-6)
 
@@ -59,7 +59,7 @@ def test_addresses(text: str, meant: tuple[str, int] | None) -> None:
         *("::1:9395", "[::1:9395", "[::g]:1", "example.org:80"),
     ],
 )
-def test_what_is_no_address_is_refused_at_start(text: str) -> None:
+def test_invalid_address_is_refused_at_start(text: str) -> None:
     with pytest.raises(UsageError, match=r"metrics_addr \(command line\): .* is not possible"):
         load({"metrics_addr": text}, None, {})
 

@@ -74,12 +74,12 @@ NSPAWN = "/system.slice/systemd-nspawn@web.service"
         (f"{STATIC}/main", f"0::/kubepods/pod{STATIC}/{A}\n", {A}),
     ],
 )
-def test_whose_cgroup_it_is(asked: str, cgroup: str, keys: set[str]) -> None:
+def test_container_of_a_cgroup_path(asked: str, cgroup: str, keys: set[str]) -> None:
     assert Wanted(asked).keys_in(cgroup) == keys
 
 
 @pytest.mark.parametrize("asked", ["", "containerd://", f"{UID}/", "/main", "pod/main", f"{UID}0/main"])
-def test_what_nobody_can_mean(asked: str) -> None:
+def test_impossible_queries_are_refused(asked: str) -> None:
     with pytest.raises(UsageError):
         Wanted(asked)
 
@@ -172,7 +172,7 @@ def test_a_symbolic_link_is_no_cgroup(tree: Path) -> None:
     assert find_directories(str(tree), Wanted("d" * 64).match) == {}
 
 
-def test_directories_that_went_away_hold_nobody(tree: Path) -> None:
+def test_vanished_directories_hold_no_container(tree: Path) -> None:
     assert list(processes_in([f"{tree}/gone", f"{tree}/docker/{B}"])) == [21]
     assert find_directories(f"{tree}/gone", Wanted(A).match) == {}
 

@@ -154,7 +154,7 @@ def test_one_that_could_not_be_placed_is_tried_again(room: Room) -> None:
     assert 10**6 + 1005 in room.index.of(5)
 
 
-def test_who_has_ended_leaves_nothing_behind(room: Room) -> None:
+def test_ended_process_leaves_nothing_behind(room: Room) -> None:
     """No place in a table either, although fewer end between two refreshes than stay."""
     index = room.index
     for left in (3000, 1600, 900, 500, 260, 140, 80, 45, 25, 14, 10):
@@ -211,7 +211,7 @@ def test_a_mount_table_is_read_ever_more_rarely(room: Room) -> None:
     assert sum(at > 1000.0 + 3600.0 for at in read) <= 6
 
 
-def test_who_is_new_does_not_wait_for_hundreds_that_have_been_read_for_long(room: Room) -> None:
+def test_new_process_is_read_before_hundreds_of_old_ones(room: Room) -> None:
     now = 1000.0
     room.index._clock = lambda: now
     room.index.read_mounts(directories(lambda host_pid: frozenset({host_pid})))
@@ -230,7 +230,7 @@ def test_who_is_new_does_not_wait_for_hundreds_that_have_been_read_for_long(room
     assert set(read) == set(range(1000, 1101))
 
 
-async def test_the_mounts_of_who_is_new_are_waited_for_and_no_others(room: Room) -> None:
+async def test_only_mounts_of_new_processes_are_awaited(room: Room) -> None:
     now = 1000.0
     room.index._clock = lambda: now
     read = list[int]()

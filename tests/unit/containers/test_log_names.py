@@ -35,7 +35,7 @@ A, B = "a" * 64, "b" * 64
         ([f"ml_train-0_{UID}", f"ml_train-1_{UID}", f"ml_train-0_{UID}"], {UID: ("", "")}),
     ],
 )
-def test_what_a_directory_is_called(entries: list[str], names: dict[str, tuple[str, str]]) -> None:
+def test_log_directory_names_are_parsed(entries: list[str], names: dict[str, tuple[str, str]]) -> None:
     assert parse_names(entries) == names
 
 
@@ -55,7 +55,7 @@ def test_pods_come_and_go(tmp_path: Path) -> None:
     assert pods.of(UID) == ("", "")
 
 
-def test_a_directory_of_before_the_clock_was_set_back_is_read_once(tmp_path: Path) -> None:
+def test_directory_from_the_future_is_read_once(tmp_path: Path) -> None:
     pods = tmp_path / "pods"
     pods.mkdir()
     os.utime(pods, (time.time() + 3600,) * 2)

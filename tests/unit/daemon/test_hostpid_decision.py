@@ -56,7 +56,7 @@ def test_it_is_logged_when_it_is_made_and_when_it_changes(scene: Scene) -> None:
     ]
 
 
-def test_an_unknown_driver_is_logged_as_that_although_it_was_unknown_before(scene: Scene) -> None:
+def test_unknown_driver_is_logged_again_as_unknown(scene: Scene) -> None:
     decision = Decision(AUTO, scene.decision._journal)
     decision.decide(AUTO, None)
     assert scene.lines[-1]["hostpid_namespace"] == "unknown"

@@ -106,7 +106,7 @@ async def test_a_defect_is_shown_and_survived_but_not_for_ever(
     assert "ZeroDivisionError: a defect" in shown[0]["exception"]
 
 
-async def test_a_step_that_lacks_means_makes_the_daemon_not_ready_though_the_passes_are_well(
+async def test_step_without_resources_makes_daemon_not_ready(
     tmp_path: Path, lines: Lines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     daemon, now, lacks = Service(settings(tmp_path, metrics_addr="off")), 0.0, True
@@ -158,7 +158,7 @@ async def test_a_shortage_that_lasts_is_logged_once(driver: Driver, tmp_path: Pa
     assert events(lines)["out_of_means"] == events(lines)["means_restored"] == 1
 
 
-async def test_a_step_that_takes_long_delays_the_next_and_does_not_double_it(
+async def test_slow_step_delays_the_next_without_doubling(
     driver: Driver, tmp_path: Path, lines: Lines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     began: list[float] = []
@@ -222,9 +222,7 @@ async def test_answers_of_nvml_are_no_passes(driver: Driver, tmp_path: Path, lin
     ("age", "asks"),
     [(0.9, True), (1.01, True), (0.1, False)],
 )
-async def test_nvml_is_asked_again_when_a_process_that_seems_to_idle_can_be_said_to(
-    tmp_path: Path, *, age: float, asks: bool
-) -> None:
+async def test_nvml_is_asked_again_to_confirm_idle(tmp_path: Path, *, age: float, asks: bool) -> None:
     """Not for one that was sampled just now."""
     daemon = Service(settings(tmp_path, nvml_interval=60))
     sampled = time.monotonic() - age
@@ -240,7 +238,7 @@ async def test_nvml_is_asked_again_when_a_process_that_seems_to_idle_can_be_said
     daemon.close()
 
 
-async def test_a_daemon_that_waits_has_what_the_api_takes_to_run(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_standby_daemon_serves_the_api(monkeypatch: pytest.MonkeyPatch) -> None:
     """After it took over, to import that kept its first pass from beginning."""
     done: list[str] = []
 

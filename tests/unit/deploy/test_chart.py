@@ -173,7 +173,7 @@ def test_it_is_the_same_pod_as_the_kustomizations(directory: str) -> None:
 
 
 @pytest.mark.parametrize("scheduler", ["", "hami", "volcano", "kai", "dra"])
-def test_who_names_directories_or_nodes_has_them_with_any_scheduler(scheduler: str) -> None:
+def test_named_directories_and_nodes_fit_any_scheduler(scheduler: str) -> None:
     said = {
         "scheduler": scheduler,
         "settings": {"containers_dir": ["/opt/vgpu/containers"]},
@@ -207,7 +207,7 @@ def test_driver_directory_is_mounted_and_searched() -> None:
     assert mounted["/home/kubernetes/bin/nvidia/lib64"] is True
 
 
-def test_notes_and_troubleshooting_have_the_words_of_refused_pods() -> None:
+def test_notes_and_troubleshooting_quote_refused_pods() -> None:
     notes = (CHART / "templates/NOTES.txt").read_text()
     page = (ROOT / "docs/troubleshooting.md").read_text()
     for words in (
@@ -284,7 +284,7 @@ def test_tenants_view_policy_is_the_components() -> None:
         render({"tenantsView": {"policy": True}})
 
 
-def test_the_daemons_objects_do_not_take_the_reporters_pods_for_theirs() -> None:
+def test_daemon_selectors_exclude_reporter_pods() -> None:
     made = render(REPORTING)
     daemon, reporter = [each for each in made if each["kind"] == "DaemonSet"]
     labels = reporter["spec"]["template"]["metadata"]["labels"]
@@ -295,7 +295,7 @@ def test_the_daemons_objects_do_not_take_the_reporters_pods_for_theirs() -> None
     assert not reporter["spec"]["selector"]["matchLabels"].items() <= daemons.items()
 
 
-def test_nobody_is_given_a_right_in_the_cluster() -> None:
+def test_daemon_has_no_cluster_rights() -> None:
     made = render(EVERYTHING)
     assert {each["kind"] for each in made} == {
         "ServiceAccount",
@@ -345,7 +345,7 @@ def test_two_pods_share_a_node_only_where_both_can_live(values: dict[str, Any], 
     }
 
 
-def test_a_selector_holds_on_to_what_never_changes() -> None:
+def test_selectors_use_only_constant_labels() -> None:
     hostile = {"app.kubernetes.io/name": "other", "app.kubernetes.io/instance": "other"}
     made = render({"commonLabels": hostile, "podLabels": hostile, "image": {"tag": "2.0.0"}})
     spec = the("DaemonSet", made)["spec"]
@@ -354,7 +354,7 @@ def test_a_selector_holds_on_to_what_never_changes() -> None:
     assert the("Service", made)["spec"]["selector"] == spec["selector"]["matchLabels"]
 
 
-def test_what_is_given_arrives() -> None:
+def test_chart_values_reach_the_container() -> None:
     """Each value of `EVERYTHING` that is handed through unchanged."""
     made = render(EVERYTHING)
     daemon_set = the("DaemonSet", made)
@@ -378,7 +378,7 @@ def test_what_is_given_arrives() -> None:
     assert all(each["metadata"]["labels"]["team"] == "gpu" for each in made)
 
 
-def test_what_the_settings_name_is_mounted() -> None:
+def test_directories_in_settings_are_mounted() -> None:
     pod = pod_of(render(EVERYTHING))
     volumes = {each["name"]: each.get("hostPath") for each in pod["volumes"]}
     mounted = {

@@ -60,7 +60,7 @@ def the_real_ones() -> list[list[str]]:
 
 
 @pytest.mark.parametrize("name", EVERY | PLATFORMS)
-def test_it_is_rendered_as_kustomize_does_and_every_server_takes_it(name: str) -> None:
+def test_manifests_render_and_validate_on_all_servers(name: str) -> None:
     directory = (EVERY | PLATFORMS)[name]
     manifests = render(directory)
     validate(manifests)
@@ -73,7 +73,7 @@ def test_it_is_rendered_as_kustomize_does_and_every_server_takes_it(name: str) -
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_privileges_are_what_the_source_takes_and_no_more(name: str) -> None:
+def test_privileges_equal_the_needs_of_the_source(name: str) -> None:
     pod = pod_of(render(EVERY[name]))
     container = container_of(pod)
     security = container["securityContext"]
@@ -137,7 +137,7 @@ def test_the_settings_in_it_are_settings(name: str) -> None:
 # ---- the reporter -------------------------------------------------------------------------------------------------
 
 
-def test_the_reporter_may_do_what_it_does_and_no_more() -> None:
+def test_reporter_rights_equal_its_requests() -> None:
     """The stand-in API server refuses the rest: every test of the reporter runs with just these rights."""
     manifests = render(REPORTING)
     assert frozenset(rules_of(manifests)) == RULES
@@ -156,7 +156,7 @@ def test_the_reporter_may_do_what_it_does_and_no_more() -> None:
     assert {each["roleRef"]["kind"] for each in bindings} == {"Role", "ClusterRole"}
 
 
-def test_the_reporter_has_the_socket_of_the_host_and_nothing_else() -> None:
+def test_reporter_mounts_only_the_socket() -> None:
     manifests = render(REPORTING)
     pod = pod_of(manifests, "report-devices")
     container = container_of(pod, "report-devices")
@@ -181,7 +181,7 @@ def test_the_reporter_has_the_socket_of_the_host_and_nothing_else() -> None:
 # ---- after an uninstall ---------------------------------------------------------------------------------------------
 
 
-def test_what_the_daemon_left_on_a_node_is_removed_and_nothing_else(tmp_path: Path) -> None:
+def test_cleanup_removes_only_the_daemons_files(tmp_path: Path) -> None:
     manifests = render(KUSTOMIZE / "uninstall")
     validate(manifests)
     (pod,) = [each["spec"]["template"]["spec"] for each in manifests]
@@ -204,7 +204,7 @@ def test_what_the_daemon_left_on_a_node_is_removed_and_nothing_else(tmp_path: Pa
         assert sorted(str(path.relative_to(run)) for path in run.rglob("*")) == left
 
 
-def test_the_page_removes_what_the_reporter_left_in_the_api_server(tmp_path: Path) -> None:
+def test_page_removes_the_reporters_objects(tmp_path: Path) -> None:
     """Its loop, against a kubectl that writes down what it is asked."""
     page = (ROOT / "docs/kubernetes.md").read_text()
     loop = page[page.index("for node in $(kubectl") :].partition("```")[0]
@@ -241,7 +241,7 @@ def test_the_sidecar_is_the_base_s_container() -> None:
     assert sidecar.keys() == base.keys() - {"readinessProbe", "startupProbe"}
 
 
-def test_the_sidecar_leaves_hami_as_it_is_and_can_be_taken_out_again() -> None:
+def test_sidecar_keeps_hami_and_can_be_removed() -> None:
     (before,) = load(FIXTURES / "sidecar/hami.yaml")
     (patched,) = render(FIXTURES / "sidecar")
     for name in ("device-plugin", "vgpu-monitor"):
@@ -261,7 +261,7 @@ def test_the_sidecar_leaves_hami_as_it_is_and_can_be_taken_out_again() -> None:
 # ---- seccomp ------------------------------------------------------------------------------------------------------
 
 
-def test_the_seccomp_profile_allows_bpf_and_otherwise_less_than_a_runtime_does() -> None:
+def test_seccomp_profile_allows_bpf_and_less_than_default() -> None:
     own = json.loads((ROOT / "deploy/seccomp/resolver.json").read_text())
     assert own["defaultAction"] == "SCMP_ACT_ERRNO"
     rules = [rule for rule in own["syscalls"] if rule["action"] == "SCMP_ACT_ALLOW"]

@@ -41,9 +41,7 @@ def test_a_daemon_that_cannot_start_is_installed_with_a_sentence(tmp_path: Path,
     ],
 )
 @pytest.mark.parametrize("argument", ["remove", "purge"])
-def test_what_the_daemon_left_goes_with_the_package(
-    tmp_path: Path, argument: str, begin: str, left: list[str]
-) -> None:
+def test_purge_removes_the_daemons_files(tmp_path: Path, argument: str, begin: str, left: list[str]) -> None:
     """But not what others use: another daemon that holds the lock, another program's directory."""
     environment = stand_ins(tmp_path, deb_systemd_helper=0, getent=2, systemctl=0)
     script = f"""

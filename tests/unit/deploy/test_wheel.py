@@ -99,7 +99,7 @@ def test_the_wheel_brings_completion(python: Path, shell: str) -> None:
     assert "report-devices" in (python.parent.parent / "share" / PATHS[shell]).read_text()
 
 
-def test_the_source_archive_has_what_setup_reads(root: Path, tmp_path: Path) -> None:
+def test_source_archive_has_the_files_of_setup(root: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", str(tmp_path)]
     subprocess.run(command, cwd=root, check=True, capture_output=True)
     (built,) = tmp_path.glob("*.tar.gz")
@@ -111,7 +111,7 @@ def test_the_source_archive_has_what_setup_reads(root: Path, tmp_path: Path) -> 
     assert locks | {"Makefile", "scripts/setup.sh", "tests/fakes/demo.py"} <= names
 
 
-def test_a_debian_package_is_built_without_what_only_tests_take(root: Path) -> None:
+def test_debian_package_builds_without_test_dependencies(root: Path) -> None:
     done = subprocess.run(
         ["make", "--dry-run", "deb"], cwd=root, capture_output=True, text=True, check=True
     ).stdout

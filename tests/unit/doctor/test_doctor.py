@@ -336,7 +336,7 @@ def trouble(what: str, *, grave: bool) -> dict[str, Any]:
         ({"version": "0.0.1"}, "warning", "this command is"),
     ],
 )
-def test_what_a_daemon_is_not_content_with(
+def test_troubles_of_a_daemon_are_findings(
     node: Node, changes: dict[str, Any], state: str, words: str
 ) -> None:
     says(daemon.daemon(told(node, **changes)), state, found=words)
@@ -372,7 +372,7 @@ def test_the_exit_code_is_by_the_worst(tmp_path: Path) -> None:
     assert code("--only", "regions", "--only", "containers_dir") == 1
 
 
-def test_plain_text_is_the_same_for_everybody(tmp_path: Path) -> None:
+def test_plain_text_is_the_same_for_all_users(tmp_path: Path) -> None:
     none = ("--containers-dir", str(tmp_path / "none"), "--run-dir", str(tmp_path))
     done = resolver("--only", "containers_dir", "--only", "scan", *none)
     lines = done.stdout.splitlines()
@@ -409,7 +409,7 @@ def test_a_settings_file_that_is_wrong_is_a_finding(tmp_path: Path) -> None:
     assert resolver("--interval", "soon").returncode == 2  # on this very command line it is wrong usage
 
 
-def test_on_a_terminal_it_shows_what_it_looks_at_and_has_colour(tmp_path: Path) -> None:
+def test_terminal_shows_progress_and_colour(tmp_path: Path) -> None:
     arguments = ("--only", "containers_dir", "--containers-dir", str(tmp_path / "none"))
     seen = on_terminal("doctor", *arguments, code=1, NO_COLOR="")
     assert "...      containers_dir\r\x1b[K" in seen

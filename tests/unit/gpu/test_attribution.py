@@ -212,7 +212,7 @@ def test_threads_are_one_process(threads: tuple[int, list[int]]) -> None:
     assert (used.host_pid, used.sm_util, used.memory) == (host_pid, 30, 100)
 
 
-def test_a_process_without_a_slot_is_idle_where_only_the_list_has_it(tmp_path: Path) -> None:
+def test_listed_process_without_sample_or_slot_is_idle(tmp_path: Path) -> None:
     proc = Proc(tmp_path)
     proc.process(500, f"/docker/{CID}")
     result = joined(procfs=proc.procfs, a=listed({}, {500: 6}), b=listed({500: 7}, None))
@@ -221,7 +221,7 @@ def test_a_process_without_a_slot_is_idle_where_only_the_list_has_it(tmp_path: P
     assert result.utilization(500, "b") is None, "its slot may be found before the next answer"
 
 
-def test_what_changed_between_two_answers() -> None:
+def test_changes_between_two_answers() -> None:
     def answer(load: dict[int, int], dropped: frozenset[int] = frozenset(), status: str = OK) -> Joined:
         return joined(owners={10, 11, 12}, a=device(load, dropped, status))
 

@@ -62,7 +62,7 @@ def told(before: list[Gpu], after: list[Gpu]) -> list[tuple[str, str, Any]]:
         ([gpu("GPU-a", 0), gpu("GPU-b", 1)], [gpu("GPU-b", 0)], [("gpu_gone", "GPU-a", "healthy")]),
     ],
 )
-def test_what_is_told_of_a_step(
+def test_health_changes_are_reported(
     before: list[Gpu], after: list[Gpu], events: list[tuple[str, str, Any]]
 ) -> None:
     assert told(before, after) == events
@@ -95,7 +95,7 @@ def test_nothing_is_told_of_the_same_version() -> None:
         (LOST | {"error": "Unknown"}, [], ["unreachable"]),
     ],
 )
-def test_what_is_wrong_with_a_device(device: dict[str, Any], known: list[str], reasons: list[str]) -> None:
+def test_reasons_of_an_unhealthy_device(device: dict[str, Any], known: list[str], reasons: list[str]) -> None:
     before = [Illness(reason, "as before", 5.0) for reason in known]
     found = judge(device, before, now=9.0)
     assert [illness.reason for illness in found] == reasons
@@ -104,7 +104,7 @@ def test_what_is_wrong_with_a_device(device: dict[str, Any], known: list[str], r
         assert illness.detail
 
 
-def test_what_is_said_of_an_illness_is_what_was_seen_last() -> None:
+def test_health_detail_is_the_newest_reading() -> None:
     hot = judge(WELL | {"temperature": 97}, (), 1.0)
     assert hot == (Illness("too_hot", "97 C", 1.0),)
     assert judge(WELL | {"temperature": 93}, hot, 2.0) == (Illness("too_hot", "93 C", 1.0),)

@@ -140,7 +140,7 @@ def test_the_processes_of_each_device_have_their_memory(driver: Driver, bench: B
         assert (mig.status, mig.memory) == (UNSUPPORTED, {client.host_pid: None})
 
 
-def test_a_client_of_mps_is_not_idle_because_its_server_has_the_samples(driver: Driver, bench: Bench) -> None:
+def test_mps_client_is_unknown_while_server_has_samples(driver: Driver, bench: Bench) -> None:
     driver.gpu.mps_server = Chain(((os.stat("/proc/self/ns/pid").st_ino, 4711),))
     with driver.client() as client:
         client.context(FIRST, 5 << 20, how="mps")
@@ -205,9 +205,7 @@ def xids(gpu: Gpu) -> dict[int, int]:
     return {each.xid: each.count for each in gpu.xids}
 
 
-def test_an_xid_error_of_the_gpu_makes_it_unhealthy_until_it_was_reset(
-    driver: Driver, bench: Bench, always_again: None
-) -> None:
+def test_xid_error_makes_gpu_unhealthy_until_reset(driver: Driver, bench: Bench, always_again: None) -> None:
     bench.collect()
     driver.gpu.raise_xid(0, 31)  # a program's: counted, and no more
     driver.gpu.raise_xid(0, 48)
@@ -245,7 +243,7 @@ def test_a_driver_that_was_unloaded_has_reset_its_gpus(
     assert bench.reasons() == []
 
 
-def test_details_are_in_the_inventory_for_who_wants_them(driver: Driver, bench: Bench) -> None:
+def test_inventory_has_details_on_request(driver: Driver, bench: Bench) -> None:
     assert bench.gpu().details is None
     bench.sampler.stop()
     bench.sampler = Sampler(details=True)
@@ -270,7 +268,7 @@ def test_a_version_is_a_change(driver: Driver, bench: Bench, always_again: None)
     assert bench.collect().inventory.version == first.version + 2
 
 
-def test_devices_are_looked_at_once_a_minute_while_nothing_happens(driver: Driver, bench: Bench) -> None:
+def test_quiet_devices_are_read_once_a_minute(driver: Driver, bench: Bench) -> None:
     read = bench.collect().inventory.at
     driver.gpu.set_devices([replace(DEFAULT_DEVICES[0], temperature_c=62), DEFAULT_DEVICES[1]])
     assert bench.collect().inventory.at == read
@@ -292,9 +290,7 @@ def test_a_device_that_broke_before_it_was_ever_seen_has_no_name(
     assert bench.reasons() == []
 
 
-def test_a_lost_device_is_known_by_its_place_while_the_others_have_theirs(
-    driver: Driver, bench: Bench, always_again: None
-) -> None:
+def test_lost_device_keeps_its_index(driver: Driver, bench: Bench, always_again: None) -> None:
     first, second, third = (*DEFAULT_DEVICES, replace(DEFAULT_DEVICES[0], uuid="GPU-third", minor=2))
     lost = [replace(device, lost=True) for device in (first, second, third)]
 
@@ -314,7 +310,7 @@ def test_a_lost_device_is_known_by_its_place_while_the_others_have_theirs(
 # ---- a driver that does not answer ---------------------------------------------------------------
 
 
-def test_a_driver_is_not_called_silent_because_this_thread_was_busy(bench: Bench) -> None:
+def test_busy_thread_makes_no_driver_silent(bench: Bench) -> None:
     assert bench.collect().error == ""
 
     async def busily() -> Collection:
@@ -327,9 +323,7 @@ def test_a_driver_is_not_called_silent_because_this_thread_was_busy(bench: Bench
     assert bench._runner.run(busily()).error == ""
 
 
-def test_a_driver_that_hangs_leaves_everything_unknown_long_before_it_is_given_up(
-    driver: Driver, bench: Bench
-) -> None:
+def test_hanging_driver_leaves_everything_unknown_early(driver: Driver, bench: Bench) -> None:
     bench.collect()  # a sample speaks for a second, and a worker takes a part of that to start
     driver.sample(4711, 30)
     assert bench.load() == {4711: 30}
@@ -350,7 +344,7 @@ def test_a_driver_that_hangs_leaves_everything_unknown_long_before_it_is_given_u
     assert bench.sampler.worker.failures == 1
 
 
-def test_the_driver_version_is_known_though_no_samples_can_be_read(driver: Driver, bench: Bench) -> None:
+def test_driver_version_is_known_without_samples(driver: Driver, bench: Bench) -> None:
     """Which number is right depends on it: that of a driver before would write the wrong one."""
     bench.sampler.worker.timeout = 0.3
     driver.gpu.set_faults(hang=Hang.UTILIZATION)

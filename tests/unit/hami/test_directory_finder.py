@@ -137,7 +137,7 @@ def test_once_shared_it_stays_so(find: DirectoryFinder, tree: Path, kubelet: Kub
     assert find.rejected[str(forged.parent)] is RegionReason.NOT_ON_NODE
 
 
-def test_kais_name_is_told_by_the_pod_also_where_the_directory_is_closed(
+def test_kai_name_comes_from_pod_of_closed_directory(
     find: DirectoryFinder, tree: Path, kubelet: Kubelet
 ) -> None:
     tree.chmod(0o755)
@@ -183,7 +183,7 @@ class Lane(Direct):
 
 
 @pytest.mark.parametrize("mode", [0o755, 0o1777])
-def test_only_a_lane_lists_a_tenants_directory_and_walks_names_in_it(
+def test_only_lanes_list_tenant_directories(
     tree: Path, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch, mode: int
 ) -> None:
     """The kernel makes that wait: for a directory's former size, and while a large one in it is removed."""
@@ -249,7 +249,7 @@ async def test_each_answer_of_a_lane_wakes_the_next_refresh(tmp_path: Path) -> N
     finder.close()
 
 
-async def test_news_of_a_directory_that_a_lane_is_listing_is_followed_at_once(tmp_path: Path) -> None:
+async def test_news_during_a_listing_is_followed_at_once(tmp_path: Path) -> None:
     (tmp_path / "uid_first").mkdir()
     watches, lane = Watches(Budgets(), Counter()), Halting()
     finder = DirectoryFinder([str(tmp_path)], Procfs(), watches=watches, reader=lane)
@@ -285,7 +285,7 @@ def searched(finder: DirectoryFinder) -> list[str]:
     return [root.path for root in finder._roots if root.fd >= 0]
 
 
-def test_auto_takes_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_uses_existing_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hami, volcano = tmp_path / "hami/containers", tmp_path / "volcano/containers"
     monkeypatch.setattr(directory_finder, "KNOWN_DIRS", (str(hami), str(volcano)))
     finder = DirectoryFinder([AUTO], Procfs())
@@ -331,7 +331,7 @@ def test_a_file_that_hami_is_still_making_is_not_reported(tmp_path: Path) -> Non
         finder.close()
 
 
-def test_what_a_lane_lacks_rejects_no_file(tmp_path: Path) -> None:
+def test_lane_without_resources_rejects_no_file(tmp_path: Path) -> None:
     class Lacking(Direct):
         async def ask(self, payer: str, about: str, function: Callable[..., Any], *arguments: Any) -> Any:
             if function is hold_file and now[0] < 1003.0:

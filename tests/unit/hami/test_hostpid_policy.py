@@ -156,7 +156,5 @@ def test_the_reason_says_how_far_the_table_goes() -> None:
         (HOST, "580.65.06", "--hostpid-namespace host is wrong for this driver: try auto"),
     ],
 )
-def test_what_to_do_about_a_policy_that_watchers_contradict(
-    setting: HostpidNamespace, driver_version: str, said: str
-) -> None:
+def test_contradicted_policy_has_a_remedy(setting: HostpidNamespace, driver_version: str, said: str) -> None:
     assert re.search(said, contradiction(decide(setting, driver_version)))

@@ -105,7 +105,7 @@ def test_every_word_that_is_ever_written_is_aligned(layout: Layout) -> None:
         (2008953, struct.pack("<iI", MAGIC, 1), RegionReason.TRUNCATED),
     ],
 )
-def test_what_is_not_exactly_a_layout_is_left_alone(size: int, start: bytes, reason: RegionReason) -> None:
+def test_inexact_layout_is_skipped(size: int, start: bytes, reason: RegionReason) -> None:
     with pytest.raises(RegionRejected) as caught:
         identify(size, start)
     assert caught.value.reason is reason
@@ -185,7 +185,7 @@ def test_any_bytes_are_a_region_or_refused(
     device_num=st.integers(0, 16),
     noise=st.binary(min_size=64, max_size=512),
 )
-def test_the_quick_reader_sees_what_the_whole_one_sees(layout: Layout, device_num: int, noise: bytes) -> None:
+def test_quick_reader_equals_whole_reader(layout: Layout, device_num: int, noise: bytes) -> None:
     header = bytearray(layout.procs)
     struct.pack_into("<Q", header, layout.device_num, device_num)
     slots = (noise * 100)[: 3 * layout.slot_size].ljust(3 * layout.slot_size, b"\1")

@@ -16,7 +16,7 @@ SLOTS = (
 )
 
 
-def test_what_is_packed_is_what_is_read() -> None:
+def test_packed_slots_equal_read_slots() -> None:
     slots = packed(SLOTS)
     assert (tuple(slots), len(slots), slots.proc_num) == (SLOTS, 5, 5)
     with pytest.raises(IndexError):
@@ -25,7 +25,7 @@ def test_what_is_packed_is_what_is_read() -> None:
         packed([SLOTS[0], SLOTS[1]._replace(sm_util=(1,))])
 
 
-def test_what_is_asked_of_all() -> None:
+def test_queries_over_all_slots() -> None:
     slots = packed(SLOTS, 4)
     assert list(slots.in_use()) == [(0, 10), (2, 0), (3, 12)]
     assert slots.loaded() == [0, 2]
@@ -42,7 +42,7 @@ def test_equal_slots_are_one_key() -> None:
     assert packed(SLOTS) != SLOTS
 
 
-def test_what_ended_processes_left_behind_is_added_up_by_device() -> None:
+def test_leftovers_of_ended_processes_are_summed_by_device() -> None:
     unused, copies = SlotRecord(5, 9, 1, 0, (3, 0)), [SlotRecord(n, 9, 1, 1, (2, n)) for n in (6, 7)]
     assert packed([*SLOTS, unused, *copies], 6).left_behind() == ((3, 0), (4, 13))
     assert packed(SLOTS).left_behind() == ((), ())

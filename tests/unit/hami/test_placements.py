@@ -34,7 +34,7 @@ UUID = "2f4c1d9e-5a3c-4e70-8d42-4f6b9b1e2f7d"
         (f"/usr/local/vgpu/containers/{POD}_main/usage.cache", "kai"),
     ],
 )
-def test_whose_placement_a_file_is(path: str, name: str) -> None:
+def test_placement_of_a_file(path: str, name: str) -> None:
     row = placement_of(path)
     assert row is not None
     assert row.name == name
@@ -50,7 +50,7 @@ def test_every_row_is_one_of_the_miniature_nodes() -> None:
             assert placement_of(path) is row
 
 
-def test_what_auto_searches() -> None:
+def test_placements_searched_by_auto() -> None:
     assert searched(("/a", AUTO, "/a")) == ("/a", *KNOWN_DIRS)
     assert searched(("/a", "/b")) == ("/a", "/b")
     assert KNOWN_DIRS[0] == "/usr/local/vgpu/containers"

@@ -170,7 +170,7 @@ def test_one_that_holds_another_file_of_the_tree_is_not_proven(room: Room) -> No
     assert room.find(100) is UnresolvedReason.UNPROVEN
 
 
-def test_who_can_not_be_read_hides_only_its_own(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_process_blocks_only_its_own_pod(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
     """Such as the host's first process, under some security modules: it has the number of very many slots."""
     room.put(100)
     for host_pid, pod in ((200, ""), (300, OTHER), (400, POD)):
@@ -228,7 +228,7 @@ def test_a_process_is_read_once_for_all_files(room: Room, monkeypatch: pytest.Mo
         each.close()
 
 
-def test_that_nobody_has_the_file_is_found_anew_with_each_refresh(room: Room) -> None:
+def test_unused_file_is_checked_on_every_refresh(room: Room) -> None:
     """A child takes a slot through the mapping that it has from its parent, and writes no byte."""
     room.put(200, OTHER, B, opened="")
     (room.proc.root / "200/maps").write_text("")
@@ -240,7 +240,7 @@ def test_that_nobody_has_the_file_is_found_anew_with_each_refresh(room: Room) ->
     assert room.ask() == 100
 
 
-def test_a_tenant_that_locks_its_files_delays_no_question_about_mount_tables(room: Room) -> None:
+def test_file_locks_delay_no_mount_table_question(room: Room) -> None:
     """A description prints each lock: who is slow there is so alone, before the mount table is read."""
     room.put(100)
     reader = room.owner._reader = Locked(room.proc.procfs)

@@ -98,7 +98,7 @@ def test_variables_are_those_of_the_process_that_is_meant(programs: Path) -> Non
             hami_variables(procfs, pid, began - 1)
 
 
-def test_a_program_that_the_dynamic_linker_was_given_is_not_static(programs: Path) -> None:
+def test_program_run_by_dynamic_linker_is_not_static(programs: Path) -> None:
     (linker,) = Path("/lib64").glob("ld-linux*")
     with started(linker, programs / "dynamic") as host_pid:
         assert library_causes(Procfs(), host_pid, None) == [BypassReason.NOT_PRELOADED]
@@ -116,7 +116,7 @@ def test_a_program_that_the_dynamic_linker_was_given_is_not_static(programs: Pat
         ([LIBRARY], [], [BypassReason.NOT_LOADED]),
     ],
 )
-def test_the_mount_table_shows_whether_the_library_could_be_there(
+def test_mount_table_tells_if_library_is_mounted(
     tmp_path: Path, mounts: list[tuple[str, str, str]], found: list[str], causes: list[str]
 ) -> None:
     (tmp_path / "100/task").mkdir(parents=True)

@@ -66,7 +66,7 @@ def refused(region: SharedRegion) -> RegionReason:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_quick_view_and_the_dump_say_what_the_json_says(name: str, tmp_path: Path) -> None:
+def test_quick_view_and_dump_equal_the_json(name: str, tmp_path: Path) -> None:
     content = expected(name)
     path = container(tmp_path, layout=name)
     with opened(path) as region:
@@ -137,7 +137,7 @@ def test_missing_pages_are_a_lanes_to_read(region: SharedRegion) -> None:
     assert region.read_at_once() is not None
 
 
-def test_blocks_that_a_tenant_may_free_for_long_are_left_to_a_lane(region: SharedRegion, file: Path) -> None:
+def test_slowly_freed_blocks_are_left_to_a_lane(region: SharedRegion, file: Path) -> None:
     """Readahead waits for the lock of who frees them, also where the page cache alone is asked for."""
     subprocess.run(["fallocate", "--keep-size", "--offset", "4M", "--length", "4M", file], check=True)
     assert region.read_at_once() is None
@@ -304,7 +304,7 @@ def test_regions_come_and_go_with_their_files(find: CountingFinder, tmp_path: Pa
     assert not find.counts
 
 
-def test_a_new_directory_does_not_wait_for_those_that_are_listed_anew(
+def test_new_directory_precedes_relisted_ones(
     find: DirectoryFinder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock
 ) -> None:
     for number in range(40):
@@ -357,9 +357,7 @@ def test_a_replaced_file_is_another_region(find: DirectoryFinder, tmp_path: Path
     assert [found.region.layout.name for found in changes.added] == ["v1.1"]
 
 
-def test_news_of_another_directory_does_not_put_off_a_file_that_is_to_be_tried_again(
-    tmp_path: Path, clock: Clock
-) -> None:
+def test_other_news_does_not_delay_a_retry(tmp_path: Path, clock: Clock) -> None:
     watches = Watches(Budgets(), Counter())
     find = DirectoryFinder([str(tmp_path)], Procfs(), clock, watches=watches)
     path, other = container(tmp_path, "broken"), container(tmp_path, "other")
@@ -375,9 +373,7 @@ def test_news_of_another_directory_does_not_put_off_a_file_that_is_to_be_tried_a
     find.close()
 
 
-def test_a_directory_that_is_exchanged_for_another_lets_go_of_its_regions(
-    tmp_path: Path, clock: Clock
-) -> None:
+def test_exchanged_directory_drops_its_regions(tmp_path: Path, clock: Clock) -> None:
     watches = Watches(Budgets(), Counter())
     find = DirectoryFinder([str(tmp_path)], Procfs(), clock, watches=watches)
     path, other = container(tmp_path), container(tmp_path / "elsewhere")
@@ -392,7 +388,7 @@ def test_a_directory_that_is_exchanged_for_another_lets_go_of_its_regions(
     find.close()
 
 
-def test_an_old_broken_file_is_tried_ever_more_rarely_but_for_ever(
+def test_broken_file_is_retried_ever_more_rarely(
     find: CountingFinder, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = container(tmp_path)
@@ -417,9 +413,7 @@ def test_an_old_broken_file_is_tried_ever_more_rarely_but_for_ever(
     assert find.rejected == {}
 
 
-def test_a_region_that_a_reader_refused_is_closed_and_tried_again(
-    find: DirectoryFinder, tmp_path: Path, clock: Clock
-) -> None:
+def test_refused_region_is_closed_and_retried(find: DirectoryFinder, tmp_path: Path, clock: Clock) -> None:
     path = container(tmp_path)
     ((region, *_),) = find.refresh(full=True).added
     poke(path, V1_2.device_num, "Q", 99)
@@ -455,7 +449,7 @@ def test_a_containers_directory_that_is_not_there_is_waited_for(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("spare", range(1, 6))
-def test_with_too_few_descriptors_no_step_of_opening_leaks_or_fails(
+def test_opening_with_few_descriptors_leaks_nothing(
     find: DirectoryFinder, tmp_path: Path, clock: Clock, spare: int
 ) -> None:
     path = container(tmp_path)
@@ -506,7 +500,7 @@ def test_without_a_thread_a_file_is_closed_with_the_next_one(
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_what_hami_core_counted_is_read_in_every_layout(tmp_path: Path, name: str) -> None:
+def test_counters_are_read_in_every_layout(tmp_path: Path, name: str) -> None:
     content = expected(name)
     with opened(write(tmp_path / "a.cache", recorded(name))) as region:
         view = region.read()

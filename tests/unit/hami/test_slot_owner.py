@@ -137,7 +137,7 @@ def test_a_process_that_does_not_map_the_file_is_not_the_owner(proc: FakeProc, m
     assert proc.find(7) is UnresolvedReason.NOT_MAPPED
 
 
-async def test_many_that_search_all_processes_do_it_one_after_the_other(proc: FakeProc) -> None:
+async def test_searches_of_all_processes_run_one_by_one(proc: FakeProc) -> None:
     """As when all containers of a node start: what one reads, the others need, too."""
     directories = [SharedDirectory(DEVICE, f"{HOOK}/uid-{number}_main") for number in range(20)]
     for number, directory in enumerate(directories):
@@ -190,9 +190,7 @@ def test_one_that_fits_and_one_that_cannot_be_seen_is_no_answer(
     assert proc.find(7) is UnresolvedReason.AMBIGUOUS
 
 
-def test_what_could_not_be_read_at_all_may_be_the_owner(
-    proc: FakeProc, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unreadable_process_may_be_the_owner(proc: FakeProc, monkeypatch: pytest.MonkeyPatch) -> None:
     proc.put(100, 7)
     with unreadable(monkeypatch, "/100/status"):
         assert proc.find(7) is UnresolvedReason.ACCESS_DENIED
@@ -215,7 +213,7 @@ def test_a_file_that_is_blown_up_is_not_read(proc: FakeProc, name: str) -> None:
 
 
 @pytest.mark.usefixtures("small_limits")
-def test_a_neighbour_that_makes_itself_unreadable_hides_nobody_else(proc: FakeProc) -> None:
+def test_unreadable_neighbour_hides_no_other_process(proc: FakeProc) -> None:
     proc.put(100, 7)
     hostile = proc.put(101, 7, mounts="x" * (1 << 18) + "\n")
     assert proc.find(7) is UnresolvedReason.TOO_LARGE  # neither is known to be in a container
@@ -231,7 +229,7 @@ def test_a_neighbour_that_makes_itself_unreadable_hides_nobody_else(proc: FakePr
 
 
 @pytest.mark.usefixtures("small_limits")
-def test_a_mount_table_that_is_too_large_is_read_once_per_refresh(proc: FakeProc) -> None:
+def test_large_mount_table_is_read_once_per_refresh(proc: FakeProc) -> None:
     procfs = counting(proc)
     proc.put(101, 7, mounts="x" * (1 << 18) + "\n")
     for refreshes in (1, 2):
@@ -301,7 +299,7 @@ def test_a_process_of_the_hosts_namespace_is_asked_for_too(proc: FakeProc) -> No
     assert proc.find(208) is UnresolvedReason.OTHER_CONTAINER  # the host's namespace is the container's now
 
 
-def test_a_process_with_the_hosts_mounts_is_told_without_its_mount_table(proc: FakeProc) -> None:
+def test_host_mounts_are_recognized_without_mount_table(proc: FakeProc) -> None:
     """Reading any mount table waits for whoever copies another one (namespace_sem)."""
     procfs = counting(proc)
     with_container(proc)
@@ -326,7 +324,7 @@ def test_a_process_that_shows_no_mount_is_told_by_its_cgroup(proc: FakeProc) -> 
     assert proc.find(7) is UnresolvedReason.OTHER_CONTAINER
 
 
-def test_the_process_that_the_slot_names_is_checked_though_its_namespace_is_unknown(proc: FakeProc) -> None:
+def test_named_process_in_unknown_namespace_is_checked(proc: FakeProc) -> None:
     """Two containers share the directory; the second one is too new to be in the index."""
     with_container(proc)
     in_namespace(proc.put(101, 7), 5001)
@@ -344,7 +342,7 @@ def test_the_process_that_the_slot_names_is_checked_though_its_namespace_is_unkn
     assert proc.ask(rival=201) == 101
 
 
-def test_who_the_slot_names_is_checked_though_no_source_lists_its_namespace(
+def test_named_process_in_unlisted_namespace_is_checked(
     proc: FakeProc, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process that hangs outlives its namespace's first one; another container may share its claim."""
@@ -388,7 +386,7 @@ def test_a_walk_that_fails_loses_no_descriptor(proc: FakeProc, monkeypatch: pyte
     assert proc.held() == 0
 
 
-def test_who_has_ended_since_a_walk_met_it_owns_nothing(proc: FakeProc) -> None:
+def test_process_ended_since_the_walk_owns_nothing(proc: FakeProc) -> None:
     place = proc.put(100, 7)
     proc.put(200, 7, mounts=mountinfo(OTHERS))
     proc.refresh()
@@ -415,7 +413,7 @@ def test_a_source_that_is_replaced_during_a_walk_proves_nothing(proc: FakeProc) 
 # ---- is it dead --------------------------------------------------------------------------------
 
 
-def test_a_number_is_vacant_only_where_an_owner_was_seen_and_nobody_has_it(proc: FakeProc) -> None:
+def test_pid_is_vacant_only_after_a_seen_owner(proc: FakeProc) -> None:
     with_container(proc)
     owner = in_namespace(proc.put(101, 7), 5001)
     in_namespace(proc.put(102, 8, mounts=mountinfo(), mapped=""), 5001)
@@ -433,9 +431,7 @@ def test_a_number_is_vacant_only_where_an_owner_was_seen_and_nobody_has_it(proc:
     assert not proc.containers.vacant(OURS, 9)
 
 
-def test_one_that_ends_while_it_is_asked_whether_its_number_is_vacant(
-    proc: FakeProc, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_process_ending_during_vacancy_check(proc: FakeProc, monkeypatch: pytest.MonkeyPatch) -> None:
     """A container that forks without end ended the pass of all of them with it, and the daemon after ten."""
     with_container(proc)
     in_namespace(proc.put(101, 7), 5001)
@@ -478,7 +474,7 @@ def test_the_path_inside_the_file_system(
         shared_directory(Procfs(str(tmp_path)), 5)
 
 
-def test_while_new_namespaces_are_placed_an_owner_is_found_among_all_processes(proc: FakeProc) -> None:
+def test_owner_is_found_while_namespaces_are_placed(proc: FakeProc) -> None:
     proc.put(101, 7)
     proc.refresh()
     proc.index._unplaced.append(FirstProcess(999, (0, 0)))  # there was no time for it yet
@@ -486,7 +482,7 @@ def test_while_new_namespaces_are_placed_an_owner_is_found_among_all_processes(p
     assert not proc.containers.vacant(OURS, 8)
 
 
-def test_a_container_that_makes_namespaces_without_end_is_not_remembered_without_end(
+def test_endless_namespaces_are_not_remembered_forever(
     proc: FakeProc, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("resolver.containers.known_namespaces.MAX_NAMESPACES", 4)
@@ -503,7 +499,7 @@ def test_a_container_that_makes_namespaces_without_end_is_not_remembered_without
 # ---- trees that containers have as a whole ------------------------------------------------------------------------
 
 
-def test_a_mount_proves_nothing_below_a_tree_that_a_preloaded_container_has(proc: FakeProc) -> None:
+def test_mount_below_preloaded_tree_proves_nothing(proc: FakeProc) -> None:
     """Whoever has the tree can mount any directory of it as a device plugin does."""
     proc.put(100, 7)
     assert not isinstance(proc.find(), UnresolvedReason)

@@ -76,7 +76,7 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
         os.close(fd)
 
 
-def test_who_attaches_is_told_of_the_file_alone(scene: Scene) -> None:
+def test_attachment_wakes_its_file_alone(scene: Scene) -> None:
     watched, other = scene.file("watched"), scene.file("other")
     assert scene.watch(watched, mask=MODIFY)
     assert not scene.watches.take()
@@ -120,7 +120,7 @@ def test_the_same_inode_under_two_keys_is_told_to_both(scene: Scene) -> None:
     assert len(scene.told[str(path)]) == 1
 
 
-def test_what_is_forgotten_or_gone_is_not_told_any_more(scene: Scene) -> None:
+def test_forgotten_file_wakes_nothing(scene: Scene) -> None:
     kept, gone = scene.file("kept"), scene.file("gone")
     scene.watch(kept)
     scene.watch(gone)
@@ -136,7 +136,7 @@ def test_what_is_forgotten_or_gone_is_not_told_any_more(scene: Scene) -> None:
     assert (str(kept) in scene.watches, str(gone) in scene.watches, len(scene.watches)) == (False, False, 0)
 
 
-def test_a_flood_is_merged_paid_for_and_then_not_heard_for_a_while(scene: Scene) -> None:
+def test_flood_is_merged_charged_and_muted(scene: Scene) -> None:
     bad, good = scene.file("bad"), scene.file("good")
     scene.watch(bad, "bad")
     scene.watch(good, "good")
@@ -161,7 +161,7 @@ def test_a_flood_is_merged_paid_for_and_then_not_heard_for_a_while(scene: Scene)
     assert scene.again(bad, "bad", scene.open[0])
 
 
-def test_what_processes_do_who_come_and_go_is_no_flood(scene: Scene) -> None:
+def test_short_lived_processes_are_no_flood(scene: Scene) -> None:
     path = scene.file("busy")
     scene.watch(path)
     for _ in range(60):

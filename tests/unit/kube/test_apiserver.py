@@ -67,7 +67,7 @@ def test_the_cas_that_kubectl_accepts_are_accepted(kind: str, account: Path) -> 
     assert asyncio.run(asked(served, account)) == {"a": "yes"}
 
 
-def test_a_bundle_with_an_intermediate_ca_alone_is_accepted_as_openshifts(account: Path) -> None:
+def test_intermediate_ca_bundle_is_accepted(account: Path) -> None:
     certificate(account, "root", (CA, "keyUsage=critical,keyCertSign"))
     signer = certificate(account, "signer", (CA, "keyUsage=critical,keyCertSign"), "root")
     certificate(account, "other", (CA,))

@@ -184,7 +184,7 @@ def test_an_operators_mark() -> None:
     assert cordoned({"annotations": {CORDON: "*"}}) == frozenset("*")
 
 
-def test_what_is_another_programs_stays() -> None:
+def test_foreign_fields_are_kept() -> None:
     before = stored(made(Report(told(gpu()))))
     rdma = {"type": "rdma", "id": "0000:18:00.0", "minor": 0, "health": True}
     foreign = {
@@ -228,7 +228,7 @@ def test_each_gpu_has_its_model_beside_the_labels_of_others() -> None:
     assert labels["GPU-b"] == {MODEL_LABEL: "NVIDIA-A100-SXM4-80GB"}
 
 
-def test_what_a_broken_gpu_does_not_say_is_taken_from_before() -> None:
+def test_missing_values_of_broken_gpu_are_kept() -> None:
     before = stored(made(Report(told(gpu()))))
     mute = gpu("GPU-a", None, "memory_query_failed", memory_total=None, numa_node=None)
     entry = entries(made(Report(told(mute)), before))["GPU-a"]

@@ -120,7 +120,7 @@ def test_status_has_a_line_for_each_node(cluster: Cluster) -> None:
     assert [each["status"]["totals"]["slots"] for each in documents] == [1, 1]
 
 
-def test_what_cannot_be_asked_is_said_and_the_others_are_shown(cluster: Cluster) -> None:
+def test_unreachable_node_is_named_and_others_shown(cluster: Cluster) -> None:
     pods = cluster.state["pods"]
     behind = cluster.state["exec"]
     refused = "Error from server: error dialing backend: dial tcp 10.0.0.7:10250: connect: connection refused"
@@ -161,7 +161,7 @@ def test_during_an_update_the_pod_that_works_is_asked(cluster: Cluster) -> None:
         assert rows(cluster("status").stdout)["gpu-a"][1] == "yes"
 
 
-def test_the_reporters_pods_are_no_daemons_and_a_sidecar_is_found_by_its_labels(cluster: Cluster) -> None:
+def test_plugin_finds_sidecars_and_ignores_reporters(cluster: Cluster) -> None:
     values = IMAGE | {"reportDevices": {"enabled": True}}
     both = [each for each in charts.render(values, namespace="gpu-tools") if each["kind"] == "DaemonSet"]
     assert len(both) == 2

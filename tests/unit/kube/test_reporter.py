@@ -93,7 +93,7 @@ async def test_one_read_of_each_and_then_only_changes(kube: KubeServer, run: Run
     }  # fmt: skip
 
 
-def test_who_starts_anew_finds_the_object_and_writes_nothing(kube: KubeServer) -> None:
+def test_restarted_reporter_writes_nothing(kube: KubeServer) -> None:
     async def nothing(run: Run) -> None:
         await asyncio.sleep(0)
 
@@ -121,7 +121,7 @@ def test_nothing_is_written_before_nvml_has_answered(kube: KubeServer) -> None:
 
 
 @in_sync
-async def test_while_nvml_does_not_answer_gpus_stay_and_are_not_healthy(kube: KubeServer, run: Run) -> None:
+async def test_gpus_stay_while_nvml_is_silent(kube: KubeServer, run: Run) -> None:
     run.daemon.say(error="it hangs", version=0)  # a daemon that was started meanwhile
     await run.until(lambda: run.reasons() == {"GPU-a": NVML_UNAVAILABLE, "GPU-b": NVML_UNAVAILABLE})
     assert run.health() == {"GPU-a": False, "GPU-b": False}
@@ -180,9 +180,7 @@ async def test_a_node_that_goes_and_comes_as_another(kube: KubeServer, run: Run)
 
 
 @in_sync
-async def test_what_another_program_deletes_or_changes_is_put_right_in_ten_seconds(
-    kube: KubeServer, run: Run
-) -> None:
+async def test_foreign_changes_are_reverted_in_ten_seconds(kube: KubeServer, run: Run) -> None:
     right = run.device["spec"]["devices"]
     for harm in ("deleted", "changed"):
         changed = copy.deepcopy(run.device)
@@ -209,9 +207,7 @@ async def test_a_conflict_is_read_again_and_written(kube: KubeServer, run: Run) 
 
 
 @in_sync
-async def test_too_many_requests_are_waited_for_as_long_as_the_server_says(
-    kube: KubeServer, run: Run
-) -> None:
+async def test_retry_after_is_obeyed(kube: KubeServer, run: Run) -> None:
     kube.faults.refuse = [(429, {"Retry-After": "1"})] * 2
     began = time.monotonic()
     await falls_ill(run)
@@ -254,7 +250,7 @@ def test_an_api_server_that_never_answers_is_given_up(
     play(kube, scenario)
 
 
-def test_an_api_server_that_was_gone_for_long_finds_the_object_right_within_seconds(
+def test_object_is_right_soon_after_api_server_returns(
     kube: KubeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As after an hour: the waits have grown to what they can be.
@@ -338,7 +334,7 @@ async def test_a_server_with_another_ca_is_not_told_the_token(kube: KubeServer, 
     assert "certificate" in run.tally.not_in_sync
 
 
-def test_rights_that_are_missing_are_said_and_used_when_they_are_there(kube: KubeServer) -> None:
+def test_missing_rights_are_reported_and_used_when_granted(kube: KubeServer) -> None:
     kube.rules = RULES - {Rule("scheduling.koordinator.sh", "devices", "create")}
     said_and_mended(kube, "forbidden", lambda: setattr(kube, "rules", RULES))
 
@@ -422,7 +418,7 @@ def test_at_most_one_event_for_each_gpu_and_minute(kube: KubeServer, monkeypatch
     play(kube, scenario)
 
 
-def test_a_change_while_no_reporter_ran_is_told_and_nothing_twice(kube: KubeServer) -> None:
+def test_change_without_reporter_is_reported_once(kube: KubeServer) -> None:
     async def ill(run: Run) -> None:
         await falls_ill(run)
         await run.until(lambda: kube.events)

@@ -69,7 +69,7 @@ APPARMOR = """
 """
 
 
-def test_what_a_profile_denies_is_not_given_up_so_that_the_kernel_says_who_forbids_it() -> None:
+def test_denied_right_is_kept_to_name_the_denier() -> None:
     childs = mask("SYS_PTRACE", "BPF", "PERFMON")
     code = APPARMOR.format(allowed=mask("SYS_PTRACE")) + SHOW.format(
         running=["SYS_PTRACE"], children=["BPF", "PERFMON"]
@@ -106,7 +106,7 @@ _BOUNDED = ("--inh-caps", "-all", "--bounding-set")
     ],
     ids=["needs", "nothing", "not held", "no new privileges"],
 )
-def test_a_process_keeps_what_it_needs_and_its_children_get_no_more_than_they_need(
+def test_processes_and_children_keep_needed_rights_only(
     running: set[str], children: set[str], wrapper: tuple[str, ...], own: int, childs: int, bound: int
 ) -> None:
     assert limited(running, children, *wrapper) == [
@@ -115,7 +115,7 @@ def test_a_process_keeps_what_it_needs_and_its_children_get_no_more_than_they_ne
     ]
 
 
-def test_another_user_than_root_hands_on_what_was_ambient() -> None:
+def test_other_user_passes_on_ambient_rights() -> None:
     names = "+sys_ptrace,+bpf,+perfmon,+kill"
     user = (
         "setpriv",
@@ -135,7 +135,7 @@ def test_another_user_than_root_hands_on_what_was_ambient() -> None:
     ]
 
 
-def test_what_was_given_up_is_gone() -> None:
+def test_dropped_rights_are_gone() -> None:
     code = """
         import os
         from resolver.linux.capabilities import held, limit
@@ -166,5 +166,5 @@ def test_the_numbers_are_the_kernels() -> None:
         ("scan", "4.18.0", {"SYS_PTRACE"}),
     ],
 )
-def test_what_is_kept_depends_on_the_kernel(source: str, release: str, kept: set[str]) -> None:
+def test_kept_rights_depend_on_the_kernel(source: str, release: str, kept: set[str]) -> None:
     assert SOURCE_RECORDS[source].keeps(release) == kept

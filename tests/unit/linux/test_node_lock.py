@@ -15,7 +15,7 @@ from resolver.base.errors import UsageError
 from resolver.linux.node_lock import Held, NodeLock
 
 
-def test_the_second_is_refused_and_told_who_the_first_is(tmp_path: Path) -> None:
+def test_second_daemon_is_refused_with_pid_of_first(tmp_path: Path) -> None:
     with NodeLock(str(tmp_path)):
         with pytest.raises(UsageError, match=rf"PID {os.getpid()}.*--dry-run") as caught:
             NodeLock(str(tmp_path))

@@ -62,7 +62,7 @@ class Scripted:
         return self._real.getsockopt(level, optname, buflen)
 
 
-def test_credentials_are_those_of_who_connected(pair: tuple[socket.socket, socket.socket]) -> None:
+def test_credentials_are_those_of_the_connecting_process(pair: tuple[socket.socket, socket.socket]) -> None:
     who = credentials_of(pair[1])
     assert who == (os.getpid(), os.geteuid(), os.getegid(), tuple(os.getgroups()))
 
@@ -224,7 +224,7 @@ def test_one_that_is_older_than_its_connection_is_proven(
         ((), r"4\.1", PeerReason.NOT_PROVEN),
     ],
 )
-def test_a_peer_whose_numbers_are_not_shown(
+def test_peer_with_hidden_numbers(
     pair: tuple[socket.socket, socket.socket], ns_pids: Any, says: str, reason: PeerReason
 ) -> None:
     class Other(Procfs):

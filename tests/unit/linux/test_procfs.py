@@ -120,7 +120,7 @@ def proc(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_what_is_read_of_a_process(proc: Path) -> None:
+def test_fields_read_from_a_process(proc: Path) -> None:
     procfs = Procfs(str(proc))
     assert procfs.ns_pids(12) == (12, 3)
     assert procfs.start_time(12) == 22
@@ -370,7 +370,7 @@ def test_a_thread_id_is_no_process(*, use_pidfd: bool) -> None:
         thread.join()
 
 
-def test_processes_that_end_under_the_reads_are_gone_and_nothing_else() -> None:
+def test_process_ending_during_reads_is_gone() -> None:
     """Between a link's look-up and its read the kernel calls the ended process EACCES, even to root."""
     procfs, ended = Procfs(), 0
     for _ in range(150):

@@ -48,7 +48,7 @@ def test_a_dangerous_call_is_refused_and_the_others_go_on(name: str) -> None:
     assert done.stdout.splitlines() == [f"True {errno.EPERM}", "True 3"], done.stderr
 
 
-def test_what_it_starts_is_under_it_as_well() -> None:
+def test_children_inherit_the_filter() -> None:
     code = "seccomp.forbid_dangerous(); os.execvp('unshare', ['unshare', '--mount', 'true'])"
     done = under(code)
     assert done.returncode == 1
@@ -60,7 +60,7 @@ def test_what_it_starts_is_under_it_as_well() -> None:
     ["socket.socket()", "os.fork()", "os.execv('/bin/true', ['true'])", "os.kill(os.getppid(), 9)",
      "os.unlink('/nonexistent')", "os.mkdir('/tmp/never')", "os.chmod('/', 0)"],
 )  # fmt: skip
-def test_of_what_the_writer_does_not_need_nothing_is_left(attempt: str) -> None:
+def test_writer_keeps_only_needed_calls(attempt: str) -> None:
     done = under(
         f"""
 import errno
@@ -74,7 +74,7 @@ except OSError as error:
     assert done.stdout == "EPERM\n", done.stderr
 
 
-def test_a_call_by_the_numbers_of_another_architecture_ends_the_process() -> None:
+def test_call_of_foreign_architecture_ends_process() -> None:
     """x86-64's 32-bit variant: what is forbidden has another number there."""
     done = under(f"seccomp.forbid_dangerous(); call({0x40000000 | number('mount')})")
     assert done.returncode == -signal.SIGSYS

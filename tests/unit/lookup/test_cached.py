@@ -87,7 +87,7 @@ def test_only_full_ids_and_numbers_that_can_be(room: Room) -> None:
         assert room.find(container, ns_pid) is None
 
 
-def test_a_source_that_lies_misleads_nobody(node: Node) -> None:
+def test_lying_source_misleads_no_lookup(node: Node) -> None:
     room = Room(node, Liar)
     containers = [node.container(name=f"c{number}") for number in range(3)]
     truth: dict[tuple[str, int], int] = {}
@@ -107,7 +107,7 @@ def test_a_source_that_lies_misleads_nobody(node: Node) -> None:
             )
 
 
-def test_a_map_that_does_not_look_again_gives_nobody_who_has_ended(room: Room) -> None:
+def test_stale_map_gives_no_ended_process(room: Room) -> None:
     container = room.node.container()
     process = container.spawn(SLEEP)
     assert room.find(container, process.ns_pid)
@@ -117,7 +117,7 @@ def test_a_map_that_does_not_look_again_gives_nobody_who_has_ended(room: Room) -
     assert room.live.find(container.container_id, process.ns_pid) is None
 
 
-def test_one_that_moves_to_another_container_is_nobody(room: Room) -> None:
+def test_process_moved_to_another_container_is_dropped(room: Room) -> None:
     container, other = room.node.container(), room.node.container(name="other")
     process = container.spawn(SLEEP)
     assert other.cgroup is not None
@@ -126,7 +126,7 @@ def test_one_that_moves_to_another_container_is_nobody(room: Room) -> None:
     assert room.find(container, process.ns_pid) is None
 
 
-def test_one_that_may_not_be_looked_at_is_nobody(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_process_is_dropped(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
     container = room.node.container()
     process = container.spawn(SLEEP)
     real = Procfs.pidns

@@ -30,7 +30,7 @@ def is_open(handle: ProcessHandle) -> bool:
 
 
 @pytest.mark.parametrize("keep", [False, True])
-def test_what_was_read_of_a_living_process_stands(
+def test_reads_of_living_process_are_kept(
     procfs: Procfs, sleeper: subprocess.Popen[bytes], *, keep: bool
 ) -> None:
     with verify(procfs, sleeper.pid, keep=keep) as handle:
@@ -41,7 +41,7 @@ def test_what_was_read_of_a_living_process_stands(
 
 
 @pytest.mark.parametrize("keep", [False, True])
-def test_what_was_read_of_one_that_ended_meanwhile_does_not(
+def test_reads_of_ended_process_are_dropped(
     procfs: Procfs, sleeper: subprocess.Popen[bytes], *, keep: bool
 ) -> None:
     def read() -> int:
@@ -58,7 +58,7 @@ def test_what_was_read_of_one_that_ended_meanwhile_does_not(
 
 
 @pytest.mark.parametrize("keep", [False, True])
-def test_an_error_of_the_block_stays_what_it_is_and_nothing_stays_open(
+def test_error_of_the_block_is_kept_and_files_closed(
     procfs: Procfs, sleeper: subprocess.Popen[bytes], *, keep: bool
 ) -> None:
     with pytest.raises(KeyError), verify(procfs, sleeper.pid, keep=keep) as handle:

@@ -19,7 +19,7 @@ NOT_KNOWN = {
 }
 
 
-def test_every_family_that_hami_publishes_is_here_or_is_named_as_not_known() -> None:
+def test_every_hami_family_is_published_or_listed_unknown() -> None:
     assert {family.name for family in hami_names.FAMILIES} == LISTED.keys() - NOT_KNOWN
 
 

@@ -145,7 +145,7 @@ def test_use_of_gpus_by_containers(containers: Any, processes: Any, regions: Any
     assert {f"{has['pod_uid']} {has['device_uuid']}": used for has, used in found} == pytest.approx(shares)
 
 
-def test_its_processes_are_summed_with_a_slot_or_without_and_at_most_one() -> None:
+def test_processes_are_summed_to_at_most_one() -> None:
     some, all_of_it = (
         [process(ONE, pid, used, uuid, no_slot=why) for pid, used, why in each]
         for uuid, each in zip(GPUS, (
@@ -208,7 +208,7 @@ def test_where_names_do_not_tell_containers_apart_the_id_does() -> None:
         ),
     ],
 )
-def test_what_is_not_known_has_no_series(reason: str, changes: dict[str, Any]) -> None:
+def test_unknown_value_has_no_series(reason: str, changes: dict[str, Any]) -> None:
     one = container()
     busy = node((one,), (process(one, 7, 87),), (region(one),))
     assert read(busy).one(UTILIZATION) == 0.87
@@ -324,7 +324,7 @@ def test_hamis_names_have_hamis_labels_and_units(monkeypatch: pytest.MonkeyPatch
     assert found.one("hami_host_gpu_power_usage_watts", device_index="1") == 180.5
 
 
-def test_a_container_with_whole_gpus_and_no_file_is_there_by_hamis_names() -> None:
+def test_whole_gpu_container_has_hami_names() -> None:
     whole, sliced = container(1), container(2)
     processes = (
         process(whole, 7, 30, GPUS[1], no_slot=SampleReason.NO_SHARED_REGION),
@@ -339,7 +339,7 @@ def test_a_container_with_whole_gpus_and_no_file_is_there_by_hamis_names() -> No
     assert len(found.all(name)) == 3
 
 
-def test_hamis_names_are_silent_about_what_is_not_known() -> None:
+def test_unknown_values_have_no_hami_series() -> None:
     nameless, down = container(1, pod="", namespace=""), container(2)
     found = read(node((nameless,), (process(nameless, 7, 87),), (region(nameless),)), hami_metrics=True)
     assert found.all("hami_container_device_utilization_ratio") == []
@@ -394,7 +394,7 @@ def test_a_kernel_of_tomorrow_is_not_told() -> None:
     assert not found.all("hami_container_last_kernel_elapsed_seconds")
 
 
-def test_what_containers_share_is_nobodys_memory() -> None:
+def test_shared_memory_is_charged_to_no_container() -> None:
     cache = region(ONE, GPUS[:1], slot(7), pod_uid="", container_name="")
     both = tuple(container(number, regions=(cache.path,)) for number in (1, 2))
     said = counts((1, 2, 3, 6), last_kernel=5)
@@ -431,7 +431,7 @@ def test_every_reason_is_there_from_the_start(name: str, reasons: Any) -> None:
     }
 
 
-def test_what_the_daemon_counts_is_told() -> None:
+def test_daemon_counters_are_published() -> None:
     one = container()
     slots = (
         slot(7, stuck="its watcher does not run"),
@@ -507,7 +507,7 @@ def test_the_age_of_the_last_answer_grows() -> None:
     assert back.one("resolver_nvml_up") == 1
 
 
-def test_a_gpu_is_told_with_what_is_wrong_with_it() -> None:
+def test_unhealthy_gpu_has_its_reason() -> None:
     ill = gpu("GPU-b", 1, illnesses=(Illness("too_hot", "97 C", 1234.5),), power=None, ecc_uncorrected=None)
     nvlinks = {"0000:3c:00.0": 4, "0000:01:00.0": 2}
     well = gpu("GPU-a", 0, xids=(Xid(31, 2, ""), Xid(79, 1, "")), nvlinks=nvlinks)
@@ -632,7 +632,9 @@ def test_a_name_too_long_is_cut() -> None:
         ({"age": 0, "passes": 0, "started": 1}, 0.25, 200),
     ],
 )
-def test_who_makes_no_passes_is_not_well(changes: dict[str, float], interval: float, status: int) -> None:
+def test_daemon_without_passes_is_not_healthy(
+    changes: dict[str, float], interval: float, status: int
+) -> None:
     now = time.time()
     snapshot = picture(
         passed_at=now - changes["age"],
@@ -654,7 +656,7 @@ def answer(path: str, shown: Snapshot) -> tuple[int, bytes]:
     return asyncio.run(page.answer(path, ""))[::2]
 
 
-def test_who_waits_for_its_turn_is_well_without_passes() -> None:
+def test_standby_daemon_is_healthy_without_passes() -> None:
     """Or the upgrade's new daemon would be restarted for waiting."""
     waits = picture(passes=0, started_at=time.time() - 9000, holder="4711")
     assert answer("/healthz", waits) == answer("/readyz", waits) == (200, b"ok\n")

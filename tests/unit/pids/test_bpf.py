@@ -134,7 +134,7 @@ def test_a_process_is_found_in_one_namespace_after_the_other(large: BpfSource, c
             assert large.namespaces_of(host_pid, arrival + 1) == ()  # its PID was another's then
 
 
-def test_what_found_no_room_is_found_by_the_scan(small: BpfSource, child: int) -> None:
+def test_process_without_room_in_map_is_scanned(small: BpfSource, child: int) -> None:
     assert "raise --map-size" in small.shortage()
     assert small.counters()["full"] > 0
     before = set(Procfs().entries())
@@ -175,7 +175,7 @@ def test_a_comparison_that_takes_long_is_made_bit_by_bit(
     assert child in large
 
 
-def test_an_event_that_is_missed_during_a_comparison_brings_another(
+def test_event_missed_during_comparison_repeats_it(
     large: BpfSource, child: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("resolver.pids.bpf.SLICE_SECONDS", 0.0)
@@ -190,7 +190,7 @@ def test_an_event_that_is_missed_during_a_comparison_brings_another(
     assert large.exact() is large.bpf
 
 
-def test_after_a_missed_event_no_absence_counts_before_the_map_was_compared(
+def test_absence_counts_only_after_comparison(
     large: BpfSource, child: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     take_out(large.bpf, child)

@@ -97,7 +97,7 @@ def run(*steps: Coroutine[Any, Any, None]) -> None:
     asyncio.run(all_of_them())
 
 
-def test_what_cannot_be_opened_or_is_blind_is_passed_over_and_said_why(room: Rooms) -> None:
+def test_unusable_source_is_skipped_with_reason(room: Rooms) -> None:
     made = room("auto")
     made.broken["bpf"] = "this kernel has no BTF"
     made.blind.add("netlink")
@@ -118,9 +118,7 @@ def test_a_defect_of_a_source_is_a_reason_like_others(room: Rooms) -> None:
     assert made.ladder.why_not["bpf"] == "it failed unexpectedly (KeyError: 'maps'); please report it"
 
 
-def test_what_the_compiler_said_goes_to_the_debug_log(
-    room: Rooms, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_compiler_output_goes_to_the_debug_log(room: Rooms, capsys: pytest.CaptureFixture[str]) -> None:
     made = room("auto")
     made.broken["bpf"] = BpfUnavailable("it does not compile here", "pidmap.c:7: error")
     for level, told in (("info", False), ("debug", True)):
@@ -131,7 +129,7 @@ def test_what_the_compiler_said_goes_to_the_debug_log(
 
 
 @pytest.mark.parametrize("wanted", ["bpf", "netlink", "scan"])
-def test_one_that_was_asked_for_by_name_is_the_only_one_and_has_to_work(wanted: str, room: Rooms) -> None:
+def test_source_by_name_is_required_to_work(wanted: str, room: Rooms) -> None:
     made = room(wanted)
     run(made.ladder.start())
     assert (made.name, made.opened) == (wanted, [wanted])
@@ -163,7 +161,7 @@ def test_it_falls_at_once_and_climbs_back_later(room: Rooms) -> None:
     assert (made.name, made.ladder.why_not) == ("bpf", {})
 
 
-def test_after_a_fall_climbs_come_soon_and_then_less_and_less_often(room: Rooms) -> None:
+def test_climbs_after_a_fall_become_rarer(room: Rooms) -> None:
     made = room("auto")
     run(made.ladder.start())
     made.ladder._used_at -= 3600  # it worked for an hour
@@ -215,7 +213,7 @@ class Stubborn(Fickle):
 
 
 @pytest.mark.parametrize("breaks", ["close", "counters", "trouble"])
-def test_a_fall_is_stopped_by_nothing_that_the_failed_source_does(room: Rooms, breaks: str) -> None:
+def test_failed_source_cannot_stop_the_fall(room: Rooms, breaks: str) -> None:
     """Into the real map, which gives the failed source back."""
     made = room("auto")
     pidmap = PidMap(Stubborn("bpf", breaks))
@@ -236,7 +234,7 @@ def test_one_that_breaks_when_the_canary_is_looked_for_is_left() -> None:
     assert "Input/output error" in asyncio.run(ladder.find_canary(source)).trouble
 
 
-def test_one_that_is_refused_and_cannot_be_closed_keeps_nobody_from_the_next(room: Rooms) -> None:
+def test_unclosable_source_does_not_block_the_next(room: Rooms) -> None:
     made = room("auto")
     made.blind.add("bpf")
     made.made = lambda name: Stubborn(name, "close")
@@ -255,7 +253,7 @@ def test_a_source_that_goes_blind_is_left(room: Rooms) -> None:
     assert (made.name, made.ladder.why_not["bpf"]) == ("scan", "it is blind")
 
 
-def test_a_source_that_was_asked_for_is_started_anew_and_not_too_often(room: Rooms) -> None:
+def test_source_by_name_is_restarted_at_intervals(room: Rooms) -> None:
     made = room("netlink")
     run(made.ladder.start())
     made.in_use().wrong = "the socket failed"
@@ -267,7 +265,7 @@ def test_a_source_that_was_asked_for_is_started_anew_and_not_too_often(room: Roo
     assert made.in_use().wrong == ""
 
 
-def test_a_source_that_missed_processes_has_to_find_a_canary_at_once(room: Rooms) -> None:
+def test_source_with_losses_must_find_a_canary(room: Rooms) -> None:
     made = room("auto")
     run(made.ladder.start())
     source = made.in_use()
@@ -282,9 +280,7 @@ def test_a_source_that_missed_processes_has_to_find_a_canary_at_once(room: Rooms
 
 
 @pytest.mark.parametrize("fault", ["the child ends", "no descriptors"])
-def test_a_canary_that_cannot_be_made_says_nothing_about_the_source(
-    monkeypatch: pytest.MonkeyPatch, fault: str
-) -> None:
+def test_failed_canary_says_nothing_about_the_source(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     def refuse(*_: object) -> None:
         raise OSError(errno.EMFILE, "Too many open files")
 
@@ -308,7 +304,7 @@ def test_the_real_canary_is_missed_by_a_source_that_sees_nothing() -> None:
     assert "did not see process" in asyncio.run(ladder.find_canary(Blind(Procfs()))).trouble
 
 
-def test_who_is_forking_while_it_is_searched_for_is_searched_for_again() -> None:
+def test_forking_process_is_searched_again() -> None:
     """A process is in ``/proc`` before the event of its fork comes: its parent may lose the CPU in between."""
 
     class Late(ScanSource):
@@ -351,7 +347,7 @@ def test_the_map_follows_the_node(
     assert ladder.room(a_node(tmp_path, processes, pid_max), map_size) == places
 
 
-def test_a_map_that_stays_too_small_is_opened_anew_ever_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_map_is_reopened_ever_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
     made = Room("auto", monkeypatch, map_size=0)
     run(made.ladder.start())
     small = made.in_use()
@@ -371,7 +367,7 @@ def test_a_map_that_stays_too_small_is_opened_anew_ever_less_often(monkeypatch: 
     assert made.ladder._next_growth == 0.0
 
 
-def test_a_map_whose_size_was_chosen_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_map_of_chosen_size_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
     made = Room("auto", monkeypatch, map_size=1024)
     run(made.ladder.start())
     made.in_use().short = "the map is full"

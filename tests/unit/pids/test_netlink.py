@@ -86,7 +86,7 @@ def test_a_drain_is_bounded_and_says_so(stream: EventStream, kernel: Kernel) -> 
     ("cpu", "first", "then", "gaps"),
     [(3, 7000, 7002, 1), (0, (1 << 32) - 1, 0, 0), (0, 1000, 5, 1), (NO_CPU, 4711, 3, 0)],
 )
-def test_a_lost_event_is_noticed_by_the_next_ones_number_on_its_cpu(
+def test_lost_event_is_noticed_by_sequence_number(
     stream: EventStream, kernel: Kernel, cpu: int, first: int, then: int, gaps: int
 ) -> None:
     kernel.sequence[cpu] = first
@@ -103,9 +103,7 @@ OTHERS: Final = struct.pack("=IIIIHHIIQ6I", 1, 2, 0, 0, 40, 0, FORK, 0, 1, 1, 1,
 
 
 @pytest.mark.parametrize("message", [b"", b"\1" * 16, b"\1" * 36, b"\1" * 75, bytes(16) + OTHERS])
-def test_after_a_short_message_or_another_connectors_all_is_read_again(
-    stream: EventStream, kernel: Kernel, message: bytes
-) -> None:
+def test_invalid_message_causes_a_rescan(stream: EventStream, kernel: Kernel, message: bytes) -> None:
     kernel.fork(1)
     kernel.raw(message)
     kernel.fork(2)
@@ -170,7 +168,7 @@ def test_one_process_is_looked_at_before_its_event_came(fixture: Fixture) -> Non
     assert fixture.source.listings == 1
 
 
-def test_a_zombie_whose_end_was_lost_is_found_by_the_scan(fixture: Fixture) -> None:
+def test_zombie_with_lost_exit_is_found_by_scan(fixture: Fixture) -> None:
     fixture.start(100)
     fixture.kernel.fork(100)
     fixture.refresh()
@@ -191,7 +189,7 @@ def test_many_named_processes_are_listed_at_once(fixture: Fixture) -> None:
     assert (fixture.source.listings, fixture.source.rescans) == (2, 0)
 
 
-def test_a_refresh_takes_steps_and_an_abandoned_one_loses_nothing(fixture: Fixture) -> None:
+def test_abandoned_refresh_loses_nothing(fixture: Fixture) -> None:
     for host_pid in (100, 101):
         fixture.start(host_pid)
         fixture.kernel.fork(host_pid)
@@ -201,7 +199,7 @@ def test_a_refresh_takes_steps_and_an_abandoned_one_loses_nothing(fixture: Fixtu
     assert numbers(fixture.source).keys() >= {100, 101}
 
 
-def test_what_may_not_be_read_is_counted_until_it_can(
+def test_unreadable_processes_are_counted_until_readable(
     fixture: Fixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(self: Procfs, host_pid: int) -> ProcessIdentity:

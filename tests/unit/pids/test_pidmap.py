@@ -62,7 +62,7 @@ def told(*processes: tuple[int, ...]) -> tuple[Told, PidMap]:
     return source, pidmap
 
 
-def test_the_container_of_a_process_is_known_for_seconds_after_its_end(clock: Clock) -> None:
+def test_container_of_ended_process_is_known_for_seconds(clock: Clock) -> None:
     _, pidmap = told()
     pidmap.name_container(100, "pod_main")
     pidmap.name_container(200, "")  # of the host
@@ -129,7 +129,7 @@ _numbers = st.dictionaries(st.integers(1, 8), st.lists(st.integers(1, 4), max_si
 
 @settings(max_examples=150)
 @given(st.lists(st.tuples(_numbers, st.sets(st.integers(1, 8))), max_size=6))
-def test_it_says_what_the_source_said_last(rounds: list[tuple[dict[int, list[int]], set[int]]]) -> None:
+def test_map_reports_the_sources_last_state(rounds: list[tuple[dict[int, list[int]], set[int]]]) -> None:
     source, pidmap = told()
     seen: set[int] = set()
     for now, again in rounds:
@@ -148,7 +148,7 @@ def test_it_says_what_the_source_said_last(rounds: list[tuple[dict[int, list[int
         assert {p for p in seen if p in pidmap.source} == source.now.keys()
 
 
-def test_another_source_takes_over_and_what_the_first_counted_stays() -> None:
+def test_new_source_keeps_counters_of_the_first() -> None:
     class Counting(ScanSource):
         closed = False
 

@@ -57,7 +57,7 @@ def put(root: Path, host_pid: int, *ns_pids: int, status: str | None = None) -> 
     shutil.rmtree(root / "gone", ignore_errors=True)
 
 
-def test_first_everything_then_what_is_new(tmp_path: Path, source: ScanSource) -> None:
+def test_first_scan_is_whole_and_later_ones_new_only(tmp_path: Path, source: ScanSource) -> None:
     put(tmp_path, 100, 1)
     put(tmp_path, 101, 7, 1)
     for name in ("self", "sys"):
@@ -111,9 +111,7 @@ def test_one_process_is_looked_at_without_a_listing(tmp_path: Path, source: Scan
     assert changes(source, look=100) == ([], [100])
 
 
-def test_a_process_that_was_read_is_not_read_again_unless_it_is_another(
-    tmp_path: Path, noted: Noted, source: ScanSource
-) -> None:
+def test_known_process_is_read_again_only_if_reused(tmp_path: Path, noted: Noted, source: ScanSource) -> None:
     for host_pid in (100, 101, 102):
         put(tmp_path, host_pid, host_pid - 99)
     steps = source.refreshing()

@@ -112,7 +112,7 @@ def test_another_pods_process_does_not_count(scene: Scene) -> None:
     assert scene.judge()
 
 
-def test_who_cannot_be_looked_at_leaves_it_open(scene: Scene) -> None:
+def test_unreadable_process_leaves_it_undecided(scene: Scene) -> None:
     place = scene.put(11)
     (place / "maps").unlink()
     (place / "maps").mkdir()  # what cannot be read as a file
@@ -163,7 +163,7 @@ def test_one_that_answers_too_late_leaves_it_open(scene: Scene) -> None:
         (ANOTHER, "/c", True),
     ],
 )
-def test_who_cannot_be_looked_at_is_ruled_out_by_its_cgroup_and_its_mounts(
+def test_unreadable_process_is_excluded_by_cgroup_or_mounts(
     scene: Scene,
     pod: str,
     root: str,
@@ -195,9 +195,7 @@ def test_a_process_that_attaches_meanwhile_leaves_it_open(scene: Scene) -> None:
     assert scene.abandoned.wait() == float("inf")  # its slots are searched again first
 
 
-def test_who_was_young_is_judged_when_it_was_left_alone_for_a_while(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_young_process_is_judged_after_a_quiet_while(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "time", lambda: LONG_AGO + 0.1)
     scene.put(10)
     assert not scene.judge()
@@ -220,7 +218,7 @@ def test_a_clock_that_is_set_delays_no_verdict(
     assert scene.judge()
 
 
-def test_what_is_in_use_is_looked_at_ever_more_rarely(scene: Scene) -> None:
+def test_used_file_is_checked_ever_more_rarely(scene: Scene) -> None:
     place = scene.put(11, maps=MAPPED)
     assert not scene.judge()
     (place / "maps").write_text(READ_ONLY)
@@ -236,7 +234,7 @@ def test_a_change_of_the_file_takes_it_back(scene: Scene) -> None:
     assert not scene.state.dead
 
 
-def test_a_lease_is_given_only_while_nobody_writes(tmp_path: Path) -> None:
+def test_lease_is_granted_only_without_writers(tmp_path: Path) -> None:
     path = tmp_path / "a.cache"
     path.write_bytes(b"x")
     with path.open("rb") as reader:

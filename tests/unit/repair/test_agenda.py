@@ -40,12 +40,12 @@ def test_a_region_where_all_is_right_is_looked_at_rarely() -> None:
 
 
 @pytest.mark.parametrize(("watched", "quiet"), [(False, True), (True, False)])
-def test_by_the_clock_where_nobody_tells_or_something_is_waited_for(watched: bool, quiet: bool) -> None:  # noqa: FBT001
+def test_due_by_clock_without_watch_or_while_waiting(watched: bool, quiet: bool) -> None:  # noqa: FBT001
     found = looks(settled(), 200.0, 10.0, watched=watched, quiet=quiet)
     assert gaps(found) == pytest.approx([INTERVAL] * (len(found) - 1))
 
 
-def test_after_an_attachment_it_is_looked_at_often_then_ever_more_rarely() -> None:
+def test_reads_after_attachment_become_rarer() -> None:
     attention = settled()
     attention.attached("r", 200.0)
     found = looks(attention, 200.0, 100.0)
@@ -58,7 +58,7 @@ def test_after_an_attachment_it_is_looked_at_often_then_ever_more_rarely() -> No
     assert min(gaps(found)) >= 0.0039  # and however many events there are
 
 
-def test_any_number_of_events_bring_no_more_looks_than_the_shortest_pause_allows() -> None:
+def test_events_cannot_beat_the_shortest_pause() -> None:
     attention = settled()
     count = 0
     for millisecond in range(1000):
@@ -85,7 +85,7 @@ def test_a_dead_slot_is_looked_at_when_it_is_due() -> None:
     assert attention.next() == pytest.approx(201.2)
 
 
-def test_nobody_knows_what_was_lost_so_everything_is_due() -> None:
+def test_everything_is_due_after_lost_events() -> None:
     attention = settled()
     attention.found("other", 0.0)
     for path in ("r", "other"):
@@ -96,7 +96,7 @@ def test_nobody_knows_what_was_lost_so_everything_is_due() -> None:
     assert attention.due(200.05) == []
 
 
-def test_losses_in_a_row_are_checked_once_a_second_and_none_is_forgotten() -> None:
+def test_repeated_losses_are_checked_once_a_second() -> None:
     attention, found = settled(), list[float]()
     for hundredth in range(1000):
         now = 200.0 + hundredth / 100
@@ -117,7 +117,7 @@ def test_one_that_is_over_its_budget_waits() -> None:
     assert attention.due(200.25) == ["r"]
 
 
-def test_a_new_region_is_due_and_a_forgotten_one_wakes_nobody() -> None:
+def test_new_region_is_due_and_forgotten_one_is_not() -> None:
     attention = Agenda()
     assert attention.next() == NEVER
     attention.found("new", 0.0)
@@ -128,7 +128,7 @@ def test_a_new_region_is_due_and_a_forgotten_one_wakes_nobody() -> None:
     assert attention.next() == NEVER
 
 
-def test_who_waits_longest_comes_first() -> None:
+def test_longest_waiting_region_comes_first() -> None:
     attention = Agenda()
     for path, last in (("b", 200.0), ("c", 100.0), ("a", 150.0)):
         attention.found(path, 0.0)

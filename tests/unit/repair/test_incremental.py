@@ -232,7 +232,7 @@ def lives() -> Iterator[tuple[Life, Life]]:
 
 @settings(max_examples=150)
 @given(moments())
-def test_looking_at_what_changed_gives_what_looking_at_everything_gives(life: list[Moment]) -> None:
+def test_incremental_plan_equals_full_plan(life: list[Moment]) -> None:
     with lives() as (changed, whole):
         now = 100.0
         for at in life:

@@ -90,7 +90,7 @@ def desk() -> Iterator[Desk]:
 
 
 @pytest.mark.parametrize("gone", ["region", "owner", "nothing"])
-def test_orders_that_wait_for_the_writer_are_not_given_for_what_has_gone(desk: Desk, gone: str) -> None:
+def test_waiting_orders_of_gone_slots_are_dropped(desk: Desk, gone: str) -> None:
     """A descriptor that was closed meanwhile may be another file's."""
     sent: list[int] = []
 
@@ -171,16 +171,14 @@ def test_a_slot_of_a_claim_is_told_with_its_owners_names(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize(("conflicts", "lines"), [(1, 1), (2, 0)])
-def test_a_repair_beside_another_writer_has_no_line_but_the_conflicts(
-    desk: Desk, conflicts: int, lines: int
-) -> None:
+def test_repair_beside_another_writer_logs_conflicts_only(desk: Desk, conflicts: int, lines: int) -> None:
     bench = desk.region((7, 0))
     bench.state(7).conflicts = conflicts
     assert desk.send(bench, (slot_writer.DONE, 4711 << 32 | 7))
     assert len(desk.events("repair")) == lines
 
 
-def test_a_hostpid_that_another_writer_changed_at_once_is_unresolved(desk: Desk) -> None:
+def test_hostpid_changed_by_another_writer_is_unresolved(desk: Desk) -> None:
     bench = desk.region((7, 0))
     assert desk.send(bench, (slot_writer.DONE, 815))
     assert bench.reason(7) is UnresolvedReason.CHANGED
@@ -235,7 +233,7 @@ def test_a_write_that_was_not_made(
     assert len(bench.plan()) == 1, "it is tried again at once, and is no conflict"
 
 
-def test_a_file_that_cannot_be_written_is_tried_again_after_five_seconds(desk: Desk) -> None:
+def test_unwritable_file_is_retried_after_five_seconds(desk: Desk) -> None:
     bench = desk.region((7, 0))
     assert desk.send(bench, (slot_writer.NOT_WRITABLE, 0))
     assert bench.reason(7) is UnresolvedReason.WRITE_FAILED
@@ -259,9 +257,7 @@ def test_lines_are_limited_by_directory_or_container(path: str, key: str) -> Non
 @pytest.mark.parametrize(
     ("code", "lacks"), [(errno.EMFILE, Shortage.DESCRIPTORS), (errno.EPERM, Shortage.MEMORY)]
 )
-def test_what_the_writer_lacks_is_nobodys_fault_and_is_told_until_it_is_over(
-    desk: Desk, code: int, lacks: Shortage
-) -> None:
+def test_writer_shortage_blames_no_file_and_is_reported(desk: Desk, code: int, lacks: Shortage) -> None:
     bench = desk.region((7, 0))
     assert desk.send(bench, (slot_writer.NO_MEANS, code))
     assert desk.writing.worker.means.counts == {lacks: 1}
@@ -292,7 +288,7 @@ def main():
 """
 
 
-def test_a_writer_that_lacks_means_for_ten_seconds_makes_the_daemon_not_ready(
+def test_writer_shortage_of_ten_seconds_is_not_ready(
     desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It answers each time, and did none of the work."""
@@ -309,7 +305,7 @@ def test_a_writer_that_lacks_means_for_ten_seconds_makes_the_daemon_not_ready(
     assert worker.means.lacking() == "for 16 s the slot writer could not work: Too many open files"
 
 
-def test_a_late_writer_is_the_files_fault_the_third_time_in_a_row(desk: Desk) -> None:
+def test_third_late_write_in_a_row_blames_the_file(desk: Desk) -> None:
     bench = desk.region((7, 0))
     for answer in (LATE, LATE, DONE, LATE, LATE):
         bench.see((7, 0))
@@ -334,9 +330,7 @@ def test_a_quarantine_outlives_the_file(desk: Desk) -> None:
     assert not desk.writing.blame("another").quarantined(time.monotonic())
 
 
-async def test_files_that_kill_the_writer_delay_no_other_containers_orders(
-    desk: Desk, tmp_path: Path
-) -> None:
+async def test_files_that_kill_the_writer_delay_no_others(desk: Desk, tmp_path: Path) -> None:
     (tmp_path / "dies.py").write_text("""
 import os, signal, socket
 def main():

@@ -118,7 +118,7 @@ def test_a_pid_that_is_another_slots_index_is_no_trouble(bench: Bench) -> None:
     assert sorted(bench.states()) == [1, 2, 3]
 
 
-def test_a_slot_that_moved_keeps_what_is_known_of_it(bench: Bench) -> None:
+def test_moved_slot_keeps_its_evidence(bench: Bench) -> None:
     bench.see((9, 0), (8, 0), (7, 0))
     bench.own(7, 4711)
     (order,) = bench.plan()
@@ -158,7 +158,7 @@ def test_another_writer_makes_us_wait_ever_longer(bench: Bench) -> None:
     assert len(waits) == 14
 
 
-def test_the_processs_own_guess_is_no_conflict_and_is_put_right_at_once(bench: Bench) -> None:
+def test_own_guess_is_no_conflict_and_is_repaired(bench: Bench) -> None:
     bench.see((7, 0))
     bench.own(7, 4711)
     bench.done(bench.plan()[0])
@@ -214,9 +214,7 @@ def test_a_write_that_failed_is_no_generation(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize(("hostpid", "asked"), [(0, False), (7, False), (4711, False), (4722, True)])
-def test_a_number_that_may_be_another_owners_is_not_overwritten_before_the_owner_was_asked_again(
-    bench: Bench, hostpid: int, *, asked: bool
-) -> None:
+def test_doubted_hostpid_waits_for_a_new_search(bench: Bench, hostpid: int, *, asked: bool) -> None:
     bench.see((7, 4711), (8, 1))
     bench.own(7, 4711)
     bench.plan()
@@ -233,9 +231,7 @@ def test_a_number_that_may_be_another_owners_is_not_overwritten_before_the_owner
 
 
 @pytest.mark.parametrize("after", [(7, 5), (7, 0, 2)])
-def test_a_change_of_words_brings_no_look_forward_and_a_process_that_attaches_one(
-    bench: Bench, after: SlotValues
-) -> None:
+def test_attachment_is_read_early_and_a_change_is_not(bench: Bench, after: SlotValues) -> None:
     """A tenant flips its words as fast as it likes; who attaches writes a byte, and the file's time changes."""
     bench.see((7, 0))
     state = bench.state(7)
@@ -288,7 +284,7 @@ def test_an_unknown_utilization_is_not_written(bench: Bench) -> None:
 @pytest.mark.parametrize(
     ("writes", "at_once", "later"), [(AUTO, [], [0, 1]), (ALWAYS, [0, 1], [0, 1]), (NEVER, [], [])]
 )
-def test_who_waits_for_a_watcher(
+def test_slots_waiting_for_a_watcher(
     bench: Bench, writes: WriteUtilization, at_once: list[int], later: list[int]
 ) -> None:
     bench.see((7, 4711, 1, (80, 3)))
@@ -338,7 +334,7 @@ def test_contested_values_are_held(stack: ExitStack) -> None:
     assert bench.repairs.held == []
 
 
-def test_the_hostpid_comes_first_the_utilization_with_the_next_pass(bench: Bench) -> None:
+def test_hostpid_precedes_utilization_by_a_pass(bench: Bench) -> None:
     bench.see((7, 0, 1, (80, 3)))
     bench.own(7, 4711)
     assert [order.device for order in bench.plan()] == [None]
@@ -383,7 +379,7 @@ def test_the_load_of_a_process_that_gave_its_slot_back_is_zeroed(bench: Bench, s
     assert bench.plan(writes=NEVER) == []
 
 
-def test_a_copy_above_proc_num_is_zeroed_unless_a_process_takes_it(bench: Bench) -> None:
+def test_copy_above_proc_num_is_zeroed_unless_taken(bench: Bench) -> None:
     """Monitors up to HAMi 2.6 add up all 1,024 slots; who takes one of these counts it in: that is the guard."""
     bench.see((9, 0), (7, 4711, 1, (0, 58)), (8, 4712, 1, (1, 0)), proc_num=1)
     orders = bench.plan()
@@ -399,7 +395,7 @@ def test_a_copy_above_proc_num_is_zeroed_unless_a_process_takes_it(bench: Bench)
     assert [order.slot for order in bench.plan()] == [2]
 
 
-def test_after_an_end_a_region_is_looked_at_until_no_watcher_fills_the_slot_again(bench: Bench) -> None:
+def test_region_is_read_after_an_end_until_slot_stays_0(bench: Bench) -> None:
     """Other processes' watchers match its number in samples that are older than its end."""
     bench.see((0, 4711, 0, (64, 0)))
     assert len(bench.plan()) == 1
@@ -425,7 +421,7 @@ def test_after_an_end_a_region_is_looked_at_until_no_watcher_fills_the_slot_agai
     assert bench.repairs.quiet_until() > bench.now
 
 
-def test_a_dead_slot_is_looked_at_again_for_it_may_be_taken_again(bench: Bench) -> None:
+def test_dead_slot_is_read_again(bench: Bench) -> None:
     """Rarely, and at once when a process has attached."""
     bench.see((7, 815, 1, (0, 0)))
     state = bench.state(7)
@@ -453,7 +449,7 @@ def test_a_dead_slot_is_looked_at_again_for_it_may_be_taken_again(bench: Bench) 
         (UnresolvedReason.OTHER_POD, False),
     ],
 )
-def test_what_may_live_is_not_dead(bench: Bench, answer: UnresolvedReason, *, dead: bool) -> None:
+def test_possibly_living_process_is_not_dead(bench: Bench, answer: UnresolvedReason, *, dead: bool) -> None:
     bench.see((7, 815, 1, (80, 0)))
     bench.state(7).owner_ended()
     bench.state(7).found(answer, bench.now)
@@ -502,7 +498,7 @@ def test_quarantines_grow_to_an_hour_and_are_forgiven_in_time() -> None:
     assert blame.died(now, guilty=True) == 10.0
 
 
-def test_a_writer_that_is_late_blames_nothing_until_it_is_late_again_and_again() -> None:
+def test_late_writer_blames_only_repeated_lateness() -> None:
     blame = Blame()
     assert [blame.died(1.0, guilty=False) for _ in range(2)] == [0.0, 0.0]
     blame.answered()
@@ -550,7 +546,7 @@ def test_a_region_is_quiet_until_anything_changes(bench: Bench) -> None:
     assert bench.repairs.stirs(bench.now, HOST)
 
 
-def test_what_has_no_slot_of_its_own_is_nothing_to_do(bench: Bench) -> None:
+def test_process_without_slot_needs_no_work(bench: Bench) -> None:
     bench.see((7, 4711), (0, 0), (8, 0), (8, 0))
     bench.own(7, 4711)
     assert quiet(bench, HOST)
@@ -574,7 +570,7 @@ _slots = st.lists(
 
 @settings(max_examples=200)
 @given(st.lists(_slots, min_size=1, max_size=6), st.sampled_from([HOST, CONTAINER, UNKNOWN]))
-def test_whatever_a_tenant_shows_only_owned_slots_get_their_own_number(
+def test_only_owned_slots_get_their_own_hostpid(
     views: list[list[tuple[int, int, int]]], policy: HostpidPolicy
 ) -> None:
     with ExitStack() as stack:
@@ -601,7 +597,7 @@ def test_whatever_a_tenant_shows_only_owned_slots_get_their_own_number(
         bench.repairs.close()
 
 
-def test_a_dead_slot_is_not_zeroed_once_the_file_was_touched_before_somebody_looked(bench: Bench) -> None:
+def test_dead_slot_of_a_touched_file_is_not_zeroed(bench: Bench) -> None:
     """A process of a restarted container may have taken it again without changing a byte of it."""
     bench.see((7, 70, 1, (50, 0)))
     (state,) = bench.states().values()
@@ -647,7 +643,7 @@ def test_nothing_is_written_before_every_slot_was_looked_for(stack: ExitStack) -
     assert [order.new >> 32 for order in bench.plan()] == [4711, 4712]
 
 
-def test_a_guest_of_another_pod_makes_it_uncertain_whose_a_file_is(stack: ExitStack) -> None:
+def test_guest_of_another_pod_makes_owner_uncertain(stack: ExitStack) -> None:
     bench = Bench(stack, shared=True)
     bench.see((7, 0), (8, 0), (9, 0, 1, (50, 0)))
     bench.own(7, 4711)
@@ -660,7 +656,7 @@ def test_a_guest_of_another_pod_makes_it_uncertain_whose_a_file_is(stack: ExitSt
     assert [(order.device, order.new) for order in bench.plan()] == [(None, 4711 << 32 | 7), (0, 0)]
 
 
-def test_a_guest_who_comes_later_is_only_a_guest(stack: ExitStack) -> None:
+def test_later_guest_is_only_a_guest(stack: ExitStack) -> None:
     bench = Bench(stack, shared=True)
     bench.see((7, 0))
     bench.own(7, 4711)
@@ -696,7 +692,7 @@ def fills(bench: Bench, ns_pid: int, host_pid: int, *ns_pids: int) -> None:
         (4711, (4711, 30, 7), None),  # its watcher may be above it
     ],
 )
-def test_a_watcher_confirms_a_number_that_can_be_told_from_the_other(
+def test_watcher_confirms_a_distinguishable_hostpid(
     bench: Bench, host_pid: int, ns_pids: tuple[int, ...], finding: WatcherFinding | None
 ) -> None:
     bench.see((7, host_pid))
@@ -704,7 +700,7 @@ def test_a_watcher_confirms_a_number_that_can_be_told_from_the_other(
     assert bench.repairs.finding is finding
 
 
-def test_a_finding_is_the_containers_and_lasts_as_long_as_the_owner(bench: Bench) -> None:
+def test_finding_lasts_as_long_as_the_owner(bench: Bench) -> None:
     bench.see((9, 4713), (7, 4711))
     bench.own(9, 4713)
     bench.plan()

@@ -51,7 +51,7 @@ def test_searches_are_due_in_their_time_the_last_slot_first(bench: Bench) -> Non
 @pytest.mark.parametrize(
     ("attached", "watched", "everything"), [(True, True, True), (False, True, False), (False, False, True)]
 )
-def test_a_write_to_the_file_makes_all_due_and_one_that_can_hide_a_move_has_all_read(
+def test_file_write_makes_all_slots_due(
     bench: Bench, *, attached: bool, watched: bool, everything: bool
 ) -> None:
     bench.see((7, 0), (8, 4712))
@@ -76,7 +76,7 @@ def test_a_write_to_the_file_makes_all_due_and_one_that_can_hide_a_move_has_all_
     assert not stirs(bench), "once"
 
 
-def test_a_new_slot_and_one_that_is_alone_again_are_searched_at_once(bench: Bench) -> None:
+def test_new_and_unique_again_slots_are_searched_at_once(bench: Bench) -> None:
     bench.see((7, 0))
     searched(bench, 7)
     bench.see((7, 0), (8, 0))
@@ -119,7 +119,7 @@ def test_work_that_is_put_off_has_a_reason_once(bench: Bench) -> None:
     assert [bench.reason(ns_pid) for ns_pid in (7, 8, 9)] == [None, OVER_BUDGET, OVER_BUDGET]
 
 
-def test_what_is_neither_owned_nor_dead_is_unclear(bench: Bench) -> None:
+def test_neither_owned_nor_dead_slot_is_unclear(bench: Bench) -> None:
     bench.see((7, 4711), (8, 0))
     bench.own(7, 4711)
     assert bench.repairs.unclear()

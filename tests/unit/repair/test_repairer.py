@@ -110,7 +110,7 @@ def test_a_region_in_which_all_is_right_is_not_even_asked_about(bench: Bench) ->
     assert bench.pidmap.refreshes == 1
 
 
-def test_a_process_that_gave_its_slot_back_keeps_its_container_for_its_last_samples(bench: Bench) -> None:
+def test_returned_slot_keeps_container_for_last_samples(bench: Bench) -> None:
     path, process = bench.file((7, 0)), bench.child()
     bench.told.host_pids = {7: process.pid}
     bench.step()
@@ -120,7 +120,7 @@ def test_a_process_that_gave_its_slot_back_keeps_its_container_for_its_last_samp
     assert bench.pidmap.container_of(process.pid) == "uid_main"
 
 
-def test_the_process_that_a_slot_names_is_checked_with_each_search(bench: Bench) -> None:
+def test_named_process_is_checked_with_each_search(bench: Bench) -> None:
     """It may be the owner as well, in a container too new to be known: also after that made the owner ambiguous."""
     bench.file((7, 4711))
     bench.told.reasons = {7: UnresolvedReason.AMBIGUOUS}
@@ -180,7 +180,7 @@ def test_utilization_comes_and_goes(bench: Bench) -> None:
     assert bench.counters["utilization_writes"] == 3
 
 
-def test_watchers_are_counted_by_container_and_one_that_confirms_counts_for_it(bench: Bench) -> None:
+def test_watchers_count_once_per_container(bench: Bench) -> None:
     for name in "abcde":
         bench.file((7, 0), name=name)
     bench.step()
@@ -200,7 +200,7 @@ def test_watchers_are_counted_by_container_and_one_that_confirms_counts_for_it(b
 @pytest.mark.parametrize(
     ("runs", "other", "dead"), [(False, False, False), (True, False, True), (False, True, False)]
 )
-def test_a_process_nobody_ever_saw_is_dead_only_where_the_kernel_says_so(
+def test_unseen_process_is_dead_only_by_the_kernel(
     bench: Bench, *, runs: bool, other: bool, dead: bool
 ) -> None:
     process = bench.child()
@@ -265,9 +265,7 @@ def test_another_writer_is_a_conflict_and_is_waited_for(bench: Bench, lines: Lin
     assert slot(path)[1] == process.pid
 
 
-def test_what_another_writer_costs_in_lines_is_one_for_each_time_it_is_met(
-    bench: Bench, lines: Lines
-) -> None:
+def test_conflict_is_logged_once_per_meeting(bench: Bench, lines: Lines) -> None:
     """The repair of a slot that was changed back says nothing that the conflict hasn't said."""
     path, process = bench.file((7, 0)), bench.child()
     bench.told.host_pids = {7: process.pid}
@@ -322,7 +320,7 @@ def with_answers(bench: Bench, *answers: tuple[int, int] | Exception | bytes) ->
     return path
 
 
-def test_what_is_said_of_a_file_that_cannot_be_written_has_a_limit_too(bench: Bench, lines: Lines) -> None:
+def test_log_lines_of_unwritable_file_are_limited(bench: Bench, lines: Lines) -> None:
     """A lease that its container takes and gives back makes it so at will."""
     answers = [(slot_writer.NOT_WRITABLE, 0), (slot_writer.DONE, 0)] * 50
     with_answers(bench, *answers)
@@ -336,7 +334,7 @@ def test_what_is_said_of_a_file_that_cannot_be_written_has_a_limit_too(bench: Be
     assert said["write_failed"] + said["write_works_again"] < 10
 
 
-def test_nothing_is_kept_of_a_file_that_could_not_be_written_and_is_gone(bench: Bench) -> None:
+def test_gone_unwritable_file_is_forgotten(bench: Bench) -> None:
     """Its container makes another one, of another name, for ever."""
     path = with_answers(bench, (slot_writer.NOT_WRITABLE, 0))
     bench.step()
@@ -348,7 +346,7 @@ def test_nothing_is_kept_of_a_file_that_could_not_be_written_and_is_gone(bench: 
 @pytest.mark.parametrize(
     "defect", [ZeroDivisionError("the very defect"), OSError(errno.ELOOP, "the very defect")]
 )
-def test_what_goes_wrong_with_one_container_ends_nobody_elses_turn(
+def test_failure_of_one_container_ends_no_other_turn(
     bench: Bench, lines: Lines, monkeypatch: pytest.MonkeyPatch, defect: Exception
 ) -> None:
     path, _, process = bench.file((8, 0), name="good"), bench.file((7, 0), name="bad"), bench.child()
@@ -369,7 +367,7 @@ def test_what_goes_wrong_with_one_container_ends_nobody_elses_turn(
     assert bench.counters["internal_errors"] == 1
 
 
-def test_files_that_come_and_go_cost_few_lines_for_each_container(bench: Bench, lines: Lines) -> None:
+def test_short_lived_files_cost_few_lines_per_container(bench: Bench, lines: Lines) -> None:
     for number in range(20):
         path = bench.file((7, 0))
         path = path.rename(path.with_name(f"{number}.cache"))
@@ -383,7 +381,7 @@ def test_files_that_come_and_go_cost_few_lines_for_each_container(bench: Bench, 
     assert 2 <= len(told) < 8
 
 
-def test_a_write_that_was_changed_back_before_it_was_read_back_was_one(bench: Bench) -> None:
+def test_write_reverted_before_readback_is_counted(bench: Bench) -> None:
     with_answers(bench, (slot_writer.DONE, 0xBAD))
     for _ in range(4):
         bench.step()
@@ -424,7 +422,7 @@ def test_a_new_file_in_its_place_is_not_forgiven(bench: Bench) -> None:
     assert bench.reports()[0].unresolved is UnresolvedReason.QUARANTINED
 
 
-def test_a_writer_that_is_killed_or_cannot_be_started_is_never_the_files_fault(bench: Bench) -> None:
+def test_killed_or_unstartable_writer_blames_no_file(bench: Bench) -> None:
     with_answers(bench, KILLED, KILLED, WAITING, WAITING, KILLED, KILLED, KILLED)
     for _ in range(7):
         bench.step()
@@ -549,7 +547,7 @@ def quiet_life(bench: Bench, clock: Clock, files: int) -> Iterator[float]:
 
 
 @pytest.mark.parametrize("alive", [True, False])
-def test_files_that_are_only_looked_at_by_the_clock_are_looked_at_together(
+def test_files_read_by_the_clock_are_read_together(
     bench: Bench,
     monkeypatch: pytest.MonkeyPatch,
     *,

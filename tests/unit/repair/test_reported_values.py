@@ -38,7 +38,7 @@ PASS = 0.25
         (1, 0, True),
     ],
 )
-def test_what_counts_as_a_difference(present: int, actual: int, *, is_another: bool) -> None:
+def test_differences_that_count(present: int, actual: int, *, is_another: bool) -> None:
     assert differs(present, actual) is is_another
 
 
@@ -75,7 +75,7 @@ class Scene:
 NOTHING = (None,) * 4
 
 
-def test_what_stands_still_through_an_answer_and_two_ticks_is_put_right_once() -> None:
+def test_still_value_is_repaired_after_answer_and_two_ticks() -> None:
     scene = Scene(30)
     assert scene.second(30, NOTHING) == [RIGHT] * 4
     assert scene.second(0, NOTHING) == [WAIT, WRONG, RIGHT, RIGHT]
@@ -84,7 +84,7 @@ def test_what_stands_still_through_an_answer_and_two_ticks_is_put_right_once() -
     assert not scene.word.contested
 
 
-def test_answers_that_come_faster_than_a_watcher_ticks_do_not_put_it_off() -> None:
+def test_fast_answers_do_not_delay_a_repair() -> None:
     scene = Scene(30)
     verdicts = []
     for actual in (10, 12, 8, 10, 11):
@@ -136,7 +136,7 @@ def test_a_second_device_that_is_never_zeroed_stays_uncontested() -> None:
     assert not scene.word.contested
 
 
-def test_what_is_set_to_0_after_each_write_is_contested_at_the_second_answer() -> None:
+def test_value_reset_after_writes_is_contested() -> None:
     """As 2.4.1 on its first device."""
     scene = Scene(0)
     assert scene.second(40, NOTHING) == [WAIT, WRONG, RIGHT, RIGHT]
@@ -164,7 +164,7 @@ def test_the_cause_is_told_by_the_last_wrong_value() -> None:
 
 
 @pytest.mark.parametrize("load", [5, 12, 40])
-def test_what_is_added_is_contested_before_the_next_answer_is_over(load: int) -> None:
+def test_added_value_is_contested_within_one_answer(load: int) -> None:
     """As 2.5.0 from its second device on: two ticks in a pass."""
     scene = Scene(0)
     for actual in (0, load):
@@ -184,7 +184,7 @@ def test_more_than_a_device_can_do_is_put_right_at_once() -> None:
     assert scene.present == 0
 
 
-def test_peace_is_made_when_the_watcher_was_right_by_itself_at_two_answers() -> None:
+def test_watcher_right_at_two_answers_ends_contest() -> None:
     scene = Scene(500)
     scene.look()
     assert scene.word.contested
@@ -205,7 +205,7 @@ def test_silence_is_no_peace() -> None:
     assert not scene.word.contested
 
 
-def test_what_the_slot_writer_marks_is_no_watchers_value() -> None:
+def test_value_of_the_slot_writer_is_no_watchers_value() -> None:
     word = ReportedValue(MARK)
     word.judge(MARK, 40, 99.0, 0.0, 100.0)
     assert not word.contested
@@ -250,13 +250,13 @@ def test_a_small_value_where_nothing_works_was_added() -> None:
     assert "adds to sm_util" in word.ways()
 
 
-def test_a_watcher_gets_its_two_ticks_from_when_its_number_is_right() -> None:
+def test_watcher_gets_two_ticks_after_right_hostpid() -> None:
     word = ReportedValue(0)
     assert word.judge(0, 40, 100.0, since=200.0, now=200.0) is WAIT
     assert word.judge(0, 40, 100.0, since=200.0, now=200.01 + TWO_TICKS) is WRONG
 
 
-def test_it_is_told_after_a_while_with_what_is_known() -> None:
+def test_fault_is_reported_after_a_while_with_details() -> None:
     def told(word: ReportedValue, policy: HostpidPolicy) -> str:
         evidence = Evidence()
         evidence.since, evidence.words[0] = 100.0, word
@@ -280,7 +280,7 @@ def test_it_is_told_after_a_while_with_what_is_known() -> None:
     assert told(zeroed, BY_VERSION).endswith("as HAMi 2.4.1 does; it is put right after each tick")
 
 
-def test_what_is_wrong_and_not_written_is_told_as_that() -> None:
+def test_unwritten_wrong_value_is_reported_as_such() -> None:
     evidence, now = Evidence(), 100.0
     for _ in range(20):
         evidence.word(1, 30).judge(30, 0, 99.0, 0.0, now)
@@ -319,7 +319,7 @@ def test_a_watcher_that_fills_nvmls_value_in_confirms_the_number() -> None:
     assert watched.look(39, 100.5) is None
 
 
-def test_what_it_shows_lasts_while_its_process_idles() -> None:
+def test_finding_lasts_while_the_process_idles() -> None:
     watched = Watched()
     watched.look(40, 100.2)
     watched.actual = 0
@@ -348,7 +348,7 @@ def test_zeroes_confirm_nothing_where_the_process_idles() -> None:
     assert watched.look(0, 100.2) is None
 
 
-def test_our_own_value_confirms_nothing_nor_does_an_old_view_of_it() -> None:
+def test_own_or_old_value_confirms_nothing() -> None:
     watched = Watched()
     watched.word.wrote(40)
     assert watched.look(40, 101.0) is None

@@ -37,7 +37,7 @@ def looked(times: int, *, dead: bool = False) -> SlotState:
     return state
 
 
-def test_a_new_slot_is_looked_at_at_once_eagerly_and_then_ever_more_rarely() -> None:
+def test_new_slot_is_read_eagerly_then_ever_more_rarely() -> None:
     assert SlotState(slot()).due(0.0)
     new = SlotState(slot())
     assert (new.dead, new.abandoned, new.unsure, new.doubted, new.guessed, new.followed) == (False,) * 6
@@ -48,7 +48,7 @@ def test_a_new_slot_is_looked_at_at_once_eagerly_and_then_ever_more_rarely() -> 
         assert waits == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
 
 
-def test_an_owner_stays_unless_a_search_for_a_doubted_one_finds_another(handle: ProcessHandle) -> None:
+def test_doubted_owner_stays_unless_another_is_found(handle: ProcessHandle) -> None:
     state = SlotState(slot())
     state.found(handle, 100.0)
     assert state.keeps_owner(GONE), "nobody doubted it"
@@ -65,7 +65,7 @@ def test_an_owner_stays_unless_a_search_for_a_doubted_one_finds_another(handle: 
     assert (state.owner, state.doubted) == (None, False)
 
 
-def test_after_an_end_it_is_looked_at_once_more_and_then_rarely_unless_somebody_attached(
+def test_ended_slot_is_read_rarely_unless_attached(
     handle: ProcessHandle,
 ) -> None:
     for attached, wait in ((False, 60.0), (True, 1.0)):
@@ -78,7 +78,7 @@ def test_after_an_end_it_is_looked_at_once_more_and_then_rarely_unless_somebody_
         assert state.next_look == 100 + wait
 
 
-def test_a_touched_file_makes_a_dead_slot_unsure_and_one_that_was_abandoned_alive() -> None:
+def test_touched_file_makes_dead_slots_unsure() -> None:
     for abandoned in (False, True):
         state = looked(EAGER_LOOKS + 5, dead=True)
         state.abandoned = abandoned
@@ -95,7 +95,7 @@ def test_a_touched_file_makes_a_dead_slot_unsure_and_one_that_was_abandoned_aliv
         assert state.next_look == 101.0, "it begins to wait again"
 
 
-def test_a_number_that_is_neither_ours_nor_a_containers_is_doubted_until_it_is_looked_for(
+def test_foreign_hostpid_is_doubted_until_searched(
     handle: ProcessHandle,
 ) -> None:
     for hostpid, doubted in ((0, False), (7, False), (os.getpid(), False), (12345, True)):
@@ -114,7 +114,7 @@ def test_a_number_that_is_neither_ours_nor_a_containers_is_doubted_until_it_is_l
 @pytest.mark.parametrize("dead", [False, True])
 @pytest.mark.parametrize("abandoned", [False, True])
 @pytest.mark.parametrize("unsure", [False, True])
-def test_what_is_put_is_what_is_taken(*, dead: bool, abandoned: bool, unsure: bool) -> None:
+def test_slot_states_round_trip(*, dead: bool, abandoned: bool, unsure: bool) -> None:
     state, kept = looked(300), UnownedSlots(4)
     state.slot, state.dead, state.abandoned, state.unsure = slot(2), dead, abandoned, unsure
     assert 2 not in kept
@@ -157,7 +157,7 @@ def test_slots_of_many_kinds_are_told_apart() -> None:
     assert 1 not in kept
 
 
-def test_what_maps_no_file_is_not_abandoned_and_what_was_not_stays_dead_when_touched() -> None:
+def test_unmapped_slot_is_not_abandoned() -> None:
     kept, slots = UnownedSlots(2), packed([slot(index) for index in range(2)])
     for index, reason in ((0, NOT_MAPPED), (1, GONE)):
         state = SlotState(slot(index))
@@ -171,7 +171,7 @@ def test_what_maps_no_file_is_not_abandoned_and_what_was_not_stays_dead_when_tou
     assert (alive.dead, alive.abandoned) == (False, False)
 
 
-def test_a_container_that_makes_the_kernel_wait_is_asked_again_a_second_later() -> None:
+def test_slow_container_is_asked_again_after_a_second() -> None:
     state = SlotState(slot())
     state.found(UnresolvedReason.TOO_SLOW, 100.0)
     assert (state.next_look, state.looks) == (101.0, 0)

@@ -107,7 +107,7 @@ def until(bench: Patient, condition: Callable[[], bool]) -> int:
     raise AssertionError
 
 
-def test_a_good_containers_repair_does_not_wait_for_an_expensive_one(bench: Patient) -> None:
+def test_good_repair_does_not_wait_for_expensive_one(bench: Patient) -> None:
     bench.hostile(300, 0.005, "a", "b", "c", "d")
     bench.step()  # they are known, and have had their first turns
     process = bench.child()
@@ -120,7 +120,7 @@ def test_a_good_containers_repair_does_not_wait_for_an_expensive_one(bench: Pati
     assert bench.longest < 0.3  # a turn without an end takes 1.5 s; what is aimed at is measured by the bench
 
 
-def test_who_costs_too_much_waits_alone_and_it_is_said(bench: Patient) -> None:
+def test_expensive_container_waits_alone_and_is_reported(bench: Patient) -> None:
     process = bench.child()
     bench.hostile(300, 0.005, "bad")
     bench.file((7, 0), name="good")
@@ -189,7 +189,7 @@ def test_regions_take_turns_with_the_writer(bench: Patient) -> None:
     )  # the second region's one order, at the latest after the first batch of the other
 
 
-def test_a_turn_that_is_kept_waiting_keeps_nobody_else(bench: Patient) -> None:
+def test_waiting_turn_delays_no_other(bench: Patient) -> None:
     """Each pass waited for all turns, and so did a new slot of somebody else's."""
     answers = asyncio.Event()
     ask, process = bench.told.owner, bench.child()
@@ -211,9 +211,7 @@ def test_a_turn_that_is_kept_waiting_keeps_nobody_else(bench: Patient) -> None:
     until(bench, lambda: slot(slow)[1] == process.pid)
 
 
-def test_what_happens_in_a_turn_that_is_late_is_looked_at_after_it(
-    bench: Patient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_news_during_a_late_turn_is_read_after_it(bench: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pass puts the container's regions off by an interval; with one of a minute a new slot waited as long."""
     answers, turns, agenda = asyncio.Event(), bench.repairer.turns, bench.repairer.agenda
     turn = turns._turn
@@ -234,7 +232,7 @@ def test_what_happens_in_a_turn_that_is_late_is_looked_at_after_it(
     assert agenda.next() <= time.monotonic()
 
 
-def test_a_region_that_goes_while_its_turn_waits_leaves_no_handle(bench: Patient) -> None:
+def test_region_gone_during_its_turn_leaves_no_handle(bench: Patient) -> None:
     answers = asyncio.Event()
     ask, process = bench.told.owner, bench.child()
 

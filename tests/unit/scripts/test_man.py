@@ -61,7 +61,7 @@ def test_a_page_tells_all(made: Path, command: str) -> None:
     assert COMMANDS[command][1:] in shown(made / "resolver.1")
 
 
-def test_what_looks_like_a_request_is_text(tmp_path: Path, root: Path) -> None:
+def test_lines_like_requests_are_text(tmp_path: Path, root: Path) -> None:
     text_of = runpy.run_path(str(root / "scripts/build_hook.py"))["_text"]
     odd = (".so /etc/passwd", "'tis a `quote' -- \\n")
     page = tmp_path / "x.1"

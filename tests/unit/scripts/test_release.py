@@ -25,9 +25,7 @@ def bill(root: Path) -> dict[str, object]:
     return made
 
 
-def test_the_bill_of_materials_has_every_locked_package_with_its_hashes(
-    bill: dict[str, object], root: Path
-) -> None:
+def test_sbom_has_every_locked_package_with_hashes(bill: dict[str, object], root: Path) -> None:
     text = (root / "requirements-kubernetes.lock").read_text()
     packages = bill["packages"]
     assert isinstance(packages, list)

@@ -19,7 +19,7 @@ def test_no_table_is_stale(root: Path) -> None:
     assert (done.returncode, done.stdout) == (0, ""), "run: make tables"
 
 
-def test_every_reason_says_what_it_means() -> None:
+def test_every_reason_has_a_meaning() -> None:
     for kind in ReasonWithWords.__subclasses__():
         for reason in kind:
             assert reason.meaning, reason
@@ -34,7 +34,7 @@ def test_every_check_that_a_text_names_exists(root: Path) -> None:
     assert named - {check.name for check in CHECKS} == set()
 
 
-def test_every_setting_says_what_it_is() -> None:
+def test_every_setting_has_a_description() -> None:
     for name, setting in SETTINGS.items():
         about = setting.about
         assert about.help, name

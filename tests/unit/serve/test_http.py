@@ -133,7 +133,7 @@ async def test_other_requests_get_a_status(said: bytes, status: int, has: bytes)
         assert b"200 OK" in await get(port)
 
 
-async def test_no_connection_is_left_open_by_who_was_turned_out_or_by_the_end() -> None:
+async def test_no_connection_stays_open_after_eviction_or_end() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         server = Server(
             pages.application(hello), pages._OpenToAll(), listener, pages.LIMITS._replace(connections=2)
@@ -189,7 +189,7 @@ def resident() -> int:
         return int(file.read().split()[1]) * 4096
 
 
-async def test_who_does_not_read_costs_neither_memory_nor_others_time() -> None:
+async def test_slow_reader_costs_no_memory_or_time() -> None:
     text = b"x" * (16 << 20)
 
     async def answer(path: str, _accept: str) -> tuple[int, str, bytes]:
@@ -210,7 +210,7 @@ async def test_who_does_not_read_costs_neither_memory_nor_others_time() -> None:
         assert len(await all_of((reader, writer))) < len(text)  # broken off in the middle
 
 
-async def test_a_flood_of_silent_connections_closes_the_oldest_and_no_other() -> None:
+async def test_silent_flood_closes_the_oldest_connection_only() -> None:
     async with serving() as port:
         crowd = [await say(port) for _ in range(pages.LIMITS.waiting)]
         assert b"you asked for /metrics" in await get(port)
@@ -222,7 +222,7 @@ async def test_a_flood_of_silent_connections_closes_the_oldest_and_no_other() ->
             assert b"you asked for /late" in await all_of(streams)
 
 
-async def test_who_waits_for_an_answer_is_not_closed_for_who_does_not() -> None:
+async def test_waiting_client_is_not_closed_for_silent_one() -> None:
     go_on = asyncio.Event()
 
     async def answer(path: str, _accept: str) -> tuple[int, str, bytes]:
@@ -240,7 +240,7 @@ async def test_who_waits_for_an_answer_is_not_closed_for_who_does_not() -> None:
             writer.close()
 
 
-async def test_what_a_request_needed_is_free_when_its_client_has_hung_up() -> None:
+async def test_request_memory_is_freed_on_hangup() -> None:
     asked, freed = asyncio.Event(), asyncio.Event()
 
     class Needed(bytearray): ...
@@ -287,7 +287,7 @@ async def test_when_epoll_watches_are_used_up_and_free_again(monkeypatch: pytest
         assert b"200 OK" in await ask(port)
 
 
-async def test_who_asks_without_end_on_one_connection_is_asked_to_connect_again() -> None:
+async def test_endless_requests_must_reconnect() -> None:
     async with serving() as port:
         heard = await all_of(await say(port, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" * 50))
         assert 4 <= heard.count(b"200 OK") < 10
@@ -303,7 +303,7 @@ async def test_beyond_those_that_may_wait_is_told_when_to_come_back() -> None:
         assert sum(b"200 OK" in each for each in heard) + len(told) == 16
 
 
-async def test_a_request_that_is_there_goes_before_those_that_are_begun() -> None:
+async def test_complete_request_precedes_partial_ones() -> None:
     async with serving(waiting=8, apart=0.5) as port:
         slow = [await say(port, b"GET /slow HTTP/1.1\r\n") for _ in range(12)]
         assert b"you asked for /metrics" in await get(port)
@@ -321,7 +321,7 @@ async def test_requests_are_answered_at_a_pace() -> None:
         assert time.monotonic() - began >= 29 * pages.LIMITS.apart
 
 
-async def test_all_who_ask_at_once_get_the_same_text() -> None:
+async def test_simultaneous_scrapes_get_the_same_text() -> None:
     made: list[float] = []
 
     def snapshot() -> Snapshot:
@@ -376,7 +376,7 @@ async def said(log: Mock, number: int) -> tuple[str, dict[str, Any]]:
     return event, fields
 
 
-async def test_an_address_that_another_has_is_said_once_and_tried_again(log: Mock) -> None:
+async def test_address_in_use_is_reported_once_and_retried(log: Mock) -> None:
     taken = pages.listen("127.0.0.1", 0)
     port = taken.getsockname()[1]
     wanted = Settings(metrics_addr=f"127.0.0.1:{port}")

@@ -98,7 +98,7 @@ async def test_the_loop_waits_for_no_passed_socket(
     assert max(longest, time.monotonic() - began) < LINGER_SECONDS / 2
 
 
-def test_closed_listener_drops_what_was_not_accepted(tmp_path: Path) -> None:
+def test_closed_listener_drops_unaccepted_connections(tmp_path: Path) -> None:
     place = UnixSocket(str(tmp_path / "s"), "--socket")
     with contextlib.suppress(OSError):
         place.listener.setsockopt(socket.SOL_SOCKET, SO_PASSRIGHTS, 1)

@@ -133,14 +133,14 @@ async def test_another_token_or_none_is_refused(files: dict[str, str], authoriza
         assert b"the last pass" in await served.get(path="/healthz")  # kubelet's probes have none
 
 
-async def test_who_speaks_http_to_tls_is_told(files: dict[str, str]) -> None:
+async def test_plain_http_on_tls_port_gets_an_answer(files: dict[str, str]) -> None:
     async with serving(**files) as served:
         await listening(served)
         assert b" 400 Bad Request\r\n" in (told := await served.get())
         assert told.endswith(b"use https:// here\n")
 
 
-async def test_slow_and_broken_handshakes_delay_nobody(files: dict[str, str]) -> None:
+async def test_slow_handshakes_delay_no_other_client(files: dict[str, str]) -> None:
     """As many as may be served, after a whole first record: the oldest of them make room."""
     hello, out = ssl.MemoryBIO(), ssl.MemoryBIO()
     client = ssl.create_default_context(cafile=files["metrics_tls_cert"]).wrap_bio(
@@ -161,9 +161,7 @@ async def test_slow_and_broken_handshakes_delay_nobody(files: dict[str, str]) ->
             writer.transport.abort()
 
 
-async def test_changed_files_are_read_again_and_broken_ones_are_not_used(
-    files: dict[str, str], tmp_path: Path
-) -> None:
+async def test_changed_files_are_reread_and_broken_ones_unused(files: dict[str, str], tmp_path: Path) -> None:
     (other := tmp_path / "other").mkdir()
     cert, token = Path(files["metrics_tls_cert"]), Path(files["metrics_token_file"])
     before = other / "before.crt"
@@ -202,7 +200,7 @@ async def test_changed_files_are_read_again_and_broken_ones_are_not_used(
         open_writer.transport.abort()
 
 
-async def test_files_that_cannot_be_used_at_the_start_keep_the_port_closed(files: dict[str, str]) -> None:
+async def test_unusable_files_at_start_keep_the_port_closed(files: dict[str, str]) -> None:
     key = Path(files["metrics_tls_key"])
     kept = key.read_bytes()
     key.unlink()

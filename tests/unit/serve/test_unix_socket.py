@@ -73,9 +73,7 @@ print(os.getpid(), flush=True)
 """
 
 
-def test_what_a_killed_one_left_is_removed_and_that_of_one_that_waits_is_not(
-    tmp_path: Path, root: Path
-) -> None:
+def test_only_leftover_socket_is_removed(tmp_path: Path, root: Path) -> None:
     path = tmp_path / "api.sock"
 
     def left_by(program: str) -> tuple[subprocess.Popen[str], str]:

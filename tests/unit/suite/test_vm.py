@@ -47,7 +47,7 @@ def test_kernel_with_16k_pages_is_booted_on_arm64(arch: str, *, there: bool) -> 
         ),
     ],
 )
-def test_what_is_not_as_it_has_to_be_is_said(fields: Row, found: list[str]) -> None:
+def test_deviations_are_named(fields: Row, found: list[str]) -> None:
     assert problems(row(**fields), STEPS) == found
 
 
@@ -55,7 +55,7 @@ def test_a_step_that_was_not_tried_is_no_success() -> None:
     assert problems(row(), ["doctor"]) == ["doctor: it was not tried"]
 
 
-def test_the_table_in_the_documents_is_made_of_what_was_seen() -> None:
+def test_table_in_documents_is_made_of_results() -> None:
     page = report.PAGE.read_text()
     assert page == put_table(page, report.load())
     assert json.loads(report.FILE.read_text())["kernels"] == merge([], report.load())

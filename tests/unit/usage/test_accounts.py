@@ -145,7 +145,7 @@ def test_gpu_seconds_are_the_integral_of_bursts(node: Node, load: Load, every: f
     assert node.use().estimated_seconds == 0
 
 
-def test_two_processes_share_what_the_device_did(node: Node) -> None:
+def test_two_processes_share_the_devices_use(node: Node) -> None:
     node.begin(PROCESS, OTHER, p100=bursts(0.6, 0.5, 1.5), p101=bursts(0.6, 0.3, 2.0))
     node.work(PROCESS, OTHER, seconds=120)
     first, second = node.use(), node.use(pod="zz")
@@ -153,7 +153,7 @@ def test_two_processes_share_what_the_device_did(node: Node) -> None:
     assert first.gpu_seconds == pytest.approx(node.used[100], rel=0.15)  # a period counts for one of them
 
 
-def test_short_processes_count_for_their_container_after_their_end(node: Node) -> None:
+def test_short_processes_count_after_their_end(node: Node) -> None:
     node.begin()
     expected = 0.0
     for _ in range(10):

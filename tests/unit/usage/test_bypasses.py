@@ -66,7 +66,7 @@ def collected(monkeypatch: pytest.MonkeyPatch) -> Collected:
     return Collected(monkeypatch)
 
 
-def test_a_process_is_reported_after_30_seconds_and_until_it_has_a_slot(collected: Collected) -> None:
+def test_process_without_slot_is_reported_after_30_seconds(collected: Collected) -> None:
     assert collected.collect(PROCESS) == ()
     assert collected.collect(PROCESS, seconds=29.0) == ()
     assert collected.reader.asked == []
@@ -77,7 +77,7 @@ def test_a_process_is_reported_after_30_seconds_and_until_it_has_a_slot(collecte
     assert collected.collect(PROCESS) == ()
 
 
-def test_the_causes_are_read_once_and_one_process_of_a_container_at_a_time(collected: Collected) -> None:
+def test_causes_are_read_once_per_container(collected: Collected) -> None:
     other = replace(PROCESS, host_pid=101)
     collected.collect(PROCESS, other)
     collected.collect(PROCESS, other)
@@ -95,7 +95,7 @@ def test_a_loaded_library_needs_no_look_at_the_mounts(collected: Collected) -> N
     assert collected.reader.asked == [("library_causes", 100)]
 
 
-def test_what_cannot_be_read_is_a_reason_and_read_again(collected: Collected) -> None:
+def test_unreadable_process_is_a_reason_and_retried(collected: Collected) -> None:
     collected.reader.library = TooSlow("it holds its memory")
     collected.collect(PROCESS)
     (found,) = collected.collect(PROCESS)

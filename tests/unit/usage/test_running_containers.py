@@ -51,7 +51,7 @@ def test_a_pods_sandbox_is_no_container(tmp_path: Path) -> None:
     assert scene(tmp_path, "pause", mount(f"/k/pods/{UID}/etc-hosts")).containers() == ()
 
 
-def test_who_calls_itself_pause_is_a_container_all_the_same(tmp_path: Path) -> None:
+def test_process_named_pause_is_a_container(tmp_path: Path) -> None:
     (report,) = scene(tmp_path, "pause", mount(f"/k/pods/{UID}/containers/main/1")).containers()
     assert report.container_name == "main"
 
@@ -67,7 +67,7 @@ def test_kubelets_name_counts_and_not_that_of_hamis_directory(tmp_path: Path) ->
     assert report.container_name == "main"
 
 
-def test_the_map_is_asked_for_new_containers_each_few_seconds_and_when_a_user_comes(tmp_path: Path) -> None:
+def test_map_is_asked_for_new_containers_every_few_seconds(tmp_path: Path) -> None:
     """It cost a fifth of an idle daemon to ask with each of NVML's answers."""
     asked = list[object]()
 

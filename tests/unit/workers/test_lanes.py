@@ -31,7 +31,7 @@ def lanes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Lanes]:
     lanes.close()
 
 
-async def test_a_late_container_waits_for_the_second_lane_and_no_other_does(lanes: Lanes) -> None:
+async def test_only_late_container_waits_for_second_lane(lanes: Lanes) -> None:
     first, second, *_ = lanes.workers
     assert await lanes.ask("good", "good", echo, "hello") == "hello"
     child = first.host_pid
@@ -131,9 +131,7 @@ async def test_accounts_take_turns_before_a_lane(lanes: Lanes) -> None:
     assert order.count("greedy") == 17
 
 
-async def test_a_killed_lane_is_replaced_and_its_questions_are_asked_again(
-    lanes: Lanes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_killed_lane_is_replaced_and_asked_again(lanes: Lanes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "COSTLY_SECONDS", 1.0)
     asked = [asyncio.create_task(lanes.ask("a", "a", wait, 0.1)) for _ in range(3)]
     await lanes.ask("a", "a", echo, "begun")
@@ -148,7 +146,7 @@ async def test_a_killed_lane_is_replaced_and_its_questions_are_asked_again(
     assert await asyncio.gather(*asked) == ["waited"] * 3
 
 
-async def test_who_asks_at_the_end_is_cancelled_and_starts_no_other_child(lanes: Lanes) -> None:
+async def test_question_at_shutdown_is_cancelled(lanes: Lanes) -> None:
     asked = asyncio.create_task(lanes.ask("a", "a", wait, FOR_EVER))
     await asyncio.sleep(0)
     lanes.close()
@@ -177,7 +175,7 @@ async def test_an_error_is_raised_where_the_question_was_asked(
 
 
 @pytest.mark.parametrize("more", [0, 2], ids=["directory", "file"])
-async def test_what_a_lane_lacks_blames_no_file(lanes: Lanes, tmp_path: Path, more: int) -> None:
+async def test_lane_shortage_blames_no_file(lanes: Lanes, tmp_path: Path, more: int) -> None:
     first, *_ = lanes.workers
     (directory := tmp_path / "c1").mkdir()
     (directory / "a.cache").touch()

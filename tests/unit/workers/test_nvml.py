@@ -91,7 +91,7 @@ def test_nvlinks_are_counted_by_their_other_end(driver: Driver, nvml: Nvml) -> N
     assert told == [{"0000:3b:00.0": 4}, {"0000:3c:00.0": 4}, {"0000:3e:00.0": 4}]
 
 
-def test_details_are_read_for_who_asks_for_them(driver: Driver, nvml: Nvml) -> None:
+def test_details_are_read_on_request(driver: Driver, nvml: Nvml) -> None:
     made = replace(DEFAULT_DEVICES[0], throttle=0x4, energy_mj=1500, pcie=(4, 16, 3), ecc_corrected=9)
     driver.gpu.set_devices([made, replace(DEFAULT_DEVICES[1], ecc=None, mig_enabled=True)])
     first, second = nvml.ask(call="devices", details=True)["devices"]
@@ -147,7 +147,7 @@ def test_a_driver_without_events_is_asked_all_else(driver: Driver, nvml: Nvml, c
     assert nvml.samples()["status"] == "ok"
 
 
-def test_uncorrected_errors_are_those_since_the_driver_was_loaded(driver: Driver, nvml: Nvml) -> None:
+def test_uncorrected_errors_count_since_driver_load(driver: Driver, nvml: Nvml) -> None:
     driver.gpu.set_devices([replace(DEFAULT_DEVICES[0], ecc=(2, 40)), DEFAULT_DEVICES[1]])
     assert [device["ecc"] for device in nvml.devices()["devices"]] == [2, 0]
 
@@ -181,9 +181,7 @@ EVERY_ERROR = [*range(1, 31), 999]
 
 
 @pytest.mark.parametrize("call", VALUES, ids=lambda call: call.name)
-def test_a_value_that_fails_is_none_with_its_reason_and_nothing_else_is(
-    driver: Driver, nvml: Nvml, call: Answer
-) -> None:
+def test_failing_value_alone_is_none_with_reason(driver: Driver, nvml: Nvml, call: Answer) -> None:
     device = replace(DEFAULT_DEVICES[0], mig_enabled=call is Answer.MIG_DEVICES)
     driver.gpu.set_devices([device, DEFAULT_DEVICES[1]])
     sound, other = nvml.devices()["devices"]

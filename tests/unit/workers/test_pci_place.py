@@ -50,12 +50,12 @@ def test_a_gpu_has_its_node_its_root_and_its_socket(tmp_path: Path) -> None:
     assert place == {"numa_node": 1, "pcie_root": "pci0000:3a", "cpu_socket": 1}
 
 
-def test_what_is_not_there_is_not_known(tmp_path: Path) -> None:
+def test_absent_files_are_unknown(tmp_path: Path) -> None:
     assert place_of(ADDRESS, str(tmp_path)) == NOTHING
     assert place_of(None, str(tmp_path)) == NOTHING
 
 
-def test_a_node_that_the_firmware_did_not_say_is_known_where_there_is_one_only(tmp_path: Path) -> None:
+def test_unnamed_numa_node_is_known_if_only_one(tmp_path: Path) -> None:
     root = sysfs(tmp_path, numa_node="-1\n", sockets="0000")
     assert place_of(ADDRESS, root)["numa_node"] is None
     (tmp_path / "devices/system/node/online").write_text("0\n")

@@ -134,9 +134,7 @@ def test_for_a_process_that_ended_the_change_is_taken_back(bench: Bench, *, use_
         assert bench.path.read_bytes() == before
 
 
-def test_for_a_process_that_ended_before_nothing_is_changed_for_a_moment_either(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ended_process_changes_no_word_even_briefly(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     def touched(*_: object) -> None:
         raise AssertionError("the slot was touched")
 
@@ -149,7 +147,7 @@ def test_for_a_process_that_ended_before_nothing_is_changed_for_a_moment_either(
     assert outcome == OWNER_GONE
 
 
-def test_what_is_not_as_expected_is_not_changed(bench: Bench) -> None:
+def test_unexpected_value_is_not_changed(bench: Bench) -> None:
     before = bench.path.read_bytes()
     present = bench.word(V1_2.slot_offset(0) + 1176)
     results = bench.carry_out(
@@ -165,7 +163,7 @@ def test_what_is_not_as_expected_is_not_changed(bench: Bench) -> None:
     assert bench.path.read_bytes() == before
 
 
-def test_a_slot_that_moves_during_a_utilization_write_gets_its_value_back(bench: Bench) -> None:
+def test_slot_moving_during_write_gets_value_back(bench: Bench) -> None:
     """A guard that lies in the word that is written sees the move at the only moment that matters."""
     before = bench.path.read_bytes()
     target = V1_2.sm_util_offset(0, 0)
@@ -179,7 +177,7 @@ def test_a_slot_that_moves_during_a_utilization_write_gets_its_value_back(bench:
 
 @pytest.mark.parametrize("moved_in", [0, 50, 7])
 @pytest.mark.parametrize("fills_at_check", [0, 1, 2])
-def test_a_slot_that_is_filled_while_it_is_zeroed_keeps_what_was_filled_in(
+def test_slot_filled_during_zeroing_keeps_new_value(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, moved_in: int, fills_at_check: int
 ) -> None:
     """Before the first check, between that and the change, or after it; also what equals the old value or the new."""
@@ -246,7 +244,7 @@ def test_a_move_that_copies_the_pid_last_loses_no_value(
 
 
 @pytest.mark.parametrize("name", cachefiles.NAMES)
-def test_every_word_of_every_layout_can_be_written_and_no_other_is(tmp_path: Path, name: str) -> None:
+def test_only_writable_words_of_layouts_are_written(tmp_path: Path, name: str) -> None:
     layout = layouts.LAYOUTS[name]
     bench = Bench(filled(tmp_path / "a.cache", layout, slots=layouts.MAX_SLOTS), layout)
     try:
@@ -287,7 +285,7 @@ def test_a_file_of_another_size_is_not_mapped(bench: Bench, size: int) -> None:
     assert bench.worker.failures == 0
 
 
-def test_a_deleted_file_harms_nobody(bench: Bench) -> None:
+def test_deleted_file_is_harmless(bench: Bench) -> None:
     bench.path.unlink()
     assert [outcome for outcome, _ in bench.carry_out([bench.hostpid(0, 7, 0, 4711)])] == [DONE]
     assert not bench.path.exists()

@@ -137,7 +137,7 @@ def test_how_a_child_runs(puppet: Callable[..., WorkerProcess], monkeypatch: pyt
         os.close(kept)
 
 
-async def test_an_answer_in_time_counts_though_the_loop_was_busy_when_the_time_was_up(
+async def test_timely_answer_counts_despite_busy_loop(
     puppet: Callable[..., WorkerProcess],
 ) -> None:
     worker = puppet()
@@ -186,7 +186,7 @@ def test_a_child_that_gets_no_cpu_is_waited_for(
         asyncio.run(ask(worker, "late 600"))
 
 
-def test_who_gets_no_cpu() -> None:
+def test_child_without_cpu_is_not_late() -> None:
     """On one CPU with a loop of ordinary weight, one of the lowest gets a few thousandths of it."""
     spin = [sys.executable, "-c", "print(flush=True)\nwhile True: pass"]
     only = {min(os.sched_getaffinity(0))}
@@ -302,7 +302,7 @@ async def test_a_child_that_fails_again_and_again_is_one_trouble(
     assert said == ["nvml_unavailable", "nvml_available"]
 
 
-async def test_the_first_message_s_descriptors_are_inherited_and_later_ones_sent(
+async def test_first_descriptors_are_inherited_later_ones_sent(
     puppet: Callable[..., WorkerProcess], files: list[int]
 ) -> None:
     worker = puppet()
@@ -444,7 +444,7 @@ async def test_an_answer_of_a_cancelled_request_is_nobodys(puppet: Callable[...,
     assert worker.failures == 0
 
 
-async def test_descriptors_that_may_be_other_files_by_now_are_not_sent_again(
+async def test_reusable_descriptors_are_not_sent_again(
     puppet: Callable[..., WorkerProcess], files: list[int]
 ) -> None:
     worker = puppet()
