@@ -33,8 +33,9 @@ def _list(name: str, shape: type, summary: str, own: type | None = None) -> Rout
 
     async def handler(context: Context, request: Request) -> Answer:
         if (tenant := request.access.tenant) is not None:
-            answer: Answer = await getattr(context.own, name)(tenant)
-            return answer
+            document = await getattr(context.own, name)(tenant)
+            tenant.require_alive()  # while it lives, the container id and the namespace are its own
+            return Answer(encode(document))
         return await context.listed(parts)
 
     return Route(f"/v1/{name}", shape, summary, handler, tenants=own is not None, own=own)

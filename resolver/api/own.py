@@ -13,13 +13,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from resolver.api.problems import Problem, Reason
-from resolver.api.request import Answer, encode
-from resolver.api.shapes import DeviceUtil, device_utils
+from resolver.api.shapes import DeviceUtil, NvmlState, device_utils, nvml_state
 from resolver.base.errors import AccessDenied, ProcessGone
 from resolver.base.reasons import RepairReason, SampleReason, UnresolvedReason
 from resolver.gpu.attribution import total
 from resolver.lookup.resolve import verify
-from resolver.state import ContainerUse, UsageReport
+from resolver.state import ContainerUse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from resolver.api.walks import Walks
     from resolver.containers.namespaces import Namespace
     from resolver.linux.procfs import Procfs
-    from resolver.state import Container, RegionReport, SlotReport, Snapshot
+    from resolver.state import Process, RegionReport, SlotReport, Snapshot
 
 
 class OwnProcess(Struct, frozen=True):
@@ -46,15 +45,9 @@ class OwnProcess(Struct, frozen=True):
     no_slot: SampleReason | None
 
 
-class OwnProcesses(Struct, frozen=True):
-    """``/v1/processes`` for a container: those of its processes that the caller's PID namespace shows.
+class OwnProcesses(NvmlState, frozen=True):
+    """``/v1/processes`` for a container: those of its processes that the caller's PID namespace shows."""
 
-    ``collected_at`` is the Unix time of NVML's last answer, null before the first; ``error`` is why it fails now.
-    """
-
-    at: float
-    collected_at: float | None
-    error: str | None
     processes: list[OwnProcess]
 
 
@@ -106,130 +99,116 @@ class OwnSlots(Struct, frozen=True):
     slots: list[OwnSlot]
 
 
-class _Mine(NamedTuple):
-    """One container's part of a snapshot."""
+class _Part(NamedTuple):
+    """One container's part of a snapshot. ``numbers`` reads the PIDs of each PID namespace once for all its callers."""
 
     picture: Snapshot
-    container: Container | None
+    pidns: int | None
     regions: list[RegionReport]
     slots: list[tuple[RegionReport, SlotReport]]
+    processes: list[Process]
+    uses: dict[str, ContainerUse]
+    numbers: dict[int, asyncio.Task[Mapping[int, int]]]
 
 
 class OwnView:
-    """Answers about the caller's container. Callers of one container share what is read for them."""
+    """Answers about the caller's container."""
 
     def __init__(self, snapshot: Callable[[], Snapshot], procfs: Procfs, walks: Walks) -> None:
         self._snapshot, self._procfs, self._walks = snapshot, procfs, walks
         self._picture: Snapshot | None = None
-        self._used = UsageReport()
-        self._mine: dict[str, _Mine] = {}
-        self._numbers: dict[tuple[str, int], asyncio.Task[Mapping[int, int]]] = {}
+        self._uses: tuple[ContainerUse, ...] = ()
+        self._parts: dict[str, _Part] = {}
 
-    async def processes(self, tenant: Tenant) -> Answer:
+    async def processes(self, tenant: Tenant) -> Struct:
         """Answer ``/v1/processes``."""
-        mine = self._part(tenant)
-        numbers, picture = await self._numbers_of(tenant, mine), mine.picture
+        part = self._part(tenant)
+        numbers = await self._numbers(tenant, part)
         listed = [
             OwnProcess(numbers[own.host_pid], own.device_uuid, own.comm, own.sm_util, own.memory, own.no_slot)
-            for own in picture.gpu_processes
-            if own.container_id == tenant.container_id and own.host_pid in numbers
+            for own in part.processes
+            if own.host_pid in numbers
         ]
-        error = picture.joined.error or None
-        return _answer(tenant, OwnProcesses(picture.at, picture.collected_at or None, error, listed))
+        return OwnProcesses(*nvml_state(part.picture), listed)
 
-    async def usage(self, tenant: Tenant) -> Answer:
+    async def usage(self, tenant: Tenant) -> Struct:
         """Answer ``/v1/usage``."""
-        mine = self._part(tenant)
-        gpus = list(_gpus(tenant.container_id, mine, self._used.containers))
-        return _answer(tenant, OwnUsage(mine.picture.at, mine.picture.joined.error or None, gpus))
+        part = self._part(tenant)
+        return OwnUsage(part.picture.at, part.picture.joined.error or None, list(_gpus(part)))
 
-    async def slots(self, tenant: Tenant) -> Answer:
+    async def slots(self, tenant: Tenant) -> Struct:
         """Answer ``/v1/slots``."""
-        mine = self._part(tenant)
-        numbers = await self._numbers_of(tenant, mine)
-        outermost = mine.container is not None and mine.container.pidns == tenant.own.pidns
+        part = self._part(tenant)
+        numbers, outermost = await self._numbers(tenant, part), part.pidns == tenant.own.pidns
         listed = []
-        for region, slot in mine.slots:
+        for region, slot in part.slots:
             pid = slot.pid if outermost else None
             if slot.host_pid is not None:
                 pid = numbers.get(slot.host_pid)
             why = slot.unresolved.for_terminal()[0] if slot.unresolved else None
             utils = device_utils(region, slot)
             listed.append(OwnSlot(slot.slot, pid, slot.dead, slot.repaired, slot.unresolved, why, utils))
-        return _answer(tenant, OwnSlots(mine.picture.at, listed))
+        return OwnSlots(part.picture.at, listed)
 
-    def _part(self, tenant: Tenant) -> _Mine:
+    def _part(self, tenant: Tenant) -> _Part:
         """Return the container's part of the newest snapshot."""
         if not tenant.container_id:
             why = "this container's cgroup has no container id, so its processes can't be told from others': look up "
             raise Problem(503, Reason.CANNOT_KNOW, why + "single ones by GET /v1/lookup?pid=<n>")
         picture = self._snapshot()
         if picture is not self._picture:
-            self._picture, self._used, self._mine, self._numbers = picture, picture.used(), {}, {}
-        mine = self._mine.get(tenant.container_id)
-        if mine is None:
-            mine = self._mine[tenant.container_id] = _part_of(picture, tenant.container_id)
-        return mine
+            self._picture, self._uses, self._parts = picture, picture.used().containers, {}
+        if tenant.container_id not in self._parts:
+            self._parts[tenant.container_id] = _part_of(picture, self._uses, tenant.container_id)
+        return self._parts[tenant.container_id]
 
-    async def _numbers_of(self, tenant: Tenant, mine: _Mine) -> Mapping[int, int]:
+    async def _numbers(self, tenant: Tenant, part: _Part) -> Mapping[int, int]:
         """Return the PIDs that the caller sees, by host PID."""
-        key = tenant.container_id, tenant.own.pidns
-        task = self._numbers.get(key)
+        task = part.numbers.get(tenant.own.pidns)
         if task is None:
-            listed = mine.picture.gpu_processes
-            host_pids = {each.host_pid for each in listed if each.container_id == tenant.container_id}
-            host_pids |= {slot.host_pid for _, slot in mine.slots if slot.host_pid is not None}
+            host_pids = {each.host_pid for each in part.processes}
+            host_pids |= {slot.host_pid for _, slot in part.slots if slot.host_pid is not None}
             walk = self._walks.run(visible_numbers, self._procfs, tenant.own, tenant.container_id, host_pids)
-            task = self._numbers[key] = asyncio.create_task(walk)
+            task = part.numbers[tenant.own.pidns] = asyncio.create_task(walk)
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
         return await asyncio.shield(task)  # a caller that hangs up must not end the others' reading
 
 
-def _answer(tenant: Tenant, document: Struct) -> Answer:
-    tenant.require_alive()  # while it lives, the container id and the namespace are its own
-    return Answer(encode(document))
-
-
-def _part_of(picture: Snapshot, container_id: str) -> _Mine:
+def _part_of(picture: Snapshot, uses: Iterable[ContainerUse], container_id: str) -> _Part:
     container = next((each for each in picture.containers if each.container_id == container_id), None)
     names = (container.pod_uid, container.container_name) if container else (None, None)
+
+    def owns(named: ContainerUse | RegionReport) -> bool:
+        by_name = None not in names and (named.pod_uid, named.container_name) == names
+        return by_name or named.container_id == container_id
+
     regions, slots = [], []
     for region in picture.regions:
-        whole = not region.claim and _is_named(region, container_id, names)
+        whole = not region.claim and owns(region)
         if whole or container_id in region.container_ids:
             regions.append(region)
-            mine = ("", container_id) if whole else (container_id,)
-            slots += [(region, slot) for slot in region.slots if slot.container_id in mine]
-    return _Mine(picture, container, regions, slots)
+            own = ("", container_id) if whole else (container_id,)
+            slots += [(region, slot) for slot in region.slots if slot.container_id in own]
+    processes = [each for each in picture.gpu_processes if each.container_id == container_id]
+    accounts = {use.device_uuid: replace(use, energy=None) for use in uses if owns(use)}
+    pidns = container.pidns if container else None
+    return _Part(picture, pidns, regions, slots, processes, accounts, {})
 
 
-def _gpus(container_id: str, mine: _Mine, uses: Iterable[ContainerUse]) -> Iterator[OwnGpu]:
+def _gpus(part: _Part) -> Iterator[OwnGpu]:
     """Yield the container's GPUs: those of its cache files, then those that it uses without one."""
-    picture, container = mine.picture, mine.container
-    names = (container.pod_uid, container.container_name) if container else (None, None)
-    accounts = {
-        use.device_uuid: replace(use, energy=None) for use in uses if _is_named(use, container_id, names)
-    }
+    joined, known = part.picture.joined, {gpu.uuid: gpu for gpu in part.picture.inventory.gpus}
     limits = {
         uuid: region.memory_limit(index)
-        for region in mine.regions
+        for region in part.regions
         for index, uuid in enumerate(region.device_uuids)
     }
-    processes = [each for each in picture.gpu_processes if each.container_id == container_id]
-    known = {gpu.uuid: gpu for gpu in picture.inventory.gpus}
-    for uuid in dict.fromkeys((*limits, *accounts, *(each.device_uuid for each in processes))):
-        here = [each for each in processes if each.device_uuid == uuid]
-        gpu = known.get(uuid)
-        memory = total([each.memory for each in here]) if uuid in picture.joined.listed else None
-        sm_util = total([each.sm_util for each in here]) if uuid in picture.joined.asked else None
-        name, size = (gpu.name, gpu.memory_total) if gpu else (None, None)
-        yield OwnGpu(uuid, name, size, memory, limits.get(uuid), sm_util, accounts.get(uuid))
-
-
-def _is_named(named: ContainerUse | RegionReport, container_id: str, names: tuple[str | None, ...]) -> bool:
-    """Check if that is the container's, by its id or by its pod and name."""
-    by_name = None not in names and (named.pod_uid, named.container_name) == names
-    return by_name or named.container_id == container_id
+    for uuid in dict.fromkeys((*limits, *part.uses, *(each.device_uuid for each in part.processes))):
+        here = [each for each in part.processes if each.device_uuid == uuid]
+        memory = total([each.memory for each in here]) if uuid in joined.listed else None
+        sm_util = total([each.sm_util for each in here]) if uuid in joined.asked else None
+        name, size = (known[uuid].name, known[uuid].memory_total) if uuid in known else (None, None)
+        yield OwnGpu(uuid, name, size, memory, limits.get(uuid), sm_util, part.uses.get(uuid))
 
 
 def visible_numbers(

@@ -136,15 +136,17 @@ class Slots(Struct, frozen=True):
     slots: list[Slot]
 
 
-class Processes(Struct, frozen=True):
-    """``/v1/processes``: every process on every GPU.
-
-    ``collected_at`` is the Unix time of NVML's last answer, null before the first; ``error`` is why it fails now.
-    """
+class NvmlState(Struct, frozen=True):
+    """``collected_at`` is the Unix time of NVML's last answer, null before the first; ``error`` why it fails now."""
 
     at: float
     collected_at: float | None
     error: str | None
+
+
+class Processes(NvmlState, frozen=True):
+    """``/v1/processes``: every process on every GPU."""
+
     processes: list[Process]
 
 
@@ -234,8 +236,12 @@ def slots(picture: Snapshot) -> Parts:
 
 def processes(picture: Snapshot) -> Parts:
     """``/v1/processes``."""
-    error = picture.joined.error or None
-    return Processes(picture.at, picture.collected_at or None, error, []), picture.gpu_processes
+    return Processes(*nvml_state(picture), []), picture.gpu_processes
+
+
+def nvml_state(picture: Snapshot) -> tuple[float, float | None, str | None]:
+    """Return the fields of `NvmlState`."""
+    return picture.at, picture.collected_at or None, picture.joined.error or None
 
 
 def gpus(picture: Snapshot) -> Parts:

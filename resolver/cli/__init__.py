@@ -7,7 +7,7 @@ import gc
 import os
 import sys
 
-from resolver.base.errors import Ambiguous, CannotKnow, NoDaemon, ResolverError, UsageError
+from resolver.base.errors import AccessDenied, Ambiguous, CannotKnow, NoDaemon, ResolverError, UsageError
 
 TYPE_CHECKING = False  # as typing's, which takes longer to load than all that a short command needs
 if TYPE_CHECKING:
@@ -106,7 +106,12 @@ def _dispatch(arguments: list[str]) -> int:
         args = parser.parse_args(arguments[1:])
         gc.freeze()
         gc.enable()
-        return int(module.run(args))
+        try:
+            return int(module.run(args))
+        except AccessDenied:
+            if not (parts := getattr(module, "OWN_PARTS", ())):
+                raise
+            return _own_view(parts, args)
     except ResolverError as error:
         more = f". {_WITHOUT}" if isinstance(error, NoDaemon) else ""
         print(
@@ -116,6 +121,15 @@ def _dispatch(arguments: list[str]) -> int:
             file=sys.stderr,
         )
         return next((code for kind, code in _EXITS if isinstance(error, kind)), EXIT_NOT_FOUND)
+
+
+def _own_view(parts: tuple[str, ...], args: argparse.Namespace) -> int:
+    """Show a container its own part of what the daemon refuses to show it."""
+    from resolver import client
+    from resolver.cli.own_view import show
+
+    every = getattr(args, "every", None)
+    return show(lambda route: client.get_json(route, args.socket), parts, as_json=args.json, every=every)
 
 
 def parser_of(command: str) -> tuple[argparse.ArgumentParser, ModuleType]:

@@ -6,7 +6,7 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 from resolver import client
-from resolver.base.errors import AccessDenied, CannotKnow, NotFound
+from resolver.base.errors import CannotKnow, NotFound
 
 if TYPE_CHECKING:
     import argparse
@@ -29,22 +29,6 @@ def ask(path: str, socket_path: str | None, seconds: float = 5.0) -> Any:
         return client.get_json(path, socket_path, seconds=seconds)
     except NotFound as error:  # the lists are always there, if empty
         raise CannotKnow(f"the daemon does not know {path} ({error}): {_OTHER_VERSION}") from None
-
-
-def show_own(
-    refused: AccessDenied,
-    socket_path: str | None,
-    *parts: str,
-    as_json: bool = False,
-    every: float | None = None,
-) -> int:
-    """Show a container its own view after the daemon refused everything else; raises ``refused`` if it has none."""
-    from resolver.cli.own_view import show
-
-    try:
-        return show(lambda route: client.get_json(route, socket_path), parts, as_json=as_json, every=every)
-    except AccessDenied:
-        raise refused from None
 
 
 @contextlib.contextmanager

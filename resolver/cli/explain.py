@@ -15,10 +15,10 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
-from resolver.base.errors import AccessDenied, Ambiguous, UsageError
+from resolver.base.errors import Ambiguous, UsageError
 from resolver.base.reasons import BypassReason
 from resolver.base.text import printable
-from resolver.cli.ask_daemon import add_socket, show_own, understood
+from resolver.cli.ask_daemon import add_socket, understood
 from resolver.cli.container_names import Named, not_found
 from resolver.cli.show import NONE, duration, print_found, print_json, print_labelled, styled, wrapped
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from resolver.cli._explain.chain import Explained, Link, SlotOwner
     from resolver.cli.documents import Documents
 
+OWN_PARTS = "gpus", "processes", "slots"
 EXIT_BREAKS, EXIT_UNKNOWN = 1, 4
 _STYLES = {"ok": "green", "soon": "yellow", "unknown": "yellow", "breaks": "red", "after": "dim"}
 _VERDICTS = {
@@ -61,10 +62,7 @@ def run(args: argparse.Namespace) -> int:
     from resolver.cli._explain.chain import explain
     from resolver.cli._explain.known import read
 
-    try:
-        known = read(args.socket)
-    except AccessDenied as refused:
-        return show_own(refused, args.socket, "gpus", "processes", "slots", as_json=args.json)
+    known = read(args.socket)
     if not args.cid:
         raise UsageError("the container is missing: resolver top lists their names")
     with understood():

@@ -11,12 +11,14 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from resolver.base.errors import AccessDenied, UsageError
-from resolver.cli.ask_daemon import add_socket, show_own
+from resolver.base.errors import UsageError
+from resolver.cli.ask_daemon import add_socket
 from resolver.cli.parser import seconds
 
 if TYPE_CHECKING:
     import argparse
+
+OWN_PARTS = "gpus", "processes"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,11 +40,8 @@ def run(args: argparse.Namespace) -> int:
 
     plain_terminal = not sys.stdin.isatty() or os.environ.get("TERM", "dumb") in ("dumb", "unknown")
     once = args.json or args.once or plain_terminal or not sys.stdout.isatty()
-    try:
-        tree = read(args.socket, args.name)
-    except AccessDenied as refused:
-        every = None if once else args.interval
-        return show_own(refused, args.socket, "gpus", "processes", as_json=args.json, every=every)
+    args.every = None if once else args.interval
+    tree = read(args.socket, args.name)
     if args.name and not tree.gpus:
         from resolver.cli.container_names import not_found
 

@@ -11,9 +11,8 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from resolver.base.errors import AccessDenied
 from resolver.base.reasons import BypassReason
-from resolver.cli.ask_daemon import AS_IT_IS, add_socket, ask, show_own, understood
+from resolver.cli.ask_daemon import AS_IT_IS, add_socket, ask, understood
 from resolver.cli.show import duration, print_json, print_table, size
 
 if TYPE_CHECKING:
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
 _NAMES = ("NAMESPACE", "POD", "NAME", "GPU")
 COLUMNS = (*_NAMES, "1 MIN", "5 MIN", "LIMIT", "STATE", "IDLE FOR", "GPU TIME", "GIB HOURS", "WH", "XIDS")
 WITHOUT = (*_NAMES, "HOST PID", "COMMAND", "MEMORY", "FOR", "REASON", "CAUSES")
+OWN_PARTS = ("gpus",)
 _FOR_PROGRAMS = ("NAMESPACE", "GIB HOURS", "WH", "XIDS")
 
 
@@ -34,10 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print two tables: containers, and processes without a slot."""
-    try:
-        gpus, answer = ask("/v1/gpus", args.socket), ask("/v1/usage", args.socket)
-    except AccessDenied as refused:
-        return show_own(refused, args.socket, "gpus", as_json=args.json)
+    gpus, answer = ask("/v1/gpus", args.socket), ask("/v1/usage", args.socket)
     if args.json:
         print_json(answer)
         return 0

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 import time
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
@@ -60,24 +61,22 @@ _LASTS = {
 _HELD_SECONDS = 3600.0
 
 
-class Pod(NamedTuple):
-    """A pod, as an event's object."""
-
-    namespace: str
-    name: str
-    uid: str
-
-
 class Key(NamedTuple):
     """One event: its pod, and its kind."""
 
-    pod: Pod
+    namespace: str
+    pod: str
+    pod_uid: str
     kind: PodEvent
 
 
-class _Posted(NamedTuple):
-    at: float  # monotonic
-    times: int
+class _State(NamedTuple):
+    """State of a pod, with its event. Times are monotonic; ``text`` is empty once it has ended."""
+
+    text: str = ""
+    since: float = math.inf
+    posted_at: float = -math.inf
+    times: int = 0
 
 
 def parse_kinds(text: str) -> frozenset[PodEvent]:
@@ -102,13 +101,9 @@ class PodEvents:
         self._server, self._node, self._kinds = server, node, kinds
         self._tally, self._journal = tally, journal
         self._read = read or (lambda: get_json("/v1/usage", socket_path))
-        self._since: dict[Key, float] = {}  # monotonic: when a state was first seen
-        self._texts: dict[Key, str] = {}
-        self._posted: dict[Key, _Posted] = {}
-        self._xids: dict[
-            tuple[Pod, str], int
-        ] = {}  # of each pod and GPU: counted in an event, or from before
-        self._xids_now: dict[tuple[Pod, str], int] = {}
+        self._states: dict[Key, _State] = {}
+        #: By pod's UID and GPU: XID errors that are in an event, or from before, and all.
+        self._xids: dict[tuple[str, str], tuple[int, int]] = {}
 
     async def run(self) -> None:
         """Post until cancelled."""
@@ -117,7 +112,7 @@ class PodEvents:
             if time.monotonic() >= read_at:
                 read_at = time.monotonic() + READ_SECONDS
                 await self._take()
-            key = min(self._due(), key=lambda key: self._since[key], default=None)
+            key = min(self._due(), key=lambda key: self._states[key].since, default=None)
             if key is None:
                 await asyncio.sleep(max(0.0, read_at - time.monotonic()))
                 continue
@@ -137,99 +132,88 @@ class PodEvents:
             usage = await in_a_thread(self._read, name="reads the accounts")
         except ResolverError:
             return  # the reporter's other task says so; a restarted daemon proves nothing about a pod
-        now, self._xids_now = time.monotonic(), {}
-        self._texts = dict(self._states(usage))
-        self._xids = {place: number for place, number in self._xids.items() if place in self._xids_now}
-        self._since = {key: self._since.get(key, now) for key in self._texts}
+        now, texts = time.monotonic(), self._texts(usage)
         # A state that came back within the time is the same event, and is counted on.
-        self._posted = {
-            key: posted
-            for key, posted in self._posted.items()
-            if key in self._texts or now - posted.at < AGAIN_SECONDS
+        self._states = {
+            key: old._replace(
+                text=texts.get(key, ""), since=min(old.since, now) if key in texts else math.inf
+            )
+            for key, old in (dict.fromkeys(texts, _State()) | self._states).items()
+            if key in texts or now - old.posted_at < AGAIN_SECONDS
         }
 
     def _due(self) -> Iterator[Key]:
         now = time.monotonic()
-        for key, since in self._since.items():
-            posted = self._posted.get(key)
-            if now - since >= _LASTS[key.kind] and (posted is None or now - posted.at >= AGAIN_SECONDS):
+        for key, state in self._states.items():
+            if now - state.since >= _LASTS[key.kind] and now - state.posted_at >= AGAIN_SECONDS:
                 yield key
 
-    def _states(self, usage: Json) -> Iterator[tuple[Key, str]]:
-        """Yield the states that the accounts show, each with its text."""
-        found: dict[Key, list[str]] = {}
-        for use in usage["containers"]:
-            if (pod := _pod_of(use)) is not None:
-                for kind, text in self._of_use(pod, use):
-                    found.setdefault(Key(pod, kind), []).append(f"container {use['container_name']}: {text}")
-        for without in usage["without_slot"]:
-            process = without["process"]
-            if (pod := _pod_of(process)) is not None:
-                causes = ["; fix: ".join(BypassReason(cause).for_terminal()) for cause in without["causes"]]
-                text = f"a process on {process['device_uuid']} has no slot, so HAMi limits nothing there"
-                text += f" ({'. '.join(causes)})" if causes else ""
-                key = Key(pod, PodEvent.WITHOUT_LIBRARY)
-                found.setdefault(key, []).append(f"container {process['container_name']}: {text}")
-        for key, texts in found.items():
-            if key.kind in self._kinds:
-                yield key, "; ".join(dict.fromkeys(texts))[:1000]
+    def _texts(self, usage: Json) -> dict[Key, str]:
+        """Return the text of each state that the accounts show."""
+        before, self._xids = self._xids, {}
+        found: dict[Key, dict[str, None]] = {}
+        for named, kind, text in (
+            *((use, *state) for use in usage["containers"] for state in self._of_use(use, before)),
+            *(
+                (each["process"], PodEvent.WITHOUT_LIBRARY, _without_slot(each))
+                for each in usage["without_slot"]
+            ),
+        ):
+            key = Key(named["namespace"], named["pod"], named["pod_uid"], kind)
+            if kind in self._kinds and all(key):
+                found.setdefault(key, {})[f"container {named['container_name']}: {text}"] = None
+        return {key: "; ".join(texts)[:1000] for key, texts in found.items()}
 
-    def _of_use(self, pod: Pod, use: Json) -> Iterator[tuple[PodEvent, str]]:
+    def _of_use(
+        self, use: Json, xids: dict[tuple[str, str], tuple[int, int]]
+    ) -> Iterator[tuple[PodEvent, str]]:
         device, limit = use["device_uuid"], use["core_limit"]
         if use["limit_state"] == LimitState.EXCEEDED:
             text = f"uses more of {device} than its core limit of {limit} %: resolver explain shows its processes"
             yield PodEvent.LIMIT_EXCEEDED, text
-        if use["limit_state"] == "no_effect":
+        if use["limit_state"] == LimitState.NO_EFFECT:
             text = f"its core limit of {limit} % on {device} has no effect, because its HAMi library can't read this "
-            yield (
-                PodEvent.LIMIT_WITHOUT_EFFECT,
-                text + "driver's samples: update HAMi to 2.10 and restart the pod",
-            )
-        idle = use["idle_since"]
-        if idle is not None and time.time() - idle >= _HELD_SECONDS:
+            text += "driver's samples: update HAMi to 2.10 and restart the pod"
+            yield PodEvent.LIMIT_WITHOUT_EFFECT, text
+        if use["idle_since"] is not None and time.time() - use["idle_since"] >= _HELD_SECONDS:
             yield PodEvent.HELD_IDLE, f"has held {device} without using it for an hour or more"
-        self._xids_now[pod, device] = use["xids"]
-        before = self._xids.setdefault((pod, device), use["xids"])
-        if use["xids"] > before:
-            text = (
-                f"{use['xids'] - before} XID errors of {device} while it used it: resolver devices names them"
-            )
+        place, number = (use["pod_uid"], device), use["xids"]
+        posted = xids.get(place, (number, number))[0]
+        self._xids[place] = posted, number
+        if number > posted:
+            text = f"{number - posted} XID errors of {device} while it used it: resolver devices names them"
             yield PodEvent.XID, text
 
     async def _post(self, key: Key) -> None:
-        """Create the event, or update its count."""
-        posted, path = self._posted.get(key), f"/api/v1/namespaces/{key.pod.namespace}/events"
-        count = posted.times + 1 if posted else 1
-        body = event_of(key, self._node, self._texts[key], count)
+        """Create the event, or update its count. Its name is always the same for a pod and kind."""
+        state = self._states[key]
+        path, posted = f"/api/v1/namespaces/{key.namespace}/events", state.times
+        digest = hashlib.sha256(f"{key.pod_uid}/{key.kind}".encode()).hexdigest()[:16]
+        about = {"kind": "Pod", "name": key.pod, "namespace": key.namespace, "uid": key.pod_uid}
+        level = "Normal" if key.kind is PodEvent.HELD_IDLE else "Warning"
+        name = f"{key.pod[:230]}.{digest}"
+        body = event(about, name, self._node, level, key.kind.reason, state.text) | {"count": posted + 1}
         again = {name: body[name] for name in ("count", "lastTimestamp", "message")}
-        name = f"{path}/{body['metadata']['name']}"
         try:
-            await (self._server.patch(name, again) if posted else self._server.create(path, body))
+            await (self._server.patch(f"{path}/{name}", again) if posted else self._server.create(path, body))
         except ApiServerFailed as error:
             if posted and error.status == 404:  # Kubernetes deletes events after an hour
                 await self._server.create(path, body)
             elif not posted and error.status == 409:  # of an earlier reporter
-                known = await self._server.get(name)
-                count = again["count"] = int(known.get("count") or 1) + 1
-                await self._server.patch(name, again)
+                earlier = await self._server.get(f"{path}/{name}")
+                again["count"] = int(earlier.get("count") or 1) + 1
+                await self._server.patch(f"{path}/{name}", again)
             else:
                 raise
-        self._posted[key] = _Posted(time.monotonic(), count)
+        self._states[key] = state._replace(posted_at=time.monotonic(), times=again["count"])
         if key.kind is PodEvent.XID:
-            self._xids |= {place: number for place, number in self._xids_now.items() if place[0] == key.pod}
+            for place, (_, number) in self._xids.items():
+                if place[0] == key.pod_uid:
+                    self._xids[place] = number, number
         self._tally.pod_events["posted"] += 1
 
 
-def event_of(key: Key, node: str, text: str, times: int) -> Json:
-    """Build the event of a pod. Its name is always the same for a pod and kind."""
-    pod = key.pod
-    digest = hashlib.sha256(f"{pod.uid}/{key.kind}".encode()).hexdigest()[:16]
-    about = {"kind": "Pod", "name": pod.name, "namespace": pod.namespace, "uid": pod.uid}
-    level = "Normal" if key.kind is PodEvent.HELD_IDLE else "Warning"
-    name = f"{pod.name[:230]}.{digest}"
-    return event(about, name, node, level, key.kind.reason, text) | {"count": times}
-
-
-def _pod_of(named: Json) -> Pod | None:
-    namespace, name, uid = named["namespace"], named["pod"], named["pod_uid"]
-    return Pod(namespace, name, uid) if namespace and name and uid else None
+def _without_slot(without: Json) -> str:
+    causes = ". ".join("; fix: ".join(BypassReason(cause).for_terminal()) for cause in without["causes"])
+    text = f"a process on {without['process']['device_uuid']} has no slot, so HAMi limits nothing there"
+    return text + (f" ({causes})" if causes else "")
