@@ -120,6 +120,10 @@ class UnresolvedReason(ReasonWithWords):
 _HOSTILE = "HAMi never makes such a file, so a tenant did; it is never opened"
 _LOOK_INSIDE = "check what runs in that container: `ls -lan PATH`"
 KERNEL_LOG = "`dmesg | grep -iE 'nvrm|xid' | tail`"
+#: A GPU of unified memory, such as GB10.
+NO_MEMORY = (
+    "no device memory of its own, so its Device object has no gpu-memory, and Koordinator can't schedule it"
+)
 _RETRIED = "fix the cause that `resolver status` names; it is retried"
 _QUERY = f"`nvidia-smi -q -i INDEX`; {KERNEL_LOG}"
 

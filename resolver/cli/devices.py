@@ -10,6 +10,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+from resolver.base.reasons import NO_MEMORY
 from resolver.cli.ask_daemon import AS_IT_IS, add_socket, ask, understood
 from resolver.cli.show import duration, print_json, print_table, since
 
@@ -67,6 +68,10 @@ def _print(answer: Any) -> None:
         right = ("INDEX", "MINOR", "MEMORY", "NUMA", "NVLINKS")
         # A person has 80 columns: the PCI address is in --json.
         print_table(COLUMNS, rows, right=right, for_programs=("MINOR", "NUMA", "PCI", "NVLINKS"))
-    elif not answer["error"]:
+    if not answer["error"]:
+        for gpu in answer["gpus"]:
+            if gpu["memory_total"] is None and not gpu["illnesses"]:
+                print(f"{gpu['uuid']}: {NO_MEMORY}.", file=sys.stderr)
+    if not rows and not answer["error"]:
         known = "The driver knows no GPU on this node." if answer["version"] else "NVML was not asked yet."
         print(known, file=sys.stderr)

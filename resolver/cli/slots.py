@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from resolver import client
 from resolver.base.errors import RegionRejected, ResolverError
 from resolver.base.reasons import RegionReason, RepairReason, UnresolvedReason
 from resolver.base.text import printable
 from resolver.cli.ask_daemon import add_socket
 from resolver.cli.show import NONE, on_terminal, print_json, print_table, size, styled, wrapped
+from resolver.hami.layout import is_plausible
 from resolver.hami.placements import AUTO, is_entry, searched
 from resolver.hami.region import open_region
 from resolver.hami.searched_directories import MAX_CACHES, MAX_CONTAINERS, MAX_ENTRIES, list_caches
@@ -32,8 +35,16 @@ _RIGHT = frozenset(("SLOT", "PID", "HOSTPID", "STATUS", "SM %", "MEMORY"))
 #: Of no use to a person whose slots are well; the rest fits 80 columns.
 _FOR_PROGRAMS = frozenset(("LAYOUT", "STATUS"))
 _GPU = _COLUMNS.index("GPU")
+_DRIVER = "/proc/driver/nvidia/version"
 
 Row = tuple[str, ...]
+
+
+class Facts(NamedTuple):
+    """Facts of the node: ``hostpid`` must be a host PID, and GPUs' bytes of memory by UUID."""
+
+    host_pids: bool = False
+    memory: dict[str, int | None] = {}  # noqa: RUF012 - never changed
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,12 +60,15 @@ def run(args: argparse.Namespace) -> int:
     """Print the files; 1 if one of them could not be read, else 0."""
     paths = args.paths or _directories(args.socket)
     files = [region for path in paths for region in read_path(path)]
+    facts = _facts(args.socket)
+    for region in files:
+        _forget_impossible(region, facts.memory)
     if args.json:
         print_json(files)
     elif not files:
         print("There are no .cache files: no container with HAMi has used a GPU yet.", file=sys.stderr)
     else:
-        _print(files)
+        _print(files, facts)
     return 1 if any("error" in region for region in files) else 0
 
 
@@ -77,6 +91,26 @@ def _directories(socket_path: str | None) -> tuple[str, ...]:
     if in_force.settings.mapped_regions:
         print("resolver slots: files inside containers (mapped_regions) are not shown", file=sys.stderr)
     return directories
+
+
+def _facts(socket_path: str | None) -> Facts:
+    """Return the running daemon's facts, else what the driver's version shows."""
+    try:
+        policy, gpus = (
+            client.get_json(f"/v1/{name}", socket_path, seconds=1.0) for name in ("status", "gpus")
+        )
+        memory = {gpu["uuid"]: gpu["memory_total"] for gpu in gpus["gpus"]}
+        return Facts(policy["policy"]["namespace"] == "host", memory)
+    except (ResolverError, OSError, LookupError, TypeError):
+        pass
+    try:
+        with open(_DRIVER, encoding="utf-8") as file:
+            version = re.search(r"Module.*?\s(\d+(?:\.\d+)+)\s", file.read())
+    except (OSError, ValueError):
+        return Facts()
+    from resolver.hami.hostpid_policy import by_version
+
+    return Facts(version is not None and by_version(version[1]).namespace == "host")
 
 
 # -- reading ----------------------------------------------------------------------------------------------
@@ -137,10 +171,19 @@ def _failed(path: str, why: RegionRejected) -> dict[str, Any]:
     return {"path": path, "error": why.detail, "reason": str(why.reason)}
 
 
+def _forget_impossible(region: dict[str, Any], memory: dict[str, int | None]) -> None:
+    """Replace counts of bytes that can't be true by None."""
+    for slot in region.get("slots", ()):
+        for device, used in enumerate(slot["used"]):
+            bounds = memory.get(region["uuids"][device]), region["limit"][device]
+            for name, count in used.items():
+                used[name] = count if is_plausible(count, *bounds) else None
+
+
 # -- the table --------------------------------------------------------------------------------------------
 
 
-def _rows(region: dict[str, Any]) -> list[Row]:
+def _rows(region: dict[str, Any], facts: Facts) -> list[Row]:
     """Return a row for each slot and GPU."""
     container = _container(region["path"])
     if "error" in region:
@@ -154,7 +197,7 @@ def _rows(region: dict[str, Any]) -> list[Row]:
     rows = []
     for slot in region["slots"]:
         numbers = [str(slot[field]) for field in ("index", "pid", "hostpid", "status")]
-        fault = hint(slot, slots_of.get(slot["hostpid"], []))
+        fault = hint(slot, slots_of.get(slot["hostpid"], []), host_pids=facts.host_pids)
         by_gpu = _by_gpu(region["uuids"], slot)
         rows += [(container, region["layout"], *numbers, *values, fault) for values in by_gpu]
     return rows
@@ -165,7 +208,8 @@ def _by_gpu(uuids: list[str], slot: dict[str, Any]) -> Iterator[tuple[str, str, 
     utils = slot.get("device_util", ())
     for index, uuid in enumerate(uuids):
         sm_util = str(utils[index]["sm_util"]) if index < len(utils) else NONE
-        yield uuid or NONE, sm_util, size(slot["used"][index]["total"])
+        memory = slot["used"][index]["total"]
+        yield uuid or NONE, sm_util, "?" if memory is None else size(memory)
     if not uuids:
         yield NONE, NONE, NONE
 
@@ -177,8 +221,8 @@ def _error(region: dict[str, Any]) -> str:
     return f"{region['reason']}: {text}"
 
 
-def hint(slot: dict[str, Any], slots_with_hostpid: list[int]) -> str:
-    """Name a slot's fault that the file alone shows; a ``hostpid`` equal to the container PID is a question."""
+def hint(slot: dict[str, Any], slots_with_hostpid: list[int], *, host_pids: bool) -> str:
+    """Name a slot's visible fault; a container PID is a question where ``hostpid`` must be one of the host's."""
     if slot["status"] == 0:
         return "ended" if slot["pid"] == 0 else "status 0"
     if slot["pid"] <= 0:
@@ -188,7 +232,7 @@ def hint(slot: dict[str, Any], slots_with_hostpid: list[int]) -> str:
     others = [str(index) for index in slots_with_hostpid if index != slot["index"]]
     if others:
         return f"{RepairReason.DUPLICATE} of {','.join(others)}"
-    return f"{RepairReason.WRONG_NAMESPACE}?" if slot["hostpid"] == slot["pid"] else ""
+    return f"{RepairReason.WRONG_NAMESPACE}?" if host_pids and slot["hostpid"] == slot["pid"] else ""
 
 
 def _container(path: str) -> str:
@@ -198,10 +242,10 @@ def _container(path: str) -> str:
     return f"{pod_uid}/{name}" if pod_uid and name else path
 
 
-def _print(files: list[dict[str, Any]]) -> None:
+def _print(files: list[dict[str, Any]], facts: Facts) -> None:
     """Print the table; for a person with short ids, and errors as sentences."""
     person = on_terminal()
-    rows = [row for region in files if not (person and "error" in region) for row in _rows(region)]
+    rows = [row for region in files if not (person and "error" in region) for row in _rows(region, facts)]
     if person:
         rows = [(_short(row[0]), *row[1:_GPU], _short_uuid(row[_GPU]), *row[_GPU + 1 :]) for row in rows]
     if rows:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from resolver.base.reasons import KERNEL_LOG, DriverError, GpuReason
+from resolver.base.reasons import KERNEL_LOG, NO_MEMORY, DriverError, GpuReason
 from resolver.base.text import several
 from resolver.doctor.findings import Finding, failed, ok, some, together, unknown, warning
 
@@ -48,7 +48,11 @@ def nvml(node: Node) -> Finding:
             fix = reason.for_terminal()[1].replace("INDEX", str(gpu.device_index))
             cause = illness.detail or reason.meaning
             troubles.append(failed(f"{name} is unhealthy: {reason}", cause, fix))
-    return together(f"{answered}; {several(len(gpus), 'GPU')}: {some(names, 2)}", troubles)
+    unified = [
+        name for name, gpu in zip(names, gpus, strict=True) if gpu.memory_total is None and gpu.healthy
+    ]
+    memory = f"; {some(unified)}: {NO_MEMORY}" if unified else ""
+    return together(f"{answered}; {several(len(gpus), 'GPU')}: {some(names, 2)}{memory}", troubles)
 
 
 def driver(node: Node) -> Finding:

@@ -130,6 +130,11 @@ class Inventory(NamedTuple):
     driver_version: str | None
     gpus: tuple[Gpu, ...]
 
+    def memory(self) -> dict[str, int | None]:
+        """Return the bytes of memory of each GPU and MIG instance."""
+        sizes = {part.uuid: part.memory_total for gpu in self.gpus for part in gpu.mig_instances}
+        return sizes | {gpu.uuid: gpu.memory_total for gpu in self.gpus}
+
     def in_vgpu_guest(self) -> bool | None:
         """Return whether the GPUs are virtual; None if only some are."""
         kinds = {gpu.virtualization == "vgpu" for gpu in self.gpus if gpu.virtualization is not None}

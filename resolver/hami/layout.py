@@ -20,6 +20,8 @@ IDENTIFY_BYTES = 12
 #: As many bytes from `Layout.proc_num` on as `parse_tail_start` needs to see.
 TAIL_START_BYTES = 8
 
+#: More bytes than any GPU has.
+_MOST_BYTES = 1 << 48
 _USED_FIELDS = ("context_size", "module_size", "data_size", "offset", "total")
 _DEVICE_UTIL_FIELDS = ("dec_util", "enc_util", "sm_util")
 _SM_UTIL = 16  # in a device_util
@@ -230,6 +232,14 @@ def parse_used(layout: Layout, slot: bytes, device_num: int) -> tuple[tuple[int,
     return tuple(
         fields.unpack_from(slot, layout.used + device * layout.used_size) for device in range(device_num)
     )
+
+
+def is_plausible(count: int, memory: int | None = None, limit: int | None = None) -> bool:
+    """Check a count of bytes on a GPU with so much ``memory``, and a ``limit`` above that if oversubscribed.
+
+    HAMi-core's counts wrap below 0 when it subtracts more than it had added.
+    """
+    return count <= min(_MOST_BYTES, max(memory, limit or 0) if memory else _MOST_BYTES)
 
 
 def parse_region(layout: Layout, header: bytes, slots: bytes, tail: bytes) -> dict[str, Any]:

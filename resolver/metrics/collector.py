@@ -86,7 +86,8 @@ def _containers(used: list[Usage], unknown_devices: int) -> Iterator[Metric]:
             else:
                 rows.append((usage.labels, number))
         yield family.metric(rows)
-    yield f.UNKNOWN_VALUES.metric(unknown.items())
+    wrapped = sum(isinstance(usage.counted, Unknown) for usage in used)
+    yield f.UNKNOWN_VALUES.metric({**unknown, ("hami_memory", Unknown.IMPLAUSIBLE.value): wrapped}.items())
 
 
 def _limits(used: list[Usage], known: Container[str]) -> Iterator[Metric]:

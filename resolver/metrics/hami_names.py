@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from resolver.metrics.family import Family
 from resolver.metrics.utilization import Unknown, devices
+from resolver.state import Counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -138,7 +139,7 @@ def _values(usage: Usage, now: float) -> Iterator[tuple[str, tuple[str, ...], fl
     yield "utilization", (), None if isinstance(util, Unknown) else round(100 * util)
     if 0 < usage.last_kernel <= now:
         yield "last_kernel", (), int(now) - usage.last_kernel
-    if usage.counted is not None:
+    if isinstance(usage.counted, Counted):
         context, module, data, total = usage.counted
         yield from (("context", (), context), ("module", (), module), ("buffer", (), data))
         kinds = (context, module, data, max(0, total - context - module - data))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from resolver.base.reasons import SampleReason
 from resolver.gpu.attribution import total
 from resolver.gpu.sampler import FAILED, OK, UNSUPPORTED
+from resolver.hami.layout import is_plausible
 from resolver.state import Counted
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ class Unknown(StrEnum):
     DEVICE_FAILED = "device_failed"  # NVML answers, but not for this GPU
     UNSUPPORTED = "unsupported"  # NVML does not report it for this GPU (MIG mode, for example)
     UNKNOWN_DEVICE = "unknown_device"  # the cache file names a GPU that NVML does not
-    IMPLAUSIBLE = "implausible"  # a sample of a process of this container cannot be true, or be dated
+    IMPLAUSIBLE = "implausible"  # a sample or count of this container cannot be true, or a sample be dated
     NOT_TOLD = "not_told"  # NVML lists no processes of this GPU, or one without its memory
     UNRESOLVED = "unresolved"  # a slot has no known owner, and no cgroup identifies its container
 
@@ -68,7 +69,7 @@ class Usage(NamedTuple):
     memory: int | Unknown
     position: int | None
     limit: int | None
-    counted: Counted | None = None
+    counted: Counted | Unknown | None = None
     last_kernel: int = 0
     core_limit: int | None = None
 
@@ -123,6 +124,7 @@ def nvml_trouble(snapshot: Snapshot, now: float, longest: float) -> Unknown | No
 def usages(snapshot: Snapshot, trouble: Unknown | None) -> Iterator[Usage]:
     """Yield every container on every GPU that it uses or may use, once."""
     known, joined, groups = devices(snapshot), snapshot.joined, _groups(snapshot)
+    sizes = snapshot.inventory.memory()
     shared = {path for path, n in Counter(p for g in groups.values() for p in g.regions).items() if n > 1}
     for names, group in groups.items():
         counted, last_kernel = _counted(group, snapshot, shared)
@@ -136,8 +138,11 @@ def usages(snapshot: Snapshot, trouble: Unknown | None) -> Iterator[Usage]:
                 utilization = _utilization(device, processes, group)
                 memory = _memory(processes, group, listed=uuid in joined.listed)
             place = device or Device(uuid, "", FAILED)
-            values = utilization, memory, position, limit, counted.get(uuid), last_kernel, core_limit
-            yield Usage(names, place, *values)
+            known_counts = counted.get(uuid)
+            counts: Counted | Unknown | None = known_counts
+            if known_counts and not is_plausible(max(known_counts), sizes.get(uuid), limit):
+                counts = Unknown.IMPLAUSIBLE
+            yield Usage(names, place, utilization, memory, position, limit, counts, last_kernel, core_limit)
 
 
 def _utilization(device: Device, processes: list[Process], group: _Group) -> float | Unknown:

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 #: Seconds after which a pass reads no more regions, and waits no more for lanes: the next pass takes their answers.
 _READ_SECONDS, _LANE_SECONDS = 0.05, 0.01
 _COUNTS_SECONDS = 1.0
-#: More bytes than any GPU has: HAMi-core subtracted more than it had added.
-_WRAPPED = 1 << 48
 
 
 class Readings:
@@ -169,7 +167,5 @@ async def _count(reader: TenantReader, repairs: RegionRepairs) -> HamiCounts:
         if int.from_bytes(data[:4], "little", signed=True) != slot.pid:
             return unknown
         used = parse_used(layout, data, device_num)
-        if any(value >= _WRAPPED for values in used for value in values):
-            return unknown
         sums = [(a + e, b + f, c + g, d + h) for (a, b, c, d), (e, f, g, h) in zip(sums, used, strict=True)]
     return HamiCounts(tuple(Counted(*each) for each in sums), last_kernel)

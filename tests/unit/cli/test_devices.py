@@ -85,6 +85,11 @@ def rows_of(text: str) -> list[list[str]]:
     return [re.split(r"\s{2,}", line.strip()) for line in text.splitlines()]
 
 
+def test_gpu_without_memory_is_named(served: Served) -> None:
+    change(served, replace(FIRST, memory_total=None), SECOND)
+    assert resolver(served).stderr.startswith("GPU-a: no device memory of its own, so its Device object")
+
+
 # ---- waiting ------------------------------------------------------------------------------------------------------
 
 

@@ -13,8 +13,12 @@ from typing import Any
 import pytest
 
 from resolver.cli import slots
+from resolver.gpu.inventory import Gpu, Inventory
+from resolver.hami.layout import LAYOUTS
 from tests.fakes.cachefiles import NAMES, POD_UID, container, expected, poke, recorded, write
 from tests.fakes.command import on_terminal
+from tests.fakes.pictures import picture
+from tests.fakes.served import Served
 
 RESOLVER = (sys.executable, "-m", "resolver", "slots")
 
@@ -74,7 +78,7 @@ def test_piped_output_is_plain_aligned_and_complete(tmp_path: Path) -> None:
     assert re.split(r"  +", header) == list(slots._COLUMNS)
     start = header.index("HINT")
     hints = [row[start:] for row in rows]
-    assert hints[::2] == hints[1::2] == ["missing", "wrong_namespace?", "-", "ended"]
+    assert hints[::2] == hints[1::2] == ["missing", "-", "-", "ended"]
     first, second = expected("v1.2")["uuids"]
     assert rows[4].split() == [f"{POD_UID}/main", "v1.2", "2", "23", "41234", "1", first, "25", "3.0M", "-"]
     assert rows[5].split() == [f"{POD_UID}/main", "v1.2", "2", "23", "41234", "1", second, "26", "3.0M", "-"]
@@ -94,6 +98,60 @@ def test_a_person_has_80_columns(tmp_path: Path) -> None:
     assert re.search(rf"^\S+main +0 +\d+ +0  {first} +\d+ +\S+  missing$", shown, re.MULTILINE), text
     assert re.search(rf"^\S+main +0 +\d+ +0  {second} +\d+ +\S+  missing$", shown, re.MULTILINE), text
     assert f"{POD_UID[:8]}/broken: not_initialized: " in text
+
+
+def _said(version: str) -> str:
+    return f"NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {version}  Release Build\n"
+
+
+@pytest.mark.parametrize(
+    ("decided_by", "text"),
+    [
+        ("daemon: host", "wrong_namespace?"),
+        ("daemon: container", ""),
+        ("daemon: unknown", ""),
+        (_said("535.104.05"), "wrong_namespace?"),
+        (_said("580.105.08"), ""),
+        (_said("590.48.01"), ""),
+        ("", ""),
+    ],
+)
+def test_equal_numbers_are_a_fault_by_driver_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, decided_by: str, text: str
+) -> None:
+    (tmp_path / "version").write_text(decided_by)
+    monkeypatch.setattr(slots, "_DRIVER", str(tmp_path / "version"))
+    shown = picture(policy={"namespace": decided_by.rpartition(" ")[2]})
+    with Served(tmp_path / "socket", shown) as served:
+        facts = slots._facts(served.path if decided_by.startswith("daemon") else str(tmp_path / "none"))
+    slot = {"index": 0, "pid": 7, "hostpid": 7, "status": 1}
+    assert slots.hint(slot, [0], host_pids=facts.host_pids) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "memory", "limit", "shown"),
+    [
+        (2**64 - 1813876, None, 0, "?"),
+        (81 << 30, 80 << 30, 0, "?"),
+        (81 << 30, None, 0, "81.0G"),
+        (81 << 30, 80 << 30, 160 << 30, "81.0G"),  # oversubscribed
+        (80 << 30, 80 << 30, 8 << 30, "80.0G"),
+    ],
+)
+def test_impossible_memory_is_unknown(
+    tmp_path: Path, count: int, memory: int | None, limit: int, shown: str
+) -> None:
+    path, layout = container(tmp_path), LAYOUTS["v1.2"]
+    poke(path, layout.slot_offset(2) + layout.used + 32, "Q", count)
+    poke(path, layout.limit, "Q", limit)
+    gpus = tuple(
+        Gpu(uuid, index, memory_total=memory) for index, uuid in enumerate(expected("v1.2")["uuids"])
+    )
+    with Served(tmp_path / "socket", picture(inventory=Inventory(1, 1.0, "550.54.15", gpus))) as served:
+        row = call("--socket", served.path, tmp_path).stdout.splitlines()[5]
+        (file,) = json.loads(call("--json", "--socket", served.path, tmp_path).stdout)
+    assert row.split()[8] == shown
+    assert file["slots"][2]["used"][0]["total"] == (None if shown == "?" else count)
 
 
 def test_layout_without_utilization_shows_none(tmp_path: Path) -> None:
@@ -122,7 +180,6 @@ def test_a_file_name_cannot_speak_to_the_terminal(tmp_path: Path) -> None:
     ("slot_pid", "hostpid", "status", "others", "text"),
     [
         (1, 0, 1, [], "missing"),
-        (7, 7, 1, [0], "wrong_namespace?"),
         (7, 4000, 1, [0], ""),
         (7, 4000, 1, [0, 3, 5], "duplicate of 3,5"),
         (7, 7, 1, [0, 3], "duplicate of 3"),
@@ -134,7 +191,7 @@ def test_a_file_name_cannot_speak_to_the_terminal(tmp_path: Path) -> None:
 )
 def test_hints(slot_pid: int, hostpid: int, status: int, others: list[int], text: str) -> None:
     slot = {"index": 0, "pid": slot_pid, "hostpid": hostpid, "status": status}
-    assert slots.hint(slot, others) == text
+    assert slots.hint(slot, others, host_pids=True) == text
 
 
 def test_expensive_modules_are_imported_on_use(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from resolver.doctor.node import Node
 from tests.fakes import cachefiles
 from tests.fakes.command import called, on_terminal
 from tests.fakes.gpu import DEFAULT_DEVICES
-from tests.fakes.state import Fault, Hang
+from tests.fakes.state import Answer, Fault, Hang
 from tests.patience import PATIENCE_S
 from tests.unit.conftest import Driver
 
@@ -88,6 +88,16 @@ def test_a_driver_that_is_well(driver: Driver, node: Node) -> None:
     says(gpu.nvml(node), "ok", found="driver 550.54.15")
     says(gpu.nvml(node), "ok", found=f"2 GPUs: {DEFAULT_DEVICES[0].uuid}")
     says(gpu.driver(node), "ok", found="hostpid = host PID, by version")
+
+
+def test_gpu_without_memory_is_named(driver: Driver, node: Node) -> None:
+    unified = replace(DEFAULT_DEVICES[0], errors={Answer.MEMORY: 3})  # NVML_ERROR_NOT_SUPPORTED, as on GB10
+    driver.gpu.set_devices([unified, DEFAULT_DEVICES[1]])
+    says(
+        gpu.nvml(node),
+        "ok",
+        found=f"{unified.uuid}: no device memory of its own, so its Device object has no",
+    )
 
 
 def no_library(driver: Driver) -> None:

@@ -386,6 +386,15 @@ def test_memory_that_is_not_known_has_no_kinds(said: HamiCounts | None) -> None:
     assert not found.all("hami_container_last_kernel_elapsed_seconds")
 
 
+@pytest.mark.parametrize("count", [2**64 - 1813876, 81 << 30])
+def test_impossible_memory_is_left_out_and_counted(count: int) -> None:
+    cache = region(ONE, GPUS, slot(7))
+    said = counts((1, 2, count, count), (1, 2, 3, 6))
+    found = read(node((ONE,), (), (cache,), hami_counts={cache.path: said}), hami_metrics=True)
+    assert [labels["vdevice_index"] for labels, _ in found.all("hami_vgpu_memory_buffer_bytes")] == ["1"]
+    assert found.one(UNKNOWN, value="hami_memory", reason="implausible") == 1
+
+
 def test_a_kernel_of_tomorrow_is_not_told() -> None:
     cache = region(ONE, GPUS[:1], slot(7))
     said = counts((1, 2, 3, 6), last_kernel=1 << 63)
