@@ -27,12 +27,12 @@ from tests import isolation
 from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).parent.parent
-#: What pytest makes of the tests' assertions is kept: without it every worker makes all of it anew, ten seconds of CPU.
+#: Keep pytest's rewritten assertions: rewriting them in every worker costs ten seconds of CPU.
 sys.dont_write_bytecode = False
 isolation.isolate()
 ABSENT = isolation.absent()
 
-# What is collected stays to the end: the collector would go through it in vain, at first and then again and again.
+# Collected tests live to the end: the garbage collector needn't visit them.
 gc.disable()
 
 # How long an example may take is no question: another process may have the machine. The examples are the same on each.

@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-#: Where the product, HAMi, kubelet and the journal have what tests must neither find nor change.
+#: Directories of the product, HAMi, kubelet and the journal, hidden from tests.
 PLACES: Final = (
     *("/run/resolver", "/run/hami", "/run/log/journal", "/usr/local/vgpu", "/usr/local/hostpid"),
     *("/tmp/vgpu", "/var/lib/hami", "/var/lib/kubelet", "/var/log/pods"),  # noqa: S108
@@ -71,7 +71,7 @@ def isolate() -> None:
         for directory in reversed((_ROOT, *_ROOT.parents)):
             if directory.stat().st_mode & 0o5 != 0o5:
                 _open_to_all(directory)
-        os.chdir(os.getcwd())  # into what is mounted there now
+        os.chdir(os.getcwd())  # enter the new mount
 
 
 def own_mounts() -> None:

@@ -36,7 +36,7 @@ MERGE_KEYS: Final = {
 #: Kinds of the Prometheus operator and of OpenShift: Kubernetes' own schemas do not have them.
 FOREIGN: Final = ("ServiceMonitor", "PodMonitor", "PrometheusRule", "SecurityContextConstraints")
 _ATOMIC: Final = ("add", "args", "drop", "tolerations")
-#: The releases whose schemas the manifests are held to: the oldest with everything that they use, and the newest.
+#: Kubernetes releases for validation: the oldest that has every used field, and the newest.
 RELEASES: Final = ("1.25", "1.28", "1.31", "1.34", kubernetes_validate.latest_version())
 
 Manifest = dict[str, Any]
@@ -156,7 +156,7 @@ def _merge_list(old: list[Manifest], new: list[Manifest], key: str) -> list[Mani
         elif what != "delete" or not known:
             raise ManifestError(f"$patch: {what} of {entry[key]}, which {'is' if known else 'is not'} there")
     patched = [entry[key] for entry in new if entry[key] in by_key]
-    # What a patch names comes first, as kustomize has it.
+    # Patched fields come first, as in kustomize's output.
     return [by_key[name] for name in (*patched, *(each for each in by_key if each not in patched))]
 
 

@@ -163,7 +163,7 @@ def exchange(module: ModuleType, changed: CodeType) -> bool:
             found = True
     if not found:
         namespace = {"__name__": module.__name__, "__file__": module.__file__}
-        exec(changed, namespace)  # noqa: S102 - this is what it is about
+        exec(changed, namespace)  # noqa: S102 - runs the mutated module
         for name, value in namespace.items():
             if not callable(value) and not name.startswith("__") and value != getattr(module, name):
                 setattr(module, name, value)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-#: Seconds. Only what never comes costs them.
+#: Seconds; spent only if the event never comes.
 PATIENCE_S: Final = 180.0
 
 
@@ -15,7 +15,7 @@ def until(condition: Callable[[], object], what: str = "it", timeout_s: float = 
     began, waited = time.monotonic(), 0.0
     while not condition():
         assert waited < timeout_s, f"within {timeout_s} s not seen: {what}"
-        time.sleep(min(0.002 + waited / 20, 0.025))  # what takes long is not asked for all the time
+        time.sleep(min(0.002 + waited / 20, 0.025))  # poll slow conditions less often
         waited = time.monotonic() - began
     return waited
 

@@ -26,7 +26,7 @@ from tests.fakes.node import Node
 from tests.fakes.regions import DEVICES, LAYOUTS, SLOTS
 
 SECONDS: Final = 600
-#: As many as vm.max_map_count allows, less what a process needs to run.
+#: vm.max_map_count, less the mappings of the process itself.
 MAPPINGS: Final = 65_000
 #: A mount namespace has room for 100,000 mounts (fs.mount-max).
 _DOUBLINGS: Final = 16
@@ -407,7 +407,7 @@ def _all(scene: Scene, _size: int) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         os.setpriority(os.PRIO_PROCESS, 0, 19)
         try:
-            # Those of most parts first: a million names take minutes to make beside all the others.
+            # Most parts first: a million names take minutes to make.
             for attack in sorted(ATTACKS.values(), key=lambda each: -each.sizes[0]):
                 if attack.begin is not _all:
                     stack.enter_context(attack.begin(scene, attack.sizes[0]))

@@ -20,7 +20,7 @@ from tests.bench import scrape
 ROOT: Final = Path(__file__).parent.parent.parent
 DATA: Final = ROOT / "docs/bench.json"
 FLEET: Final = 10_000
-#: How rows of an attack begin; the first of each says what is measured of the loop, after a colon.
+#: First words of an attack's rows; the first row names the loop's figure after a colon.
 HOSTILE: Final = "under "
 #: Column -> the rows in it.
 _HOSTILE: Final = {

@@ -187,7 +187,7 @@ class Stage:
             stdout=subprocess.PIPE,
         )
         self._stack.callback(process.wait)
-        self._stack.callback(process.terminate)  # where the attack failed, nobody has ended it
+        self._stack.callback(process.terminate)  # not ended yet if the attack failed
         assert process.stdin is not None
         assert process.stdout is not None
         with process.stdout:
@@ -218,7 +218,7 @@ def open_directory() -> Iterator[Path]:
 def measure(progress: Progress, *, only: str = "", tree: Path = ROOT) -> Iterator[RowValues]:
     """All attacks, or those whose names begin with ``only``; with the daemon of the checkout ``tree``."""
     cores = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, sorted(cores)[:2])  # what is aimed at, is aimed at on two
+    os.sched_setaffinity(0, sorted(cores)[:2])  # the aims are for two cores
     for key, attack in ATTACKS.items():
         for size in attack.sizes if key.startswith(only) else ():
             progress(f"under {attack.name(size)}")

@@ -16,7 +16,7 @@ from tests.fakes.node import Node
 from tests.fakes.process import Tenant
 
 _CONTAINERS, _GPUS, _SECONDS = 64, 8, 30.0
-_SETTLE_SECONDS = 75.0  # what is looked at often after a start is looked at rarely after a minute
+_SETTLE_SECONDS = 75.0  # a minute after a start, files are read rarely
 _AIM = 0.35  # per cent of a core
 _STARTS = 1, 3  # a second; for the requests in the chart's README
 _LIVING = 12  # of those that were started

@@ -17,7 +17,7 @@ from tests.bench.crowd import UUID, crowd, host_pids, make_regions
 from tests.bench.timing import Progress, RowValues
 
 _PASSES = 400  # a quarter of each kind
-_NEWS, _DUE = 2, 3  # kinds of pass: NVML said something new; only over what is due
+_NEWS, _DUE = 2, 3  # kinds of pass: after new NVML values; over due regions only
 
 
 def measure(scratch: Path, progress: Progress) -> list[RowValues]:
@@ -72,7 +72,7 @@ def _measure(directory: Path, regions: int, slots: int, progress: Progress) -> _
     with crowd(regions, slots, directory) as starter:
         started = time.time() - STARTED
         for path in directory.glob("*/*.cache"):
-            os.utime(path, (started, started))  # nobody attached to it lately
+            os.utime(path, (started, started))  # no recent attachment
         return asyncio.run(_passes(directory, regions * slots, host_pids(starter)))
 
 
@@ -102,7 +102,7 @@ async def _passes(directory: Path, count: int, truth: dict[int, list[int]]) -> _
                 told = service.gpus.joined = told._replace(unknown=unknown)
             began = time.perf_counter()
             await service.pass_once(everything=kind != _DUE)
-            while going := service.repairer.turns.going:  # what it began is its own
+            while going := service.repairer.turns.going:  # turns that this pass began
                 await asyncio.wait(going.values())
             seconds[kind].append(time.perf_counter() - began)
     finally:

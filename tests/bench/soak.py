@@ -26,14 +26,14 @@ from tests.bench.hostile import Client, Good, Sample, Stage, open_directory
 from tests.bench.usage import children, rss
 from tests.bench.watched import WatchedDaemon
 
-#: What attacks in turn, each at its first size: small enough for hours, large enough to be felt.
+#: Attacks in turn, at their first size: small enough to run for hours.
 _ROUNDS: Final = tuple(
     (name, attack.sizes[0])
     for name, attack in ATTACKS.items()
     if name not in ("nothing", "swollen", "tree-swollen", "named", "all")
 )
 _CALM_SECONDS, _ATTACK_SECONDS, _QUIET_SECONDS = 7.0, 5.0, 3.0
-#: What a life may gain from the second time that each attack is seen to the last one.
+#: Allowed growth from the second to the last round of attacks.
 _MOST_MIB, _MOST_DESCRIPTORS = 3.0, 4
 
 

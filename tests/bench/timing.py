@@ -8,7 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 
-#: A row of the bench's table: name, value (None: not measured), unit, bound or None, what stands beside it.
+#: A row of the bench's table: name, value (None: not measured), unit, bound or None, note.
 RowValues = tuple[str, float | None, str, float | None, str]
 Progress = Callable[[str], None]
 

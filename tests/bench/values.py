@@ -62,7 +62,7 @@ class Seen(NamedTuple):
     longest_in: str
     worst: int  # largest error of a device later than GRACE_S after a change, points
     worst_in: str
-    wrong: float  # share of the looks then, in which a device was wrong
+    wrong: float  # share of these reads with a wrong device
 
 
 class Case:

@@ -18,7 +18,7 @@ GIB: Final = 1 << 30
 NAMESPACES: Final = ("ml-prod", "research", "vision", "default")
 APPS: Final = ("bert-trainer", "llm-serving", "diffusion", "whisper", "rag-indexer", "notebook")
 REPAIRS: Final = (RepairReason.MISSING, RepairReason.WRONG_NAMESPACE, None, None, RepairReason.STALE)
-EVIL: Final = "\x1b[2Jevil\x07\n"  # what a process may call itself
+EVIL: Final = "\x1b[2Jevil\x07\n"  # a hostile process name
 COMMANDS: Final = ("python3", "torchrun", "tritonserver", "jupyter-lab", "vllm")
 
 

@@ -16,7 +16,7 @@ from resolver.hami.directory_finder import DirectoryFinder
 from resolver.hami.discovery import RegionChanges
 
 RECORDED = Path(__file__).parent.parent / "fixtures" / "regions"
-#: Every layout of which there is a recorded file.
+#: Layouts that have a recorded file.
 NAMES = tuple(path.name.removesuffix(".cache.gz") for path in sorted(RECORDED.glob("*.cache.gz")))
 POD_UID = "8d2f0c7e-51b4-4b8a-9a36-3d6f2b7d1c01"
 

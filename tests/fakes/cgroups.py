@@ -40,7 +40,7 @@ def cgroup_path(cgroup_format: str, qos: str, pod_uid: str, container_id: str) -
     """One container's path, relative. `qos` is guaranteed, burstable or besteffort. Raises KeyError."""
     pod = pod_uid.replace("-", "_")
     levels = ["kubepods", f"kubepods-{qos}", f"kubepods-{qos}-pod{pod}"]
-    if qos == "guaranteed":  # has no level of its own
+    if qos == "guaranteed":  # this class has no cgroup level
         levels = ["kubepods", f"kubepods-pod{pod}"]
     return FORMATS[cgroup_format].format(
         slice="/".join(f"{level}.slice" for level in levels),

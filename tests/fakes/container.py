@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 _CREDENTIALS: Final = struct.Struct("3i")
 NO_WATCHER: Final = 200  # a core limit with which no watcher runs
-#: What a runtime gives a container that asks for nothing: chown, dac_override, fowner, fsetid, kill, setgid, setuid,
-#: setpcap, net_bind_service, net_raw, sys_chroot, mknod, audit_write, setfcap.
+#: A runtime's default: chown, dac_override, fowner, fsetid, kill, setgid, setuid, setpcap, net_bind_service, net_raw,
+#: sys_chroot, mknod, audit_write, setfcap.
 DEFAULT_RIGHTS: Final = 0xA80425FB
 
 
@@ -165,7 +165,7 @@ class Container:
             return
         self._running = False
         for process in self.processes:
-            process.kill()  # with a PID namespace of its own the first process takes the others along
+            process.kill()  # the end of a namespace's first process ends all others
             process.close()
         self.processes.clear()
         with contextlib.suppress(ProcessLookupError):
@@ -174,14 +174,12 @@ class Container:
         os.close(self._init_pidfd)
         self._control.close()
         if self.cgroup is not None:
-            remove(self.cgroup, kill=True)  # its own level: its pod may have other containers
+            remove(self.cgroup, kill=True)  # only the container's level: its pod may have others
 
     def restart(self) -> None:
         """What a kubelet does: all killed, a new id, new namespaces; same directory, same cache file."""
         self.stop()
         self._start()
-
-    # ---- what runs in it ---------------------------------------------------------------------------
 
     @property
     def cache(self) -> Path:

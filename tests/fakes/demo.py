@@ -138,7 +138,7 @@ def _whole(view: View, node: Node, about: str) -> bool:
     view.progress(f"starting six containers with real namespaces, of {len({*placed.values()})} placements")
     cases = full_scene(node, placed)
     view.say(f"  {about}.")
-    time.sleep(1.3)  # watchers look one second back: until then they still see who ended before
+    time.sleep(1.3)  # watchers see ended processes for one more second
     return _run(view, node, cases, whole=True)
 
 

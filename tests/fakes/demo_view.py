@@ -16,9 +16,9 @@ HEAD: Final = (
 RIGHT: Final = {3, 8, 9}
 PLACEMENT: Final = 1
 STORY: Final = 4
-ROOM: Final = {2: 127, 3: 100, STORY: 113, 8: 90}  # from which width of a terminal on a column is shown
+ROOM: Final = {2: 127, 3: 100, STORY: 113, 8: 90}  # smallest terminal width that shows the column
 BAR: Final = 10
-#: Who put HAMi-core into a container, by where its file is.
+#: Scheduler of a container, by the directory of its file.
 WHO: Final = {
     "hami": "HAMi",
     "volcano": "Volcano",
@@ -85,7 +85,7 @@ class View:
         self.say(styled(f"  ... {text}", "dim"))
 
     def table(self, rows: Sequence[Row]) -> None:
-        # To a file everything; on a terminal what it has room for.
+        # A file gets all columns, a terminal those that fit.
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 1000
         columns = shown(rows, width)
         cells = [list(HEAD), *(_cells(row) for row in rows)]

@@ -138,7 +138,7 @@ class Gpu:
         self._period_s, self._turns = sample_period_s, turns
         self._driver_version = driver_version
         self.ahead_s = 0.0  # its clock, of the wall clock
-        self.mps_server: Chain | None = None  # whose PID the samples of MPS clients carry; none: nobody's
+        self.mps_server: Chain | None = None  # process in the samples of MPS clients, or None
         self.skips_first_place = True
         self._last: dict[int, tuple[int, int]] = {}  # number and end of each device's last period
         self._period_us = 0  # when the last period ended
@@ -180,8 +180,6 @@ class Gpu:
         os.close(self._stop_w)
         with suppress(FileNotFoundError):
             self.socket_path.unlink()
-
-    # ---- what a test turns -------------------------------------------------------------------------
 
     @property
     def driver_version(self) -> str:
@@ -288,8 +286,6 @@ class Gpu:
 
     def _now_us(self) -> int:
         return time.time_ns() // 1000 + int(self.ahead_s * 1e6)
-
-    # ---- what a test compares with -----------------------------------------------------------------
 
     def clients(self) -> list[Client]:
         """The connected processes; their chains are the truth, read from the kernel."""

@@ -43,7 +43,7 @@ class Rule(NamedTuple):
     namespace: str = ""
 
 
-#: What issue's roles have; a test holds the manifests to it.
+#: Rights of the reporter's roles; a test compares the manifests.
 RULES: Final = frozenset(
     (
         *(Rule("scheduling.koordinator.sh", "devices", verb) for verb in ("get", "create", "patch")),
@@ -52,7 +52,7 @@ RULES: Final = frozenset(
         *(Rule("", "events", verb) for verb in ("get", "create", "patch")),
     )
 )
-#: What it takes besides with ``--hami-cordon``.
+#: Further rights for ``--hami-cordon``.
 CORDON_RULE: Final = Rule("", "nodes", "patch")
 
 
@@ -80,10 +80,10 @@ class Faults:
     def __init__(self) -> None:
         self.refuse: list[tuple[int, Json]] = []
         self.hang = False  # requests are taken and never answered
-        self.stale: Json | None = None  # what the cache has, for reads at version 0; {}: nothing
+        self.stale: Json | None = None  # the cache for reads at version 0; {} is an empty cache
         self.drop_answer = 0  # so many writes are carried out, and their answer is lost
         self.no_definition = False  # the kind Device is not installed
-        self.expire_in_stream = False  # an expired version is told by an event, not by the status
+        self.expire_in_stream = False  # report an expired version by an event instead of the status
 
 
 class KubeServer:
@@ -98,7 +98,7 @@ class KubeServer:
         self.nodes: dict[str, Json] = {}
         self.events: list[Json] = []
         self.asked: list[Asked] = []
-        self.defects: list[Exception] = []  # what no request may lead to; looked at when it is left
+        self.defects: list[Exception] = []  # defects of requests; checked at exit
         self.bookmark_seconds = 60.0
         self.token = ""
         self.port = 0
@@ -129,8 +129,6 @@ class KubeServer:
         self._thread.join()
         self._loop.close()
         assert error is not None or not self.defects, self.defects
-
-    # ---- what a test turns -------------------------------------------------------------------------
 
     def call(self, function: Callable[[], Any]) -> Any:
         """Run it in the server's thread."""
@@ -315,8 +313,6 @@ class KubeServer:
         if self.faults.refuse and method != "GET":
             status, headers = self.faults.refuse.pop(0)
             raise RefusedError(status, "told to fail", headers)
-
-    # ---- who may do what ---------------------------------------------------------------------------
 
     def _authorized(self, method: str, path: str, query: Json, headers: Json) -> tuple[str, str]:
         """The verb, and the name of the object or of the one that is watched."""
@@ -546,7 +542,7 @@ class _Stream:
 
     async def say(self, event: Json) -> None:
         line = json.dumps(event).encode() + b"\n"
-        # In two pieces: nobody may take a chunk for an event.
+        # In two pieces: a chunk is not an event.
         for part in (line[:20], line[20:]):
             await self._write(b"%x\r\n%s\r\n" % (len(part), part))
 

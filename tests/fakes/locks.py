@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-#: What is published for one kind of machine only.
+#: Packages published for one architecture only.
 CONDITION = r"(?: ; platform_machine == \"x86_64\")?"
 
 

@@ -12,7 +12,7 @@ from tests.fakes.regions import ProcSlot
 from tests.fakes.scene import Case
 
 POLL_S: Final = 0.005
-TIMEOUT_S: Final = 180.0  # many times what it takes, also where processes wait for processors
+TIMEOUT_S: Final = 180.0  # ample even on an overloaded machine
 SETTLED_S: Final = 6.0
 STEADY_S: Final = 0.3  # more than two ticks of a watcher
 LOOKS: Final = 8

@@ -11,14 +11,14 @@ from typing import Any, Final, NamedTuple
 from tests.fakes.container import Container
 
 DASHBOARD: Final = Path(__file__).parent.parent.parent / "deploy/chart/resolver/files/resolver.json"
-#: What the operator's PodMonitor adds to every target, and what must not hide the labels of containers.
+#: Labels that PodMonitor adds to every target; they must not hide container labels.
 TARGET: Final = {
     "node": "gpu-node-1",
     "namespace": "kube-system",
     "pod": "resolver-x7k2p",
     "container": "resolver",
 }
-#: Pods of the demo's containers; the container that is not here is in a pod whose name nobody knows.
+#: Pods of the demo's containers; a missing container is in a pod of unknown name.
 PODS: Final = {
     "train": ("ml", "train-0"),
     "serve": ("ml", "serve-6d5f9"),

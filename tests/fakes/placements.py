@@ -47,6 +47,6 @@ PLACEMENTS: Final = {
         "vgpu/claims", "{claim}", "{uuid}.cache", "{claim}", "/usr/local/vgpu/claims/{claim}"
     ),
 }
-#: As HAMi-core has it where nobody says where: found through the processes that map it.
+#: HAMi-core's default path, found through the processes that map it.
 BARE: Final = FakePlacement("bare", "{entry}", "cudevshr.cache", "{entry}", "/tmp/nothing", alone=True)  # noqa: S108
 EVERY: Final = PLACEMENTS | {"bare": BARE}

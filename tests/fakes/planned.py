@@ -63,7 +63,7 @@ class Bench:
         location = Location(proof, ("8:1", region.inode))
         self.repairs = RegionRepairs(region, ownership, location)
         self.now = 100.0
-        self.answered = 0.0  # when NVML said what `load` is
+        self.answered = 0.0  # time of NVML's answer about `load`
         self.idle: Container[str] = UUIDS  # devices without load by their own samples
         self.load: dict[tuple[int, str], int] = {}
         self.known = True

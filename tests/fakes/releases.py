@@ -13,7 +13,7 @@ class Release(NamedTuple):
 
     name: str
     layout: str
-    zeroes: Literal["first", "all"] = "first"  # of which devices
+    zeroes: Literal["first", "all"] = "first"  # the devices that it zeroes
     zeroes_memory: bool = True  # `monitorused` with `sm_util`
     fills: Literal["set", "add", "nothing"] = "set"  # nothing: the count of samples is not initialised
     caches_slot: bool = False  # writes `used` where its slot was when it took it, even after a move
@@ -33,14 +33,14 @@ class Release(NamedTuple):
         return words + (["--cached-slot"] if self.caches_slot else [])
 
 
-#: The releases that differ in what they do, the oldest first.
+#: Releases with different behaviour, the oldest first.
 BEHAVIOURS: Final = (
     Release("2.4.1", "v1.1", zeroes_memory=False, fills="nothing", removes_itself=True),
     Release("2.5.0", "v1.1", fills="add", removes_itself=True),  # and 2.6.0
     Release("2.8.0", "v1.1", removes_itself=True),
     Release("2.8.1", "v1.1-shifted"),
     Release("2.8.2", "v1.2"),
-    Release("2.9.0", "v1.2"),  # does what 2.8.2 does
+    Release("2.9.0", "v1.2"),  # same behaviour as 2.8.2
     Release("main", "v1.2", zeroes="all", caches_slot=True, clears_moved=True),  # to mid-2026
     Release("PR 330", "v1.2", zeroes="all", caches_slot=True, clears_moved=True, asks_cuda_number=False),
 )

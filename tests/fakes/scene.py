@@ -12,7 +12,7 @@ from tests.fakes.gpu import Device
 from tests.fakes.node import Node
 from tests.fakes.process import Tenant
 
-#: One driver of each kind: (version, whose PIDs the process list has, whose the samples have)
+#: One driver of each kind: (version, PIDs of the process list, PIDs of the samples)
 DRIVERS: Final = (
     ("560.35.03", "container", "host"),
     ("535.104.05", "host", "host"),
@@ -50,9 +50,9 @@ def _case(
     )
 
 
-#: Placements in which the container is told by the cgroup.
+#: Placements whose container comes from the cgroup.
 TOLD_BY_CGROUP: Final = ("kai", "bare")
-#: Who has started the containers of the full scene, where they are of all kinds.
+#: Engines of the full scene's containers.
 PLACED: Final = {
     "train": "dra",
     "serve": "volcano",

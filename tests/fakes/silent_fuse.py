@@ -16,7 +16,7 @@ from typing import Final
 
 _LOOKUP, _FORGET, _GETATTR, _OPEN, _RELEASE, _FLUSH, _INIT, _BATCH_FORGET = 1, 2, 3, 14, 18, 25, 26, 42
 _REQUEST: Final = struct.Struct("=IIQQ")
-#: Kept by the kernel for no time at all: who asks for it asks the server.
+#: No caching in the kernel: every access reaches the server.
 _ENTRY, _KEPT = struct.pack("=4Q2I", 2, 0, 0, 0, 0, 0), struct.pack("=Q2I", 0, 0, 0)
 _STARTED: Final = struct.pack("=4I2H2I2HI28x", 7, 31, 0, 0, 8, 8, 4096, 1, 1, 0, 0)
 

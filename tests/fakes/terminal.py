@@ -15,7 +15,7 @@ import pytest
 
 from tests.patience import PATIENCE_S
 
-#: What the programs in it get, and no more: a test says what it adds.
+#: The whole environment of its programs; a test adds more.
 ENVIRONMENT = {"LANG": "C.UTF-8", "TERM": "screen-256color", "PATH": "/usr/bin:/bin", "PS1": "$ "}
 
 

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from tests.fakes.warm import Process
 
 _PROGRAM: Final = Path(__file__).with_name("bpf") / "calls.py"
-#: By name: number on x86-64, on arm64 (-1: it has none), and what it is about: a path, a path relative to a
-#: descriptor, a descriptor, or nothing that another process can have to do with.
+#: By name: number on x86-64, number on arm64 (-1: none), and its subject: a path, a path relative to a descriptor, a
+#: descriptor, or nothing shared.
 _CALLS: Final[dict[str, tuple[int, int, str]]] = {
     "read": (0, 63, "fd"), "write": (1, 64, "fd"), "open": (2, -1, "path"), "close": (3, 57, "fd"),
     "stat": (4, -1, "path"), "fstat": (5, 80, "fd"), "lstat": (6, -1, "path"), "poll": (7, -1, ""),
@@ -99,7 +99,7 @@ def _numbers(*names: str, kind: str | None = None) -> list[int]:
     return [number for number in chosen if isinstance(number, int) and number >= 0]
 
 
-#: What the program has to know of numbers. Signals are blocked around vfork.
+#: Numbers for the program. Signals are blocked around vfork.
 _KINDS_OF_CALLS: Final = {
     "OF_PATH": _numbers(kind="path"),
     "OF_BOTH": _numbers(kind="fd+path"),

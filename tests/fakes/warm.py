@@ -146,7 +146,7 @@ def _become(request: dict[str, Any], stdout: int, stderr: int, stacks: int) -> N
 
 
 if __name__ == "__main__":
-    # What `run` imports before it gives up any right: what it imports later, it must be able to import then.
+    # Imports of `run` before it drops rights; later imports must work without them.
     import resolver.cli.run
     import resolver.daemon.service  # noqa: F401
     from resolver.cli import main

@@ -29,9 +29,9 @@ from tests.fakes.warm import Stock
 from tests.patience import until
 
 ROOT: Final = Path(__file__).parent.parent.parent
-#: A driver whose samples carry host PIDs and whose process list carries the container's: the famous failure.
+#: Samples with host PIDs, process list with container PIDs: the well-known failure.
 DRIVER: Final = "535.183.01"
-#: One of each of the four kinds of driver, and whose PIDs its samples carry.
+#: The four kinds of driver, and the PIDs of their samples.
 ROWS: Final = (("535.104.05", "host"), ("560.35.03", "host"), ("565.77", "host"), ("570.86.15", "container"))
 #: The children's names as the kernel shows them: 15 bytes.
 WRITER: Final = "slot writer"
@@ -42,7 +42,7 @@ FAST: Final = ("--interval", "50ms", "--nvml-interval", "200ms")
 
 #: The sources that the main job is held to, the best first.
 SOURCES: Final = ("bpf", "netlink", "scan")
-#: What a daemon takes where the source doesn't matter: nothing has to be loaded, the map takes LLVM 2 s of CPU.
+#: The source for tests of other things: loading the map costs 2 s of CPU.
 USUAL: Final = SOURCES[-1]
 #: For tests that are to pass with each of them; `source` alone takes the usual one.
 EVERY_SOURCE: Final = pytest.mark.parametrize("source", SOURCES, indirect=True)
@@ -90,7 +90,7 @@ class Start:
         where = run_dir or self._run_dir
         if self._program is not None and not anew and _may_use_bpf(arguments):
             hand_on(self._program, where / self._program.name)
-        if self._tracer is not None and "wrapper" not in options:  # a wrapper makes calls of its own
+        if self._tracer is not None and "wrapper" not in options:  # a wrapper's calls are not the daemon's
             options["started"] = self._tracer.watch
         daemon = Daemon(node, where, *arguments, **options)
         self.started.append(daemon)

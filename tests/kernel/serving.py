@@ -25,7 +25,7 @@ def serving(start: Start, node: Node, *arguments: str, **options: Any) -> Daemon
     return daemon
 
 
-#: Tells the number of a thread of its own.
+#: Prints the TID of its second thread.
 THREAD = """
 import threading, time
 threading.Thread(target=lambda: (print(threading.get_native_id(), flush=True), time.sleep(1000))).start()

@@ -56,8 +56,8 @@ def test_each_answer_is_that_of_a_single_look_up(node: Node, start: Start, sourc
     shared, hosts = everyone[22], everyone[30]
     nested = [many.spawn(SLEEP, nested=True) for _ in range(3)]
     everyone += [(many.container_id, Procfs().ns_pids(each.host_pid)[1]) for each in nested]
-    inner = many.spawn(SLEEP)  # in a cgroup of its own within the container's, as systemd makes them
-    away = many.spawn(SLEEP)  # in another container's cgroup, while it has this one's PID namespace
+    inner = many.spawn(SLEEP)  # in a nested cgroup, as systemd makes them
+    away = many.spawn(SLEEP)  # cgroup of another container, PID namespace of this one
     assert many.cgroup is not None
     assert few.cgroup is not None
     (many.cgroup / "inner").mkdir()

@@ -28,7 +28,7 @@ from tests.patience import until
 GROUP = 54321
 PYTHON = (sys.executable, "-c")
 
-#: Asks what it is told, one question a line, on one connection; answers with status and body.
+#: Sends one question a line on one connection; prints status and body.
 ASKER = textwrap.dedent(
     """
     import http.client, json, os, socket, sys
@@ -150,7 +150,7 @@ def test_a_container_sees_its_own_and_nothing_else(node: Node, path: Path, sourc
     ask = asker(mine, path, ASKER + f"os.setgroups([{GROUP}]); os.setresgid({user}, {user}, {user})\n"
                 f"os.setresuid({user}, {user}, {user})\nserve(connect(path))\n")  # fmt: skip
 
-    # Its own, by PID alone, by its own id, at whatever depth.
+    # Its processes, by PID alone or by container id, at any depth.
     for ns_pid, host_pid in (
         *((each.ns_pid, each.host_pid) for each in processes),
         (ask.ns_pid, ask.host_pid), (1, mine.init_host_pid), (outer, nested.host_pid),
@@ -191,7 +191,7 @@ def test_a_container_sees_its_own_and_nothing_else(node: Node, path: Path, sourc
         assert (ask(question)[0], ask(question)[1]["reason"]) == (403, "not_yours"), question
     assert ask("/v1/openapi.json")[0] == 200
 
-    # A batch: its own are answered, others' are not, there or not.
+    # A batch: its processes are answered, others' are refused alike.
     pairs = [
         [mine.container_id, processes[0].ns_pid],
         {"pid": processes[1].ns_pid},
@@ -394,7 +394,7 @@ def _connected(path: Path) -> int:
 
 def test_many_connections_of_many_containers_leave_room(node: Node, path: Path) -> None:
     for _ in range(9):
-        # Who says nothing for 10 s is hung up on, so each asks as soon as it is made: the machine may be loaded.
+        # Idle clients are closed after 10 s, so each asks at once.
         greedy = node.container().spawn([*PYTHON, TAKES_THEM_ALL, str(path), "16", "at-once"])
         assert json.loads(greedy.read_line()) == {"200": 16}
     assert asker(node.container(name="other"), path)("/v1/lookup?pid=1")[0] == 200
@@ -418,7 +418,7 @@ def test_a_container_that_asks_all_the_time_is_told_to_wait(node: Node, path: Pa
     flood = node.container().spawn([*PYTHON, FLOOD, str(path), "400"])
     statuses: list[int] = json.loads(flood.read_line())
     assert len(statuses) > 50
-    # 100 at once and 50 a second: a machine that is slower than that refuses nobody.
+    # The limit is 100 at once and 50 a second: a slow machine never reaches it.
     assert statuses[-1] == 429 or 100 + 50 * (time.monotonic() - began) > 400, statuses
     until(lambda: _connected(path) == 0, "its connection closed: it has to wait for its turn again")
     assert on_the_host(roots(path), "/v1/status")[0] == 200

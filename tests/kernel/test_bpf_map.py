@@ -112,7 +112,7 @@ def test_forks_in_a_namespace_that_uses_its_numbers_again(pidmap: KernelMap, liv
     met = pidmap.counters()["update_failed"] - failed
     assert met <= 1
     assert len([each for each in drift if each]) <= met
-    reconcile(pidmap)  # the first mends what the seeding could not know
+    reconcile(pidmap)  # the first comparison repairs gaps of the seeding
     assert reconcile(pidmap) == 0
     compare(pidmap)
     left = firsts(pidmap).get(pidns)
@@ -203,7 +203,7 @@ def test_two_hundred_namespaces_in_a_row(pidmap: KernelMap, lives: Path) -> None
             if number % 20 == 0:
                 compare(pidmap)
     assert len(inodes) < 200, "the kernel did not use a namespace's number again, so nothing was shown"
-    reconcile(pidmap)  # the first mends what the seeding could not know
+    reconcile(pidmap)  # the first comparison repairs gaps of the seeding
     assert reconcile(pidmap) == 0
 
 

@@ -68,7 +68,7 @@ def test_nothing_of_llvm_stays_in_memory() -> None:
     assert "LLVM" not in maps
 
 
-#: Installs a seccomp filter that answers bpf() with EPERM, whatever rights there are, and becomes what follows.
+#: Installs a seccomp filter that answers bpf() with EPERM, then executes the command.
 FORBIDDING = """
 import ctypes, errno, os, platform, struct, sys
 number = {"x86_64": 321, "aarch64": 280}[platform.machine()]
@@ -105,7 +105,7 @@ def test_the_verifier_refuses_and_doctor_has_its_last_lines(
     """It answers as to missing rights, EACCES; what it says is the end of a long log."""
     text = copied.read_text()
     assert text.count("there && same(there, process)") == 1
-    # A place beyond what it is in: no verifier takes it.
+    # An offset beyond the value: every verifier refuses it.
     copied.write_text(text.replace("same(there, process)", "same(&there[process->host_tgid], process)"))
     error = refusal()
     assert str(error).startswith("the kernel's verifier refused the BPF program (on_fork: Permission denied)")

@@ -14,7 +14,7 @@ from tests.fakes.node import Node
 from tests.kernel.conftest import ROWS, Start, driver, hostpid_of, right_number, slot_of
 from tests.patience import until
 
-#: After its first pass it makes none: what is right then was right without a repair.
+#: One pass only: later right values are not its repairs.
 LAZY = ("--interval", "60s", "--nvml-interval", "200ms")
 
 
@@ -63,7 +63,7 @@ def test_a_container_lives_through_a_restart_of_the_daemon(node: Node, start: St
     daemon.kill()
     with pytest.raises(ConnectionRefusedError):
         ask(str(place / "broker.sock"))
-    lonely = container.tenant(load=10, guess="wrong")  # nobody answers: it guesses
+    lonely = container.tenant(load=10, guess="wrong")  # without an answer it guesses
     assert hostpid_of(container, lonely) == 999999
     start_with_broker(start, node)
     second = container.tenant(load=10)
@@ -71,7 +71,7 @@ def test_a_container_lives_through_a_restart_of_the_daemon(node: Node, start: St
         assert hostpid_of(container, tenant) == tenant.host_pid
 
 
-#: Nobody, who may look at everything all the same.
+#: The user nobody, with the right to read everything.
 NOBODY = (
     *("setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"),
     *("--inh-caps", "+sys_ptrace,+dac_override", "--ambient-caps", "+sys_ptrace,+dac_override"),

@@ -56,7 +56,7 @@ def test_a_whole_node_in_a_file_and_without_its_names(node: Node, start: Start, 
         assert not re.search(rf"(?<![A-Za-z0-9]){re.escape(name)}(?![A-Za-z0-9])", whole), name
     (slot,) = json.loads(hidden["slots.json"])["slots"]
     assert (slot["pid"], slot["hostpid"]) == (tenant.ns_pid, tenant.host_pid)  # numbers are no names
-    (told,) = (  # other tests may run containers beside us
+    (told,) = (  # other tests may run containers meanwhile
         each
         for each in json.loads(hidden["containers.json"])["containers"]
         if each["container_id"] == slot["container_id"]

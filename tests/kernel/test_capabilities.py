@@ -98,7 +98,7 @@ def test_missing_required_right_is_reported(node: Node, start: Start) -> None:
     assert container.cache.read_bytes() == before
 
 
-#: As under a container runtime's seccomp profile: nobody may make a namespace.
+#: As under a runtime's seccomp profile: no new namespaces.
 CONFINED = (
     *("unshare", "--user", "--map-root-user"),
     *("sh", "-c", 'echo 0 >/proc/sys/user/max_user_namespaces && exec "$@"', "sh"),

@@ -80,7 +80,7 @@ def test_config_is_the_daemons_own_and_follows_a_reload(
 
 
 def test_lookup_takes_the_names_that_top_prints(node: Node, start: Start, tmp_path: Path) -> None:
-    # Tests beside this one have containers, too: the name must be no other's.
+    # Other tests have containers, too: the name must be unique.
     train, serve = node.container(name="only-here"), node.container(name="serve")
     inside = {each.name: each.tenant(load=10) for each in (train, serve)}
     (tmp_path / "pods" / f"research_train-0_{train.pod_uid}" / "only-here").mkdir(parents=True)

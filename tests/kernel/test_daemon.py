@@ -292,7 +292,7 @@ def test_a_container_that_comes_and_goes(node: Node, start: Start) -> None:
         container.stop()
         shutil.rmtree(container.directory)
         daemon.wait_for("region_gone", container=container.directory.name)
-    # One for the slot writer and one for the lane, which came with the first container, and none for what is gone.
+    # One for the slot writer, one for the lane, none for gone files.
     until(lambda: len(_descriptors(daemon.process.pid)) <= before + 2, "descriptors given back")
 
 

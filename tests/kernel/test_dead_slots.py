@@ -99,9 +99,6 @@ def test_process_of_unknown_container_is_alive(node: Node, start: Start) -> None
     assert not daemon.said("dead_slot_zeroed")
 
 
-# ---- what ended processes leave behind ------------------------------------------------------------------------------
-
-
 def test_no_monitor_counts_a_process_that_has_ended(tmp_path: Path, start: Start) -> None:
     """One ends cleanly, one is killed, the last one compacts and ends: every monitor, every release."""
     with Node(tmp_path, DRIVER) as node:
@@ -156,7 +153,7 @@ def test_process_ended_before_start_is_dead_once_file_is_closed(node: Node, star
         until(lambda: daemon.said("region_abandoned"), "a word of it")
         never(lambda: sm_util(served) != 64, "a served file written to", 2.0)
     until(lambda: sm_util(served) == 0, "the end of the other one's load")
-    # The guest comes back: its claims look as before, and nobody may call them dead.
+    # The guest comes back: its claims look as before and are alive.
     with served.cache.open("r+b") as file:
         file.seek(-1, os.SEEK_END)
         file.write(b"\0")

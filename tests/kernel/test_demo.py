@@ -56,7 +56,7 @@ def test_a_daemon_that_repairs_nothing_is_found_out(
     assert "Not every value is right" in done.stderr
 
 
-#: A machine without what the demo needs, by a command that takes it away; and words of what is said.
+#: Commands that take a need of the demo away, and words of its message.
 WITHOUT: dict[str, tuple[str, tuple[str, ...]]] = {
     "the host's PIDs": (
         "unshare --pid --fork --mount-proc {demo}",
@@ -92,7 +92,7 @@ exec chroot "$root" sh -c 'cd "$0" && exec "$@"' "$PWD" "$@"
 """
 
 
-#: A container of root's, and beside it the demo, started by nobody.
+#: A container of root, and the demo started by the user nobody.
 BESIDE = """
 unshare --pid --fork --kill-child --mount-proc sh -c 'sleep 60 & wait' &
 other=$!

@@ -85,7 +85,7 @@ PTRACE, NETWORK = (
 BCC = '$(dirname "$(/usr/bin/python3 -I -c "import bcc; print(bcc.__file__)")")'
 LIBATOMIC = "$(/sbin/ldconfig -p | sed -n 's/.*libatomic.so.1 .*=> //p')"
 HIDDEN = mounted("mount -t proc -o hidepid=2 proc /proc")
-#: What is taken away, and what each check says then; the option is for both.
+#: The removed capability, and the results of the checks; the option is for both.
 TAKEN: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
     "SYS_PTRACE": (PTRACE, {"view": "failed: CAP_SYS_PTRACE is missing"}),
     "BPF": (without("bpf", "sys_admin"), {"bpf": "warning: CAP_BPF is missing"}),
@@ -151,9 +151,6 @@ def test_without(what: str) -> None:
         names(found[check], *words.split(": "))
 
 
-# ---- what the sources need ----------------------------------------------------------------------------------------
-
-
 def test_a_read_only_directory(tmp_path: Path) -> None:
     cachefiles.container(tmp_path)
     wrapper = mounted(f"mount --bind {tmp_path} {tmp_path}; mount -o remount,ro,bind {tmp_path}")
@@ -215,7 +212,7 @@ def test_beside_a_daemon_it_disturbs_nothing_and_all_is_well(
     names(found["driver"], "ok", "hostpid = host PID", "from the daemon: ")
     names(found["nvml"], "ok", DEFAULT_DEVICES[0].uuid)
     names(found["regions"], "ok", "1 region: 1 of layout v1.2")
-    names(found["containers_dir"], "ok", str(node.containers_dir))  # as the daemon was told
+    names(found["containers_dir"], "ok", str(node.containers_dir))  # the daemon's own setting
     for source in ("scan", "netlink", "bpf"):
         names(found[source], "ok", "found a process that was just made")
     assert {name for name, result in found.items() if result["state"] != "ok"} <= {"pod_names"}
@@ -244,7 +241,7 @@ def test_a_dry_run_beside_a_daemon_is_called_one(node: Node, start: Start, tmp_p
     looks = start(node, "--source", "scan", "--dry-run", run_dir=tmp_path / "dry")
     for daemon in (writes, looks):
         daemon.wait_for("started")
-    looks.wait_for("gpu_found")  # NVML was asked
+    looks.wait_for("gpu_found")  # after an NVML answer
     until((tmp_path / "dry/resolver.sock").exists, "the socket of the dry run")
     found = doctor("daemon", options=("--run-dir", str(tmp_path / "dry")), env=node.environment())
     names(found["daemon"], "warning", f"PID {looks.process.pid}", "it is a dry run")

@@ -15,7 +15,7 @@ from tests.fakes.scene import DRIVERS, Case, full_scene, settle
 from tests.kernel.conftest import Start, command, hostpid_of
 from tests.patience import until
 
-#: The container's name, and at which link its chain breaks once everything is repaired; what no repair helps.
+#: The container's name, and its broken link after all repairs.
 BREAKS = {"serve": "monitor", "legacy": "value"}
 
 

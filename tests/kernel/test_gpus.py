@@ -145,7 +145,7 @@ def bench(node: Node, library: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
     monkeypatch.setattr(sampler_module, "time", clock)
     monkeypatch.setattr(gpu_users, "_DRIVER_SECONDS", 30.0)  # this machine may be slow, the driver is not
     try:
-        for _ in range(3):  # the slots are found after NVML was asked for the first time
+        for _ in range(3):  # slots are found after the first NVML answer
             bench.interval()
         bench.right()
         bench.told()
@@ -191,7 +191,7 @@ def test_failing_device_is_unknown_and_its_neighbour_known(
 def test_samples_that_fail_with_each_error_are_unknown(bench: Bench, codes: tuple[int, ...]) -> None:
     for code in codes:
         if code == NOT_FOUND:
-            continue  # by which NVML says that nothing ran
+            continue  # NVML's sign for no process
         bench.node.gpu.set_devices([replace(FIRST, errors={Answer.UTILIZATION: code}), SECOND])
         snapshot = bench.intervals()
         utilization = bench.utilization(snapshot)
@@ -217,7 +217,7 @@ def test_failing_library_leaves_everything_unknown(
     known = bench.service.gpus.inventory
     for code in codes:
         bench.node.gpu.set_errors({call: code})
-        bench.service.gpus.sampler.worker.stop()  # the next one has to start the library
+        bench.service.gpus.sampler.worker.stop()  # the next worker has to start the library
         bench.seconds += 61
         snapshot = bench.intervals()
         assert snapshot.joined.error, code

@@ -34,9 +34,6 @@ assert V1_2.device_util is not None
 SM_UTIL: Final = V1_2.device_util + 16
 
 
-# ---- what a tenant can put into its directory ---------------------------------------------------------------------
-
-
 @contextmanager
 def unseen(place: Path) -> Iterator[Path]:
     """A name for a file that isn't hostile yet: as a sound one, the daemon would clear its dead slots."""
@@ -66,7 +63,7 @@ def slots(place: Path, *pids: int) -> BinaryIO:
         at = V1_2.procs + index * V1_2.slot_size
         os.pwrite(file.fileno(), struct.pack("<ii", pid, 0) + bytes(V1_2.slot_size - 8), at)
         os.pwrite(file.fileno(), struct.pack("<i", 1), at + V1_2.status)
-        if pid == 1 or pid < 0:  # those with 0 are nobody's, and set to 0
+        if pid == 1 or pid < 0:  # slots with 0 have no owner and are zeroed
             os.pwrite(file.fileno(), struct.pack("<Q", 50), at + SM_UTIL)
     sound.rename(place)
     return file
@@ -96,7 +93,7 @@ def ten_thousand(place: Path) -> None:
         place.with_name(f"{number}.cache").touch()
 
 
-#: Each in a directory of its own; the reason that it must be counted under.
+#: Each in a separate directory; the reason of its rejection.
 HOSTILE: Final[dict[str, tuple[Callable[[Path], object], str]]] = {
     "link-to-file": (lambda place: place.symlink_to("/etc/passwd"), "symlink"),
     "link-to-directory": (lambda place: place.symlink_to("/etc"), "symlink"),
@@ -214,7 +211,7 @@ def _liars(node: Node, victim: Good) -> dict[Path, BinaryIO]:
         victim.container.pod_uid, "liar-beside", pid_namespace=victim.container, watcher=False
     )
     of_beside = slots(beside.cache, victim.parent.ns_pid, 1)
-    # With a PID namespace of its own, where nobody has that number.
+    # In a PID namespace without that PID.
     alone = node.container(name="liar-alone", watcher=False)
     of_alone = slots(alone.cache, 4, 0, -1, 2**31 - 1, -(2**31), os.getpid())
     # A directory without a container.

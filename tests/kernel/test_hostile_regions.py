@@ -47,7 +47,7 @@ def test_a_fifo_with_a_writer_and_a_device_are_never_even_opened(
     find: CountingFinder, containers: Path
 ) -> None:
     os.mkfifo(containers / HOSTILE / "pipe.cache")
-    waiting = "import os, sys; os.open(sys.argv[1], os.O_WRONLY)"  # until somebody opens the other end
+    waiting = "import os, sys; os.open(sys.argv[1], os.O_WRONLY)"  # until the other end is opened
     writer = subprocess.Popen([sys.executable, "-c", waiting, containers / HOSTILE / "pipe.cache"])
     try:
         for _ in range(10):

@@ -89,7 +89,7 @@ class Forker:
         self.children.clear()
 
     def check(self) -> None:
-        assert lock_words(self.container) == self.lock  # value 1, no owner, nobody waiting
+        assert lock_words(self.container) == self.lock  # value 1, no owner, no waiter
 
 
 @pytest.fixture
@@ -176,7 +176,7 @@ def test_the_slot_writer_or_a_reader(
         forker.bury()
     assert killed > kills // 2
     assert daemon.process.poll() is None
-    assert daemon.said("region_quarantined") == []  # who is killed by somebody is no fault of the file
+    assert daemon.said("region_quarantined") == []  # a killed writer is not the file's fault
 
 
 @KILLS

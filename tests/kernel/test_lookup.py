@@ -93,7 +93,7 @@ def test_every_format(node: Node, cgroup_format: str) -> None:
 
 def test_a_prefix_or_a_name_that_fits_two_containers(start_as: StartAs) -> None:
     first, second = (start_as(each, pod_uid=UID, name="trainer") for each in (A, B))
-    for asked_for in (A[:6], f"{UID}/trainer"):  # or a name: its own, and its successor's
+    for asked_for in (A[:6], f"{UID}/trainer"):  # or a name: that of the container and its successor
         complaint = refused(3, asked_for, 1)
         assert A in complaint
         assert B in complaint
@@ -103,7 +103,7 @@ def test_a_prefix_or_a_name_that_fits_two_containers(start_as: StartAs) -> None:
 
 def test_a_container_that_ended_left_its_cgroup_and_fits_no_more(start_as: StartAs) -> None:
     left_over, container = start_as(B), start_as(A)
-    # The namespace dies with its first process, and nobody removes the directory.
+    # The namespace dies with its first process; the directory stays.
     os.kill(left_over.init_host_pid, signal.SIGKILL)
     assert host_pid(A[:6], 1) == container.init_host_pid
     assert "is it running" in refused(1, B, 1)
@@ -176,8 +176,6 @@ def test_threads_and_the_dead_are_no_processes(node: Node) -> None:
     assert "has no process 400" in refused(1, cid, 400)
 
 
-# ---- what can be seen ---------------------------------------------------------------------------------------------
-
 NO_CGROUPFS = ("unshare", "--mount", "sh", "-c", 'umount -R /sys/fs/cgroup && exec "$@"', "sh")
 
 
@@ -193,7 +191,7 @@ def test_from_a_private_cgroup_namespace(start_as: StartAs) -> None:
     enter = f"echo $$ >{neighbour.cgroup}/cgroup.procs && "
     private = ("sh", "-c", f'{enter} exec unshare --cgroup "$@"', "sh", *NO_CGROUPFS)
     assert host_pid(A, 1, prefix=private) == container.init_host_pid
-    # Paths of one's own container do not tell its id there.
+    # Paths inside the container don't show its id.
     assert "private cgroup namespace" in refused(4, B, 1, prefix=private)
 
 

@@ -82,9 +82,9 @@ def test_without_the_setting_nothing_is_looked_for(node: Node, start: Start) -> 
 
 
 PLACE, NEW = "/tmp/place", "/tmp/new"  # noqa: S108
-#: What the tenant puts in the place of its directory {d}, from {n}, where its file {c} would have been found.
+#: The tenant's replacement of its directory {d}, from {n}, which held its file {c}.
 OVER = "mkdir {n}; %s; mount --bind {n} {d}"
-#: The process goes on with the file that it holds, so that one is repaired, and what lies over it is left alone.
+#: The process keeps its file, which is repaired; the covering file is not.
 COVERED = {
     "symbolic link": OVER % "ln -s /tmp/back/cudevshr.cache {n}/cudevshr.cache",
     "fifo": OVER % "mkfifo {n}/cudevshr.cache",
@@ -233,7 +233,7 @@ def test_files_of_two_snapshots_are_never_taken_for_one_another(
     daemon.wait_for("gpu_found")
     first = dockers.pop(first_found)
     (second,) = dockers.values()
-    # The first one's slot has a PID that only a process of the second one has.
+    # The first container's slot has a PID of the second one's process.
     early = first.tenant(load=30)
     repaired(first, early)
     numbers = [second.tenant(load=10) for _ in range(3)]

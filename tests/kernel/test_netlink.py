@@ -74,7 +74,7 @@ class Checked:
         known = numbers(self.source)
         throughout = {pid: seen for pid, seen in before.items() if after.get(pid) == seen}
         assert {pid: known.get(pid) for pid in throughout} == {p: s.ns_pids for p, s in throughout.items()}
-        # What was in neither listing can only have been seen in between, by this very refresh.
+        # Absent from both listings: only this refresh can have seen it.
         assert known.keys() - before.keys() - after.keys() <= came
         return came, went
 
@@ -120,7 +120,7 @@ def test_thousands_of_forks_and_never_a_difference_to_proc(
             assert staying <= went
     assert stream.events - seen >= 2 * 1000 * rounds
     assert stream.overruns == 0
-    assert checked.source.rescans <= stream.gaps  # what the kernel had no memory for
+    assert checked.source.rescans <= stream.gaps  # events that the kernel dropped
 
 
 def test_a_zombie_is_there_until_it_is_reaped(checked: Checked) -> None:
@@ -196,7 +196,7 @@ def test_a_source_that_never_keeps_up_says_so() -> None:
         checked.agree()
     assert "refreshes in a row" in checked.source.trouble()
     checked.source.stream.grow_buffer(BUFFER_BYTES)
-    checked.refresh()  # takes in what came before
+    checked.refresh()  # reads earlier events
     checked.refresh()
     assert checked.source.trouble() == ""
     checked.source.close()

@@ -14,7 +14,7 @@ from tests.fakes.node import Node
 from tests.kernel.conftest import EVERY_SOURCE, Start, hostpid_of
 from tests.patience import until
 
-#: Every call by which a program makes a socket, or says to whom something goes.
+#: Calls that make a socket or name a peer.
 _CALLS = "socket,connect,bind,listen,sendto,sendmsg,sendmmsg,io_uring_setup"
 
 

@@ -77,8 +77,8 @@ def test_every_query_of_the_dashboard_returns_data(
             lambda: prometheus.query("resolver_source == 1")[0].labels["resolver_source"] == source,
             f"source {source}",
         )
-        # Two scrapes with every family: what a rate needs. A scan loses nothing to count, and has no map with a size.
-        # The reporter writes nothing between two scrapes.
+        # A rate needs two scrapes with every family. A scan has no losses and no map size; the reporter is idle
+        # between them.
         empty = {WRITES, *((MENDED, IN_THE_MAP) if source == "scan" else ())}
         everywhere: dict[str, str] = {}
         pod = {"node": "gpu-node-1|gpu-node-2", "pod": "train-0"}
@@ -111,7 +111,7 @@ def _without_data(prometheus: Prometheus, chosen: dict[str, str]) -> set[str]:
             found.add(query.panel)
         labels = set(re.findall(r"\{\{(\w+)\}\}", query.legend))
         for each in answer:
-            # What is unknown of a container is no label; all the rest must be there.
+            # Unknown labels are absent; all others must be there.
             assert labels <= each.labels.keys() | {"namespace", "pod"}, (query, each.labels)
         series = [legend(query.legend, each.labels) for each in answer]
         assert len(set(series)) == len(series) or not query.legend, f"names twice: {query.panel} {series}"

@@ -36,7 +36,7 @@ INVENTED = 1000  # the first PID that the mover invents
 WITH_UTILIZATION = [name for name, layout in LAYOUTS.items() if layout.device_util is not None]
 #: The others differ from these in offsets alone.
 USUAL = ("v0-no-util", "v0", "v1.2")
-RIGHT = 1_000_000  # what the mover takes for right is the PID and this
+RIGHT = 1_000_000  # the mover checks the PID and this
 
 
 def layouts(names: Iterable[str]) -> pytest.MarkDecorator:
@@ -109,8 +109,7 @@ def test_no_write_lands_on_another_owner(node: Node, start: Start, layout: str, 
         assert verdict["owner_pid_violations"] == 0
         if LAYOUTS[layout].device_util is None:
             assert verdict["wrong_util"] == verdict["right_util_seen"] == 0
-        # A utilization has no owner's number in its own word. It is guarded and taken back, which leaves a moment in
-        # which it can be seen, or be carried along by the next move; `hostpid` has no such moment.
+        # A utilization is guarded and taken back: it can be seen, or moved along, for a moment. A `hostpid` can't.
         assert verdict["wrong_util"] <= max(5, outcomes[slot_writer.DONE] // 50)
         landed += outcomes[slot_writer.DONE]
         moved_away += outcomes[slot_writer.DIFFERENT]

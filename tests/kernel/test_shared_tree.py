@@ -21,8 +21,8 @@ from tests.patience import PATIENCE_S, never, until
 pytestmark = pytest.mark.usefixtures("source")
 
 FAST = ("--interval", "50ms", "--nvml-interval", "200ms", "--hostpid-namespace", "host")
-BEFORE_LISTING_S = 40.0  # what is watched is listed anew every two minutes
-SETTLED = 1.5  # seconds in which whatever goes wrong has gone wrong
+BEFORE_LISTING_S = 40.0  # watched directories are listed every two minutes
+SETTLED = 1.5  # seconds in which a wrong write would have happened
 
 
 class Tree:
@@ -257,7 +257,7 @@ def test_a_dead_slot_is_zeroed_once_its_owner_was_seen_to_end(tree: Tree) -> Non
     until(lambda: slot_of(tree.victim, mine.ns_pid).sm_util == (0,), "the end of its load")
 
 
-#: Opens a file whose path is longer than the kernel shows, and becomes a tenant that holds it.
+#: Opens a file with a path too long for the kernel to show, and becomes a tenant.
 HOLDS_A_LONG_PATH = """
 import os, sys
 os.chdir(sys.argv[1])

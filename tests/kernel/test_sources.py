@@ -113,9 +113,6 @@ def test_where_nothing_else_works_it_stays_with_the_scan(node: Node, start: Star
     assert len(daemon.said("source_unavailable")) == 2
 
 
-# ---- one that was asked for ---------------------------------------------------------------------------------------
-
-
 def refusal(daemon: Daemon) -> str:
     """The one sentence with which it ended."""
     assert daemon.wait() == 4

@@ -53,7 +53,7 @@ def test_monitor_reports_nvml_values_in_every_release(tmp_path: Path, start: Sta
         wrong = {f"{case.container.pod_uid}_{case.container.name}" for case in cases[: 1 + (gpus > 1)]}
         assert {
             line["container"] for line in daemon.said("slot_stuck")
-        } <= wrong  # nobody else's watcher is fought
+        } <= wrong  # no other watcher is fought
 
 
 @pytest.mark.parametrize(("release", "word"), [("2.4.1", "HAMi 2.4.1"), ("2.5.0", "HAMi 2.5 and 2.6")])

@@ -14,7 +14,7 @@ from tests.kernel.conftest import EVERY_SOURCE, FAST, Start
 from tests.kernel.rights import patched, rights, works
 from tests.patience import until
 
-#: On SIGUSR1 it calls what would, unfiltered, fail by its arguments and not by a missing right.
+#: On SIGUSR1 it makes calls that fail by their arguments if the filter lets them through.
 ASKED = """
 import ctypes, json, os, signal, sys
 from resolver.linux.seccomp import DANGEROUS

@@ -39,7 +39,7 @@ def test_it_takes_over(node: Node, start: Start, end: signal.Signals) -> None:
     first.signal(end)
     first.process.wait()
     assert hostpid_of(container, tenant) == tenant.host_pid
-    write_hostpid(container, tenant, 1)  # what an upgrade must not lose: somebody's wrong guess
+    write_hostpid(container, tenant, 1)  # an upgrade must not lose a wrong guess
     second.wait_for("took_over")
     repaired = second.wait_for("repair")
     until(lambda: hostpid_of(container, tenant) == tenant.host_pid, "the second's repair")

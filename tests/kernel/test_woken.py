@@ -94,7 +94,7 @@ def test_when_events_are_lost_everything_is_looked_at(node: Node, start: Start) 
     daemon.signal(signal.SIGSTOP)
     try:
         assert touches(bad, 60.0, QUEUE).read_line() == "done"
-        tenant = good.tenant(guess="none")  # nobody is told: the queue is full
+        tenant = good.tenant(guess="none")  # the queue is full: no wake-up
     finally:
         daemon.signal(signal.SIGCONT)
     until(lambda: hostpid_of(good, tenant) == tenant.host_pid, "its repair", SECONDS)

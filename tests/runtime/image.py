@@ -23,11 +23,11 @@ from tests.runtime.debian import bootstrap
 
 ROOT: Final = Path(__file__).parent.parent.parent
 KEEP: Final = Path(os.environ.get("IMAGE_CACHE", "/var/cache/resolver-image"))
-#: What Debian and an image call the machine that the kernel and Python call otherwise.
+#: Debian's and images' names of architectures, by the kernel's name.
 ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
-#: The Debian releases whose bcc and Python will do, and the version of that Python.
+#: Debian releases with a usable bcc and Python, and that Python's version.
 SUITES: Final = {"trixie": "3.13", "bookworm": "3.11"}
-#: What Debian's slim images leave out (they are made with the same lines).
+#: Files that Debian's slim images exclude (by the same lines).
 _SLIM: Final = ("doc", "info", "linda", "lintian", "locale", "man")
 _PLATFORMS: Final = ("manylinux2014", "manylinux_2_17", "manylinux_2_28", "manylinux_2_34")
 #: An empty directory of every Debian: a bind mount there leaves nothing behind in a layer.

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 MEDIA = "/resolver"
-REBOOTED = Path("/var/tmp/package-check")  # noqa: S108 - in a machine of its own
+REBOOTED = Path("/var/tmp/package-check")  # noqa: S108 - inside a virtual machine
 BEFORE = Path("/var/tmp/package-check.before")  # noqa: S108
 SOCKET = "/run/resolver/resolver.sock"
 #: Changed by any installation of any package: notes of dpkg, ldconfig and systemd, backups, logs.

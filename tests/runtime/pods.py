@@ -29,7 +29,7 @@ from tests.manifests import ROOT, Manifest, container_of
 from tests.patience import PATIENCE_S, until
 from tests.runtime.image import Image
 
-#: What containerd gives every container beside what its pod asks for.
+#: Containerd's additions to every container.
 _MOUNTS: Final = (
     ("/proc", "proc", "proc", ["nosuid", "noexec", "nodev"]),
     ("/dev", "tmpfs", "tmpfs", ["nosuid", "strictatime", "mode=755", "size=65536k"]),
@@ -112,11 +112,11 @@ class Pod(Daemon):
             "readonly": container["securityContext"].get("readOnlyRootFilesystem", False),
         }
         config["linux"]["cgroupsPath"] = self._cgroup
-        # Of the toolkit: the driver's library, and what it needs.
+        # From the toolkit: the driver's library and its dependencies.
         config["mounts"] += [_bind(path, str(path), read_only=True) for path in (node.built, node.root)]
         (bundle / "config.json").write_text(json.dumps(config))
         layers, rootfs = shlex.quote(str(bundle / "layers")), shlex.quote(str(bundle / "rootfs"))
-        # In a mount namespace of its own, so that nothing of it is left behind.
+        # In a private mount namespace: no mount stays behind.
         overlay = f"mount -t tmpfs none {layers} && mkdir {layers}/upper {layers}/work && mount -t overlay"
         overlay += f" -o lowerdir={image.root},upperdir={layers}/upper,workdir={layers}/work overlay {rootfs}"
         start = ["runc", "--root", str(self._state), "run", "--bundle", str(bundle), self._name]

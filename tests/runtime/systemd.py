@@ -25,7 +25,7 @@ from tests.patience import PATIENCE_S
 DEPLOY: Final = ROOT / "deploy/systemd"
 UNIT: Final = "resolver.service"
 MANAGER: Final = Path("/lib/systemd/systemd")
-#: Of what every system has: the targets that a unit without a word about it wants.
+#: Targets that every unit depends on by default.
 _TARGETS: Final = ("basic.target", "shutdown.target")
 
 

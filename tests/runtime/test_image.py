@@ -22,7 +22,7 @@ from tests.runtime.conftest import StartPod, fast
 from tests.runtime.image import ARCHITECTURES, KEEP, SUITES, Builder, Image
 from tests.runtime.pods import confined
 
-#: Building it from nothing takes most of a minute, and longer beside other work.
+#: A build from nothing takes most of a minute on an idle machine.
 pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
 
 #: `make image-check` names each in turn.
@@ -45,9 +45,6 @@ def image(builder: Builder) -> Image:
 @pytest.fixture(scope="module")
 def without_bpf(builder: Builder) -> Image:
     return builder.build(SUITE, with_bpf=False)
-
-
-# -- what is in it ----------------------------------------------------------------------------------
 
 
 def test_image_says_its_version_and_source(image: Image) -> None:
@@ -118,9 +115,6 @@ def test_only_root_can_change_the_images_files(image: Image) -> None:
         mode = path.lstat()
         assert (mode.st_uid, mode.st_gid) == (0, 0)
         assert stat.S_ISLNK(mode.st_mode) or not mode.st_mode & 0o022, path
-
-
-# -- what it does -----------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from tests.runtime.pods import confined
 
 RELEASE = os.uname().release
 FIXTURES = ROOT / "tests/fixtures/manifests"
-#: By what is rendered: the source that it ends up with, whether the runtime's profile knows CAP_BPF, and where it is.
+#: By manifest: the resulting source, if the runtime's profile knows CAP_BPF, and its path.
 PODS = {
     "base": ("bpf", True, KUSTOMIZE / "base"),
     "base under an old runtime": ("scan", False, KUSTOMIZE / "base"),
@@ -94,7 +94,7 @@ def test_daemon_started_before_hami_repairs_later_slots(
     node.containers_dir.rmdir()
     pod = start_pod(fast(pod_of(render(directory))), anew=True)
     until(lambda: pod.get("/readyz") == 200, "ready")
-    # As a container runtime makes it for HAMi's own monitor, whose volume has no type.
+    # As a runtime makes it for HAMi's monitor, whose volume has no type.
     made = node.containers_dir.stat()
     assert (made.st_uid, made.st_gid, made.st_mode & 0o7777) == (0, 0, 0o755)
     container = node.container()

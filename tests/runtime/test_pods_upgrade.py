@@ -17,7 +17,7 @@ from tests.patience import until
 from tests.runtime.conftest import StartPod, fast
 from tests.runtime.pods import Pod
 
-#: What a tenant, or another writer, may have made of its slot before it is repaired.
+#: States of a slot before its repair.
 WRONG = 1
 
 
@@ -83,7 +83,7 @@ def test_upgrade_rollback_and_removal(
     for version in ("1.3.0", "1.2.3"):
         pods.append(start_pod(pod, source=versions[version]))
         replace(pods[-2], pods[-1], container, tenants)
-        tenants.append(container.tenant(guess="none"))  # of a slot that only this one has ever seen
+        tenants.append(container.tenant(guess="none"))  # a slot that only this daemon has seen
         repaired(container, tenants)
     assert pods[-1].stop() == 0
     assert [each.said("started")[0]["version"] for each in pods] == ["1.2.3", "1.3.0", "1.2.3"]

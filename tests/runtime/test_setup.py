@@ -84,9 +84,7 @@ def without_bcc(place: Path) -> tuple[str, ...]:
 
 @pytest.mark.long
 def test_setup_without_bcc_names_the_loss_and_goes_on(checkout: Path) -> None:
-    subprocess.run(
-        ["/usr/bin/python3", "-m", "venv", checkout / ".venv"], check=True
-    )  # setup takes it for its own
+    subprocess.run(["/usr/bin/python3", "-m", "venv", checkout / ".venv"], check=True)  # setup reuses it
     place = path_without(checkout, "apt-get")
     done = setup(
         checkout, before=without_bcc(checkout), PATH=place, PIP_NO_INDEX="1", PIP_CONFIG_FILE=os.devnull

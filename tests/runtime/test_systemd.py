@@ -17,7 +17,7 @@ from tests.kernel.rights import rights, works
 from tests.patience import until
 from tests.runtime.systemd import DEPLOY, UNIT, Unit
 
-#: What `systemd-analyze security` may say: 0 is a program that can do nothing, 10 one without any sandbox.
+#: Highest exposure from `systemd-analyze security`: 0 is fully sandboxed, 10 not at all.
 WORST_SCORE = 3.7
 
 

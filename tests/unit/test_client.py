@@ -179,9 +179,6 @@ def test_socket_of_another_user_is_not_asked(where: Path) -> None:
         assert stranger.stdout.readline() == "0\n"
 
 
-# ---- what the command believes of an answer -----------------------------------------------------------------------
-
-
 def from_daemon(where: Path, cid: str = CID, ns_pid: int = 7, **more: object) -> str | None:
     options = {"pidns": None, "socket": str(where), "json": False, **more}
     return command._from_daemon(Namespace(cid=cid, ns_pid=ns_pid, **options))
@@ -302,7 +299,7 @@ def test_refused_caller_learns_permitted_users(root: Path) -> None:
         path = f"{place}/d.sock"
         listener.bind(path)
         listener.listen(5)
-        os.chmod(place, 0o711)  # noqa: S103 - the socket below it is what is closed
+        os.chmod(place, 0o711)  # noqa: S103 - the socket below it stays closed
         os.chown(path, 0, 54321)
         os.chmod(path, 0o660)
         done = subprocess.run(

@@ -34,7 +34,7 @@ from tests.vm.report import STEPS, Expected, Line, Row
 from tests.vm.rootfs import checkout_image, root_image, unpack_deb
 from tests.vm.variants import VARIANTS
 
-#: Time limits of the host. In the guest other ones count, by its own clock, which goes slowly on a busy host.
+#: Time limits of the host. The guest has others: its clock is slow on a busy host.
 _SECONDS: Final = {"loader": 600, "auto": 600, "doctor": 900, "demo": 1800, "tests": 3600}
 
 
@@ -47,7 +47,7 @@ class Ready(NamedTuple):
     suite: str
 
 
-#: Under other conditions probes may be forbidden, and what is tested of them would fail.
+#: Probes may be forbidden otherwise, and their tests would fail.
 _UNDER_OTHERS = "auto,doctor,demo"
 
 
@@ -161,11 +161,11 @@ class Workshop:
         }
         if guest.variant:
             about["under"] = guest.variant
-        trouble = "" if self.stop.is_set() else outcome.trouble  # what was seen until then still counts
+        trouble = "" if self.stop.is_set() else outcome.trouble  # results until then still count
         row = report.make_row(about, outcome.lines, trouble)
         self.say(f"{guest}: done after {outcome.seconds:.0f} s")
         if not self._options.check:
-            with self._lock:  # at once: who ends the program early keeps what was seen
+            with self._lock:  # at once: an early end keeps the results
                 report.publish([row])
         return row
 

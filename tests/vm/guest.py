@@ -19,7 +19,7 @@ from typing import Any
 
 CHECKOUT = "/resolver"
 PYTHON = f"{CHECKOUT}/.venv/bin/python"
-#: What pip would have installed; a security module's profile names it by this path.
+#: Pip's path; a security module's profile names it.
 RESOLVER = "/venv/bin/resolver"
 _LAUNCHER = """#!/venv/bin/python
 import sys
@@ -33,7 +33,7 @@ _ENVIRONMENT = {
     "LANG": "C.UTF-8",
     "XDG_CACHE_HOME": f"{CHECKOUT}/.cache",
 }
-#: What Debian's base-files makes in its script, which did not run.
+#: Files of base-files' script, which did not run.
 _DIRECTORIES = ("/usr/local", "/var/tmp", "/var/log", "/home", "/mnt", "/opt", "/srv")  # noqa: S108
 _MOUNTS = (
     ("proc", "/proc", "proc", ""),
@@ -111,7 +111,7 @@ def work() -> None:
     wishes = dict(word.split("=", 1) for word in Path("/proc/cmdline").read_text().split() if "=" in word)
     subprocess.run(["ip", "link", "set", "lo", "up"], check=False)
     subprocess.run(["/sbin/ldconfig"], check=False)
-    if not os.path.isdir("resolver/__pycache__"):  # the host compiles it for machines of its own kind
+    if not os.path.isdir("resolver/__pycache__"):  # the host compiled it for its architecture
         subprocess.run([PYTHON, "-m", "compileall", "-q", "resolver", "bpf", "tests/fakes"], check=False)
     report.line("boot", **about())
     steps = {"loader": loader, "auto": auto, "doctor": doctor, "demo": demo, "tests": tests}

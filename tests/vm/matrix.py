@@ -15,10 +15,10 @@ KERNELS: Final = {
     "sid": "sid",
     "16k": "trixie",
 }
-#: Kernels that only one machine has, and what their packages' names end with.
+#: Kernels of a single architecture, and the suffix of their package names.
 FLAVOURS: Final = {"16k": ("aarch64", "-16k")}
 USERSPACES: Final = {"bookworm": "Debian 12", "trixie": "Debian 13"}
-#: arm64 is emulated everywhere but on arm64, so each kernel runs with its own release's userspace alone.
+#: arm64 is emulated, so each kernel runs with the userspace of its release only.
 _ARM64: Final = (("6.1", "bookworm"), ("6.12", "trixie"), ("16k", "trixie"))
 
 

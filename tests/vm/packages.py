@@ -148,7 +148,7 @@ class Apt:
 
     def fetch(self, packages: Sequence[Package]) -> list[Path]:
         """The packages' files, downloaded if they are not there yet. Raises `Unavailable`."""
-        archives = self._base / "debs"  # not apt's own: it names no addresses of what it has
+        archives = self._base / "debs"  # instead of apt's cache, which has no addresses
         with (self._base / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             missing = [each for each in packages if not _whole(archives / each.file, each.size)]

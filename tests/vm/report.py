@@ -15,9 +15,9 @@ ROOT: Final = Path(__file__).parent.parent.parent
 FILE: Final = ROOT / "docs" / "kernels.json"
 PAGE: Final = ROOT / "docs" / "compatibility.md"
 BEGIN, END = "<!-- kernels: begin -->", "<!-- kernels: end -->"
-#: The steps in the order in which a guest tries them.
+#: The guest's steps in order.
 STEPS: Final = ("loader", "auto", "doctor", "demo", "tests")
-#: What of each step's line is kept.
+#: Kept fields of each step's line.
 _KEPT: Final = {
     "variant": ("ok", "said"),
     "loader": ("ok", "why", "detail", "compared", "missed", "seconds"),

@@ -26,7 +26,7 @@ ROOT: Final = Path(__file__).parent.parent.parent
 CHECKOUT, VENV = "/resolver", "/venv"
 #: The Python of each release that is used as a userspace.
 PYTHON: Final = {"bookworm": "3.11", "trixie": "3.13"}
-#: What the loader, the daemon, the demo and the tests need; apt adds what is essential and what these depend on.
+#: Needs of the loader, the daemon, the demo and the tests; apt adds dependencies.
 PACKAGES: Final = (
     *("python3", "python3-bpfcc", "gcc", "libc6-dev", "libatomic1"),
     *("mount", "procps", "iproute2"),
@@ -105,7 +105,7 @@ def checkout_image(place: Path, root: Path, arch: str, *, programs: bool) -> Pat
     return image
 
 
-#: In a mount namespace of its own, so that nothing stays mounted: the image, the tree in it, a shell's command there.
+#: In a private mount namespace: mount the image, run a command in its tree.
 _INSIDE: Final = """
 set -e
 mount -o loop,ro "$1" "$2"

@@ -83,7 +83,7 @@ def _link(original: Path, made: Path) -> None:
     loader = made / "loader.c"
     calls = "".join(_CALL.format(name, 8 * index) for index, name in enumerate(names))
     loader.write_text(_LOADER % {"count": len(names), "names": quoted, "directory": made} + calls)
-    # The name by which the resource manager needs NVIDIA's file is its path: the other name is the loader's.
+    # The resource manager needs NVIDIA's file by path; the loader uses the other name.
     named = made / "named.so"
     shared = ("-shared", "-fPIC", "-fvisibility=hidden", "-O1")
     build.compile_c(*shared, f"-Wl,-soname,{original}", "-o", str(named), "-x", "c", "/dev/null")

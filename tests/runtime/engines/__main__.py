@@ -77,7 +77,7 @@ def main() -> int:
         print(f"engines: {error}", file=sys.stderr)
         return 2
     os.environ["ENGINES_SUITE"] = options.suite
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what it started is ended then, too
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends its children, too
     rows = Rows()
     words = ["--no-header", "-q", str(Path(__file__).parent), *(("-k", options.k) if options.k else ())]
     status = pytest.main(words, plugins=[rows])

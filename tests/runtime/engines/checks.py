@@ -13,7 +13,7 @@ from tests.kernel.conftest import Start
 from tests.patience import until
 from tests.runtime.engines.engine import Tenants
 
-#: Whether a container is known by an id in its cgroup, by a name there, or has no cgroup of its own.
+#: How a container is identified: id in its cgroup, name there, or no cgroup.
 Known = Literal["id", "name", "no cgroup"]
 #: The source that users get. A scan meets the host's PID 1, too, and where that can't be read (as on some virtual
 #: machines) nothing proves that a container's own number 1 is the only one with its file.

@@ -15,7 +15,7 @@ from tests.kernel.conftest import DRIVER, Start
 from tests.runtime.engines import debian, image
 from tests.runtime.engines.machine import Machine, views
 
-#: The release whose engines are tried; set by `make engines`.
+#: The Debian release of the engines; set by `make engines`.
 SUITE = os.environ.get("ENGINES_SUITE", debian.SUITES[0])
 #: Every view of the cgroup hierarchies that this kernel can give; the others' tests take the first.
 EVERY_VIEW = pytest.mark.parametrize("view", views())

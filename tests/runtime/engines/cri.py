@@ -15,7 +15,7 @@ from tests.runtime.engines.engine import Asked
 from tests.runtime.engines.image import NAME
 from tests.runtime.engines.machine import Machine
 
-#: Of sandboxes: no program of its own, no network, and no right to lower the OOM score.
+#: Sandboxes: no program, no network, no right to lower the OOM score.
 _CONFIG: Final = f"""sandbox_image = "{NAME}"
 restrict_oom_score_adj = true
 """
@@ -107,7 +107,7 @@ class Cri(Containerd):
         self._ids[asked.name] = self._tell("CreateContainer", request)[1][0].decode()
         self._tell("StartContainer", {1: self._ids[asked.name]})
 
-    def enter(self, name: str, command: Sequence[str], env: Mapping[str, str]) -> None:  # noqa: ARG002 - its own
+    def enter(self, name: str, command: Sequence[str], env: Mapping[str, str]) -> None:  # noqa: ARG002 - the engine sets it
         words = ["sh", "-c", '"$@" </dev/null >/dev/null 2>&1 &', "sh", *command]
         self._tell("ExecSync", {1: self._ids[name], 2: words, 3: 30})
 

@@ -14,7 +14,7 @@ from tests.runtime.debian import bootstrap
 
 #: The releases that this was tried with.
 SUITES: Final = ("bookworm", "trixie")
-#: What the table tells the version of, and what the engines and the tests take beside it.
+#: Packages with a version in the table, and their dependencies.
 ENGINES: Final = ("containerd", "docker.io", "podman", "crun", "runc", "runsc", "lxc")
 _BESIDE: Final = ("busybox-static", "uidmap", "btrfs-progs", "iproute2", "python3-grpcio")
 #: In Debian 13 these are packages of their own.

@@ -54,7 +54,7 @@ class GVisor:
 
     def enter(self, name: str, command: Sequence[str], env: Mapping[str, str]) -> None:
         words = [f"--env={key}={value}" for key, value in env.items()]
-        # In the background of the test: it waits ten seconds for itself when it is told to detach.
+        # In the background: with --detach it waits ten seconds for itself.
         self.machine.daemon(*self._runsc, "exec", *words, name, *command)
 
     def ids(self, name: str) -> dict[str, str]:

@@ -25,7 +25,7 @@ class Lxc:
             "lxc.mount.auto = proc:rw sys:ro",
             "lxc.net.0.type = empty",
             "lxc.apparmor.profile = unconfined",
-            "lxc.cgroup.relative = 1",  # its own cgroup, and not that of PID 1, which is in another namespace
+            "lxc.cgroup.relative = 1",  # relative to its cgroup instead of PID 1's
             *(f"lxc.environment = {key}={value}" for key, value in asked.env.items()),
             *options,
         ]

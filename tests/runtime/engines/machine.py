@@ -18,7 +18,7 @@ from typing import Final, Self
 
 from tests.fakes.cgroups import hierarchies, remove
 
-#: What an engine finds of the hierarchies that there are: all, those of version 1 alone, or version 2 alone.
+#: Control group hierarchies that an engine sees: all, version 1 only, version 2 only.
 VIEWS: Final = ("hybrid", "v1", "v2")
 
 _PREFIX: Final = "resolver-engines-"
@@ -91,7 +91,7 @@ class Machine:
             f"mount -t proc proc {root}/proc",
             f"mount -t sysfs sysfs {root}/sys",
             f"mount -t tmpfs -o mode=755 none {root}/run",
-            f"mount -t tmpfs -o mode=1777 none {root}/tmp",  # noqa: S108 - in its own root
+            f"mount -t tmpfs -o mode=1777 none {root}/tmp",  # noqa: S108 - inside the test's root
             f"chmod 755 {root}/root",  # the stand-in for the driver is below it, and users have containers, too
             *(f"mkdir -p {root}{path}; mount --rbind {path} {root}{path}" for path in self._shown),
             *self._cgroup_mounts(root / "sys/fs/cgroup"),
@@ -117,8 +117,6 @@ class Machine:
         places = [each.mount / self._top / below / "cgroup.procs" for each in self._hierarchies]
         entered = "; ".join(f"echo $$ >{shlex.quote(str(place))}" for place in places)
         return ["sh", "-ec", f'{entered}; exec "$@"', "sh"]
-
-    # ---- what runs in it -----------------------------------------------------------------------------
 
     def command(self, *words: str | Path) -> list[str]:
         """The command line that runs these words in it."""
@@ -184,7 +182,7 @@ def _make_cgroup(directory: Path) -> None:
     """A directory for the machine, and one below for the engines: one with controllers on may have no processes."""
     for place in (directory, directory / "engines"):
         place.mkdir()
-        for name in ("cpuset.cpus", "cpuset.mems"):  # of version 1: a new one has none
+        for name in ("cpuset.cpus", "cpuset.mems"):  # version 1: empty in a new group
             with contextlib.suppress(FileNotFoundError):
                 (place / name).write_text((place.parent / name).read_text())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.runtime.engines.docker import Cli
 from tests.runtime.engines.machine import Machine
 
-#: Who is root in rootless containers.
+#: The user that is root in rootless containers.
 _USER = "tenant"
 
 

@@ -13,7 +13,7 @@ ROOT: Final = Path(__file__).parent.parent.parent.parent
 FILE: Final = ROOT / "docs" / "runtimes.json"
 PAGE: Final = ROOT / "docs" / "compatibility.md"
 BEGIN, END = "<!-- runtimes: begin -->", "<!-- runtimes: end -->"
-#: What says which row it is; the rest is what was seen.
+#: Fields that identify a row; the others are results.
 _KEY: Final = ("engine", "how", "cgroups", "suite")
 _ORDER: Final = ("containerd", "containerd, CRI", "Docker", "Podman", "LXC", "gVisor")
 _HEAD: Final = (

@@ -66,7 +66,7 @@ def ask(
     lines = [f"{method} {path} HTTP/1.1", "Host: r", "Connection: close", f"Content-Length: {len(body)}"]
     lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
     with connect(served) as channel:
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it may hang up on what is too long
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it may close while we still send
             channel.sendall("\r\n".join([*lines, "", ""]).encode() + body)
         answer = http.client.HTTPResponse(channel, method=method)
         answer.begin()
@@ -83,9 +83,6 @@ def problem(served: Served, path: str, method: str = "GET", **more: Any) -> dict
     assert found["reason"] in set(Reason)
     assert found["detail"]
     return found
-
-
-# ---- what it tells ------------------------------------------------------------------------------------------------
 
 
 def test_unknown_is_null_and_upstream_fields_keep_names(served: Served) -> None:
@@ -150,9 +147,6 @@ def test_gpus_are_sent_again_only_when_something_changed(served: Served) -> None
     assert headers["etag"] != tag
     served.shown = served.shown._replace(started_at=5.0, inventory=served.shown.inventory._replace(version=3))
     assert ask(served, "/v1/gpus", If_None_Match=tag)[0] == 200  # another daemon's third version
-
-
-# ---- what it refuses ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -227,7 +221,7 @@ def test_a_batch_is_not_kept_as_objects_between_its_steps(
         return {cid: dict.fromkeys(ns_pids, Reason.NO_SUCH_PROCESS) for cid, ns_pids in wanted.items()}
 
     monkeypatch.setattr(lookups, "_every", every)
-    monkeypatch.setattr(lookups, "_decode", None)  # all of them at once; only to say what is wrong with one
+    monkeypatch.setattr(lookups, "_decode", None)  # one call decodes all; singly only to name an error
     body = json.dumps({"pairs": [[f"{number:064x}", 1] for number in range(10_000)]}).encode()
     before = sys.getallocatedblocks()
     got, _, text = ask(served, "/v1/lookup", "POST", body, Content_Type="application/json")
@@ -442,9 +436,6 @@ def test_streams_are_not_without_number(served: Served) -> None:
         channel.close()
     until(lambda: served.gatekeeper._streams == 0)
     assert next(client.stream_events(served.path, after="0"))["number"] == 1
-
-
-# ---- what commands are told ---------------------------------------------------------------------------------------
 
 
 def test_refusals_are_errors_with_a_sentence(served: Served, tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from resolver import client
 from tests.fakes.pictures import CID, FULL
 from tests.fakes.served import serving
 
-#: What the last release had and this version has not; CHANGELOG.md tells what to do about each.
+#: Removed since the last release; CHANGELOG.md has the upgrade notes.
 GIVEN_UP = {
     "components/schemas/Policy/properties/not_measured": "`policy.not_measured`",
     "components/schemas/Policy/required/not_measured": "`policy.not_measured`",
@@ -36,7 +36,7 @@ GIVEN_UP = {
     "components/schemas/UnresolvedReason/enum/not_host_pidns": "`not_host_pidns`",
 }
 _WORDS = frozenset({"description", "summary", "title"})
-#: More of these refuses what was accepted, or surprises who reads an answer.
+#: More of these refuses accepted requests or surprises readers.
 _NARROWING = frozenset(
     {"maximum", "minimum", "maxLength", "minLength", "maxItems", "minItems", "pattern", "format"}
 )
@@ -157,9 +157,6 @@ def test_a_generated_client_gets_its_answers(
     assert {status for status, _ in seen.values()} == {200}
     assert seen["get_slots"][1] == "Slots"
     assert seen["post_lookup"][1] == "PairAnswers"
-
-
-# ---- every route, with what the description allows and what it forbids --------------------------------------------
 
 
 class UnixConnection(urllib3.connection.HTTPConnection):

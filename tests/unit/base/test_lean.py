@@ -9,7 +9,7 @@ import pytest
 
 from resolver.base.lean import lean
 
-#: Modules that some package would bring along, MiBs in all; and ours that only others' commands take.
+#: Modules that packages would import, MiBs in all; and ours of other commands.
 UNUSED = {
     *("_hashlib", "_ssl", "ast", "click", "configparser", "email", "gzip", "hashlib"),
     *("http.client", "http.server", "logging.config", "multiprocessing", "psutil", "random"),
@@ -68,7 +68,7 @@ def test_a_hollow_module_has_classes_and_nothing_that_works(monkeypatch: pytest.
     assert "gzip" not in sys.modules
 
 
-#: What takes as long to load as Python itself, or longer.
+#: Modules that load as slowly as Python itself.
 HEAVY = {
     *("asyncio", "concurrent.futures", "ctypes", "email", "h11", "http.client", "inspect", "logging"),
     *("msgspec", "psutil", "resolver.config", "resolver.pids.ladder", "rich", "socket", "ssl"),

@@ -33,7 +33,7 @@ def test_memory_goes_back_when_it_no_longer_grows(monkeypatch: pytest.MonkeyPatc
     assert given[-1] < 150 + 64
 
 
-#: In a process of its own: another one's heap may have the room already.
+#: In a new process: a used heap may have room already.
 LARGE_LIST = """
 from resolver.base import memory
 MIB = 1 << 20

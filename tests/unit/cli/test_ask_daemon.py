@@ -87,9 +87,6 @@ def test_moments_and_durations_for_people() -> None:
     assert {seconds: duration(seconds) for seconds in times} == times
 
 
-# ---- nobody there -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("command", ["status", "containers", "events", "devices", "top"])
 def test_missing_daemon_exits_4_with_next_step(command: str, tmp_path: Path) -> None:
     done = resolver(command, "--socket", str(tmp_path / "none.sock"))

@@ -22,7 +22,7 @@ from tests.patience import PATIENCE_S
 
 ROOT: Final = Path(__file__).parents[3]
 SOURCES: Final = {name.value for name in SourceName}
-#: Keys that the shells below are told to put all completions into the line for.
+#: Keys bound to insert all completions in the shells below.
 EVERYTHING: Final = "\x18\x05"
 _LIMIT_S: Final = PATIENCE_S
 

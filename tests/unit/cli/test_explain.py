@@ -164,7 +164,7 @@ def test_wrong_hostpid_breaks_without_a_writer(
     assert "--dry-run" in broken["fix"]
     code, text = asked(whole(wrong, *others))
     assert (code, f"{hostpid}, but must be 4711: {reason}" in text) == (0, True)
-    assert "0 % on GPU 0" in text  # what comes after it is shown, and not blamed
+    assert "0 % on GPU 0" in text  # later links are shown without blame
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ def limited(core: int, gib: float, busy: int | None = 52) -> Snapshot:
         ((100, 0), "2.0G", "", ""),
         ((0, 0), "2.0G", "", ""),
         ((60, 4), "2.0G/4.0G", "core limit 60%", ""),
-        ((50, 4, None), "2.0G/4.0G", "core limit 50%", ""),  # what is not known is over no limit
+        ((50, 4, None), "2.0G/4.0G", "core limit 50%", ""),  # unknown use exceeds no limit
         ((50, 4), "2.0G/4.0G", "over core", "warn"),
         ((60, 1.5), "2.0G/1.5G", "over memory", "warn"),
         ((50, 1.5), "2.0G/1.5G", "over core and memory", "warn"),

@@ -50,9 +50,6 @@ def left_as_it_was(terminal: Terminal, tmp_path: Path) -> None:
     assert "resolver top" not in terminal.text()
 
 
-# ---- what is on the screen ----------------------------------------------------------------------------------------
-
-
 def test_another_size_is_another_frame(served: Served) -> None:
     with Terminal(top(served), 200, 50) as terminal:
         terminal.wait("research/llm-serving-0/vllm")
@@ -225,7 +222,7 @@ def test_a_daemon_that_goes_away_is_told_and_waited_for(served: Served) -> None:
         text = terminal.wait("no daemon since ")
         assert re.search(r"no daemon since \d\d:\d\d:\d\d, retrying; the values shown are from before", text)
         assert "research/llm-serving-0/vllm" in text
-        terminal.press("n")  # keys do what they did
+        terminal.press("n")  # keys work as before
         terminal.wait("by name")
         served.start()
         terminal.wait(lambda text: "no daemon" not in text)

@@ -26,7 +26,6 @@ A, B = "a1b2c3d4e5f60718" * 4, "a1b2c3ffe5f60718" * 4
 UID = "0a1b2c3d-1111-4222-8333-444455556666"
 STATIC = "5dbb3c4e2a90fd1870c2b1b0e1a2f3c4"
 
-# -- what was asked for --------------------------------------------------------------------------------
 
 BUILD = "q3vd9k1m5x7z0b2c4f6h8j1n0"
 ALLOC = "5f0d1a2b-3c4d-5e6f-7a8b-9c0d1e2f3a4b"
@@ -97,17 +96,17 @@ def mounts(*roots: str) -> list[Mount]:
         ("trainer", ["/", f"/usr/local/vgpu/containers/{UID}_trainer"]),
         ("a_b", [f"/containers/{UID}_a_b"]),
         ("trainer", [f"/var/lib/kubelet/pods/{UID}/containers/trainer/0a1b2c3d"]),
-        ("trainer", [f"/pods/{UID}/containers/trainer/0a1b2c3d"]),  # kubelet's directory is a disk of its own
+        ("trainer", [f"/pods/{UID}/containers/trainer/0a1b2c3d"]),  # kubelet's directory is a separate disk
         ("first", [f"/k/pods/{UID}/containers/first/1", f"/k/pods/{UID}/containers/second/1"]),
         # HAMi's directory may carry the name of an init container, and stands before or after kubelet's.
         ("main", [f"/vgpu/containers/{UID}_init", f"/k/pods/{UID}/containers/main/1"]),
         ("main", [f"/k/pods/{UID}/containers/main/1", f"/vgpu/containers/{UID}_init"]),
         (None, ["/", f"/var/lib/kubelet/pods/{UID}/etc-hosts"]),
         (None, [f"/vgpu/containers/{UID[:-1]}0_trainer"]),
-        ("trainer", [f"/{UID}_trainer"]),  # `containers` is a disk of its own
+        ("trainer", [f"/{UID}_trainer"]),  # `containers` is a separate disk
         (None, [f"/{UID}_trainer/sub"]),
         (None, [f"/vgpu/containers/{UID}_"]),
-        # What a tenant can make below what it was given, to pass for another one:
+        # Groups that a tenant can make below its cgroup to pass for another container:
         (None, [f"/vgpu/containers/{UID}_trainer/containers/{UID}_other"]),
         (None, [f"/vgpu/containers/{UID}_trainer/sub"]),
         (None, [f"/k/pods/{UID}/volumes/kubernetes.io~empty-dir/x/pods/{UID}/containers/other/1"]),
@@ -177,8 +176,6 @@ def test_vanished_directories_hold_no_container(tree: Path) -> None:
     assert find_directories(f"{tree}/gone", Wanted(A).match) == {}
 
 
-# -- whose namespace it is -----------------------------------------------------------------------------
-
 MakeProc = Callable[..., tuple[Procfs, list[Member]]]
 ProcessFacts = tuple[int, tuple[int, ...], int, int, int]
 
@@ -216,11 +213,11 @@ def make_proc(tmp_path: Path) -> MakeProc:
         # the pod's; with one made inside
         (((50, (7,), 900, 9, 5), (51, (8,), 900, 50, 6)), Namespace(900, 1)),
         (((50, (7,), 900, 9, 5), (60, (8, 1), 901, 50, 6)), Namespace(900, 1)),
-        # the host's; with one made inside; whose parent ended
+        # the host's; with a nested one; with an ended parent
         (((50, (), HOST_PIDNS, 9, 5), (51, (), HOST_PIDNS, 50, 6)), HOST),
         (((50, (), HOST_PIDNS, 9, 5), (60, (1,), 901, 50, 5)), HOST),
         (((50, (), HOST_PIDNS, 9, 5), (60, (1,), 901, 1, 6)), HOST),
-        # its own, with a younger process of the host
+        # a container's, with a younger process of the host
         (((70, (), HOST_PIDNS, 9, 8), (60, (1,), 901, 1, 6)), Namespace(901, 1)),
     ],
 )

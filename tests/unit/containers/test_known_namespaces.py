@@ -92,7 +92,7 @@ def test_the_list_is_the_same_until_one_comes_or_goes(room: Room) -> None:
     assert room.pidmap.inits() is first
     room.lives(range(1000, 1301))
     assert room.pidmap.inits() is not first
-    assert len(first) == 300  # who holds it sees nothing change
+    assert len(first) == 300  # a held list stays the same
 
 
 def test_where_the_map_tells_the_namespaces_they_are_not_read(
@@ -122,7 +122,7 @@ def test_two_tasks_that_bring_it_up_to_date_at_once_agree(room: Room) -> None:
     other = room.index.steps()
     for _ in range(4):
         next(other)
-    list(one)  # of the newer ones, too: it does not bring back what has ended
+    list(one)  # newer ones, too: ended processes don't come back
     assert room.known() == list(range(1200, 1500))
     assert not room.index.behind
     list(other)

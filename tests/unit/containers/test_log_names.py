@@ -30,7 +30,7 @@ A, B = "a" * 64, "b" * 64
         ([f"ml_web.example_{UID}"], {UID: ("ml", "web.example")}),
         ([], {}),
         (["lost+found", "a_b", f"a_b_c_{UID}", f"_pod_{UID}", f"ns__{UID}", "a_b_"], {}),
-        # The same pod twice, under two names: neither is told.
+        # The same pod under two names: no name is given.
         ([f"ml_train-0_{UID}", f"ml_train-1_{UID}"], {UID: ("", "")}),
         ([f"ml_train-0_{UID}", f"ml_train-1_{UID}", f"ml_train-0_{UID}"], {UID: ("", "")}),
     ],

@@ -86,7 +86,7 @@ def test_contradicted_decision_is_a_warning(scene: Scene) -> None:
     assert scene.decision.policy.namespace is HOST
     scene.weigh(1, 1)
     scene.weigh(0, 5)
-    assert len(scene.warnings()) == 1  # it is said once
+    assert len(scene.warnings()) == 1  # reported once
     scene.decision.decide(CONTAINER, "535.104.05")
     scene.weigh(0, 2)
     assert "try auto" in scene.warnings()[1]  # and once for another decision

@@ -59,7 +59,7 @@ async def while_running(daemon: Service, scene: Callable[[], Any]) -> None:
 
 async def until(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110 - what is waited for happens outside of this loop, too
+        while not condition():  # noqa: ASYNC110 - the condition may change outside of this loop
             await asyncio.sleep(0.005)
 
 
@@ -174,13 +174,13 @@ async def test_slow_step_delays_the_next_without_doubling(
             await asyncio.sleep(0.3)
 
     monkeypatch.setattr(daemon, "pass_once", step)
-    monkeypatch.setattr(daemon, "collect_once", nothing)  # what NVML says brings the next pass forward
+    monkeypatch.setattr(daemon, "collect_once", nothing)  # a new NVML answer brings the next pass forward
 
     async def scene() -> None:
         await until(lambda: len(began) >= 7)
 
     await while_running(daemon, scene)
-    assert began[6] - began[3] >= 0.05  # what was missed is not made up for, that would be at once
+    assert began[6] - began[3] >= 0.05  # missed steps are not made up for
 
 
 # ---- the picture -------------------------------------------------------------------------------

@@ -107,7 +107,7 @@ CASES: dict[str, dict[str, Any]] = {
         "imagePullSecrets": [{"name": "registry"}],
     },
 }
-#: What the chart renders with these values is what kubectl makes of that directory.
+#: Chart values whose output equals `kubectl kustomize` of the directory.
 SAME: dict[str, dict[str, Any]] = {
     "base": {},
     "overlays/scan-only": {"source": "scan"},
@@ -150,7 +150,7 @@ def comparable(made: list[Manifest]) -> tuple[Manifest, dict[str, str]]:
     spec = copy.deepcopy(the("DaemonSet", made)["spec"])
     spec["template"]["metadata"].pop("labels")
     spec.pop("selector")
-    spec.setdefault("revisionHistoryLimit", 10)  # what the API server puts in
+    spec.setdefault("revisionHistoryLimit", 10)  # default of the API server
     (container,) = spec["template"]["spec"]["containers"]
     variables = environment(container)
     del container["env"]

@@ -13,7 +13,7 @@ from tests.manifests import container_of, pod_of
 OFF = {"metrics_addr": "off"}
 
 
-#: Values, and the words in which they are refused: the schema's.
+#: Values, and the schema's message that refuses them.
 IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
     ({"sorce": "bpf"}, "Additional property sorce is not allowed"),
     ({"settings": {"intervall": "1s"}}, "Additional property intervall is not allowed"),

@@ -14,8 +14,7 @@ from resolver.config import SETTINGS, Settings
 from tests.charts import CHART, environment, render
 from tests.manifests import container_of, pod_of
 
-#: The chart's own defaults, where they differ. A pod waits for the one before it; nobody else starts daemons there. It
-#: searches what is mounted, and nothing else can be found.
+#: The chart's defaults that differ. A pod waits for its predecessor, and searches mounted directories only.
 OTHER_DEFAULTS: dict[str, Any] = {"wait": True, "containers_dir": ("/usr/local/vgpu/containers",)}
 #: Another value than its default, as in the chart's values, for each setting that takes any text: all can be together.
 TEXTS: dict[str, Any] = {

@@ -170,7 +170,7 @@ def test_reporter_mounts_only_the_socket() -> None:
     assert (security["privileged"], security["allowPrivilegeEscalation"]) == (False, False)
     assert security["readOnlyRootFilesystem"] is True
     assert not pod.get("hostNetwork", False)
-    # The daemon is as it was, and its DaemonSet does not take these pods for its own.
+    # The daemon is unchanged, and its DaemonSet doesn't select these pods.
     daemon = pod_of(manifests)
     assert daemon == pod_of(render(BASE))
     assert daemon["automountServiceAccountToken"] is False

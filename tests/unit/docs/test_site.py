@@ -14,10 +14,10 @@ import pytest
 
 from tests.fakes.documents import documents
 
-#: Sphinx takes its time: `make docs` builds the site, and says what it stumbles over.
+#: Sphinx is slow: `make docs` builds the site and reports its warnings.
 pytestmark = pytest.mark.long
 
-#: In a browser: pages in frames of many widths; the title becomes what is wider than its frame.
+#: Pages in frames of many widths; the title lists elements wider than their frame.
 SCROLLED = """<!DOCTYPE html><title>measuring</title><body><script>
 const widths = WIDTHS, pages = PAGES, wide = [];
 const frame = document.body.appendChild(document.createElement("iframe"));
@@ -44,7 +44,7 @@ WIDTHS = (
     320, 360, 414, 600, 736, 768, 800, 900, 1000, 1010, 1072, 1100, 1200, 1312, 1320, 1440, 1552, 1920, 2560,
 )  # fmt: skip
 
-#: What a browser fetches by itself, and where the address stands.
+#: Elements that a browser fetches, and their address attribute.
 FETCHED = dict.fromkeys(("script", "img", "iframe", "source", "embed"), "src")
 FETCHED |= {"link": "href", "object": "data"}
 

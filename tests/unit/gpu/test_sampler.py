@@ -302,7 +302,7 @@ def test_lost_device_keeps_its_index(driver: Driver, bench: Bench, always_again:
     assert uuids(lost[0], second, third) == [FIRST, SECOND, "GPU-third"]  # one is added meanwhile
     assert uuids(lost[0], lost[1], third) == [FIRST, SECOND, "GPU-third"]
     assert uuids(*lost) == [FIRST, SECOND, "GPU-third"]
-    assert uuids(lost[1], third) == ["", "GPU-third"]  # not the first, which went: nobody can know
+    assert uuids(lost[1], third) == ["", "GPU-third"]  # not the removed first one: it can't be known
     assert uuids(lost[2]) == [""]
     assert uuids(first, second, third) == [FIRST, SECOND, "GPU-third"]
 
@@ -317,7 +317,7 @@ def test_busy_thread_makes_no_driver_silent(bench: Bench) -> None:
         collecting = asyncio.create_task(bench.sampler.collect(patience=0.3))
         for _ in range(4):  # as many as there are steps in asking two devices
             await asyncio.sleep(0)
-            time.sleep(0.4)  # noqa: ASYNC251 - it is what this is about
+            time.sleep(0.4)  # noqa: ASYNC251 - blocks the loop on purpose
         return await collecting
 
     assert bench._runner.run(busily()).error == ""

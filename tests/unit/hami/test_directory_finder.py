@@ -85,7 +85,7 @@ def test_only_entries_of_kubelets_containers_are_opened(
         POD,
         "main",
     )
-    assert found.ownership.account == str(mine.parent)  # its own: nobody else's name is charged
+    assert found.ownership.account == str(mine.parent)  # its account: no other name is charged
     assert find.rejected == {str(forged.parent): RegionReason.NOT_ON_NODE}
     place = found.location.proof
     assert isinstance(place, PodFile)
@@ -104,7 +104,7 @@ def test_a_flood_of_entries_hides_none(
     for number in range(500):
         (tree / f"{POD}_x{number:03}").mkdir()
     mine = usage(tree, f"{POD}_main")
-    for number in range(200):  # nor do files in its own
+    for number in range(200):  # files in its directory neither
         (mine.parent / f"{number}.cache").touch()
     assert [each.path for each in find.refresh(full=True).added] == [str(mine)]
     strays = [path for path, why in find.rejected.items() if why is RegionReason.NOT_ON_NODE]
@@ -264,7 +264,7 @@ async def test_news_during_a_listing_is_followed_at_once(tmp_path: Path) -> None
     lane.go.clear()
     (tmp_path / "uid_first/other").touch()
     watches.take()
-    await refresh()  # it is listed now, and what comes is not in the answer
+    await refresh()  # it is being listed: later files are not in the answer
     made = cachefiles.write(tmp_path / "uid_first/x.cache", cachefiles.recorded("v1.2"))
     watches.take()
     lane.go.set()

@@ -37,7 +37,7 @@ AUTO, HOST, CONTAINER = HostpidNamespace.AUTO, HostpidNamespace.HOST, HostpidNam
         ("570.124.06", CONTAINER),
         ("580.65.06", CONTAINER),
         ("580.142", CONTAINER),
-        # two paths for samples, of which NVML takes one or the other
+        # two paths for samples; NVML uses either
         ("590.48.01", None),
         ("595.45.04", None),
         # between the last that is known to do one thing and the first that is known to do the other
@@ -46,7 +46,7 @@ AUTO, HOST, CONTAINER = HostpidNamespace.AUTO, HostpidNamespace.HOST, HostpidNam
         ("570", None),
         ("570.86.14", None),
         (None, None),
-        # what is no version of the driver
+        # not a driver version
         ("", None),
         ("570.86.15-beta", None),
         ("v570.86.15", None),

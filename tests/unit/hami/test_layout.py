@@ -62,7 +62,7 @@ def test_a_c_compiler_agrees_on_every_offset(layout: Layout) -> None:
 
     minor = layout.version[1] if layout.version else None
     assert offsets.pop("minor_version", None) == minor
-    for field in ("sem", "sem_postinit", "sm_init_flag"):  # nothing of ours
+    for field in ("sem", "sem_postinit", "sm_init_flag"):  # never written by us
         offsets.pop(field, None)
     sm_util = offsets.pop("sm_util", None)
     ours = {

@@ -96,7 +96,7 @@ def test_nothing_changed_gives_the_same_object(region: SharedRegion, file: Path)
     assert region.read() is view
     poke(file, V1_2.slot_offset(0) + V1_2.used, "Q", 12345)  # memory is nothing that this view shows
     poke(file, V1_2.proc_num + 8, "i", 77)  # nor is recent_kernel
-    poke(file, V1_2.owner_pid, "Q", 23)  # who has the lock now
+    poke(file, V1_2.owner_pid, "Q", 23)  # current lock owner
     assert region.read() is view
 
 

@@ -283,7 +283,7 @@ def with_container(proc: FakeProc, pidns: int = 5001) -> None:
 def test_only_the_containers_namespace_is_searched(proc: FakeProc) -> None:
     with_container(proc)
     in_namespace(proc.put(101, 7), 5001)
-    in_namespace(proc.put(102, 7), 5002)  # it would fit, and is in nobody's namespace
+    in_namespace(proc.put(102, 7), 5002)  # it would fit, but its namespace is unknown
     assert proc.find(7) == 101
     in_namespace(proc.put(103, 1, mounts=mountinfo(OTHERS)), 5002, OTHER)
     assert proc.find(7) == 101
@@ -418,7 +418,7 @@ def test_pid_is_vacant_only_after_a_seen_owner(proc: FakeProc) -> None:
     owner = in_namespace(proc.put(101, 7), 5001)
     in_namespace(proc.put(102, 8, mounts=mountinfo(), mapped=""), 5001)
     proc.refresh()
-    assert not proc.containers.vacant(OURS, 9)  # nobody's numbers are known to be of this kernel
+    assert not proc.containers.vacant(OURS, 9)  # no PID is known to be of this kernel
     assert proc.find(7) == 101
     assert proc.containers.vacant(OURS, 9)
     assert not proc.containers.vacant(OURS, 7)
@@ -439,7 +439,7 @@ def test_process_ending_during_vacancy_check(proc: FakeProc, monkeypatch: pytest
     assert proc.find(7) == 101
     monkeypatch.setattr(proc.containers, "_by_key", lambda *_: [102])
     assert proc.containers.vacant(OURS, 9)
-    # What can't be told whose it is, and is there, may be the container's.
+    # A live process of unknown container may be the container's.
     monkeypatch.setattr(proc.containers, "_by_key", lambda *_: [103])
     (in_namespace(proc.put(103, 9), 5001) / "ns/pid").unlink()
     assert not proc.containers.vacant(OURS, 9)

@@ -139,7 +139,7 @@ def test_a_second_illness_changes_the_message_and_not_the_time() -> None:
 
 def test_while_nvml_fails_no_gpu_goes_and_none_is_healthy() -> None:
     before = stored(made(Report(told(gpu(), gpu("GPU-b", 1)))))
-    # The daemon was started anew meanwhile, and knows nothing.
+    # The daemon was restarted meanwhile and knows nothing.
     nothing: dict[str, Any] = {"version": 0, "driver_version": None, "error": "it hangs", "gpus": []}
     for gpus in (told(gpu(), gpu("GPU-b", 1), error="it hangs"), told(gpu(), error="it hangs"), nothing):
         device = made(Report(gpus, failing=True), before, LATER)

@@ -33,7 +33,7 @@ def node(cordon: str | None = None, own: str | None = None) -> dict[str, Any]:
         ("GPU-a", "GPU-a", [], ["GPU-a"], (None, None)),
         ("GPU-a", None, [], ["GPU-a"], None),  # an operator's entry of a healthy GPU
         ("GPU-a", None, ["GPU-a"], [], None),  # and of an unhealthy one
-        ("GPU-x", "GPU-a", [], [], ("GPU-x", None)),  # an operator took ours out
+        ("GPU-x", "GPU-a", [], [], ("GPU-x", None)),  # an operator removed our entry
         ("GPU-x", None, [], ["GPU-a"], None),
     ],
 )
@@ -78,7 +78,7 @@ def test_unhealthy_gpu_is_entered_until_it_is_well(kube: KubeServer) -> None:
         run.daemon.say(A, ILL)
         await run.until(lambda: cordoned(kube) == "GPU-x,GPU-b")
         await run.in_sync()
-        assert run.reasons()["GPU-b"] == "TooHot"  # and not cordoned by its own entry
+        assert run.reasons()["GPU-b"] == "TooHot"  # our own entry is no cordon
         run.daemon.say(A, B)
         await run.until(lambda: cordoned(kube) == "GPU-x")
         await run.until(lambda: run.health() == {"GPU-a": True, "GPU-b": True})

@@ -68,9 +68,6 @@ async def falls_ill(run: Run, seconds: float = 30.0) -> None:
     await run.in_sync()
 
 
-# ---- what it writes and asks ----------------------------------------------------------------------------------------
-
-
 @in_sync
 async def test_one_read_of_each_and_then_only_changes(kube: KubeServer, run: Run) -> None:
     assert run.health() == {"GPU-a": True, "GPU-b": True}
@@ -78,7 +75,7 @@ async def test_one_read_of_each_and_then_only_changes(kube: KubeServer, run: Run
     assert [each["uid"] for each in owner] == [kube.nodes[NODE]["metadata"]["uid"]]
     asked = [(each.method, each.path) for each in kube.asked]
     assert asked == [("GET", NODES), ("GET", f"{DEVICES}/{NODE}"), ("POST", DEVICES)]
-    for degrees in range(20):  # what is measured is not reported
+    for degrees in range(20):  # readings alone are not reported
         run.daemon.say(replace(A, temperature=degrees), replace(B, memory_used=degrees))
         await asyncio.sleep(0.01)
     await run.in_sync()
@@ -173,7 +170,7 @@ async def test_a_node_that_goes_and_comes_as_another(kube: KubeServer, run: Run)
     await run.until(lambda: run.tally.not_in_sync == "the node is gone")
     run.daemon.say(A, ILL)
     await asyncio.sleep(0.3)
-    assert run.device is None  # it would belong to nobody, and stay for ever
+    assert run.device is None  # without an owner it would stay for ever
     kube.set_node(NODE)
     await run.until(lambda: NODE in kube.devices, SOON)
     assert kube.devices[NODE]["metadata"]["ownerReferences"][0]["uid"] == kube.nodes[NODE]["metadata"]["uid"]
@@ -253,7 +250,7 @@ def test_an_api_server_that_never_answers_is_given_up(
 def test_object_is_right_soon_after_api_server_returns(
     kube: KubeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # As after an hour: the waits have grown to what they can be.
+    # As after an hour: the waits have reached their maximum.
     monkeypatch.setattr(Backoff, "__init__", lambda self: self.__dict__.update(_failures=40, _refusals=0))
 
     async def scenario(run: Run) -> None:
@@ -282,7 +279,7 @@ def test_an_expired_watch_begins_anew(kube: KubeServer, in_stream: bool) -> None
         await run.until(lambda: run.reasons()["GPU-a"] == CORDONED, SOON)
         versions = [each.query["resourceVersion"] for each in kube.asked if each.query.get("watch")]
         assert versions[0] == "0"
-        assert int(versions[1]) > 100  # it went on from where it was, and was told that this is too old
+        assert int(versions[1]) > 100  # it resumed at its version, which had expired
         assert "0" in versions[2:]
 
     play(kube, scenario)
@@ -292,7 +289,7 @@ def test_bookmarks_keep_the_version_young(kube: KubeServer) -> None:
     kube.bookmark_seconds = 0.05
 
     async def scenario(run: Run) -> None:
-        kube.set_node("another")  # the watch is told nothing of it but by a bookmark
+        kube.set_node("another")  # the watch sees it only by a bookmark
         young = int(kube.nodes["another"]["metadata"]["resourceVersion"])
         await run.until(lambda: int(run.reporter._node_version) >= young)
         kube.end_watches()

@@ -254,7 +254,7 @@ def slice_of(pod: str, container: str) -> str:
         (f"0::{slice_of(UID, A)}/init.scope\n", UID, A),
         (f"0::/docker/{B}/kubelet{slice_of(UID, A)}\n", UID, A),  # a node in a container
         (f"3:memory:{slice_of(UID, A)}\n2:cpu:/\n0::/\n", UID, A),
-        (f"0::{slice_of(UID, A)}/pod{OTHER_UID}/{B}\n", None, None),  # made by who is in there
+        (f"0::{slice_of(UID, A)}/pod{OTHER_UID}/{B}\n", None, None),  # made by the tenant inside
         (f"0::{slice_of(UID, A)}/{B}\n", None, None),
         (f"3:memory:{slice_of(UID, A)}\n2:cpu:{slice_of(OTHER_UID, B)}\n", None, None),
         (f"0::/system.slice/docker-{A}.scope\n", None, None),

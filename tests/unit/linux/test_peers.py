@@ -168,9 +168,7 @@ def test_a_peer_that_ends_while_it_is_looked_at(tmp_path: Path, way: dict[str, i
         with server, peer_of(Scripted(server, **way), Procfs()) as peer:
             assert pidns_of(peer, Procfs())[1][0] == process.pid
             process.kill()
-            os.waitid(
-                os.P_PID, process.pid, os.WEXITED | os.WNOWAIT
-            )  # not reaped: its number is still its own
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # not reaped: its PID is still taken
             assert not peer.alive()
             for _ in range(2):
                 with pytest.raises(PeerUnknown) as caught:

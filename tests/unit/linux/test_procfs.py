@@ -90,7 +90,7 @@ def test_a_line_of_a_mount_table(line: bytes, mount: Mount | None) -> None:
 
 @given(st.one_of(st.binary(max_size=300), NEAR_LINES))
 def test_numbers_are_all_a_hostile_table_can_break(text: bytes) -> None:
-    with contextlib.suppress(ValueError):  # in the fields that the kernel makes and nobody else can
+    with contextlib.suppress(ValueError):  # in the fields that only the kernel writes
         list(parse_mountinfo(text))
 
 
@@ -203,9 +203,6 @@ def test_whether_it_maps_the_inode(proc: Path, line: str, *, mapped: bool) -> No
     (proc / "12/maps").write_text("55-56 r-xp 00000000 fe:10 5    /bin/x\n" + line)
     device = "259:1234" if "103:4d2" in line else "8:1"
     assert maps_file(Procfs(str(proc)), 12, device, 77) is mapped
-
-
-# -- what can be seen ------------------------------------------------------------------------------------
 
 
 def test_the_view_of_the_host(proc: Path) -> None:

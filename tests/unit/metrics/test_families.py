@@ -12,7 +12,7 @@ from resolver.kube import tally
 from resolver.metrics import families
 from resolver.metrics.family import Family
 
-#: What Prometheus says about names: https://prometheus.io/docs/practices/naming/
+#: Prometheus' rules for names: https://prometheus.io/docs/practices/naming/
 UNITS = ("seconds", "bytes", "ratio", "celsius", "watts", "info", "total")
 NO_UNITS = ("percent", "milliseconds", "kilobytes", "megabytes", "fahrenheit")
 TYPES = ("gauge", "counter", "histogram", "info", "stateset")

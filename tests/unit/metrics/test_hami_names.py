@@ -12,7 +12,7 @@ from resolver.metrics import hami_names
 
 PUBLISHED: dict[str, Any] = json.loads((Path(__file__).parents[2] / "fixtures/hami_metrics.json").read_text())
 LISTED: dict[str, dict[str, Any]] = PUBLISHED["families"]
-#: What is not known here, and so stays out.
+#: Families that resolver can't know.
 NOT_KNOWN = {
     "hami_host_gpu_ecc_errors_total",
     "MigInfo",

@@ -23,7 +23,7 @@ from tests.fakes.exposition import Read
 from tests.fakes.pictures import picture
 
 GPUS = ("GPU-a", "GPU-b")
-#: What an application that wants OpenMetrics sends, as Prometheus does.
+#: Accept header of Prometheus for OpenMetrics.
 OPENMETRICS = (
     "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.5,text/plain;version=0.0.4;q=0.3"
 )

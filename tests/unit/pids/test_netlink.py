@@ -57,9 +57,6 @@ def stream(kernel: Kernel) -> EventStream:
     return kernel.stream
 
 
-# ---- what an event means ------------------------------------------------------------------------------------------
-
-
 def test_processes_are_named_and_threads_are_not(stream: EventStream, kernel: Kernel) -> None:
     kernel.fork(100)
     kernel.fork(101, 100)
@@ -110,9 +107,6 @@ def test_invalid_message_causes_a_rescan(stream: EventStream, kernel: Kernel, me
     stream.drain()
     assert stream.incomplete
     assert stream.touched == {1, 2}
-
-
-# ---- what the source makes of it ----------------------------------------------------------------------------------
 
 
 class Fixture:

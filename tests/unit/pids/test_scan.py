@@ -68,7 +68,7 @@ def test_first_scan_is_whole_and_later_ones_new_only(tmp_path: Path, source: Sca
     put(tmp_path, 102, 2)
     shutil.rmtree(tmp_path / "100")
     assert changes(source) == ([102], [100])
-    (tmp_path / "101" / "status").unlink()  # what is known is not read again
+    (tmp_path / "101" / "status").unlink()  # known processes are not read again
     assert changes(source) == ([], [])
     assert numbers(source) == {101: (101, 7, 1), 102: (102, 2)}
 

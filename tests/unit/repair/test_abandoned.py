@@ -115,7 +115,7 @@ def test_another_pods_process_does_not_count(scene: Scene) -> None:
 def test_unreadable_process_leaves_it_undecided(scene: Scene) -> None:
     place = scene.put(11)
     (place / "maps").unlink()
-    (place / "maps").mkdir()  # what cannot be read as a file
+    (place / "maps").mkdir()  # unreadable as a file
     assert not scene.judge()
 
 
@@ -157,7 +157,7 @@ def test_one_that_answers_too_late_leaves_it_open(scene: Scene) -> None:
     [
         ("", "/", True),  # as the host's first process, where a security module closes it
         ("", "/elsewhere", True),
-        ("", "/c", False),  # the directory itself: what serves it to a virtual machine
+        ("", "/c", False),  # the directory itself: served to a virtual machine
         ("", "/c/below", False),
         (OURS, "/", False),
         (ANOTHER, "/c", True),
@@ -171,7 +171,7 @@ def test_unreadable_process_is_excluded_by_cgroup_or_mounts(
 ) -> None:
     place = scene.put(11, pod)
     (place / "maps").unlink()
-    (place / "maps").mkdir()  # what cannot be read as a file
+    (place / "maps").mkdir()  # unreadable as a file
     (place / "mountinfo").write_text(f"30 1 8:1 {root} /x rw - ext4 /dev/sda rw\n")
     assert scene.judge() is expected
 

@@ -21,7 +21,7 @@ from resolver.state import SlotReport, tally
 from tests.fakes.planned import CONTAINER, HOST, UNKNOWN, UUIDS, Bench, view
 
 POLICIES = (HOST, CONTAINER, UNKNOWN)
-PIDS = range(1, 6)  # of which 5 is nobody's
+PIDS = range(1, 6)  # 5 is no living process
 
 
 class Told(NamedTuple):

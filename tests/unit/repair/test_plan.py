@@ -168,7 +168,7 @@ def test_own_guess_is_no_conflict_and_is_repaired(bench: Bench) -> None:
     bench.done(order)
     assert (bench.conflicts, bench.reason(7)) == ([], None)
     assert bench.state(7).wrong_since == bench.now
-    bench.see((7, 7))  # twice is nobody's guess
+    bench.see((7, 7))  # a duplicate is no guess
     assert bench.plan() == []
     assert bench.conflicts == [(7, 0.5)]
 
@@ -305,7 +305,7 @@ def test_a_watcher_has_two_ticks_from_when_its_hostpid_is_right(bench: Bench) ->
     assert bench.plan() == []
     bench.now += TWO_TICKS + 0.01
     assert [(order.device, order.new) for order in bench.plan()] == [(0, 80)]
-    bench.see((7, 7, 1, (0, 0)))  # its own guess: no watcher could work meanwhile
+    bench.see((7, 7, 1, (0, 0)))  # the process's guess: no watcher could work meanwhile
     bench.done(bench.plan()[0])
     bench.see((7, 4711, 1, (0, 0)))
     bench.now += TWO_TICKS + 0.01
@@ -525,7 +525,7 @@ def test_a_region_is_quiet_until_anything_changes(bench: Bench) -> None:
     assert bench.repairs.quiet_until() > bench.now
     assert bench.repairs.stirs(bench.now, CONTAINER)
     assert quiet(bench, HOST)
-    bench.see((7, 4711))  # read anew: another view
+    bench.see((7, 4711))  # read again: another view
     assert bench.repairs.stirs(bench.now, HOST)
     assert quiet(bench, HOST)
     bench.repairs.unsettle()
@@ -579,7 +579,7 @@ def test_only_owned_slots_get_their_own_hostpid(
             for state in bench.see(*slots):
                 state.release()
             for ns_pid, state in bench.states().items():
-                if ns_pid != 3 and state.owner is None:  # nobody knows 3
+                if ns_pid != 3 and state.owner is None:  # 3 is unknown
                     bench.own(ns_pid, 4000 + ns_pid)
             listed = [pid for pid, _, status in slots if status]
             for order in bench.plan(policy):
@@ -664,9 +664,6 @@ def test_later_guest_is_only_a_guest(stack: ExitStack) -> None:
     bench.see((7, 0), (8, 0))
     bench.state(8).found(UnresolvedReason.OTHER_POD, bench.now)
     assert [order.state.slot.pid for order in bench.plan()] == [7]
-
-
-# ---- what a watcher shows of the policy --------------------------------------------------------
 
 
 def fills(bench: Bench, ns_pid: int, host_pid: int, *ns_pids: int) -> None:

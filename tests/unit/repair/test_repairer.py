@@ -114,7 +114,7 @@ def test_returned_slot_keeps_container_for_last_samples(bench: Bench) -> None:
     path, process = bench.file((7, 0)), bench.child()
     bench.told.host_pids = {7: process.pid}
     bench.step()
-    assert bench.pidmap.container_of(process.pid) is None  # it owns a slot: nobody has to remember
+    assert bench.pidmap.container_of(process.pid) is None  # it owns a slot: no memory needed
     poke(path, V1_2.proc_num, "i", 0)
     bench.step()
     assert bench.pidmap.container_of(process.pid) == "uid_main"
@@ -277,9 +277,7 @@ def test_conflict_is_logged_once_per_meeting(bench: Bench, lines: Lines) -> None
         bench.step()
         assert slot(path)[1] == process.pid
     assert bench.counters["repairs_stale"] == 4
-    assert (
-        len(events(lines, "repair")) == 3
-    )  # the first, after what may have been its own guess, after a conflict
+    assert len(events(lines, "repair")) == 3  # the first, after a possible guess, after a conflict
     assert [line["times"] for line in events(lines, "conflict")] == [1, 2, 3]
 
 
@@ -455,9 +453,6 @@ def test_one_files_quarantine_is_no_other_files(bench: Bench) -> None:
     assert slot(second)[1] == process.pid
 
 
-# ---- what cannot be read -----------------------------------------------------------------------
-
-
 def test_slots_that_are_no_slots_are_reported(bench: Bench) -> None:
     bench.file((0, 0), (-5, 1), (7, 0), (7, 0), (9, 0))
     bench.step()
@@ -562,14 +557,14 @@ def test_files_read_by_the_clock_are_read_together(
     bench.told.runs = True
     passes = quiet_life(bench, clock, files)
     began = next(now for now in passes if now > 1100.0)
-    looks: dict[float, int] = {}  # how many files' processes were asked for, by time
+    looks: dict[float, int] = {}  # files whose processes were read, by time
     for _ in range(32):
         before = bench.told.asked.total()
         now = next(passes)
         if bench.told.asked.total() > before:
             looks[now] = bench.told.asked.total() - before
     assert now - began > 30 * 4.0  # two more list all directories and take the reader's answer
-    # Who took a dead slot without a sign of it is found within a minute.
+    # A process that took a dead slot silently is found within a minute.
     assert set(looks.values()) == (set() if alive else {files})
     times = [began, *looks, now]
     assert alive or max(then - now for now, then in pairwise(times)) <= 60.0

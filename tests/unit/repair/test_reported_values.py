@@ -91,7 +91,7 @@ def test_fast_answers_do_not_delay_a_repair() -> None:
         scene.nvml(actual)
         verdicts.append(scene.look())
         scene.now += 0.1 - PASS
-    assert verdicts == [WAIT, WAIT, WAIT, WRONG, WRONG]  # from then on it is ours, and is kept equal
+    assert verdicts == [WAIT, WAIT, WAIT, WRONG, WRONG]  # from then on resolver keeps it equal
 
 
 def test_a_watcher_that_is_ahead_of_nvml_is_not_fought() -> None:
@@ -289,9 +289,6 @@ def test_unwritten_wrong_value_is_reported_as_such() -> None:
     assert evidence.why(4711, BY_VERSION, now) == "it says 30 % where NVML says 0 %, and is not written to"
     evidence.word(1, 30).judge(0, 0, 99.0, 0.0, now)
     assert evidence.why(4711, BY_VERSION, now) == ""
-
-
-# ---- what a watcher shows of the policy ------------------------------------------------------------------------------
 
 
 class Watched:

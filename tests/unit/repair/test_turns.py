@@ -89,7 +89,7 @@ class Patient(Bench):
 def bench(tmp_path: Path) -> Iterator[Patient]:
     log.setup_logging("json", "error")
     with ExitStack() as stack:
-        # What thousands of tests before left behind takes the collector longer than any step of ours.
+        # Garbage of earlier tests takes the collector longer than any step.
         gc.disable()
         stack.callback(gc.enable)
         yield Patient(tmp_path, stack)
@@ -117,7 +117,7 @@ def test_good_repair_does_not_wait_for_expensive_one(bench: Patient) -> None:
     began = time.thread_time()
     until(bench, lambda: slot(path)[1] == process.pid)
     assert time.thread_time() - began < 2.0  # of 4 x 300 x 0.005 = 6 s
-    assert bench.longest < 0.3  # a turn without an end takes 1.5 s; what is aimed at is measured by the bench
+    assert bench.longest < 0.3  # an endless turn takes 1.5 s; the bench measures the aim
 
 
 def test_expensive_container_waits_alone_and_is_reported(bench: Patient) -> None:

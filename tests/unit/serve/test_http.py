@@ -82,9 +82,6 @@ async def get(port: int, path: str = "/metrics", more: str = "") -> bytes:
     return await all_of(await say(port, request.encode()))
 
 
-# ---- who asks well ------------------------------------------------------------------------------------------------
-
-
 async def test_an_answer_has_its_length_and_its_kind() -> None:
     async with serving() as port:
         head, _, body = (await get(port, "/x")).partition(b"\r\n\r\n")
@@ -169,9 +166,6 @@ async def test_clients_wait_while_the_kernel_refuses_means(monkeypatch: pytest.M
             await taken.wait()
         acceptor.stop()
     assert [call.args for call in refused.call_args_list[:2]] == [(lacking,), (full,)]
-
-
-# ---- who does not -------------------------------------------------------------------------------------------------
 
 
 async def test_one_byte_now_and_then_buys_no_time() -> None:

@@ -120,7 +120,7 @@ def test_a_living_one_is_left_alone_and_a_dead_one_replaced(tmp_path: Path) -> N
     third.open()
     assert reachable(path)
     first.close()
-    assert reachable(path)  # what is there is another's by now
+    assert reachable(path)  # the socket is another process's by now
     third.close()
 
 

@@ -12,7 +12,7 @@ import pytest
 
 BIN = Path(sys.executable).parent
 
-#: Children that must be short, and start fast; what each may import beyond the standard library.
+#: Children that must stay small: their allowed imports beyond the standard library.
 CHILDREN = {
     "resolver/workers/slot_writer.py": set[str](),
     "resolver/workers/nvml.py": {"pynvml"},

@@ -36,7 +36,7 @@ async def test_only_late_container_waits_for_second_lane(lanes: Lanes) -> None:
     assert await lanes.ask("good", "good", echo, "hello") == "hello"
     child = first.host_pid
     late = asyncio.create_task(lanes.ask("slow", "slow", wait, FOR_EVER))
-    await asyncio.sleep(0)  # it is asked first
+    await asyncio.sleep(0)  # asked first
     assert await lanes.ask("good", "good", echo, "me too") == "me too"
     with pytest.raises(TooSlow, match="makes the kernel wait"):
         await late
@@ -65,7 +65,7 @@ async def test_a_late_mount_table_blames_no_container(lanes: Lanes) -> None:
         await lanes.ask("any", ALL, wait, FOR_EVER)
     assert lanes.too_slow() == frozenset()
     first, second, third, _ = lanes.workers
-    for _ in range(2):  # one quick answer does not bring the next late one back to everybody's lane
+    for _ in range(2):  # one quick answer doesn't bring the container back to the first lane
         assert await lanes.ask("any", ALL, echo, "by the third") == "by the third"
         assert (first.host_pid, second.host_pid) == (None, None)
     lanes.tidy()

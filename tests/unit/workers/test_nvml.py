@@ -108,7 +108,7 @@ def test_details_are_read_on_request(driver: Driver, nvml: Nvml) -> None:
         "encoder": 0,
         "decoder": 0,
     }
-    # What the driver does not say is none, and no failure.
+    # A value that the driver lacks is None, not a failure.
     assert (second["details"]["ecc_corrected"], second["details"]["encoder"], second["failed"]) == (
         None,
         None,

@@ -153,7 +153,7 @@ def test_unexpected_value_is_not_changed(bench: Bench) -> None:
     results = bench.carry_out(
         [
             bench.hostpid(0, 8, 0, 4711),  # another pid: the slot moved
-            bench.hostpid(0, 7, 5, 4711),  # another hostpid: somebody was faster
+            bench.hostpid(0, 7, 5, 4711),  # another hostpid: another writer was faster
             bench.sm_util(0, slot_word(8, 0), present, 1),  # the guard
             bench.sm_util(0, slot_word(7, 0), present ^ 1, 1),  # the value
         ]

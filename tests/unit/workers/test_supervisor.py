@@ -26,7 +26,7 @@ from resolver.workers import means, supervisor
 from resolver.workers.supervisor import WorkerProcess
 from tests.patience import PATIENCE_S, until
 
-#: A child that does what it is told, and tells how it runs.
+#: A child that obeys orders and reports its state.
 PUPPET = """
 import json, os, signal, socket, sys, time
 from resolver.workers.child import inherited
@@ -145,7 +145,7 @@ async def test_timely_answer_counts_despite_busy_loop(
     worker.timeout = 0.5
     asking = asyncio.create_task(ask(worker, "late 0.05"))
     await asyncio.sleep(0)
-    time.sleep(1.0)  # noqa: ASYNC251 - it is what this is about
+    time.sleep(1.0)  # noqa: ASYNC251 - blocks the loop on purpose
     assert await asking == "late 0.05"
     assert worker.failures == 0
 
