@@ -251,7 +251,8 @@ class Process(Struct, frozen=True):
     """One process on one GPU, as NVML lists it or has samples of it.
 
     ``ns_pid`` is its PID in its container. ``sm_util`` is in per cent, ``memory`` in bytes. ``no_slot`` explains why
-    HAMi doesn't know it; null if it owns a slot.
+    HAMi doesn't know it; null if it owns a slot. ``sm_util_why``: NVML's 0 is not believed, because a watcher disputes
+    it.
     """
 
     host_pid: int
@@ -266,6 +267,7 @@ class Process(Struct, frozen=True):
     sm_util: int | None
     memory: int | None
     no_slot: SampleReason | None
+    sm_util_why: str | None = None
 
 
 class ContainerUse(Struct, frozen=True):

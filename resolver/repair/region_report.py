@@ -68,7 +68,11 @@ def _slot_report(
     slot, host_pid = state.slot, state.owner.process.host_pid if state.owner else None
     utilization: tuple[int | None, ...] = (0 if state.dead else None,) * len(uuids)
     if host_pid is not None:
-        utilization = tuple([joined.utilization(host_pid, uuid) for uuid in uuids])
+        disputed = state.evidence.disputed() if state.evidence else ()
+        utilization = tuple(
+            None if device in disputed else joined.utilization(host_pid, uuid)
+            for device, uuid in enumerate(uuids)
+        )
     return SlotReport(
         pid=slot.pid,
         slot=slot.index,

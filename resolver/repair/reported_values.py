@@ -208,9 +208,9 @@ class Evidence:
         """Check that no value is wrong, or contested and not ``held``."""
         return all((held or not word.contested) and word.wrong_since is None for word in self.words.values())
 
-    def disputed(self) -> bool:
-        """Check if a watcher contradicts a 0 of ours."""
-        return any(word.disputed for word in self.words.values())
+    def disputed(self) -> list[int]:
+        """Return the devices with a 0 of ours that a watcher contradicts."""
+        return [device for device, word in self.words.items() if word.disputed]
 
     def finding(self, now: float, blind: Container[int] = ()) -> WatcherFinding | None:
         """Return what the watcher's own values show of the policy. Its tenant can fake them.

@@ -15,12 +15,13 @@ from resolver.gpu.attribution import NOTHING, join
 from resolver.gpu.inventory import NONE as NO_INVENTORY
 from resolver.gpu.inventory import changes, new_xids
 from resolver.gpu.sampler import SAMPLE_SECONDS, Sampler
-from resolver.state import Container, Process
+from resolver.state import Container, Process, SlotReports
 from resolver.usage.accounts import Accounts
 from resolver.usage.bypasses import Bypasses
 
 if TYPE_CHECKING:
     from collections import Counter
+    from collections.abc import Iterator
 
     from resolver.base.journal import Journal
     from resolver.gpu.attribution import Joined, Used
@@ -71,6 +72,7 @@ class GpuUsers:
         )
         self._busy: set[tuple[str, int]] = set()  # device UUID and PID, in the last collection
         self._listed: tuple[Used, ...] | None = None  # those that `processes` was made of
+        self._disputed: dict[tuple[int, str], str] = {}  # why a 0 is none, by host PID and device
         self._claimants: dict[str, set[str]] = {}  # containers with a ResourceClaim's file, by path
         self._procfs, self._pidmap, self._repairer = procfs, pidmap, repairer
         self._counters, self._journal = counters, journal
@@ -123,8 +125,9 @@ class GpuUsers:
 
     async def count_containers(self) -> None:
         """Update the containers and their GPU processes."""
-        changed = await self.census.refresh(*self._see())
-        if not changed and self.joined.used is self._listed:
+        changed, disputed = await self.census.refresh(*self._see()), self._disputed
+        self._disputed = dict(self._disputes())
+        if not changed and self.joined.used is self._listed and self._disputed == disputed:
             return
         self._listed = self.joined.used
         slices, processes, containers = Slices(), [], self.census.containers()
@@ -151,6 +154,15 @@ class GpuUsers:
                 users.setdefault(used.container, used.host_pid)
         return users, regions
 
+    def _disputes(self) -> Iterator[tuple[tuple[int, str], str]]:
+        for region in self._repairer.reports():
+            owned = region.slots.owned if isinstance(region.slots, SlotReports) else region.slots
+            for slot in owned:
+                if slot.stuck and slot.host_pid is not None:
+                    for uuid, utilization in zip(region.device_uuids, slot.utilization, strict=True):
+                        if utilization is None:
+                            yield (slot.host_pid, uuid), slot.stuck
+
     def _on_device(self, uuid: str) -> list[str]:
         """Return the containers with a process on a GPU, as ``<namespace>/<pod>/<container>``, or their ids."""
         found = {
@@ -169,6 +181,7 @@ class GpuUsers:
             if owner is None:
                 ns_pid = self._procfs.ns_pids(used.host_pid)[-1]
             comm = self._procfs.comm(used.host_pid)
+        why = None if used.sm_util else self._disputed.get((used.host_pid, used.device_uuid))
         container = self.census.get(container_id)
         names: tuple[str | None, ...] = (None,) * 4
         if container is not None:
@@ -186,7 +199,8 @@ class GpuUsers:
             namespace=names[2],
             pod=names[3],
             comm=comm or None,
-            sm_util=used.sm_util,
+            sm_util=None if why else used.sm_util,
             memory=used.memory,
             no_slot=used.no_slot,
+            sm_util_why=why,
         )

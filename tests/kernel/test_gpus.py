@@ -7,6 +7,7 @@ nvidia-ml-py are real. Both tenants are busy all the time, so every 0 that is sa
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,15 +17,20 @@ from typing import Any
 
 import pytest
 
+from resolver.client import get_json
 from resolver.config import Settings, WriteUtilization
 from resolver.daemon.service import Service
 from resolver.gpu import sampler as sampler_module
 from resolver.gpu.inventory import Gpu
 from resolver.state import Snapshot
 from resolver.usage import gpu_users
-from tests.fakes.gpu import DEFAULT_DEVICES, Device
+from tests.fakes.chain import read_chain
+from tests.fakes.gpu import DEFAULT_DEVICES, Device, Load
+from tests.fakes.gpu import Gpu as Driver
 from tests.fakes.node import Node
 from tests.fakes.state import Answer
+from tests.kernel.conftest import DRIVER, Start
+from tests.patience import until
 
 FIRST, SECOND = DEFAULT_DEVICES
 THIRD = Device("GPU-7e57ab1e-0000-4000-8000-2f7d0c9a4e03", minor=2)
@@ -243,3 +249,25 @@ def test_lost_device_is_unhealthy_and_removed_one_gone(bench: Bench) -> None:
     assert bench.told() == [("gpu_gone", SECOND.uuid)]
     bench.right()
     assert bench.told() == [("gpu_found", SECOND.uuid)]
+
+
+def test_disputed_value_is_unknown_with_its_reason(tmp_path: Path, node: Node, start: Start) -> None:
+    """The daemon's driver leaves the process out, and its watcher's fills it in."""
+    container = node.container(release="2.8.2", sm_limit=0, devices=[FIRST])
+    tenant = container.tenant(load=30)
+    node.state_file = tmp_path / "other-state"
+    with Driver(node.state_file, tmp_path / "other.sock", DRIVER, DEFAULT_DEVICES) as other:
+        other.connect(read_chain(tenant.host_pid), 0, Load(memory=1 << 20))
+        other.connect(read_chain(os.getpid()), 0, Load(sm=50))
+        daemon = start(node, "--nvml-interval", "200ms")
+        why = daemon.wait_for("nvml_contradicts_watchers")["why"]
+
+        def told() -> dict[str, Any]:
+            listed = get_json("/v1/processes", str(daemon.socket))["processes"]
+            return next(each for each in listed if each["host_pid"] == tenant.host_pid)
+
+        until(daemon.socket.exists, "the socket")
+        until(lambda: told()["sm_util"] is None, "an unknown value")
+        assert (told()["sm_util_why"], told()["memory"]) == (why, 1 << 20)
+        (slot,) = get_json("/v1/slots", str(daemon.socket))["slots"]
+        assert (slot["device_util"][0]["utilization"], slot["stuck"]) == (None, why)
