@@ -102,9 +102,16 @@ def get_json(
 
     With a ``question`` in JSON it is a POST. Raises the errors above.
     """
-    where = socket_of(socket_path)
-    document: dict[str, Any] = _decode(_exchange(path, where, seconds, question=question)[1], where)
+    body = get_bytes(path, socket_path, seconds=seconds, question=question)
+    document: dict[str, Any] = _decode(body, socket_of(socket_path))
     return document
+
+
+def get_bytes(
+    path: str, socket_path: str | None = None, *, seconds: float = 5.0, question: bytes = b""
+) -> bytes:
+    """Return the body of ``GET path``. Raises as `get_json`, except for a body that is no JSON."""
+    return _exchange(path, socket_of(socket_path), seconds, question=question)[1]
 
 
 def look_up(

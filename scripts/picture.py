@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from resolver.base.reasons import RepairReason, SampleReason, UnresolvedReason
-from resolver.cli._top.reading import Reading
+from resolver.cli._top.tree import Reading
 from resolver.cli._top.view import LiveView
 from resolver.state import Process, Snapshot
 from tests.fakes.busy import GIB, GPUS, Builder

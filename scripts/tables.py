@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from resolver.base.event_names import KINDS
+from resolver.base.event_log import KINDS
 from resolver.base.reasons import ReasonWithWords
 from resolver.base.version import VERSION
 from resolver.config import SETTINGS, text_of

@@ -1,16 +1,14 @@
 """The daemon's read-only API: HTTP and JSON on a Unix socket for root, and on another one for tenants.
 
-Lists come from the daemon's snapshot; only look-ups ask the map, and then the kernel.
+Lists come from the daemon's snapshot; only look-ups ask the map, and then the kernel. Imports are in the functions
+because commands, which only need the shapes, would pay for asyncio and the server.
 """
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, NamedTuple
 
 from resolver.base.errors import UsageError
-from resolver.base.retry import tried_again
-from resolver.serve.unix_socket import UnixSocket, group_of
 
 if TYPE_CHECKING:
     from resolver.api.access import ApiGatekeeper
@@ -18,6 +16,7 @@ if TYPE_CHECKING:
     from resolver.api.context import View
     from resolver.base.journal import Journal
     from resolver.config import Settings
+    from resolver.serve.unix_socket import UnixSocket
 
 
 class ApiSockets(NamedTuple):
@@ -35,6 +34,7 @@ class ApiSockets(NamedTuple):
 
 def make_sockets(settings: Settings, journal: Journal) -> ApiSockets:
     """Make the sockets, or log why not. A socket's group needs rights that the daemon drops later."""
+    from resolver.serve.unix_socket import UnixSocket, group_of
 
     def made(path: str, option: str, mode: int, group: str = "") -> UnixSocket | None:
         try:
@@ -56,9 +56,12 @@ def load() -> None:
 
 async def serve(view: View, settings: Settings, journal: Journal, sockets: ApiSockets) -> None:
     """Answer until cancelled."""
+    import asyncio
+
     from resolver.api.access import ApiGatekeeper
     from resolver.api.app import Api
     from resolver.api.context import Context
+    from resolver.serve.unix_socket import group_of
 
     gatekeeper = ApiGatekeeper(view.procfs, group_of(settings.socket_group) if sockets.root else None)
     tenants = ApiGatekeeper(view.procfs, tenants=True) if sockets.tenants else None
@@ -72,6 +75,8 @@ async def serve(view: View, settings: Settings, journal: Journal, sockets: ApiSo
 
 
 async def _serve(api: Api, gatekeeper: ApiGatekeeper, unix_socket: UnixSocket, journal: Journal) -> None:
+    from resolver.base.retry import tried_again
+
     # A dry run that was there before, and is about to end, may still listen there.
     path = unix_socket.path
     await tried_again(unix_socket.open, journal, f"api {path}", "api_off", socket=path)

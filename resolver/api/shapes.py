@@ -14,8 +14,7 @@ from msgspec import Struct, structs
 
 from resolver.base.event_log import Event
 from resolver.base.reasons import RegionReason
-from resolver.gpu.attribution import Sample
-from resolver.gpu.inventory import Gpu
+from resolver.gpu.inventory import Gpu, Sample
 from resolver.state import Container, ContainerUse, Process, RegionFacts, SlotFacts, WithoutSlot, tally
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from msgspec import UNSET, Meta, UnsetType
 from resolver.api.problems import Problem, Reason
 from resolver.api.request import STREAM, Answer, Query, Request, Route, encode
 from resolver.api.shapes import Events
-from resolver.base.event_names import KINDS
+from resolver.base.event_log import KINDS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable

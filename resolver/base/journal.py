@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from resolver.base.event_names import KINDS
+from resolver.base.event_log import KINDS
 from resolver.base.lean import lean
 from resolver.base.limiter import Bucket
 from resolver.base.output import Output

@@ -1,16 +1,16 @@
-"""Helpers of commands that ask the running daemon."""
+"""Questions to the running daemon, answered by the records of `resolver.api.shapes`."""
 
 from __future__ import annotations
 
-import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from resolver import client
 from resolver.base.errors import CannotKnow, NotFound
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterator
+
+T = TypeVar("T")
 
 _OTHER_VERSION = "is it of this version? Restart it after an upgrade"
 AS_IT_IS = "print the daemon's answer as it is"
@@ -23,19 +23,22 @@ def add_socket(parser: argparse.ArgumentParser, json: str = "") -> None:
         parser.add_argument("--json", action="store_true", help=json)
 
 
-def ask(path: str, socket_path: str | None, seconds: float = 5.0) -> Any:
-    """Return the JSON of a route that every daemon of this version has."""
+def ask(shape: type[T], path: str, socket_path: str | None, seconds: float = 5.0) -> T:
+    """Return a route's answer as a record of this shape. Raises CannotKnow for another version's answer."""
+    import msgspec  # a daemon that doesn't answer is reported without it
+
     try:
-        return client.get_json(path, socket_path, seconds=seconds)
-    except NotFound as error:  # the lists are always there, if empty
+        return msgspec.json.decode(client.get_bytes(path, socket_path, seconds=seconds), type=shape)
+    except NotFound as error:  # every daemon of this version has the route
         raise CannotKnow(f"the daemon does not know {path} ({error}): {_OTHER_VERSION}") from None
+    except msgspec.DecodeError as error:
+        raise CannotKnow(
+            f"the daemon's answer to {path} is not understood ({error}): {_OTHER_VERSION}"
+        ) from None
 
 
-@contextlib.contextmanager
-def understood() -> Iterator[None]:
-    """Turn an answer of unknown form, from another version's daemon, into a sentence."""
-    try:
-        yield
-    except (KeyError, TypeError, IndexError, AttributeError, ValueError) as error:
-        why = f"{type(error).__name__}: {error}"
-        raise CannotKnow(f"the daemon's answer is not understood ({why}): {_OTHER_VERSION}") from error
+def print_answer(path: str, socket_path: str | None) -> None:
+    """Print a route's answer as it is, with fields that only a newer daemon has."""
+    from resolver.cli.show import print_json
+
+    print_json(ask(dict[str, Any], path, socket_path))

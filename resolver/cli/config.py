@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from resolver import client
 from resolver.base.errors import ResolverError
-from resolver.cli.ask_daemon import understood
+from resolver.cli.ask_daemon import ask
 from resolver.cli.show import print_json, print_table
 from resolver.config import options
 
@@ -55,8 +55,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _of_daemon(socket_path: str) -> list[Setting]:
-    from resolver.config import Setting
+    from resolver.api.status import Status
 
-    status = client.get_json("/v1/status", socket_path)
-    with understood():
-        return [Setting(each["name"], each["value"], each["origin"]) for each in status["settings"]]
+    return ask(Status, "/v1/status", socket_path).settings

@@ -6,43 +6,60 @@ import os
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
-from resolver import client
 from resolver.base.errors import Ambiguous, NotFound, ResolverError, UsageError
+from resolver.cli.ask_daemon import ask
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from typing import Any
+    from collections.abc import Iterator
+
+    from resolver.state import Container, Process
 
 _NAMES = "use NAMESPACE/POD, NAMESPACE/POD/NAME, POD_UID/NAME, NAME or an id"
 _SHORTEST_UID = 6
+#: The title of processes of the host.
+HOST = "not in a container"
 _UID = "[0-9a-f]{8}[-_]([0-9a-f]{4}[-_]){3}[0-9a-f]{12}"
 
 
 class Named(NamedTuple):
-    """A container; ``key`` is its id, or ``<podUID>/<containerName>`` where that is all that is known."""
+    """A container's names; empty ones are unknown."""
 
+    container_id: str
     namespace: str
     pod: str
+    container_name: str
     pod_uid: str
-    name: str
-    key: str
 
     @classmethod
-    def of(cls, container: Mapping[str, Any]) -> Named:
-        """Return the names of a container as the daemon lists it."""
-        names = (container[each] or "" for each in ("namespace", "pod", "pod_uid", "container_name"))
-        namespace, pod, pod_uid, name = names
-        return cls(namespace, pod, pod_uid, name, container["container_id"] or f"{pod_uid}/{name}")
+    def of(cls, record: Container | Process) -> Named:
+        """Return the names in a record of the daemon."""
+        names = record.container_id, record.namespace, record.pod, record.container_name, record.pod_uid
+        return cls(*(name or "" for name in names))
+
+    @property
+    def key(self) -> str:
+        """Return its id, or ``<podUID>/<containerName>`` without one."""
+        return self.container_id or f"{self.pod_uid}/{self.container_name}"
+
+    @property
+    def title(self) -> str:
+        """Return a name for people: the pod's if known, else the known ids."""
+        if self.pod:
+            return "/".join(filter(None, (self.namespace, self.pod, self.container_name)))
+        if self.container_name:
+            return "/".join(filter(None, (self.pod_uid[:8], self.container_name)))
+        return self.container_id[:12] or HOST
 
     def is_called(self, text: str) -> bool:
         """Match NAMESPACE/POD[/NAME], NAME, an id or its start, or a pod's UID or its start, with [/NAME]."""
         first, _, rest = text.partition("/")
-        if text in (self.name, f"{self.namespace}/{self.pod}", f"{self.namespace}/{self.pod}/{self.name}"):
+        name, pod = self.container_name, f"{self.namespace}/{self.pod}"
+        if text in (name, pod, f"{pod}/{name}"):
             return True
         if is_id(text) and self.key.startswith(text):
             return True
         of_pod = len(first) >= _SHORTEST_UID and self.pod_uid.startswith(first.replace("_", "-"))
-        return of_pod and (not rest or rest == self.name)
+        return of_pod and rest in ("", name)
 
 
 def not_found(text: str, more: str = "") -> NotFound:
@@ -59,12 +76,14 @@ def resolve(text: str, socket_path: str | None) -> str:
     parts = text.split("/")
     if len(parts) > 3 or (len(parts) > 1 and "" in parts):
         raise UsageError(f"{text!r} is not a container name: {_NAMES}")
-    found = {each.key: each for each in _known(socket_path) if each.name and each.is_called(text)}
+    found = {each.key: each for each in _known(socket_path) if each.container_name and each.is_called(text)}
     if not found and "/" in text:
         raise not_found(text)
     others = _by_kernel(text) - found.keys() if found and "/" not in text else set()
     if len(found) + len(others) > 1:
-        known = sorted(f"{key}  {each.namespace}/{each.pod}/{each.name}" for key, each in found.items())
+        known = sorted(
+            f"{key}  {each.namespace}/{each.pod}/{each.container_name}" for key, each in found.items()
+        )
         said = f"{text!r} fits {len(found) + len(others)} containers: ask for one by its id"
         raise Ambiguous(said, (*known, *sorted(others)))
     return next(iter(found), text)
@@ -91,9 +110,10 @@ def _by_kernel(text: str) -> set[str]:
 
 def _known(socket_path: str | None) -> Iterator[Named]:
     try:
-        listed = client.get_json("/v1/containers", socket_path, seconds=1.0)["containers"]
-        yield from map(Named.of, listed)
-    except (ResolverError, KeyError, TypeError, AttributeError):
+        from resolver.api.shapes import Containers
+
+        yield from map(Named.of, ask(Containers, "/v1/containers", socket_path, seconds=1.0).containers)
+    except ResolverError:
         yield from _in_logs(socket_path)
 
 
@@ -106,6 +126,6 @@ def _in_logs(socket_path: str | None) -> Iterator[Named]:
         pods = parse_names(os.listdir(directory))
         for pod_uid, (namespace, pod) in pods.items():
             for name in os.listdir(os.path.join(directory, f"{namespace}_{pod}_{pod_uid}")) if pod else ():
-                yield Named(namespace=namespace, pod=pod, pod_uid=pod_uid, name=name, key=f"{pod_uid}/{name}")
+                yield Named("", namespace, pod, name, pod_uid)
     except OSError:
         return

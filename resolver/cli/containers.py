@@ -8,8 +8,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from resolver.cli.ask_daemon import AS_IT_IS, add_socket, ask, understood
-from resolver.cli.show import print_json, print_table, short_id, since
+from resolver.cli.ask_daemon import AS_IT_IS, add_socket, ask, print_answer
+from resolver.cli.show import print_table, short_id, since
 
 if TYPE_CHECKING:
     import argparse
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from resolver.cli.show import Cell
 
 _NUMBERS = ("PIDNS", "HOST PID", "REGIONS")
-_FIELDS = ("namespace", "pod", "container_name", "pod_uid", "pidns", "init_host_pid")
 COLUMNS = ("CONTAINER", "NAMESPACE", "POD", "NAME", "POD UID", *_NUMBERS, "SINCE")
 
 
@@ -28,20 +27,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print them, by name."""
-    answer = ask("/v1/containers", args.socket)
     if args.json:
-        print_json(answer)
+        print_answer("/v1/containers", args.socket)
         return 0
-    with understood():
-        rows: list[tuple[Cell, ...]] = [
-            (
-                short_id(each["container_id"]),
-                *(each[name] for name in _FIELDS),
-                len(each["regions"]),
-                since(each["since"], answer["at"]),
-            )
-            for each in answer["containers"]
-        ]
+    from resolver.api.shapes import Containers
+
+    answer = ask(Containers, "/v1/containers", args.socket)
+    rows: list[tuple[Cell, ...]] = [
+        (
+            short_id(container.container_id),
+            container.namespace,
+            container.pod,
+            container.container_name,
+            container.pod_uid,
+            container.pidns,
+            container.init_host_pid,
+            len(container.regions),
+            since(container.since, answer.at),
+        )
+        for container in answer.containers
+    ]
     if not rows:
         print("No container runs on this node.", file=sys.stderr)
         return 0

@@ -8,16 +8,20 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from msgspec import convert
+from msgspec.structs import asdict
+
 from resolver import client
+from resolver.api.shapes import Containers, Events
 from resolver.base.errors import NoDaemon, NotFound, UsageError
-from resolver.base.event_names import KINDS
+from resolver.base.event_log import KINDS, Event
 from resolver.base.text import printable
-from resolver.cli.ask_daemon import add_socket, ask, understood
+from resolver.cli.ask_daemon import add_socket, ask
 from resolver.cli.show import moment, on_terminal, styled, wrapped
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 _BAD = (
     "conflict",
@@ -48,69 +52,69 @@ def run(args: argparse.Namespace) -> int:
     """Print the kept ones, then perhaps those that come."""
     if args.pod and args.pod.count("/") > 1:
         raise UsageError(f"--pod {args.pod}: use NAMESPACE/POD, or a pod's UID")
-    kept = ask("/v1/events", args.socket)
-    with understood():
-        events = kept["events"]
-        shown = _Shown(args, events)
-        if args.follow:  # the kept ones come first there, too
-            events = client.stream_events(args.socket, after="0", kinds=args.kind or ())
-        elif args.pod and not shown.knows_pod():
-            raise NotFound(f"no pod here is or was called {args.pod!r}: resolver containers lists them")
-        for event in events:
-            shown.learn(event["fields"])
-            if shown.wants(event):
-                print(shown.line(event), flush=args.follow)  # the reader of a pipe waits for it
+    events: Iterable[Event] = ask(Events, "/v1/events", args.socket).events
+    printed = _Printed(args, list(events))
+    if args.follow:  # the kept ones come first there, too
+        stream = client.stream_events(args.socket, after="0", kinds=args.kind or ())
+        events = (convert(event, Event) for event in stream)
+    elif args.pod and not printed.has_pod():
+        raise NotFound(f"no pod here is or was called {args.pod!r}: resolver containers lists them")
+    for event in events:
+        printed.learn_pod(event.fields)
+        if printed.selects(event):
+            print(printed.line(event), flush=args.follow)  # the reader of a pipe waits for it
     if args.follow:
         raise NoDaemon(f"the daemon at {client.socket_of(args.socket)} ended: ask again once it runs")
     return 0
 
 
-class _Shown:
+class _Printed:
     """Selection and format of events, with pod names by UID."""
 
-    def __init__(self, args: argparse.Namespace, kept: Sequence[dict[str, Any]]) -> None:
+    def __init__(self, args: argparse.Namespace, kept: Sequence[Event]) -> None:
         self._kinds, self._pod, self._as_json = args.kind or (), args.pod or "", args.json
         self._compact = on_terminal() and not args.json
         self._pods: dict[str, str] = {}  # UID -> NAMESPACE/POD
         if self._pod or self._compact:
-            running = ask("/v1/containers", args.socket)["containers"]
-            for fields in (*running, *(event["fields"] for event in kept)):
-                self.learn(fields)
+            for container in ask(Containers, "/v1/containers", args.socket).containers:
+                self.learn_pod(asdict(container))
+            for event in kept:
+                self.learn_pod(event.fields)
 
-    def learn(self, fields: dict[str, Any]) -> None:
+    def learn_pod(self, fields: dict[str, Any]) -> None:
         """Remember the pod of a container or an event, with its name if there is one."""
         if uid := _pod_uid(fields):
             name = f"{fields['namespace']}/{fields['pod']}" if fields.get("pod") else ""
             self._pods[uid] = name or self._pods.get(uid, "")
 
-    def knows_pod(self) -> bool:
+    def has_pod(self) -> bool:
         """Check if the chosen pod runs or has an event."""
         return any(map(self._is_chosen, self._pods))
 
     def _is_chosen(self, uid: str) -> bool:
         return self._pods.get(uid) == self._pod or ("/" not in self._pod and uid.startswith(self._pod))
 
-    def wants(self, event: dict[str, Any]) -> bool:
+    def selects(self, event: Event) -> bool:
         """Check if an event is selected."""
-        if self._kinds and event["kind"] not in self._kinds:
+        if self._kinds and event.kind not in self._kinds:
             return False
-        uid = _pod_uid(event["fields"])
+        uid = _pod_uid(event.fields)
         return not self._pod or (bool(uid) and self._is_chosen(uid))
 
-    def line(self, event: dict[str, Any]) -> str:
+    def line(self, event: Event) -> str:
         """Format an event."""
         if self._as_json:
-            return json.dumps({name: event[name] for name in ("number", "at", "kind", "fields")})
-        kind, fields = printable(event["kind"]), event["fields"]
+            return json.dumps(asdict(event))
+        kind, fields = printable(event.kind), event.fields
         color = "red" if kind in _BAD else "green" if kind in _GOOD else "bold"
         words = {name: f"{printable(name)}={_value(value)}" for name, value in fields.items()}
         if not self._compact:
-            return f"{moment(event['at'])}  {kind.ljust(18)}  {' '.join(words.values())}".rstrip()
+            return f"{moment(event.at)}  {kind.ljust(18)}  {' '.join(words.values())}".rstrip()
         # At a terminal: names instead of ids, broken at the line's end.
-        uid, when = _pod_uid(fields), moment(event["at"])[5:19].replace("T", " ")
+        uid, when = _pod_uid(fields), moment(event.at)[5:19].replace("T", " ")
         name = fields.get("container_name") or str(fields.get("container", "")).partition("_")[2]
         whose = "/".join(filter(None, (self._pods.get(uid) or uid[:8], name)))
-        rest = (each for name, each in words.items() if name not in _NAMES and fields[name] is not None)
+        rest = (word for name, word in words.items() if name not in _NAMES and fields[name] is not None)
         text = " ".join(filter(None, (when, kind, printable(whose), *rest)))
         return "\n    ".join(wrapped(text, 4)).replace(kind, styled(kind, color), 1)
 

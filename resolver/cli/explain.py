@@ -16,9 +16,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from resolver.base.errors import Ambiguous, UsageError
-from resolver.base.reasons import BypassReason
 from resolver.base.text import printable
-from resolver.cli.ask_daemon import add_socket, understood
+from resolver.cli.ask_daemon import add_socket
 from resolver.cli.container_names import Named, not_found
 from resolver.cli.show import NONE, duration, print_found, print_json, print_labelled, styled, wrapped
 
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
 
     from resolver.cli._explain.chain import Explained, Link, SlotOwner
     from resolver.cli.documents import Documents
+    from resolver.state import Container, ContainerUse, Process, WithoutSlot
 
 OWN_PARTS = "gpus", "processes", "slots"
 EXIT_BREAKS, EXIT_UNKNOWN = 1, 4
@@ -60,107 +60,113 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Explain; errors are the dispatcher's."""
     from resolver.cli._explain.chain import explain
-    from resolver.cli._explain.known import read
+    from resolver.cli.documents import read
 
-    known = read(args.socket)
+    documents = read(args.socket)
     if not args.cid:
         raise UsageError("the container is missing: resolver top lists their names")
-    with understood():
-        explained = [explain(known, each) for each in _chosen(known, args.cid)]
-        if args.json:
-            print_json(_document(known, explained))
-        else:
-            _print(known, explained)
-    states = {str(link.state) for each in explained for _, link in each.every_link()}
+    chains = [explain(documents, container) for container in _chosen(documents, args.cid)]
+    if args.json:
+        print_json(_document(documents, chains))
+    else:
+        _print(documents, chains)
+    states = {str(link.state) for chain in chains for _, link in chain.every_link()}
     return EXIT_BREAKS if "breaks" in states else EXIT_UNKNOWN if "unknown" in states else 0
 
 
-def _chosen(known: Documents, text: str) -> list[dict[str, Any]]:
+def _chosen(documents: Documents, text: str) -> list[Container]:
     """Return the containers with this name: one, or all of one pod."""
     text = text.strip().rpartition("://")[2]
-    every = (*known.containers, *_without_processes(known))
-    found = {Named.of(each).key: each for each in every if Named.of(each).is_called(text)}
-    if not found:
-        by = f" (read without a daemon: {known.no_daemon.partition('. ')[0]})" if known.no_daemon else ""
+    candidates = (*documents.containers, *_without_processes(documents))
+    chosen = {Named.of(each).key: each for each in candidates if Named.of(each).is_called(text)}
+    if not chosen:
+        without = documents.no_daemon.partition(". ")[0]
+        by = f" (read without a daemon: {without})" if without else ""
         raise not_found(text, f". One that shares a PID namespace and uses no GPU is not listed{by}")
-    if len({each["pod_uid"] or key for key, each in found.items()}) > 1:
-        said = f"{text!r} fits {len(found)} containers of several pods: ask for one by its id"
-        raise Ambiguous(said, tuple(sorted(f"{key}  {_title(each)}" for key, each in found.items())))
-    return sorted(found.values(), key=lambda each: each["container_name"] or "")
+    if len({container.pod_uid or key for key, container in chosen.items()}) > 1:
+        message = f"{text!r} fits {len(chosen)} containers of several pods: ask for one by its id"
+        raise Ambiguous(message, tuple(sorted(f"{key}  {_title(each)}" for key, each in chosen.items())))
+    return sorted(chosen.values(), key=lambda container: container.container_name or "")
 
 
-def _without_processes(known: Documents) -> Iterator[dict[str, Any]]:
+def _without_processes(documents: Documents) -> Iterator[Container]:
     """Yield containers known only by a cache file, used or ignored."""
-    names = {each["pod_uid"]: (each["namespace"], each["pod"]) for each in known.containers}
-    listed = {(each["pod_uid"], each["container_name"]) for each in known.containers}
-    places = [(each["pod_uid"], each["container_name"]) for each in known.regions if not each["container_id"]]
-    for each in known.rejected:
-        path: str = each["path"]
-        directory = os.path.basename(os.path.dirname(path) if path.endswith(".cache") else path)
+    from resolver.state import Container  # `--help` loads no records
+
+    names = {each.pod_uid: (each.namespace, each.pod) for each in documents.containers}
+    listed = {(each.pod_uid, each.container_name) for each in documents.containers}
+    places = [
+        (region.pod_uid, region.container_name) for region in documents.regions if not region.container_id
+    ]
+    for file in documents.rejected:
+        directory = os.path.basename(
+            os.path.dirname(file.path) if file.path.endswith(".cache") else file.path
+        )
         places.append((directory.partition("_")[0], directory.partition("_")[2]))
     for pod_uid, name in dict.fromkeys(places):
         if pod_uid and name and (pod_uid, name) not in listed:
-            namespace, pod = names.get(pod_uid, (None, None))
-            known_names = {"pod_uid": pod_uid, "container_name": name, "namespace": namespace, "pod": pod}
-            yield known_names | dict.fromkeys(("container_id", "runtime", "pidns", "init_host_pid"))
+            yield Container("", pod_uid, name, *names.get(pod_uid, (None, None)), None, None, None, (), 0.0)
 
 
-def _title(container: dict[str, Any]) -> str:
-    parts = [container["namespace"], container["pod"] or container["pod_uid"], container["container_name"]]
+def _title(container: Container | Explained) -> str:
+    parts = (container.namespace, container.pod or container.pod_uid, container.container_name)
     return printable("/".join(filter(None, parts))) or NONE
 
 
-def _document(known: Documents, explained: list[Explained]) -> dict[str, Any]:
+def _document(documents: Documents, chains: list[Explained]) -> dict[str, Any]:
     """Return the object for programs; ``breaks`` is the first broken link, with its owner's PID."""
     containers = []
-    for each in explained:
-        broken = each.first("breaks")
+    for chain in chains:
+        broken = chain.first("breaks")
         breaks = broken and {"ns_pid": broken[0] and broken[0].ns_pid, **broken[1]._asdict()}
-        containers.append({**each._asdict(), "breaks": breaks, **_use(known, each)})
-    return {"at": known.status["at"], "no_daemon": known.no_daemon or None, "containers": containers}
+        uses, without_slot = _use(documents, chain)
+        use = {"uses": uses, "without_slot": without_slot}
+        containers.append({**chain._asdict(), "breaks": breaks, **use})
+    return {"at": documents.status.at, "no_daemon": documents.no_daemon or None, "containers": containers}
 
 
-def _print(known: Documents, explained: list[Explained]) -> None:
-    by = f"By the daemon, {duration(time.time() - known.status['at'])} ago"
-    _say(f"Read without a daemon, which writes nothing: {known.no_daemon}" if known.no_daemon else by)
-    if known.settings_by:
-        _say(f"Settings: {known.settings_by}")
-    for each in explained:
+def _print(documents: Documents, chains: list[Explained]) -> None:
+    by = f"By the daemon, {duration(time.time() - documents.status.at)} ago"
+    without = documents.no_daemon
+    _say(f"Read without a daemon, which writes nothing: {without}" if without else by)
+    if documents.settings_by:
+        _say(f"Settings: {documents.settings_by}")
+    for chain in chains:
         print()
-        which = f", {each.runtime or 'container'} {each.container_id[:12]}" if each.container_id else ""
-        _say(f"{_title(each._asdict())}{which}", "bold")
-        for link in each.links:
+        which = f", {chain.runtime or 'container'} {chain.container_id[:12]}" if chain.container_id else ""
+        _say(f"{_title(chain)}{which}", "bold")
+        for link in chain.links:
             _print_link(link)
-        for owner in each.owners:
+        for owner in chain.owners:
             print(styled(_owner(owner), "bold"))
             for link in owner.links:
                 _print_link(link)
         print(styled("finally", "bold"))
-        _print_link(each.end)
+        _print_link(chain.end)
         print()
-        _say(_verdict(each))
-        for without in _use(known, each)["without_slot"]:
-            _say(_why_without(without))
+        _say(_verdict(chain))
+        for record in _use(documents, chain)[1]:
+            _say(_why_without(record))
 
 
-def _use(known: Documents, each: Explained) -> dict[str, list[dict[str, Any]]]:
+def _use(documents: Documents, chain: Explained) -> tuple[list[ContainerUse], list[WithoutSlot]]:
     """Return the container's accounts, one for each GPU, and its processes without a slot."""
-    name = (each.pod_uid, each.container_name) if each.pod_uid and each.container_name else None
+    name = (chain.pod_uid, chain.container_name) if chain.pod_uid and chain.container_name else None
 
-    def its(record: dict[str, Any]) -> bool:
-        names = (record["pod_uid"], record["container_name"])
-        return names == name if name else record["container_id"] == each.container_id
+    def is_mine(record: ContainerUse | Process) -> bool:
+        names = (record.pod_uid, record.container_name)
+        return names == name if name else record.container_id == chain.container_id
 
-    without = [found for found in known.without_slot if its(found["process"])]
-    return {"uses": list(filter(its, known.uses)), "without_slot": without}
+    without_slot = [record for record in documents.without_slot if is_mine(record.process)]
+    return list(filter(is_mine, documents.uses)), without_slot
 
 
-def _why_without(found: dict[str, Any]) -> str:
+def _why_without(record: WithoutSlot) -> str:
     """Describe a process without a slot in a sentence, and the causes."""
-    process = found["process"]
-    causes = ["; fix: ".join(BypassReason(each).for_terminal()) for each in found["causes"]]
-    for_long, why = duration(time.time() - found["since"]), ". ".join(causes) or "the cause is not known yet"
-    return f"PID {process['host_pid']} on the host, {process['comm']}, has had no slot for {for_long}: {why}."
+    process, for_long = record.process, duration(time.time() - record.since)
+    causes = ["; fix: ".join(cause.for_terminal()) for cause in record.causes]
+    why = ". ".join(causes) or "the cause is not known yet"
+    return f"PID {process.host_pid} on the host, {process.comm}, has had no slot for {for_long}: {why}."
 
 
 def _owner(owner: SlotOwner) -> str:
@@ -179,11 +185,10 @@ def _print_link(link: Link) -> None:
         print_labelled(indent, cause=link.cause, fix=link.fix)
 
 
-def _verdict(each: Explained) -> str:
+def _verdict(chain: Explained) -> str:
     for state, begin in _VERDICTS.items():
-        found = each.first(state)
-        if found is not None:
-            owner, link = found
+        if (first := chain.first(state)) is not None:
+            owner, link = first
             whose = f" of PID {owner.ns_pid}" if owner and owner.ns_pid is not None else ""
             reason = f" ({link.reason})" if link.reason else ""
             return f'{begin} at "{link.name}"{whose}{reason}.'

@@ -137,8 +137,10 @@ def print_pairs(pairs: Sequence[tuple[str, Cell] | tuple[str, Cell, str]]) -> No
 
 
 def as_json(value: Any) -> Any:
-    """Return a record as JSON has it: named tuples become objects, all the way down."""
+    """Return a record as JSON has it: named tuples and structs become objects, all the way down."""
     fields = value._asdict() if hasattr(value, "_asdict") else value
+    if names := getattr(value, "__struct_fields__", ()):
+        fields = {name: getattr(value, name) for name in names}
     if isinstance(fields, dict):
         return {name: as_json(each) for name, each in fields.items()}
     return [as_json(each) for each in value] if isinstance(value, (list, tuple)) else value

@@ -5,15 +5,20 @@ Exit code 1 if the daemon is not ready, so it may miss processes.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from msgspec.structs import asdict
+
+from resolver.api.shapes import Unresolved, UnresolvedCounts
+from resolver.api.status import Status
 from resolver.base.counters import CounterByReason, CounterName
 from resolver.base.reasons import RepairReason
 from resolver.base.text import several
-from resolver.cli.ask_daemon import add_socket, ask, understood
+from resolver.cli.ask_daemon import add_socket, ask
 from resolver.cli.process_summary import facts_of
 from resolver.cli.show import duration, print_json, print_pairs
 from resolver.hami.placements import BY_NAME
+from resolver.state import LimitState
 
 if TYPE_CHECKING:
     import argparse
@@ -34,72 +39,71 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print it."""
-    status, unresolved = ask("/v1/status", args.socket), ask("/v1/unresolved", args.socket)
-    with understood():
-        status["unresolved"] = unresolved["by_reason"]
-        ready = not status["source"]["not_ready"]
+    status = ask(Status, "/v1/status", args.socket)
+    unresolved = ask(Unresolved, "/v1/unresolved", args.socket).by_reason
+    if args.json:
+        print_json(asdict(status) | {"unresolved": unresolved})
+    else:
         lines = [*_daemon(status), *_troubles(status)]
         if not args.brief:
-            lines += [*_driver(status), *_work(status), *_use(status), *_cost(status)]
-    if args.json:
-        print_json(status)
-    else:
+            lines += [*_driver(status), *_work(status, unresolved), *_use(status), *_cost(status)]
         print_pairs(lines)
-    return 0 if ready else EXIT_NOT_READY
+    return EXIT_NOT_READY if status.source.not_ready else 0
 
 
-def _daemon(status: Mapping[str, Any]) -> Iterator[Line]:
-    up = duration(status["at"] - status["started_at"])
-    yield "resolver", f"{status['version']}, up {up}, PID {status['host_pid']}"
-    source = status["source"]
-    yield ("ready", "no", "red") if source["not_ready"] else ("ready", "yes", "green")
-    size = f", the map has room for {source['map_size']}" if source["name"] == "bpf" else ""
-    yield "source", f"{source['name']}, {several(source['processes'], 'process', 'processes')}{size}"
-    for name, why in source["not_used"].items():
+def _daemon(status: Status) -> Iterator[Line]:
+    up = duration(status.at - status.started_at)
+    yield "resolver", f"{status.version}, up {up}, PID {status.host_pid}"
+    source = status.source
+    yield ("ready", "no", "red") if source.not_ready else ("ready", "yes", "green")
+    size = f", the map has room for {source.map_size}" if source.name == "bpf" else ""
+    yield "source", f"{source.name}, {several(source.processes, 'process', 'processes')}{size}"
+    for name, why in source.not_used.items():
         yield f"not {name}", why, "yellow"
 
 
-def _troubles(status: Mapping[str, Any]) -> Iterator[Line]:
+def _troubles(status: Status) -> Iterator[Line]:
     """Yield the daemon's own list of problems."""
-    for each in status.get("troubles", ()):
-        yield "trouble", f"{each['what']}: {each['why']}", "red" if each["grave"] else "yellow"
+    for trouble in status.troubles:
+        yield "trouble", str(trouble), "red" if trouble.grave else "yellow"
 
 
-def _driver(status: Mapping[str, Any]) -> Iterator[Line]:
-    policy, driver = status["policy"], status["driver"]
-    if policy["namespace"] == "unknown":
-        yield "hostpid is", f"unknown: {policy['why']}", "yellow"
+def _driver(status: Status) -> Iterator[Line]:
+    policy, driver = status.policy, status.driver
+    if policy.namespace == "unknown":
+        yield "hostpid is", f"unknown: {policy.why}", "yellow"
     else:
-        yield "hostpid is", f"{policy['namespace']} ({policy['origin']}: {policy['why']})"
-    watchers = policy.get("watchers", {})  # an older daemon doesn't count them
+        yield "hostpid is", f"{policy.namespace} ({policy.origin}: {policy.why})"
+    watchers = policy.watchers
     if any(watchers.values()):
-        text = f"by watchers in {several(watchers['confirms'], 'container')}, doubted in {watchers['doubts']}"
-        yield "confirmed", text, "" if watchers["confirms"] else "yellow"
-    asked = driver["collected_at"]
-    age = f"answered {duration(status['at'] - asked)} ago" if asked else "has not answered yet"
-    version = f"driver {driver['version']}" if driver["version"] else "driver unknown"
+        confirms = watchers.get("confirms", 0)
+        text = f"by watchers in {several(confirms, 'container')}, doubted in {watchers.get('doubts', 0)}"
+        yield "confirmed", text, "" if confirms else "yellow"
+    asked = driver.collected_at
+    age = f"answered {duration(status.at - asked)} ago" if asked else "has not answered yet"
+    version = f"driver {driver.version}" if driver.version else "driver unknown"
     yield "nvml", f"{version}, {age}"
-    ill, gpus = driver["gpus_unhealthy"], driver["gpus"]
+    ill, gpus = driver.gpus_unhealthy, driver.gpus
     if asked:  # before, 0 is no number of GPUs
         yield "gpus", f"{gpus}, {ill} unhealthy" if ill else str(gpus), "red" if ill else ""
-        yield "processes", f"{status['totals']['processes']} on GPUs"
+        yield "processes", f"{status.totals.processes} on GPUs"
     else:
         yield "gpus", ""
 
 
-def _work(status: Mapping[str, Any]) -> Iterator[Line]:
-    totals, counters, unresolved = status["totals"], status["counters"], status["unresolved"]
-    yield "containers", str(totals["containers"])
-    left = totals["regions_rejected"]
-    yield "regions", f"{totals['regions']}" + (f", {several(left, 'file')} skipped" if left else "")
-    for each in status["found"]:
-        where = each["directory"] or "containers' own file systems"
-        row = BY_NAME.get(each["placement"])  # a newer daemon's, or a path like none of them
-        project = row.project if row else each["placement"] or "no known placement"
-        yield "found", f"{each['regions']} in {where} ({project})"
-    yield "slots", ", ".join(f"{totals[key]} {word}" for key, word in _SLOTS.items())
-    yield _reasons("unresolved", unresolved["slots"])
-    yield _reasons("no slot", unresolved["samples"])
+def _work(status: Status, unresolved: UnresolvedCounts) -> Iterator[Line]:
+    totals, counters = status.totals, status.counters
+    yield "containers", str(totals.containers)
+    left = totals.regions_rejected
+    yield "regions", f"{totals.regions}" + (f", {several(left, 'file')} skipped" if left else "")
+    for place in status.found:
+        where = place.directory or "containers' own file systems"
+        row = BY_NAME.get(place.placement)  # a newer daemon's, or a path like none of them
+        project = row.project if row else place.placement or "no known placement"
+        yield "found", f"{place.regions} in {where} ({project})"
+    yield "slots", ", ".join(f"{getattr(totals, key)} {word}" for key, word in _SLOTS.items())
+    yield _reasons("unresolved", unresolved.slots)
+    yield _reasons("no slot", unresolved.samples)
     kinds = {"repairs": CounterByReason.REPAIRS, "would repair": CounterByReason.WOULD_REPAIR}
     for name, counted in kinds.items():
         done = {reason: n for reason, n in counted.counts(counters, RepairReason).items() if n}
@@ -110,35 +114,33 @@ def _work(status: Mapping[str, Any]) -> Iterator[Line]:
         yield "contested", _list(contested), "yellow"
 
 
-def _use(status: Mapping[str, Any]) -> Iterator[Line]:
+def _use(status: Status) -> Iterator[Line]:
     """Yield what an operator should look at; `resolver usage` has all of it."""
-    from resolver.state import LimitState  # msgspec is not for those without a daemon
-
-    states, without = status["core_limits"], status["without_slot"]
+    states, without = status.core_limits, status.without_slot
     text = _list({state.replace("_", " "): n for state, n in states.items()})
     yield (
         "core limits",
         text or "none",
         "yellow" if states.keys() & {LimitState.EXCEEDED, LimitState.NO_EFFECT} else "",
     )
-    if (since := status["idle_since"]) is not None:
-        yield "longest idle", duration(status["at"] - since)
+    if (since := status.idle_since) is not None:
+        yield "longest idle", duration(status.at - since)
     if without:
         yield _reasons("without slot", without)
 
 
-def _cost(status: Mapping[str, Any]) -> Iterator[Line]:
-    passes = status["pass_seconds"]
-    mean = passes["total"] / max(passes["observations"], 1) * 1000
-    yield "passes", f"{status['passes']}, {mean:.2f} ms each"
-    for worker in status["workers"]:
-        failed = worker["failures"]
-        text = f"{several(worker['starts'], 'start')}, {several(failed, 'failure')}"
-        last = f", the last: {worker['last_failure']}" if worker["last_failure"] else ""
-        yield worker["name"], text + last, "yellow" if failed else ""
-    facts, cost = facts_of(status["host_pid"]), ""
+def _cost(status: Status) -> Iterator[Line]:
+    passes = status.pass_seconds
+    mean = passes.total / max(passes.observations, 1) * 1000
+    yield "passes", f"{status.passes}, {mean:.2f} ms each"
+    for worker in status.workers:
+        failed = worker.failures
+        text = f"{several(worker.starts, 'start')}, {several(failed, 'failure')}"
+        last = f", the last: {worker.last_failure}" if worker.last_failure else ""
+        yield worker.name, text + last, "yellow" if failed else ""
+    facts, cost = facts_of(status.host_pid), ""
     if facts.cpu_seconds is not None and facts.memory is not None:
-        share = facts.cpu_seconds / max(status["at"] - status["started_at"], 1.0)
+        share = facts.cpu_seconds / max(status.at - status.started_at, 1.0)
         cost = f"{facts.memory / 2**20:.1f} MiB, {share:.1%} of a CPU since its start"
     yield "cost", cost
 

@@ -9,14 +9,25 @@ from __future__ import annotations
 import os
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from resolver.base.errors import UsageError
 from resolver.cli.ask_daemon import add_socket
+from resolver.cli.cells import ASCII_SIGNS
+from resolver.cli.container_names import not_found
 from resolver.cli.parser import seconds
+from resolver.cli.show import as_json, print_json, print_table
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Iterator
+
+    from resolver.cli._top.rows import Row
+    from resolver.cli._top.tree import Tree
+
+COLUMNS = ("KIND", "GPU", "CONTAINER", "PROCESS", "HOST_PID", "PID", "UTIL", "MEMORY", "NOTE")
+_RIGHT = ("GPU", "HOST_PID", "PID", "UTIL", "MEMORY")
+_NO_LINES = ("empty", "mig", "unresolved")
 
 OWN_PARTS = "gpus", "processes"
 
@@ -36,25 +47,64 @@ def run(args: argparse.Namespace) -> int:
     """Show it; returns 4 without a daemon, 1 if no container has the name, else 0."""
     if not 0.1 <= args.interval <= 3600:
         raise UsageError(f"--interval {args.interval:g}s: it takes a time from 100ms to 1h")
-    from resolver.cli._top.reading import Reading, read
+    from resolver.cli._top.tree import Reading, read
 
     plain_terminal = not sys.stdin.isatty() or os.environ.get("TERM", "dumb") in ("dumb", "unknown")
     once = args.json or args.once or plain_terminal or not sys.stdout.isatty()
     args.every = None if once else args.interval
     tree = read(args.socket, args.name)
     if args.name and not tree.gpus:
-        from resolver.cli.container_names import not_found
-
         raise not_found(args.name, ". Containers without a GPU are not shown")
-    if once:
-        from resolver.cli._top import plain
-        from resolver.cli.show import print_json
+    if args.json:
+        print_json(_document(tree))
+    elif once:
+        print_plain(tree)
+    else:
+        from resolver.cli._top.screen import watch
 
-        if args.json:
-            print_json(plain.as_json(tree))
-        else:
-            plain.print_plain(tree)
-        return 0
-    from resolver.cli._top.screen import watch
+        return watch(args.socket, args.interval, Reading(tree, time.time()), args.name)
+    return 0
 
-    return watch(args.socket, args.interval, Reading(tree, time.time()), args.name)
+
+def _document(tree: Tree) -> dict[str, Any]:
+    """Return GPUs with containers and processes, and unresolved items; null is "not known" or "none"."""
+    gpus = []
+    for gpu in tree.gpus:
+        containers = [{**each.names._asdict(), **each._asdict()} for each in gpu.containers]
+        for container in containers:
+            del container["names"]
+        gpus.append({"uuid": gpu.key, **(as_json(gpu.report) or {}), "containers": _with_null(containers)})
+    status = {name: getattr(tree, name) for name in ("at", "driver_version", "driver_error")}
+    return {**_with_null(status), "gpus": gpus, "unresolved": _with_null(tree.unresolved)}
+
+
+def _with_null(value: Any) -> Any:
+    """Return a record as JSON has it, an empty text as null."""
+    value = as_json(value)
+    if isinstance(value, dict):
+        return {name: _with_null(field) for name, field in value.items()}
+    return list(map(_with_null, value)) if isinstance(value, list) else None if value == "" else value
+
+
+def print_plain(tree: Tree) -> None:
+    """Print the tree with the kind first on each line; ``-`` means none, ``?`` unknown."""
+    from resolver.cli._top.rows import Choice, rows_of
+
+    print_table(COLUMNS, _lines(rows_of(tree, Choice())), right=_RIGHT)
+
+
+def _lines(rows: list[Row]) -> Iterator[tuple[str, ...]]:
+    gpu = container = ""
+    for row in rows:
+        if row.kind in _NO_LINES:
+            continue
+        note = row.note.replace("✓", "repaired")
+        if row.depth == 0:
+            gpu, container = row.title.partition(" ")[0], ""
+            note = row.detail.replace(" ·", ";")
+        elif row.depth == 1:
+            container = row.title
+            gpu = gpu if row.kind == "container" else ""
+        process = row.title if row.depth == 2 else ""
+        use = (row.host_pid, row.ns_pid, row.percent(), row.memory)
+        yield tuple(text.translate(ASCII_SIGNS) for text in (row.kind, gpu, container, process, *use, note))

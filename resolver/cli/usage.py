@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from resolver.base.reasons import BypassReason
-from resolver.cli.ask_daemon import AS_IT_IS, add_socket, ask, understood
-from resolver.cli.show import duration, print_json, print_table, size
+from resolver.api.shapes import ContainerUses, Gpus
+from resolver.cli.ask_daemon import AS_IT_IS, add_socket, ask, print_answer
+from resolver.cli.show import duration, print_table, size
 
 if TYPE_CHECKING:
     import argparse
 
     from resolver.cli.show import Cell
+    from resolver.state import ContainerUse, Process, WithoutSlot
 
 _NAMES = ("NAMESPACE", "POD", "NAME", "GPU")
 COLUMNS = (*_NAMES, "1 MIN", "5 MIN", "LIMIT", "STATE", "IDLE FOR", "GPU TIME", "GIB HOURS", "WH", "XIDS")
@@ -34,14 +35,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print two tables: containers, and processes without a slot."""
-    gpus, answer = ask("/v1/gpus", args.socket), ask("/v1/usage", args.socket)
+    gpus = ask(Gpus, "/v1/gpus", args.socket).gpus  # refused to a container, which has a view of its own
     if args.json:
-        print_json(answer)
+        print_answer("/v1/usage", args.socket)
         return 0
-    with understood():
-        index = {gpu["uuid"]: gpu["device_index"] for gpu in gpus["gpus"]}
-        rows = [_row(each, index) for each in answer["containers"]]
-        without = [_without(each, index) for each in answer["without_slot"]]
+    answer = ask(ContainerUses, "/v1/usage", args.socket)
+    index = {gpu.uuid: gpu.device_index for gpu in gpus}
+    rows = [_row(use, index) for use in answer.containers]
+    without = [_without(record, index) for record in answer.without_slot]
     if rows:
         print_table(COLUMNS, rows, right=COLUMNS[3:7], for_programs=_FOR_PROGRAMS, shorten="POD")
     else:
@@ -49,44 +50,44 @@ def run(args: argparse.Namespace) -> int:
     if without:
         print("\nWithout a slot, so HAMi-core limits nothing there:")
         print_table(WITHOUT, without, right=WITHOUT[3:5], for_programs=_FOR_PROGRAMS, shorten="POD")
-        for cause in sorted({cause for each in answer["without_slot"] for cause in each["causes"]}):
-            print(f"{cause}: {'. '.join(BypassReason(cause).for_terminal())}")
+        for cause in sorted({cause for record in answer.without_slot for cause in record.causes}):
+            print(f"{cause}: {'. '.join(cause.for_terminal())}")
     return 0
 
 
-def _row(use: Any, index: dict[str, int]) -> tuple[Cell, ...]:
-    limit = "-" if use["core_limit"] is None else f"{use['core_limit']}%"
+def _row(use: ContainerUse, index: dict[str, int]) -> tuple[Cell, ...]:
+    limit = "-" if use.core_limit is None else f"{use.core_limit}%"
     return (
         *_names(use),
-        index.get(use["device_uuid"], use["device_uuid"]),
-        _per_cent(use["used_1m"]),
-        _per_cent(use["used_5m"]),
+        index.get(use.device_uuid, use.device_uuid),
+        _per_cent(use.used_1m),
+        _per_cent(use.used_5m),
         limit,
-        use["limit_state"],
-        None if use["idle_since"] is None else duration(time.time() - use["idle_since"]),
-        duration(use["gpu_seconds"]),
-        f"{use['memory_byte_seconds'] / 2**30 / 3600:.2f}",
-        None if use["energy"] is None else f"{use['energy'] / 3600:.1f}",
-        use["xids"],
+        use.limit_state,
+        None if use.idle_since is None else duration(time.time() - use.idle_since),
+        duration(use.gpu_seconds),
+        f"{use.memory_byte_seconds / 2**30 / 3600:.2f}",
+        None if use.energy is None else f"{use.energy / 3600:.1f}",
+        use.xids,
     )
 
 
-def _without(found: Any, index: dict[str, int]) -> tuple[Cell, ...]:
-    process = found["process"]
+def _without(record: WithoutSlot, index: dict[str, int]) -> tuple[Cell, ...]:
+    process = record.process
     return (
         *_names(process),
-        index.get(process["device_uuid"], process["device_uuid"]),
-        process["host_pid"],
-        process["comm"],
-        None if process["memory"] is None else size(process["memory"]),
-        duration(time.time() - found["since"]),
-        process["no_slot"],
-        ",".join(found["causes"]),
+        index.get(process.device_uuid, process.device_uuid),
+        process.host_pid,
+        process.comm,
+        None if process.memory is None else size(process.memory),
+        duration(time.time() - record.since),
+        process.no_slot,
+        ",".join(record.causes),
     )
 
 
-def _names(named: Any) -> tuple[Cell, ...]:
-    return named["namespace"], named["pod"], named["container_name"] or (named["container_id"] or "")[:12]
+def _names(record: ContainerUse | Process) -> tuple[Cell, ...]:
+    return record.namespace, record.pod, record.container_name or (record.container_id or "")[:12]
 
 
 def _per_cent(share: float | None) -> str:

@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
-from msgspec import Struct
-
 from resolver.base.budget import Slices
 from resolver.base.errors import AccessDenied, ProcessGone
 from resolver.base.reasons import SampleReason
+from resolver.gpu.inventory import Sample
 from resolver.gpu.sampler import OK
 
 if TYPE_CHECKING:
@@ -21,19 +20,6 @@ if TYPE_CHECKING:
     from resolver.gpu.sampler import Collection, DeviceSamples
     from resolver.linux.procfs import Procfs
     from resolver.pids.pidmap import PidMap
-
-
-class Sample(Struct, frozen=True):
-    """A utilization sample without a slot; ``host_pid`` as NVML gave it, ``sm_util`` in per cent.
-
-    ``container`` is the container's id, or ``<podUID>_<containerName>`` of a slot's ended owner.
-    """
-
-    host_pid: int
-    device_uuid: str
-    sm_util: int
-    reason: SampleReason
-    container: str | None
 
 
 class Used(NamedTuple):

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from msgspec import Struct
 from msgspec.structs import force_setattr
 
+from resolver.base.reasons import SampleReason
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -122,6 +124,19 @@ class Gpu(Struct, frozen=True):
         force_setattr(self, "healthy", not self.illnesses)
 
 
+class Sample(Struct, frozen=True):
+    """A utilization sample without a slot; ``host_pid`` as NVML gave it, ``sm_util`` in per cent.
+
+    ``container`` is the container's id, or ``<podUID>_<containerName>`` of a slot's ended owner.
+    """
+
+    host_pid: int
+    device_uuid: str
+    sm_util: int
+    reason: SampleReason
+    container: str | None
+
+
 class Inventory(NamedTuple):
     """All GPUs in index order, read at ``at``. ``version`` grows with each change."""
 
@@ -145,7 +160,7 @@ NONE = Inventory(version=0, at=0.0, driver_version=None, gpus=())
 
 
 def changes(old: Inventory, new: Inventory) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the events between two inventories, as in `resolver.base.event_names`.
+    """Yield the events between two inventories, as in `resolver.base.event_log`.
 
     A lost GPU that the driver still counts is unhealthy; otherwise it is gone.
     """

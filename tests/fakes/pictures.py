@@ -8,8 +8,8 @@ from msgspec.structs import replace
 
 from resolver.base.reasons import RegionReason, RepairReason, SampleReason, UnresolvedReason
 from resolver.config import Setting
-from resolver.gpu.attribution import NOTHING, Sample
-from resolver.gpu.inventory import NONE, Gpu, Illness, Inventory, MigInstance
+from resolver.gpu.attribution import NOTHING
+from resolver.gpu.inventory import NONE, Gpu, Illness, Inventory, MigInstance, Sample
 from resolver.hami.hostpid_policy import Origin
 from resolver.state import (
     Container,

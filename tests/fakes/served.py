@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import os
-import socket
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, Self
-
-import msgspec
+from typing import Self
 
 from resolver.api.access import ApiGatekeeper
 from resolver.api.app import Api
@@ -22,7 +17,7 @@ from resolver.api.context import Context, View
 from resolver.base.event_log import EventLog
 from resolver.base.journal import Journal
 from resolver.cli._top.tree import Tree, build
-from resolver.cli.documents import documents_from
+from resolver.cli.documents import of_snapshot
 from resolver.linux.procfs import Procfs
 from resolver.lookup.cached import LiveLookup
 from resolver.pids.pidmap import PidMap
@@ -130,15 +125,8 @@ def serving(path: Path, *, group: int | None = None, **changes: object) -> Serve
 
 
 def tree_of(shown: Snapshot) -> Tree:
-    """What `resolver top` makes of a picture, by way of the API."""
-    api, gatekeeper = _api(lambda: shown, None, EventLog(), EventLog(1))
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        access = gatekeeper.enter(ours)
-        try:
-            return build(documents_from(functools.partial(_answer, api, access)))
-        finally:
-            gatekeeper.leave(access)
+    """What `resolver top` makes of a picture."""
+    return build(of_snapshot(shown))
 
 
 def _api(
@@ -150,16 +138,3 @@ def _api(
     live = LiveLookup(procfs, PidMap(ScanSource(procfs)))
     view = View(snapshot, live, procfs, events, inventories)
     return Api(Context(view, gatekeeper, "/var/log/pods"), Journal(events)), gatekeeper
-
-
-def _answer(api: Api, access: Any, name: str) -> dict[str, Any]:
-    said: list[bytes] = []
-
-    async def answer(body: bytes, _media_type: str, status: int, _headers: object) -> None:
-        assert status == 200, body
-        said.append(body)
-
-    about = {"method": "GET", "path": f"/v1/{name}", "query": b"", "headers": {}}
-    asyncio.run(api(SimpleNamespace(**about, visitor=access, answer=answer)))  # type: ignore[arg-type]
-    found: dict[str, Any] = msgspec.json.decode(said[0])
-    return found

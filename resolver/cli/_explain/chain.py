@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from enum import StrEnum
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from resolver.base.reasons import RegionReason, RepairReason, SampleReason, UnresolvedReason
+from resolver.base.reasons import RepairReason, SampleReason, UnresolvedReason
 from resolver.base.text import several
 from resolver.cli._explain.container_view import ContainerView, Reported, percent
 from resolver.hami.hostpid_policy import classify
@@ -17,9 +17,9 @@ from resolver.workers.slot_writer import differs
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from resolver.api.shapes import Slot
     from resolver.cli.documents import Documents
-
-Json = dict[str, Any]
+    from resolver.state import Container
 
 
 class LinkState(StrEnum):
@@ -82,20 +82,24 @@ class Explained(NamedTuple):
 
     def first(self, state: str) -> tuple[SlotOwner | None, Link] | None:
         """Return the first link of that state."""
-        return next((each for each in self.every_link() if each[1].state == state), None)
+        return next(((owner, link) for owner, link in self.every_link() if link.state == state), None)
 
 
-def explain(known: Documents, container: Json) -> Explained:
+def explain(documents: Documents, container: Container) -> Explained:
     """Build the chain of one container."""
-    view = ContainerView(known, container)
+    view = ContainerView(documents, container)
     links = (_processes(view), _namespace(view), _map(view), _cache_file(view), _driver(view))
     broken = any(link.state is LinkState.BREAKS for link in links)
     owners = tuple(_of_owners(view, broken=broken))
     reported = tuple(view.reported())
     whole = not broken and all(link.state is LinkState.OK for owner in owners for link in owner.links)
-    names = ("namespace", "pod", "pod_uid", "container_name", "container_id", "runtime")
     return Explained(
-        **{name: container[name] for name in names},
+        namespace=container.namespace,
+        pod=container.pod,
+        pod_uid=container.pod_uid,
+        container_name=container.container_name,
+        container_id=container.container_id or None,
+        runtime=container.runtime,
         links=links,
         owners=owners,
         end=_end(view, reported, whole=whole),
@@ -107,9 +111,9 @@ def explain(known: Documents, container: Json) -> Explained:
 
 
 def _processes(view: ContainerView) -> Link:
-    using = len({each["host_pid"] for each in view.processes})
+    using = len({process.host_pid for process in view.processes})
     found = f"{using} on a GPU, {several(len(view.slots), 'slot')} in use"
-    if view.container["container_id"] is None:
+    if not view.container.container_id:
         cause = "no process of it is known: it has ended, or none of its slots has an owner yet"
         fix = "kubectl get pod shows whether it runs; the slots below say what is known of each"
         return _unknown("processes", found, cause, fix)
@@ -117,42 +121,42 @@ def _processes(view: ContainerView) -> Link:
 
 
 def _namespace(view: ContainerView) -> Link:
-    pidns, init = view.container["pidns"], view.container["init_host_pid"]
-    if view.container["container_id"] is None:
+    pidns, init = view.container.pidns, view.container.init_host_pid
+    if not view.container.container_id:
         return _after("namespace", "not known")
     shared = "none of its own: it shares another container's, or the host's"
     return _ok("namespace", f"{pidns}; its first process is {init} on the host" if pidns else shared)
 
 
 def _map(view: ContainerView) -> Link:
-    source = view.known.status["source"]
-    if view.known.no_daemon:
-        return _ok("map", f"a scan of /proc, made now: {source['processes']} processes")
-    found = f"{source['name']}, {source['processes']} processes"
-    read_only = any(slot["unresolved"] == UnresolvedReason.NOT_WRITABLE for slot in view.known.slots)
-    if source["not_ready"] and not read_only:  # that breaks at the slot
-        fix = f"resolver doctor --only {source['name']}"
-        return _breaks("map", found, source["not_ready"], fix, "not_ready")
-    if source["incomplete"]:
-        return _unknown("map", found, source["incomplete"], "set map_size higher", "incomplete")
+    source = view.documents.status.source
+    if view.documents.no_daemon:
+        return _ok("map", f"a scan of /proc, made now: {source.processes} processes")
+    found = f"{source.name}, {source.processes} processes"
+    read_only = any(slot.unresolved == UnresolvedReason.NOT_WRITABLE for slot in view.documents.slots)
+    if source.not_ready and not read_only:  # that breaks at the slot
+        fix = f"resolver doctor --only {source.name}"
+        return _breaks("map", found, source.not_ready, fix, "not_ready")
+    if source.incomplete:
+        return _unknown("map", found, source.incomplete, "set map_size higher", "incomplete")
     return _ok("map", found)
 
 
 def _cache_file(view: ContainerView) -> Link:
-    uid, name = view.container["pod_uid"], view.container["container_name"]
-    refused = [each for each in view.known.rejected if uid and f"/{uid}_{name}/" in f"{each['path']}/"]
+    uid, name = view.container.pod_uid, view.container.container_name
+    rejected = [file for file in view.documents.rejected if uid and f"/{uid}_{name}/" in f"{file.path}/"]
     if view.regions:
         region = view.regions[0]
-        found = f"{region['path'].rsplit('/', 1)[-1]}, layout {region['layout']}"
+        found = f"{region.path.rsplit('/', 1)[-1]}, layout {region.layout}"
         found += f", and {len(view.regions) - 1} more" if len(view.regions) > 1 else ""
-        if any(region["quarantined"] for region in view.regions):
+        if any(region.quarantined for region in view.regions):
             return _reason("cache file", found, UnresolvedReason.QUARANTINED)
         return _ok("cache file", found)
-    if refused:
-        path, why = refused[0]["path"], RegionReason(refused[0]["reason"])
+    if rejected:
+        path, why = rejected[0].path, rejected[0].reason
         return _breaks("cache file", f"{path.rsplit('/', 1)[-1]} is ignored", *why.for_terminal(path), why)
-    if view.known.missing_dirs:
-        found = f"there is no {', '.join(searched(tuple(view.known.missing_dirs)))}"
+    if view.documents.missing_dirs:
+        found = f"there is no {', '.join(searched(tuple(view.documents.missing_dirs)))}"
         fix = "resolver doctor --only containers_dir"
         return _breaks("cache file", found, "HAMi keeps its cache files there", fix)
     if view.processes:
@@ -162,13 +166,13 @@ def _cache_file(view: ContainerView) -> Link:
 
 
 def _driver(view: ContainerView) -> Link:
-    driver, policy = view.known.status["driver"], view.known.status["policy"]
+    driver, policy = view.documents.status.driver, view.documents.status.policy
     if view.namespace not in ("host", "container"):
-        return _reason("driver", policy["why"], UnresolvedReason.DRIVER_UNKNOWN)
-    version = driver["version"] or "of an unknown version"
-    found = f"{version}: hostpid must be the {view.namespace} PID ({policy['origin']})"
-    if driver["error"]:
-        cause = f"NVML does not answer: {driver['error']}"
+        return _reason("driver", policy.why, UnresolvedReason.DRIVER_UNKNOWN)
+    version = driver.version or "of an unknown version"
+    found = f"{version}: hostpid must be the {view.namespace} PID ({policy.origin})"
+    if driver.error:
+        cause = f"NVML does not answer: {driver.error}"
         return _unknown("driver", found, cause, "resolver doctor --only nvml")
     return _ok("driver", found)
 
@@ -181,39 +185,39 @@ def _reason(name: str, found: str, reason: UnresolvedReason) -> Link:
 
 
 def _of_owners(view: ContainerView, *, broken: bool) -> Iterator[SlotOwner]:
-    comms = {each["host_pid"]: each["comm"] for each in view.processes}
+    comms = {process.host_pid: process.comm for process in view.processes}
     for slot in view.slots:
         links = tuple(_of_slot(view, slot))
         if broken:
             links = tuple(map(_not_blamed, links))
-        host_pid = slot["host_pid"]
-        yield SlotOwner(slot["pid"], host_pid, comms.get(host_pid), slot["slot"], links)
-    owning = {slot["host_pid"] for slot in view.slots}
-    for host_pid in sorted({each["host_pid"] for each in view.processes} - owning):
-        mine = [each for each in view.processes if each["host_pid"] == host_pid]
-        reason = SampleReason(mine[0]["no_slot"] or SampleReason.NO_SLOT)
+        host_pid = slot.host_pid
+        yield SlotOwner(slot.pid, host_pid, comms.get(host_pid or 0), slot.slot, links)
+    owning = {slot.host_pid for slot in view.slots}
+    for host_pid in sorted({process.host_pid for process in view.processes} - owning):
+        mine = [process for process in view.processes if process.host_pid == host_pid]
+        reason = mine[0].no_slot or SampleReason.NO_SLOT
         slot_link = _breaks("slot", "it has none", *reason.for_terminal(), reason)
-        said = [(each["device_uuid"], each["sm_util"]) for each in mine]
-        links = (_not_blamed(slot_link) if broken else slot_link, _not_blamed(_sample(view, said)))
-        yield SlotOwner(mine[0]["ns_pid"], host_pid, mine[0]["comm"], None, links)
+        samples = [(process.device_uuid, process.sm_util) for process in mine]
+        links = (_not_blamed(slot_link) if broken else slot_link, _not_blamed(_sample(view, samples)))
+        yield SlotOwner(mine[0].ns_pid, host_pid, mine[0].comm, None, links)
 
 
 def _not_blamed(link: Link) -> Link:
     return link._replace(state=LinkState.AFTER) if link.state is not LinkState.OK else link
 
 
-def _of_slot(view: ContainerView, slot: Json) -> Iterator[Link]:
-    place = f"number {slot['slot']}"
-    values = [(each["device_uuid"], each["sm_util"]) for each in slot["device_util"]]
-    samples = [(each["device_uuid"], each["utilization"]) for each in slot["device_util"]]
-    reason = UnresolvedReason(slot["unresolved"]) if slot["unresolved"] else None
-    if slot["dead"]:
+def _of_slot(view: ContainerView, slot: Slot) -> Iterator[Link]:
+    place = f"number {slot.slot}"
+    values = [(device.device_uuid, device.sm_util) for device in slot.device_util]
+    samples = [(device.device_uuid, device.utilization) for device in slot.device_util]
+    reason = slot.unresolved
+    if slot.dead:
         yield _ok("slot", f"{place}; its process has ended")
         yield _of_the_dead(view, values)
         return
     if reason and not reason.of_writing and reason is not UnresolvedReason.DRIVER_UNKNOWN:
         yield _reason("slot", place, reason)
-        yield _after("hostpid", f"{slot['hostpid']}; the right value is unknown")
+        yield _after("hostpid", f"{slot.hostpid}; the right value is unknown")
         yield _after("value", _per_gpu(view, values))
         return
     yield _ok("slot", place)
@@ -233,27 +237,27 @@ def _of_the_dead(view: ContainerView, values: Sequence[tuple[str, int | None]]) 
     return _left(view, "value", _per_gpu(view, values), "", cause)
 
 
-def _hostpid(view: ContainerView, slot: Json, reason: UnresolvedReason | None) -> Link:
-    hostpid, wanted = slot["hostpid"], view.wanted(slot)
+def _hostpid(view: ContainerView, slot: Slot, reason: UnresolvedReason | None) -> Link:
+    hostpid, wanted = slot.hostpid, view.wanted(slot)
     if wanted is None:
         return _after("hostpid", f"{hostpid}; the right value is unknown")
     if reason is not None:
         return _reason("hostpid", f"{hostpid}, but must be {wanted}", reason)
     if hostpid == wanted:
-        before = f"; it was {slot['repaired']}, and is repaired" if slot["repaired"] else ""
+        before = f"; it was {slot.repaired}, and is repaired" if slot.repaired else ""
         return _ok("hostpid", f"{hostpid}, the {view.namespace} PID{before}")
-    other = slot["pid"] if view.namespace == "host" else slot["host_pid"]
-    shared = any(each is not slot and each["hostpid"] == hostpid for each in view.slots)
-    why = classify(hostpid, wanted, other, shared=shared) or RepairReason.STALE
+    number = slot.pid if view.namespace == "host" else slot.host_pid or 0
+    shared = any(other is not slot and other.hostpid == hostpid for other in view.slots)
+    why = classify(hostpid, wanted, number, shared=shared) or RepairReason.STALE
     return _left(view, "hostpid", f"{hostpid}, but must be {wanted}", why, why.meaning)
 
 
 def _left(view: ContainerView, name: str, found: str, reason: str, cause: str) -> Link:
     """Build a link that the daemon will fix; without a daemon, it breaks."""
-    if view.known.writes:
+    if view.documents.writes:
         return _soon(name, found, cause, "nothing: the daemon writes it at its next pass", reason)
     fix = "the daemon is a dry run, and writes nothing: start it without --dry-run"
-    if view.known.no_daemon:
+    if view.documents.no_daemon:
         fix = "start the daemon, which repairs it"
     return _breaks(name, found, cause, fix, reason)
 
@@ -263,12 +267,12 @@ def _sample(view: ContainerView, samples: Sequence[tuple[str, int | None]]) -> L
     found = _per_gpu(view, samples)
     if not unknown:
         return _ok("sample", f"NVML: {found}")
-    gpu, error = view.gpus.get(unknown[0], {}), view.known.status["driver"]["error"]
+    gpu, error = view.gpus.get(unknown[0]), view.documents.status.driver.error
     if error:
-        age = f" (its last answer is {view.known.age} old)" if view.known.age else ""
+        age = f" (its last answer is {view.documents.age} old)" if view.documents.age else ""
         cause, fix = f"NVML does not answer: {error}{age}", "resolver doctor --only nvml"
-    elif gpu.get("samples") not in (None, "ok"):
-        why = gpu["samples_why"] or gpu["samples"]
+    elif gpu is not None and gpu.samples != "ok":
+        why = gpu.samples_why or gpu.samples
         cause = f"the driver has no samples of processes there: {why}"
         fix = "docs/compatibility.md#gpus says what can be had; nvidia-smi shows the GPU as a whole"
     else:
@@ -277,22 +281,22 @@ def _sample(view: ContainerView, samples: Sequence[tuple[str, int | None]]) -> L
 
 
 def _value(
-    view: ContainerView, slot: Json, values: Sequence[tuple[str, int | None]], samples: dict[str, int | None]
+    view: ContainerView, slot: Slot, values: Sequence[tuple[str, int | None]], samples: dict[str, int | None]
 ) -> Link:
     if values and all(value is None for _, value in values):
         cause = "its layout, of January 2024, has no place for utilization"
         return _breaks("value", "sm_util: none", cause, "a newer release of HAMi's library there")
     found = f"sm_util: {_per_gpu(view, values)}"
-    if slot["stuck"]:
+    if slot.stuck:
         fix = "docs/troubleshooting.md#a-slot-is-stuck has a fix for each cause"
-        return _breaks("value", found, slot["stuck"], fix, "stuck")
+        return _breaks("value", found, slot.stuck, fix, "stuck")
     if not any(
         value is not None and (nvml := samples.get(uuid)) is not None and differs(value, nvml)
         for uuid, value in values
     ):
         return _ok("value", found)
     cause = "it differs from NVML's at this moment; HAMi's watcher takes it in at its next tick"
-    if view.known.writes:
+    if view.documents.writes:
         return _soon("value", found, cause, "nothing: the daemon corrects a value that stays wrong")
     fix = "explain it again: a value that stays wrong needs a daemon that writes"
     return _unknown("value", found, cause, fix)
@@ -308,15 +312,15 @@ def _per_gpu(view: ContainerView, values: Sequence[tuple[str, int | None]]) -> s
 
 def _end(view: ContainerView, reported: Sequence[Reported], *, whole: bool) -> Link:
     """Return the last link: the number that HAMi's monitor reports."""
-    found = "; ".join(each.in_words() for each in reported)
+    found = "; ".join(gpu.in_words() for gpu in reported)
     if not whole or not found:
         return (_ok if whole else _after)("monitor", found or "nothing, for no GPU")
     if view.dropped:
         return _breaks("monitor", found, f"this is a file of HAMi 2.8.1: {DROPPED_WHY}", DROPPED_FIX)
-    if any(each.monitor != each.monitor_2_6 for each in reported):
+    if any(gpu.monitor != gpu.monitor_2_6 for gpu in reported):
         cause = "monitors up to HAMi 2.9 also add up values left in slots of ended processes or copies of moved ones"
         return _left(view, "monitor", found, "", cause)
-    if any(each.nvml is None for each in reported):
+    if any(gpu.nvml is None for gpu in reported):
         cause = "NVML gives no value for one of the container's processes"
         return _unknown("monitor", found, cause, "resolver doctor --only nvml")
     return _ok("monitor", found)

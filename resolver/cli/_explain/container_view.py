@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from resolver.hami.layout import DROPPED
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
+    from resolver.api.shapes import Region, Slot
     from resolver.cli.documents import Documents
-
-Json = dict[str, Any]
+    from resolver.state import Container, Process
 
 
 class Reported(NamedTuple):
@@ -35,62 +35,64 @@ class Reported(NamedTuple):
             monitors = [("the monitor of HAMi 2.10", self.monitor), ("of 2.7 to 2.9", self.monitor_2_9)]
         if self.monitor_2_6 != self.monitor_2_9:
             monitors = [*monitors, ("up to 2.6", self.monitor_2_6)]
-        shown = (f"{name} {percent(value)}" for name, value in (*monitors, ("NVML", self.nvml)))
-        return f"{self.gpu}: {', '.join(shown)}"
+        sums = (f"{name} {percent(value)}" for name, value in (*monitors, ("NVML", self.nvml)))
+        return f"{self.gpu}: {', '.join(sums)}"
 
 
 class ContainerView:
     """Facts about one container."""
 
-    def __init__(self, known: Documents, container: Json) -> None:
-        self.known, self.container = known, container
-        self.slots = [each for each in known.slots if self._mine(each)]
+    def __init__(self, documents: Documents, container: Container) -> None:
+        self.documents, self.container = documents, container
+        self.slots = [slot for slot in documents.slots if self._is_mine(slot)]
         # The file of a claim may be several containers', and then has no container's name.
-        paths = {slot["path"] for slot in self.slots} | set(container.get("regions", ()))
-        self.regions = [each for each in known.regions if each["path"] in paths or self._mine(each)]
-        self.processes = [each for each in known.processes if self._mine(each)]
-        self.gpus = {gpu["uuid"]: gpu for gpu in known.gpus}
-        self.namespace: str = known.status["policy"]["namespace"]
+        paths = {slot.path for slot in self.slots} | set(container.regions)
+        self.regions = [
+            region for region in documents.regions if region.path in paths or self._is_mine(region)
+        ]
+        self.processes = [process for process in documents.processes if self._is_mine(process)]
+        self.gpus = {gpu.uuid: gpu for gpu in documents.gpus}
+        self.namespace: str = documents.status.policy.namespace
         #: HAMi 2.8.1 wrote the file, which every monitor drops.
-        self.dropped = any(region["layout"] == DROPPED for region in self.regions)
+        self.dropped = any(region.layout == DROPPED for region in self.regions)
 
-    def _mine(self, each: Json) -> bool:
+    def _is_mine(self, record: Slot | Region | Process) -> bool:
         mine = self.container
-        if each["container_id"] and mine["container_id"]:
-            return bool(each["container_id"] == mine["container_id"])
-        return bool(mine["pod_uid"]) and all(
-            each[name] == mine[name] for name in ("pod_uid", "container_name")
-        )
+        if record.container_id and mine.container_id:
+            return record.container_id == mine.container_id
+        names = record.pod_uid, record.container_name
+        return bool(mine.pod_uid) and names == (mine.pod_uid, mine.container_name)
 
-    def wanted(self, slot: Json) -> int | None:
-        """Return the right ``hostpid`` of a slot, as far as it is known."""
-        return {"host": slot["host_pid"], "container": slot["pid"]}.get(self.namespace)
+    def wanted(self, slot: Slot) -> int | None:
+        """Return the right ``hostpid`` of a slot; None if unknown."""
+        return {"host": slot.host_pid, "container": slot.pid}.get(self.namespace)
 
     def gpu(self, uuid: str) -> str:
         """Return its name for people."""
         gpu = self.gpus.get(uuid)
-        return f"GPU {gpu['device_index']}" if gpu else uuid[:12]
+        return f"GPU {gpu.device_index}" if gpu else uuid[:12]
 
     def reported(self) -> Iterator[Reported]:
         """Yield the sums of each GPU."""
-        devices = [uuid for region in self.regions for uuid in region["device_uuids"]]
-        devices += [each["device_uuid"] for each in self.processes]
+        devices = [uuid for region in self.regions for uuid in region.device_uuids]
+        devices += [process.device_uuid for process in self.processes]
         for uuid in dict.fromkeys(devices):
-            listed = [
-                (slot["host_pid"], each)
+            utils = [
+                (slot.host_pid, device)
                 for slot in self.slots
-                for each in slot["device_util"]
-                if each["device_uuid"] == uuid
+                for device in slot.device_util
+                if device.device_uuid == uuid
             ]
             used = {
-                each["host_pid"]: each["sm_util"] for each in self.processes if each["device_uuid"] == uuid
+                process.host_pid: process.sm_util for process in self.processes if process.device_uuid == uuid
             }
-            for host_pid, each in listed:  # one that NVML does not list there is idle, or not known
+            for host_pid, device in utils:  # a process that NVML does not list there is idle, or unknown
                 if host_pid is not None:
-                    used.setdefault(host_pid, each["utilization"])
+                    used.setdefault(host_pid, device.utilization)
             readable = bool(self.regions) and not self.dropped
-            in_use = _sum([each["sm_util"] for _, each in listed]) if readable else None
-            ended, moved = (self._left_behind(uuid, name) for name in ("ended", "moved"))
+            in_use = _sum([device.sm_util for _, device in utils]) if readable else None
+            ended = _left_behind(uuid, [(region.device_uuids, region.ended) for region in self.regions])
+            moved = _left_behind(uuid, [(region.device_uuids, region.moved) for region in self.regions])
             yield Reported(
                 device_uuid=uuid,
                 gpu=self.gpu(uuid),
@@ -100,15 +102,15 @@ class ContainerView:
                 nvml=_sum(used.values()),
             )
 
-    def _left_behind(self, uuid: str, name: str) -> int:
-        """Sum what slots of ended processes, or moved slots, still hold for a GPU."""
-        regions = (zip(each["device_uuids"], each.get(name, ()), strict=False) for each in self.regions)
-        return sum(dict(region).get(uuid, 0) for region in regions)
+
+def _left_behind(uuid: str, regions: list[tuple[tuple[str, ...], tuple[int, ...]]]) -> int:
+    """Sum the values that slots of ended processes, or moved slots, still have for a GPU."""
+    return sum(dict(zip(uuids, values, strict=False)).get(uuid, 0) for uuids, values in regions)
 
 
 def _sum(values: Collection[int | None]) -> int | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if len(known) == len(values) else None
+    numbers = [value for value in values if value is not None]
+    return sum(numbers) if len(numbers) == len(values) else None
 
 
 def percent(value: int | None) -> str:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
     from types import FrameType
 
-    from resolver.cli._top.reading import Reading
+    from resolver.cli._top.tree import Reading
     from resolver.cli.cells import Line
 
 _POLL_SECONDS: Final = 0.1

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+import time
+from typing import TYPE_CHECKING, NamedTuple
 
+from resolver.base.errors import ResolverError
 from resolver.base.reasons import SampleReason
+from resolver.cli.container_names import Named
+from resolver.cli.documents import from_daemon
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
+    from resolver.api.shapes import Region, Slot
     from resolver.cli.documents import Documents
+    from resolver.gpu.inventory import Gpu
+    from resolver.state import ContainerUse, Process
 
-Json = dict[str, Any]
-
-HOST = "not in a container"
 #: Reasons that name no place where a process could be shown.
 _UNPLACED = (SampleReason.PID_UNKNOWN, SampleReason.PROCESS_ENDED)
 
@@ -41,13 +45,9 @@ class ProcessNode(NamedTuple):
 
 
 class ContainerNode(NamedTuple):
-    """Container on one GPU, with HAMi's limits: per cent of the cores, and bytes. ``container_id`` may be empty."""
+    """Container on one GPU, with HAMi's limits: per cent of the cores, and bytes."""
 
-    container_id: str
-    namespace: str
-    pod: str
-    container_name: str
-    pod_uid: str
+    names: Named
     utilization: Amount
     memory: Amount
     processes: tuple[ProcessNode, ...]
@@ -58,17 +58,17 @@ class ContainerNode(NamedTuple):
 
     def over(self) -> str:
         """Return the exceeded limit, ``core``, ``memory`` or both; empty if none is known to be exceeded."""
-        used = (("core", self.utilization, self.core_limit), ("memory", self.memory, self.memory_limit))
+        uses = (("core", self.utilization, self.core_limit), ("memory", self.memory, self.memory_limit))
         return " and ".join(
-            what for what, amount, limit in used if limit is not None and (amount.value or 0) > limit
+            name for name, amount, limit in uses if limit is not None and (amount.value or 0) > limit
         )
 
 
 class GpuNode(NamedTuple):
-    """GPU with its users. ``report`` is the daemon's, empty if the inventory lacks it; ``key`` a unique word."""
+    """GPU with its users. ``report`` is None if the inventory lacks it; ``key`` is a unique word."""
 
     key: str
-    report: Json
+    report: Gpu | None
     containers: tuple[ContainerNode, ...]
 
 
@@ -97,161 +97,190 @@ class Tree(NamedTuple):
     gpus: tuple[GpuNode, ...]
     unresolved: tuple[UnresolvedNode, ...]
 
+    def part(self, name: str) -> Tree:
+        """Return the containers of this name only, and their GPUs."""
+        gpus, titles = [], set()
+        for gpu in self.gpus:
+            named = tuple(container for container in gpu.containers if container.names.is_called(name))
+            titles |= {container.names.title for container in named}
+            gpus += [gpu._replace(containers=named)] if named else []
+        unresolved = tuple(node for node in self.unresolved if node.container in titles)
+        return self._replace(gpus=tuple(gpus), unresolved=unresolved)
+
+
+class Reading(NamedTuple):
+    """The last reading that succeeded, and the error of those after it, since when (Unix time)."""
+
+    tree: Tree
+    read_at: float
+    error: str = ""
+    since: float = 0.0
+
+    def next(self, socket_path: str | None, name: str, interval: float) -> Reading:
+        """Return the reading after a pause: this one with an error if the daemon does not answer."""
+        time.sleep(interval)
+        now = time.time()
+        try:
+            return Reading(read(socket_path, name), now)
+        except ResolverError as error:
+            return self._replace(error=str(error), since=self.since or now)
+
+
+def read(socket_path: str | None, name: str = "") -> Tree:
+    """Ask the daemon for everything, or for the containers with this name and their GPUs."""
+    tree = build(from_daemon(socket_path))
+    return tree.part(name) if name else tree
+
 
 def build(documents: Documents) -> Tree:
-    """Order the daemon's answers. Raises KeyError or TypeError if they have another form."""
-    places = _Places(documents)
+    """Order the daemon's answers."""
+    places, status = _Places(documents), documents.status
     for process in documents.processes:
-        places.listed(process)
+        places.add_process(process)
     for region in documents.regions:
-        places.region(region)
-    files = sorted((file["path"], file["reason"]) for file in documents.rejected)
-    status = documents.status
-    driver, troubles = status["driver"], status.get("troubles", ())
-    doubts = [each for each in troubles if each["grave"] or each["reason"] == "dry_run"]
+        places.add_region(region)
+    files = sorted((file.path, file.reason) for file in documents.rejected)
+    doubts = [trouble for trouble in status.troubles if trouble.grave or trouble.reason == "dry_run"]
     return Tree(
-        at=status["at"],
-        driver_version=driver["version"] or "",
-        driver_error=driver["error"] or "",
-        source=status["source"]["name"],
-        troubles=tuple(f"{each['what']}: {each['why']}" for each in doubts),
-        repaired=status["totals"]["slots_repaired"],
+        at=status.at,
+        driver_version=status.driver.version or "",
+        driver_error=status.driver.error or "",
+        source=status.source.name,
+        troubles=tuple(map(str, doubts)),
+        repaired=status.totals.slots_repaired,
         gpus=tuple(places.gpus()),
-        unresolved=(*places.unresolved, *(UnresolvedNode("file", *each) for each in files)),
+        unresolved=(*places.unresolved, *(UnresolvedNode("file", *file) for file in files)),
     )
 
 
 def total(values: Iterable[int | None], *, missing: bool = False, most: int | None = None) -> Amount:
     """Sum the known values, up to ``most``. ``missing``: there are others."""
     values = list(values)
-    known = [value for value in values if value is not None]
-    partly = missing or len(known) < len(values)
-    if partly and not known:
+    numbers = [value for value in values if value is not None]
+    partly = missing or len(numbers) < len(values)
+    if partly and not numbers:
         return Amount(None)
-    return Amount(sum(known) if most is None else min(sum(known), most), partly)
+    return Amount(sum(numbers) if most is None else min(sum(numbers), most), partly)
 
 
-class _Spot:
-    """A container on a GPU, while it is being put together."""
+class _Place:
+    """A container on a GPU, under construction."""
 
-    def __init__(self, names: Json) -> None:
-        self.names = names
-        self.processes: list[ProcessNode] = []
-        self.limits: tuple[int | None, int | None] = (None, None)
-
-    def container(self, account: Json, *, asked: bool) -> ContainerNode:
-        """Return its node, with values of its ``account``.
-
-        ``asked``: the driver listed that GPU's processes, so an empty list means none.
-        """
-        missing = not asked and not self.processes
-        cid, namespace, pod, name, uid = (self.names[each] or "" for each in ContainerNode._fields[:5])
-        # Samples of several processes are of several moments: together they can pass the whole.
-        use = total((each.utilization for each in self.processes), missing=missing, most=100)
-        held = total((each.memory for each in self.processes), missing=missing)
-        processes, (core, memory) = tuple(self.processes), self.limits
-        node = ContainerNode(cid, namespace, pod, name, uid, use, held, processes, core, memory)
-        return node._replace(**{each: account[each] for each in ("limit_state", "idle_since") if account})
+    def __init__(self, names: Named) -> None:
+        self.names, self.processes = names, list[ProcessNode]()
+        self.core_limit: int | None = None
+        self.memory_limit: int | None = None
 
 
 class _Places:
-    """Processes and containers by GPU, under construction."""
+    """Containers by GPU, under construction."""
 
     def __init__(self, documents: Documents) -> None:
         self._documents = documents
-        self._known = {each["container_id"]: each for each in documents.containers}
-        self._parents = {part["uuid"]: gpu["uuid"] for gpu in documents.gpus for part in gpu["mig_instances"]}
-        self._accounts = {(use["device_uuid"], *_name_of(use)): use for use in documents.uses}
-        self._slots: dict[str, list[Json]] = {}  # by their region's path
-        self._owned: dict[int, Json] = {}  # by their owner
+        self._parents = {mig.uuid: gpu.uuid for gpu in documents.gpus for mig in gpu.mig_instances}
+        self._listed = {process.host_pid for process in documents.processes}
+        self._owned = {slot.host_pid: slot for slot in documents.slots if not slot.dead}
+        self._slots: dict[str, list[Slot]] = {}  # by their region's path
         for slot in documents.slots:
-            self._slots.setdefault(slot["path"], []).append(slot)
-            if slot["host_pid"] is not None and not slot["dead"]:
-                self._owned[slot["host_pid"]] = slot
-        self._listed = {process["host_pid"] for process in documents.processes}
-        # By device, then by container.
-        self._places: dict[str, dict[str, _Spot]] = {_gpu_key(gpu): {} for gpu in documents.gpus}
+            self._slots.setdefault(slot.path, []).append(slot)
+        # By GPU, then by container.
+        self._places: dict[str, dict[str, _Place]] = {_gpu_key(gpu): {} for gpu in documents.gpus}
         self.unresolved: list[UnresolvedNode] = []
 
-    def _at(self, device: str, names: Json) -> _Spot:
+    def _at(self, device: str, names: Named) -> _Place:
         places = self._places.setdefault(self._parents.get(device, device), {})
-        name, pod_uid = names["container_name"], names["pod_uid"]
-        key = names["container_id"] or (f"{pod_uid}_{name}" if name else "")
-        return places.setdefault(key, _Spot(names))
+        return places.setdefault(names.key, _Place(names))
 
-    def listed(self, process: Json) -> None:
+    def add_process(self, process: Process) -> None:
         """Add a process that NVML lists."""
-        host_pid, no_slot = process["host_pid"], process["no_slot"] or ""
-        device, sm_util = process["device_uuid"], process["sm_util"]
-        if no_slot in _UNPLACED and not process["container_id"] and not process["container_name"]:
-            found = UnresolvedNode("sample", "", no_slot, None, process["ns_pid"], host_pid, device, sm_util)
-            self.unresolved.append(found)
+        host_pid, ns_pid, device, no_slot = (
+            process.host_pid,
+            process.ns_pid,
+            process.device_uuid,
+            process.no_slot,
+        )
+        if no_slot in _UNPLACED and not process.container_id and not process.container_name:
+            sample = UnresolvedNode(
+                "sample", "", str(no_slot), None, ns_pid, host_pid, device, process.sm_util
+            )
+            self.unresolved.append(sample)
             return
-        facts = (process["comm"] or "", sm_util, process["memory"], *_of_slot(self._owned.get(host_pid, {})))
-        node = ProcessNode(host_pid, process["ns_pid"], device, *facts, no_slot=no_slot)
-        self._at(device, process).processes.append(node)
+        facts = process.comm or "", process.sm_util, process.memory, *_of_slot(self._owned.get(host_pid))
+        node = ProcessNode(host_pid, ns_pid, device, *facts, no_slot or "")
+        self._at(device, Named.of(process)).processes.append(node)
 
-    def region(self, region: Json) -> None:
+    def add_region(self, region: Region) -> None:
         """Add a cache file: its slots, and the GPUs of its container."""
-        names, slots = self._names(region), self._slots.get(region["path"], ())
-        for index, device in enumerate(region["device_uuids"]):
+        names, slots = self._names(region), self._slots.get(region.path, ())
+        idle = [slot for slot in slots if slot.host_pid not in {None, *self._listed} and not slot.dead]
+        for index, device in enumerate(region.device_uuids):
             place = self._at(device, names)
-            core, memory = place.limits
-            place.limits = (region["sm_limit"][index] or core, region["limit"][index] or memory)
-            for slot in slots:
-                if slot["host_pid"] is not None and not slot["dead"] and slot["host_pid"] not in self._listed:
-                    facts = ("", slot["device_util"][index]["utilization"], None, *_of_slot(slot))
-                    node = ProcessNode(slot["host_pid"], slot["pid"], device, *facts, listed=False)
-                    place.processes.append(node)
-        for slot in slots:
-            if (reason := slot["unresolved"]) is not None:
-                pids = (slot["pid"], slot["host_pid"])
-                self.unresolved.append(UnresolvedNode("slot", title(names), reason, slot["slot"], *pids))
+            place.core_limit = region.sm_limit[index] or place.core_limit
+            place.memory_limit = region.limit[index] or place.memory_limit
+            for slot in idle:
+                facts = "", slot.device_util[index].utilization, None, *_of_slot(slot)
+                place.processes.append(ProcessNode(slot.host_pid, slot.pid, device, *facts, listed=False))
+        self.unresolved += [
+            UnresolvedNode("slot", names.title, slot.unresolved, slot.slot, slot.pid, slot.host_pid)
+            for slot in slots
+            if slot.unresolved is not None
+        ]
 
-    def _names(self, region: Json) -> Json:
-        """Return the container of a cache file, as far as it is certain."""
-        known = self._known.get(region["container_id"])
-        if known is None and (name := _name_of(region))[0]:
-            same = [each for each in self._documents.containers if _name_of(each) == name]
-            known = same[0] if len(same) == 1 else None
-        return known or {**region, "namespace": None, "pod": None}
+    def _names(self, region: Region) -> Named:
+        """Return the container of a cache file; without its pod's name unless that is certain."""
+        containers, pod_uid, name = (
+            self._documents.containers,
+            region.pod_uid or "",
+            region.container_name or "",
+        )
+        same = [container for container in containers if container.container_id == region.container_id]
+        if not same and pod_uid and name:
+            same = [each for each in containers if (each.pod_uid, each.container_name) == (pod_uid, name)]
+        return (
+            Named.of(same[0]) if len(same) == 1 else Named(region.container_id or "", "", "", name, pod_uid)
+        )
 
-    def gpus(self) -> list[GpuNode]:
-        """Return every GPU: the inventory's in order, then those that only a process or a file names."""
+    def gpus(self) -> Iterator[GpuNode]:
+        """Yield every GPU: the inventory's in order, then those that only a process or a file names."""
         reports = {_gpu_key(gpu): gpu for gpu in self._documents.gpus}
-        found = []
+        accounts = {(use.device_uuid, _identity(use)): use for use in self._documents.uses}
         for uuid, places in self._places.items():
-            report = reports.get(uuid, {})
-            asked = report.get("samples") == "ok" and not self._documents.status["driver"]["error"]
-            containers = (
-                place.container(self._accounts.get((uuid, *_name_of(place.names)), {}), asked=asked)
+            report = reports.get(uuid)
+            asked = report is not None and report.samples == "ok" and not self._documents.status.driver.error
+            nodes = (
+                _container(place, accounts.get((uuid, _identity(place.names))), asked=asked)
                 for place in places.values()
             )
-            found.append(GpuNode(uuid, report, tuple(containers)))
-        return found
+            yield GpuNode(uuid, report, tuple(nodes))
 
 
-def _of_slot(slot: Json) -> tuple[str, str]:
-    """Return why the slot was repaired, and why it is stuck; ``slot`` is empty for a process that owns none."""
-    return slot.get("repaired") or "", slot.get("stuck") or ""
+def _container(place: _Place, account: ContainerUse | None, *, asked: bool) -> ContainerNode:
+    """Return a container's node. ``asked``: the driver listed the GPU's processes, so an empty list means none."""
+    processes, missing = place.processes, not asked and not place.processes
+    return ContainerNode(
+        place.names,
+        # Samples of several processes are of several moments: together they can pass the whole.
+        total((process.utilization for process in processes), missing=missing, most=100),
+        total((process.memory for process in processes), missing=missing),
+        tuple(processes),
+        place.core_limit,
+        place.memory_limit,
+        account.limit_state if account else "",
+        account.idle_since if account else None,
+    )
 
 
-def _name_of(names: Json) -> tuple[str, str]:
+def _of_slot(slot: Slot | None) -> tuple[str, str]:
+    """Return why the slot was repaired, and why it is stuck."""
+    return (slot.repaired or "", slot.stuck or "") if slot else ("", "")
+
+
+def _identity(record: ContainerUse | Named) -> tuple[str, str]:
     """Return what identifies a container through its restarts; its id where its names are unknown."""
-    pod_uid, name = names["pod_uid"], names["container_name"]
-    return (pod_uid, name) if pod_uid and name else ("", names["container_id"] or "")
+    pod_uid, name = record.pod_uid, record.container_name
+    return (pod_uid, name) if pod_uid and name else ("", record.container_id or "")
 
 
-def _gpu_key(report: Json) -> str:
+def _gpu_key(gpu: Gpu) -> str:
     """Return its UUID, or a substitute for a broken GPU without one."""
-    return report["uuid"] or f"device {report['device_index']}"
-
-
-def title(names: Json) -> str:
-    """Return a container's name for people: the pod's if known, else the known ids."""
-    name, pod_uid = names["container_name"], names["pod_uid"]
-    if names["pod"]:
-        return "/".join(filter(None, (names["namespace"], names["pod"], name)))
-    if name:
-        return f"{pod_uid[:8]}/{name}" if pod_uid else str(name)
-    return (names["container_id"] or "")[:12] or HOST
+    return gpu.uuid or f"device {gpu.device_index}"

@@ -11,8 +11,7 @@ from resolver.cli.cells import Line, cells, clip, fit
 from resolver.cli.process_summary import facts_of
 
 if TYPE_CHECKING:
-    from resolver.cli._top.reading import Reading
-    from resolver.cli._top.tree import Amount, Tree
+    from resolver.cli._top.tree import Reading, Tree
 
 _MOST_TITLE = 64
 #: A narrower screen has names, utilization and memory only.
@@ -22,6 +21,7 @@ _PIDS, _PERCENT, _MEMORY = 17, 6, 12
 #: A reading is at most so old; a process as young may have another one's PID.
 _READING_SECONDS = 5.0
 _SORTS = dict(zip("umni", SORTS, strict=True))
+_KEYS = ("q quit", "↑↓ move", "u m n sort", "f fold", "/ filter", "h help")
 
 HELP = """\
 arrows, j, k          move; the bottom line has the details of the row
@@ -30,11 +30,11 @@ u, m, n               sort by utilization, memory, name; r reverses the order
 i                     sort containers by idle time
 f                     fold: hide processes, or show them again
 /                     filter: names, ids, PIDs and notes that contain the text
-q, Ctrl-C             quit; Ctrl-Z: later
+q, Ctrl-C             quit; Ctrl-Z: suspend
 
 HOST PID    the process on this node; PID: inside its container
 ?           not known, never a 0; the bottom line says why
-52%         NVML's value; resolver explain has the sums of HAMi's monitors
+52%         NVML's value; for HAMi's values: resolver explain
 ≥52%        part of it is not known
 2G/4G       memory in use, and HAMi's limit; yellow: over a limit
 ✓           its slot was repaired, with the reason
@@ -50,21 +50,22 @@ class LiveView:
         self.rows: list[Row] = []
         self.cursor = 0
         self._node = node
-        self._seen: tuple[Tree | None, Choice] = (None, self.choice)
+        self._drawn: tuple[Tree | None, Choice] = (None, self.choice)
         self._top, self._room = 0, 1
         self._editing = self._help = False
 
-    # ---- keys ----------------------------------------------------------------------------------------------------
-
     def press(self, key: str) -> bool:
         """Do the key's action; False to quit."""
+        choice = self.choice
         if self._editing:
-            self._edit(key)
+            self._editing = key not in ("enter", "escape")
+            needle = choice.needle + (key if len(key) == 1 else "")
+            needle = {"escape": "", "backspace": needle[:-1]}.get(key, needle)
+            self.choice = choice._replace(needle=needle)
             return True
         moves = {"up": -1, "k": -1, "down": 1, "j": 1, "ppage": -self._room, "npage": self._room}
         moves |= {"home": -len(self.rows), "end": len(self.rows)}
         self._move(self.cursor + moves.get(key, 0))
-        choice = self.choice
         if key in _SORTS:
             self.choice = choice._replace(sort=_SORTS[key], reverse=False)
         elif key == "r":
@@ -80,30 +81,29 @@ class LiveView:
     def _move(self, number: int) -> None:
         self.cursor = max(min(number, len(self.rows) - 1), 0)
 
-    def _edit(self, key: str) -> None:
-        self._editing = key not in ("enter", "escape")
-        needle = self.choice.needle + (key if len(key) == 1 else "")
-        needle = {"escape": "", "backspace": needle[:-1]}.get(key, needle)
-        self.choice = self.choice._replace(needle=needle)
-
-    # ---- the screen ----------------------------------------------------------------------------------------------
-
     def lines(self, reading: Reading, width: int, height: int) -> list[Line]:
         """Return the lines of a screen of this size."""
         above = self._above(reading, width, height)
         self._room = room = max(height - len(above) - 2, 1)
-        self._list(reading)
+        self._list(reading.tree)
         # The cursor is visible, and the list fills the screen.
         self._top = max(min(self._top, self.cursor, len(self.rows) - room), self.cursor - room + 1, 0)
-        body = [[(text, "")] for text in HELP.splitlines()] if self._help else self._rows(reading, width)
+        body: list[Line] = [[(text, "")] for text in HELP.splitlines()]
+        if not self._help:
+            body = [
+                self._row(number, width) for number in range(self._top, min(self._top + room, len(self.rows)))
+            ]
+            body = body or [[(f"  {_nothing(reading.tree, self.choice.needle)}", "dim")]]
         body = [*body[:room], *[[]] * (room - len(body))]
         lines = (*above, *body, [(self._detail(reading), "dim")], self._bottom(width))
         return [clip(line, width) for line in lines][:height]
 
     def _above(self, reading: Reading, width: int, height: int) -> list[Line]:
-        tree = reading.tree
+        tree, lost = reading.tree, len(reading.tree.unresolved)
         when = time.strftime("%H:%M:%S", time.localtime(reading.read_at))
         right = f"driver {tree.driver_version or '?'}  source {tree.source}  {when}"
+        repaired = (f"  {tree.repaired} repaired", "good" if tree.repaired else "dim")
+        unresolved = (f"  {lost} unresolved", "warn" if lost else "dim")
         order = f"by {self.choice.sort}{', reversed' * self.choice.reverse}"
         title, bar = columns_for(width)
         heads = f"{'GPU / CONTAINER / PROCESS'[:title]:{title}}"
@@ -113,32 +113,25 @@ class LiveView:
             heads += f"{'UTIL':>{_PERCENT}}{'MEMORY':>{_MEMORY}}"
         return [
             _spread([("resolver top", "bold"), (f"  {self._node}", "")], right, width),
-            _spread(_counts(tree), order, width),
-            *([problem] for problem in problems(reading)[: max(height - 8, 1)]),
+            _spread([(several(len(tree.gpus), "GPU"), ""), repaired, unresolved], order, width),
+            *([(problem, "bad")] for problem in problems(reading)[: max(height - 8, 1)]),
             [(fit(heads, width), "head")],
         ]
 
-    def _list(self, reading: Reading) -> None:
+    def _list(self, tree: Tree) -> None:
         """Make the rows again if anything changed; the cursor stays on its row wherever that goes."""
-        tree, choice = self._seen
-        if tree is reading.tree and choice == self.choice:
+        if self._drawn[0] is tree and self._drawn[1] == self.choice:
             return
-        self._seen = (reading.tree, self.choice)
-        at = self.rows[self.cursor].key if self.cursor else ""
-        self.rows = rows_of(reading.tree, self.choice)
-        same = (number for number, row in enumerate(self.rows) if row.key == at)
-        self._move(next(same, self.cursor))
+        self._drawn = (tree, self.choice)
+        key = self.rows[self.cursor].key if self.cursor else ""
+        self.rows = rows_of(tree, self.choice)
+        self._move(next((number for number, row in enumerate(self.rows) if row.key == key), self.cursor))
 
-    def _rows(self, reading: Reading, width: int) -> list[Line]:
-        if not self.rows:
-            return [[(f"  {_nothing(reading.tree, self.choice.needle)}", "dim")]]
-        lines = []
-        for number, row in enumerate(self.rows[self._top : self._top + self._room], self._top):
-            line = row_line(row, *columns_for(width))
-            if number == self.cursor:
-                line = [(fit("".join(text for text, _ in line), width), "selected")]
-            lines.append(line)
-        return lines
+    def _row(self, number: int, width: int) -> Line:
+        line = row_line(self.rows[number], *columns_for(width))
+        if number == self.cursor:
+            return [(fit("".join(text for text, _ in line), width), "selected")]
+        return line
 
     def _detail(self, reading: Reading) -> str:
         """Return everything about the row below the cursor, with its process's user, command line and cost."""
@@ -148,8 +141,8 @@ class LiveView:
         if row.kind == "process" and row.host_pid.isdigit():
             facts = facts_of(int(row.host_pid))
             if facts.started_at is not None and facts.started_at < reading.read_at - _READING_SECONDS:
-                known = (f"{name} {text}" for name, text in facts.in_words().items() if text)
-                return " · ".join((row.detail, *known))
+                words = (f"{name} {text}" for name, text in facts.in_words().items() if text)
+                return " · ".join((row.detail, *words))
         return row.detail
 
     def _bottom(self, width: int) -> Line:
@@ -160,22 +153,18 @@ class LiveView:
         line: Line = []
         if self.choice.needle:
             line = [(f"filter: {self.choice.needle}", "warn"), ("   Esc shows all  ", "dim")]
-        for words in ("q quit", "↑↓ move", "u m n sort", "f fold", "/ filter", "h help"):
-            key, _, does = words.rpartition(" ")
-            line += [(key, "bold"), (f" {does}  ", "dim")]
+        for key, _, action in (words.rpartition(" ") for words in _KEYS):
+            line += [(key, "bold"), (f" {action}  ", "dim")]
         last = min(self._top + self._room, len(self.rows))
         where = f"{self._top + 1}-{last} of {len(self.rows)}" if len(self.rows) > self._room else ""
         return _spread(line, where, width)
 
 
-# ---- the parts ----------------------------------------------------------------------------------------------------
-
-
-def problems(reading: Reading) -> list[tuple[str, str]]:
-    """Return reasons to doubt the numbers, each with its tone."""
+def problems(reading: Reading) -> list[str]:
+    """Return reasons to doubt the numbers."""
     since = time.strftime("%H:%M:%S", time.localtime(reading.since))
-    gone = (f"no daemon since {since}, retrying; the values shown are from before", reading.error)
-    return [(text, "bad") for text in (*(gone if reading.error else ()), *reading.tree.troubles)]
+    stale = [f"no daemon since {since}, retrying; the values shown are from before", reading.error]
+    return [*(stale if reading.error else []), *reading.tree.troubles]
 
 
 def columns_for(width: int) -> tuple[int, int]:
@@ -193,39 +182,18 @@ def row_line(row: Row, title: int, bar: int) -> Line:
         numbers = f" {row.host_pid:>8} {row.ns_pid:>7}"
     elif bar:
         title += _PIDS
-    middle = row.kind in ("container", "slot", "file")
-    dim = "dim" if row.tone == "dim" else ""
+    name = fit(row.title, max(title - len(indent), 1), middle=row.kind in ("container", "slot", "file"))
+    dim, value = "dim" if row.tone == "dim" else "", row.amount and row.amount.value
     style = dim or {0: "bold", 1: "container"}.get(row.depth, "")
-    name = fit(row.title, max(title - len(indent), 1), middle=middle)
-    line: Line = [(indent + name, style), (numbers, dim), *_bar(row.amount, bar)]
-    unknown = row.amount is None or row.amount.value is None
-    tone = "warn" if unknown else "bold" if row.amount and row.amount.value else "dim"
-    line += [(f"{percent(row.amount):>{_PERCENT}}", tone), (f"{row.memory:>{_MEMORY}}", dim)]
+    line: Line = [(indent + name, style), (numbers, dim)]
+    if value is None:
+        line.append((" " * (bar and bar + 1), ""))
+    elif bar:
+        filled = min(max(round(value * bar / 100), value > 0), bar)  # a small one is seen all the same
+        line += [(" " + "━" * filled, "good"), ("─" * (bar - filled), "dim")]
+    tone = "warn" if value is None else "bold" if value else "dim"
+    line += [(f"{row.percent():>{_PERCENT}}", tone), (f"{row.memory:>{_MEMORY}}", dim)]
     return [*line, (f" {row.note}", row.tone)] if bar else line
-
-
-def _bar(amount: Amount | None, width: int) -> Line:
-    """Return the utilization as a bar; a small one is seen all the same."""
-    if amount is None or amount.value is None or not width:
-        return [(" " * (width and width + 1), "")]
-    filled = min(max(round(amount.value * width / 100), amount.value > 0), width)
-    return [(" " + "━" * filled, "good"), ("─" * (width - filled), "dim")]
-
-
-def percent(amount: Amount | None) -> str:
-    """Return a utilization in at most five letters; ``?`` is unknown."""
-    if amount is None or amount.value is None:
-        return "" if amount is None else "?"
-    return f"{'≥' * amount.at_least}{amount.value}%"
-
-
-def _counts(tree: Tree) -> Line:
-    lost = len(tree.unresolved)
-    return [
-        (several(len(tree.gpus), "GPU"), ""),
-        (f"  {tree.repaired} repaired", "good" if tree.repaired else "dim"),
-        (f"  {lost} unresolved", "warn" if lost else "dim"),
-    ]
 
 
 def _nothing(tree: Tree, needle: str) -> str:

@@ -19,14 +19,14 @@ from resolver.api import shapes
 from resolver.api.status import state_of
 from resolver.base.reasons import RegionReason, SampleReason
 from resolver.base.version import VERSION
-from resolver.cli._explain.known import answer
 from resolver.cli.containers import COLUMNS
+from resolver.cli.documents import answer
 from resolver.cli.show import duration, moment
 from resolver.cli.status import _cost
-from resolver.gpu.attribution import NOTHING, Sample
-from resolver.gpu.inventory import Gpu, Illness, Inventory
+from resolver.gpu.attribution import NOTHING
+from resolver.gpu.inventory import Gpu, Illness, Inventory, Sample
 from resolver.hami.hostpid_policy import Origin
-from resolver.state import Container, RegionReport, Snapshot, Worker
+from resolver.state import Container, PassSeconds, RegionReport, Snapshot, Worker
 from tests.fakes import cachefiles
 from tests.fakes.command import called as resolver
 from tests.fakes.command import on_terminal
@@ -163,12 +163,7 @@ def test_a_healthy_daemon(daemon: Daemon) -> None:
     ("seconds", "text"), [(0.1234, "123.40 ms"), (0.00004, "0.04 ms"), (2, "2000.00 ms")]
 )
 def test_time_of_a_pass_has_no_exponent(seconds: float, text: str) -> None:
-    status = {
-        "passes": 1,
-        "pass_seconds": {"total": seconds, "observations": 1},
-        "workers": [],
-        "host_pid": 0,
-    }
+    status = state_of(picture(pass_seconds=PassSeconds((), (), 1, seconds), passes=1), {})
     assert next(iter(_cost(status)))[1] == f"1, {text} each"
 
 

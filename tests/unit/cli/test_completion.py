@@ -13,7 +13,7 @@ from typing import Final
 
 import pytest
 
-from resolver.base.event_names import KINDS
+from resolver.base.event_log import KINDS
 from resolver.base.source_records import SourceName
 from resolver.cli import COMMANDS, parser_of
 from scripts.build_hook import PATHS

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from resolver.api.shapes import Containers
 from resolver.base.errors import Ambiguous, NotFound, UsageError
 from resolver.cli import container_names
 from resolver.cli.container_names import resolve
+from resolver.state import Container
 from tests.fakes.socket_server import SocketServer, http
 
 UID = "23c50244-5588-46da-b958-f3cfca0c0cef"
@@ -23,13 +25,15 @@ LISTED = [
     ("d" * 64, "batch", "train-0", OTHER, None),  # the sandbox has no name
     ("e" * 64, None, None, None, None),
 ]
-FIELDS = ("container_id", "namespace", "pod", "pod_uid", "container_name")
 
 
 @pytest.fixture
 def daemon(tmp_path: Path) -> Iterator[str]:
-    listed = [dict(zip(FIELDS, each, strict=True)) for each in LISTED]
-    with SocketServer(tmp_path / "d.sock", http(json.dumps({"containers": listed}))):
+    listed = [
+        Container(container_id, pod_uid, name, namespace, pod, None, None, None, (), 0.0)
+        for container_id, namespace, pod, pod_uid, name in LISTED
+    ]
+    with SocketServer(tmp_path / "d.sock", http(msgspec.json.encode(Containers(0.0, listed)))):
         yield str(tmp_path / "d.sock")
 
 

@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from resolver.cli._top.plain import COLUMNS, print_plain
-from resolver.cli._top.reading import Reading, part_of
 from resolver.cli._top.rows import SORTS, Choice, Row, rows_of
-from resolver.cli._top.tree import HOST, Amount, ContainerNode, Tree, total
-from resolver.cli._top.view import HELP, LiveView, percent, problems
+from resolver.cli._top.tree import Amount, ContainerNode, Reading, Tree, total
+from resolver.cli._top.view import HELP, LiveView, problems
 from resolver.cli.cells import cells, fit, in_ascii
+from resolver.cli.container_names import HOST
 from resolver.cli.show import size
+from resolver.cli.top import COLUMNS, print_plain
 from resolver.state import ContainerUse, LimitState, Snapshot, UsageReport
 from scripts.picture import PLACE, draw
 from tests.fakes.busy import GIB, GPUS, Builder, busy, troubled
@@ -37,7 +37,9 @@ def rows(snapshot: Snapshot, **choice: Any) -> list[Row]:
 
 
 def containers(tree: Tree, gpu: int) -> dict[str, ContainerNode]:
-    return {each.container_name or each.container_id[:4]: each for each in tree.gpus[gpu].containers}
+    return {
+        each.names.container_name or each.names.container_id[:4]: each for each in tree.gpus[gpu].containers
+    }
 
 
 def titles(found: list[Row], kind: str = "container") -> list[str]:
@@ -63,7 +65,7 @@ def test_absent_sample_is_0_only_if_the_driver_was_asked() -> None:
     assert containers(tree_of(failed), 0)["jupyter"].utilization == Amount(None)
     build = Builder()
     build.named(GPUS[3], "a/b/idle")  # on a GPU that is lost
-    assert containers(tree_of(build.picture()), 3)["idle"][5:7] == (Amount(None), Amount(None))
+    assert containers(tree_of(build.picture()), 3)["idle"][1:3] == (Amount(None), Amount(None))
 
 
 def test_unknown_part_makes_the_sum_a_minimum() -> None:
@@ -132,7 +134,7 @@ def test_a_gpu_that_only_a_process_names_and_one_without_uuid() -> None:
     nameless = replace(GPUS[1], uuid="", device_index=1), replace(GPUS[2], uuid="", device_index=2)
     tree = tree_of(build.picture(nameless))
     assert [gpu.key for gpu in tree.gpus] == ["device 1", "device 2", "GPU-strange"]
-    assert tree.gpus[2].report == {}
+    assert tree.gpus[2].report is None
     last = rows_of(tree, Choice())[-3]
     assert (last.title, last.note, last.amount) == ("GPU-strange", "not in inventory", Amount(None))
 
@@ -152,9 +154,9 @@ def test_unresolved_container_is_named_only_if_unique() -> None:
     build.named(GPUS[0], "ns/pod/main")
     build.regions[0] = replace(build.regions[0], container_id=None)
     alone = tree_of(build.picture())
-    assert containers(alone, 0)["main"].pod == "pod"
+    assert containers(alone, 0)["main"].names.pod == "pod"
     build.containers.append(replace(build.containers[0], container_id="f" * 64))  # it restarted
-    assert containers(tree_of(build.picture()), 0)["main"].pod == ""
+    assert containers(tree_of(build.picture()), 0)["main"].names.pod == ""
 
 
 # ---- rows ---------------------------------------------------------------------------------------------------------
@@ -174,7 +176,7 @@ def test_unknown_is_a_question_mark_with_reason() -> None:
     unknown = [row for row in rows(troubled()) if row.kind == "process" and row.amount == Amount(None)]
     assert len(unknown) == 3
     for row in unknown:
-        assert percent(row.amount) == "?"
+        assert row.percent() == "?"
         assert "utilization not known: " in row.detail
     assert {"GPU is lost", "MIG mode: NVML tells no utilization of processes"} <= {
         row.detail.split("not known: ")[1].split(" · ")[0] for row in unknown
@@ -186,7 +188,7 @@ def test_containers_are_sorted_within_their_gpu(sort: str) -> None:
     for gpu in tree_of(busy(40)).gpus[:2]:
         tree = tree_of(busy(0))._replace(gpus=(gpu,))
         found = [row for row in rows_of(tree, Choice(sort=sort)) if row.kind == "container"]
-        by_name = {each.pod: each for each in gpu.containers}
+        by_name = {each.names.pod: each for each in gpu.containers}
         order = [by_name[row.title.split("/")[1]] for row in found]
         if sort == "name":
             assert [row.title for row in found] == sorted(row.title for row in found)
@@ -228,7 +230,7 @@ def test_longest_idle_container_comes_first() -> None:
     tree = tree_of(build.picture())
     since = {"a": None, "b": time.time() - 60, "c": time.time() - 7260}
     gpu = tree.gpus[0]
-    nodes = tuple(each._replace(idle_since=since[each.pod]) for each in gpu.containers)
+    nodes = tuple(each._replace(idle_since=since[each.names.pod]) for each in gpu.containers)
     tree = tree._replace(gpus=(gpu._replace(containers=nodes),))
     found = rows_of(tree, Choice(sort="idle time"))
     assert titles(found) == ["x/c/main", "x/b/main", "x/a/main"]
@@ -343,7 +345,7 @@ def test_bars_grow_with_value_and_are_empty_if_unknown() -> None:
 
 def test_trouble_is_shown_above_the_table() -> None:
     snapshot = picture(dry_run=True, source={"not_ready": "the canary was not found"})
-    said = [text for text, _ in problems(reading_of(snapshot, error="no daemon answers"))]
+    said = problems(reading_of(snapshot, error="no daemon answers"))
     assert re.match(r"no daemon since \d\d:\d\d:\d\d, retrying; the values shown are from before", said[0])
     assert said[1] == "no daemon answers"
     assert said[2].startswith("its passes have stopped: the last pass over the slots is")
@@ -414,9 +416,9 @@ def test_bottom_line_has_owner_and_cost_of_process() -> None:
     ],
 )
 def test_a_part_of_the_tree(name: str, gpus: list[int], names: list[str], unresolved: list[str]) -> None:
-    found = part_of(tree_of(troubled()), name)
-    assert [gpu.report["device_index"] for gpu in found.gpus] == gpus
-    assert [each.container_name for gpu in found.gpus for each in gpu.containers] == names
+    found = tree_of(troubled()).part(name)
+    assert [gpu.report and gpu.report.device_index for gpu in found.gpus] == gpus
+    assert [each.names.container_name for gpu in found.gpus for each in gpu.containers] == names
     assert [each.kind for each in found.unresolved] == unresolved
 
 

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from resolver.base.reasons import SampleReason
-from resolver.gpu.attribution import NOTHING, Joined, Sample, Used, join
+from resolver.gpu.attribution import NOTHING, Joined, Used, join
+from resolver.gpu.inventory import Sample
 from resolver.gpu.sampler import FAILED, OK, UNSUPPORTED, Collection, DeviceSamples
 from resolver.linux.procfs import Procfs
 from resolver.pids.pidmap import PidMap

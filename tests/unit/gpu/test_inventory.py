@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from resolver.base.event_names import KINDS
+from resolver.base.event_log import KINDS
 from resolver.base.reasons import GpuReason
 from resolver.gpu.health import COOL, HOT, judge
 from resolver.gpu.inventory import NONE, Gpu, Illness, Inventory, changes

@@ -15,8 +15,8 @@ from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST as CONT
 
 from resolver.base.reasons import RegionReason, RepairReason, SampleReason, UnresolvedReason
 from resolver.config import Settings
-from resolver.gpu.attribution import Joined, Sample
-from resolver.gpu.inventory import Gpu, GpuDetails, Illness, Inventory, MigInstance, Xid
+from resolver.gpu.attribution import Joined
+from resolver.gpu.inventory import Gpu, GpuDetails, Illness, Inventory, MigInstance, Sample, Xid
 from resolver.metrics import Page, collector, hami_names, own
 from resolver.state import Container, Counted, HamiCounts, Process, RegionReport, SlotReport, Snapshot
 from tests.fakes.exposition import Read
