@@ -20,37 +20,47 @@ FIRST_PAUSE = 0.25  # seconds until a refused file is tried again, doubled each 
 LONGEST_PAUSE = 30.0
 
 
-class SharedDirectory(NamedTuple):
-    """Superblock and path inside it, mounted by a region's processes."""
-
+class _Directory(NamedTuple):
     device: str
-    root: str
+    path: str
 
 
-class MappedFile(NamedTuple):
+class SharedDirectory(_Directory):
+    """Superblock, and path inside it, of a directory that a region's processes have mounted."""
+
+    __slots__ = ()
+    alone, open, container_id = True, False, None
+
+    @property
+    def mount(self) -> tuple[str, str]:
+        """The directory."""
+        return self
+
+
+class _MappedFile(NamedTuple):
+    file: SuperblockPath
+    shown: Shown
+    container_id: str
+
+
+class MappedFile(_MappedFile):
     """File that a region's processes, in one container, hold and map.
 
     ``shown`` is as in ``maps``. ``container_id`` is empty if the cgroup has none.
     """
 
-    file: SuperblockPath
-    shown: Shown
-    container_id: str
+    __slots__ = ()
+    alone, open, mount = False, False, None
 
 
 class ClaimDirectory(SharedDirectory):
     """A `SharedDirectory` for any number of containers, even of different pods."""
 
     __slots__ = ()
+    alone = False
 
 
-class PodFile(NamedTuple):
-    """File that a region's processes, in one pod and container, hold and map.
-
-    All containers have the whole ``tree``: the pod is the cgroup's, the container's name kubelet's. ``opened`` is the
-    inode in descriptors.
-    """
-
+class _PodFile(NamedTuple):
     file: SuperblockPath
     shown: Shown
     opened: int
@@ -59,7 +69,24 @@ class PodFile(NamedTuple):
     container_name: str
 
 
-#: What proves that a process belongs to a region.
+class PodFile(_PodFile):
+    """File that a region's processes, in one pod and container, hold and map.
+
+    All containers have the whole ``tree``: the pod is the cgroup's, the container's name kubelet's. ``opened`` is the
+    inode in descriptors.
+    """
+
+    __slots__ = ()
+    alone, open = False, True
+
+    @property
+    def mount(self) -> SuperblockPath:
+        """The tree."""
+        return self.tree
+
+
+#: What proves that a process belongs to a region. ``alone``: certainly one container's; ``open``: all containers reach
+#: the file; ``mount`` and ``container_id``: where and in what container its processes have it, None if that isn't told.
 Proof = SharedDirectory | MappedFile | PodFile
 #: Device (``major:minor``) and inode of a file in ``maps``: on some kernels neither those of ``stat`` nor of its mount.
 Shown = tuple[str, int]

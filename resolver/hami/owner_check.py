@@ -111,8 +111,8 @@ class OwnerCheck:
     async def may_fit(self, host_pid: int, search: Search, namespaces: frozenset[int]) -> bool:
         """Check for a relation to the region."""
         proof, payer = search.proof, search.payer
-        if isinstance(proof, MappedFile):
-            return await self._ask(payer, maps_shared, host_pid, *proof.shown)
+        if proof.mount is None:
+            return await self._ask(payer, maps_shared, host_pid, *search.shown)
         # In the host's namespace a process has that number by chance, unless the container is there.
         if namespaces and (HOST_PIDNS in namespaces or self.pidns(host_pid) != HOST_PIDNS):
             return True
@@ -153,7 +153,7 @@ class OwnerCheck:
         """
         if namespaces and self.container_id(host_pid) in self._index.container_ids(proof):
             return
-        if await self._reader.ask(payer, ALL, has_mount, host_pid, proof.device, proof.root):
+        if await self._reader.ask(payer, ALL, has_mount, host_pid, proof.device, proof.path):
             return
         if not namespaces:
             raise ProcessGone(f"{host_pid} is another process now")
@@ -221,10 +221,11 @@ class OwnerCheck:
                     del self._others[next(iter(self._others))]
         return frozenset(SharedDirectory(*directory) for directory in directories)
 
-    def in_shared_tree(self, proof: SharedDirectory) -> bool:
+    def in_shared_tree(self, mount: tuple[str, str]) -> bool:
         """Check if a container seen with a tree above could mount this directory itself."""
-        parts = proof.root.split("/")
-        above = {SharedDirectory(proof.device, "/".join(parts[:end])) for end in range(2, len(parts))}
+        device, path = mount
+        parts = path.split("/")
+        above = {SharedDirectory(device, "/".join(parts[:end])) for end in range(2, len(parts))}
         if not above <= self._above:
             self._above |= above
             self._trees |= above & self._others.keys()

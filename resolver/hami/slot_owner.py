@@ -20,7 +20,7 @@ from resolver.base.errors import AccessDenied, ProcessGone
 from resolver.base.reasons import UnresolvedReason
 from resolver.containers.known_namespaces import MAX_NAMESPACES
 from resolver.containers.log_names import ContainerNames
-from resolver.hami.discovery import ClaimDirectory, MappedFile, PodFile, Proof, SharedDirectory, Shown
+from resolver.hami.discovery import PodFile, Proof, Shown
 from resolver.hami.owner_check import UNREADABLE, OwnerCheck, Pause, Search, Searched, Unfit, worst
 from resolver.hami.pod_owner import PodOwner
 from resolver.linux.procfs import HOST_PIDNS, ProcessHandle, Procfs
@@ -74,7 +74,7 @@ class OwnerFinder:
             return await self._owner_in_pod(proof, ns_pid, payer, pause)
         if len(self._index.of(proof)) > MAX_NAMESPACES:
             return UnresolvedReason.TOO_LARGE
-        if isinstance(proof, SharedDirectory) and self._check.in_shared_tree(proof):
+        if proof.mount is not None and self._check.in_shared_tree(proof.mount):
             return UnresolvedReason.UNPROVEN  # whoever has the tree can mount it as the device plugin does
         search = Search(proof, ns_pid, shown, payer, pause)
         found = await self._search_known(search)
@@ -111,12 +111,9 @@ class OwnerFinder:
         if len(found.fitting) == 1:
             (handle,) = found.fitting
             host_pid = handle.process.host_pid
-            beside = self._index.container_ids(proof) if isinstance(proof, ClaimDirectory) else set()
+            beside = self._index.container_ids(proof) if not proof.alone else set()
             if not self._any_beside(host_pid, found.hidden, beside):
-                if (
-                    not isinstance(proof, MappedFile)
-                    or self._check.container_id(host_pid) == proof.container_id
-                ):
+                if proof.container_id in (None, self._check.container_id(host_pid)):
                     self.learn(proof, host_pid)
                     return handle
                 found.seen.add(UnresolvedReason.OTHER_CONTAINER)
@@ -146,7 +143,7 @@ class OwnerFinder:
         The map must hold every process, and the PID namespace be known by a verified owner: the numbers may be a
         virtual machine's.
         """
-        if not isinstance(proof, SharedDirectory) or isinstance(proof, ClaimDirectory):
+        if not proof.alone:
             return False
         namespaces = self._index.of(proof)
         if self._index.behind or len(namespaces) > MAX_NAMESPACES or self._pidmap.source.incomplete():
@@ -189,7 +186,7 @@ class OwnerFinder:
 
     def _may_be_shared(self, found: _Findings, proof: Searched) -> bool:
         """Check if others may fit, too: not all containers that share a file are known."""
-        return len(found.fitting) == 1 and isinstance(proof, MappedFile | ClaimDirectory)
+        return len(found.fitting) == 1 and not proof.alone
 
     async def _walk(self, search: Search, found: _Findings) -> _Findings:
         """Check all other processes with that number, too."""

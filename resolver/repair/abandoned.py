@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING
 from resolver.base.budget import Slices
 from resolver.base.errors import CannotKnow, ProcessGone, TooSlow, WorkerFailed
 from resolver.base.retry import longer
-from resolver.hami.discovery import MappedFile, PodFile
 from resolver.hami.process_reads import files_of, mounts_near
 from resolver.hami.region import unwritten
 from resolver.linux.cgroup import parse_cgroup, pod_uid_of
@@ -146,18 +145,17 @@ class Abandoned:
 
     async def _may_have(self, host_pid: int, cgroup: str, proof: Proof) -> bool:
         """Check if an unreadable process may have the file."""
-        if isinstance(proof, MappedFile) or pod_uid_of(cgroup) or parse_cgroup(cgroup):
+        if proof.mount is None or pod_uid_of(cgroup) or parse_cgroup(cgroup):
             return True
-        device, path = proof.tree if isinstance(proof, PodFile) else proof
         try:
-            found: bool = await self._reader.ask("", ALL, mounts_near, host_pid, device, path)
+            found: bool = await self._reader.ask("", ALL, mounts_near, host_pid, *proof.mount)
         except (ProcessGone, CannotKnow, WorkerFailed, OSError):
             return True
         return found
 
     @staticmethod
     def _elsewhere(suspect: _Suspect, pod_uid: str | None) -> bool:
-        if isinstance(suspect.repairs.proof, PodFile):
+        if suspect.repairs.proof.open:
             return False  # the directory's name is anybody's word
         of_region = suspect.repairs.ownership.pod_uid
         return bool(pod_uid and of_region and pod_uid != of_region)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from resolver.base.reasons import RepairReason, UnresolvedReason
 from resolver.base.retry import doubled
 from resolver.config import HostpidNamespace, WriteUtilization
-from resolver.hami.discovery import PodFile
 from resolver.hami.hostpid_policy import WatcherFinding, classify
 from resolver.repair.quarantine import Blame
 from resolver.repair.region_slots import RegionSlots
@@ -77,7 +76,7 @@ class RegionRepairs(RegionSlots):
         self.unwritable_until = 0.0  # nothing is written before, for this reason
         self.unwritable = UnresolvedReason.WRITE_FAILED
         #: The file certainly belongs to its container: not while another pod uses one that all can reach.
-        self._certain = not isinstance(self.proof, PodFile)
+        self._certain = not self.proof.open
         self.counts: HamiCounts | None = None  # of HAMi-core
         self.counts_due = 0.0
         self.held: list[

@@ -17,7 +17,6 @@ from resolver.base.budget import Metered, Rounds, Slices
 from resolver.base.counters import CounterName, Shortage
 from resolver.base.errors import ResolverError
 from resolver.base.reasons import UnresolvedReason
-from resolver.hami.discovery import PodFile
 from resolver.hami.process_reads import hami_variables
 from resolver.linux.procfs import ProcessHandle
 from resolver.repair.orders import ORDER_SECONDS, of_slot
@@ -167,7 +166,7 @@ class Turns:
         finder, proof, undecided = self.owner_finder, repairs.proof, False
         if why is UnresolvedReason.OVER_BUDGET:
             undecided = not state.dead
-        elif why is UnresolvedReason.OTHER_CONTAINER and isinstance(proof, PodFile):
+        elif why is UnresolvedReason.OTHER_CONTAINER and proof.open:
             state.dead = False  # one of the same pod uses a file that it can reach, too
         elif why is UnresolvedReason.NO_SUCH_PROCESS and state.looks > 1 and not state.dead:
             state.dead = finder.vacant(proof, state.slot.pid)

@@ -55,7 +55,7 @@ class ToldOwners:
         rival: int = 0,
         _pause: object = None,
     ) -> ProcessHandle | UnresolvedReason:
-        assert directory.root
+        assert directory.path
         assert all(shown)
         self.asked[ns_pid] += 1
         self.rivals.add(rival)
@@ -64,10 +64,10 @@ class ToldOwners:
         return self.reasons.get(ns_pid, UnresolvedReason.NO_SUCH_PROCESS)
 
     def vacant(self, directory: SharedDirectory, ns_pid: int) -> bool:
-        return self.runs and bool(directory.root) and ns_pid not in self.host_pids
+        return self.runs and bool(directory.path) and ns_pid not in self.host_pids
 
     def forget(self, directory: SharedDirectory) -> None:
-        assert directory.root
+        assert directory.path
 
 
 class Bench:

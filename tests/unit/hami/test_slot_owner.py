@@ -89,14 +89,14 @@ def test_one_process_and_its_number(
 @pytest.mark.parametrize(
     "mount",
     [
-        (DEVICE, OURS.root + "/sub", "/usr/local/vgpu"),  # a bind mount of something inside
-        (DEVICE, OURS.root + "x", "/usr/local/vgpu"),
-        (DEVICE, "/home/evil" + OURS.root, "/usr/local/vgpu"),  # ends like it
-        ("8:2", OURS.root, "/usr/local/vgpu"),  # another file system with the same names
-        ("0:45", OURS.root, "/usr/local/vgpu"),  # a tmpfs of the tenant's own
+        (DEVICE, OURS.path + "/sub", "/usr/local/vgpu"),  # a bind mount of something inside
+        (DEVICE, OURS.path + "x", "/usr/local/vgpu"),
+        (DEVICE, "/home/evil" + OURS.path, "/usr/local/vgpu"),  # ends like it
+        ("8:2", OURS.path, "/usr/local/vgpu"),  # another file system with the same names
+        ("0:45", OURS.path, "/usr/local/vgpu"),  # a tmpfs of the tenant's own
         (DEVICE, HOOK, "/usr/local/vgpu"),  # all containers: a monitor, not a tenant
-        (DEVICE, "/", OURS.root),  # the mount point tells nothing
-        (DEVICE, OURS.root.replace("/uid", "\\057uid"), "/usr/local/vgpu"),
+        (DEVICE, "/", OURS.path),  # the mount point tells nothing
+        (DEVICE, OURS.path.replace("/uid", "\\057uid"), "/usr/local/vgpu"),
     ],
 )
 def test_a_forged_mount_is_no_container(proc: FakeProc, mount: tuple[str, str, str]) -> None:
@@ -115,7 +115,7 @@ def test_the_mount_may_be_anywhere_and_among_many(proc: FakeProc) -> None:
 
 def test_a_directory_with_odd_characters(proc: FakeProc) -> None:
     odd = SharedDirectory(DEVICE, f"{HOOK}/uid-1_a b\\c\n")
-    escaped = odd.root.replace("\\", "\\134").replace(" ", "\\040").replace("\n", "\\012")
+    escaped = odd.path.replace("\\", "\\134").replace(" ", "\\040").replace("\n", "\\012")
     proc.put(100, 7, mounts=mountinfo((DEVICE, escaped, "/usr/local/vgpu")))
     assert proc.find(7, odd) == 100
 

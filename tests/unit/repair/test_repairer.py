@@ -352,7 +352,7 @@ def test_failure_of_one_container_ends_no_other_turn(
     ask = bench.told.owner
 
     async def owner(place: SharedDirectory, *more: Any) -> ProcessHandle | UnresolvedReason:
-        if place.root.endswith("_bad"):
+        if place.path.endswith("_bad"):
             raise defect
         return await ask(place, *more)
 

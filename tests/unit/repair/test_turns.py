@@ -195,7 +195,7 @@ def test_waiting_turn_delays_no_other(bench: Patient) -> None:
     ask, process = bench.told.owner, bench.child()
 
     async def owner(place: SharedDirectory, *more: Any) -> ProcessHandle | UnresolvedReason:
-        if place.root.endswith("_slow"):
+        if place.path.endswith("_slow"):
             await answers.wait()
         return await ask(place, *more)
 
