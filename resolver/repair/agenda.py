@@ -11,6 +11,8 @@ from math import inf
 
 #: Seconds since a process attached -> seconds until the next look. After these the clock's interval, until `STARTED`.
 _STEPS = ((3.0, 0.02), (20.0, 0.1))
+#: Where each slot is right the pause grows with the time since then, by this share up to so many seconds.
+_GROWTH, _GROWN = 1 / 8, 1.0
 #: Seconds after which a process that attached has surely started.
 STARTED = 60.0
 #: Seconds between two reads of one region, whatever its tenant does; the first one after an attachment comes at once.
@@ -108,10 +110,20 @@ class Agenda:
         """Add a region, due at once; ``attached`` is its last process's time."""
         self._looks[path] = _Look(path, attached)
 
-    def looked(self, path: str, now: float, interval: float, *, watched: bool, quiet_until: float) -> None:
+    def looked(
+        self,
+        path: str,
+        now: float,
+        interval: float,
+        *,
+        watched: bool,
+        quiet_until: float,
+        right: bool = False,
+    ) -> None:
         """Note a read and schedule the next.
 
         ``watched``: the kernel reports attaching processes. Before ``quiet_until`` (0: now) no work is expected.
+        ``right``: the slot of the last process is right, and only its guess may change that.
         """
         known = self._look(path)
         age = now - known.attached
@@ -121,6 +133,8 @@ class Agenda:
             often = next((pause for until, pause in _STEPS if age < until), interval)
             # At first as long again as it is since the event: the slot comes milliseconds after it.
             pause = min(interval, often, max(_SHORTEST, age))
+            if watched and right:
+                pause = max(pause, min(_GROWN, _GROWTH * age))
         known.due, known.last = now + pause, now
 
     def forget(self, path: str) -> None:

@@ -100,7 +100,9 @@ class Parts:
     def looked(self, repairs: RegionRepairs, now: float, quiet_until: float) -> None:
         """Schedule the region's next read."""
         path, watched = repairs.region.path, repairs.region.path in self.watches
-        self.agenda.looked(path, now, self.settings.interval, watched=watched, quiet_until=quiet_until)
+        self.agenda.looked(
+            path, now, self.settings.interval, watched=watched, quiet_until=quiet_until, right=repairs.right
+        )
 
     def report(self, repairs: RegionRepairs, joined: Joined) -> None:
         """Update the region's report."""

@@ -84,6 +84,7 @@ class RegionRepairs(RegionSlots):
         ] = []  # words that a watcher sets wrong whenever it ticks, with their right values
         self.not_held_until = 0.0  # they changed too often
         self.planned = 0.0  # at the last plan
+        self.right = False  # at the last plan: each hostpid, one of a process found since the last attachment
         self.finding: WatcherFinding | None = None  # what the watcher shows of the policy
         self.numbers: set[HostpidNamespace] = set()  # with which watchers found samples
 
@@ -168,6 +169,8 @@ class RegionRepairs(RegionSlots):
                 state.evidence.since = None  # no watcher can be right
             if order is not None:
                 yield order
+        self.right = settled and not self.unclear()
+        self.right = self.right and any(state.owner is not None and not state.followed for state in right)
         for state in right:
             yield None
             if state.owner is None:

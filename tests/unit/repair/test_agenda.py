@@ -13,14 +13,21 @@ NEVER = float("inf")
 
 
 def looks(
-    attention: Agenda, since: float, seconds: float, *, watched: bool = True, quiet: bool = True
+    attention: Agenda,
+    since: float,
+    seconds: float,
+    *,
+    watched: bool = True,
+    quiet: bool = True,
+    right: bool = False,
 ) -> list[float]:
     """When it is looked at, in the seconds after that."""
     found = []
     at = since
     while (at := max(at, attention.next())) <= since + seconds:
         found.append(at)
-        attention.looked("r", at, INTERVAL, watched=watched, quiet_until=NEVER if quiet else 0.0)
+        until = NEVER if quiet else 0.0
+        attention.looked("r", at, INTERVAL, watched=watched, quiet_until=until, right=right)
     return found
 
 
@@ -56,6 +63,20 @@ def test_reads_after_attachment_become_rarer() -> None:
     assert max(gap for at, gap in apart.items() if at < 259.0) <= INTERVAL + 0.001
     assert gaps(found)[-1] == pytest.approx(QUIET_INTERVALS * INTERVAL)
     assert min(gaps(found)) >= 0.0039  # and however many events there are
+
+
+def test_right_slot_is_looked_at_ever_more_rarely() -> None:
+    attention = settled()
+    attention.attached("r", 200.0)
+    found = looks(attention, 200.0, STARTED - 0.1, right=True)
+    apart = dict(zip(found, gaps(found), strict=False))
+    assert max(gap for at, gap in apart.items() if at < 200.16) <= 0.0201
+    assert all(gap <= max(0.0201, (at - 200.0) / 8 + 0.001) for at, gap in apart.items())
+    assert max(apart.values()) <= 1.001
+    assert len([at for at in found if at <= 203.0]) <= 40
+    attention = settled()
+    attention.attached("r", 200.0)
+    assert len(looks(attention, 200.0, 3.0, right=True, watched=False)) > 120, "attachments are not reported"
 
 
 def test_events_cannot_beat_the_shortest_pause() -> None:
