@@ -14,7 +14,7 @@ UNSET = "# ADDRESS in deploy/published.env is empty: make tables"
 def published() -> dict[str, str]:
     """Return ADDRESS (empty while there is none, without a slash at its end) and IMAGE_NAME."""
     text = (ROOT / "deploy/published.env").read_text()
-    lines = dict(re.findall(r"(?m)^([A-Z_]+) *=[ \t]*(\S*)$", text))
+    lines: dict[str, str] = dict(re.findall(r"(?m)^([A-Z_]+) *=[ \t]*(\S*)$", text))
     return {name: os.environ.get(name, value).rstrip("/") for name, value in lines.items()}
 
 
