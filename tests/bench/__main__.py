@@ -20,6 +20,7 @@ from typing import NamedTuple
 from tests.bench import api, bpf, daemon, hostile, idle, integral, kai, load, lookup, passes, scrape, values
 from tests.bench.crowd import crowd
 from tests.bench.timing import RowValues
+from tests.fakes.rm.fetch import USABLE
 
 PARTS = (
     "lookup", "api", "pass", "daemon", "idle", "scrape", "bpf", "load", "hostile", "kai", "values",
@@ -61,6 +62,12 @@ def main() -> int:
         type=Path,
         default=hostile.ROOT,
         help="of `hostile`, whose daemon: another checkout's (default: this)",
+    )
+    parser.add_argument(
+        "--library",
+        choices=USABLE,
+        default="",
+        help="of `values`, NVIDIA's NVML of that release over a simulated driver (default: the stand-in)",
     )
     parser.add_argument("--json", default="bench.json", metavar="FILE")
     args = parser.parse_args()
@@ -108,7 +115,7 @@ def _measured(args: argparse.Namespace, wanted: Sequence[str], scratch: Path) ->
         "pass": lambda: passes.measure(scratch, progress),
         "daemon": lambda: daemon.measure(scratch, progress),
         "idle": lambda: idle.measure(scratch, progress),
-        "values": lambda: values.measure(scratch, progress),
+        "values": lambda: values.measure(scratch, progress, args.library),
         "usage": lambda: integral.measure(scratch, args.seconds, progress),
         "kai": lambda: kai.measure(scratch, progress),
         "scrape": lambda: scrape.measure(progress),

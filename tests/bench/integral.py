@@ -116,7 +116,7 @@ class Usage:
     """The node, its containers, and the rows."""
 
     def __init__(self, node: Node) -> None:
-        node.gpu.sample_as_drivers_do()
+        node.gpu.turns = True
         self.node = node
         self.pids: list[set[int]] = []
         tenants: list[tuple[Tenant, Pattern]] = []

@@ -2,27 +2,33 @@
 
 Processes of one container start, work, change, idle, end cleanly, one of two and the last one, are killed, and come
 again, on one, two and four GPUs; the cache files are read all the while as the monitors read them, each by its rule. A
-value counts as right within 3 points of NVML's, 0 as 0 only.
+value counts as right within 3 points of NVML's, 0 as 0 only. With NVIDIA's own library each container has its own GPUs,
+where its processes take turns as on hardware, and NVML's values are what the ring of periods says.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from tests.bench.timing import Progress, RowValues
 from tests.fakes.container import Container
 from tests.fakes.daemon import BOUND, Daemon
-from tests.fakes.gpu import Device
+from tests.fakes.gpu import LATE_S, Device
 from tests.fakes.node import Node
 from tests.fakes.process import Tenant
 from tests.fakes.regions import RULES
-from tests.fakes.releases import BEHAVIOURS
+from tests.fakes.releases import BEHAVIOURS, Release
+from tests.fakes.rm.fetch import library
+from tests.fakes.state import DEVICES
 from tests.patience import until
 
-GPUS: Final = tuple(Device(f"GPU-0000000{i}-aaaa-4bbb-8ccc-0123456789ab", minor=i) for i in range(4))
+EVERY_GPU: Final = tuple(
+    Device(f"GPU-000000{i:02}-aaaa-4bbb-8ccc-0123456789ab", minor=i) for i in range(DEVICES)
+)
+GPUS: Final = EVERY_GPU[:4]
 NEAR: Final = 3
 #: Loads of the devices in turn, for each process that is to live then: None for one that ends or is not there.
 Loads = tuple[int, ...] | None
@@ -68,15 +74,15 @@ class Seen(NamedTuple):
 class Case:
     """A container of one release on some GPUs, and what was seen of it under each rule."""
 
-    def __init__(self, container: Container, gpus: int) -> None:
-        self.container, self.gpus = container, gpus
+    def __init__(self, container: Container) -> None:
+        self.container, self.gpus = container, len(container.devices)
         self.tenants: list[Tenant | None] = [None, None]
         self.looks = 0
         self.longest = dict.fromkeys(RULES, (0.0, ""))
         self.worst = dict.fromkeys(RULES, (0, ""))
         self.wrong = dict.fromkeys(RULES, 0)
         self._first: dict[str, float] = {}
-        self._loads: tuple[int, ...] = ()
+        self._loads: list[tuple[int, ...]] = []  # of those that live
         self._phase, self._changed = "", 0.0
 
     def change(self, phase: str, *loads: Loads) -> None:
@@ -92,17 +98,36 @@ class Case:
             if tenant is None:
                 tenant = self.tenants[place] = self.container.tenant()
             tenant.set_load(*load[: self.gpus])
-        living = [load for load in loads if load is not None]
-        self._loads = tuple(sum(load[gpu] for load in living) for gpu in range(self.gpus))
+        self._loads = [load[: self.gpus] for load in loads if load is not None]
         self._phase, self._changed, self._first = phase, time.monotonic(), {}
+
+    def _truth(self) -> list[tuple[int, int]]:
+        """The least and the most that NVML said of all processes on each GPU."""
+        gpu = self.container.node.gpu
+        if not gpu.turns:
+            return [(sum(loads), sum(loads)) for loads in zip(*self._loads, strict=True)] or [
+                (0, 0)
+            ] * self.gpus
+        truth = []
+        for device in self.container.devices:
+            place = gpu.devices.index(device)
+            spans = [gpu.span(each.host_pid, place, LATE_S) for each in self.tenants if each is not None]
+            truth.append((sum(low for low, _ in spans), sum(high for _, high in spans)))
+        return truth
 
     def _errors(self) -> dict[str, tuple[bool, int]]:
         """By rule, whether all devices are right, and the largest error in points."""
-        errors = {}
+        errors, truth = {}, self._truth()
         for rule, seen in self.container.monitor_views(_SLOTS).items():
-            pairs = [(seen[device.uuid], load) for device, load in zip(GPUS, self._loads, strict=False)]
-            right = all(value == load if load == 0 else abs(value - load) <= NEAR for value, load in pairs)
-            errors[rule] = right, max(abs(value - load) for value, load in pairs)
+            values = [seen[device.uuid] for device in self.container.devices]
+            off = [
+                max(low - value, value - high, 0) for value, (low, high) in zip(values, truth, strict=True)
+            ]
+            right = all(
+                error <= (NEAR if value and high else 0)
+                for error, value, (_, high) in zip(off, values, truth, strict=True)
+            )
+            errors[rule] = right, max(off)
         return errors
 
     def right(self) -> bool:
@@ -135,41 +160,67 @@ class Case:
             )
 
 
-def compare(scratch: Path, progress: Progress, *options: str) -> list[Seen]:
-    """Every release on one, two and four GPUs, all at once, under one daemon with its defaults (and ``options``)."""
-    with Node(scratch, "535.183.01", GPUS) as node:
-        cases = []
-        for release in BEHAVIOURS:
-            for gpus in (1, 2, 4):
-                name = release.name.lower().replace(".", "-").replace(" ", "-")
-                container = node.container(
-                    name=f"r{name}-{gpus}", release=release.name, sm_limit=0, devices=GPUS[:gpus]
-                )
-                cases.append(Case(container, gpus))
-        daemon = Daemon(
-            node, scratch / "run", "--source", "auto", "--log-level", "error", *options, wrapper=BOUND
+def compare(scratch: Path, progress: Progress, *options: str, release: str = "") -> Iterator[Seen]:
+    """Every release of HAMi on one, two and four GPUs, under one daemon with its defaults (and ``options``).
+
+    All at once; with NVIDIA's library of a ``release`` as many as have a GPU each.
+    """
+    every = [(behaviour, gpus) for behaviour in BEHAVIOURS for gpus in (1, 2, 4)]
+    for number, group in enumerate(_groups(every) if release else [every]):
+        place = scratch / str(number)
+        place.mkdir()
+        devices = EVERY_GPU if release else GPUS
+        version = release or "535.183.01"
+        with Node(place, version, devices, library(release) if release else None) as node:
+            yield from _live(node, group, progress, options)
+
+
+def _groups(every: Sequence[tuple[Release, int]]) -> list[list[tuple[Release, int]]]:
+    """As many at a time as there are GPUs for."""
+    groups: list[list[tuple[Release, int]]] = [[]]
+    for each in every:
+        if sum(gpus for _, gpus in (*groups[-1], each)) > len(EVERY_GPU):
+            groups.append([])
+        groups[-1].append(each)
+    return groups
+
+
+def _live(
+    node: Node, group: Sequence[tuple[Release, int]], progress: Progress, options: Sequence[str]
+) -> Iterator[Seen]:
+    """One daemon, and the lives of these containers."""
+    cases: list[Case] = []
+    first = 0
+    for release, gpus in group:
+        name = release.name.lower().replace(".", "-").replace(" ", "-")
+        devices = node.gpu.devices[first : first + gpus]
+        cases.append(
+            Case(node.container(name=f"r{name}-{gpus}", release=release.name, sm_limit=0, devices=devices))
         )
-        with daemon:
-            until(daemon.socket.exists, "the daemon")
-            for phase, *loads in LIFE:
-                progress(phase)
-                for case in cases:
-                    case.change(phase, *loads)
-                deadline = time.monotonic() + PHASE_S
-                while (now := time.monotonic()) < deadline:
-                    for case in cases:
-                        case.look()
-                    time.sleep(max(0.0, LOOK_S - (time.monotonic() - now)))
+        first += gpus * node.gpu.turns
+    options = ("--source", "auto", "--log-level", "error", *options)
+    with Daemon(node, node.root / "run", *options, wrapper=BOUND) as daemon:
+        until(daemon.socket.exists, "the daemon")
+        for phase, *loads in LIFE:
+            progress(phase)
             for case in cases:
-                case.end_phase()
-        return [seen for case in cases for seen in case.seen()]
+                case.change(phase, *loads)
+            deadline = time.monotonic() + PHASE_S
+            while (now := time.monotonic()) < deadline:
+                for case in cases:
+                    case.look()
+                time.sleep(max(0.0, LOOK_S - (time.monotonic() - now)))
+        for case in cases:
+            case.end_phase()
+    for case in cases:
+        yield from case.seen()
 
 
-def measure(scratch: Path, progress: Progress) -> list[RowValues]:
-    """The table's rows."""
+def measure(scratch: Path, progress: Progress, release: str = "") -> list[RowValues]:
+    """The table's rows, with the stand-in or NVIDIA's library of a ``release``."""
     scratch.joinpath("values").mkdir()
     rows: list[RowValues] = []
-    for seen in sorted(compare(scratch / "values", progress)):
+    for seen in sorted(compare(scratch / "values", progress, release=release)):
         gpus = f"{seen.gpus} GPU{'s' if seen.gpus > 1 else ''}"
         fought = seen.release == "2.4.1" or (seen.release == "2.5.0" and seen.gpus > 1)
         beside = (

@@ -1,6 +1,7 @@
 """`make demo`: a GPU node in miniature, everything on it wrong, and the real `resolver run` that makes it right.
 
-Options go to `resolver run`, as in `make demo ARGS=--dry-run`, where nothing gets right.
+Options go to `resolver run`, as in `make demo ARGS=--dry-run`, where nothing gets right. `--library 550.163.01` takes
+NVIDIA's own NVML of that release over a simulated driver, as `make nvml` does.
 
 Exit status: 0 if every value is right in the end, 1 if one is not, 2 if this machine cannot run it (and what is missing
 is said).
@@ -8,6 +9,7 @@ is said).
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shlex
@@ -29,6 +31,7 @@ from tests.fakes.measure import Row, before, until_true, verdict
 from tests.fakes.node import Node
 from tests.fakes.preflight import hidden_containers, in_chroot, missing
 from tests.fakes.process import NodeError
+from tests.fakes.rm.fetch import USABLE, library
 from tests.fakes.scene import DRIVERS, PLACED, TOLD_BY_CGROUP, Case, full_scene, settle, short_scene
 
 #: The view that containers get as one file, `make view`.
@@ -42,7 +45,11 @@ class CannotRun(Exception):
 
 def main() -> int:
     """Runs it all; see the module's docstring for the exit status."""
-    if {"-h", "--help"} & {*sys.argv[1:]}:
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("-h", "--help", action="store_true")
+    parser.add_argument("--library", choices=USABLE)
+    chosen, options = parser.parse_known_args()
+    if chosen.help:
         print(__doc__)
         return 0
     view = View()
@@ -52,7 +59,7 @@ def main() -> int:
         _need_what_containers_need()
         with tempfile.TemporaryDirectory(prefix="resolver-demo-") as root:
             Path(root).chmod(0o755)
-            return 0 if _show(view, Path(root)) else 1
+            return 0 if _show(view, Path(root), options, chosen.library) else 1
     except (CannotRun, BuildError, NodeError) as error:
         view.result(f"The demo cannot run here: {error}", ok=False)
         return 2
@@ -97,24 +104,26 @@ def _need_what_containers_need() -> None:
         raise CannotRun("".join(f"\n  - {each}" for each in absent))
 
 
-def _show(view: View, root: Path) -> bool:
+def _show(view: View, root: Path, options: list[str], release: str | None) -> bool:
     begin = time.monotonic()
     view.heading("A GPU node in miniature")
     if os.environ.get(INSIDE):
         view.say("  Not run by root: everything happens in a user namespace.")
     results = []
-    for number, (version, listed, samples) in enumerate(DRIVERS):
+    # That release is of the first one's kind.
+    drivers = ((release, *DRIVERS[0][1:]),) if release else DRIVERS
+    for number, (version, listed, samples) in enumerate(drivers):
         directory = root / f"node-{number}"
         directory.mkdir()
-        with Node(directory, version) as node:
+        with Node(directory, version, library=library(release) if release else None) as node:
             for text in node.left_out if number == 0 else ():
                 view.say(f"  Left out: {text}")
             about = f"Driver {version}: its process list has {listed} PIDs, its samples {samples} PIDs"
             if number == 0:
-                results.append(_whole(view, node, about))
+                results.append(_whole(view, node, about, options))
             else:
                 view.heading(f"{about}, so hostpid must be the {samples} PID")
-                results.append(_run(view, node, short_scene(node, listed, samples)))
+                results.append(_run(view, node, short_scene(node, listed, samples), options))
         if not results[-1]:
             break
     ok = all(results)
@@ -123,7 +132,7 @@ def _show(view: View, root: Path) -> bool:
     return ok
 
 
-def _whole(view: View, node: Node, about: str) -> bool:
+def _whole(view: View, node: Node, about: str, options: list[str]) -> bool:
     placed = PLACED
     why = (
         "take cgroups"
@@ -139,17 +148,17 @@ def _whole(view: View, node: Node, about: str) -> bool:
     cases = full_scene(node, placed)
     view.say(f"  {about}.")
     time.sleep(1.3)  # watchers see ended processes for one more second
-    return _run(view, node, cases, whole=True)
+    return _run(view, node, cases, options, whole=True)
 
 
-def _run(view: View, node: Node, cases: list[Case], *, whole: bool = False) -> bool:
+def _run(view: View, node: Node, cases: list[Case], more: list[str], *, whole: bool = False) -> bool:
     """One daemon on one node: before, repair, after."""
     settle(cases)
     rows = before(cases, view.progress)
     options = [*node.placement_options(), "--mapped-regions"] if whole else []
     tenants = node.root / "tenants" / "resolver.sock"
     options += ["--tenant-socket", str(tenants)] if whole else []
-    options += ["--source", "scan", *sys.argv[1:]]
+    options += ["--source", "scan", *more]
     with Daemon(node, node.root / "run", *options, wrapper=BOUND) as daemon, _kept(view, daemon) as problems:
         until_true(rows, daemon.started_at, daemon)
         if whole and all(row.true_ms is not None for row in rows):

@@ -34,6 +34,11 @@ def percent(value: int | None) -> str:
     return "-" if value is None else str(value)
 
 
+def spread(low: int, high: int) -> str:
+    """The values that are right."""
+    return str(low) if low == high else f"{low}-{high}"
+
+
 def _cells(row: Row) -> list[str]:
     case = row.case
     zeroed = case.ended or case.idles
@@ -47,7 +52,7 @@ def _cells(row: Row) -> list[str]:
         f"{row.hostpid_before} -> {row.hostpid_after}",
         row.reason or ("zeroed" if zeroed else "-"),
         f"{percent(row.sm_before)} -> {percent(row.sm_after)}",
-        percent(case.load),
+        percent(case.load) if case.load is None else spread(*row.truth),
         "-" if moment is None or not (row.reason or zeroed) else f"{moment:.0f}",
         "ok" if row.ok else "WRONG",
     ]
@@ -59,17 +64,16 @@ def shown(rows: Sequence[Row], width: int) -> list[int]:
     return [i for i in range(len(HEAD)) if width >= ROOM.get(i, 0) and not (alike and i == PLACEMENT)]
 
 
-def bars(rows: Sequence[Row]) -> list[tuple[str, int, int, int]]:
+def bars(rows: Sequence[Row]) -> list[tuple[str, int, int, str]]:
     """Per container: its names, and what HAMi's monitor reported before, reports after, and should (percent)."""
-    sums: dict[str, tuple[int, int, int]] = {}
+    sums: dict[str, tuple[int, ...]] = {}
     for row in rows:
         if row.case.load is None:
             continue
         name = f"{row.case.container.name:<8} {WHO[row.case.container.placed]:<11}"
-        old = sums.get(name, (0, 0, 0))
-        new = (row.sm_before or 0, row.sm_after or 0, row.case.load)
-        sums[name] = (old[0] + new[0], old[1] + new[1], old[2] + new[2])
-    return [(name, *values) for name, values in sums.items()]
+        new = (row.sm_before or 0, row.sm_after or 0, *row.truth)
+        sums[name] = tuple(map(sum, zip(sums.get(name, (0, 0, 0, 0)), new, strict=True)))
+    return [(name, old, new, spread(*truth)) for name, (old, new, *truth) in sums.items()]
 
 
 class View:

@@ -18,6 +18,7 @@ import socket
 import struct
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
@@ -40,6 +41,8 @@ from tests.fakes.state import (
 
 SAMPLE_PERIOD_S: Final = 0.139
 PLACES: Final = 72  # in the driver's ring of periods
+SECOND_US: Final = 1_000_000
+LATE_S: Final = 1.5  # that a slot's value may be old: the daemon asks once a second
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +105,7 @@ class Load:
     enc: int = 0
     dec: int = 0
     mps: bool = False
+    due: int = 0  # of a process that waits for its turn
 
 
 @dataclass(slots=True)
@@ -126,16 +130,17 @@ class Gpu:
         *,
         turns: bool = False,
     ) -> None:
-        """Take ``turns`` to give each period to one process, as drivers do; else to all, as if periods were short.
+        """Take ``turns`` to sample as drivers do: a period has the GPU's mean load and counts whole for one process.
 
-        A process's load is the same in both: in its turn it is that of all of them.
+        That is one that was active at its end: each in proportion to its load. Without, a period counts for all, as if
+        it were short.
         """
         if len(devices) > DEVICES:
             raise ValueError(f"{len(devices)} devices: the state file has room for {DEVICES}")
         self.state_path = state_path
         self.socket_path = socket_path
         self.devices = tuple(devices)
-        self._period_s, self._turns = sample_period_s, turns
+        self._period_s, self.turns = sample_period_s, turns
         self._driver_version = driver_version
         self.ahead_s = 0.0  # its clock, of the wall clock
         self.mps_server: Chain | None = None  # process in the samples of MPS clients, or None
@@ -144,12 +149,9 @@ class Gpu:
         self._period_us = 0  # when the last period ended
         #: The integral of each process's load, GPU-seconds, by host PID and the device's index.
         self.used: dict[tuple[int, int], float] = {}
-        self._integrated, self._busy, self._as_driver, self._turn = (
-            time.monotonic(),
-            [0.0] * DEVICES,
-            False,
-            0,
-        )
+        self._integrated, self._busy = time.monotonic(), [0.0] * DEVICES
+        #: The last periods of each device, taken in turns: end, host PID (0: idle), load.
+        self._periods = [deque[tuple[int, int, int]](maxlen=PLACES) for _ in range(DEVICES)]
         self._lock = threading.RLock()
         self._clients: dict[int, Client] = {}
         self._stop_r, self._stop_w = -1, -1
@@ -253,11 +255,6 @@ class Gpu:
             self._last[device] = number, time_us
         return number
 
-    def sample_as_drivers_do(self) -> None:
-        """From now on a period has its mean load and counts whole for one process, which was active at its end."""
-        with self._lock:
-            self._period_s, self._as_driver = 0.139, True
-
     def _integrate(self) -> None:
         now = time.monotonic()
         seconds, self._integrated = now - self._integrated, now
@@ -274,14 +271,23 @@ class Gpu:
     def _end_periods(self) -> None:
         """Append one sample for each device."""
         before, self._period_us = self._period_us, self._now_us()
-        self._turn += 1
         for device in range(len(self.devices)):
-            mean = round(1e6 * self._busy[device] / max(self._period_us - before, 1))
             active = [
-                each.chain for each in self._clients.values() if device in each.on and each.on[device].sm
+                (client, client.on[device]) for client in self._clients.values() if _busy_on(client, device)
             ]
-            chain = active[self._turn % len(active)] if active else Chain(())
-            self.add_sample(chain, device, Load(sm=min(mean, 100)), self._period_us)
+            total = sum(load.sm for _, load in active)
+            mean = round(1e6 * self._busy[device] / max(self._period_us - before, 1))
+            period, chain = Load(sm=min(mean, 100)), None
+            for name in ("mem", "enc", "dec"):
+                setattr(period, name, min(sum(getattr(load, name) for _, load in active), 100))
+            if active:
+                for _, load in active:
+                    load.due += load.sm
+                client, load = max(active, key=lambda each: each[1].due)
+                load.due -= total
+                chain = self.mps_server if load.mps else client.chain
+            self.add_sample(chain or Chain(()), device, period, self._period_us)
+            self._periods[device].append((self._period_us, chain.host_pid if chain else 0, period.sm))
             self._busy[device] = 0.0
 
     def _now_us(self) -> int:
@@ -295,6 +301,21 @@ class Gpu:
     def host_pid(self, pidns: int, ns_pid: int) -> int | None:
         """The host PID of a connected process by its own PID namespace, or None."""
         return next((c.chain.host_pid for c in self.clients() if c.chain.levels[-1] == (pidns, ns_pid)), None)
+
+    def span(self, host_pid: int, device: int, seconds: float = LATE_S) -> tuple[int, int]:
+        """The least and the most that NVML said of a process in the last second, at any time in these ``seconds``."""
+        with self._lock:
+            periods, now = list(self._periods[device]), self._now_us()
+        start, values = now - int(seconds * 1e6), []
+        for at in {start, now, *(end + more for end, _, _ in periods for more in (0, SECOND_US))}:
+            if start <= at <= now:
+                loads = [(pid, sm) for end, pid, sm in periods if at - SECOND_US < end <= at]
+                own, active = (
+                    sum(sm for pid, sm in loads if pid == host_pid),
+                    sum(pid > 0 for pid, _ in loads),
+                )
+                values.append(-(-own // max(active, 1)))
+        return min(values), max(values)
 
     # ---- the driver's thread -----------------------------------------------------------------------
 
@@ -374,7 +395,7 @@ class Gpu:
                 values = [int(sm), *(int(word) for word in rest)]
                 load.sm = values[0]
                 load.mem, load.enc, load.dec = values[1:] if len(values) == 4 else (values[0] // 2, 0, 0)
-                if idle and not self._as_driver:
+                if idle and not self.turns:
                     self._sample(only=client)
             case _:
                 return "error: unknown command, device, or no context on it: " + " ".join(words)
@@ -384,7 +405,7 @@ class Gpu:
         """Ends a period of every device; or adds a process that was idle in the last one to it."""
         with self._lock, self._state.writing():
             self._integrate()
-            if self._as_driver:
+            if self.turns:
                 self._end_periods()
                 return
             self._busy = [0.0] * DEVICES
@@ -399,13 +420,8 @@ class Gpu:
                     if chain and (load.sm or load.mem or load.enc or load.dec):
                         busy.setdefault(device, []).append((chain, load))
             for device, parts in busy.items():
-                if not self._turns:
-                    for chain, load in parts:
-                        self.add_sample(chain, device, load, self._period_us)
-                elif only is None:
-                    chain, load = parts[self._last[device][0] % len(parts)]
-                    taken = Load(sm=load.sm * len(parts), mem=load.mem * len(parts))
-                    self.add_sample(chain, device, taken, self._period_us)
+                for chain, load in parts:
+                    self.add_sample(chain, device, load, self._period_us)
 
     def _publish_processes(self) -> None:
         entries = [(c, device, load) for c in self._clients.values() for device, load in c.on.items()]
@@ -421,6 +437,10 @@ class Gpu:
                 device_entry.memory_used = sum(
                     max(0, load.memory) for _, device, load in entries if device == i
                 )
+
+
+def _busy_on(client: Client, device: int) -> bool:
+    return device in client.on and client.on[device].sm > 0
 
 
 def _answers(errors: Mapping[Answer, int]) -> list[int]:

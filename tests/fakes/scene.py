@@ -8,10 +8,11 @@ from types import MappingProxyType
 from typing import Final
 
 from tests.fakes.container import Container
-from tests.fakes.gpu import Device
+from tests.fakes.gpu import LATE_S, Device
 from tests.fakes.node import Node
 from tests.fakes.process import Tenant
 
+STEADY_S: Final = 0.3  # more than two ticks of a watcher
 #: One driver of each kind: (version, PIDs of the process list, PIDs of the samples)
 DRIVERS: Final = (
     ("560.35.03", "container", "host"),
@@ -34,6 +35,20 @@ class Case:
     load: int | None
     ended: bool = False  # killed: its utilization must become 0
     idles: bool = False  # on this device, and it lives
+
+    def span(self) -> tuple[int, int]:
+        """The least and the most that is right: its load, or what the periods say of it, where processes take turns."""
+        gpu = self.container.node.gpu
+        if not (self.load and gpu.turns):
+            return self.load or 0, self.load or 0
+        return gpu.span(self.tenant.host_pid, gpu.devices.index(self.device), LATE_S + STEADY_S)
+
+    def right(self, sm: int | None) -> bool:
+        """Whether that is a right value; NVIDIA's library rounds up, sometimes to one more."""
+        if sm is None or self.load is None:
+            return sm == self.load
+        low, high = self.span()
+        return low <= sm <= high + (low < high)
 
 
 def _case(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -72,3 +74,11 @@ def test_two_processes_in_turn_have_their_halves(real: Node, start: Start) -> No
         time.sleep(0.1)
     assert values.count(0) <= 2  # a watcher sets 0 at each tick before it fills the value in
     assert 42 <= sum(values) / len(values) <= 49
+
+
+def test_demo_is_right(root: Path) -> None:
+    command = (sys.executable, "-m", "tests.fakes.demo", "--library", "550.163.01")
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Driver 550.163.01" in done.stdout
+    assert "Every value is right" in done.stdout

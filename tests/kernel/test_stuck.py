@@ -33,7 +33,7 @@ def test_monitor_reports_nvml_values_in_every_release(tmp_path: Path, start: Sta
         for release in BEHAVIOURS:
             name = release.name.replace(".", "-")
             container = node.container(name=name, release=release.name, sm_limit=0, devices=GPUS[:gpus])
-            cases.append(Case(container, gpus))
+            cases.append(Case(container))
         daemon = start(node)
         for phase, loads in (
             ("busy", (30, 25, 20, 15)),

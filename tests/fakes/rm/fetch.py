@@ -21,6 +21,8 @@ RELEASES: Final = {
     "535.261.03": ("bookworm", "libnvidia-ml1"),
     "550.163.01": ("trixie", "libnvidia-ml1"),
 }
+#: Those that the resource manager gives samples to.
+USABLE: Final = tuple(RELEASES)[1:]
 #: Loads NVIDIA's library in the scope of the resource manager, and sends each call on to it.
 _LOADER: Final = """\
 #define _GNU_SOURCE
