@@ -30,7 +30,7 @@ _TRACING, _TRACE_RAW_TP, _TRACE_ITER = 26, 23, 28
 _SIZES = ("map_type", "key_size", "value_size", "max_entries", "map_flags")
 _LOAD_64, _PSEUDO_MAP_FD = 0x18, 1
 _INSTRUCTION = struct.Struct("=BBhi")
-_LOG_SIZE = 1 << 22  # older kernels keep the beginning of what did not fit, and the end is what is wanted
+_LOG_SIZE = 1 << 22  # large: older kernels cut off the log's end, which has the error
 
 
 class ImageError(Exception):

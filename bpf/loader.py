@@ -185,7 +185,7 @@ def import_bcc(headers: str) -> Any:
     os.environ["BCC_KERNEL_SOURCE"] = os.path.dirname(headers)
     try:
         import bcc
-        from bcc import BPF  # noqa: F401 - an empty directory called bcc can be imported as well
+        from bcc import BPF  # noqa: F401 - an empty directory called bcc can be imported, too
     except (ImportError, OSError) as error:
         raise LoadError(
             "bcc",

@@ -72,7 +72,7 @@ __all__ = [
 DEFAULT_SOCKET = "/run/resolver/resolver.sock"
 _SECONDS = 0.8
 _MOST_BYTES = 256 << 20
-#: As long as reading takes of what is there already.
+#: Seconds for reading an answer that has already arrived.
 _AT_ONCE = 0.001
 #: The daemon writes to an idle stream every 30 s.
 _STREAM_SILENCE = 75.0

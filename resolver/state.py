@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from resolver.gpu.inventory import Inventory
     from resolver.hami.packed_slots import PackedSlots
 
-#: A daemon whose last pass is older than this, or than so many intervals, is unhealthy.
+#: Age of the last pass, in seconds or intervals, that makes a daemon unhealthy.
 _STANDS_SECONDS, _STANDS_INTERVALS = 10.0, 20
 
 
@@ -64,10 +64,10 @@ class SlotReport(SlotFacts, frozen=True):
 class UnownedCode:
     """State of a slot without a known owner, in one byte; 0 is none."""
 
-    UNOWNED: Final = 1  # in use, and there is no reason yet why nobody is known to own it
+    UNOWNED: Final = 1  # in use, owner unknown without a reason yet
     REASON: Final = 0x1F
     DEAD: Final = 0x20
-    ABANDONED: Final = 0x40  # dead because nobody has the file open
+    ABANDONED: Final = 0x40  # dead because no process has the file open
     UNSURE: Final = 0x80  # the file was touched since it was called dead
     _REASONS: Final = tuple(UnresolvedReason)
 
@@ -263,7 +263,7 @@ class Process(Struct, frozen=True):
     container_name: str | None
     namespace: str | None
     pod: str | None
-    comm: str | None  # what the process calls itself: at most 15 bytes of anything
+    comm: str | None  # the process's name: at most 15 arbitrary bytes
     sm_util: int | None
     memory: int | None
     no_slot: SampleReason | None
@@ -392,7 +392,7 @@ class Snapshot(NamedTuple):
     counters: Mapping[str, int]
     dry_run: bool
     settings: tuple[Setting, ...] = ()
-    holder: str = ""  # PID of the daemon whose end this one waits for before it writes
+    holder: str = ""  # PID of the daemon that must end before this one writes
     interval: float = 0.0  # seconds between two full passes
     standing: Mapping[str, str] = MappingProxyType({})  # troubles in the log that last: why, by event
     unwatched: int = 0  # regions that the kernel reports no changes of

@@ -190,7 +190,7 @@ def placements() -> list[str]:
     )
 
 
-#: The tables of docs/metrics.md, each with the family that it begins with; it goes on to the next one's.
+#: Tables of docs/metrics.md by their first family; each ends at the next one's.
 METRICS = {
     "containers": "resolver_container_utilization_ratio",
     "slots": "resolver_regions",

@@ -30,7 +30,7 @@ include_patterns = ["*.md", "bpf/*.md", "docs/**.md", "deploy/**.md"]
 exclude_patterns = [".*", "build", "dist", "resolver", "scripts", "shared", "tests"]
 #: GitHub's own anchors, so that one link serves both.
 myst_heading_anchors = 4
-#: <img> in a page is an image of ours, to be copied along.
+#: An <img> in a page is a local image, to be copied.
 myst_enable_extensions = ["html_image"]
 #: A page may begin where another one ends: README.md has no heading of the first level but one.
 nitpicky = True
@@ -71,7 +71,7 @@ def _contents(*pages: str, caption: str = "") -> str:
     return "\n".join(["\n\n```{toctree}", *options, "", *pages, "```\n"])
 
 
-#: A picture's colours for dark paper: the whole block, and what is in it.
+#: A picture's colours for dark paper: the whole block, and its content.
 _DARK = re.compile(r"@media \(prefers-color-scheme: dark\) \{(.*?\})\s*\}", re.DOTALL)
 
 

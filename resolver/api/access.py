@@ -60,7 +60,7 @@ _UNREADABLE = {
     HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE: Reason.HEADERS_TOO_LARGE,
 }
 
-#: Everybody who may ask everything shares one account for each user; a tenant has one for its container.
+#: Fully permitted callers share one account per user; a tenant has one per container.
 _Key = tuple[str, int | str]
 
 _NOT_FOR_CONTAINERS = (

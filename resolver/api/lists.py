@@ -34,7 +34,7 @@ def _list(name: str, shape: type, summary: str, own: type | None = None) -> Rout
     async def handler(context: Context, request: Request) -> Answer:
         if (tenant := request.access.tenant) is not None:
             document = await getattr(context.own, name)(tenant)
-            tenant.require_alive()  # while it lives, the container id and the namespace are its own
+            tenant.require_alive()  # while the process lives, its container id and namespace are not reused
             return Answer(encode(document))
         return await context.listed(parts)
 

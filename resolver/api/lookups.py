@@ -158,7 +158,7 @@ async def _own(
         missing = [ns_pid for ns_pid in missing if found[ns_pid] is None]
     if missing and pidmap.source.exact() is None:
         found |= await context.tenants_walks.run(walk_own, procfs, own, missing)
-    tenant.require_alive()  # while it lives, the namespace is its own
+    tenant.require_alive()  # while the process lives, its namespace is not reused
     return found
 
 
@@ -182,7 +182,7 @@ async def look_back(context: Context, request: Request) -> Answer:
     if tenant is None:
         found = await context.walks.run(reverse, procfs, host_pid, context.pods)
     else:
-        # The same refusal for what is another's and for what is not there.
+        # The same refusal for other containers' processes and for missing ones.
         try:
             if tenant.own.pidns not in procfs.pidns_chain(procfs.tgid(host_pid)):
                 raise _not_yours()

@@ -14,7 +14,7 @@ from resolver.base.version import VERSION
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-#: What any route may answer instead: not HTTP or no such parameter, not allowed, too often, a defect, no answer.
+#: Errors of any route: bad request, not allowed, too often, a defect, no answer.
 EVERYWHERE = (400, 403, 408, 429, 431, 500, 503)
 _REFERENCE = "#/components/schemas/{name}"
 

@@ -28,10 +28,10 @@ class Reason(StrEnum):
     NO_SUCH_PROCESS = "no_such_process"  # no process has that number
     GONE = "gone"  # it ended while it was checked
     AMBIGUOUS = "ambiguous"  # several fit; `candidates` has them
-    CANNOT_KNOW = "cannot_know"  # the answer is out of the daemon's sight; `detail` says what is missing
+    CANNOT_KNOW = "cannot_know"  # the daemon can't see it; `detail` names the missing right
     NOT_YOURS = "not_yours"  # only root and the socket's group may ask that
     PEER_UNKNOWN = "peer_unknown"  # the calling process cannot be determined
-    BAD_REQUEST = "bad_request"  # `detail` says what is wrong with it
+    BAD_REQUEST = "bad_request"  # `detail` names the error
     NO_SUCH_ROUTE = "no_such_route"
     METHOD_NOT_ALLOWED = "method_not_allowed"
     TOO_SLOW = "too_slow"  # the request did not come, or the answer was not found, in time

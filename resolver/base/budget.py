@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 #: Seconds after which a loop's task lets the others go on. One step more can come on top of it.
 SLICE_SECONDS = 0.005
-#: What one container may cost in the long run, as a share of one core, and what it may save up, in seconds.
+#: A container's lasting share of one core, and the seconds of CPU that it may save up.
 SHARE = 0.1
 BURST_SECONDS = 0.25
 

@@ -80,7 +80,7 @@ class Journal:
 
     def __init__(self, events: EventLog | None = None) -> None:
         self._troubles: dict[str, tuple[str, str]] = {}  # the event with which it began, and why
-        self._quotas: dict[tuple[str, bool], Bucket] = {}  # by whom, and whether that is a directory
+        self._quotas: dict[tuple[str, bool], Bucket] = {}  # by account, and true for a directory
         self._left_out: dict[tuple[str, bool], Counter[str]] = {}  # lines, since the last one
         self._events = events
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-#: Where they are installed, 5 MiB and 20 ms with structlog, whose tracebacks rich would draw; 6 ms with msgspec.
+#: Optional imports of structlog (rich for tracebacks: 5 MiB, 20 ms) and of msgspec (6 ms).
 _ABSENT = ("better_exceptions", "rich", "_uuid", "typing_extensions")
 #: 4.3 MiB of the daemon and 15 ms of its start, with asyncio and prometheus_client (Python 3.11).
 _HOLLOW = (

@@ -10,7 +10,7 @@ from resolver.base.retry import longer
 
 #: Bytes above the least so far that are worth it.
 _WORTH = 1 << 20
-#: Seconds between two tries: what is free by then can't be seen from outside.
+#: Seconds between two tries: free heap can't be seen from outside.
 _FIRST, _LONGEST = 2.0, 64.0
 
 

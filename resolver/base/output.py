@@ -11,7 +11,7 @@ import select
 from collections import deque
 
 _PIECE = select.PIPE_BUF
-#: Bytes that wait at most; what comes then is lost.
+#: Most bytes that wait; further output is lost.
 MOST_BYTES = 1 << 18
 
 

@@ -181,6 +181,6 @@ def _top_level(arguments: list[str]) -> int:
         + f"\n\nSee resolver help COMMAND. Messages name pages as docs/...: these are in {_pages()}.",
     )
     parser.add_argument("--version", action="version", version=f"resolver {VERSION}")
-    parser.parse_args(arguments)  # refuses what it does not know
+    parser.parse_args(arguments)  # refuses unknown options
     parser.print_help()
     return 0

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     Results = dict[str, Finding]
 
 _STYLES = {"ok": "green", "warning": "yellow", "unknown": "yellow", "failed": "red"}
-_INDENT = 9  # of what follows the state
+_INDENT = 9  # indent of the text after the state
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -69,7 +69,7 @@ def _node(args: argparse.Namespace) -> Node:
     from resolver.doctor.node import Node
 
     given = options.given(args)
-    config.load(given, environ={})  # what is wrong on this command line is no finding
+    config.load(given, environ={})  # an error on this command line is no finding
     try:
         settings, origins = config.load(given, args.config, environment())
     except UsageError as error:
@@ -80,7 +80,7 @@ def _node(args: argparse.Namespace) -> Node:
     try:
         settings, _ = config.load({**config.from_status(node.status), **given}, environ={})
     except (UsageError, LookupError, TypeError):
-        return node  # a daemon of another version, whose settings are others
+        return node  # a daemon of another version has other settings
     return Node(settings, settings_from=f"those of the daemon that runs, PID {node.status['host_pid']}")
 
 

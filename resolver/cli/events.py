@@ -33,7 +33,7 @@ _BAD = (
     "gpu_gone",
 )
 _GOOD = ("repair", "gpu_healthy", "nvml_available")
-#: Fields that say whose an event is; at a terminal they are one name.
+#: Fields that identify an event's subject; a terminal shows one name.
 _NAMES = ("container", "container_id", "pod_uid", "container_name", "namespace", "pod")
 
 

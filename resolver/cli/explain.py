@@ -37,7 +37,7 @@ _VERDICTS = {
     "unknown": "As far as can be seen it does not break; what is not known begins",
     "soon": "It is being put right",
 }
-#: A line of a link: two blanks, its state, its name, what was found.
+#: A line of a link: two blanks, its state, its name, the finding.
 _STATE, _NAME = 9, 12
 
 

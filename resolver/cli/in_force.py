@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from resolver.config import Settings
 
 _SECONDS = 1.0
-#: What `EnvironmentFile=` of the package's unit names.
+#: The file in `EnvironmentFile=` of the package's unit.
 UNIT_SETTINGS = "/etc/default/resolver"
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     Arguments = argparse.Namespace | SimpleNamespace
 
-#: A daemon that takes longer is not waited for: the kernel knows as well.
+#: A slower daemon is not waited for: the kernel can answer, too.
 _SECONDS = 0.1
 #: Where only the daemon can answer.
 _PATIENCE = 5.0

@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run until stopped (0), or once (0, or 1 if anything stayed unresolved)."""
-    # The daemon's weight is not for those who only want to know its options.
+    # Imported late: --help must not load the daemon.
     import contextlib
     import functools
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     Cell = str | int | None
 
-#: For what is not known, or not there.
+#: Shown for unknown and missing values.
 NONE = "-"
 _LABEL = 8  # cells of a label and the blanks after it
 _SHORTEST = 12  # cells that a terminal leaves of a name

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _COLUMNS = ("CONTAINER", "LAYOUT", "SLOT", "PID", "HOSTPID", "STATUS", "GPU", "SM %", "MEMORY", "HINT")
 _RIGHT = frozenset(("SLOT", "PID", "HOSTPID", "STATUS", "SM %", "MEMORY"))
-#: Of no use to a person whose slots are well; the rest fits 80 columns.
+#: Useless while slots are right; the rest fits 80 columns.
 _FOR_PROGRAMS = frozenset(("LAYOUT", "STATUS"))
 _GPU = _COLUMNS.index("GPU")
 _DRIVER = "/proc/driver/nvidia/version"

@@ -45,7 +45,7 @@ __all__ = (
 #: Names with our prefix that are no settings: the file's, and those of ``resolver report-devices``.
 OTHER_VARIABLES = {f"{PREFIX}CONFIG", f"{PREFIX}NODE", f"{PREFIX}REPORT_METRICS_ADDR"}
 
-#: What Kubernetes sets for a Service called ``resolver`` or ``resolver-*`` (pkg/kubelet/envvars/envvars.go).
+#: Variables of Kubernetes for a Service ``resolver`` or ``resolver-*`` (pkg/kubelet/envvars/envvars.go).
 _OF_A_SERVICE = re.compile(r"\w+_(SERVICE_(HOST|PORT)|PORT_[0-9]+_|PORT=\w+://)")
 
 

@@ -56,7 +56,7 @@ class Chart(NamedTuple):
     """A setting in the Helm chart, if it differs from the daemon's."""
 
     path: str = ""  # dotted; empty: below ``settings``, under its name
-    pattern: str = ""  # what a pod can have, as a regular expression
+    pattern: str = ""  # a pod's value, as a regular expression
     default: Any = None  # None: the daemon's
 
 
@@ -302,8 +302,8 @@ def _declared(field: msgspec.structs.FieldInfo) -> Declared:
     )
 
 
-#: All, by name, in the order in which they are shown.
+#: All settings by name, in display order.
 SETTINGS = {field.name: _declared(field) for field in msgspec.structs.fields(Settings)}
 
-#: What a running daemon cannot change; a reload that asks for it says so and keeps the old value.
+#: Fixed while the daemon runs; a reload reports the difference and keeps the old value.
 FIXED_AT_START = tuple(name for name, setting in SETTINGS.items() if not setting.about.live)

@@ -39,7 +39,7 @@ SLICE_SECONDS = 0.02
 READ_SECONDS = 0.005
 #: Seconds from each look to the next, the last one from then on: a runtime adds no mounts to a container that runs.
 _PAUSES = (0.001, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 120.0, 300.0, 600.0)
-#: Seconds of one refresh in which the mounts of those that are due are waited for.
+#: Seconds of one refresh spent waiting for due mounts.
 _MOUNTS_SECONDS = 0.02
 #: More namespaces than these in one container are not searched.
 MAX_NAMESPACES = 1024
@@ -101,7 +101,7 @@ class KnownNamespaces:
         self._due: list[FirstProcess] = []  # a heap by time
         self._by_pidns: dict[int, FirstProcess] = {}
         self._by_id: dict[str, set[int]] = {}  # host PIDs of those that a runtime made, by container id
-        self._with: dict[Hashable, set[int]] = {}  # namespaces whose first process has that directory mounted
+        self._with: dict[Hashable, set[int]] = {}  # namespaces by a mount of their first process
         self._below: dict[int, set[int]] = {}  # namespaces by the one right above them
         self._learned: dict[Hashable, dict[int, Learned]] = {}
         self._of: dict[Hashable, frozenset[int]] = {}  # answers since the last refresh

@@ -68,7 +68,7 @@ class Broker:
         self._journal = journal
         self._counters = counters
         self._refused = refused
-        #: With what each has said so far.
+        #: Clients, and the bytes read from each.
         self._waiting: Waiting[bytearray] = Waiting(EXCHANGE_SECONDS, self._readable, self._late)
 
     async def serve(self, path: str) -> None:

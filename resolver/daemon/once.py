@@ -35,7 +35,7 @@ async def once(
             await service.pass_once(patient=False)
         await service.collect_once()
         await service.pass_once(patient=False)
-        await asyncio.sleep(TWO_TICKS)  # what differs for longer is no watcher's to put right
+        await asyncio.sleep(TWO_TICKS)  # a longer difference is no watcher's
         await service.pass_once(patient=False)
         return service.snapshots.take()
     finally:

@@ -24,7 +24,7 @@ class Rights:
     def __init__(self, steps: Collection[str], journal: Journal) -> None:
         release = os.uname().release
         sources = [SOURCE_RECORDS[name] for name in steps]
-        # Optional: tenants' files are 0666, unless one has a umask.
+        # Optional: tenants' files are 0666 unless the tenant has a umask.
         self._running = frozenset({"DAC_OVERRIDE"}).union(*(source.keeps(release) for source in sources))
         self._to_start = frozenset[str]().union(*(source.rights for source in sources))
         self._at_first = frozenset[str]().union(*(source.at_first for source in sources))

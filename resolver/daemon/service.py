@@ -111,7 +111,7 @@ class Service:
     async def run(self) -> None:
         """Work until `stop`. Raises `CannotKnow` if the requested source does not work here."""
         if self._rights is not None:
-            self._sockets = api.make_sockets(self.settings, self.journal)  # nobody can reach them yet
+            self._sockets = api.make_sockets(self.settings, self.journal)  # not listening yet
             self._rights.give_up()
         if self.settings.source != SourceName.AUTO:
             try:
@@ -198,7 +198,7 @@ class Service:
         return min(self.repairer.next_pass(), tend_at)
 
     async def _tend_source(self) -> None:
-        if self.settings.source == SourceName.AUTO:  # the scan does until the best one has started
+        if self.settings.source == SourceName.AUTO:  # the scan serves until the best source has started
             await self.start_source()
         tend = lambda: self.ladder.tend(self.pidmap.source)  # noqa: E731
         await self._every_nvml_interval(_TEND_INTERVALS, tend, self.ladder.failed, "source")

@@ -24,7 +24,7 @@ class Check(NamedTuple):
     seconds: float = _SECONDS
 
 
-#: In the order in which they are run: what others rest on comes first.
+#: In order: checks that others depend on come first.
 CHECKS = (
     Check("settings", daemon.settings),
     Check("view", view.view),

@@ -48,8 +48,9 @@ class Joined(NamedTuple):
     asked: frozenset[str]  # UUIDs of the devices that answered
     orphans: tuple[Sample, ...]
     used: tuple[Used, ...] = ()
-    listed: frozenset[str] = frozenset()  # UUIDs of the devices whose list of processes is known
-    refused: frozenset[str] = frozenset()  # UUIDs of the devices whose samples HAMi before 2.10 can't read
+    listed: frozenset[str] = frozenset()  # UUIDs of the devices with a known process list
+    # UUIDs of the devices with samples that HAMi before 2.10 can't read
+    refused: frozenset[str] = frozenset()
     idle: frozenset[str] = frozenset()  # UUIDs of the devices without load by their own samples
 
     def utilization(self, host_pid: int, device_uuid: str) -> int | None:
@@ -102,7 +103,7 @@ async def join(
             found = place(nvml_pid)
             if isinstance(found, _Nowhere):
                 orphans.append(Sample(nvml_pid, uuid, sm_util, found.reason, found.container or None))
-                # Its slot may be found before NVML is asked again; then it is not idle, but unknown until then.
+                # Its slot may be found before the next NVML answer: unknown until then, never idle.
                 unknown.add((nvml_pid, uuid))
             else:
                 # Several threads of one process can be listed: its load is the largest of them, not their sum.
@@ -176,7 +177,7 @@ def _place(
         container = pidmap.container_of(nvml_pid)
         reason = SampleReason.PID_UNKNOWN if container is None else SampleReason.PROCESS_ENDED
         return _Nowhere(reason, container or "")
-    pidmap.name_container(tgid, container_id)  # it may have ended when NVML is asked the next time
+    pidmap.name_container(tgid, container_id)  # it may have ended by the next NVML answer
     if not container_id:
         return _Nowhere(SampleReason.NOT_IN_CONTAINER, "", tgid)
     in_hami = container_id in hami_containers

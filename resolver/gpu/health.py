@@ -27,7 +27,7 @@ BROKEN = {
     120: "its system processor failed",
     140: "a memory error that was not recovered from",
 }
-#: What programs do, or have done to them.
+#: XIDs caused by programs.
 OF_PROGRAMS = {
     13: "a fault of a program in the graphics engine",
     31: "a program accessed memory that it does not have",

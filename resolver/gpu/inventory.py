@@ -60,7 +60,7 @@ class GpuDetails(Struct, frozen=True):
     decoder: int | None
 
 
-#: NVML's bits of why clocks are lower than they could be. What has no name yet is ``other``.
+#: NVML's bits for reduced clocks. Unknown bits are ``other``.
 THROTTLE_REASONS = (
     "idle",
     "application_clocks",

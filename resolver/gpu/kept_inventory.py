@@ -35,8 +35,8 @@ class InventoryKeeper:
 
     def __init__(self) -> None:
         self.inventory: Inventory = NONE
-        self.answering: tuple[Gpu, ...] = ()  # those whose UUID was read
-        self._read: tuple[Gpu, ...] = ()  # as last read, without what is known of their samples
+        self.answering: tuple[Gpu, ...] = ()  # GPUs with a known UUID
+        self._read: tuple[Gpu, ...] = ()  # as last read, without their samples
         self._read_at = 0.0
         self._xids: dict[str, Counter[int]] = {}  # by UUID, since the daemon started
         self._broken: dict[str, set[int]] = {}  # those after which it needs a reset, as long as it had none

@@ -323,7 +323,7 @@ class DirectoryFinder:
             self._register.drop_candidates(directory)
             if directory.identity != NOWHERE:
                 self._forget(directory.path)
-                directory.news = True  # to be watched as well
+                directory.news = True  # to be watched, too
             directory.identity = device, inode
         there = {name: (tuple(identity), changed) for name, *identity, changed in files}
         for candidate in list(directory.candidates.values()):

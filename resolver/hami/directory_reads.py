@@ -34,8 +34,8 @@ def list_entries(
     try:
         with os.scandir(fd) as listing:
             for entry in islice(listing, most):
-                # A symbolic link is kept as well: the visit refuses it, and so it is counted.
-                # Neither kubelet nor a device plugin makes a name that is not printable.
+                # A symbolic link is kept, too: the visit refuses and counts it. Kubelet and device plugins make
+                # printable names only.
                 is_name = entry.name > after and entry.name.isprintable() and is_entry(path, entry.name)
                 if is_name and (entry.is_symlink() or entry.is_dir(follow_symlinks=False)):
                     names.append(entry.name)

@@ -85,8 +85,8 @@ class PodFile(_PodFile):
         return self.tree
 
 
-#: What proves that a process belongs to a region. ``alone``: certainly one container's; ``open``: all containers reach
-#: the file; ``mount`` and ``container_id``: where and in what container its processes have it, None if that isn't told.
+#: Proof that a process belongs to a region. ``alone``: the file is certainly a single container's; ``open``: all
+#: containers reach it; ``mount`` and ``container_id``: its processes' mount and container, None if unknown.
 Proof = SharedDirectory | MappedFile | PodFile
 #: Device (``major:minor``) and inode of a file in ``maps``: on some kernels neither those of ``stat`` nor of its mount.
 Shown = tuple[str, int]

@@ -32,7 +32,7 @@ class DriverRange(NamedTuple):
     measured: str = ""
 
 
-#: Oldest first. A version between two rows is what both say, or unknown.
+#: Oldest first. A version between two rows has their common value, or is unknown.
 DRIVERS = (
     DriverRange(
         first="",

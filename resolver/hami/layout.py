@@ -34,7 +34,7 @@ class Layout(NamedTuple):
     """
 
     name: str
-    released: str  # who writes it
+    released: str  # releases of HAMi that write it
     size: int  # sizeof(shared_region_t)
     version: tuple[int, int] | None
     owner_pid: int
@@ -144,7 +144,7 @@ _V1_1_SHIFTED = _V1_1._replace(
 )
 _V1_2 = _V1_1._replace(name="v1.2", released="HAMi 2.8.2 to 2.10.0", version=(1, 2), seqlock=1936)
 
-#: The layout that no monitor of HAMi's shows, why, and what to do.
+#: The layout that no HAMi monitor shows, the reason, and the next step.
 DROPPED = _V1_1_SHIFTED.name
 DROPPED_WHY = "its fields are not where its version says, so every monitor of HAMi drops it"
 DROPPED_FIX = (

@@ -52,7 +52,7 @@ MAX_LOOKS = 16  # processes checked per refresh
 MAX_REGIONS = 1024
 MAX_PER_CONTAINER = 8
 _POLL_SECONDS = 0.05  # while processes are checked
-#: Kernel file systems, none of which asks a tenant's program for an answer.
+#: Kernel file systems: no tenant's program serves them.
 FILE_SYSTEMS = frozenset(
     {"overlay", "ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "tmpfs", "bcachefs"}
 )
@@ -136,7 +136,7 @@ class MappingFinder:
             if not self._in_use(name) and not any(map(self._lives, found.processes)):
                 changes.removed.append(found.region)
                 self._drop(name)
-        # What ended before it was reported need not be reported.
+        # A process that ended before its report needs none.
         added = [each for each in changes.added if each.region.fd >= 0]
         for host_pid, arrived in wanted.items():
             if host_pid not in self._processes:

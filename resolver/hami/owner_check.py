@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 _MOST_OTHERS = 64
-#: Proofs by which owners are searched through their containers' PID namespaces.
+#: Proofs whose owners are searched through the containers' PID namespaces.
 Searched = SharedDirectory | MappedFile
 #: Awaited between two processes of a search, so that other searches can go on.
 Pause = Callable[[], Awaitable[None]]
@@ -55,7 +55,7 @@ class Unfit(Exception):
         self.reason = reason
 
 
-#: What keeps a process from being read; it may be the owner all the same.
+#: Errors that make a process unreadable; it may still be the owner.
 UNREADABLE = AccessDenied, TooLarge, TooSlow, WorkerFailed
 
 
@@ -117,7 +117,7 @@ class OwnerCheck:
         if namespaces and (HOST_PIDNS in namespaces or self.pidns(host_pid) != HOST_PIDNS):
             return True
         if self._procfs.has_host_mounts(host_pid):
-            return False  # told without its mount table, for which any tenant could make us wait
+            return False  # without the mount table, which any tenant could delay
         return proof in await self.directories(host_pid, payer)
 
     async def _ask(

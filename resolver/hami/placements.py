@@ -23,7 +23,7 @@ class ContainerProof(StrEnum):
     MOUNT = "mount"  # its directory is bind-mounted into that container alone
     CLAIM = "claim"  # its directory is bind-mounted into every container that has the claim
     POD = "pod"  # every container has all directories: the pod in the cgroup, and kubelet's name of the container
-    MAPPING = "mapping"  # the file is in the container's own file system: who holds and maps it
+    MAPPING = "mapping"  # the file is in the container's file system: found by the processes that map it
 
 
 class Placement(NamedTuple):
@@ -45,7 +45,7 @@ class Placement(NamedTuple):
     names: str
 
 
-#: In the order in which they are tried: whose path it is, the first row says that fits.
+#: The first matching row wins.
 PLACEMENTS = (
     Placement(
         name="kai",

@@ -195,7 +195,7 @@ def written_in(
     inside = f"{directory.rstrip('/')}/"
     held: list[SuperblockPath | None] = []
     for each, where in _located(procfs, host_pid, open_for_writing(procfs, host_pid)):
-        # One through a mount that it does not have is, mostly, what it was started with.
+        # A path through a missing mount is usually the one at its start.
         here = where is not None and where.device == device and where.path.startswith(inside)
         unknown = where is None and each.inode == 0
         if (here or unknown or 0 != each.inode == inode) and where not in held:

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from resolver.linux.procfs import Procfs
     from resolver.workers.lanes import TenantReader
 
-#: Slots that are read in one go, some 60 KiB: what a thousand of them need at once isn't kept by the allocator.
+#: Slots per read, some 60 KiB: the allocator would keep larger buffers.
 _CHUNK = 32
-#: What a read of the page cache says where it would have to wait, or where the file system can't say (overlay, tmpfs).
+#: Errors of a cached read that would wait, or that the file system can't make (overlay, tmpfs).
 _WOULD_WAIT = frozenset({errno.EAGAIN, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
 _buffer = bytearray(1 << 17)  # of all such reads
 #: Bytes that file systems allocate beyond a file's end by themselves (XFS). Where there are more, the tenant may free

@@ -26,7 +26,7 @@ MAX_CONTAINERS = 16384  # directories in a containers directory
 MAX_ENTRIES = 64  # entries read in one container's directory; upstream makes two or three
 MAX_CACHES = 8  # of them, names that end in .cache; upstream's own monitor refuses more than two
 
-NOWHERE: Final = (0, 0)  # the device and inode of what is not there
+NOWHERE: Final = (0, 0)  # device and inode of a missing directory
 HALF_MADE_SECONDS = 2.0  # after a file was made, HAMi may not have written its size and header yet
 
 
@@ -76,7 +76,7 @@ class Directory:
     def retry_at(self) -> float:
         """Return when a refused file is next due, or infinity."""
         first = math.inf
-        for candidate in self.candidates.values():  # not by `min`: this is asked with every refresh
+        for candidate in self.candidates.values():  # a loop is faster than `min`, and runs at every refresh
             if candidate.region is None and candidate.reading is None and candidate.retry_at < first:
                 first = candidate.retry_at
         return first

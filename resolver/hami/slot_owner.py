@@ -157,7 +157,7 @@ class OwnerFinder:
                     elsewhere = self._check.pidns(host_pid) not in namespaces
                     elsewhere = elsewhere and self._check.container_id(host_pid) not in ids
                 except ProcessGone:
-                    elsewhere = False  # what can't be told of one that is still there proves nothing
+                    elsewhere = False  # an unreadable process proves nothing
                 if not elsewhere:
                     with contextlib.suppress(ProcessGone):  # a zombie owns nothing
                         self._procfs.open_handle(host_pid).close()
@@ -202,7 +202,7 @@ class OwnerFinder:
                 continue
             except UNREADABLE:
                 concerned.add(host_pid)
-        # They are judged in one go: what was seen of the first ones may not be true any more.
+        # Judged in one step: earlier readings may be outdated.
         found.add(await self._search(sorted(concerned), search, frozenset()))
         found.cut = found.cut or self._pidmap.source is not source  # it may have been closed meanwhile
         return found

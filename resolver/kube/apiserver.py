@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from resolver.kube.device import Json
 
 ACCOUNT_DIR = "/var/run/secrets/kubernetes.io/serviceaccount"
-#: Who writes, in ``metadata.managedFields`` and in events.
+#: Name of the writer in ``metadata.managedFields`` and in events.
 FIELD_MANAGER = "hami-resolver"
 MERGE_PATCH, STRATEGIC_PATCH = "application/merge-patch+json", "application/strategic-merge-patch+json"
 #: Metadata only: a node's status is large, and changes all the time.
 METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 
 _CONNECT_SECONDS, _ANSWER_SECONDS = 5.0, 10.0
-#: A watch that is silent for longer is begun anew; an API server sends a bookmark each minute.
+#: A longer silence restarts the watch; an API server sends a bookmark each minute.
 _SILENCE_SECONDS = 300.0
 _MOST_LINE_BYTES = 4 << 20
 #: The kernel notices a silent peer after 25 s, without waking this process.
@@ -76,7 +76,7 @@ class Backoff:
     def seconds(self, error: ApiServerFailed, began: float | None = None) -> float:
         """Return the pause after a failed try, which includes the time since it ``began``."""
         if error.status in _REFUSALS:
-            # Counted apart: an API server that has just come back refuses for a moment what it does not know yet.
+            # Counted separately: a restarted API server refuses known tokens for a moment.
             wait = doubled(self.FIRST, self.MOST_REFUSED, self._refusals)
             self._refusals += 1
         else:
@@ -152,7 +152,7 @@ class ApiServer:
         headers = self._headers("application/json") | ({"Content-Type": kind} if content else {})
         client = await self._connected()
         try:
-            # A server that sends a byte now and then keeps nobody waiting.
+            # A server that drips bytes must not block.
             async with asyncio.timeout(_ANSWER_SECONDS + _CONNECT_SECONDS):
                 response = await client.request(
                     method, path, params=dict(params), content=content, headers=headers
@@ -218,8 +218,7 @@ def _trusting(ca: str) -> ssl.SSLContext:
     return context
 
 
-#: What the HTTP library raises when there is no answer, or not all of it; RuntimeError: the client was closed by
-#: another task, which has found another CA.
+#: Errors of a missing or incomplete answer; RuntimeError: another task closed the client after finding a new CA.
 _LOST = (httpx2.HTTPError, httpx2.StreamError, OSError, RuntimeError)
 _WRITING = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"}
 

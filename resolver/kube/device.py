@@ -34,10 +34,10 @@ def camel(reason: str) -> str:
 
 
 _CONDITION = "Healthy"
-#: What is ours in an entry; another program may know of its module, its labels or its virtual functions.
+#: Fields of an entry that the reporter writes; other programs may add labels or virtual functions.
 _OURS = frozenset(("type", "id", "minor", "health", "resources", "topology", "conditions"))
 CORDONED, NVML_UNAVAILABLE = "Cordoned", "NvmlUnavailable"
-#: By reason: what a condition says. The text does not change while the reason stays: each change is a write.
+#: Text of a condition by reason. It is constant while the reason stays: each change is a write.
 MESSAGES = {camel(reason): reason.meaning for reason in GpuReason} | {
     CORDONED: f"an operator's mark: the node's annotation {CORDON} or {HAMI_CORDON}, or its label {HEALTH_LABEL}",
     NVML_UNAVAILABLE: "NVML does not answer: this is the last known state",

@@ -95,7 +95,7 @@ class Kubectl:
             return None, daemon.why
         pipe = subprocess.PIPE
         command = self.exec(daemon, ["status", "--json"])
-        # A session of its own: kubectl may be a script, and all of it has to end.
+        # A new session: kubectl may be a script, and all of it has to end.
         running = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, start_new_session=True
         )

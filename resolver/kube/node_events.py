@@ -46,7 +46,7 @@ class NodeEvents:
 
     def note(self, node: OwnerReference, before: Mapping[str, Health], now: Mapping[str, Health]) -> None:
         """Take the object's GPUs before and after a write."""
-        # What an earlier reporter wrote counts as reported; a new GPU is expected to be healthy.
+        # An earlier reporter's conditions count as reported; a new GPU counts as healthy.
         new = {uuid: _Reported(uuid not in before or before[uuid].healthy, -_APART_SECONDS) for uuid in now}
         self._reported = {uuid: self._reported.get(uuid, state) for uuid, state in new.items()}
         self._node, self._now = node, now

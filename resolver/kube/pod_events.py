@@ -50,7 +50,7 @@ class PodEvent(StrEnum):
 
 
 DEFAULT = ",".join(kind for kind in PodEvent if kind is not PodEvent.HELD_IDLE)
-#: Seconds for which a state must have lasted before there is an event.
+#: Seconds that a state must last before its event.
 _LASTS = {
     PodEvent.LIMIT_EXCEEDED: 300.0,
     PodEvent.LIMIT_WITHOUT_EFFECT: 60.0,

@@ -45,10 +45,10 @@ NVML_PATIENCE_SECONDS = 10.0
 _APART_SECONDS = 1.0
 #: Between two reads of the object, which another program may have changed or deleted.
 _CHECK_SECONDS = 8.0
-#: The watch is begun anew, and the object read again, after a time between these.
+#: The watch restarts, and the object is read again, after a time between these.
 _WATCH_SECONDS = (3000, 4200)
 
-#: Seconds for which the daemon delays its answer while nothing changes.
+#: Seconds that the daemon delays an unchanged answer.
 _WAIT_SECONDS = 600
 _REQUIRED = {"version", "error", "driver_version", "gpus"}
 
@@ -117,7 +117,7 @@ class Reporter:
         """Report until cancelled, through all failures."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._follow_daemon())
-            # A thousand nodes that start at once are asked for one after the other.
+            # Spreads the requests of a thousand nodes that start at once.
             await asyncio.sleep(random.uniform(0, self._plan.spread))  # noqa: S311 - no secret
             tasks.create_task(self._follow_node())
             tasks.create_task(self._keep())
@@ -128,8 +128,6 @@ class Reporter:
     def _changed(self, why: str) -> None:
         self._tally.not_in_sync = why
         self._wake.set()
-
-    # -- what to report -----------------------------------------------------------------------------
 
     async def _follow_daemon(self) -> None:
         while True:

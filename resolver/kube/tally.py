@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from resolver.metrics.family import Row
     from resolver.serve.pages import Answer
 
-#: What became of a write.
+#: Results of a write.
 RESULTS = ("created", "patched", "conflict", "throttled", "refused", "failed")
 
 FAMILIES = tuple(

@@ -49,7 +49,7 @@ class ContainerCgroup(NamedTuple):
     runtime: str | None
 
 
-#: Of a process whose cgroup names no container.
+#: Key of a process without a container in its cgroup.
 NO_CONTAINER = ContainerCgroup("", None, None)
 
 

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
     from resolver.linux.mounts import Mount
 
-    #: Gets the path of a directory, its name, and whether it is below the pod that is asked for; gives the
-    #: container's key or None, and whether what is below is in the pod.
+    #: Takes a directory's path, its name, and true below the wanted pod; returns the container's key or None, and
+    #: true if its children are in the pod.
     Match = Callable[[str, str, bool], tuple[str | None, bool]]
 
 

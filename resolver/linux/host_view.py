@@ -21,7 +21,7 @@ def require_host_view(procfs: Procfs) -> None:
             "this process is not in the host's PID namespace, so it cannot see host PIDs: "
             "run it on the host, or with hostPID: true (Kubernetes) or --pid=host (Docker)"
         )
-    # kthreadd, always PID 2 (rest_init in init/main.c), is root's and has every capability: who sees it sees all.
+    # kthreadd, always PID 2 (rest_init in init/main.c), has every capability: a process that sees it sees all.
     if not os.path.exists(f"{procfs.root}/2/status"):
         raise CannotKnow(
             f"{procfs.root} is mounted with hidepid and hides other users' processes: run as root with "

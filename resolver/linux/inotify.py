@@ -18,9 +18,9 @@ OVERFLOW, IGNORED = 0x4000, 0x8000
 _ONLY_DIRECTORY = 0x1000000
 #: Names that come and go, also its name.
 OF_A_DIRECTORY = MOVED_FROM | MOVED_TO | CREATE | DELETE | MOVE_SELF | _ONLY_DIRECTORY
-#: What is read in one go: some thousand events, half a millisecond. One event has at most 16 bytes and a name.
+#: Bytes per read: some thousand events, half a millisecond. An event has at most 16 bytes and a name.
 _READ_BYTES = 16384
-_EVENT = Struct("=iIII")  # watch, what happened, cookie, bytes of the name behind it
+_EVENT = Struct("=iIII")  # watch, mask, cookie, length of the name behind it
 
 
 class Inotify:

@@ -59,9 +59,6 @@ class Descriptor(NamedTuple):
     number: int = -1
 
 
-# -- what is mapped -----------------------------------------------------------------------------------
-
-
 def maps_file(procfs: Procfs, host_pid: int | str, device: str, inode: int) -> bool:
     """Check if the process maps a file with this device (``major:minor``) and inode, writable and shared.
 
@@ -157,9 +154,6 @@ def _by_text(fd: int, path: str) -> Iterator[tuple[str, int]]:
             raise TooLarge(f"{path} is longer than {MAX_MAPS} bytes, the limit for a tenant's file")
     if not total:
         raise ProcessGone(f"{path}: there is no memory map")
-
-
-# -- what is open -------------------------------------------------------------------------------------
 
 
 def descriptor(procfs: Procfs, host_pid: int | str, fd: int | str) -> Descriptor:

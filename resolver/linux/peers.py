@@ -29,7 +29,7 @@ _SO_PEERGROUPS = 59  # Linux 4.13
 _SO_PEERPIDFD = 77  # Linux 6.5
 _SO_PASSRIGHTS = 83  # Linux 6.16
 _UCRED = struct.Struct("=iII")
-_MOST_GROUP_BYTES = 1024  # what Python's getsockopt asks for at most: 256 groups
+_MOST_GROUP_BYTES = 1024  # the limit of Python's getsockopt: 256 groups
 
 # include/uapi/linux/sock_diag.h, unix_diag.h and netlink.h
 _NETLINK_SOCK_DIAG = 4

@@ -40,7 +40,7 @@ class Hit(NamedTuple):
     start_time: int
 
 
-#: What is known of each PID of a container: the process, or why there is none.
+#: By PID of a container: its process, or the reason for none.
 Answers = dict[int, Hit | str]
 
 

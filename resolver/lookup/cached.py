@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from resolver.pids.pidmap import PidMap
 
 _FULL_ID = 64
-#: Seconds in which a container that is not known is searched for, before it is left to the walk.
+#: Seconds of search for an unknown container before the walk.
 _LOOK_SECONDS = 0.02
 
 
@@ -76,7 +76,7 @@ class LiveLookup:
         try:
             return resolve(self._procfs, candidates, namespace, ns_pid, within, source, brief=brief)
         except AccessDenied:
-            return None  # the walk says what is missing
+            return None  # the walk names the missing right
 
     def _is_in(self, host_pid: int, first: FirstProcess) -> bool:
         try:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from resolver.metrics.utilization import Names, Usage
     from resolver.state import Snapshot
 
-_ZONE = "vGPU"  # what upstream registers all of its own under
+_ZONE = "vGPU"  # upstream's zone label
 GPU_LABELS = ("node", "device_index", "device_uuid", "device_type", "zone")
 OLD_GPU_LABELS = ("nodeid", "deviceidx", "deviceuuid", "devicetype", "zone")
 CONTAINER_LABELS = ("namespace", "pod", "container", "vdevice_index", "device_uuid", "zone")

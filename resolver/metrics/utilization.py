@@ -105,7 +105,7 @@ def devices(snapshot: Snapshot) -> dict[str, Device]:
     asked = snapshot.joined.asked
     found = {uuid: Device(uuid, "", OK) for uuid in asked}
     for gpu in snapshot.inventory.gpus:
-        # What the last collection heard is newer than the inventory; a GPU that it says nothing of has failed.
+        # The last collection is newer than the inventory; a GPU absent from it has failed.
         state = OK if gpu.uuid in asked else UNSUPPORTED if gpu.samples == UNSUPPORTED else FAILED
         found[gpu.uuid] = Device(gpu.uuid, str(gpu.device_index), state)
         for instance in gpu.mig_instances:

@@ -17,7 +17,7 @@ from resolver.workers.spawn import ask_once
 PYTHON = "/usr/bin/python3" if os.path.exists("/usr/bin/python3") else sys.executable
 #: Where the running kernel describes itself.
 BTF = "/sys/kernel/btf/vmlinux"
-#: An overloaded machine takes its time to compile; nobody waits for it, another source does the work meanwhile.
+#: An overloaded machine compiles slowly; another source works meanwhile.
 TIMEOUT = 60.0
 
 
@@ -74,7 +74,7 @@ def load(constants: dict[str, int], *, python: str, btf: str, timeout: float, ke
     lift_locked_memory_limit()
     argv = [python, "-I", os.path.join(bpf_directory(), "loader.py")]
     request = json.dumps({"sizes": constants, "btf": btf, "kept_in": kept_in}).encode()
-    # No variables of ours: BCC takes several of them (BCC_KERNEL_SOURCE, BCC_LINUX_VERSION_CODE).
+    # No inherited environment: BCC reads several variables (BCC_KERNEL_SOURCE, BCC_LINUX_VERSION_CODE).
     variables = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
     try:
         answer, descriptors, code = ask_once(argv, request, timeout, environment=variables, quiet=True)

@@ -11,7 +11,7 @@ import os
 import platform
 import sys
 from struct import Struct
-from struct import error as StructError  # noqa: N812 - the name says what it is
+from struct import error as StructError  # noqa: N812 - an exception's name
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:

@@ -202,7 +202,7 @@ class Ladder:
         try:
             before, self._missed = self._missed, source.counters().get("drift_missing", 0)
             return self._missed > before and not source.shortage()
-        except Exception:  # noqa: BLE001 - as above; the canary tells what is wrong
+        except Exception:  # noqa: BLE001 - as above; the canary names the fault
             return True
 
     async def _climb(self) -> None:
@@ -235,7 +235,7 @@ class Ladder:
             )
         except Exception as error:  # noqa: BLE001 - a defect in one source must not end the repairs by another
             self._refused(name, _explanation(error))
-            detail = getattr(error, "detail", "")  # what the compiler or the kernel's verifier printed
+            detail = getattr(error, "detail", "")  # output of the compiler or the kernel's verifier
             if detail:
                 Journal().log.debug("source_detail", source=name, detail=detail)
             return False

@@ -26,7 +26,7 @@ _LOOK_IN_LISTINGS = 3
 _MOST_NAMED = 1 << 16
 #: Most drains of one refresh, should events come faster than they are read.
 _MOST_DRAINS = 8
-#: How often a listing makes good what no event told, in seconds.
+#: Seconds between listings that find processes without an event.
 _RECONCILE_SECONDS = 60.0
 #: A source that overran in so many refreshes in a row costs more than the scan it saves.
 _OVERRUNS_UNHEALTHY = 5
@@ -111,7 +111,7 @@ class NetlinkSource(ScanSource):
         stream = self.stream
         if stream.incomplete or not self._seeded:
             self.rescans += self._seeded
-            # While the socket is not empty the kernel drops everything: what happens from now on could be missed.
+            # The kernel drops all events until the socket is empty: later ones could be missed.
             stream.incomplete = not stream.emptied
             stream.ended.clear()
             yield from self._watch_zombies()

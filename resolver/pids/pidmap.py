@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 #: Refreshes may take at most one part in this many of a CPU's time, whatever tenants do to cause them.
 _REST_FACTOR = 5
 _AT_ONCE = 64  # first processes between two steps
-#: Containers of processes that may have ended, and the seconds for which each is known: samples are younger.
+#: Containers of processes that may have ended, and the seconds they are kept: longer than samples live.
 _MOST_CONTAINERS, _KNOWN_SECONDS = 8192, 10.0
 
 
@@ -113,5 +113,5 @@ class PidMap:
     def counters(self) -> Mapping[str, int]:
         """Counters of this and earlier sources."""
         total = Counter(self.source.counters())
-        total.update(self._past)  # not `+`, which would leave out what is still 0
+        total.update(self._past)  # `+` would drop counters at 0
         return total

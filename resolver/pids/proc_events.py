@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 #: The connector's index and multicast group of process events.
 CN_IDX_PROC = 1
 
-#: What the kernel's refusals mean.
+#: Meanings of the kernel's refusals.
 NEEDS_NET_ADMIN = (
     "the proc connector needs CAP_NET_ADMIN on this kernel: run as root, or give it "
     "(Kubernetes: securityContext.capabilities.add: [NET_ADMIN])"
@@ -40,7 +40,7 @@ _NO_CPU = 0xFFFFFFFF  # on acknowledgements before Linux 6.6, which have no sequ
 
 _REQUEST = struct.Struct("=IHHII IIIIHH I")
 _NLMSG_DONE = 3
-#: cn_msg: idx, val, seq, ack; proc_event: what, cpu, and the first four words of what depends on the event.
+#: cn_msg: idx, val, seq, ack; proc_event: kind, cpu, and four words that depend on the kind.
 _EVENT = struct.Struct("=16x IIII4x II8x IIII")
 _EVENT_SIZE = 76
 
@@ -83,8 +83,8 @@ class EventStream:
     def listen(self, timeout: float) -> None:
         """Request events; raise `CannotKnow` without an acknowledgement within ``timeout`` seconds."""
         number = secrets.randbits(31)
-        # The acknowledgement goes to every listener. Only its ack number distinguishes ours from theirs: the
-        # sequence number is overwritten since Linux 6.6 (cn_proc_ack in drivers/connector/cn_proc.c).
+        # Every listener gets the acknowledgement. Only its ack number identifies this listener: Linux 6.6 and later
+        # overwrite the sequence number (cn_proc_ack in drivers/connector/cn_proc.c).
         self._awaited, self._answer = number + 1, None
         self._request(_LISTEN, number)
         poll = select.poll()
@@ -123,7 +123,7 @@ class EventStream:
             _REQUEST.size, _NLMSG_DONE, 0, 0, 0, CN_IDX_PROC, CN_IDX_PROC, 0, number, 4, 0, operation
         )
         try:
-            self._channel.send(message)  # to the kernel, where nothing else was said
+            self._channel.send(message)  # to the kernel by default
         except ConnectionRefusedError:
             raise CannotKnow(NOT_HOST_NETWORK) from None
         except PermissionError:
@@ -146,8 +146,8 @@ class EventStream:
             except OSError as error:
                 if error.errno != errno.ENOBUFS:
                     raise
-                # Some did not fit and were dropped, and all will be until the socket has been emptied
-                # (NETLINK_S_CONGESTED in net/netlink/af_netlink.c). Said once, and before what did fit.
+                # The kernel dropped events, and drops all until the socket is empty (NETLINK_S_CONGESTED in
+                # net/netlink/af_netlink.c). Reported once, before the kept events.
                 self.overruns += 1
                 self.incomplete = True
         return self.events - before

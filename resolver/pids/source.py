@@ -18,7 +18,7 @@ class PidSource(ABC):
     name: str
     #: Whether `candidates` makes use of a namespace that it is given.
     namespaced = False
-    #: Processes for which the kernel's map has room; 0 without one.
+    #: Capacity of the kernel's map in processes; 0 without a map.
     room = 0
 
     @abstractmethod

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 #: Seconds between two time slices of a walk: tenants can cause one each second, and pay nothing.
 _REST_SECONDS = 0.05
-#: Seconds for which a file must not have changed before it is judged: file times have the resolution of a tick.
+#: Seconds without a change before a file is judged: file times have the resolution of a tick.
 QUIET_SECONDS = 1.0
 FIRST_PAUSE, LONGEST_PAUSE = 5.0, 600.0
 #: Files that are judged in one go through all processes.

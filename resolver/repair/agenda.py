@@ -17,9 +17,9 @@ _GROWTH, _GROWN = 1 / 8, 1.0
 STARTED = 60.0
 #: Seconds between two reads of one region, whatever its tenant does; the first one after an attachment comes at once.
 _SHORTEST = 0.004
-#: A region where all is right, and whose changes the kernel reports, is read once in so many intervals.
+#: Intervals between reads of a right region whose changes the kernel reports.
 QUIET_INTERVALS = 16
-#: Seconds after which every directory is listed again; and where the kernel reports what is new in all of them.
+#: Seconds between listings of every directory; the second if the kernel reports changes in all.
 _DISCOVER_EVERY, _DISCOVER_WATCHED = 1.0, 120.0
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 #: Seconds after which a report is fetched though nothing changed.
 REPORT_SECONDS = 2.9
-#: Seconds in which nothing is held in a file whose words changed more often than watchers change them.
+#: Seconds without holds in a file whose words changed faster than watchers write.
 _TOO_OFTEN_SECONDS = 10.0
 #: A watcher changes a word at most twice at each tick of 120 ms; a file's changes in a second.
 _CHANGES, _MOST_CHANGES = 20, 2000

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from resolver.hami.region import SharedRegion
     from resolver.repair.parts import Parts, Pass
 
-_ANSWERS = 3  # until a new file is a region: its directory's, its own, and the next file's
+_ANSWERS = 3  # answers until a new file is a region: its directory, itself, the next file
 #: Ways to find regions, which are treated alike.
 Discovery = DirectoryFinder | MappingFinder
 
@@ -92,7 +92,7 @@ class KnownRegions:
             watched = all(discovery.watched for discovery in self.discoveries)
             pause = agenda.searched(this.now, self._parts.settings.interval, full=full, watched=watched)
             if not this.everything:
-                # All that is due before the next such pass: each region would wake us at a time of its own.
+                # All regions due before the next such pass, to share one wake-up.
                 this.ahead = pause
 
     async def _refresh(self, discovery: Discovery, this: Pass, *, full: bool) -> None:

@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 
 _WRITER_SECONDS = 1.0
 _UNWRITABLE_SECONDS = 5.0
-#: Seconds between two checks that the writer lives and holds what it should.
+#: Seconds between two checks of the writer and its holds.
 _CHECK_SECONDS = 0.02
 #: Seconds after which a read-only directory makes the daemon not ready: a remount takes a moment.
 _READ_ONLY_SECONDS = 10.0
 #: And in so many of them one that no container is over its budget.
 _CHECKS_OF_BUDGETS = 25
-#: What an order costs in the slot_writer, in seconds of CPU: it maps a page and reads the process.
+#: Seconds of CPU of an order in the slot writer: it maps a page and reads the process.
 ORDER_SECONDS = 30e-6
 
 
@@ -55,14 +55,14 @@ class Writing:
         )
         self.holds = HeldRegions(self.worker)
         self._holding = asyncio.Event()  # some words are held
-        # Utilization waits in a queue of its own, so that a `hostpid` waits for one such batch at most.
+        # Utilization has a separate queue: a `hostpid` waits for one batch at most.
         self._one_at_a_time, self._utilization = asyncio.Lock(), asyncio.Lock()
         self._blames = WeakValueDictionary[str, Blame]()
         self._remembered: dict[str, Blame] = {}  # those that matter without a file, too
         self._read_only: dict[str, tuple[float, float]] = {}  # directories: since when, and last seen to be
         self._counters = counters
         self._journal = journal
-        #: Called with each `hostpid` that a dry run would write, if somebody wants to know them all.
+        #: Called with each `hostpid` that a dry run would write, if set.
         self.on_would_repair: Callable[[RegionRepairs, Order], None] | None = None
 
     def read_only(self) -> str:

@@ -47,7 +47,7 @@ class Pass:
         self.joined = joined
         self.patient = patient
         self.everything = everything
-        self.ahead = _TOGETHER_SECONDS  # what is due within so many seconds is done now
+        self.ahead = _TOGETHER_SECONDS  # work due within so many seconds is done now
         self.slices = Slices()
         self.spent = 0.0  # seconds on the loop
         self.answered = 0.0  # when NVML's answer was first seen

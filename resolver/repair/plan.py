@@ -38,8 +38,8 @@ _NOT_LOOKED = {
     UnresolvedReason.ACCESS_DENIED,
     UnresolvedReason.TOO_LARGE,
 }
-#: Seconds after an end in which other processes' watchers may fill its slot again, from older samples; and from one
-#: write of zeroes to the next: they fill it at each tick.
+#: Seconds after an end in which other watchers may refill its slot from older samples, and seconds between two writes
+#: of zeroes: watchers refill at each tick.
 _REFILLED_SECONDS, _ZERO_AGAIN_SECONDS = 2.0, 0.4
 
 
@@ -85,7 +85,7 @@ class RegionRepairs(RegionSlots):
         self.not_held_until = 0.0  # they changed too often
         self.planned = 0.0  # at the last plan
         self.right = False  # at the last plan: each hostpid, one of a process found since the last attachment
-        self.finding: WatcherFinding | None = None  # what the watcher shows of the policy
+        self.finding: WatcherFinding | None = None  # the watcher's evidence on the policy
         self.numbers: set[HostpidNamespace] = set()  # with which watchers found samples
 
     def stirs(self, now: float, *inputs: object, ahead: float = 0.0) -> bool:
@@ -143,7 +143,7 @@ class RegionRepairs(RegionSlots):
         NVML's answer at ``answered``; devices in ``idle`` have no load by their own samples. ``on_conflict`` gets the
         seconds until the next attempt.
         """
-        changes, settled = self._changes, True  # `_settled` stays behind what changes meanwhile
+        changes, settled = self._changes, True  # copied first: `_settled` must not pass later changes
         self.held, self.planned, self._settled = [], now, -1
         view = self.view
         if view is None:
@@ -230,13 +230,13 @@ class RegionRepairs(RegionSlots):
         if state.wrong_since is None:
             state.wrong_since = now
         if state.written_at not in (None, slot.index):
-            # A move copied the slot before we wrote, and left what we wrote behind: not another writer's doing.
+            # A move copied the slot before our write and left it behind: no other writer.
             state.written = state.written_at = None
         if state.written is not None and slot.hostpid != state.written:
             if slot.hostpid and not state.guessed:
                 state.guessed = True  # the process's own guess; no release guesses 0
             else:
-                # Somebody else writes it too.
+                # Another writer changes it, too.
                 wait = doubled(_FIRST_BACKOFF, _LONGEST_BACKOFF, state.conflicts)
                 state.conflicts += 1
                 state.not_before = now + wait
@@ -247,7 +247,7 @@ class RegionRepairs(RegionSlots):
             return None
         offset = self.region.layout.slot_offset(slot.index)
         expected, new = slot_word(slot.pid, slot.hostpid), slot_word(slot.pid, wanted)
-        state.reason = None  # of before: in a dry run nobody else takes it away
+        state.reason = None  # clear the old reason; a dry run never does
         return Order(
             state,
             owner=state.owner,

@@ -28,7 +28,7 @@ def region_report(
     if view is not None:
         slots = SlotReports(owned, view.slots, repairs.unowned.codes(), len(uuids))
     found = (container_id(state.owner.process.host_pid) for state in states if state.owner)
-    # Only a ResourceClaim's file is several containers'; of another one's the first owner says it.
+    # Only a ResourceClaim's file has several containers; any other has its first owner's.
     first = next(filter(None, found), "")
     ids = sorted({slot.container_id for slot in owned} - {""}) if claim else [first] if first else []
     named = "" if claim else next((state.names[1] for state in states if state.owner and state.names[1]), "")

@@ -42,7 +42,7 @@ class Repairer:
         self._namespaces = namespaces or KnownNamespaces(procfs, pidmap)
         finder = OwnerFinder(procfs, pidmap, self._namespaces, parts.names, parts.reader)
         self._abandoned = Abandoned(procfs, reader=parts.reader)
-        self._judging: asyncio.Task[None] | None = None  # what may be abandoned
+        self._judging: asyncio.Task[None] | None = None  # files that may be abandoned
         self.turns = Turns(parts, finder, self._abandoned.suspect)
         self.found = KnownRegions(parts, self._forget)
         self.readings = Readings(parts, self.turns.leave_out, self.found.reject)
@@ -92,7 +92,7 @@ class Repairer:
                 for work in works:
                     del work.due[:]
         elif asked:
-            await self._namespaces.catch_up(this.slices, bounded=this.patient)  # nobody's in particular
+            await self._namespaces.catch_up(this.slices, bounded=this.patient)  # not charged to any container
         await self.turns.take(busy, this)
 
     def _forget(self, repairs: RegionRepairs) -> None:

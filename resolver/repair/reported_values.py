@@ -46,7 +46,7 @@ class Verdict(Enum):
     """Verdict on a value."""
 
     RIGHT = "right"
-    WAIT = "wait"  # it differs, and it is too early to say whose doing that is
+    WAIT = "wait"  # it differs, too early to name the cause
     WRONG = "wrong"
 
 
@@ -54,22 +54,22 @@ class ReportedValue:
     """History of a slot's ``sm_util`` on one device. Times are monotonic."""
 
     def __init__(self, present: int) -> None:
-        self.seen = self.own = present  # own: the last value that was not ours
-        self.fault = present  # and the last of those that was wrong: it shows what the watcher does
+        self.seen = self.own = present  # own: the last value that resolver didn't write
+        self.fault = present  # the last wrong one of them: it shows the watcher's behaviour
         self.actual: int | None = None  # NVML's, when it was last judged
         self.moved_at = _NEVER  # by itself
         self.answered = _NEVER
         self.ours = False  # the value that stands there
-        self.written: int | None = None  # the last value that was ours
+        self.written: int | None = None  # the last value that resolver wrote
         self.found_at = _NEVER  # when a watcher last wrote a value that agrees with NVML's
-        self.lost = False  # ours was replaced, and nothing since then was right by itself
+        self.lost = False  # our value was replaced, and no later one was right by itself
         self.rising: float | None = None  # since then it never fell, and was above NVML's at every look
         self.contradicted: float | None = None  # when NVML's answer first differed from this older value
         self.contested = False
         self.contested_since = 0.0
         self.wrong_since: float | None = None
         self.right = 0
-        self.idle = False  # the device, by its own samples
+        self.idle = False  # the device is idle by its samples
         self.absences = 0  # NVML's answers in a row without the process
         self.zeroed = False  # by us, and the process was not busy since then
         self.disputed = False  # a watcher filled in a value after our 0

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 #: taken again without a byte or the file's time changing; only lost events are found so late.
 EAGER_LOOKS, _LONGEST_LOOK = 4, 60.0
 _SETTLED_LOOKS = EAGER_LOOKS + 6  # from then on the pauses are as long as they get
-#: Answers without a search, and seconds until a container that makes the kernel wait is asked again.
+#: Answers without a search, and seconds before a slow container is asked again.
 _NOT_SEARCHED, _SLOW_SEARCH = {UnresolvedReason.OVER_BUDGET, UnresolvedReason.TOO_SLOW}, 1.0
 #: Answers after which a dead slot may have an owner again.
 _MAY_LIVE = {
@@ -35,7 +35,7 @@ _MAY_LIVE = {
     UnresolvedReason.UNPROVEN,
     UnresolvedReason.OTHER_POD,
 }
-#: Answers with which a slot is dead once nobody has its file open.
+#: Answers that make a slot dead once no process has its file open.
 NOT_FOUND = (UnresolvedReason.NO_SUCH_PROCESS, UnresolvedReason.OVER_BUDGET)
 
 
@@ -165,7 +165,7 @@ class UnownedSlots:
     __slots__ = ("_codes", "_looks", "_next")
 
     def __init__(self, count: int) -> None:
-        self._codes = bytearray(count)  # 0: none here; else what `UnownedCode` says
+        self._codes = bytearray(count)  # 0: none here; else an `UnownedCode`
         self._looks = bytearray(count)
         self._next = array("d", [inf]) * count  # inf: odd, or none here
 

@@ -49,7 +49,7 @@ class Work:
         self.repairs = repairs
         self.due = repairs.due(now)  # taken from its end
         self.orders: Iterator[Order | None] | None = None
-        self.begun = False  # then it is brought to some end, so that something comes of what it has cost
+        self.begun = False  # it then ends somehow, to give a result for its cost
 
 
 class Turns:
@@ -112,7 +112,7 @@ class Turns:
             await Metered(self._turn(container, works, this), partial(this.charge, container), self._rounds)
         except Exception as error:
             if shortage_of(getattr(error, "errno", None)) in (Shortage.DESCRIPTORS, Shortage.MEMORY):
-                raise  # that is everybody's trouble
+                raise  # this concerns all containers
             # A defect, or something that a tenant made the kernel refuse: shown, counted, and survived.
             parts.counters[CounterName.INTERNAL_ERRORS] += 1
             whom = works[0].repairs.ownership.container if works else container

@@ -24,11 +24,11 @@ _MINUTE, _FIVE_MINUTES = 60.0, 300.0
 _TOLERANCE: Final = 0.10
 #: Largest error of a mean, as a share of it (`make bench ARGS=usage`).
 _ERROR: Final = 0.03
-#: Share of a window in which NVML did not answer, above which its mean is unknown.
+#: Share of a window without NVML answers that makes its mean unknown.
 _MOST_UNKNOWN: Final = 0.1
 #: Seconds without an answer after which no mean is of the last minutes.
 _STALE_SECONDS: Final = 5.0
-#: Seconds for which an ended container's counters can still be scraped.
+#: Seconds that an ended container's counters stay.
 _KEPT_ENDED_SECONDS: Final = 120.0
 _ENDED: Final = (SampleReason.PROCESS_ENDED, SampleReason.PID_UNKNOWN)
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 #: Seconds that a driver may take; then its last answer is outdated.
 _DRIVER_SECONDS = 1.0
-#: A process whose last sample is older (seconds; drivers take some six a second) seems idle. NVML is asked again for
+#: A process with an older last sample (seconds; drivers take some six a second) seems idle. NVML is asked again for
 #: it, at the earliest so many seconds after an answer.
 _SEEMS_IDLE, _ASK_AGAIN_AFTER = 0.3, 0.5
 

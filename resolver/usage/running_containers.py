@@ -34,7 +34,7 @@ _SCAN_SECONDS = 5.0
 _LOOKS = 5
 #: Seconds after which all are checked again though none came or went.
 _LOOK_AGAIN = 30.0
-#: What runs in a pod's sandbox; every container of the pod has mounts that show its name, and this has none.
+#: Program of a pod's sandbox, which lacks the mounts that name a container.
 _SANDBOX = "pause"
 
 
@@ -66,7 +66,7 @@ class Census:
         self._sandboxes = set[str]()  # ids of containers that only hold a pod's namespaces
         self._next_scan = 0.0
         self._asked: tuple[object, ...] = ()  # users and regions at the last one
-        self._made_of: tuple[object, ...] = ()  # what the list was made of
+        self._made_of: tuple[object, ...] = ()  # inputs of the list
         self._look_again = 0.0
 
     async def refresh(self, users: Mapping[str, int], regions: Mapping[str, list[str]]) -> bool:

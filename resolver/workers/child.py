@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import sys
 
-#: What the kernel says when a child lacks descriptors or memory. EAGAIN can mean a tenant's lease.
+#: Errors of a child without descriptors or memory. EAGAIN can mean a tenant's lease.
 LACKING = errno.EMFILE, errno.ENFILE, errno.ENOMEM
 #: The variable with the numbers of the descriptors that belong to the first message, with commas between.
 INHERITED = "RESOLVER_INHERITED"
@@ -35,10 +35,10 @@ def main() -> int:
     libc.prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL: the module signal is a fifth of the slot writer
     libc.prctl(15, name.encode()[:15])  # PR_SET_NAME
     if os.getppid() != parent:
-        return 1  # the daemon ended before the kernel knew; nobody would read an answer
+        return 1  # the daemon has ended: no answer is needed
     for fd in {*map(int, os.listdir("/proc/self/fd"))} - {0, 1, 2, *inherited()}:
         with contextlib.suppress(OSError):  # the listing's own
-            os.close(fd)  # what the daemon was started with
+            os.close(fd)  # descriptors from the daemon's start
     sys.path[:0] = paths
     from resolver.linux.capabilities import limit
 
@@ -46,7 +46,7 @@ def main() -> int:
     try:
         return int(importlib.import_module(module).main())
     except (BrokenPipeError, ConnectionResetError):
-        return 1  # the daemon was killed a moment before this process is; nobody would read an answer
+        return 1  # the daemon was just killed: no answer is needed
 
 
 if __name__ == "__main__":

@@ -29,15 +29,15 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-#: Files that it keeps open until the daemon has opened them as well: those of the last answers, and of the next, but
-#: where descriptors are few no more than a third of them.
+#: Files kept open until the daemon has them: those of the last and the next answers, at most a third of scarce
+#: descriptors.
 _held: deque[int] = deque()
 _MOST_HELD = min(64, os.sysconf("SC_OPEN_MAX") // 3)
-#: What questions are about whose lock everybody's processes take: that of all mounts on the machine (namespace_sem).
+#: Questions about mount tables, which take one lock for the machine (namespace_sem).
 ALL = ""
 #: Those about leases and file locks (file_rwsem).
 LEASES = "leases"
-#: As much as a socket takes by default, less what the kernel puts around it.
+#: A socket's default buffer, less the kernel's overhead.
 MAX_ANSWER = 190_000
 
 
@@ -112,5 +112,5 @@ def answer(procfs: Procfs, question: list[Any]) -> tuple[str, Any]:
         return type(error).__name__, [str(error)]
     except OSError as error:
         return "OSError", [error.errno or errno.EIO, error.strerror or str(error)]
-    except Exception as error:  # noqa: BLE001 - a defect, or what a tenant made: this answer's alone
+    except Exception as error:  # noqa: BLE001 - a defect, or a tenant's doing: fails this answer only
         return "WorkerFailed", [f"{name} failed: {error!r}"]

@@ -36,13 +36,13 @@ if TYPE_CHECKING:
     from resolver.linux.procfs import Procfs
 
 _T = TypeVar("_T")
-#: Seconds in which the first lane has to answer, and the second one.
+#: Time limits of the first and the second lane, in seconds.
 LATE_SECONDS, LONGEST_SECONDS = 0.1, 2.0
 #: A question that takes longer moves its container to the second lane, for so long.
 COSTLY_SECONDS, COSTLY_FOR = 0.02, 60.0
 #: Questions at a lane at a time: no other account's can overtake them.
 _ROOM = 4
-#: Seconds until a container that was late is asked again, doubled each time; forgotten after some quick minutes.
+#: Seconds before a late container is asked again, doubled each time; reset after some quick minutes.
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 _LOADED = (
     "resolver.containers.find",
@@ -117,7 +117,7 @@ class Lanes:
         )
         self._apart = {ALL: mounts, LEASES: leases}
         self._lines = defaultdict[WorkerProcess, Line](lambda: Line(_ROOM, self.budgets.left))
-        #: Who paid for a container's costly question, and until when it has the second lane.
+        #: Account of a container's costly question, and the end of its time in the second lane.
         self._costly: dict[str, tuple[str, float]] = {}
         # Until when a container is not asked (those apart: the first lane is not), and that pause.
         self._late: dict[str, tuple[float, float]] = {}

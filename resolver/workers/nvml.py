@@ -39,7 +39,7 @@ LEGACY_REFUSED = (
 )
 #: A list can grow between the call that asks its size and the call that fetches it.
 _SIZE_RETRIES = 5
-#: Numbers in one answer after which no further device is asked for it: a message has its limits.
+#: Most numbers in one answer before the remaining devices are left out.
 _MANY_NUMBERS = 6000
 #: The list of processes has had several shapes. From 535.43.02 to 535.98 entries of ``_v3`` have 32 bytes, and
 #: nvidia-ml-py reads 24: all but the first would be false. Those of ``_v2`` have 24 in every driver.
@@ -194,7 +194,7 @@ class Nvml:
                 return None
             memory: dict[int, int | None] = {}
             for entry in found:
-                if entry.pid > 0:  # 0 has been seen, and is nobody
+                if entry.pid > 0:  # drivers sometimes list PID 0
                     known, used = memory.get(entry.pid, 0), entry.usedGpuMemory
                     # In MIG mode a process is listed once for each of its instances.
                     memory[entry.pid] = None if known is None or used is None else known + used

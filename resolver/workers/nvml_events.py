@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-#: NVML is asked so often at most (seconds), and for so many at once: the rest is the next look's.
+#: Seconds between two polls of NVML, and most events in one; the rest waits for the next poll.
 _LOOK_SECONDS, _AT_ONCE = 1.0, 64
 
 
@@ -23,7 +23,7 @@ class XidWatch:
         nvml = self._nvml
         if uuid in self._watched:
             return
-        self._watched.add(uuid)  # once: what it does not support now it will not later
+        self._watched.add(uuid)  # once: support doesn't change
         try:
             if nvml.nvmlDeviceGetSupportedEventTypes(handle) & nvml.nvmlEventTypeXidCriticalError:
                 if self._set is None:
@@ -47,7 +47,7 @@ class XidWatch:
                 found[key] = found.get(key, 0) + 1
         except nvml.NVMLError as error:
             if error.value != nvml.NVML_ERROR_TIMEOUT:
-                self.close()  # a GPU is lost, say; it is made anew when the GPUs are read next
+                self.close()  # e.g. a GPU is lost; recreated with the next reading of GPUs
         return [[uuid, xid, count] for (uuid, xid), count in found.items()]
 
     def close(self) -> None:

@@ -60,7 +60,7 @@ NEAR = 3  # points of utilization that count as equal
 MARK = 101
 
 DONE = 0  # the word was changed and read back
-DIFFERENT = 1  # the word, or the guard, is not what was expected: nothing was changed
+DIFFERENT = 1  # the word or its guard differs from the expected one: nothing was changed
 OWNER_GONE = 2  # the process ended before the change was certain: taken back
 MOVED = 3  # the slot moved during a utilization write: taken back
 WRONG_SIZE = 4  # the file does not have the layout's size now: not mapped
@@ -321,7 +321,7 @@ def carry_out(
 
     if guarded and not holds():
         return DIFFERENT, 0
-    # Checked before as well: a number that is taken back would be seen for a moment.
+    # Checked before, too: a number taken back would be visible for a moment.
     if handle >= 0 and not handle_alive(handles[handle], is_pidfd=bool(is_pidfd)):
         return OWNER_GONE, 0
     first = MARK if guarded and not new else new
@@ -337,7 +337,7 @@ def carry_out(
         if undo:
             return undo, cell.swap(first, expected)
         if first != new and cell.swap(first, new) != first:
-            return MOVED, 0  # filled in meanwhile: what stands there is not ours
+            return MOVED, 0  # filled in meanwhile by another writer
         back = _word(fd, target_at)
         return (WRONG_SIZE, 0) if back is None else (DONE, back)
 

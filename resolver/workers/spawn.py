@@ -54,7 +54,7 @@ def spawn(
         try:
             for fd in descriptors:
                 os.set_inheritable(fd, True)
-            # A group of its own: Ctrl-C at a terminal is for the daemon, which ends its children itself.
+            # A new group: Ctrl-C is for the daemon, which ends its children.
             process = subprocess.Popen(
                 argv,
                 stdin=theirs.fileno(),

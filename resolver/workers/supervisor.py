@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _MAX_MESSAGE = 1 << 18
 _FIRST_DELAY = 0.05
 _LONGEST_DELAY = 30.0
-#: After a refusal for lack of means: what another process took it can give back at any time.
+#: After a refusal for lack of resources: other processes may free them at any time.
 _LONGEST_DELAY_FOR_MEANS = 0.5
 #: A child's time for its start, if it is greeted.
 _START_SECONDS = 5.0
@@ -99,7 +99,7 @@ class WorkerProcess:
         self._closed_at = math.inf  # when its socket was seen closed
         self._unreaped: list[subprocess.Popen[bytes]] = []
         self._waiting, self._asked = deque[_Request](), deque[_Request]()
-        self._since, self._turns = 0.0, 0  # the half of the first one's time, and its number
+        self._since, self._turns = 0.0, 0  # start and number of the first order's half time
         self._before = 0.0, 0.0  # the child's CPU time and run delay at its begin
         self._timer: asyncio.TimerHandle | None = None
         self._look_every = math.inf
@@ -137,7 +137,7 @@ class WorkerProcess:
         except asyncio.CancelledError:
             if self._window == 1 and request in self._asked:
                 self._asked.clear()
-                self._end()  # nobody waits for its answer: by then the next one's descriptors may be other files'
+                self._end()  # no caller waits, and later descriptors may be other files by then
                 self._send()
             raise
 
@@ -179,7 +179,7 @@ class WorkerProcess:
         if len(self._asked) > 1:
             return
         self._since, self._turns, self._look_every = time.monotonic(), 0, math.inf
-        try:  # asyncio would describe a socket twice, for an error that nobody sees
+        try:  # asyncio would describe a socket twice for an unseen error
             asyncio.get_running_loop().add_reader(channel.fileno(), self._take)
         except OSError as error:
             self.means.counts[shortage_of(error.errno) or Shortage.WATCHES] += 1
@@ -285,10 +285,10 @@ class WorkerProcess:
         self.starts += 1
         self._channel = channel
         if self._hello:
-            with contextlib.suppress(OSError):  # its end is seen by the next one who sends
+            with contextlib.suppress(OSError):  # the next send notices its end
                 channel.send(self._hello)
                 hello = _Request(self._hello, (), _START_SECONDS)
-                hello.future.cancel()  # nobody waits for it
+                hello.future.cancel()  # no caller waits
                 self._note(channel, hello)
         return channel
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 _UUID = r"[0-9a-fA-F]{8}[-_](?:[0-9a-fA-F]{4}[-_]){3}[0-9a-fA-F]{12}"
-#: By the field's name: what its value is called.
+#: Kind of a value, by the field's name.
 _FIELDS = {
     "namespace": "namespace",
     "pod": "pod",

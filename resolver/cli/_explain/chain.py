@@ -307,9 +307,6 @@ def _per_gpu(view: ContainerView, values: Sequence[tuple[str, int | None]]) -> s
     return ", ".join(shown) or "on no GPU"
 
 
-# ---- what comes out -----------------------------------------------------------------------------------------------
-
-
 def _end(view: ContainerView, reported: Sequence[Reported], *, whole: bool) -> Link:
     """Return the last link: the number that HAMi's monitor reports."""
     found = "; ".join(gpu.in_words() for gpu in reported)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from resolver.cli._top.tree import GpuNode, Tree, UnresolvedNode
     from resolver.gpu.inventory import Gpu, MigInstance
 
-#: What a list can be sorted by. The largest come first, but names rise.
+#: Sort keys of a list. The largest values come first; names ascend.
 SORTS = ("utilization", "memory", "name", "idle time")
 UNRESOLVED = "unresolved"  # the key of the heading above the unresolved rows
 

@@ -18,7 +18,7 @@ _MOST_TITLE = 64
 _WIDE = 80
 #: Cells of the other columns, and the blanks before them.
 _PIDS, _PERCENT, _MEMORY = 17, 6, 12
-#: A reading is at most so old; a process as young may have another one's PID.
+#: Greatest age of a reading; a younger process may have a reused PID.
 _READING_SECONDS = 5.0
 _SORTS = dict(zip("umni", SORTS, strict=True))
 _KEYS = ("q quit", "↑↓ move", "u m n sort", "f fold", "/ filter", "h help")
