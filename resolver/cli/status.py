@@ -75,8 +75,11 @@ def _driver(status: Status) -> Iterator[Line]:
     else:
         yield "hostpid is", f"{policy.namespace} ({policy.origin}: {policy.why})"
     watchers = policy.watchers
-    if any(watchers.values()):
-        confirms = watchers.get("confirms", 0)
+    if unable := watchers.get("unable"):
+        text = f"HAMi in {several(unable, 'container')} can't read this driver's samples: update it to 2.10"
+        yield "no effect", text, "yellow"
+    confirms = watchers.get("confirms", 0)
+    if confirms or watchers.get("doubts"):
         text = f"by watchers in {several(confirms, 'container')}, doubted in {watchers.get('doubts', 0)}"
         yield "confirmed", text, "" if confirms else "yellow"
     asked = driver.collected_at

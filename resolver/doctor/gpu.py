@@ -64,8 +64,9 @@ def driver(node: Node) -> Finding:
     if policy and policy["namespace"] != "unknown":
         origin = f"{policy['origin']} (from the daemon: {policy['why']})"
         return ok(f"hostpid = {policy['namespace']} PID, {origin}")
-    version = node.collection.inventory.driver_version
-    policy = decide(node.settings.hostpid_namespace, version)
+    inventory = node.collection.inventory
+    version = inventory.driver_version
+    policy = decide(node.settings.hostpid_namespace, version, vgpu=inventory.in_vgpu_guest())
     if policy.namespace is not None:
         return ok(f"hostpid = {policy.namespace} PID, {policy.origin}: {policy.why}")
     if version is None:

@@ -21,6 +21,7 @@ class Release(NamedTuple):
         False  # at its exit, under the lock; else sets pid and status to 0, and leaves the rest
     )
     clears_moved: bool = False  # the place that a move left; else its copy stays there
+    second_call: bool = False  # where the driver refuses the first one (HAMi-core PR 218)
     asks_cuda_number: bool = True  # NVML for the device with CUDA's number, until HAMi-core PR 330
 
     def arguments(self) -> list[str]:
@@ -30,6 +31,7 @@ class Release(NamedTuple):
         words += ["--removes-itself"] if self.removes_itself else []
         words += ["--asks-cuda-number"] if self.asks_cuda_number else []
         words += ["--clears-moved"] if self.clears_moved else []
+        words += ["--second-call"] if self.second_call else []
         return words + (["--cached-slot"] if self.caches_slot else [])
 
 
@@ -42,7 +44,16 @@ BEHAVIOURS: Final = (
     Release("2.8.2", "v1.2"),
     Release("2.9.0", "v1.2"),  # same behaviour as 2.8.2
     Release("main", "v1.2", zeroes="all", caches_slot=True, clears_moved=True),  # to mid-2026
-    Release("PR 330", "v1.2", zeroes="all", caches_slot=True, clears_moved=True, asks_cuda_number=False),
+    Release("2.10", "v1.2", zeroes="all", caches_slot=True, clears_moved=True, second_call=True),
+    Release(
+        "PR 330",
+        "v1.2",
+        zeroes="all",
+        caches_slot=True,
+        clears_moved=True,
+        second_call=True,
+        asks_cuda_number=False,
+    ),
 )
 #: Before there were versions in the file.
 OLDER: Final = (
@@ -52,5 +63,5 @@ OLDER: Final = (
 RELEASES: Final = {release.name: release for release in (*OLDER, *BEHAVIOURS)}
 #: The last release with a layout stands for it, where a test asks for a layout alone.
 BY_LAYOUT: Final = {
-    release.layout: release for name, release in RELEASES.items() if name not in ("main", "PR 330")
+    release.layout: release for name, release in RELEASES.items() if name not in ("main", "2.10", "PR 330")
 }

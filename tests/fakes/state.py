@@ -32,6 +32,7 @@ class Fault(IntFlag):
     PROCESSES_INFO_UNSUPPORTED = 4
     VALUES_ABOVE_100 = 8
     PID_ZERO = 16
+    VGPU = 32
 
 
 class Hang(IntFlag):

@@ -17,7 +17,7 @@ from tests.fakes.daemon import Daemon
 from tests.fakes.node import Node
 from tests.fakes.releases import BEHAVIOURS
 from tests.fakes.state import Fault
-from tests.kernel.conftest import DRIVER, Start, hostpid_of, slot_of
+from tests.kernel.conftest import DRIVER, Start, command, hostpid_of, slot_of
 from tests.kernel.rights import patched
 from tests.patience import never, until
 
@@ -186,20 +186,59 @@ def test_working_watcher_confirms_hostpid_and_is_not_stuck(node: Node, start: St
     never(lambda: daemon.said("slot_stuck"), "a slot that is called stuck", 4.0)
 
 
-def test_refused_call_is_the_cause_and_no_doubt(tmp_path: Path, start: Start) -> None:
-    with Node(tmp_path, "580.105.08", GPUS[:1]) as node:
-        node.gpu.set_faults(Fault.PROCESS_UTILIZATION_UNSUPPORTED)
-        container = node.container(name="old", release="2.8.2", sm_limit=30, devices=GPUS[:1])
-        container.tenant().set_load(20)
+REFUSED = "can't read this driver's samples: update"
+#: By driver, what is odd about it, and HAMi's release: words that each command must say.
+TRUTHS: dict[tuple[str, Fault, str], dict[str, str]] = {
+    ("580.105.08", Fault.PROCESS_UTILIZATION_UNSUPPORTED, "2.8.2"): {
+        "status": f"HAMi in 1 container {REFUSED} it to 2.10",
+        "explain": f"HAMi-core in this container {REFUSED} to HAMi 2.10 and restart the pod",
+        "usage": "no_effect",
+        "doctor": "the driver refuses nvmlDeviceGetProcessUtilization, the only call that HAMi before 2.10 makes",
+    },
+    ("580.105.08", Fault.PROCESS_UTILIZATION_UNSUPPORTED, "2.10"): {
+        "status": "confirmed      by watchers in 1 container, doubted in 0",
+        "explain": "The chain holds",
+        "usage": "in_force",
+        "doctor": "the pods that resolver usage shows with no_effect",
+    },
+    ("570.86.15", Fault.VGPU, "2.8.2"): {
+        "status": "hostpid is     host (by machine: a vGPU guest: the hypervisor's samples carry host PIDs",
+        "explain": "ok       driver      570.86.15: hostpid must be the host PID (by machine)",
+        "usage": "in_force",
+        "doctor": "hostpid = host PID, by machine",
+    },
+}
+
+
+@pytest.mark.parametrize("case", TRUTHS, ids=lambda case: f"{case[0]} {case[1].name} {case[2]}")
+def test_commands_name_the_drivers_disease(
+    tmp_path: Path, start: Start, case: tuple[str, Fault, str]
+) -> None:
+    version, fault, release = case
+    with Node(tmp_path, version, GPUS[:1]) as node:
+        node.gpu.set_faults(fault)
+        container = node.container(name="main", release=release, sm_limit=30, devices=GPUS[:1])
+        tenant = container.tenant(load=20)
         daemon = start(node)
-        until(lambda: daemon.said("slot_stuck"), "the cause")
-        (stuck,) = daemon.said("slot_stuck")
-        assert "update to HAMi 2.10" in stuck["why"]
+        loads = itertools.cycle((20, 28 if release == "2.10" else 20))
+
+        def waiting() -> list[str]:
+            """A value that never changes may as well be the daemon's."""
+            tenant.set_load(next(loads))
+            time.sleep(1.0)
+            return [
+                name
+                for name, words in TRUTHS[case].items()
+                if words not in command(node, daemon.run_dir, tmp_path, name, *about.get(name, ())).stdout
+            ]
+
+        about = {
+            "explain": (container.container_id[:12],),
+            "doctor": ("--only", "nvml", "--only", "driver"),
+        }
+        until(lambda: not waiting(), "true words in all commands", 60.0)
         status = get_json("/v1/status", str(daemon.socket))
-        assert (status["policy"]["watchers"]["unable"], status["policy"]["watchers"]["doubts"]) == (1, 0)
-        until(
-            lambda: get_json("/v1/status", str(daemon.socket))["core_limits"] == {"no_effect": 1},
-            "the limit's state",
-        )
-        (gpu,) = get_json("/v1/gpus", str(daemon.socket))["gpus"]
-        assert (gpu["samples"], gpu["legacy_call_refused"]) == ("ok", True)
+        unable = release == "2.8.2" and fault is not Fault.VGPU
+        assert (status["policy"]["watchers"]["unable"], status["policy"]["watchers"]["doubts"]) == (unable, 0)
+        assert status["core_limits"] == {"no_effect" if unable else "in_force": 1}
+        assert not daemon.said("driver_contradicts_version")

@@ -231,7 +231,7 @@ static unsigned collect_samples(unsigned device, uint64_t since_us, struct row *
     do {
         seq = read_begin();
         c = (struct collected){.rows = rows, .pidns = caller_pidns(), .since_us = since_us};
-        c.host = driver_row(state->driver_version) < 4 || sees_host(c.pidns);
+        c.host = driver_row(state->driver_version) < 4 || state->faults & STANDIN_VGPU || sees_host(c.pidns);
         read_ring(device, ring, add_part, &c);
     } while (read_retry(seq));
     active = 0;
@@ -518,7 +518,7 @@ API nvmlReturn_t nvmlDeviceGetMinorNumber(nvmlDevice_t device, unsigned int *min
 API nvmlReturn_t nvmlDeviceGetVirtualizationMode(nvmlDevice_t device, unsigned int *mode)
 {
     WHOLE_DEVICE_CALL(device, STANDIN_HANG_DEVICE, STANDIN_OTHER, mode);
-    *mode = 0; /* none */
+    *mode = state->faults & STANDIN_VGPU ? 2 : 0; /* a guest's, or none */
     return NVML_SUCCESS;
 }
 

@@ -95,6 +95,7 @@ enum standin_fault {
     STANDIN_PROCESSES_INFO_UNSUPPORTED = 1 << 2,        /* nvmlDeviceGetProcessesUtilizationInfo only */
     STANDIN_VALUES_ABOVE_100 = 1 << 3,                  /* every sm value reads 200 too high */
     STANDIN_PID_ZERO = 1 << 4,                          /* one more entry, with PID 0, in both lists */
+    STANDIN_VGPU = 1 << 5,                              /* a vGPU guest, whose samples are not translated */
 };
 
 /* Calls that can be made to hang, as bits of `hang`. A hung call goes on when its bit is cleared. */

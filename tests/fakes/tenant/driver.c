@@ -93,7 +93,7 @@ int driver_load(const char *uuid, int sm)
 
 /* ---- NVML ---------------------------------------------------------------------------------------------------- */
 
-enum { SUCCESS = 0, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7 };
+enum { SUCCESS = 0, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7 };
 
 struct process_v1 {
     unsigned pid;
@@ -109,6 +109,16 @@ struct sample {
     unsigned long long time_us;
     unsigned sm, mem, enc, dec;
 };
+/* Of nvmlDeviceGetProcessesUtilizationInfo. */
+struct use {
+    unsigned long long time_us;
+    unsigned pid, sm, mem, enc, dec, jpg, ofa;
+};
+struct uses {
+    unsigned version, count;
+    unsigned long long since_us;
+    struct use *uses;
+};
 
 static struct {
     int (*init)(void);
@@ -116,6 +126,7 @@ static struct {
     int (*list_v1)(void *, unsigned *, struct process_v1 *);
     int (*list_v3)(void *, unsigned *, struct process_v3 *);
     int (*samples)(void *, struct sample *, unsigned *, unsigned long long);
+    int (*uses)(void *, struct uses *);
 } nvml;
 
 int nvml_open(void)
@@ -130,6 +141,7 @@ int nvml_open(void)
     *(void **)&nvml.list_v1 = dlsym(library, "nvmlDeviceGetComputeRunningProcesses");
     *(void **)&nvml.list_v3 = dlsym(library, "nvmlDeviceGetComputeRunningProcesses_v3");
     *(void **)&nvml.samples = dlsym(library, "nvmlDeviceGetProcessUtilization");
+    *(void **)&nvml.uses = dlsym(library, "nvmlDeviceGetProcessesUtilizationInfo");
     if (!nvml.init || !nvml.by_uuid || !nvml.list_v1 || !nvml.samples) {
         fprintf(stderr, "tenant: libnvidia-ml.so.1 lacks a function that every driver has\n");
         return -1;
@@ -156,7 +168,20 @@ int nvml_list(const char *uuid, struct listed *out)
     return (int)n;
 }
 
-int nvml_samples(const char *uuid, uint64_t since_us, struct sampled *out)
+/* As HAMi-core since PR 218, where the older call is refused. */
+static int second_call(void *device, uint64_t since_us, struct sampled *out)
+{
+    static __thread struct use uses[LIST_MAX];
+    struct uses all = {sizeof all | 1u << 24, LIST_MAX, since_us, uses};
+    int ret = nvml.uses(device, &all);
+    if (ret != SUCCESS)
+        return ret == NOT_FOUND ? 0 : -1;
+    for (unsigned i = 0; i < all.count; i++)
+        out[i] = (struct sampled){uses[i].pid, uses[i].sm};
+    return (int)all.count;
+}
+
+int nvml_samples(const char *uuid, uint64_t since_us, int newer, struct sampled *out)
 {
     static __thread struct sample samples[LIST_MAX];
     void *device;
@@ -164,6 +189,8 @@ int nvml_samples(const char *uuid, uint64_t since_us, struct sampled *out)
     if (nvml.by_uuid(uuid, &device) != SUCCESS)
         return -1;
     int ret = nvml.samples(device, samples, &n, since_us);
+    if (ret == NOT_SUPPORTED && newer && nvml.uses)
+        return second_call(device, since_us, out);
     if (ret != SUCCESS)
         return ret == NOT_FOUND ? 0 : -1;
     for (unsigned i = 0; i < n; i++)

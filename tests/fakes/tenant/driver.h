@@ -25,6 +25,6 @@ void driver_forget(void); /* in a forked child: leave the parent's connection al
 /* NVML through dlopen. Lists return the number of entries, 0 when idle, -1 on an error. */
 int nvml_open(void);
 int nvml_list(const char *uuid, struct listed *out);
-int nvml_samples(const char *uuid, uint64_t since_us, struct sampled *out);
+int nvml_samples(const char *uuid, uint64_t since_us, int newer, struct sampled *out); /* newer: may make the second call */
 
 #endif

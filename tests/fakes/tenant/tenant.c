@@ -6,7 +6,7 @@
  *          [--memory-limit BYTES] [--priority N] [--driver-socket PATH] [--use UUID ...] [--load N]
  *          [--guess list|none|self|wrong|NUMBER] [--broker-socket PATH] [--lock-timeout-ms N] [--lock-tries N] [--mover N [--slots N] [--ends]]
  *          [--zeroes first|all] [--fills set|add|nothing] [--keep-monitorused] [--cached-slot] [--removes-itself]
- *          [--clears-moved] [--cuda-order N[,N...] [--asks-cuda-number]]
+ *          [--clears-moved] [--second-call] [--cuda-order N[,N...] [--asks-cuda-number]]
  *          [--init-ms N | --init-waits]
  *
  * The options from --zeroes on are what releases do differently; tests/fakes/releases.py has them all. As upstream, it takes
@@ -300,7 +300,7 @@ static void parse(int argc, char **argv)
         {"init-ms", 1, NULL, 'i'},      {"init-waits", 0, NULL, 'I'},
         {"removes-itself", 0, NULL, 'R'}, {"clears-moved", 0, NULL, 'V'},
         {"cuda-order", 1, NULL, 'o'},   {"asks-cuda-number", 0, NULL, 'a'},
-        {"ends", 0, NULL, 'e'},
+        {"ends", 0, NULL, 'e'},         {"second-call", 0, NULL, '2'},
         {NULL, 0, NULL, 0},
     };
     for (int c; (c = getopt_long(argc, argv, "", names, NULL)) != -1;)
@@ -330,6 +330,7 @@ static void parse(int argc, char **argv)
         case 'R': region.removes_itself = 1; break;
         case 'V': region.clears_moved = 1; break;
         case 'e': option.ends = 1; break;
+        case '2': ways.second_call = 1; break;
         case 'a': ways.asks_cuda_number = 1; break;
         case 'o':
             for (char *at = optarg; *at && option.visible < REGION_DEVICES; at += *at == ',')

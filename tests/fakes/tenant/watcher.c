@@ -94,7 +94,7 @@ static void refill_device(int asked, int device)
         if (slot >= 0)
             *slot_monitorused(region, slot, device) = list[i].memory;
     }
-    int sampled = ways.fills == FILLS_NOTHING ? 0 : nvml_samples(gpu.uuids[asked], second_ago, samples);
+    int sampled = ways.fills == FILLS_NOTHING ? 0 : nvml_samples(gpu.uuids[asked], second_ago, ways.second_call, samples);
     for (int i = 0; i < sampled; i++) {
         int slot = slot_with_hostpid(samples[i].pid);
         uint64_t *sm = slot >= 0 ? slot_sm_util(region, slot, device) : NULL;

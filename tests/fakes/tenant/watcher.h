@@ -19,6 +19,7 @@ struct watcher_ways {
     int zeroes_all;        /* devices, not the first alone */
     int keeps_monitorused; /* while it zeroes sm_util */
     int asks_cuda_number;  /* NVML for the device with CUDA's number (before HAMi-core PR 330), not the one that it is */
+    int second_call;       /* where the driver refuses the first one (HAMi-core PR 218) */
     enum { FILLS_SET, FILLS_ADD, FILLS_NOTHING } fills;
 };
 

@@ -158,6 +158,7 @@ def test_a_lost_gpu_and_a_hot_one(driver: Driver, node: Node) -> None:
 @pytest.mark.parametrize(
     ("version", "forced", "state", "words"),
     [
+        ("570.86.15 vGPU", "auto", "ok", "hostpid = host PID, by machine"),
         ("535.104.05", "auto", "ok", "hostpid = host PID, by version"),
         ("570.86.15", "auto", "ok", "hostpid = container PID, by version"),
         ("566.36", "auto", "failed", "not known which PIDs"),
@@ -165,7 +166,9 @@ def test_a_lost_gpu_and_a_hot_one(driver: Driver, node: Node) -> None:
     ],
 )
 def test_driver_rows(driver: Driver, node: Node, version: str, forced: str, state: str, words: str) -> None:
+    version, _, vgpu = version.partition(" ")
     driver.install(version)
+    driver.gpu.set_faults(Fault.VGPU if vgpu else 0)
     told = Settings(run_dir=node.settings.run_dir, hostpid_namespace=HostpidNamespace(forced))
     finding = gpu.driver(Node(told))
     says(finding, state, found=words, fix="--hostpid-namespace" if state == "failed" else "")
