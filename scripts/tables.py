@@ -22,8 +22,7 @@ from resolver.doctor import CHECKS
 from resolver.hami.hostpid_policy import DRIVERS
 from resolver.hami.layout import LAYOUTS
 from resolver.hami.placements import PLACEMENTS
-from resolver.kube import tally
-from resolver.metrics import families, hami_names
+from resolver.metrics.family import FAMILIES, GROUPS
 from scripts import published
 
 if TYPE_CHECKING:
@@ -190,68 +189,34 @@ def placements() -> list[str]:
     )
 
 
-#: Tables of docs/metrics.md by their first family; each ends at the next one's.
-METRICS = {
-    "containers": "resolver_container_utilization_ratio",
-    "slots": "resolver_regions",
-    "nvml": "resolver_nvml_up",
-    "gpus": "resolver_gpu_info",
-    "daemon": "resolver_build_info",
-    "reporter": "resolver_report_writes_total",
-    "hami": "hami_host_gpu_memory_used_bytes",
-}
-
-
-def label_groups(*, hami: bool) -> dict[str, tuple[str, ...]]:
-    """Return labels that occur together in many families, by their name in the tables."""
-    if not hami:
-        return {"container": families.CONTAINER_LABELS, "GPU": families.GPU_LABELS}
-    return {
-        "GPU": hami_names.GPU_LABELS,
-        "GPU before": hami_names.OLD_GPU_LABELS,
-        "container": hami_names.CONTAINER_LABELS,
-        "container before": hami_names.OLD_CONTAINER_LABELS,
-    }
-
-
-def labels(*, hami: bool) -> list[str]:
+def labels(section: str) -> list[str]:
     """List the groups of labels."""
-    groups = label_groups(hami=hami)
-    return rows(("in the table", "labels"), ((f"*{name}*", _joined(each)) for name, each in groups.items()))
+    groups = ((group, _joined(members)) for group, members in GROUPS[section].items())
+    return rows(("in the table", "labels"), groups)
 
 
-def _labels(labels: Sequence[str], groups: dict[str, tuple[str, ...]]) -> str:
-    """Format a family's labels, groups by their name."""
-    text = _joined(labels)
-    for name, group in groups.items():
-        text = text.replace(_joined(group), f"*{name}*")
-    return text
+def _joined(labels: str) -> str:
+    return ", ".join(label if label.startswith("*") else f"`{label}`" for label in labels.split(", "))
 
 
-def _joined(labels: Sequence[str]) -> str:
-    return ", ".join(f"`{label}`" for label in labels)
-
-
-def metrics(table: str) -> list[str]:
-    """List the families of one table."""
-    every = (*families.FAMILIES, *tally.FAMILIES, *hami_names.FAMILIES)
-    names = [family.name for family in every]
-    begin = names.index(METRICS[table])
-    end = min((at for at in map(names.index, METRICS.values()) if at > begin), default=None)
-    groups = label_groups(hami=table == "hami")
+def metrics(section: str) -> list[str]:
+    """List the families of one section."""
     body, before = [], ""
-    for each in every[begin:end]:
-        meaning = "the same" if each.help == before else each.help
-        body.append((f"`{each.name}`", each.kind, _labels(each.labels, groups), meaning))
-        before = each.help
+    for family in FAMILIES.values():
+        if family.section == section:
+            meaning = "the same" if family.help == before else family.help
+            its = "" if family.declared == "-" else _joined(family.declared)
+            body.append((f"`{family.name}`", family.kind, its, meaning))
+            before = family.help
     return rows(("name", "type", "labels", "meaning"), body)
 
 
+SECTIONS = {family.section for family in FAMILIES.values()}
 #: (document, name of the table) -> maker of its lines
 TABLES: dict[tuple[str, str], Callable[[], list[str]]] = {
-    **{("docs/metrics.md", f"metrics-{table}"): partial(metrics, table) for table in METRICS},
-    ("docs/metrics.md", "labels"): partial(labels, hami=False),
-    ("docs/metrics.md", "hami-labels"): partial(labels, hami=True),
+    **{("docs/metrics.md", f"metrics-{table}"): partial(metrics, table) for table in SECTIONS},
+    ("docs/metrics.md", "labels"): partial(labels, "containers"),
+    ("docs/metrics.md", "hami-labels"): partial(labels, "hami"),
     ("docs/config.md", "settings"): settings,
     ("docs/compatibility.md", "drivers"): drivers,
     ("docs/compatibility.md", "layouts"): layouts,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.process_collector import ProcessCollector
 
-from resolver.metrics.family import Family
+from resolver.metrics.family import metric, values
 from resolver.serve import pages
 
 if TYPE_CHECKING:
@@ -16,29 +16,10 @@ if TYPE_CHECKING:
 
     from prometheus_client.metrics_core import Metric
 
-    from resolver.metrics.family import Row
     from resolver.serve.pages import Answer
 
 #: Results of a write.
 RESULTS = ("created", "patched", "conflict", "throttled", "refused", "failed")
-
-FAMILIES = tuple(
-    Family(name=f"resolver_report_{name}", kind="counter" if labels else "gauge", labels=labels, help=meaning)
-    for name, labels, meaning in (
-        ("writes_total", ("result",), f"Attempts to write the Device object: {', '.join(RESULTS)}."),
-        ("events_total", ("result",), "Events on the node: posted, or failed and tried again."),
-        ("pod_events_total", ("result",), "Events on pods: posted or updated, or failed and tried again."),
-        (
-            "requests_total",
-            ("code",),
-            "Requests to the API server by HTTP status; 0 for those without an answer.",
-        ),
-        ("in_sync", (), "1 while the Device object is known to be right."),
-        ("daemon_up", (), "1 while the daemon answers at its socket."),
-        ("cordoned_gpus", (), "GPUs that are reported unhealthy by an operator's mark."),
-        ("left_out_gpus", (), "GPUs that are not in the object: their UUID or minor number is unknown."),
-    )
-)
 
 
 class Tally:
@@ -70,14 +51,11 @@ class Tally:
 
     def collect(self) -> Iterator[Metric]:
         """Yield all families; unknown values have no series."""
-        single = not self.not_in_sync, self.daemon_up, self.cordoned, self.left_out
-        rows: list[list[Row]] = [
-            [((result,), number) for result, number in self.writes.items()],
-            [((result,), number) for result, number in self.events.items()],
-            [((result,), number) for result, number in self.pod_events.items()],
-            [((str(code),), number) for code, number in sorted(self._requests.items())],
-        ]
-        rows += [[((), value)] for value in single]
-        for family, values in zip(FAMILIES, rows, strict=True):
-            yield family.metric(values)
+        counted: dict[str, Mapping[Any, int]] = {"writes": self.writes, "events": self.events}
+        counted |= {"pod_events": self.pod_events, "requests": self._requests}
+        for name, counts in counted.items():
+            rows = (((str(label),), count) for label, count in sorted(counts.items()))
+            yield metric(f"resolver_report_{name}_total", rows)
+        yield metric("resolver_report_in_sync", not self.not_in_sync)
+        yield from values("tally", [((), self)])
         yield from self._process.collect()

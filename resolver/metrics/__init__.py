@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 _END = b"# EOF\n"  # of an OpenMetrics text
 #: The text is made again only after this time.
 _KEPT_SECONDS = 0.5
+_LONGEST = 256  # characters of a label's value; a directory's name has at most 255 bytes
 
 
 class _One(NamedTuple):
@@ -47,6 +48,13 @@ class _One(NamedTuple):
     metric: Metric
 
     def collect(self) -> Iterator[Metric]:
+        """Yield it with labels in UTF-8 of bounded length, which the text format quotes."""
+        for sample in self.metric.samples:
+            for label, value in sample.labels.items():
+                if len(value) > _LONGEST or not value.isascii():
+                    sample.labels[label] = value.encode("utf-8", "backslashreplace").decode()[:_LONGEST]
+            if sample.labels.get("container_id") == "":  # to Prometheus no label at all
+                del sample.labels["container_id"]
         yield self.metric
 
 

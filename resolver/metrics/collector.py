@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import platform
+import resource
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from resolver.base.counters import CounterByReason
-from resolver.base.reasons import GpuReason, RegionReason, SampleReason, UnresolvedReason
+from prometheus_client.process_collector import ProcessCollector
+
+from resolver.base.counters import CounterByReason, Shortage
+from resolver.base.reasons import (
+    BrokerRefusal,
+    GpuReason,
+    RegionReason,
+    RepairReason,
+    SampleReason,
+    UnresolvedReason,
+)
 from resolver.base.source_records import SOURCE_RECORDS
 from resolver.base.version import VERSION
 from resolver.gpu.inventory import OTHER, THROTTLE_REASONS
@@ -15,17 +27,19 @@ from resolver.gpu.sampler import FAILED, OK, UNSUPPORTED
 from resolver.hami.hostpid_policy import Origin, WatcherFinding
 from resolver.hami.layout import LAYOUTS
 from resolver.hami.placements import PLACEMENTS
-from resolver.metrics import families as f
+from resolver.linux import procfs
+from resolver.metrics.family import FAMILIES, histogram, metric, values
 from resolver.metrics.utilization import Names, Unknown, devices, names_of, nvml_trouble, usages
 from resolver.state import LimitState
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Iterator, Mapping
+    from enum import StrEnum
 
     from prometheus_client.metrics_core import Metric
 
     from resolver.config import Settings
-    from resolver.metrics.family import Family, Row
+    from resolver.metrics.family import Row
     from resolver.metrics.utilization import Usage
     from resolver.state import ContainerUse, Process, Snapshot
 
@@ -33,7 +47,16 @@ if TYPE_CHECKING:
 MAX_SERIES = 4096
 #: Values of NVML are believed for this many intervals, and for this many seconds at least.
 _BELIEVED_INTERVALS, _BELIEVED_SECONDS = 2.5, 2.5
-_NAMESPACES = ("host", "container", "unknown")
+_PAGE: Final = os.sysconf("SC_PAGE_SIZE")
+_REASONS: Final[dict[CounterByReason, type[StrEnum]]] = {
+    CounterByReason.REPAIRS: RepairReason,
+    CounterByReason.WOULD_REPAIR: RepairReason,
+    CounterByReason.REJECTED: RegionReason,
+    CounterByReason.SHORTAGES: Shortage,
+    CounterByReason.BROKER_REFUSED: BrokerRefusal,
+}
+_own_process = ProcessCollector(registry=None)
+_children_cpu = [0.0]  # seconds: a child that ends between two reads must not make a counter fall
 
 
 def collect(snapshot: Snapshot, settings: Settings, now: float) -> Iterator[Metric]:
@@ -45,92 +68,70 @@ def collect(snapshot: Snapshot, settings: Settings, now: float) -> Iterator[Metr
     used = [usage for usage in every if usage.utilization is not Unknown.UNKNOWN_DEVICE]
     left_out = max(0, len(used) - MAX_SERIES)
     del used[MAX_SERIES:]
-    yield from _containers(used, len(every) - len(used) - left_out)
-    yield from _limits(used, devices(snapshot))
+    yield from _containers(used, len(every) - len(used) - left_out, devices(snapshot))
     index = {gpu.uuid: str(gpu.device_index) for gpu in snapshot.inventory.gpus}
     yield from _accounts(snapshot, index)
     if settings.metrics_per_process:
         processes = list(_processes(snapshot, index)) if trouble is None else []
         left_out += max(0, len(processes) - MAX_SERIES)
-        del processes[MAX_SERIES:]
-        yield f.PROCESS_UTILIZATION.metric((labels, _times(util, 0.01)) for labels, util, _ in processes)
-        yield f.PROCESS_MEMORY.metric((labels, memory) for labels, _, memory in processes)
+        yield from values("process", processes[:MAX_SERIES])
     if settings.hami_metrics:
         from resolver.metrics import hami_names
 
         yield from hami_names.collect(snapshot, used, known=trouble is None)
-    yield f.CONTAINERS.single(len(snapshot.containers))
-    yield f.SERIES_LEFT_OUT.single(left_out)
+    yield metric("resolver_series_left_out", left_out)
     yield from _slots(snapshot)
-    for counter, family in f.COUNTERS.items():
-        if settings.broker or not counter.startswith("broker_"):
-            yield family.single(snapshot.counters.get(counter, 0))
-    for counted, (family, reasons) in f.COUNTERS_BY_REASON.items():
-        if settings.broker or counted is not CounterByReason.BROKER_REFUSED:
-            counts = counted.counts(snapshot.counters, reasons)
-            yield family.metric(((reason,), count) for reason, count in counts.items())
+    yield from _counters(snapshot.counters, broker=bool(settings.broker))
     yield from _nvml(snapshot, trouble, now)
     yield from _gpus(snapshot, known=trouble is None, details=settings.gpu_details)
     yield from _daemon(snapshot)
+    yield from _own_process.collect()
+    yield from _children()
 
 
-def _containers(used: list[Usage], unknown_devices: int) -> Iterator[Metric]:
+def _containers(used: list[Usage], unknown_devices: int, known: Container[str]) -> Iterator[Metric]:
+    """Yield the use now, and HAMi's limits on the ``known`` GPUs: a file may name others, and its text is no label."""
     unknown = {(value, reason.value): 0 for value in ("utilization", "memory") for reason in Unknown}
-    for value, family in (("utilization", f.CONTAINER_UTILIZATION), ("memory", f.CONTAINER_MEMORY)):
+    for value, name in (("utilization", "utilization_ratio"), ("memory", "memory_bytes")):
         unknown[value, Unknown.UNKNOWN_DEVICE.value] = unknown_devices
-        rows = []
+        rows: list[Row] = []
         for usage in used:
             number = getattr(usage, value)
             if isinstance(number, Unknown):
                 unknown[value, number.value] += 1
             else:
                 rows.append((usage.labels, number))
-        yield family.metric(rows)
+        yield metric(f"resolver_container_{name}", rows)
     wrapped = sum(isinstance(usage.counted, Unknown) for usage in used)
-    yield f.UNKNOWN_VALUES.metric({**unknown, ("hami_memory", Unknown.IMPLAUSIBLE.value): wrapped}.items())
-
-
-def _limits(used: list[Usage], known: Container[str]) -> Iterator[Metric]:
-    """Yield HAMi's limits on the ``known`` GPUs: a file may name others, and its text is no label."""
-    its = [usage for usage in used if usage.device.uuid in known]
-    yield f.CONTAINER_MEMORY_LIMIT.metric((usage.labels, usage.limit) for usage in its)
-    yield f.CONTAINER_CORE_LIMIT.metric((usage.labels, _times(usage.core_limit, 0.01)) for usage in its)
+    unknown["hami_memory", Unknown.IMPLAUSIBLE.value] = wrapped
+    yield metric("resolver_container_unknown_values", unknown.items())
+    yield from values("limited", [(usage.labels, usage) for usage in used if usage.device.uuid in known])
 
 
 def _accounts(snapshot: Snapshot, indexes: Mapping[str, str]) -> Iterator[Metric]:
     """Yield the counters of each container on each GPU, and the processes that HAMi-core doesn't know."""
-    used = snapshot.used()
-    its = [((*names_of(each), *_device(each, indexes)), each) for each in used.containers[:MAX_SERIES]]
-    yield f.CONTAINER_GPU_SECONDS.metric((labels, each.gpu_seconds) for labels, each in its)
-    yield f.CONTAINER_GPU_SINCE.metric((labels, each.since) for labels, each in its)
-    yield f.CONTAINER_MEMORY_SECONDS.metric((labels, each.memory_byte_seconds) for labels, each in its)
-    yield f.CONTAINER_UNKNOWN_SECONDS.metric((labels, each.unknown_seconds) for labels, each in its)
-    yield f.CONTAINER_ESTIMATED_SECONDS.metric((labels, each.estimated_seconds) for labels, each in its)
-    yield f.CONTAINER_IDLE_SECONDS.metric(
-        (labels, max(0.0, snapshot.at - each.idle_since))
-        for labels, each in its
-        if each.idle_since is not None
+    report = snapshot.used()
+    uses = [((*names_of(use), *_device(use, indexes)), use) for use in report.containers[:MAX_SERIES]]
+    yield from values("use", uses)
+    idle = ((labels, snapshot.at - use.idle_since) for labels, use in uses if use.idle_since is not None)
+    yield metric(
+        "resolver_container_gpu_idle_seconds", ((labels, max(0.0, seconds)) for labels, seconds in idle)
     )
-    yield f.CONTAINER_ENERGY.metric((labels, each.energy) for labels, each in its)
-    yield f.UNUSED_ENERGY.metric(((uuid,), joules) for uuid, joules in used.unused_joules.items())
-    yield f.CONTAINER_XIDS.metric((labels, each.xids) for labels, each in its)
-    yield f.CORE_LIMIT_STATE.metric(
-        row for labels, each in its for row in _state(LimitState, each.limit_state, *labels)
-    )
-    counts: Counter[tuple[str, ...]] = Counter()
-    memory: Counter[tuple[str, ...]] = Counter()
-    for process in (each.process for each in used.without_slot):
+    states = ((labels, _state(LimitState, use.limit_state)) for labels, use in uses)
+    yield metric("resolver_container_core_limit_state", states)
+    unused = (((uuid,), joules) for uuid, joules in report.unused_joules.items())
+    yield metric("resolver_gpu_unused_energy_joules_total", unused)
+    counts, memory = Counter[tuple[str, ...]](), Counter[tuple[str, ...]]()
+    for process in (without.process for without in report.without_slot):
         labels = (*names_of(process), *_device(process, indexes), process.no_slot or "")
         counts[labels] += 1
         memory[labels] += process.memory or 0
-    yield f.WITHOUT_SLOT.metric(list(counts.items())[:MAX_SERIES])
-    yield f.WITHOUT_SLOT_MEMORY.metric(list(memory.items())[:MAX_SERIES])
+    yield metric("resolver_processes_without_slot", list(counts.items())[:MAX_SERIES])
+    yield metric("resolver_processes_without_slot_memory_bytes", list(memory.items())[:MAX_SERIES])
 
 
-def _processes(
-    snapshot: Snapshot, indexes: Mapping[str, str]
-) -> Iterator[tuple[tuple[str, ...], int | None, int | None]]:
-    """Labels, utilization in per cent and memory of every process on every GPU, once."""
+def _processes(snapshot: Snapshot, indexes: Mapping[str, str]) -> Iterator[tuple[tuple[str, ...], Process]]:
+    """Yield every process on every GPU with its labels, once."""
     seen = set()
     for process in snapshot.gpu_processes:
         ended = process.no_slot in (SampleReason.PROCESS_ENDED, SampleReason.PID_UNKNOWN)
@@ -139,72 +140,21 @@ def _processes(
         seen.add((process.host_pid, process.device_uuid))
         ns_pid = "" if process.ns_pid is None else str(process.ns_pid)
         labels = (*names_of(process), *_device(process, indexes), str(process.host_pid), ns_pid)
-        yield labels, process.sm_util, process.memory
+        yield labels, process
 
 
 def _device(record: Process | ContainerUse, indexes: Mapping[str, str]) -> tuple[str, str]:
     return record.device_uuid, indexes.get(record.device_uuid, "")
 
 
-def _times(number: float | None, factor: float) -> float | None:
-    return None if number is None else number * factor
-
-
-def _by(family: Family, reasons: Iterable[str], counted: Mapping[Any, int]) -> Metric:
+def _by(reasons: Iterable[str], counted: Mapping[Any, int]) -> Iterator[Row]:
     """Give each reason a series, including 0, so that a rate sees the first increment."""
     values = {str(reason): 0 for reason in reasons} | {str(reason): n for reason, n in counted.items()}
-    return family.metric(((reason,), count) for reason, count in values.items())
+    return (((reason,), count) for reason, count in values.items())
 
 
-def _claims(snapshot: Snapshot) -> Iterator[Row]:
-    """Yield the containers that use the file of each ResourceClaim."""
-    containers = {container.container_id: container for container in snapshot.containers}
-    pairs = {
-        (region.claim, each) for region in snapshot.regions if region.claim for each in region.container_ids
-    }
-    for claim, container_id in sorted(pairs)[:MAX_SERIES]:
-        container = containers.get(container_id)
-        yield (claim, *(names_of(container) if container else Names(container_id=container_id))), 1
-
-
-def _slots(snapshot: Snapshot) -> Iterator[Metric]:
-    counts = snapshot.slot_counts()
-    unresolved = counts.unresolved.total()
-    states = {
-        "resolved": counts.in_use - counts.dead - unresolved,
-        "unresolved": unresolved,
-        "dead": counts.dead,
-    }
-    regions = snapshot.regions
-    yield _by(f.REGIONS, LAYOUTS, Counter(region.layout for region in regions))
-    placements = Counter(region.placement or "" for region in regions)
-    yield _by(f.PLACEMENT_REGIONS, [row.name for row in PLACEMENTS], placements)
-    yield f.CLAIM.metric(_claims(snapshot))
-    yield _by(f.SLOTS, (), states)
-    yield _by(f.UNRESOLVED_SLOTS, UnresolvedReason, counts.unresolved)
-    yield f.STUCK_SLOTS.single(counts.stuck)
-    yield _by(f.REJECTED_REGIONS, RegionReason, Counter(snapshot.rejected.values()))
-    yield f.QUARANTINED_REGIONS.single(sum(region.quarantined for region in regions))
-    yield f.UNWATCHED_REGIONS.single(snapshot.unwatched)
-    yield f.MISSING_DIRECTORIES.single(len(snapshot.missing_dirs))
-
-
-def _nvml(snapshot: Snapshot, trouble: Unknown | None, now: float) -> Iterator[Metric]:
-    yield f.NVML_SECONDS.histogram(snapshot.nvml_seconds)
-    yield f.NVML_UP.single(trouble is None)
-    at = snapshot.collected_at or None
-    yield f.NVML_AGE.single(None if at is None else max(0.0, now - at))
-    orphans = snapshot.joined.orphan_reasons()
-    yield f.UNRESOLVED_SAMPLES.metric([]) if trouble else _by(f.UNRESOLVED_SAMPLES, SampleReason, orphans)
-    version = snapshot.driver_version
-    yield f.DRIVER.metric([((version,), 1)] if version else [])
-    yield f.NAMESPACE.metric(_state(_NAMESPACES, snapshot.policy.namespace))
-    yield f.NAMESPACE_ORIGIN.metric(_state(Origin, snapshot.policy.origin))
-    yield _by(f.WATCHERS, WatcherFinding, snapshot.policy.watchers)
-
-
-def _state(states: Iterable[str], present: str, *labels: str) -> Iterator[Row]:
-    return (((*labels, _word(state)), state == present) for state in states)
+def _state(states: Iterable[str], present: str) -> dict[str, bool]:
+    return {_word(state): state == present for state in states}
 
 
 def _word(name: str) -> str:
@@ -212,64 +162,128 @@ def _word(name: str) -> str:
     return name.replace(" ", "_")
 
 
+def _claims(snapshot: Snapshot) -> Iterator[Row]:
+    """Yield the containers that use the file of each ResourceClaim."""
+    containers = {container.container_id: container for container in snapshot.containers}
+    pairs = {
+        (region.claim, container_id)
+        for region in snapshot.regions
+        if region.claim
+        for container_id in region.container_ids
+    }
+    for claim, container_id in sorted(pairs)[:MAX_SERIES]:
+        container = containers.get(container_id)
+        yield (claim, *(names_of(container) if container else Names(container_id=container_id))), {}
+
+
+def _slots(snapshot: Snapshot) -> Iterator[Metric]:
+    counts, regions = snapshot.slot_counts(), snapshot.regions
+    unresolved = counts.unresolved.total()
+    resolved = counts.in_use - counts.dead - unresolved
+    states = {"resolved": resolved, "unresolved": unresolved, "dead": counts.dead}
+    placements = Counter(region.placement or "" for region in regions)
+    yield metric("resolver_containers", len(snapshot.containers))
+    yield metric("resolver_regions", _by(LAYOUTS, Counter(region.layout for region in regions)))
+    yield metric("resolver_placement_regions", _by([row.name for row in PLACEMENTS], placements))
+    yield metric("resolver_claim_info", _claims(snapshot))
+    yield metric("resolver_slots", _by((), states))
+    yield metric("resolver_unresolved_slots", _by(UnresolvedReason, counts.unresolved))
+    yield metric("resolver_stuck_slots", counts.stuck)
+    yield metric("resolver_rejected_regions", _by(RegionReason, Counter(snapshot.rejected.values())))
+    yield metric("resolver_quarantined_regions", sum(region.quarantined for region in regions))
+    yield metric("resolver_missing_directories", len(snapshot.missing_dirs))
+
+
+def _counters(counted: Mapping[str, int], *, broker: bool) -> Iterator[Metric]:
+    for family in FAMILIES.values():
+        if family.record == "counter" and (broker or not family.attribute.startswith("broker_")):
+            if not family.labels:
+                yield metric(family.name, counted.get(family.attribute, 0))
+            else:
+                counter = CounterByReason(family.attribute)
+                yield metric(family.name, _by((), counter.counts(counted, _REASONS[counter])))
+
+
+def _nvml(snapshot: Snapshot, trouble: Unknown | None, now: float) -> Iterator[Metric]:
+    yield histogram("resolver_nvml_collection_seconds", snapshot.nvml_seconds)
+    yield metric("resolver_nvml_up", trouble is None)
+    age = max(0.0, now - snapshot.collected_at) if snapshot.collected_at else None
+    yield metric("resolver_nvml_sample_age_seconds", age)
+    orphans = () if trouble else _by(SampleReason, snapshot.joined.orphan_reasons())
+    yield metric("resolver_unresolved_samples", orphans)
+    version, policy = snapshot.driver_version, snapshot.policy
+    yield metric("resolver_driver_info", [((version,), {})] if version else ())
+    namespaces = _state(("host", "container", "unknown"), policy.namespace)
+    yield metric("resolver_hostpid_namespace", [((), namespaces)])
+    yield metric("resolver_hostpid_namespace_origin", [((), _state(Origin, policy.origin))])
+    yield metric("resolver_hostpid_watchers", _by(WatcherFinding, policy.watchers))
+
+
 def _gpus(snapshot: Snapshot, *, known: bool, details: bool) -> Iterator[Metric]:
     """Yield the GPUs' families; ``known`` means that NVML answers, because earlier values aren't current."""
     every = [((gpu.uuid, str(gpu.device_index)), gpu) for gpu in snapshot.inventory.gpus]
     gpus = every if known else []
     minors = {labels: "" if gpu.minor is None else str(gpu.minor) for labels, gpu in every}
-    yield f.GPU.metric(((*labels, minors[labels], gpu.name), 1) for labels, gpu in every)
-    yield from _values(f.GPU_VALUES, gpus)
-    ill = [(labels, illness) for labels, gpu in gpus for illness in gpu.illnesses]
-    has = {(*labels, illness.reason) for labels, illness in ill}
-    reasons = [(*labels, reason) for labels, _ in gpus for reason in GpuReason]
-    yield f.GPU_UNHEALTHY.metric((labels, labels in has) for labels in dict.fromkeys((*reasons, *has)))
-    yield f.GPU_UNHEALTHY_SINCE.metric(((*labels, illness.reason), illness.since) for labels, illness in ill)
-    yield f.GPU_NVLINKS.metric(
-        ((*labels, remote), count) for labels, gpu in gpus for remote, count in (gpu.nvlinks or {}).items()
-    )
-    yield f.GPU_XIDS.metric(
-        ((*labels, str(each.xid)), each.count) for labels, gpu in gpus for each in gpu.xids
-    )
+    yield metric("resolver_gpu_info", (((*labels, minors[labels], gpu.name), {}) for labels, gpu in every))
+    yield from values("gpu", gpus)
+    ill = [((*labels, illness.reason), illness.since) for labels, gpu in gpus for illness in gpu.illnesses]
+    reasons = {(*labels, reason): False for labels, _ in gpus for reason in GpuReason}
+    yield metric("resolver_gpu_unhealthy", (reasons | {labels: True for labels, _ in ill}).items())
+    yield metric("resolver_gpu_unhealthy_since_timestamp_seconds", ill)
+    links = (((*labels, remote), n) for labels, gpu in gpus for remote, n in (gpu.nvlinks or {}).items())
+    yield metric("resolver_gpu_nvlinks", links)
+    xids = (((*labels, str(error.xid)), error.count) for labels, gpu in gpus for error in gpu.xids)
+    yield metric("resolver_gpu_xid_errors_total", xids)
     if details:
         detailed = [(labels, gpu.details) for labels, gpu in gpus if gpu.details]
-        yield from _values(f.GPU_DETAILS, detailed)
-        yield f.GPU_THROTTLED.metric(
-            ((*labels, reason), reason in each.throttle_reasons)
-            for labels, each in detailed
-            if each.throttle_reasons is not None
+        yield from values("details", detailed)
+        throttled = (
+            ((*labels, reason), reason in detail.throttle_reasons)
+            for labels, detail in detailed
+            if detail.throttle_reasons is not None
             for reason in (*THROTTLE_REASONS, OTHER)
         )
+        yield metric("resolver_gpu_clock_throttled", throttled)
     states = (OK, UNSUPPORTED, FAILED)
-    yield f.GPU_SAMPLES.metric(row for labels, gpu in gpus for row in _state(states, gpu.samples, *labels))
+    yield metric("resolver_gpu_samples", ((labels, _state(states, gpu.samples)) for labels, gpu in gpus))
     instances = [
-        ((*labels, each.uuid, str(each.gpu_instance), str(each.compute_instance)), each)
+        ((*labels, part.uuid, str(part.gpu_instance), str(part.compute_instance)), part)
         for labels, gpu in gpus
-        for each in gpu.mig_instances
+        for part in gpu.mig_instances
     ]
-    yield f.MIG_MEMORY.metric((labels, each.memory_total) for labels, each in instances)
-    yield f.MIG_MEMORY_USED.metric((labels, each.memory_used) for labels, each in instances)
-
-
-def _values(values: Iterable[f.GpuValue], records: list[tuple[tuple[str, str], Any]]) -> Iterator[Metric]:
-    for family, attribute, factor in values:
-        yield family.metric((labels, _times(getattr(each, attribute), factor)) for labels, each in records)
+    yield from values("mig", instances)
 
 
 def _daemon(snapshot: Snapshot) -> Iterator[Metric]:
-    from resolver.metrics import own
-
     source = snapshot.source
-    yield f.BUILD.metric([((VERSION, platform.python_version()), 1)])
-    yield f.READY.single(not source.not_ready)
-    yield f.SOURCE.metric(_state(SOURCE_RECORDS, source.name))
-    yield f.SOURCE_FAILED.metric(((name,), name in source.not_used) for name in SOURCE_RECORDS)
-    yield f.SOURCE_COMPLETE.single(not source.incomplete)
-    yield f.MAP_EVENTS.metric(((name,), count) for name, count in source.counters.items())
-    yield f.PROCESSES.single(source.processes)
-    yield f.MAP_SIZE.single(source.map_size or None)
-    yield f.PASSES.histogram(snapshot.pass_seconds)
-    yield f.WORKER_STARTS.metric(((_word(each.name),), each.starts) for each in snapshot.workers)
-    yield f.WORKER_FAILURES.metric(((_word(each.name),), each.failures) for each in snapshot.workers)
-    yield f.DRY_RUN.single(snapshot.dry_run)
-    yield f.STANDBY.single(bool(snapshot.holder))
-    yield from own.collect()
+    yield metric("resolver_build_info", [((VERSION, platform.python_version()), {})])
+    yield metric("resolver_ready", not source.not_ready)
+    yield metric("resolver_source", [((), _state(SOURCE_RECORDS, source.name))])
+    not_used = (((name,), name in source.not_used) for name in SOURCE_RECORDS)
+    yield metric("resolver_source_unavailable", not_used)
+    yield metric("resolver_source_complete", not source.incomplete)
+    yield metric("resolver_map_events_total", (((name,), n) for name, n in source.counters.items()))
+    yield from values("source", [((), source)])
+    yield metric("resolver_map_capacity_processes", source.map_size or None)
+    yield histogram("resolver_pass_duration_seconds", snapshot.pass_seconds)
+    yield from values("worker", [((_word(worker.name),), worker) for worker in snapshot.workers])
+    yield from values("snapshot", [((), snapshot)])
+    yield metric("resolver_standby", bool(snapshot.holder))
+
+
+def _children() -> Iterator[Metric]:
+    """Yield the CPU time and memory of the daemon's children; each of its threads has a list of them."""
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu, pages, count = ended.ru_utime + ended.ru_stime, 0, 0
+    for thread in os.listdir("/proc/self/task"):
+        with (
+            contextlib.suppress(OSError),
+            open(f"/proc/self/task/{thread}/children", encoding="ascii") as file,
+        ):
+            for child in (procfs.usage(int(host_pid)) for host_pid in file.read().split()):
+                if child.state:
+                    cpu, pages, count = cpu + child.cpu_seconds, pages + child.resident_pages, count + 1
+    _children_cpu[0] = max(_children_cpu[0], cpu)
+    yield metric("resolver_children", count)
+    yield metric("resolver_children_cpu_seconds_total", _children_cpu[0])
+    yield metric("resolver_children_resident_memory_bytes", pages * _PAGE)

@@ -1,70 +1,103 @@
-"""One metric family, and its series for the Prometheus client.
+"""Declared metric families, and their series for the Prometheus client.
 
-A row has the values of the family's labels, and a number; without one there is no series.
+``families.txt`` declares them by section, as ``NAME | KIND | LABELS | VALUE | HELP``. A value ``RECORD.ATTRIBUTE``,
+perhaps times a factor, is read from such records (`values`); others (``-``) are made in code. ``*GROUP* = LABELS``
+names labels that occur together, from there on. The last label of a ``stateset`` has its name.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from prometheus_client.metrics_core import Metric
-from prometheus_client.samples import Sample
+from prometheus_client import metrics_core as client
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator, Sequence
 
     from resolver.state import PassSeconds
 
-Row = tuple[tuple[str, ...], float | None]
+#: Values of the labels, and the series' number: None for no series; a dict in an ``info`` or a ``stateset``.
+Row = tuple[tuple[str, ...], Any]
 
-#: An empty value of these is left out: Prometheus takes it for no label at all.
-_OPTIONAL = frozenset({"container_id"})
-_LONGEST = 256  # characters of a label's value; a directory's name has at most 255 bytes
+_CLASSES: Final = {
+    "counter": client.CounterMetricFamily,
+    "gauge": client.GaugeMetricFamily,
+    "info": client.InfoMetricFamily,
+    "stateset": client.StateSetMetricFamily,
+}
 
 
 class Family(NamedTuple):
-    """``kind`` is Prometheus's; ``name`` is that of the series, with ``_total`` or ``_info``.
-
-    The last label of a ``stateset`` has its name.
-    """
+    """``name`` is that of the series, with ``_total`` or ``_info``; ``kind`` is Prometheus's."""
 
     name: str
     kind: str
     labels: tuple[str, ...]
     help: str
-
-    def metric(self, rows: Iterable[Row]) -> Metric:
-        """Build the family from rows."""
-        metric = Metric(prometheus_name(self.name), self.help, self.kind)
-        for values, number in rows:
-            if number is not None:
-                pairs = zip(self.labels, values, strict=True)
-                labels = {label: _text(value) for label, value in pairs if value or label not in _OPTIONAL}
-                metric.samples.append(Sample(self.name, labels, number, None, None, None))
-        return metric
-
-    def single(self, number: float | None) -> Metric:
-        """Build a family without labels."""
-        return self.metric([((), number)])
-
-    def histogram(self, seen: PassSeconds) -> Metric:
-        """Build the family from a histogram's counts."""
-        metric = Metric(self.name, self.help, self.kind)
-        bounds = (*map(repr, seen.bounds), "+Inf")
-        for bound, count in zip(bounds, (*seen.counts, seen.observations), strict=True):
-            metric.add_sample(f"{self.name}_bucket", {"le": bound}, count)
-        metric.add_sample(f"{self.name}_count", {}, seen.observations)
-        metric.add_sample(f"{self.name}_sum", {}, seen.total)
-        return metric
+    declared: str  # the labels with the names of groups
+    section: str
+    record: str
+    attribute: str
+    factor: float
 
 
-def prometheus_name(name: str) -> str:
-    """Return a family's name in the client library: without the suffix of its series."""
-    return name.removesuffix("_total").removesuffix("_info")
+FAMILIES: Final[dict[str, Family]] = {}
+#: Labels that occur together: by section, and by name.
+GROUPS: Final[dict[str, dict[str, str]]] = {}
 
 
-def _text(value: str) -> str:
-    """Convert a name to UTF-8 of bounded length; the text format quotes it."""
-    if value.isascii() and len(value) <= _LONGEST:
-        return value
-    return value.encode("utf-8", "backslashreplace").decode()[:_LONGEST]
+def _declare(text: str) -> None:
+    section, groups = "", dict[str, str]()
+    for line in text.splitlines():
+        if line.startswith("# "):
+            section = line[2:]
+        elif line.startswith("*"):
+            group, _, labels = line.partition(" = ")
+            groups[group] = GROUPS.setdefault(section, {})[group] = labels
+        else:
+            name, kind, labels, value, meaning = line.split(" | ")
+            source, _, factor = value.partition(" * ")
+            record, _, attribute = source.partition(".")
+            whole = ", ".join(groups.get(label, label) for label in labels.split(", "))
+            names = () if labels == "-" else tuple(whole.split(", "))
+            FAMILIES[name] = Family(
+                name, kind, names, meaning, labels, section, record, attribute, float(factor or 1)
+            )
+
+
+_declare(Path(__file__).with_name("families.txt").read_text())
+
+
+def metric(name: str, rows: Iterable[Row] | float | None) -> client.Metric:
+    """Build a declared family from its rows, or from the number of its only series."""
+    family = FAMILIES[name]
+    labels = [label for label in family.labels if label != name]
+    own = name.removesuffix("_info") if family.kind == "info" else name
+    made: Any = _CLASSES[family.kind](own, family.help, labels=labels)
+    for values, number in (((), rows),) if rows is None or isinstance(rows, (int, float)) else rows:
+        if number is not None:
+            made.add_metric(values, number)
+    return made  # type: ignore[no-any-return]
+
+
+def values(record: str, records: Sequence[tuple[tuple[str, ...], Any]]) -> Iterator[client.Metric]:
+    """Build the families of a sort of record, from these records with their labels; of more labels the last count."""
+    for family in FAMILIES.values():
+        if family.record == record:
+            numbers = (
+                (labels[-len(family.labels) :], getattr(each, family.attribute)) for labels, each in records
+            )
+            yield metric(family.name, ((labels, times(number, family.factor)) for labels, number in numbers))
+
+
+def times(number: float | None, factor: float) -> float | None:
+    """Multiply a number that may be unknown."""
+    return number if number is None or factor == 1 else number * factor
+
+
+def histogram(name: str, seen: PassSeconds) -> client.Metric:
+    """Build a declared histogram from its counts."""
+    bounds = (*map(repr, seen.bounds), "+Inf")
+    buckets = list(zip(bounds, (*seen.counts, seen.observations), strict=True))
+    return client.HistogramMetricFamily(name, FAMILIES[name].help, buckets, seen.total)

@@ -17,7 +17,8 @@ from resolver.base.reasons import RegionReason, RepairReason, SampleReason, Unre
 from resolver.config import Settings
 from resolver.gpu.attribution import Joined
 from resolver.gpu.inventory import Gpu, GpuDetails, Illness, Inventory, MigInstance, Sample, Xid
-from resolver.metrics import Page, collector, hami_names, own
+from resolver.metrics import Page, collector
+from resolver.metrics.family import FAMILIES
 from resolver.state import Container, Counted, HamiCounts, Process, RegionReport, SlotReport, Snapshot
 from tests.fakes.exposition import Read
 from tests.fakes.pictures import picture
@@ -304,8 +305,10 @@ def test_hamis_names_have_hamis_labels_and_units(monkeypatch: pytest.MonkeyPatch
     assert not [name for name, _ in read(snapshot).series if not name.startswith(("resolver_", "process_"))]
     found = read(snapshot, hami_metrics=True)
     values = "default", "pod-1", "main", "1", "GPU-b", "vGPU"
-    labels = dict(zip(hami_names.CONTAINER_LABELS, values, strict=True))
-    old = dict(zip(hami_names.OLD_CONTAINER_LABELS, values, strict=True))
+    labels, old = (
+        dict(zip(FAMILIES[name].labels, values, strict=True))
+        for name in ("hami_container_device_utilization_ratio", "Device_utilization_desc_of_container")
+    )
     for name, has, value in (
         ("hami_container_device_utilization_ratio", labels, 87),
         ("Device_utilization_desc_of_container", old, 87),
@@ -590,8 +593,16 @@ def test_the_cost_of_the_daemon_is_told() -> None:
 
 
 def test_childrens_time_never_falls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own, "_most", [1e9])
+    monkeypatch.setattr(collector, "_children_cpu", [1e9])
     assert read(picture()).one("resolver_children_cpu_seconds_total") == 1e9
+
+
+def test_every_declared_family_is_served() -> None:
+    wanted: dict[str, Any] = dict.fromkeys(("gpu_details", "hami_metrics", "metrics_per_process"), True)
+    _, plain = asyncio.run(text(picture(), **wanted, broker="/x"))
+    helped = {line.split()[2] for line in plain.decode().splitlines() if line.startswith("# HELP")}
+    declared = {family.name for family in FAMILIES.values() if family.section != "reporter"}
+    assert declared <= helped
 
 
 # ---- names that anybody may choose --------------------------------------------------------------------------------

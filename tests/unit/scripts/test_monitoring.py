@@ -13,8 +13,7 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from resolver.kube.tally import FAMILIES as REPORTERS
-from resolver.metrics.families import FAMILIES
+from resolver.metrics.family import FAMILIES
 from tests.charts import CHART
 from tests.fakes.monitored import dashboard
 from tests.fakes.prometheus import program
@@ -75,7 +74,7 @@ def test_every_alert_fires_when_it_must_and_not_before(root: Path) -> None:
 
 def test_every_alert_asks_for_metrics_that_there_are() -> None:
     asked = {name for rule in rules() for name in re.findall(r"\bresolver_\w+", rule["expr"])}
-    assert asked <= {family.name for family in (*FAMILIES, *REPORTERS)}
+    assert asked <= FAMILIES.keys()
 
 
 def test_every_alert_has_its_test(root: Path) -> None:
