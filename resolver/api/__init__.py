@@ -1,4 +1,4 @@
-"""The daemon's read-only API: HTTP and JSON on a Unix socket for root, and on another one for tenants.
+"""The daemon's API: HTTP and JSON on a Unix socket for root, and on another one for tenants.
 
 Lists come from the daemon's snapshot; only look-ups ask the map, and then the kernel. Imports are in the functions
 because commands, which only need the shapes, would pay for asyncio and the server.

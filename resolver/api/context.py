@@ -53,6 +53,7 @@ class Context:
         self.pods = PodNames(pod_logs_dir)
         self.walks = Walks(2, 32)
         self.tenants_walks = Walks(1, 16)
+        self.cordoned: list[str] = []
         self.own = OwnView(view.snapshot, view.procfs, self.tenants_walks)
 
     def name_of(self, container_id: str) -> str | None:

@@ -7,16 +7,16 @@ import contextlib
 import zlib
 from typing import TYPE_CHECKING, Annotated
 
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec.structs import replace
 
 from resolver.api import shapes
 from resolver.api.own import OwnProcesses, OwnSlots, OwnUsage
-from resolver.api.request import Answer, Query, Request, Route, encode
+from resolver.api.request import Answer, Query, Request, Route, decoded, encode
 from resolver.api.status import Status, state_of
 
 if TYPE_CHECKING:
     from resolver.api.context import Context
-    from resolver.state import Snapshot
 
 _WAIT = "seconds to wait for another version than those in If-None-Match, before that is answered with 304"
 
@@ -25,6 +25,12 @@ class Wait(Query, frozen=True):
     """How long to wait."""
 
     wait: Annotated[int, Meta(ge=1, le=600, description=_WAIT)] | UnsetType = UNSET
+
+
+class Cordon(Struct, frozen=True, forbid_unknown_fields=True):
+    """UUIDs of the GPUs that an operator has marked; ``*`` marks all."""
+
+    gpus: Annotated[list[Annotated[str, Meta(max_length=100)]], Meta(max_length=256)]
 
 
 def _list(name: str, shape: type, summary: str, own: type | None = None) -> Route:
@@ -47,21 +53,28 @@ async def gpus(context: Context, request: Request) -> Answer:
     if wait := request.query.wait:
         with context.gatekeeper.stream(), contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait):
-                while _gpus_tag(context.view.snapshot()) in known:
+                while _gpus_tag(context) in known:
                     await context.view.inventories.wait(context.view.inventories.number)
-    picture = context.view.snapshot()
-    tag = _gpus_tag(picture)
+    tag = _gpus_tag(context)
     headers = {"ETag": tag, "Cache-Control": "no-cache"}
     if tag in known or "*" in known:
         return Answer(b"", status=304, headers=headers)
-    return Answer(encode(shapes.whole(shapes.gpus(picture))), headers=headers)
+    gpus = replace(shapes.whole(shapes.gpus(context.view.snapshot())), cordoned=context.cordoned)
+    return Answer(encode(gpus), headers=headers)
 
 
-def _gpus_tag(picture: Snapshot) -> str:
-    """Tag the answer by daemon, version and failure: a failure changes the answer without a new version."""
-    error = picture.joined.error
-    failed = f"-{zlib.crc32(error.encode()):x}" if error else ""
-    return f'"{picture.started_at:.3f}-{picture.inventory.version}{failed}"'
+def _gpus_tag(context: Context) -> str:
+    """Tag the answer by daemon and version, and by failure and cordon, which change it without a new version."""
+    picture = context.view.snapshot()
+    more = "\n".join((picture.joined.error, *context.cordoned)).encode()
+    return f'"{picture.started_at:.3f}-{picture.inventory.version}{f"-{zlib.crc32(more):x}" if more else ""}"'
+
+
+async def cordon(context: Context, request: Request) -> Answer:
+    """Take the operator's marks from the reporter, for ``/v1/gpus``: the daemon has no credentials of Kubernetes."""
+    context.cordoned = decoded(await request.body(), Cordon).gpus
+    context.view.inventories.publish("cordon", {})
+    return Answer(encode(Cordon(context.cordoned)))
 
 
 async def status(context: Context, _request: Request) -> Answer:
@@ -81,5 +94,14 @@ ROUTES = (
     _list("usage", shapes.ContainerUses, "Use of each GPU by each container", OwnUsage),
     _list("unresolved", shapes.Unresolved, "Slots and samples without an answer, by reason"),
     Route("/v1/gpus", shapes.Gpus, "The GPUs and their health; with ETag", gpus, query=Wait, refusals=(304,)),
+    Route(
+        "/v1/cordon",
+        Cordon,
+        "Marked GPUs, from the reporter",
+        cordon,
+        "POST",
+        refusals=(413, 415),
+        body=Cordon,
+    ),
     Route("/v1/status", Status, "How the daemon is", status),
 )

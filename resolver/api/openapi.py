@@ -52,7 +52,7 @@ def describe(routes: Iterable[Route]) -> dict[str, Any]:
         "info": {
             "title": "resolver",
             "version": VERSION,
-            "summary": "Containers of processes, and the state of GPUs. The API is read-only.",
+            "summary": "Containers of processes, and the state of GPUs. It changes nothing on the node.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "servers": [{"url": "http://resolver", "description": "the Unix socket /run/resolver/resolver.sock"}],

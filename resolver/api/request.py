@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -20,6 +20,8 @@ JSON, TEXT, STREAM = "application/json", "text/plain; charset=utf-8", "text/even
 #: Of one body: from root and the socket's group, and from tenants.
 MOST_BODY_BYTES, MOST_TENANT_BODY_BYTES = 2 << 20, 64 << 10
 _MOST_FIELDS = 64
+
+T = TypeVar("T")
 
 encode = msgspec.json.Encoder(enc_hook=str, order="deterministic").encode
 
@@ -103,6 +105,14 @@ class Request:
         """Give back the memory of the body."""
         self.access.gatekeeper.hold(-self._held)
         self._held = 0
+
+
+def decoded(body: bytes, shape: type[T]) -> T:
+    """Return a body of this shape. Raises `Problem`."""
+    try:
+        return msgspec.json.decode(body, type=shape)
+    except (ValueError, RecursionError) as error:  # also Unicode's and msgspec's
+        raise Problem(400, Reason.BAD_REQUEST, f"the body cannot be read: {error}") from None
 
 
 def _decoded(text: bytes, shape: type[Query]) -> Query:

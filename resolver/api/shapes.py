@@ -164,13 +164,15 @@ class ContainerUses(Struct, frozen=True):
 class Gpus(Struct, frozen=True):
     """``/v1/gpus``: ``version`` grows with each change, 0 before NVML first answered; also in the ``ETag``.
 
-    ``error`` is why NVML fails now; the GPUs are then as last seen, at ``at``.
+    ``error`` is why NVML fails now; the GPUs are then as last seen, at ``at``. ``cordoned`` are the UUIDs, ``*`` for
+    all, that an operator has marked in Kubernetes, by the reporter's last word.
     """
 
     at: float
     version: int
     driver_version: str | None
     error: str | None
+    cordoned: list[str]
     gpus: list[Gpu]
 
 
@@ -246,7 +248,7 @@ def nvml_state(picture: Snapshot) -> tuple[float, float | None, str | None]:
 def gpus(picture: Snapshot) -> Parts:
     """``/v1/gpus``."""
     known, error = picture.inventory, picture.joined.error or None
-    return Gpus(known.at, known.version, known.driver_version, error, []), known.gpus
+    return Gpus(known.at, known.version, known.driver_version, error, [], []), known.gpus
 
 
 def unresolved(picture: Snapshot) -> Parts:

@@ -41,8 +41,12 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _row(gpu: Gpu, error: str | None) -> tuple[Cell, ...]:
+def _row(gpu: Gpu, answer: Gpus) -> tuple[Cell, ...]:
     ill_since = min((illness.since for illness in gpu.illnesses), default=None)
+    marked = not {gpu.uuid, "*"}.isdisjoint(answer.cordoned)
+    health = (
+        "unhealthy" if gpu.illnesses else "unknown" if answer.error else "cordoned" if marked else "healthy"
+    )
     return (
         gpu.device_index,
         gpu.uuid,
@@ -52,8 +56,8 @@ def _row(gpu: Gpu, error: str | None) -> tuple[Cell, ...]:
         gpu.numa_node,
         gpu.pci_address,
         None if gpu.mig is None else len(gpu.mig_instances) if gpu.mig else "off",
-        "unhealthy" if gpu.illnesses else "unknown" if error else "healthy",
-        ",".join(map(_reason, gpu.illnesses)),
+        health,
+        ",".join([*map(_reason, gpu.illnesses), *["cordoned"] * marked]),
         None if ill_since is None else since(ill_since, time.time()),
         None if gpu.nvlinks is None else sum(gpu.nvlinks.values()),
     )
@@ -71,7 +75,7 @@ def _print(answer: Gpus) -> None:
             f"what follows is {duration(time.time() - answer.at)} old" if answer.at else "no GPU is known yet"
         )
         print(f"NVML does not answer ({answer.error}): {values}.", file=sys.stderr)
-    rows = [_row(gpu, answer.error) for gpu in answer.gpus]
+    rows = [_row(gpu, answer) for gpu in answer.gpus]
     if rows:
         right = ("INDEX", "MINOR", "MEMORY", "NUMA", "NVLINKS")
         # A person has 80 columns: the PCI address is in --json.

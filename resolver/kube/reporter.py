@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import random
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from resolver.base.errors import ApiServerFailed, NoDaemon, ResolverError
 from resolver.base.retry import in_a_thread
-from resolver.client import get_changed
+from resolver.client import get_changed, get_json
 from resolver.kube.apiserver import STRATEGIC_PATCH, ApiServer, Backoff
 from resolver.kube.device import (
     Health,
@@ -50,7 +51,7 @@ _WATCH_SECONDS = (3000, 4200)
 
 #: Seconds that the daemon delays an unchanged answer.
 _WAIT_SECONDS = 600
-_REQUIRED = {"version", "error", "driver_version", "gpus"}
+_REQUIRED = {"version", "error", "driver_version", "gpus", "cordoned"}
 
 
 class InventorySocket:
@@ -77,6 +78,13 @@ class InventorySocket:
         if not isinstance(gpus, dict) or not gpus.keys() >= _REQUIRED:
             raise NoDaemon(f"the daemon at {self._path} is of another version: restart it after an upgrade")
         return gpus
+
+    async def cordon(self, uuids: list[str]) -> None:
+        """Tell the daemon which GPUs an operator has marked."""
+        question = json.dumps({"gpus": uuids}).encode()
+        await in_a_thread(
+            lambda: get_json("/v1/cordon", self._path, question=question), name="tells the daemon"
+        )
 
 
 class Plan(NamedTuple):
@@ -264,6 +272,10 @@ class Reporter:
     async def _sync(self) -> None:
         """Write the differences. Raises `ApiServerFailed`."""
         report, node = self._report(), self._node
+        marked = sorted(self._cordoned)
+        if self._gpus is not None and node is not None and self._gpus["cordoned"] != marked:
+            with contextlib.suppress(ResolverError):  # the other task says that the daemon does not answer
+                await self._daemon.cordon(marked)
         if report is None or node is None:
             return
         if self._to_read:

@@ -46,17 +46,23 @@ class Told:
         self._given = 0
         self._news = asyncio.Event()
         self._why = ""
+        self.cordoned: list[str] = []
 
     def say(self, *gpus: Gpu, error: str = "", version: int | None = None) -> None:
         self._version += 1
         number = self._version if version is None else version
-        answer = shapes.Gpus(AT, number, "550.54.15" if gpus else None, error or None, list(gpus))
+        answer = shapes.Gpus(
+            AT, number, "550.54.15" if gpus else None, error or None, self.cordoned, list(gpus)
+        )
         self._answer, self._why = msgspec.to_builtins(answer), ""
         self._news.set()
 
     def down(self, why: str = "nobody listens there") -> None:
         self._why, self._given = why, 0
         self._news.set()
+
+    async def cordon(self, uuids: list[str]) -> None:
+        self.cordoned = self._answer["cordoned"] = uuids
 
     async def changed(self) -> Any:
         while not self._why and (self._answer is None or self._given == self._version):

@@ -137,6 +137,7 @@ def test_a_generated_client_gets_its_answers(
     needs: dict[str, dict[str, Any]] = {
         "get_lookup": {"container": CID, "pid": 1},
         "get_reverse": {"host_pid": os.getpid()},
+        "post_cordon": {"body": models.Cordon([])},
         "post_lookup": {"body": models.Pairs([["abcdef", 1], models.Pair(1, CID)])},
     }
     seen = {}

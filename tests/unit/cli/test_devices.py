@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import subprocess
@@ -18,6 +19,7 @@ from resolver.base.errors import NoDaemon
 from resolver.cli.devices import COLUMNS
 from resolver.gpu.attribution import NOTHING
 from resolver.gpu.inventory import Gpu, Illness, Inventory, MigInstance
+from resolver.kube.reporter import InventorySocket
 from tests.fakes.command import called
 from tests.fakes.served import Served, serving
 from tests.patience import until
@@ -157,6 +159,18 @@ def test_while_nvml_fails_no_gpu_is_called_healthy(served: Served) -> None:
     assert done.returncode == 0
     assert [row[8] for row in rows_of(done.stdout)[1:]] == ["unknown", "unhealthy"]
     assert "NVML does not answer (it hangs)" in done.stderr
+
+
+@pytest.mark.parametrize("marks", [["GPU-a", "GPU-b"], ["*"]])
+def test_operators_mark_is_shown(served: Served, marks: list[str]) -> None:
+    reporter = InventorySocket(served.path)
+    for expected in ([], marks):
+        answer = asyncio.run(reporter.changed())  # waits for another answer
+        assert answer is not None
+        assert answer["cordoned"] == expected
+        asyncio.run(reporter.cordon(marks))
+    rows = rows_of(resolver(served).stdout)[1:]
+    assert [row[8:10] for row in rows] == [["cordoned", "cordoned"], ["unhealthy", "too_hot,cordoned"]]
 
 
 def test_a_node_without_gpus(served: Served) -> None:

@@ -47,7 +47,7 @@ def gpu(uuid: str = "GPU-a", minor: int | None = 0, *reasons: str, **more: Any) 
 
 
 def told(*gpus: Gpu, error: str = "") -> Any:
-    return msgspec.to_builtins(shapes.Gpus(AT, 3, "550.54.15", error or None, list(gpus)))
+    return msgspec.to_builtins(shapes.Gpus(AT, 3, "550.54.15", error or None, [], list(gpus)))
 
 
 def made(report: Report, before: Any = None, now: float = AT) -> Any:
