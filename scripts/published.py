@@ -49,7 +49,9 @@ def insights_project() -> list[str]:
 
 def insights_repository() -> list[str]:
     """Return the repository's addresses in security-insights.yml."""
-    return _lines("  ", "url: @")
+    of_files = ("license:", "  url: @/blob/main/LICENSE", "  expression: Apache-2.0")
+    places = ("  distribution-points:", "    - uri: @/releases", "      comment: Every file, with SHA256SUMS")
+    return _lines("  ", "url: @", *of_files, "release:", "  automated-pipeline: true", *places)
 
 
 def pack(source: Path, place: Path) -> None:

@@ -9,10 +9,12 @@ import zipfile
 from pathlib import Path
 from typing import Final
 
+import jsonschema_rs
 import pytest
 import yaml
 
 from scripts import published
+from scripts.tables import TABLES, written
 
 ADDRESS: Final = "https://git.example.com/gpu/resolver"
 FILES: Final = ("deploy/chart/resolver/Chart.yaml", "security-insights.yml")
@@ -44,6 +46,31 @@ def test_icon_and_pages_of_the_address_exist(root: Path, monkeypatch: pytest.Mon
     paths = re.findall(rf"{ADDRESS}/(?:blob|raw)/main/(\S+)", text)
     assert paths
     assert [path for path in paths if not (root / path).exists()] == []
+
+
+def test_insights_are_valid_with_an_address(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ADDRESS", ADDRESS)
+    text = (root / "security-insights.yml").read_text()
+    for (file, name), lines in TABLES.items():
+        if file == "security-insights.yml":
+            text = written(text, name, lines())
+    schema = yaml.safe_load((root / "tests/fixtures/security-insights.schema.yaml").read_text())
+    validator = jsonschema_rs.Draft202012Validator(schema, validate_formats=True)
+    assert [
+        f"{error.instance_path}: {error.message}" for error in validator.iter_errors(yaml.safe_load(text))
+    ] == []
+
+
+def test_linter_finds_no_fault_in_a_workflow(root: Path) -> None:
+    tools = Path(sys.executable).parent
+    command = [
+        tools / "actionlint",
+        "-shellcheck",
+        tools / "shellcheck",
+        *root.glob(".github/workflows/*.yml"),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("address", ["", ADDRESS])
