@@ -19,14 +19,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from resolver import client
 from resolver.cli import own_view
 from tests.fakes.build import BuildError
 from tests.fakes.daemon import BOUND, RESOLVER, Daemon, DaemonError
-from tests.fakes.demo_view import View
+from tests.fakes.demo_view import View, percent
 from tests.fakes.measure import Row, before, until_true, verdict
 from tests.fakes.node import Node
 from tests.fakes.preflight import hidden_containers, in_chroot, missing
@@ -36,6 +37,8 @@ from tests.fakes.scene import DRIVERS, PLACED, TOLD_BY_CGROUP, Case, full_scene,
 
 #: The view that containers get as one file, `make view`.
 VIEW = Path(own_view.__file__)
+#: Loads of containers without HAMi.
+PLAIN = {"busy": 9, "quiet": 0}
 INSIDE = "DEMO_IN_USER_NAMESPACE"  # no name of a setting: the daemon refuses such
 
 
@@ -146,13 +149,22 @@ def _whole(view: View, node: Node, about: str, options: list[str]) -> bool:
         view.say(f"  Left out: the placements of KAI and without a scheduler, which {why}; HAMi's instead.")
     view.progress(f"starting six containers with real namespaces, of {len({*placed.values()})} placements")
     cases = full_scene(node, placed)
+    plain = {}
+    for name, load in PLAIN.items():
+        container = node.container(name=name)
+        container.tenant(load=load, guess="none")
+        container.cache.unlink()
+        plain[container.container_id] = name
     view.say(f"  {about}.")
     time.sleep(1.3)  # watchers see ended processes for one more second
-    return _run(view, node, cases, options, whole=True)
+    return _run(view, node, cases, options, plain)
 
 
-def _run(view: View, node: Node, cases: list[Case], more: list[str], *, whole: bool = False) -> bool:
-    """One daemon on one node: before, repair, after."""
+def _run(
+    view: View, node: Node, cases: list[Case], more: list[str], plain: Mapping[str, str] | None = None
+) -> bool:
+    """Run a daemon on a node, before and after; with the names of ``plain`` containers, all of the demo."""
+    whole = plain is not None
     settle(cases)
     rows = before(cases, view.progress)
     options = [*node.placement_options(), "--mapped-regions"] if whole else []
@@ -174,6 +186,7 @@ def _run(view: View, node: Node, cases: list[Case], more: list[str], *, whole: b
             view.picture(rows)
             ok = _lookup(view, cases[2]) and ok
             ok = _own_views(view, cases, tenants) and ok
+            ok = _without_hami(view, daemon, plain or {}) and ok
         told = time.monotonic()
         if status := daemon.stop():
             raise DaemonError(f"the daemon ended with {status}: {daemon.tail()}")
@@ -254,6 +267,28 @@ def _own_views(view: View, cases: list[Case], socket: Path) -> bool:
             view.say(f"  WRONG: it must show the PIDs {sorted(wanted)} and no other")
             right = False
     return right
+
+
+def _without_hami(view: View, daemon: Daemon, plain: Mapping[str, str]) -> bool:
+    """Show the use of containers on plain time slicing, which have no cache file."""
+
+    def values() -> dict[str, int | None]:
+        processes = client.processes(str(daemon.socket))["processes"]
+        return {
+            plain[each["container_id"]]: each["sm_util"]
+            for each in processes
+            if each["container_id"] in plain
+        }
+
+    deadline = time.monotonic() + 5
+    while (seen := values()) != PLAIN and time.monotonic() < deadline:
+        time.sleep(0.1)
+    view.heading("Without HAMi: two containers share a GPU by time slicing")
+    for name, load in PLAIN.items():
+        view.say(f"  {name:6} {percent(seen.get(name)):>3} %  (true {load})")
+    if seen != PLAIN:
+        view.say(f"  WRONG: it must be {PLAIN}")
+    return seen == PLAIN
 
 
 def pids_shown(text: str) -> set[int]:

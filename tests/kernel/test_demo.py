@@ -23,7 +23,7 @@ def test_every_value_is_right_in_the_end(root: Path) -> None:
     done = run(root, *DEMO)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Every value is right" in done.stdout
-    words = ("zeroed", "resolver lookup", "570.86.15", "of 6 placements", *RepairReason)
+    words = ("zeroed", "resolver lookup", "570.86.15", "of 6 placements", "Without HAMi", *RepairReason)
     assert [word for word in words if word not in done.stdout] == []
     for who in ("HAMi", "Volcano", "Koordinator", "KAI", "DRA claim", "bare /tmp"):
         rows = [line for line in done.stdout.splitlines() if re.match(rf"  \w+ +{who} +v", line)]

@@ -62,13 +62,8 @@ def test_insights_are_valid_with_an_address(root: Path, monkeypatch: pytest.Monk
 
 
 def test_linter_finds_no_fault_in_a_workflow(root: Path) -> None:
-    tools = Path(sys.executable).parent
-    command = [
-        tools / "actionlint",
-        "-shellcheck",
-        tools / "shellcheck",
-        *root.glob(".github/workflows/*.yml"),
-    ]
+    tools, files = Path(sys.executable).parent, root.glob(".github/workflows/*.yml")
+    command = [str(tools / "actionlint"), "-shellcheck", str(tools / "shellcheck"), *map(str, files)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
