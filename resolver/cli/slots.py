@@ -198,20 +198,11 @@ def _rows(region: dict[str, Any], facts: Facts) -> list[Row]:
     for slot in region["slots"]:
         numbers = [str(slot[field]) for field in ("index", "pid", "hostpid", "status")]
         fault = hint(slot, slots_of.get(slot["hostpid"], []), host_pids=facts.host_pids)
-        by_gpu = _by_gpu(region["uuids"], slot)
-        rows += [(container, region["layout"], *numbers, *values, fault) for values in by_gpu]
+        utils = [str(util["sm_util"]) for util in slot.get("device_util", ())] or [NONE] * len(slot["used"])
+        memory = ["?" if used["total"] is None else size(used["total"]) for used in slot["used"]]
+        gpus = [*zip(region["uuids"], utils, memory, strict=True)] or [(NONE, NONE, NONE)]
+        rows += [(container, region["layout"], *numbers, *values, fault) for values in gpus]
     return rows
-
-
-def _by_gpu(uuids: list[str], slot: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Yield UUID, utilization and memory of each device, or one row of placeholders without devices."""
-    utils = slot.get("device_util", ())
-    for index, uuid in enumerate(uuids):
-        sm_util = str(utils[index]["sm_util"]) if index < len(utils) else NONE
-        memory = slot["used"][index]["total"]
-        yield uuid or NONE, sm_util, "?" if memory is None else size(memory)
-    if not uuids:
-        yield NONE, NONE, NONE
 
 
 def _error(region: dict[str, Any]) -> str:

@@ -74,8 +74,9 @@ def _document(tree: Tree) -> dict[str, Any]:
         for container in containers:
             del container["names"]
         gpus.append({"uuid": gpu.key, **(as_json(gpu.report) or {}), "containers": _with_null(containers)})
-    status = {name: getattr(tree, name) for name in ("at", "driver_version", "driver_error")}
-    return {**_with_null(status), "gpus": gpus, "unresolved": _with_null(tree.unresolved)}
+    driver = tree.status.driver
+    state = {"at": tree.status.at, "driver_version": driver.version, "driver_error": driver.error}
+    return {**state, "gpus": gpus, "unresolved": _with_null(tree.unresolved)}
 
 
 def _with_null(value: Any) -> Any:

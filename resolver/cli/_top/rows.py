@@ -9,12 +9,13 @@ from resolver.base.text import printable
 from resolver.cli._top.tree import Amount, ContainerNode, ProcessNode
 from resolver.cli.container_names import HOST
 from resolver.cli.show import duration, size
+from resolver.gpu.inventory import Gpu
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from resolver.cli._top.tree import GpuNode, Tree, UnresolvedNode
-    from resolver.gpu.inventory import Gpu, MigInstance
+    from resolver.gpu.inventory import MigInstance
 
 #: Sort keys of a list. The largest values come first; names ascend.
 SORTS = ("utilization", "memory", "name", "idle time")
@@ -59,7 +60,7 @@ class Choice(NamedTuple):
 
 def rows_of(tree: Tree, choice: Choice) -> list[Row]:
     """Return the chosen rows: those that contain the text, with the rows that they are in and those in them."""
-    rows = [row for gpu in tree.gpus for row in _gpu(gpu, choice, answers=not tree.driver_error)]
+    rows = [row for gpu in tree.gpus for row in _gpu(gpu, choice, answers=not tree.status.driver.error)]
     if tree.unresolved:
         title, detail = f"unresolved ({len(tree.unresolved)})", "docs/troubleshooting.md explains each reason"
         rows.append(Row(UNRESOLVED, 0, UNRESOLVED, title, tone="warn", detail=detail))
@@ -77,46 +78,43 @@ def _joined(*facts: str) -> str:
     return " · ".join(filter(None, facts))
 
 
-# ---- GPUs --------------------------------------------------------------------------------------------------------
-
-
 def _gpu(gpu: GpuNode, choice: Choice, *, answers: bool) -> Iterator[Row]:
     """Yield the row of a GPU and those below it. ``answers``: the driver does."""
-    if (report := gpu.report) is None:
-        detail = f"GPU {gpu.key} · not in the inventory"
-        row = Row(gpu.key, 0, "gpu", gpu.key, "", "", Amount(None), "?", "not in inventory", "warn", detail)
-        words = "its users are not known"
-    else:
-        row, asked = _reported(gpu.key, report), answers and report.samples != "failed"
-        words = "no container uses it" if asked else "its users are not known"
-    yield row
-    yield from map(_mig, report.mig_instances if report else ())
+    report = gpu.report or Gpu(gpu.key, 0, samples="failed")
+    title, (note, tone) = f"{report.device_index} {printable(report.name)}", _gpu_note(report)
+    if gpu.report is None:
+        title, note, tone = gpu.key, "not in inventory", "warn"
+    ill = "; ".join(
+        f"{illness.reason} since {time.strftime('%Y-%m-%d %H:%M', time.localtime(illness.since))} ({illness.detail})"
+        for illness in report.illnesses
+    )
+    uuid = gpu.key if gpu.report else "not in the inventory"
+    detail = _joined(f"GPU {title}", uuid, ill and f"unhealthy: {ill}", report.samples_why or "")
+    yield Row(
+        gpu.key, 0, "gpu", title, "", "", Amount(report.utilization), _share(report), note, tone, detail
+    )
+    yield from map(_mig, report.mig_instances)
     if not gpu.containers:
-        yield Row(f"{gpu.key}/", 1, "empty", words, tone="dim", detail=row.detail)
+        asked = answers and report.samples != "failed"
+        words = "no container uses it" if asked else "its users are not known"
+        yield Row(f"{gpu.key}/", 1, "empty", words, tone="dim", detail=detail)
     for container in _sorted(gpu.containers, choice):
         above = _container(gpu, container)
         yield above
-        yield from (_process(above, gpu, process) for process in _sorted(container.processes, choice))
+        yield from (_process(above, report, process) for process in _sorted(container.processes, choice))
 
 
-def _reported(key: str, report: Gpu) -> Row:
-    """Return the row of a GPU in the inventory; its note is the most important fact about it."""
-    note, tone = "MIG" if report.mig else "", ""
+def _gpu_note(report: Gpu) -> tuple[str, str]:
+    """Return the most important fact about a GPU in a few letters, and its tone."""
     if report.illnesses:
-        note, tone = "unhealthy: " + ", ".join(illness.reason for illness in report.illnesses), "bad"
-    elif not report.mig and report.samples != "ok":
-        note, tone = f"samples {report.samples}", "warn"
-    elif not report.mig:
-        warmth = "" if report.temperature is None else f"{report.temperature}C"
-        note = " ".join(filter(None, (warmth, "" if report.power is None else f"{report.power:.0f}W")))
-    illnesses = [
-        f"{illness.reason} since {time.strftime('%Y-%m-%d %H:%M', time.localtime(illness.since))} ({illness.detail})"
-        for illness in report.illnesses
-    ]
-    title, ill = f"{report.device_index} {printable(report.name)}", "; ".join(illnesses)
-    detail = _joined(f"GPU {title}", key, ill and f"unhealthy: {ill}", report.samples_why or "")
-    amount, memory = Amount(report.utilization), _share(report)
-    return Row(key, 0, "gpu", title, "", "", amount, memory, note, tone, detail)
+        return "unhealthy: " + ", ".join(illness.reason for illness in report.illnesses), "bad"
+    if report.mig:
+        return "MIG", ""
+    if report.samples != "ok":
+        return f"samples {report.samples}", "warn"
+    temperature, power = report.temperature, report.power
+    parts = ("" if temperature is None else f"{temperature}C", "" if power is None else f"{power:.0f}W")
+    return " ".join(filter(None, parts)), ""
 
 
 def _mig(instance: MigInstance) -> Row:
@@ -124,9 +122,6 @@ def _mig(instance: MigInstance) -> Row:
     detail = f"MIG instance {instance.uuid}: NVML does not report its utilization"
     memory = _share(instance)
     return Row(instance.uuid, 1, "mig", title, "", "", Amount(None), memory, "unsupported", "dim", detail)
-
-
-# ---- containers and processes ------------------------------------------------------------------------------------
 
 
 def _sorted(nodes: Iterable[Any], choice: Choice) -> list[Any]:
@@ -178,14 +173,13 @@ def _container(gpu: GpuNode, container: ContainerNode) -> Row:
     return Row(key, 1, "container", title, "", "", amount, memory, note, tone, detail)
 
 
-def _process(container: Row, gpu: GpuNode, process: ProcessNode) -> Row:
+def _process(container: Row, gpu: Gpu, process: ProcessNode) -> Row:
     comm, name = printable(process.comm) or "?", container.title
     facts = [f"{comm} in {name}" if name != HOST else f"{comm}, {HOST}"]
     note, tone = "", ""
     if process.utilization is None:
-        samples, why = (gpu.report.samples, gpu.report.samples_why) if gpu.report else ("", "")
-        note = f"samples {samples}" if samples not in ("", "ok") else "not sampled"
-        facts.append(f"utilization not known: {why or 'the driver does not say'}")
+        note = f"samples {gpu.samples}" if gpu.name and gpu.samples != "ok" else "not sampled"
+        facts.append(f"utilization not known: {gpu.samples_why or 'the driver does not say'}")
     if process.repaired:
         note, tone = f"✓ {process.repaired}", "good"
         facts.append(f"hostpid repaired, was {process.repaired}")

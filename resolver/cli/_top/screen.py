@@ -1,4 +1,4 @@
-"""The terminal: lines painted and keys read by curses, until the person has seen enough."""
+"""The terminal: lines painted and keys read by curses, until the person quits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from resolver.cli._top.tree import Reading
-    from resolver.cli.cells import Line
 
 _POLL_SECONDS: Final = 0.1
 #: Attribute and colour of each style.
@@ -56,11 +55,11 @@ def watch(socket_path: str | None, interval: float, first: Reading, name: str) -
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
         signal.signal(number, _end)
 
-    def after(last: Reading) -> Future[Reading]:
+    def read_next(last: Reading) -> Future[Reading]:
         """Read in a thread, so that a hanging daemon delays no key."""
         return started(partial(last.next, socket_path, name, interval), name="reader")
 
-    return curses.wrapper(_show, first, after)
+    return curses.wrapper(_show, first, read_next)
 
 
 def _end(number: int, _frame: FrameType | None) -> NoReturn:
@@ -68,10 +67,10 @@ def _end(number: int, _frame: FrameType | None) -> NoReturn:
     raise SystemExit(128 + number)
 
 
-def _show(window: curses.window, reading: Reading, after: Callable[[Reading], Future[Reading]]) -> int:
+def _show(window: curses.window, reading: Reading, read_next: Callable[[Reading], Future[Reading]]) -> int:
     """Repaint on a key, a new reading or another size, and each second; returns the exit code."""
     view, styles = LiveView(os.uname().nodename), _styles()
-    shown_as = str if locale.nl_langinfo(locale.CODESET) == "UTF-8" else in_ascii
+    encode = str if locale.nl_langinfo(locale.CODESET) == "UTF-8" else in_ascii
     with contextlib.suppress(curses.error):
         curses.curs_set(0)
     window.nodelay(True)
@@ -80,14 +79,20 @@ def _show(window: curses.window, reading: Reading, after: Callable[[Reading], Fu
     modes[0] &= ~termios.IXON
     termios.tcsetattr(sys.stdin, termios.TCSANOW, modes)
     curses.def_prog_mode()  # also after Ctrl-Z
-    coming, due, empty = after(reading), 0.0, 0
+    coming, due, empty = read_next(reading), 0.0, 0
     while True:
         if coming.done():
             reading, due = coming.result(), 0.0
-            coming = after(reading)
-        if _resized() or time.monotonic() >= due:
+            coming = read_next(reading)
+        if _is_resized() or time.monotonic() >= due:
             height, width = window.getmaxyx()
-            _paint(window, view.lines(reading, width, height), styles, shown_as)
+            window.erase()
+            for number, line in enumerate(view.lines(reading, width, height)):
+                window.move(number, 0)
+                for text, style in line:
+                    with contextlib.suppress(curses.error):  # after the last cell is no place for the cursor
+                        window.addstr(encode(text), styles[style])
+            window.refresh()
             due = time.monotonic() + 1
         ready = select.select([sys.stdin], [], [], _POLL_SECONDS)[0]
         keys = _typed(window)
@@ -99,8 +104,8 @@ def _show(window: curses.window, reading: Reading, after: Callable[[Reading], Fu
             return 0
 
 
-def _resized() -> bool:
-    """Take another size of the terminal; a stopped program is not told of it."""
+def _is_resized() -> bool:
+    """Adopt another size of the terminal, of which a stopped program gets no signal."""
     with contextlib.suppress(OSError):  # the terminal is gone
         width, height = os.get_terminal_size(sys.stdout.fileno())
         if width and height and curses.is_term_resized(height, width):
@@ -128,15 +133,3 @@ def _styles() -> dict[str, int]:
                 curses.init_pair(number, colour, -1)
                 styles[name] |= curses.color_pair(number)
     return styles
-
-
-def _paint(
-    window: curses.window, lines: list[Line], styles: dict[str, int], shown_as: Callable[[str], str]
-) -> None:
-    window.erase()
-    for number, line in enumerate(lines):
-        window.move(number, 0)
-        for text, style in line:
-            with contextlib.suppress(curses.error):  # after the last cell there is no place for the cursor
-                window.addstr(shown_as(text), styles[style])
-    window.refresh()

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from resolver.api.shapes import Region, Slot
+    from resolver.api.status import Status
     from resolver.cli.documents import Documents
     from resolver.gpu.inventory import Gpu
     from resolver.state import ContainerUse, Process
@@ -86,14 +87,9 @@ class UnresolvedNode(NamedTuple):
 
 
 class Tree(NamedTuple):
-    """All of it, and how the daemon is. ``at`` is when its picture was made (Unix time)."""
+    """All of it, and how the daemon is."""
 
-    at: float
-    driver_version: str
-    driver_error: str
-    source: str
-    troubles: tuple[str, ...]  # those without which the numbers would be others
-    repaired: int
+    status: Status
     gpus: tuple[GpuNode, ...]
     unresolved: tuple[UnresolvedNode, ...]
 
@@ -134,23 +130,14 @@ def read(socket_path: str | None, name: str = "") -> Tree:
 
 def build(documents: Documents) -> Tree:
     """Order the daemon's answers."""
-    places, status = _Places(documents), documents.status
+    places = _Places(documents)
     for process in documents.processes:
         places.add_process(process)
     for region in documents.regions:
         places.add_region(region)
     files = sorted((file.path, file.reason) for file in documents.rejected)
-    doubts = [trouble for trouble in status.troubles if trouble.grave or trouble.reason == "dry_run"]
-    return Tree(
-        at=status.at,
-        driver_version=status.driver.version or "",
-        driver_error=status.driver.error or "",
-        source=status.source.name,
-        troubles=tuple(map(str, doubts)),
-        repaired=status.totals.slots_repaired,
-        gpus=tuple(places.gpus()),
-        unresolved=(*places.unresolved, *(UnresolvedNode("file", *file) for file in files)),
-    )
+    unresolved = (*places.unresolved, *(UnresolvedNode("file", *file) for file in files))
+    return Tree(documents.status, tuple(places.gpus()), unresolved)
 
 
 def total(values: Iterable[int | None], *, missing: bool = False, most: int | None = None) -> Amount:
@@ -163,13 +150,12 @@ def total(values: Iterable[int | None], *, missing: bool = False, most: int | No
     return Amount(sum(numbers) if most is None else min(sum(numbers), most), partly)
 
 
-class _Place:
-    """A container on a GPU, under construction."""
+class _Place(NamedTuple):
+    """A container on a GPU, under construction; ``limits`` are of cores and memory."""
 
-    def __init__(self, names: Named) -> None:
-        self.names, self.processes = names, list[ProcessNode]()
-        self.core_limit: int | None = None
-        self.memory_limit: int | None = None
+    names: Named
+    processes: list[ProcessNode]
+    limits: list[int | None]
 
 
 class _Places:
@@ -189,7 +175,7 @@ class _Places:
 
     def _at(self, device: str, names: Named) -> _Place:
         places = self._places.setdefault(self._parents.get(device, device), {})
-        return places.setdefault(names.key, _Place(names))
+        return places.setdefault(names.key, _Place(names, [], [None, None]))
 
     def add_process(self, process: Process) -> None:
         """Add a process that NVML lists."""
@@ -215,8 +201,8 @@ class _Places:
         idle = [slot for slot in slots if slot.host_pid not in {None, *self._listed} and not slot.dead]
         for index, device in enumerate(region.device_uuids):
             place = self._at(device, names)
-            place.core_limit = region.sm_limit[index] or place.core_limit
-            place.memory_limit = region.limit[index] or place.memory_limit
+            core, memory = place.limits
+            place.limits[:] = region.sm_limit[index] or core, region.limit[index] or memory
             for slot in idle:
                 facts = "", slot.device_util[index].utilization, None, *_of_slot(slot)
                 place.processes.append(ProcessNode(slot.host_pid, slot.pid, device, *facts, listed=False))
@@ -245,26 +231,27 @@ class _Places:
         reports = {_gpu_key(gpu): gpu for gpu in self._documents.gpus}
         accounts = {(use.device_uuid, _identity(use)): use for use in self._documents.uses}
         for uuid, places in self._places.items():
-            report = reports.get(uuid)
-            asked = report is not None and report.samples == "ok" and not self._documents.status.driver.error
-            nodes = (
-                _container(place, accounts.get((uuid, _identity(place.names))), asked=asked)
-                for place in places.values()
-            )
+            report, error = reports.get(uuid), self._documents.status.driver.error
+            asked = report is not None and report.samples == "ok" and not error
+            nodes = [
+                _container(at, accounts.get((uuid, _identity(at.names))), asked=asked)
+                for at in places.values()
+            ]
             yield GpuNode(uuid, report, tuple(nodes))
 
 
 def _container(place: _Place, account: ContainerUse | None, *, asked: bool) -> ContainerNode:
     """Return a container's node. ``asked``: the driver listed the GPU's processes, so an empty list means none."""
-    processes, missing = place.processes, not asked and not place.processes
+    (core, memory), processes = place.limits, place.processes
+    missing = not asked and not processes
     return ContainerNode(
         place.names,
         # Samples of several processes are of several moments: together they can pass the whole.
         total((process.utilization for process in processes), missing=missing, most=100),
         total((process.memory for process in processes), missing=missing),
         tuple(processes),
-        place.core_limit,
-        place.memory_limit,
+        core,
+        memory,
         account.limit_state if account else "",
         account.idle_since if account else None,
     )

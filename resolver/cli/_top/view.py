@@ -99,10 +99,11 @@ class LiveView:
         return [clip(line, width) for line in lines][:height]
 
     def _above(self, reading: Reading, width: int, height: int) -> list[Line]:
-        tree, lost = reading.tree, len(reading.tree.unresolved)
+        tree, status = reading.tree, reading.tree.status
+        fixed, lost = status.totals.slots_repaired, len(tree.unresolved)
         when = time.strftime("%H:%M:%S", time.localtime(reading.read_at))
-        right = f"driver {tree.driver_version or '?'}  source {tree.source}  {when}"
-        repaired = (f"  {tree.repaired} repaired", "good" if tree.repaired else "dim")
+        right = f"driver {status.driver.version or '?'}  source {status.source.name}  {when}"
+        repaired = (f"  {fixed} repaired", "good" if fixed else "dim")
         unresolved = (f"  {lost} unresolved", "warn" if lost else "dim")
         order = f"by {self.choice.sort}{', reversed' * self.choice.reverse}"
         title, bar = columns_for(width)
@@ -164,7 +165,9 @@ def problems(reading: Reading) -> list[str]:
     """Return reasons to doubt the numbers."""
     since = time.strftime("%H:%M:%S", time.localtime(reading.since))
     stale = [f"no daemon since {since}, retrying; the values shown are from before", reading.error]
-    return [*(stale if reading.error else []), *reading.tree.troubles]
+    troubles = reading.tree.status.troubles
+    doubts = [str(trouble) for trouble in troubles if trouble.grave or trouble.reason == "dry_run"]
+    return [*(stale if reading.error else []), *doubts]
 
 
 def columns_for(width: int) -> tuple[int, int]:
@@ -199,7 +202,8 @@ def row_line(row: Row, title: int, bar: int) -> Line:
 def _nothing(tree: Tree, needle: str) -> str:
     if needle:
         return f"nothing contains {needle!r}: Esc shows all"
-    return f"no GPU: {tree.driver_error}" if tree.driver_error else "no GPU on this node"
+    error = tree.status.driver.error
+    return f"no GPU: {error}" if error else "no GPU on this node"
 
 
 def _spread(left: Line, right: str, width: int) -> Line:
