@@ -36,6 +36,10 @@ demo: setup ## run the daemon on a node in miniature (needs root; no GPU)
 test: setup-dev ## lint, types, layering and every test, JOBS=6 at a time (needs root; no GPU)
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations=10 $(ARGS)
 
+.PHONY: broken
+broken: setup-dev ## print what doctor, status and explain say on a node in each of several broken states (needs root)
+	@$(BIN)/python -m pytest -q -s --no-header -p no:cacheprovider tests/kernel/test_broken_nodes.py | grep '^[.]*|' | sed 's/^[.]*//'
+
 .PHONY: poisoned
 poisoned: setup-dev ## every test, with obstacles in the way that tests must not depend on (needs root)
 	@$(BIN)/python -m tests.poisoned $(MAKE) test

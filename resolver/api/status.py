@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from resolver.base.counters import CounterName
-from resolver.base.reasons import TroubleReason
+from resolver.base.reasons import STARTING, TroubleReason
 from resolver.base.version import VERSION
 from resolver.config import Setting
 from resolver.hami.placements import BARE
@@ -36,6 +36,10 @@ class DaemonTrouble(Struct, frozen=True):
     def __str__(self) -> str:
         return f"{self.what}: {self.why}"
 
+    def with_fix(self) -> str:
+        """Add the fix of a grave one."""
+        return f"{self}; fix: {self.fix}" if self.grave else str(self)
+
 
 def troubles(snapshot: Snapshot) -> list[DaemonTrouble]:
     """Return all current problems, gravest first."""
@@ -54,9 +58,11 @@ def _wrong(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
     yield from snapshot.standing.items()
     yield TroubleReason.STALLED, snapshot.standstill()
     yield TroubleReason.NOT_READY, snapshot.source.not_ready or ""
-    yield TroubleReason.NVML_UNAVAILABLE, snapshot.joined.error
+    yield TroubleReason.NVML_UNAVAILABLE, snapshot.joined.error.replace(STARTING, "")
     yield TroubleReason.SOURCE_INCOMPLETE, snapshot.source.incomplete or ""
     yield TroubleReason.DRY_RUN, "so it writes nothing" if snapshot.dry_run else ""
+    skipped = Counter(reason for reason in snapshot.rejected.values() if reason.grave).most_common()
+    yield TroubleReason.FILES_SKIPPED, ", ".join(f"{count} {why}" for why, count in skipped)
     unresolved = snapshot.slot_counts().unresolved.most_common()
     yield TroubleReason.SLOTS_UNRESOLVED, ", ".join(f"{count} {why}" for why, count in unresolved)
     for reason, name in (

@@ -25,6 +25,9 @@ with lean():
 #: Lines that one container may cause at once, and how many more a second; and the files in its directory.
 _OF_A_CONTAINER, _OF_A_DIRECTORY = (64.0, 1.0), (4.0, 0.25)
 
+#: Causes that one trouble logs.
+_MOST_CAUSES = 8
+
 _outputs: dict[int, Output] = {}  # by descriptor
 
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
@@ -79,7 +82,8 @@ class Journal:
     """
 
     def __init__(self, events: EventLog | None = None) -> None:
-        self._troubles: dict[str, tuple[str, str]] = {}  # the event with which it began, and why
+        #: The event with which it began, and its causes, the present one last.
+        self._troubles: dict[str, tuple[str, tuple[str, ...]]] = {}
         self._quotas: dict[tuple[str, bool], Bucket] = {}  # by account, and true for a directory
         self._left_out: dict[tuple[str, bool], Counter[str]] = {}  # lines, since the last one
         self._events = events
@@ -126,18 +130,22 @@ class Journal:
         getattr(self.log, level)(event, **fields)
 
     def trouble(self, what: str, why: str, begins: str, ends: str, *, about: str = "", **where: str) -> None:
-        """Log ``begins`` when ``why`` is new, and ``ends`` when it has become empty; ``about`` as in `record`."""
-        _, before = self._troubles.pop(what, ("", ""))
+        """Log ``begins`` when ``why`` is new, and ``ends`` when it has become empty; ``about`` as in `record`.
+
+        Causes may alternate: each is logged once while the trouble lasts.
+        """
+        _, causes = self._troubles.pop(what, ("", ()))
         if why:
-            self._troubles[what] = begins, why
-        if why and why != before:
-            self.record(begins, level="warning", about=about, why=why, **where)
-        elif before and not why and ends:
+            if why not in causes and len(causes) < _MOST_CAUSES:
+                self.record(begins, level="warning", about=about, why=why, **where)
+            others = (each for each in causes if each != why)
+            self._troubles[what] = begins, (*others, why)[-_MOST_CAUSES:]
+        elif causes and ends:
             self.record(ends, about=about, **where)
 
     def standing(self) -> dict[str, str]:
         """Return the cause of each current trouble by its first event."""
-        return dict(self._troubles.values())
+        return {begins: causes[-1] for begins, causes in self._troubles.values()}
 
     def forget(self, what: str) -> None:
         """Forget a trouble whose subject is gone."""

@@ -1,8 +1,14 @@
-"""The daemon that holds a run directory's lock, seen from outside."""
+"""The daemon that holds a run directory's lock, and the package's unit, seen from outside."""
 
 from __future__ import annotations
 
 import os
+
+from resolver.base.text import printable
+
+#: The Debian package's unit.
+UNIT = "/usr/lib/systemd/system/resolver.service"
+_JOURNAL_SECONDS = 5.0
 
 
 def lock_holder(run_dir: str) -> int | None:
@@ -33,6 +39,20 @@ def ailment(host_pid: int, socket_path: str) -> tuple[str, str]:
     if not os.path.exists(socket_path):
         return "runs without its socket", "restart it"
     return "hangs, or the node is overloaded", "see uptime, then restart it"
+
+
+def unit_says() -> str:
+    """Return the last line that the installed unit has logged, in quotes; empty without a unit."""
+    if not os.path.exists(UNIT):
+        return ""
+    import subprocess
+
+    command = ["journalctl", "--unit=resolver", "--lines=1", "--output=cat", "--quiet"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_JOURNAL_SECONDS, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return "unknown (journalctl --unit=resolver)"
+    return f'"{printable(done.stdout.strip())}"' if done.stdout.strip() else "none yet"
 
 
 def _file_of(host_pid: int, name: str) -> bytes:

@@ -309,6 +309,10 @@ class GpuReason(ReasonWithWords):
     )
 
 
+#: NVML's error before its first answer, which is no failure.
+STARTING = "NVML is starting"
+
+
 class DriverError(ReasonWithWords):
     """An error of the driver's library, by NVML's name of it."""
 
@@ -392,6 +396,11 @@ class TroubleReason(ReasonWithWords):
         "containers_dir_missing",
         "a directory of cache files is missing",
         "`resolver doctor --only containers_dir`",
+    )
+    FILES_SKIPPED = (
+        "files_skipped",
+        "cache files are skipped that may be a working HAMi's",
+        "`resolver doctor --only regions`",
     )
     NOT_WATCHED = (
         "not_watched",

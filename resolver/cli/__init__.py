@@ -113,7 +113,7 @@ def _dispatch(arguments: list[str]) -> int:
                 raise
             return _own_view(parts, args)
     except ResolverError as error:
-        more = f". {_WITHOUT}" if isinstance(error, NoDaemon) else ""
+        more = f". {_without_daemon()}" if isinstance(error, NoDaemon) else ""
         print(
             f"resolver {command}: {error}{more}",
             *getattr(error, "candidates", ()),
@@ -130,6 +130,15 @@ def _own_view(parts: tuple[str, ...], args: argparse.Namespace) -> int:
 
     every = getattr(args, "every", None)
     return show(lambda route: client.get_json(route, args.socket), parts, as_json=args.json, every=every)
+
+
+def _without_daemon() -> str:
+    from resolver.base.lock_holder import unit_says
+
+    if not os.path.isdir("/proc/self"):
+        return "/proc is not a mounted proc file system: mount -t proc proc /proc"
+    said = unit_says()
+    return f"The unit's last line: {said}" if said else _WITHOUT
 
 
 def parser_of(command: str) -> tuple[argparse.ArgumentParser, ModuleType]:

@@ -53,7 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_socket(parser, "print one JSON object")
     parser.epilog = (
         "exit status: 0 the chain holds, 1 it breaks, or there is no such container, 2 wrong usage, 3 ambiguous (the\n"
-        "candidates are on standard error), 4 it does not break, but part of it is unknown"
+        "candidates are on standard error), 4 it does not break, but part of it is unknown,\n"
+        "or the daemon leaves work undone"
     )
 
 
@@ -71,7 +72,15 @@ def run(args: argparse.Namespace) -> int:
     else:
         _print(documents, chains)
     states = {str(link.state) for chain in chains for _, link in chain.every_link()}
-    return EXIT_BREAKS if "breaks" in states else EXIT_UNKNOWN if "unknown" in states else 0
+    uncertain = "unknown" in states or any(_grave(documents))
+    return EXIT_BREAKS if "breaks" in states else EXIT_UNKNOWN if uncertain else 0
+
+
+def _grave(documents: Documents) -> Iterator[str]:
+    """Yield the daemon's grave problems, each with its fix."""
+    for trouble in () if documents.no_daemon else documents.status.troubles:
+        if trouble.grave:
+            yield f"The daemon: {trouble.with_fix()}"
 
 
 def _chosen(documents: Documents, text: str) -> list[Container]:
@@ -129,6 +138,8 @@ def _print(documents: Documents, chains: list[Explained]) -> None:
     by = f"By the daemon, {duration(time.time() - documents.status.at)} ago"
     without = documents.no_daemon
     _say(f"Read without a daemon, which writes nothing: {without}" if without else by)
+    for trouble in _grave(documents):
+        _say(trouble, "red")
     if documents.settings_by:
         _say(f"Settings: {documents.settings_by}")
     for chain in chains:

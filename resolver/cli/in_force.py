@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from resolver import client, config
 from resolver.base.errors import ResolverError, UsageError
-from resolver.config.settings import PREFIX
+from resolver.config.settings import PREFIX, UNIT_SETTINGS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from resolver.config import Settings
 
 _SECONDS = 1.0
-#: The file in `EnvironmentFile=` of the package's unit.
-UNIT_SETTINGS = "/etc/default/resolver"
 
 
 class InForce(NamedTuple):
@@ -42,7 +40,11 @@ def settings_in_force(socket_path: str | None) -> InForce:
         return InForce(config.load(reported, environ={})[0], {}, f"the daemon at {where}")
     except (ResolverError, OSError, TypeError, KeyError, AttributeError) as error:
         why = str(error).partition(". ")[0]
-    return InForce(*config.load(environ=environment()), why)
+    try:
+        return InForce(*config.load(environ=environment()), why)
+    except UsageError as error:
+        where = f"; variables are also read from {UNIT_SETTINGS}" if os.path.exists(UNIT_SETTINGS) else ""
+        raise UsageError(f"{error}{where}") from None
 
 
 def environment() -> dict[str, str]:

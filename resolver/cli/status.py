@@ -1,6 +1,6 @@
 """Show the daemon's state: readiness, source, driver, GPUs, slots, unresolved items and cost.
 
-Exit code 1 if the daemon is not ready, so it may miss processes.
+Exit code 1 if the daemon is not ready or leaves work undone, as its red problems say.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ def run(args: argparse.Namespace) -> int:
         if not args.brief:
             lines += [*_driver(status), *_work(status, unresolved), *_use(status), *_cost(status)]
         print_pairs(lines)
-    return EXIT_NOT_READY if status.source.not_ready else 0
+    grave = status.source.not_ready or any(trouble.grave for trouble in status.troubles)
+    return EXIT_NOT_READY if grave else 0
 
 
 def _daemon(status: Status) -> Iterator[Line]:
@@ -65,7 +66,7 @@ def _daemon(status: Status) -> Iterator[Line]:
 def _troubles(status: Status) -> Iterator[Line]:
     """Yield the daemon's own list of problems."""
     for trouble in status.troubles:
-        yield "trouble", str(trouble), "red" if trouble.grave else "yellow"
+        yield "trouble", trouble.with_fix(), "red" if trouble.grave else "yellow"
 
 
 def _driver(status: Status) -> Iterator[Line]:

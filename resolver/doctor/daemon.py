@@ -5,16 +5,13 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from resolver.base.lock_holder import ailment
-from resolver.base.text import printable, several
+from resolver.base.lock_holder import UNIT, ailment, unit_says
+from resolver.base.text import several
+from resolver.config.settings import UNIT_SETTINGS
 from resolver.doctor.findings import Finding, failed, ok, together, unknown, warning
 
 if TYPE_CHECKING:
     from resolver.doctor.node import Node
-
-#: The Debian package's unit.
-UNIT = "/usr/lib/systemd/system/resolver.service"
-_JOURNAL_SECONDS = 5.0
 
 
 def settings(node: Node) -> Finding:
@@ -34,38 +31,39 @@ def daemon(node: Node) -> Finding:
     if node.status is not None:
         return _content(node.status)
     where = node.settings.socket_path
-    if node.lock_holder is None:
-        if "no such socket" not in node.no_answer and "no process listens" not in node.no_answer:
-            return _foreign(where, node.no_answer)
-        if os.path.exists(UNIT):
-            return failed(
-                f"none runs with the run directory {node.settings.run_dir}, though {UNIT} is installed",
-                f"nothing is repaired on this node. The unit's last line: {_last_line()}",
-                "correct what that line names, for example in /etc/default/resolver; then: systemctl restart resolver",
-            )
-        return warning(
-            f"none runs with the run directory {node.settings.run_dir}",
-            "nothing is repaired on this node; resolver lookup asks the kernel itself",
-            "start it: resolver run (as root, on the host); systemctl status resolver, or: kubectl get pods -A "
-            "--field-selector spec.nodeName=$(hostname) | grep resolver",
+    if node.refused:
+        return failed(
+            "it refuses this command", node.no_answer, "give the daemon the right that is missing; restart it"
         )
-    host_pid = node.lock_holder
-    if os.path.exists(where) and not os.access(where, os.W_OK):
-        return unknown(f"PID {host_pid} runs", "its socket is refused to this user", "run this as root")
-    what, fix = ailment(host_pid, where)
-    return failed(f"PID {host_pid} {what}", node.no_answer, fix)
+    if host_pid := node.lock_holder:
+        if os.path.exists(where) and not os.access(where, os.W_OK):
+            return unknown(f"PID {host_pid} runs", "its socket is refused to this user", "run this as root")
+        what, fix = ailment(host_pid, where)
+        return failed(f"PID {host_pid} {what}", node.no_answer.partition(". ")[0], fix)
+    if "no such socket" not in node.no_answer and "no process listens" not in node.no_answer:
+        return _foreign(where, node.no_answer)
+    return _none_runs(node)
 
 
-def _last_line() -> str:
-    """Return the last line that the unit's daemon has logged, in quotes."""
-    import subprocess
-
-    command = ["journalctl", "--unit=resolver", "--lines=1", "--output=cat", "--quiet"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_JOURNAL_SECONDS, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return "not known (journalctl --unit=resolver)"
-    return f'"{printable(done.stdout.strip())}"' if done.stdout.strip() else "it has logged nothing yet"
+def _none_runs(node: Node) -> Finding:
+    """Return a failure where slots are left unrepaired, or a daemon is expected."""
+    none = f"none runs with the run directory {node.settings.run_dir}"
+    if said := unit_says():
+        return failed(
+            f"{none}, though {UNIT} is installed",
+            f"nothing is repaired on this node. The unit's last line: {said}",
+            f"correct what that line names, for example in {UNIT_SETTINGS}; then: systemctl restart resolver",
+        )
+    count, cause = (
+        len(node.regions.regions),
+        "nothing is repaired on this node; resolver lookup asks the kernel itself",
+    )
+    return (failed if count or os.path.exists(f"{node.settings.run_dir}/lock") else warning)(
+        f"{none}; {several(count, 'cache file')} here",
+        cause,
+        "start it: resolver run (as root, on the host), or see why its pod does not run: kubectl get pods -A "
+        "--field-selector spec.nodeName=$(hostname) | grep resolver",
+    )
 
 
 def _foreign(path: str, why: str) -> Finding:
@@ -88,7 +86,9 @@ def _content(status: dict[str, Any]) -> Finding:
     found = f"PID {status['host_pid']}, version {status['version']}, "
     found += f"source {status['source']['name']}: {', '.join(counts)}"
     troubles = [
-        (failed if each["grave"] else warning)(each["what"], each["why"], each["fix"])
+        (failed if each["grave"] else warning)(
+            each["what"], each["why"], each["fix"].replace("resolver doctor --only", "see the check")
+        )
         for each in status.get("troubles", ())
     ]
     if status["version"] != VERSION:

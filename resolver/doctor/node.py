@@ -8,8 +8,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from resolver import client
-from resolver.base.errors import ResolverError
+from resolver.base.errors import AccessDenied, ResolverError
 from resolver.base.lock_holder import lock_holder
+from resolver.base.reasons import STARTING
 from resolver.base.source_records import steps
 from resolver.config import Settings
 from resolver.linux.procfs import Procfs
@@ -17,6 +18,7 @@ from resolver.linux.procfs import Procfs
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from resolver.doctor.findings import Finding
     from resolver.gpu.sampler import Collection
     from resolver.linux.mounts import Mount
 
@@ -52,6 +54,8 @@ class Node:
         self.procfs = Procfs()
         self.nvml_seconds = nvml_seconds
         self.no_answer = "its answer is not understood: it is of another version"
+        self.refused = False  # a daemon answered, and refused
+        self.tried: dict[str, Finding] = {}  # by source
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -69,7 +73,7 @@ class Node:
         try:
             answer = client.get_json("/v1/status", self.settings.socket_path, seconds=_STATUS_SECONDS)
         except (ResolverError, OSError) as error:
-            self.no_answer = str(error)
+            self.no_answer, self.refused = str(error), isinstance(error, AccessDenied)
             return None
         needed = {"at", "host_pid", "source", "driver", "policy", "totals", "counters"}
         return answer if isinstance(answer, dict) and needed <= answer.keys() else None
@@ -87,7 +91,9 @@ class Node:
         async def collect() -> Collection:
             sampler = Sampler()
             try:
-                return await sampler.collect(self.nvml_seconds)
+                answer = await sampler.collect(self.nvml_seconds)
+                late = f"the driver did not answer within {self.nvml_seconds:g} s"
+                return answer._replace(error=late) if answer.error == STARTING else answer
             finally:
                 sampler.stop()
 

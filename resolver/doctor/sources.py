@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from resolver.base.errors import ResolverError
 from resolver.base.source_records import SOURCE_RECORDS, SourceFailure, SourceName
 from resolver.base.text import several
-from resolver.doctor.findings import Finding, failed, ok, unknown, warning
+from resolver.doctor.findings import Finding, State, failed, ok, unknown, warning
 
 if TYPE_CHECKING:
     from resolver.doctor.node import Node
@@ -19,17 +19,24 @@ _LAST_LINES = 30
 
 def bpf(node: Node) -> Finding:
     """Check that the probes can be loaded and the kernel's map finds a new process."""
-    return _try(SourceName.BPF, node)
+    return _tried(SourceName.BPF, node)
 
 
 def netlink(node: Node) -> Finding:
     """Check that the kernel's process events come, by the proc connector."""
-    return _try(SourceName.NETLINK, node)
+    return _tried(SourceName.NETLINK, node)
 
 
 def scan(node: Node) -> Finding:
     """Check that a scan of ``/proc`` finds a new process."""
-    return _try(SourceName.SCAN, node)
+    return _tried(SourceName.SCAN, node)
+
+
+def _tried(name: str, node: Node) -> Finding:
+    """Try a source once: others ask whether the daemon can fall back to it."""
+    if name not in node.tried:
+        node.tried[name] = _try(SourceName(name), node)
+    return node.tried[name]
 
 
 def _try(name: SourceName, node: Node) -> Finding:
@@ -69,6 +76,10 @@ def _try(name: SourceName, node: Node) -> Finding:
 def _refused(name: SourceName, node: Node, found: str, why: str, failure: SourceFailure) -> Finding:
     _, fix = failure.for_terminal()
     below = node.sources[node.sources.index(name) + 1 :] if name in node.sources else ()
-    if below:
-        return warning(f"{found}; the daemon falls back to {below[0]}", why, fix)
+    in_use = node.status["source"]["name"] if node.status else name
+    if in_use != name:
+        return warning(f"{found}; the daemon uses {in_use}", why, fix)
+    for other in below:
+        if _tried(other, node).state in (State.OK, State.WARNING):
+            return warning(f"{found}; the daemon falls back to {other}", why, fix)
     return failed(found, why, fix if len(node.sources) > 1 else f"{fix}, or set source = auto")

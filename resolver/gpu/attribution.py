@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from resolver.base.budget import Slices
 from resolver.base.errors import AccessDenied, ProcessGone
-from resolver.base.reasons import SampleReason
+from resolver.base.reasons import STARTING, SampleReason
 from resolver.gpu.inventory import Sample
 from resolver.gpu.sampler import OK
 
@@ -71,9 +71,7 @@ class Joined(NamedTuple):
         return Counter(orphan.reason for orphan in self.orphans)
 
 
-NOTHING = Joined(
-    at=0.0, error="NVML was not asked yet", values={}, unknown=frozenset(), asked=frozenset(), orphans=()
-)
+NOTHING = Joined(at=0.0, error=STARTING, values={}, unknown=frozenset(), asked=frozenset(), orphans=())
 
 
 async def join(

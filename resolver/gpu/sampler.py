@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from resolver.base.errors import WorkerFailed
-from resolver.base.reasons import DriverError
+from resolver.base.reasons import STARTING, DriverError
 from resolver.gpu.inventory import NONE, Inventory
 from resolver.gpu.kept_inventory import InventoryKeeper
 from resolver.workers.supervisor import WorkerProcess
@@ -103,6 +103,7 @@ class Sampler:
         self._states: dict[str, tuple[bool, bool]] = {}
         self._answered = False  # all of the last collection
         self._complete = False  # every device answered
+        self._error = STARTING  # of the last complete collection
         self._pending: asyncio.Task[Collection] | None = None
         self._next_restart = 0.0
         self._clients: dict[str, list[int]] = {}  # of MPS servers, which have their samples, by UUID
@@ -110,7 +111,8 @@ class Sampler:
     async def collect(self, patience: float = _CALL_SECONDS) -> Collection:
         """Read every device's news. Never raises; failures are in the answer.
 
-        Without an answer within ``patience`` seconds everything is unknown; the next call goes on waiting.
+        Without an answer within ``patience`` seconds everything is unknown; the next call goes on waiting. The error is
+        then the last one while a worker starts, `STARTING` at first.
         """
         if not self._answered:
             patience = max(patience, _CALL_SECONDS)
@@ -122,10 +124,13 @@ class Sampler:
             await asyncio.gather(pending, return_exceptions=True)
             raise
         if not pending.done():
-            return self._collection(f"the driver did not answer within {patience:g} s", {})
+            late = f"the driver did not answer within {patience:g} s"
+            return self._collection(
+                late if self._answered else self._error, {}
+            )  # a worker that starts is no news
         self._pending = None
         collection = pending.result()
-        self._answered = not collection.error
+        self._answered, self._error = not collection.error, collection.error
         return collection
 
     def stop(self) -> None:

@@ -266,7 +266,13 @@ def status(kubectl: Kubectl, args: argparse.Namespace) -> int:
         widths = [max(map(len, cells)) for cells in zip(_HEAD, *rows, strict=True)]
         for row in (_HEAD, *rows):
             print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-    return EXIT_WRONG if any(found is None or found["source"]["not_ready"] for found, _ in answers) else 0
+    wrong = (
+        found is None
+        or found["source"]["not_ready"]
+        or any(each["grave"] for each in found.get("troubles", ()))
+        for found, _ in answers
+    )
+    return EXIT_WRONG if any(wrong) else 0
 
 
 def _cells(found: Any, why: str) -> list[str]:

@@ -9,6 +9,8 @@ import ctypes
 import os
 import struct
 
+from resolver.base.errors import CannotKnow
+
 #: From include/uapi/linux/capability.h.
 NUMBERS = {
     "DAC_OVERRIDE": 1,
@@ -37,8 +39,13 @@ def sets() -> dict[str, int]:
 
     Under AppArmor, capget(2) hides denied ones; setting its answer would drop them for good.
     """
-    with open("/proc/self/status", encoding="ascii", errors="replace") as status:
-        return {line[:6]: int(line.split()[1], 16) for line in status if line.startswith("Cap")}
+    try:
+        with open("/proc/self/status", encoding="ascii", errors="replace") as status:
+            return {line[:6]: int(line.split()[1], 16) for line in status if line.startswith("Cap")}
+    except OSError as error:
+        raise CannotKnow(
+            f"/proc/self/status cannot be read ({error.strerror}): mount -t proc proc /proc"
+        ) from None
 
 
 def limit(running: frozenset[str], to_start: frozenset[str] = frozenset()) -> None:

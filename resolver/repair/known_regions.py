@@ -83,7 +83,9 @@ class KnownRegions:
                     break
                 await self._refresh(discovery, this, full=False)
             for path in discovery.dirs:
-                lacks = f"none of {', '.join(KNOWN_DIRS)} exists" if path == AUTO else "it does not exist"
+                lacks = (
+                    f"none of {', '.join(KNOWN_DIRS)} exists" if path == AUTO else f"{path} does not exist"
+                )
                 trouble = f"{lacks}; waiting for it" if path in discovery.missing_dirs else ""
                 self._parts.journal.trouble(
                     f"dir {path}", trouble, "containers_dir_missing", "containers_dir_found", path=path

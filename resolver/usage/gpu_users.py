@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from resolver.base.budget import Slices
 from resolver.base.counters import CounterName
 from resolver.base.errors import AccessDenied, ProcessGone
-from resolver.base.reasons import SampleReason
+from resolver.base.reasons import STARTING, SampleReason
 from resolver.gpu.attribution import NOTHING, join
 from resolver.gpu.inventory import NONE as NO_INVENTORY
 from resolver.gpu.inventory import changes, new_xids
@@ -94,7 +94,8 @@ class GpuUsers:
         self.inventory = collection.inventory
         if not collection.error:
             self.collected_at = collection.at
-        trouble("nvml", collection.error, "nvml_unavailable", "nvml_available")
+        if collection.error != STARTING:
+            trouble("nvml", collection.error, "nvml_unavailable", "nvml_available")
         for uuid, device in collection.devices.items():
             trouble(f"device {uuid}", device.why, "device_without_samples", "device_samples", device=uuid)
         owners = self._repairer.owners

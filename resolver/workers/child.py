@@ -36,7 +36,11 @@ def main() -> int:
     libc.prctl(15, name.encode()[:15])  # PR_SET_NAME
     if os.getppid() != parent:
         return 1  # the daemon has ended: no answer is needed
-    for fd in {*map(int, os.listdir("/proc/self/fd"))} - {0, 1, 2, *inherited()}:
+    try:
+        opened = {*map(int, os.listdir("/proc/self/fd"))}
+    except OSError as error:
+        sys.exit(f"/proc/self/fd cannot be read ({error.strerror}): mount -t proc proc /proc")
+    for fd in opened - {0, 1, 2, *inherited()}:
         with contextlib.suppress(OSError):  # the listing's own
             os.close(fd)  # descriptors from the daemon's start
     sys.path[:0] = paths

@@ -27,7 +27,7 @@ _EMPTY = Snapshot(
     at=1_700_000_000.0,
     started_at=1_699_990_000.0,
     passes=1,
-    passed_at=1_700_000_000.0,
+    passed_at=4e9,
     pass_seconds=PassSeconds((0.001, 1.0), (1, 1), 1, 0.0005),
     source=Source(
         "scan", not_used={}, incomplete=None, not_ready=None, processes=5, map_size=32768, counters={}

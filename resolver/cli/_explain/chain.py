@@ -6,7 +6,7 @@ from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from resolver.base.reasons import RepairReason, SampleReason, UnresolvedReason
+from resolver.base.reasons import STARTING, DriverError, RepairReason, SampleReason, UnresolvedReason
 from resolver.base.text import several
 from resolver.cli._explain.container_view import ContainerView, Reported, percent
 from resolver.hami.hostpid_policy import classify
@@ -168,6 +168,11 @@ def _cache_file(view: ContainerView) -> Link:
 def _driver(view: ContainerView) -> Link:
     driver, policy = view.documents.status.driver, view.documents.status.policy
     if view.namespace not in ("host", "container"):
+        if driver.error == STARTING:
+            return _unknown("driver", STARTING, "it opens every GPU first", "ask again in half a minute")
+        if driver.error:
+            error = DriverError.named_in(driver.error)
+            return _breaks("driver", driver.error, *error.for_terminal(), UnresolvedReason.DRIVER_UNKNOWN)
         return _reason("driver", policy.why, UnresolvedReason.DRIVER_UNKNOWN)
     version = driver.version or "of an unknown version"
     found = f"{version}: hostpid must be the {view.namespace} PID ({policy.origin})"

@@ -101,7 +101,18 @@ def test_a_trouble_is_said_when_it_begins_changes_and_ends(capsys: pytest.Captur
     def tell(why: str) -> None:
         journal.trouble("nvml", why, "nvml_unavailable", "nvml_available", device="0")
 
-    for why in ("", "", "no library", "no library", "no driver", "no driver", "", "", "no library"):
+    for why in (
+        "",
+        "",
+        "no library",
+        "no library",
+        "no driver",
+        "no library",
+        "no driver",
+        "",
+        "",
+        "no library",
+    ):
         tell(why)
     lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
     assert [(line["event"], line.get("why")) for line in lines] == [

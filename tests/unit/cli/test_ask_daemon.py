@@ -127,6 +127,7 @@ def sick() -> Snapshot:
     gpu = Gpu("GPU-1", 0, 0, "NVIDIA L4", 1, 1, 5, 96, 70.0, False, (), 0, "ok", "", hot)
     orphans = tuple(Sample(n, "GPU-1", 5, SampleReason.NO_SLOT, None) for n in range(3))
     return picture(
+        passed_at=AT,
         source={
             "name": "netlink",
             "not_used": {"bpf": "this kernel has no BTF"},
@@ -224,7 +225,7 @@ def test_status_in_brief(daemon: Daemon) -> None:
 def test_value_absent_from_nvml_is_no_zero(daemon: Daemon) -> None:
     told = pairs_of(resolver("status", "--socket", str(daemon.path)).stdout)
     assert told["nvml"] == "driver 550.54.15, has not answered yet"
-    assert told["trouble"] == "NVML is unavailable: NVML was not asked yet"
+    assert "trouble" not in told
     assert told["gpus"] == "-"
     assert "processes" not in told
 

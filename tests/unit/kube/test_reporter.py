@@ -107,7 +107,7 @@ def test_restarted_reporter_writes_nothing(kube: KubeServer) -> None:
 def test_nothing_is_written_before_nvml_has_answered(kube: KubeServer) -> None:
     async def whole() -> None:
         async with reporting(kube) as run:
-            run.daemon.say(error="NVML was not asked yet", version=0)
+            run.daemon.say(error="NVML is starting", version=0)
             await asyncio.sleep(0.6)  # over the patience
             assert kube.writes() == []
             run.daemon.say(A)

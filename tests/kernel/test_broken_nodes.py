@@ -1,0 +1,185 @@
+"""A node in each of several broken states: doctor, status and explain exit with an error, and name the cause.
+
+``make broken`` prints them as a table.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+from urllib.request import Request, urlopen
+
+import pytest
+
+from tests.fakes.command import run
+from tests.fakes.container import Container
+from tests.fakes.daemon import Daemon, free_port
+from tests.fakes.node import Node
+from tests.kernel.conftest import FAST, Start
+from tests.patience import until
+
+UNIT_ERROR: Final = "resolver run: RESOLVER_INTERVAL: 'soon' is no time"
+
+
+class Commands(NamedTuple):
+    """How commands are run on the broken node."""
+
+    containers_dir: Path
+    wrapper: tuple[str, ...] = ()
+    environment: tuple[tuple[str, str], ...] = ()
+
+
+class Scene(NamedTuple):
+    """The node with its one container, and a way to start its daemon."""
+
+    node: Node
+    container: Container
+    start: Start
+    scratch: Path
+
+    def daemon(self, *arguments: str, **options: Any) -> Daemon:
+        """Start it, and wait for its socket."""
+        daemon = self.start(self.node, *FAST, *arguments, **options)
+        until(daemon.socket.exists, "its socket")
+        return daemon
+
+    def commands(self, *wrapper: str, **environment: str) -> Commands:
+        return Commands(self.node.containers_dir, wrapper, tuple(environment.items()))
+
+
+def mounted(commands: str) -> tuple[str, ...]:
+    """A wrapper with a mount namespace of its own, after these shell commands."""
+    return ("unshare", "--mount", "sh", "-ec", f'{commands}\nexec "$@"', "sh")
+
+
+def no_daemon(scene: Scene) -> Commands:
+    return scene.commands()
+
+
+def failed_unit(scene: Scene) -> Commands:
+    journalctl = scene.scratch / "journalctl"
+    journalctl.write_text(f'#!/bin/sh\necho "{UNIT_ERROR}"\n')
+    journalctl.chmod(0o755)
+    unit = "mount -t tmpfs none /usr/lib/systemd/system; touch /usr/lib/systemd/system/resolver.service"
+    setting = "mount -t tmpfs none /etc/default; echo RESOLVER_INTERVAL=soon > /etc/default/resolver"
+    return scene.commands(*mounted(f"{unit}; {setting}"), PATH=f"{scene.scratch}:{os.environ['PATH']}")
+
+
+def read_only_directory(scene: Scene) -> Commands:
+    place = scene.node.containers_dir
+    scene.daemon(wrapper=mounted(f"mount --bind {place} {place}; mount -o remount,ro,bind {place}"))
+    return scene.commands()
+
+
+def no_driver(scene: Scene) -> Commands:
+    nowhere = {"LD_LIBRARY_PATH": str(scene.scratch)}
+    scene.daemon(environment={**scene.node.environment(), **nowhere})
+    return scene.commands(**nowhere)
+
+
+def stopped_daemon(scene: Scene) -> Commands:
+    scene.daemon().signal(signal.SIGSTOP)
+    return scene.commands()
+
+
+def wrong_token(scene: Scene) -> Commands:
+    token, port = scene.scratch / "token", free_port()
+    token.write_text("secret")
+    daemon = scene.daemon("--metrics-addr", f"127.0.0.1:{port}", "--metrics-token-file", str(token))
+    daemon.wait_for("metrics_on")
+    token.write_text("")
+    request = Request(f"http://127.0.0.1:{port}/metrics", headers={"Authorization": "Bearer secret"})
+    with urlopen(request) as answer:  # noqa: S310
+        assert answer.status == 200
+    daemon.wait_for("metrics_files_refused")
+    return scene.commands()
+
+
+def no_rights(scene: Scene) -> Commands:
+    wrapper = ("setpriv", "--inh-caps", "-sys_ptrace", "--bounding-set", "-sys_ptrace")
+    scene.daemon(wrapper=wrapper)
+    return scene.commands()
+
+
+def no_proc(scene: Scene) -> Commands:
+    return scene.commands(*mounted("mount -t tmpfs none /proc"))
+
+
+def wrong_directory(scene: Scene) -> Commands:
+    place = scene.scratch / "nowhere"
+    scene.daemon(containers_dir=place)
+    return scene.commands()._replace(containers_dir=place)
+
+
+def foreign_files(scene: Scene) -> Commands:
+    os.truncate(scene.container.cache, 4711)
+    scene.daemon()
+    return scene.commands()
+
+
+def another_user(scene: Scene) -> Commands:
+    scene.daemon()
+    code = (
+        "import os, sys, resolver.doctor, resolver.cli.doctor, resolver.cli.status, resolver.cli.explain\n"
+        "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
+        "from resolver.cli import main\nsys.exit(main(sys.argv[4:]))"
+    )
+    return scene.commands(sys.executable, "-c", code)
+
+
+#: The words of the sentences of doctor, status and explain that lead on.
+BROKEN: Final[dict[str, tuple[Callable[[Scene], Commands], tuple[str, str, str]]]] = {
+    "no daemon": (no_daemon, ("start it", "Start one with", "start the daemon")),
+    "failed unit": (failed_unit, (UNIT_ERROR, UNIT_ERROR, "/etc/default/resolver")),
+    "read-only directory": (read_only_directory, ("ReadWritePaths", "read-only", "ReadWritePaths")),
+    "no driver": (no_driver, ("install the driver", "no driver", "install the driver")),
+    "stopped daemon": (stopped_daemon, ("kill -CONT",) * 3),
+    "wrong token": (wrong_token, ("/token",) * 3),
+    "no rights": (no_rights, ("CAP_SYS_PTRACE",) * 3),
+    "no /proc": (no_proc, ("mount -t proc", "mount -t proc", "mount -t proc")),
+    "wrong directory": (wrong_directory, ("/nowhere",) * 3),
+    "other scheduler's files": (foreign_files, ("unknown_size",) * 3),
+    "another user": (another_user, ("sudo",) * 3),
+}
+
+
+@pytest.mark.parametrize("state", BROKEN)
+def test_broken_node_gets_the_sentence_that_helps(
+    state: str, node: Node, start: Start, tmp_path: Path
+) -> None:
+    container = node.container(name="main")
+    container.tenant(load=10, guess="wrong")
+    break_, words = BROKEN[state]
+    commands = break_(Scene(node, container, start, tmp_path))
+    place = str(commands.containers_dir)
+    options = ("--socket", str(tmp_path / "run/resolver.sock"))
+    lines = (
+        ("doctor", "--run-dir", str(tmp_path / "run")),
+        ("status", *options),
+        ("explain", f"{container.pod_uid}/main", *options),
+    )
+    env = {"RESOLVER_CONTAINERS_DIR": place, "RESOLVER_SOURCE": "scan", "COLUMNS": "2000"}
+    try:
+        for line, word in zip(lines, words, strict=True):
+            code, said = 0, ""
+
+            def answered(line: tuple[str, ...] = line, word: str = word) -> bool:
+                nonlocal code, said
+                done = run(
+                    *line,
+                    wrapper=commands.wrapper,
+                    env={**node.environment(), **env, **dict(commands.environment)},
+                )
+                code, said = done.returncode, done.stdout + done.stderr
+                return bool(code and word in said)
+
+            until(answered, f"{word} by {line[0]}", 60)
+            sentence = next(text for text in said.splitlines() if word in text)
+            print(f"| {state} | {line[0]} | {code} | {' '.join(sentence.split())} |")
+    finally:
+        for daemon in start.started:
+            daemon.signal(signal.SIGCONT)
