@@ -68,6 +68,9 @@ class HeldRegions:
             self._fd = os.memfd_create("resolver-holds", os.MFD_CLOEXEC)
             os.ftruncate(self._fd, mmap.PAGESIZE)
             self._note = mmap.mmap(self._fd, mmap.PAGESIZE)
+        for order in orders:
+            if order.state.evidence and order.device is not None:
+                order.state.evidence.word(order.device, order.expected).hold(order.new)
         processes = len({id(order.owner) for order in orders})
         allowed = min(_MOST_CHANGES, _CHANGES * processes * len(orders))
         message, handles = encode(orders, repairs.region.layout, (id(repairs), allowed))

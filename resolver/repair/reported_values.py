@@ -61,6 +61,7 @@ class ReportedValue:
         self.answered = _NEVER
         self.ours = False  # the value that stands there
         self.written: int | None = None  # the last value that resolver wrote
+        self.held: list[int] = []  # the last two that were held
         self.found_at = _NEVER  # when a watcher last wrote a value that agrees with NVML's
         self.lost = False  # our value was replaced, and no later one was right by itself
         self.rising: float | None = None  # since then it never fell, and was above NVML's at every look
@@ -80,9 +81,15 @@ class ReportedValue:
         self.written = value
         self.zeroed = not value
 
+    def hold(self, value: int) -> None:
+        """Note a value that the slot writer is to keep from now on; the one before may still be there."""
+        self.held = [*self.held[-1:], value] if self.held[-1:] != [value] else self.held
+
     def see(self, present: int, now: float) -> None:
         """Note the present value; another program wrote one that is not the last known."""
-        if present != self.seen:
+        if self.contested and present in self.held:
+            self.seen, self.ours = present, True
+        elif present != self.seen:
             self.lost = self.lost or self.ours
             self.ours = False
             self.seen = self.own = present

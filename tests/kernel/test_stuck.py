@@ -220,7 +220,7 @@ def test_commands_name_the_drivers_disease(
         container = node.container(name="main", release=release, sm_limit=30, devices=GPUS[:1])
         tenant = container.tenant(load=20)
         daemon = start(node)
-        loads = itertools.cycle((20, 28 if release == "2.10" else 20))
+        loads = itertools.cycle((20, 28, 24))
 
         def waiting() -> list[str]:
             """A value that never changes may as well be the daemon's."""

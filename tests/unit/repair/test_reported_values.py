@@ -221,6 +221,18 @@ def test_our_own_value_proves_nothing_of_its_watcher() -> None:
     assert not word.lost
 
 
+def test_held_value_is_no_watchers_value() -> None:
+    word, now = ReportedValue(0), 100.0
+    word.contested, word.ours, word.fault = True, True, 0
+    for load in (20, 28, 24, 20):
+        word.hold(load)
+        assert word.judge(load, load, now, 0.0, now) is RIGHT
+        now += 1.0
+    assert (word.contested, word.found_at, word.fault) == (True, float("-inf"), 0)
+    word.judge(26, 25, now, 0.0, now)
+    assert word.found_at == now, "a value that was never ordered"
+
+
 def test_refused_watcher_is_unable_and_no_doubt() -> None:
     evidence, word = Evidence(), ReportedValue(0)
     evidence.since, evidence.words = 0.0, {1: word}
