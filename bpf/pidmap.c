@@ -77,12 +77,8 @@ static __always_inline int read_level(u64 pid, u64 level, struct level *to)
     return error;
 }
 
-/* Threads that have not yet begun to exit, in the whole group; -1 for a task that has let go of it. */
-static __always_inline int live_threads(u64 task)
-{
-    u64 signal = MEMBER(u64, task, TASK_SIGNAL);
-    return signal ? MEMBER(int, signal, SIGNAL_LIVE) : -1;
-}
+/* Threads that have not yet begun to exit, in the whole group; 0 for a task that has let go of it. */
+#define LIVE_THREADS(signal) MEMBER(int, signal, SIGNAL_LIVE)
 
 /* The struct pid of a group's leader; 0 for another thread, and for the iterator's task that is being released. Not by
  * task_struct.pid: a thread that calls exec swaps both with its leader, one after the other.
@@ -216,7 +212,7 @@ int on_exec(struct bpf_raw_tracepoint_args *ctx)
 int on_exit(struct bpf_raw_tracepoint_args *ctx)
 {
     u64 task = ctx->args[0];
-    if (live_threads(task) == 0) {
+    if (LIVE_THREADS(MEMBER(u64, task, TASK_SIGNAL)) == 0) {
         u64 leader = MEMBER(u64, task, TASK_GROUP_LEADER);
         bury(MEMBER(u64, leader, TASK_THREAD_PID), MEMBER(u32, task, TASK_TGID), NULL);
     }
@@ -225,20 +221,22 @@ int on_exit(struct bpf_raw_tracepoint_args *ctx)
 
 /* Runs over every task when its descriptor is read: seeds and repairs. Writes a byte for each process that is not
  * reaped: 1 if its last thread ends or has ended, so that it is not in the maps, or not for long.
+ * `signal` is read once: a leader whose thread calls exec lets go of it, and the process goes on.
  */
 int bpf_iter__task(struct bpf_iter__task *ctx)
 {
     struct seq_file *seq = ctx->meta->seq;
-    u64 task = (u64)ctx->task, pid;
+    u64 task = (u64)ctx->task, pid, signal;
     struct process process = {};
     u32 tgid = 0;
     u8 ends;
     if (!task || !(pid = leader_pid(task, &tgid)))
         return 0;
-    ends = live_threads(task) <= 0;
+    signal = MEMBER(u64, task, TASK_SIGNAL);
+    ends = LIVE_THREADS(signal) <= 0;
     if (!ends) {
         bool fresh = store(task, pid, tgid, &process);
-        ends = live_threads(task) <= 0;
+        ends = LIVE_THREADS(signal) <= 0;
         if (ends)
             bury(pid, tgid, &process);
         else if (fresh && !(MEMBER(u32, task, TASK_STATE) & TASK_NEW)) /* the fork event of a new one is under way */

@@ -26,7 +26,7 @@
  *   hostile SECONDS bodies PATH CONNECTIONS BYTES
  *                                             sends CONNECTIONS requests with a body of BYTES but for the last one
  *   hostile SECONDS groups RATE               joins 65,536 supplementary groups, and forks RATE times a second; each child lives a second
- *   hostile SECONDS locks FILE COUNT          COUNT locks on FILE, and four processes that read /proc/locks
+ *   hostile SECONDS locks FILE COUNT          COUNT locks, by a user of FILE, and four processes that read /proc/locks
  *   hostile SECONDS holes FILE PROCESSES      so many with 65,000 mappings of one page of FILE, where a hole is punched again and again
  *   hostile SECONDS passes PATH LINGER        sends requests, each with the last reference of a TCP socket that lingers for LINGER
  *                                             seconds with unsent data
@@ -579,6 +579,8 @@ static void locks(const char *path, long count)
 {
     int fd = use(path);
     for (long i = 0; i < count; i++) {
+        if (i % 1000 == 0) /* the kernel walks all locks of a file for each new one */
+            fd = memfd_create("locks", MFD_CLOEXEC);
         struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 2 * i, .l_len = 1};
         if (fcntl(fd, F_SETLK, &lock))
             fail("fcntl");
