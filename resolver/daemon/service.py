@@ -70,7 +70,7 @@ class Service:
         self.events = EventLog()
         self.journal = journal = Journal(self.events)
         self.counters = counters = Counter[str]()
-        self.procfs = procfs = procfs or Procfs()
+        self.procfs = procfs = procfs or Procfs(careful=True)
         self.pidmap = pidmap = PidMap(ScanSource(procfs))
         self.lanes = lanes = Lanes(counters=counters)
         namespaces = KnownNamespaces(procfs, pidmap)

@@ -9,6 +9,7 @@ import contextlib
 import errno
 import os
 import re
+import struct
 from fcntl import ioctl
 
 from resolver.base.errors import AccessDenied, CannotKnow, ProcessGone
@@ -19,7 +20,10 @@ from resolver.linux.pidfd import HeldProcess
 
 TYPE_CHECKING = False  # as typing's, which a look-up does without
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+    from typing import TypeVar
+
+    _T = TypeVar("_T")
 
 #: Inode of the initial PID namespace, fixed since Linux 3.8 (PROC_PID_INIT_INO in include/linux/proc_ns.h).
 HOST_PIDNS = 0xEFFFFFFC
@@ -33,6 +37,8 @@ MAX_MOUNT_TABLE = 128 << 10
 NS_GET_PARENT = 0xB702
 
 _FIRST_READ = 4096
+_DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+_AT_FDCWD, _OPENAT2, _RESOLVE_CACHED = -100, 437, 0x20  # Linux 5.12, on x86-64 and arm64 alike
 _DIGITS = frozenset("123456789")
 
 
@@ -111,11 +117,17 @@ class ProcessHandle(HeldProcess):
 
 
 class Procfs:
-    """A mounted ``/proc``; ``use_pidfd=False`` as before Linux 5.3."""
+    """A mounted ``/proc``; ``use_pidfd=False`` as before Linux 5.3.
 
-    def __init__(self, root: str = "/proc", *, use_pidfd: bool = True) -> None:
+    ``careful``, for the daemon's loop: whoever opens a directory of a process that has just ended drops all that the
+    kernel has cached below it, and waits for others that do, for seconds if they have no CPU. So valid cached
+    directories are asked for (Linux 5.16), and others are opened while the process exists: nothing is below them yet.
+    """
+
+    def __init__(self, root: str = "/proc", *, use_pidfd: bool = True, careful: bool = False) -> None:
         self.root = root
         self.use_pidfd = use_pidfd and root == "/proc" and hasattr(os, "pidfd_open")
+        self._cached = _open_cached() if careful else None
 
     # -- lists --------------------------------------------------------------------------------------
 
@@ -135,21 +147,51 @@ class Procfs:
 
     def read(self, path: str, limit: int = MAX_TENANT_FILE, *, cut: bool = False) -> bytes:
         """Read a file. Beyond ``limit`` bytes: `TooLarge`, or ``cut``."""
-        path = f"{self.root}/{path}"
         chunks, total, size = list[bytes](), 0, _FIRST_READ
+        fd = self._open(path)
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                while (total < limit or not cut) and (chunk := os.read(fd, size)):
-                    chunks.append(chunk)
-                    total, size = total + len(chunk), 1 << 16
-                    if total > limit and not cut:
-                        raise TooLarge(f"{path} is longer than {limit} bytes, the limit for a tenant's file")
-            finally:
-                os.close(fd)
+            while (total < limit or not cut) and (chunk := os.read(fd, size)):
+                chunks.append(chunk)
+                total, size = total + len(chunk), 1 << 16
+                if total > limit and not cut:
+                    why = f"is longer than {limit} bytes, the limit for a tenant's file"
+                    raise TooLarge(f"{self.root}/{path} {why}")
         except OSError as error:
-            raise translate(error, path) from None
+            raise translate(error, f"{self.root}/{path}") from None
+        finally:
+            os.close(fd)
         return b"".join(chunks)
+
+    def _open(self, path: str, flags: int = os.O_RDONLY | os.O_CLOEXEC) -> int:
+        return self._at(path, lambda name, directory: os.open(name, flags, dir_fd=directory))
+
+    def _readlink(self, path: str) -> str:
+        return self._at(path, lambda name, directory: os.readlink(name, dir_fd=directory))
+
+    def _at(self, path: str, use: Callable[[str, int | None], _T]) -> _T:
+        """Call ``use`` with a path, or with its last component and its directory. Raises as this module does."""
+        process, *names = path.split("/")
+        try:
+            if self._cached is None or not process.isdecimal():
+                return use(f"{self.root}/{path}", None)
+            directory = self._enter(f"{self.root}/{process}", process)
+            try:
+                for name in names[:-1]:
+                    above, directory = directory, self._enter(name, process, directory)
+                    os.close(above)
+                return use(names[-1], directory)
+            finally:
+                os.close(directory)
+        except OSError as error:
+            raise translate(error, f"{self.root}/{path}") from None
+
+    def _enter(self, path: str, process: str, above: int | None = None) -> int:
+        """Open the directory of a process, or one below. Raises OSError."""
+        if self._cached and (directory := self._cached(path, above)) is not None:
+            return directory
+        with contextlib.suppress(PermissionError, OverflowError):
+            os.kill(int(process), 0)  # does it exist?
+        return os.open(path, _DIRECTORY, dir_fd=above)
 
     def status_text(self, host_pid: int) -> bytes:
         """Read ``status``: for lanes, because with 65,536 supplementary groups it takes 15 ms."""
@@ -175,14 +217,17 @@ class Procfs:
         try:
             self.hold(host_pid).close()
         except NotAProcess:
-            path = f"{self.root}/{host_pid}/task"
+            path = f"{host_pid}/task/."
+            fd = self._open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
-                with os.scandir(path) as listing:
+                with os.scandir(fd) as listing:
                     return int(next(listing).name)
             except OSError as error:
-                raise translate(error, path) from None
+                raise translate(error, f"{self.root}/{path}") from None
             except StopIteration:
-                raise ProcessGone(f"{path}: the thread ended") from None
+                raise ProcessGone(f"{self.root}/{path}: the thread ended") from None
+            finally:
+                os.close(fd)
         return host_pid
 
     def parent(self, host_pid: int) -> int:
@@ -192,8 +237,8 @@ class Procfs:
     def inode(self, host_pid: int | str) -> int | None:
         """Inode of the process's directory."""
         try:
-            return os.stat(f"{self.root}/{host_pid}").st_ino
-        except (FileNotFoundError, ProcessLookupError):
+            return self._at(f"{host_pid}/.", lambda name, directory: os.stat(name, dir_fd=directory).st_ino)
+        except ProcessGone:
             return None
 
     def start_time(self, host_pid: int) -> int:
@@ -218,11 +263,7 @@ class Procfs:
 
     def program(self, host_pid: int) -> str:
         """Name of the executed file."""
-        path = f"{self.root}/{host_pid}/exe"
-        try:
-            return os.readlink(path).rsplit("/", 1)[-1]
-        except OSError as error:
-            raise translate(error, path) from None
+        return self._readlink(f"{host_pid}/exe").rsplit("/", 1)[-1]
 
     def threads(self, host_pid: int | str) -> Iterator[str]:
         """Yield paths of the process and its other threads, which outlive an exited leader.
@@ -292,11 +333,8 @@ class Procfs:
         return False
 
     def _namespace(self, host_pid: int | str, kind: str) -> int:
-        try:
-            link = os.readlink(f"{self.root}/{host_pid}/ns/{kind}")
-        except OSError as error:
-            raise self._translate_namespace(error, host_pid) from None
-        return int(link[len(kind) + 2 : -1])  # "pid:[4026531836]"
+        with self._refusal_or_end(host_pid):
+            return int(self._readlink(f"{host_pid}/ns/{kind}")[len(kind) + 2 : -1])  # "pid:[4026531836]"
 
     def pidns_chain(self, host_pid: int) -> tuple[int, ...]:
         """Inodes of the process's PID namespaces, innermost last.
@@ -304,26 +342,29 @@ class Procfs:
         Raises `CannotKnow` before Linux 4.9 if there are several.
         """
         depth = len(self.ns_pids(host_pid))
-        path = f"{self.root}/{host_pid}/ns/pid"
-        opened: list[int] = []
+        with self._refusal_or_end(host_pid):
+            opened = [self._open(f"{host_pid}/ns/pid")]
         try:
-            opened.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
             while len(opened) < depth:
                 opened.append(ioctl(opened[-1], NS_GET_PARENT))
             return tuple(os.fstat(fd).st_ino for fd in reversed(opened))
         except OSError as error:
             if error.errno == errno.ENOTTY:
                 raise CannotKnow("nested PID namespaces need Linux 4.9 or later (NS_GET_PARENT)") from None
-            raise self._translate_namespace(error, host_pid) from None
+            raise translate(error, f"{self.root}/{host_pid}/ns/pid") from None
         finally:
             for fd in opened:
                 os.close(fd)
 
-    def _translate_namespace(self, error: OSError, host_pid: int | str) -> Exception:
+    @contextlib.contextmanager
+    def _refusal_or_end(self, host_pid: int | str) -> Iterator[None]:
         """Tell refusal from end, both EACCES (fs/proc/namespaces.c)."""
-        if error.errno == errno.EACCES and self.inode(host_pid) is None:
-            return ProcessGone(f"{self.root}/{host_pid}: the process ended")
-        return translate(error, f"{self.root}/{host_pid}/ns/pid")
+        try:
+            yield
+        except AccessDenied:
+            if self.inode(host_pid) is None:
+                raise ProcessGone(f"{self.root}/{host_pid}: the process ended") from None
+            raise
 
     # -- handles ------------------------------------------------------------------------------------
 
@@ -365,6 +406,20 @@ class Procfs:
             raise
         held.close()
         raise ProcessGone(f"process {host_pid} ended while it was checked")
+
+
+def _open_cached() -> Callable[[str, int | None], int | None]:
+    """Function that opens a cached, valid directory, or returns None; it neither waits nor drops anything."""
+    import ctypes
+
+    call = ctypes.PyDLL(None).syscall
+    how = ctypes.create_string_buffer(struct.pack("=QQQ", _DIRECTORY, 0, _RESOLVE_CACHED), 24)
+
+    def open_cached(path: str, dir_fd: int | None) -> int | None:
+        fd = call(_OPENAT2, _AT_FDCWD if dir_fd is None else dir_fd, path.encode(), how, 24)
+        return fd if fd >= 0 else None
+
+    return open_cached
 
 
 def translate(error: OSError, what: str) -> Exception:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from typing import TYPE_CHECKING
 
@@ -37,6 +38,8 @@ _DRIVER_SECONDS = 1.0
 #: A process with an older last sample (seconds; drivers take some six a second) seems idle. NVML is asked again for
 #: it, at the earliest so many seconds after an answer.
 _SEEMS_IDLE, _ASK_AGAIN_AFTER = 0.3, 0.5
+#: Seconds until a process's command name is read again.
+_COMM_SECONDS = 5.0
 
 
 class GpuUsers:
@@ -74,6 +77,8 @@ class GpuUsers:
         self._listed: tuple[Used, ...] | None = None  # those that `processes` was made of
         self._disputed: dict[tuple[int, str], str] = {}  # why a 0 is none, by host PID and device
         self._claimants: dict[str, set[str]] = {}  # containers with a ResourceClaim's file, by path
+        #: By PID and arrival: when it was read, and the name.
+        self._comms: dict[tuple[int, tuple[int, int]], tuple[float, str]] = {}
         self._procfs, self._pidmap, self._repairer = procfs, pidmap, repairer
         self._counters, self._journal = counters, journal
 
@@ -136,6 +141,8 @@ class GpuUsers:
             processes.append(self._process(used))
             await slices.breathe()
         self.processes, self.containers = tuple(processes), containers
+        old = time.monotonic() - _COMM_SECONDS
+        self._comms = {process: read for process, read in self._comms.items() if read[0] > old}
 
     def _see(self) -> tuple[dict[str, int], dict[str, list[str]]]:
         """Return host PIDs and region paths by container id, for containers with a GPU process or a region."""
@@ -173,6 +180,13 @@ class GpuUsers:
         }
         return sorted(found - {""})
 
+    def _comm(self, host_pid: int) -> str:
+        process, now = (host_pid, self._pidmap.arrival(host_pid)), time.monotonic()
+        read_at, comm = self._comms.get(process, (-math.inf, ""))
+        if now - read_at > _COMM_SECONDS or not process[1][1]:
+            self._comms[process] = read_at, comm = now, self._procfs.comm(host_pid)
+        return comm
+
     def _process(self, used: Used) -> Process:
         owner = self._repairer.owners.process(used.host_pid) if used.no_slot is None else None
         container_id = used.container or self._repairer.owners.container_id(used.host_pid)
@@ -181,7 +195,7 @@ class GpuUsers:
         with contextlib.suppress(ProcessGone, AccessDenied):
             if owner is None:
                 ns_pid = self._procfs.ns_pids(used.host_pid)[-1]
-            comm = self._procfs.comm(used.host_pid)
+            comm = self._comm(used.host_pid)
         why = None if used.sm_util else self._disputed.get((used.host_pid, used.device_uuid))
         container = self.census.get(container_id)
         names: tuple[str | None, ...] = (None,) * 4

@@ -30,6 +30,7 @@ from tests.bench.usage import Cpu, cpu, rss
 from tests.bench.watched import WatchedDaemon
 from tests.fakes.daemon import free_port
 from tests.fakes.node import Node
+from tests.fakes.traced import Tracer
 from tests.patience import until
 
 _HERE = Path(__file__).parent
@@ -137,6 +138,7 @@ class Seen(NamedTuple):
     lines: Counter[str]  # of the log, by container
     seconds: float
     ended: float | None  # seconds from SIGTERM
+    unlisted: list[str]  # calls that the loop may not make
 
 
 class Stage:
@@ -230,8 +232,9 @@ def measure(progress: Progress, *, only: str = "", tree: Path = ROOT) -> Iterato
 
 def under(attack: Attack, size: int, scratch: Path, *, tree: Path = ROOT) -> Seen:
     """Measure one attack at one size."""
-    with Stage(scratch, tree=tree, everywhere=attack.everywhere) as stage:
+    with Tracer() as tracer, Stage(scratch, tree=tree, everywhere=attack.everywhere) as stage:
         daemon = stage.daemon
+        tracer.watch(daemon.process.pid)
         good = [stage.good, *(Good(stage.node, f"good-{number}") for number in range(1, attack.good))]
         own = stage.own_client() if attack.at_socket else None
         clients = [stage.root_client(), stage.client("scrape", str(daemon.metrics))]
@@ -251,6 +254,7 @@ def under(attack: Attack, size: int, scratch: Path, *, tree: Path = ROOT) -> See
         with attack.begin(stage.scene, size):
             time.sleep(_AGAIN_SECONDS)
             ended = daemon.stopped_after()
+        unlisted = daemon.unlisted(tracer)
         lines = [line for line in daemon.lines if began <= line["at"] < began + seconds]
     samples = [each for one in good for each in one.samples]
     during = [each for each in samples if began <= each.at < began + seconds]
@@ -260,8 +264,9 @@ def under(attack: Attack, size: int, scratch: Path, *, tree: Path = ROOT) -> See
     )
     asked = [each for each in own.samples if began <= each.at < began + seconds] if own else []
     return Seen(
-        during, api, scrapes, asked, block, wait, busy, before, after, by_container(lines), seconds, ended
-    )
+        during, api, scrapes, asked, block, wait, busy, before, after, by_container(lines), seconds, ended,
+        unlisted,
+    )  # fmt: skip
 
 
 def _repair_for(good: Sequence[Good], seconds: float) -> None:
@@ -328,6 +333,7 @@ def rows(name: str, seen: Seen, bounds: Mapping[str, float]) -> list[RowValues]:
     most = max(seen.lines.values(), default=0) / seen.seconds
     end = "still there after 20 s" if seen.ended is None else ""
     found += [
+        ("  calls that the loop may not make", float(len(seen.unlisted)), "", 0, "; ".join(seen.unlisted)),
         ("  wrong values", float(len(wrong)), "", 0, wrong[0] if wrong else ""),
         ("  CPU of the daemon", seen.busy.own, "% core", None, f"its children {seen.busy.children:.0f}"),
         (

@@ -12,6 +12,7 @@ from pathlib import Path
 from tests.bench import loop_clock as clock
 from tests.fakes.daemon import Daemon
 from tests.fakes.node import Node
+from tests.fakes.traced import Tracer
 from tests.fakes.warm import ROOT
 from tests.patience import until
 
@@ -55,6 +56,7 @@ class WatchedDaemon(Daemon):
         """Nothing of it is left."""
         self.kill()
         self._figures.close()
+        clock.stacks_of(self.process.pid).unlink(missing_ok=True)
 
     def reset_longest(self) -> None:
         """From now on."""
@@ -82,6 +84,12 @@ class WatchedDaemon(Daemon):
                 if clock.get(self._figures, clock.BEGAN) == began:  # it is the same stretch
                     longest = max(longest, used - began)
         return longest / 1e9
+
+    def unlisted(self, tracer: Tracer) -> list[str]:
+        """Return calls that its loop may not make (`tests.fakes.loop_calls`), with their stacks, once it has ended."""
+        stacks = clock.stacks_of(self.process.pid)
+        texts = stacks.read_text().split("Stack (most recent call first):")[1:] if stacks.exists() else []
+        return tracer.unlisted(self.process, texts)
 
     def objects(self, within_s: float = 5.0) -> int | None:
         """How many objects Python's collector knows; None if the loop had no time to say so."""

@@ -76,14 +76,14 @@ LOOP_CALLS: Final = (
         "its own files, and its children's",
     ),
     Allowed(
-        "openat",
-        r"/proc/#/(cgroup|comm|ns/pid)|/proc/#/task/#/stat|/proc/#/task",
-        "0.2 ms at most under every attack",
+        "openat openat2",
+        "/proc/#|(task|#|ns) in proc",
+        "a process's directory, one that is cached and valid: drops nothing below (`Procfs`)",
     ),
     Allowed(
-        "newfstatat readlink",
-        r"/proc/#|/proc/#/ns/\w+|/proc/self/ns/\w+|/proc/#/exe",
-        "0.2 ms at most under every attack",
+        "openat readlink readlinkat newfstatat",
+        r"(cgroup|comm|stat|exe|pid|mnt|user|\.) in proc|/proc/self/ns/\w+",
+        "below such a directory; 0.2 ms at most under every attack",
     ),
     Allowed(
         "read lseek close newfstatat ioctl getdents64",

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Self
 from tests.fakes.loop_calls import unlisted
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tests.fakes.warm import Process
 
 _PROGRAM: Final = Path(__file__).with_name("bpf") / "calls.py"
@@ -50,6 +52,7 @@ _CALLS: Final[dict[str, tuple[int, int, str]]] = {
     "rseq": (334, 293, ""), "pidfd_send_signal": (424, 424, "fd"), "clone3": (435, 435, ""),
     "close_range": (436, 436, ""),
     "pidfd_open": (434, 434, ""), "pidfd_getfd": (438, 438, "fd"),
+    "openat2": (437, 437, "fd+path"),
     "cachestat": (451, 451, "fd"), "faccessat2": (439, 439, "fd+path"), "epoll_pwait2": (441, 441, "fd"),
     "seccomp": (317, 277, ""),
 }  # fmt: skip
@@ -145,10 +148,10 @@ class Tracer:
             found[call] = Seen(before.times + count, before.signal)
         return found
 
-    def unlisted(self, process: Process | subprocess.Popen[str]) -> list[str]:
+    def unlisted(self, process: Process | subprocess.Popen[str], stacks: Sequence[str] = ()) -> list[str]:
         """Return calls of an ended process's main thread that `loop_calls` doesn't list, with their stacks if known."""
         seen, problems = self.take(process.pid), []
-        stacks = getattr(process, "stacks", [])
+        stacks = stacks or getattr(process, "stacks", [])
         for call in unlisted(seen):
             at = seen[call].signal - 1
             stack = stacks[at] if 0 <= at < len(stacks) else " unknown"
