@@ -35,7 +35,7 @@ from tests.vm.rootfs import checkout_image, root_image, unpack_deb
 from tests.vm.variants import VARIANTS
 
 #: Time limits of the host. The guest has others: its clock is slow on a busy host.
-_SECONDS: Final = {"loader": 600, "auto": 600, "doctor": 900, "demo": 1800, "tests": 3600}
+_SECONDS: Final = {"loader": 600, "auto": 600, "doctor": 900, "demo": 1800}
 
 
 class Ready(NamedTuple):
@@ -173,7 +173,7 @@ class Workshop:
         step = line["step"]
         if step in STEPS or step == "variant":
             took = f" ({line['seconds']} s)" if "seconds" in line else ""
-            word = line.get("source") or line.get("closing") or ("ok" if line.get("ok") else "failed")
+            word = line.get("source") or ("ok" if line.get("ok") else "failed")
             why = f": {line['why']}" if line.get("why") else ""
             self.say(f"{guest}: {step}: {word}{why}{took}")
             if not line.get("ok") and self._options.verbose:

@@ -1,7 +1,7 @@
 """PID 1 of the guest, and what is tried there. Standard library only: it runs under the guest's own Python.
 
 The host wants a report: lines of JSON, written to the raw disk /dev/vdc as they come. Each has ``step``; the last is
-``end``. The kernel's command line says what to do: ``resolver.steps=loader,auto,doctor,demo,tests`` and, if a variant
+``end``. The kernel's command line says what to do: ``resolver.steps=loader,auto,doctor,demo`` and, if a variant
 has one, ``resolver.script=PATH``, which is run by ``sh -e`` before the steps.
 """
 
@@ -47,12 +47,6 @@ _MOUNTS = (
     ("securityfs", "/sys/kernel/security", "securityfs", ""),
     ("tracefs", "/sys/kernel/tracing", "tracefs", ""),
     ("bpf", "/sys/fs/bpf", "bpf", ""),
-)
-#: The BPF and netlink tests, but for those that make processes by the ten thousand: hours of an emulated processor.
-TESTS = ("test_bpf_map.py", "test_bpf_lives.py", "test_netlink.py")
-TOO_LONG = (
-    *("two_hundred", "20000", "flood", "never_keeps_up", "come_and_go"),
-    *("all_remembered", "too_small", "costs_nothing"),
 )
 #: Of the doctor's checks, those that a kernel decides.
 CHECKS = ("view", "scan", "netlink", "bpf")
@@ -114,7 +108,7 @@ def work() -> None:
     if not os.path.isdir("resolver/__pycache__"):  # the host compiled it for its architecture
         subprocess.run([PYTHON, "-m", "compileall", "-q", "resolver", "bpf", "tests/fakes"], check=False)
     report.line("boot", **about())
-    steps = {"loader": loader, "auto": auto, "doctor": doctor, "demo": demo, "tests": tests}
+    steps = {"loader": loader, "auto": auto, "doctor": doctor, "demo": demo}
     if script := wishes.get("resolver.script"):
         report.line("variant", **run(["sh", "-e", script], 300))
     for name in wishes.get("resolver.steps", "loader").split(","):
@@ -218,15 +212,6 @@ def doctor() -> dict[str, Any]:
 def demo() -> dict[str, Any]:
     """``make demo``; it is right when it says so itself."""
     return run([PYTHON, "-m", "tests.fakes.demo"], 600)
-
-
-def tests() -> dict[str, Any]:
-    """The BPF and netlink tests that fit."""
-    command = [PYTHON, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "timeout=600"]
-    command += ["-k", " and ".join(f"not {name}" for name in TOO_LONG)]
-    command += [f"tests/kernel/{name}" for name in TESTS]
-    done = run(command, 1500)
-    return {**done, "closing": done["said"].strip().splitlines()[-1] if done["said"].strip() else ""}
 
 
 def _last_json(said: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ FILE: Final = ROOT / "docs" / "kernels.json"
 PAGE: Final = ROOT / "docs" / "compatibility.md"
 BEGIN, END = "<!-- kernels: begin -->", "<!-- kernels: end -->"
 #: The guest's steps in order.
-STEPS: Final = ("loader", "auto", "doctor", "demo", "tests")
+STEPS: Final = ("loader", "auto", "doctor", "demo")
 #: Kept fields of each step's line.
 _KEPT: Final = {
     "variant": ("ok", "said"),
@@ -24,7 +24,6 @@ _KEPT: Final = {
     "auto": ("ok", "source", "not_used", "seconds"),
     "doctor": ("ok", "states", "told", "seconds"),
     "demo": ("ok", "seconds"),
-    "tests": ("ok", "closing"),
 }
 #: The first kernel that the BPF program can be loaded into: the iterator over tasks came with it.
 _FIRST_WITH_BPF: Final = (5, 8)
@@ -87,7 +86,7 @@ def problems(row: Row, steps: Iterable[str], wish: Expected | None = None) -> li
             if result.get("source") != wish.source:
                 found.append(f"auto: it took {result.get('source')}: {result.get('not_used')}")
         elif not result["ok"]:
-            found.append(f"{step}: {result.get('closing') or result.get('states') or 'it failed'}")
+            found.append(f"{step}: {result.get('states') or 'it failed'}")
     if not row.get("variant", {}).get("ok", True):
         found.append(f"variant: {row['variant'].get('said', '')[-300:]}")
     return found + _unsaid(row, wish)
@@ -141,8 +140,8 @@ def save(rows: Sequence[Row], path: Path = FILE) -> None:
 
 def table(rows: Sequence[Row]) -> str:
     """The documents' table, in Markdown."""
-    head = "| kernel | package | machine | userspace, bcc | program | `auto` takes | demo | doctor on bpf | tests |"
-    lines = [head, "|" + "---|" * 9]
+    head = "| kernel | package | machine | userspace, bcc | program | `auto` takes | demo | doctor on bpf |"
+    lines = [head, "|" + "---|" * 8]
     for row in rows:
         under = f" with {row['under']}" if row.get("under") else ""
         cells = (
@@ -154,7 +153,6 @@ def table(rows: Sequence[Row]) -> str:
             row.get("auto", {}).get("source") or _untried(row, "auto"),
             _worked(row, "demo"),
             row.get("doctor", {}).get("states", {}).get("bpf") or _untried(row, "doctor"),
-            row.get("tests", {}).get("closing", "").strip("= ") or _untried(row, "tests"),
         )
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)

@@ -217,6 +217,9 @@ def test_the_view_of_the_host(proc: Path) -> None:
             require_host_view(Procfs(str(root)))
 
 
+#: As commands and lanes read, or the daemon's loop.
+EITHER = pytest.mark.parametrize("careful", [False, True])
+
 # -- the real thing --------------------------------------------------------------------------------------
 
 
@@ -253,8 +256,9 @@ def many_groups() -> Iterator[int]:
     os.close(writing)
 
 
-def test_ourselves() -> None:
-    procfs, ourselves = Procfs(), os.getpid()
+@EITHER
+def test_own_process_is_read(*, careful: bool) -> None:
+    procfs, ourselves = Procfs(careful=careful), os.getpid()
     assert procfs.entries()[ourselves] == os.stat(f"/proc/{ourselves}").st_ino
     assert (procfs.tgid(ourselves), procfs.parent(ourselves)) == (ourselves, os.getppid())
     assert procfs.ns_pids(ourselves) == parse_ns_pids(procfs.status_text(ourselves))
@@ -262,6 +266,8 @@ def test_ourselves() -> None:
     assert procfs.pidns(ourselves) == os.stat("/proc/self/ns/pid").st_ino
     assert procfs.pidns_chain(ourselves)[-1] == procfs.pidns(ourselves)
     assert procfs.cgroup(ourselves) == Path("/proc/self/cgroup").read_text()
+    assert procfs.inode(ourselves) == os.stat(f"/proc/{ourselves}").st_ino
+    assert procfs.program(ourselves) == os.path.realpath("/proc/self/exe").rpartition("/")[2]
     assert {mount.mount_point for mount in procfs.mounts("self")} >= {"/", "/proc"}
     with procfs.open_handle(ourselves) as handle:
         assert handle.process == ProcessIdentity(
@@ -316,8 +322,9 @@ def test_the_dead_are_not_held(zombie: int, *, use_pidfd: bool) -> None:
     until(lambda: set(os.listdir("/proc/self/fd")) <= before, "no further descriptor")
 
 
-def test_of_the_dead_some_files_are_there_and_some_are_gone(zombie: int) -> None:
-    procfs = Procfs()
+@EITHER
+def test_zombie_has_numbers_and_no_mounts(zombie: int, *, careful: bool) -> None:
+    procfs = Procfs(careful=careful)
     assert procfs.ns_pids(zombie)[-1] == zombie
     assert procfs.pidns(zombie) == procfs.pidns("self")
     with pytest.raises(ProcessGone):
@@ -344,9 +351,10 @@ def test_supplementary_groups_make_no_read_expensive(many_groups: int) -> None:
     assert min(used(many_groups) for _ in range(3)) < few * 5 + 0.02
 
 
+@EITHER
 @pytest.mark.parametrize("use_pidfd", [True, False])
-def test_a_thread_id_is_no_process(*, use_pidfd: bool) -> None:
-    procfs, started, end = Procfs(use_pidfd=use_pidfd), threading.Event(), threading.Event()
+def test_thread_id_is_no_process(*, use_pidfd: bool, careful: bool) -> None:
+    procfs, started, end = Procfs(use_pidfd=use_pidfd, careful=careful), threading.Event(), threading.Event()
 
     def stay() -> None:
         started.set()
@@ -367,9 +375,10 @@ def test_a_thread_id_is_no_process(*, use_pidfd: bool) -> None:
         thread.join()
 
 
-def test_process_ending_during_reads_is_gone() -> None:
+@EITHER
+def test_process_ending_during_reads_is_gone(*, careful: bool) -> None:
     """Between a link's look-up and its read the kernel calls the ended process EACCES, even to root."""
-    procfs, ended = Procfs(), 0
+    procfs, ended = Procfs(careful=careful), 0
     for _ in range(150):
         child = os.posix_spawn("/bin/true", ["true"], {})  # a fork would copy all that was collected
         reaper = threading.Thread(target=os.waitpid, args=(child, 0))
@@ -379,13 +388,15 @@ def test_process_ending_during_reads_is_gone() -> None:
                 procfs.pidns(child)
                 procfs.pidns_chain(child)
                 procfs.open_handle(child).close()
+                procfs.comm(child)
         except ProcessGone:
             ended += 1
         reaper.join()
     assert ended == 150
 
 
-def test_a_namespace_that_may_not_be_seen() -> None:
+@EITHER
+def test_namespace_without_the_right_is_refused(*, careful: bool) -> None:
     if os.geteuid() != 0:
         pytest.fail("this test gives root up and needs it first: sudo make test")
     child = os.fork()
@@ -395,7 +406,7 @@ def test_a_namespace_that_may_not_be_seen() -> None:
             os.setgroups([])
             os.setgid(65534)
             os.setuid(65534)
-            Procfs().pidns(os.getppid())
+            Procfs(careful=careful).pidns(os.getppid())
         except AccessDenied as error:
             code = 0 if "CAP_SYS_PTRACE" in str(error) else 4
         finally:
