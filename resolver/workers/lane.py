@@ -13,6 +13,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
 import socket
 import time
 from collections import deque
@@ -39,6 +40,12 @@ ALL = ""
 LEASES = "leases"
 #: A socket's default buffer, less the kernel's overhead.
 MAX_ANSWER = 190_000
+#: CPU seconds for one question of this lane; 0 is no limit.
+_most_seconds = 0.0
+
+
+class TooCostly(BaseException):
+    """The question took longer than this lane's limit; no function's handler of errors takes it for an answer."""
 
 
 class OpenFile:
@@ -77,6 +84,7 @@ def _schedstat() -> int:
 def main() -> int:
     """Answer until the socket closes."""
     seccomp.forbid_dangerous()
+    signal.signal(signal.SIGPROF, _stop)
     channel = socket.socket(fileno=os.dup(0))
     procfs = Procfs()
     while message := channel.recv(1 << 18):
@@ -91,10 +99,16 @@ def main() -> int:
     return 0
 
 
-def load(_procfs: Procfs, *modules: str) -> None:
-    """Import the modules of later questions."""
+def _stop(*_: object) -> None:
+    raise TooCostly
+
+
+def load(_procfs: Procfs, seconds: float, *modules: str) -> None:
+    """Import the modules of later questions, each of which may take so many CPU seconds."""
+    global _most_seconds  # noqa: PLW0603 - a setting of this process
     for module in modules:
         import_module(module)
+    _most_seconds = seconds
 
 
 def answer(procfs: Procfs, question: list[Any]) -> tuple[str, Any]:
@@ -102,13 +116,18 @@ def answer(procfs: Procfs, question: list[Any]) -> tuple[str, Any]:
     name, *arguments = question
     module, _, function = name.partition(":")
     try:
-        return "", getattr(import_module(module), function)(procfs, *arguments)
+        call = getattr(import_module(module), function)
+        signal.setitimer(signal.ITIMER_PROF, _most_seconds)
+        try:
+            return "", call(procfs, *arguments)
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
     except RegionRejected as why:
         cause = why.__context__
         if isinstance(cause, OSError) and cause.errno in LACKING:  # no file is to blame
             return "OSError", [cause.errno, cause.strerror]
         return "RegionRejected", [why.reason, why.detail]
-    except (AccessDenied, ProcessGone, TooLarge, CannotKnow) as error:
+    except (AccessDenied, ProcessGone, TooLarge, CannotKnow, TooCostly) as error:
         return type(error).__name__, [str(error)]
     except OSError as error:
         return "OSError", [error.errno or errno.EIO, error.strerror or str(error)]

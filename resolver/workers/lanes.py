@@ -1,10 +1,10 @@
 """Lanes: children for the reads that a tenant can delay in the kernel.
 
 If the *first lane* is late (`LATE_SECONDS`) with a container's question, it is killed, and the *second lane* asks for
-that container, ever more rarely, until it is quick again. A container whose question is only expensive
-(`COSTLY_SECONDS`) is served by the second lane for a while. Accounts take turns before each lane, and pay by wall-clock
-time, less waits for a CPU. Mount tables and file leases have one lock each for the machine: a late answer there blames
-no container, and a lane of their own has them for a while, ever longer.
+that container, ever more rarely, until it is quick again. It gives a question up that takes more than `COSTLY_SECONDS`
+of CPU: the second lane answers, and serves the container for a while. Accounts take turns before each lane, and pay by
+wall-clock time, less waits for a CPU. Mount tables and file leases have one lock each for the machine: a late answer
+there blames no container, and a lane of their own has them for a while, ever longer.
 """
 
 from __future__ import annotations
@@ -51,8 +51,11 @@ _LOADED = (
     "resolver.hami.region",
     "resolver.hami.region_location",
 )
-_HELLO = json.dumps([f"{load.__module__}:{load.__qualname__}", *_LOADED]).encode()
 _RIGHTS = frozenset({"SYS_PTRACE", "DAC_OVERRIDE"})
+
+
+class _TooCostly(Exception):
+    """The first lane gave the question up."""
 
 
 class TenantReader(Protocol):
@@ -106,13 +109,18 @@ class Lanes:
         self._counters[CounterName.TOO_SLOW] += 0
         self._first, self._second, mounts, leases = (
             WorkerProcess(
-                name, "resolver.workers.lane", timeout=seconds, rights=_RIGHTS, window=_ROOM, hello=_HELLO
+                name,
+                "resolver.workers.lane",
+                timeout=seconds,
+                rights=_RIGHTS,
+                window=_ROOM,
+                hello=json.dumps([f"{load.__module__}:{load.__qualname__}", most, *_LOADED]).encode(),
             )
-            for name, seconds in (
-                ("reader", LATE_SECONDS),
-                ("second reader", LONGEST_SECONDS),
-                ("mount reader", LONGEST_SECONDS),
-                ("lease reader", LONGEST_SECONDS),
+            for name, seconds, most in (
+                ("reader", LATE_SECONDS, COSTLY_SECONDS),
+                ("second reader", LONGEST_SECONDS, 0),
+                ("mount reader", LONGEST_SECONDS, 0),
+                ("lease reader", LONGEST_SECONDS, 0),
             )
         )
         self._apart = {ALL: mounts, LEASES: leases}
@@ -138,7 +146,13 @@ class Lanes:
         if self._closed:
             raise asyncio.CancelledError
         message = json.dumps([f"{function.__module__}:{function.__qualname__}", *arguments]).encode()
-        lane = self._lane(payer, about)
+        question = payer, about, message
+        try:
+            return await self._answer(self._lane(payer, about), *question)
+        except _TooCostly:
+            return await self._answer(self._second, *question)
+
+    async def _answer(self, lane: WorkerProcess, payer: str, about: str, message: bytes) -> Any:
         try:
             async with self._lines[lane].turn(payer):
                 text = await lane.request(message, on_late=partial(self._was_late, about))
@@ -152,7 +166,7 @@ class Lanes:
             if not failure.late:
                 raise
             raise TooSlow(f"what its container makes the kernel wait for: {failure}") from None
-        self._took(payer, about, wall, own_cpu)
+        self._took(payer, about, wall, own_cpu, costly=error == "TooCostly")
         if error == "OSError" and value[0] in LACKING:
             why = f"the {lane.name} could not work: {value[1]}"
             lane.means.refused(shortage_of(value[0]) or Shortage.MEMORY, why)
@@ -180,12 +194,12 @@ class Lanes:
             raise TooSlow("questions about its container take long: it is asked again later")
         return self._second
 
-    def _took(self, payer: str, about: str, wall: float, own_cpu: float) -> None:
+    def _took(self, payer: str, about: str, wall: float, own_cpu: float, *, costly: bool) -> None:
         """Charge an answer, and note what it says of its container."""
         now, apart = time.monotonic(), about in self._apart
         seconds = own_cpu if apart else wall
         self.budgets.spend(payer, seconds)
-        if (guilty := payer if apart else about) and seconds > COSTLY_SECONDS:
+        if (guilty := payer if apart else about) and (costly or seconds > COSTLY_SECONDS):
             self._costly[guilty] = payer, now + COSTLY_FOR
         if about in self._slow and wall < LATE_SECONDS and (not apart or now >= self._late[about][0]):
             self._slow.discard(about)
@@ -227,5 +241,5 @@ def _raised(error: str, value: list[Any]) -> Exception:
         return RegionRejected(RegionReason(value[0]), value[1])
     if error == "OSError":
         return OSError(*value)
-    kind = TooLarge if error == "TooLarge" else getattr(errors, error)
+    kind = {"TooLarge": TooLarge, "TooCostly": _TooCostly}.get(error) or getattr(errors, error)
     return kind(*value)

@@ -14,7 +14,7 @@ import pytest
 from resolver.base.counters import Shortage
 from resolver.base.errors import ProcessGone, RegionRejected, TooSlow, WorkerFailed
 from resolver.hami.directory_reads import hold_file
-from resolver.linux.procfs import TooLarge
+from resolver.linux.procfs import TooLarge, usage
 from resolver.workers import lanes as module
 from resolver.workers.lane import ALL, LEASES
 from resolver.workers.lanes import Lanes
@@ -106,9 +106,18 @@ async def test_costly_container_has_the_second_lane(lanes: Lanes) -> None:
     assert first.failures == 0
 
 
-async def test_costly_mount_table_moves_its_payer_alone(lanes: Lanes) -> None:
-    await lanes.ask("a", ALL, burn, 0.03)
-    assert lanes._costly.keys() == {"a"}
+@pytest.mark.parametrize("about", ["tenant", ALL])
+async def test_costly_question_is_given_up_for_second_lane(lanes: Lanes, about: str) -> None:
+    """Twelve of 80 ms each, of containers that are asked about for the first time, delayed all others' by a second."""
+    first, second, *_ = lanes.workers
+    await lanes.ask("good", "good", echo, "begun")
+    assert first.host_pid
+    used = usage(first.host_pid).cpu_seconds
+    await asyncio.gather(*(lanes.ask(f"{n}", about and f"{n}", burn, 0.15) for n in range(8)))
+    assert usage(first.host_pid).cpu_seconds - used < 0.6  # of 1.2
+    assert lanes._costly.keys() == {f"{n}" for n in range(8)}
+    assert second.host_pid
+    assert (first.failures, lanes.too_slow()) == (0, frozenset())
 
 
 async def test_accounts_take_turns_before_a_lane(lanes: Lanes) -> None:
