@@ -1,14 +1,11 @@
-"""Renders the kustomizations in `deploy/kustomize`, and validates what comes out against Kubernetes' own schemas.
-
-Only what they use is known: `resources`, `components`, `patches` (strategic merges, in files) and `images`. Anything
-else is an error, as is a patch that meets nothing: what is rendered here is what `kubectl kustomize` renders, which
-`tests/unit/deploy/test_manifests.py` holds it to where there is one.
-"""
+"""Renders the kustomizations in `deploy/kustomize` by kubectl, and validates manifests by Kubernetes' own schemas."""
 
 from __future__ import annotations
 
 import copy
 import json
+import subprocess
+import sys
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -42,91 +39,23 @@ RELEASES: Final = ("1.25", "1.28", "1.31", "1.34", kubernetes_validate.latest_ve
 Manifest = dict[str, Any]
 
 
-class ManifestError(Exception):
-    """A kustomization that is wrong, or that uses what this renderer does not know."""
-
-
 def load(path: Path) -> list[Manifest]:
-    """Every document of a file."""
+    """Return every document of a file."""
     return [each for each in yaml.safe_load_all(path.read_text()) if each]
 
 
+@cache
+def _rendered(directory: Path) -> str:
+    program = Path(sys.executable).with_name("kubectl")
+    command = [program if program.exists() else "kubectl", "kustomize", directory]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
 def render(directory: Path) -> list[Manifest]:
-    """What `kubectl kustomize` prints for this directory, in no particular order."""
-    return _apply(directory, [])
-
-
-def _apply(directory: Path, manifests: list[Manifest]) -> list[Manifest]:
-    kustomization = load(directory / "kustomization.yaml")[0]
-    known = {"apiVersion", "kind", "resources", "components", "patches", "images"}
-    if unknown := kustomization.keys() - known:
-        raise ManifestError(f"{directory}: this renderer does not know {sorted(unknown)}")
-    for name in kustomization.get("resources", ()):
-        path = directory / name
-        manifests = manifests + (render(path) if path.is_dir() else load(path))
-    for name in kustomization.get("components", ()):
-        if load(directory / name / "kustomization.yaml")[0]["kind"] != "Component":
-            raise ManifestError(f"{directory}: {name} is no component")
-        manifests = _apply(directory / name, manifests)
-    for entry in kustomization.get("patches", ()):
-        if entry.keys() - {"path", "target"}:
-            raise ManifestError(f"{directory}: a patch is a file with or without a target, not {entry}")
-        (patch,) = load(directory / entry["path"])
-        manifests = _patched(manifests, patch, entry.get("target"))
-    for image in kustomization.get("images", ()):
-        if image.keys() != {"name", "newName", "newTag"}:
-            raise ManifestError(f"{directory}: an image has name, newName and newTag, not {image}")
-        manifests = [_with_image(each, image) for each in manifests]
-    return manifests
-
-
-def _patched(manifests: list[Manifest], patch: Any, target: dict[str, str] | None) -> list[Manifest]:
-    if isinstance(patch, list):
-        return _appended(manifests, patch, target)
-    met = [each for each in manifests if _is_meant(each, patch, target)]
-    if not met:
-        raise ManifestError(f"nothing is there for the patch of {patch['kind']} {patch['metadata']['name']}")
-    body = {name: value for name, value in patch.items() if name not in ("apiVersion", "kind", "metadata")}
-    return [merge(each, body) if each in met else each for each in manifests]
-
-
-def _appended(
-    manifests: list[Manifest], patch: list[dict[str, Any]], target: dict[str, str] | None
-) -> list[Manifest]:
-    """A JSON patch (RFC 6902) that adds entries to the end of lists, and does nothing else."""
-    manifests = copy.deepcopy(manifests)
-    met = [each for each in manifests if {"kind": each["kind"], "name": each["metadata"]["name"]} == target]
-    if not met:
-        raise ManifestError(f"nothing is there for the patch of {target}")
-    for manifest in met:
-        for operation in patch:
-            if operation.keys() != {"op", "path", "value"} or operation["op"] != "add":
-                raise ManifestError(f"an operation adds a value here, not {operation}")
-            *path, last = operation["path"].lstrip("/").split("/")
-            place: Any = manifest
-            for name in path:
-                place = place[int(name) if isinstance(place, list) else name]
-            if last != "-" or not isinstance(place, list):
-                raise ManifestError(f"an entry is added at a list's end here, not at {operation['path']}")
-            place.append(copy.deepcopy(operation["value"]))
-    return manifests
-
-
-def _is_meant(manifest: Manifest, patch: Manifest, target: dict[str, str] | None) -> bool:
-    metadata = manifest["metadata"]
-    if target is None:
-        named = {"name": metadata["name"], "namespace": metadata.get("namespace")}
-        return (manifest["apiVersion"], manifest["kind"]) == (
-            patch["apiVersion"],
-            patch["kind"],
-        ) and named == {
-            "namespace": None,
-            **patch["metadata"],
-        }
-    if target.keys() != {"kind", "labelSelector"}:
-        raise ManifestError(f"a target has a kind and a labelSelector here, not {target}")
-    label, _, value = target["labelSelector"].partition("=")
-    return bool(manifest["kind"] == target["kind"] and metadata.get("labels", {}).get(label) == value)
+    """Return what `kubectl kustomize` prints for this directory."""
+    return [each for each in yaml.load_all(_rendered(directory), Loader=yaml.CSafeLoader) if each]
 
 
 def merge(value: Manifest, patch: Manifest) -> Manifest:
@@ -140,7 +69,7 @@ def merge(value: Manifest, patch: Manifest) -> Manifest:
         elif isinstance(new, list) and name in MERGE_KEYS:
             merged[name] = _merge_list(merged.get(name) or [], new, MERGE_KEYS[name])
         elif isinstance(new, list) and name not in _ATOMIC:
-            raise ManifestError(f"a patch of the list {name}: is it merged or replaced?")
+            raise ValueError(f"a patch of the list {name}: is it merged or replaced?")
         else:
             merged[name] = copy.deepcopy(new)
     return merged
@@ -154,18 +83,10 @@ def _merge_list(old: list[Manifest], new: list[Manifest], key: str) -> list[Mani
         if what == "merge":
             by_key[entry[key]] = merge(known, entry)
         elif what != "delete" or not known:
-            raise ManifestError(f"$patch: {what} of {entry[key]}, which {'is' if known else 'is not'} there")
+            raise ValueError(f"$patch: {what} of {entry[key]}, which {'is' if known else 'is not'} there")
     patched = [entry[key] for entry in new if entry[key] in by_key]
     # Patched fields come first, as in kustomize's output.
     return [by_key[name] for name in (*patched, *(each for each in by_key if each not in patched))]
-
-
-def _with_image(manifest: Manifest, image: dict[str, str]) -> Manifest:
-    manifest = copy.deepcopy(manifest)
-    for container in _containers(manifest):
-        if container["image"].partition(":")[0] == image["name"]:
-            container["image"] = f"{image['newName']}:{image['newTag']}"
-    return manifest
 
 
 def _containers(manifest: Manifest) -> Sequence[Manifest]:
