@@ -113,7 +113,7 @@ tables: setup-dev ## write the documents' tables that come from the code, and th
 .PHONY: chart
 chart: setup-dev ## pack the Helm chart into dist/
 	@rm -rf build/chart && mkdir -p build/chart && $(BIN)/python -m scripts.published build/chart/resolver
-	@$(BIN)/helm lint --strict --quiet build/chart/resolver
+	@$(BIN)/helm lint --strict --quiet --set image.repository=$(IMAGE_NAME) build/chart/resolver
 	@$(BIN)/helm package --destination $(DIST) build/chart/resolver >/dev/null
 
 # `docker`, `podman` or `buildah`, the first that answers: `docker` may be installed without its daemon.
@@ -174,7 +174,7 @@ image-push: ## build the image for amd64 and arm64 by docker buildx, with proven
 
 .PHONY: chart-push
 chart-push: ## push the packed chart to CHARTS, a directory of a registry
-	@$(or $(wildcard $(BIN)/helm),helm) push $(DIST)/resolver-$(VERSION).tgz $(CHARTS)
+	@$(or $(wildcard $(BIN)/helm),helm) push $(DIST)/resolver-$(VERSION).tgz $(CHARTS) $(ARGS)
 
 .PHONY: sign
 sign: ## sign the pushed image and the checksums by cosign, without a key

@@ -23,7 +23,7 @@ from resolver.hami.hostpid_policy import DRIVERS
 from resolver.hami.layout import LAYOUTS
 from resolver.hami.placements import PLACEMENTS
 from resolver.metrics.family import FAMILIES, GROUPS
-from scripts import published
+from scripts import openapi, published
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -68,21 +68,35 @@ def _limits(setting: Declared) -> str:
     return f"; from {limits.ge} to {limits.le}" if limits is not None and setting.kind is int else ""
 
 
+#: Settings with a place of their own in the chart, not below ``settings``; defaults that differ from the daemon's; and
+#: texts that a pod can have.
+CHART_NAMES = {"source"}
+CHART_DEFAULTS: dict[str, Any] = {"containers_dir": ("/usr/local/vgpu/containers",), "wait": True}
+CHART_PATTERNS = {
+    **dict.fromkeys(("run_dir", "pod_logs_dir", "container_logs_dir"), "^/[^:]*$"),
+    **dict.fromkeys(("socket", "metrics_tls_cert", "metrics_tls_key", "metrics_token_file"), "^(/[^:]+)?$"),
+    "socket_group": "^[0-9]*$",
+    "tenant_socket": "^(/[^:]+/[^:]+)?$",
+    "metrics_addr": r"^(off|(\[[0-9a-fA-F:.]+\]|[0-9.]*|localhost):[0-9]{1,5})$",
+    "broker": "^(/[^:]+/[^:]+/[^:]+)?$",
+}
+
+
 def chart_settings() -> list[str]:
     """List the values below ``settings`` in the chart, each with a comment."""
     return [
         line
         for setting in SETTINGS.values()
-        if not setting.about.chart.path
+        if setting.name not in CHART_NAMES
         for line in _chart_setting(setting)
     ]
 
 
 def _chart_setting(setting: Declared) -> Iterator[str]:
-    chart, says = setting.about.chart, setting.about.help
+    says = setting.about.help
     for number, line in enumerate(textwrap.wrap(says[0].upper() + says[1:], 112)):
         yield f"  # {'-- ' if number == 0 else ''}{line}"
-    default = setting.default if chart.default is None else chart.default
+    default = CHART_DEFAULTS.get(setting.name, setting.default)
     if isinstance(default, tuple):
         yield from (f"  {setting.name}:", *(f"    - {each}" for each in default))
     else:
@@ -106,7 +120,7 @@ def _schema_of(setting: Declared) -> dict[str, Any]:
     if not isinstance(setting.default, str):
         items = {"$ref": "#/definitions/path"}
         return {"type": "array", "minItems": 1, "uniqueItems": True, "items": items}
-    pattern = setting.about.chart.pattern or (limits.pattern if limits is not None else None)
+    pattern = CHART_PATTERNS.get(setting.name)
     return {"type": "string"} | ({"pattern": pattern} if pattern else {})
 
 
@@ -115,10 +129,7 @@ def chart_schema(text: str) -> str:
     whole = json.loads(text)
     below = whole["properties"]["settings"]["properties"] = {}
     for name, setting in SETTINGS.items():
-        if setting.about.chart.path:
-            whole["properties"][setting.about.chart.path] = _schema_of(setting)
-        else:
-            below[name] = _schema_of(setting)
+        (whole["properties"] if name in CHART_NAMES else below)[name] = _schema_of(setting)
     return json.dumps(whole, indent=2) + "\n"
 
 
@@ -294,10 +305,15 @@ def main() -> int:
     texts = {
         str(path.relative_to(ROOT)): named(path.read_text()) for glob in NAMED for path in ROOT.glob(glob)
     }
+    texts |= openapi.files()
     texts[SCHEMA] = chart_schema((ROOT / SCHEMA).read_text())
     for (file, name), lines in TABLES.items():
         texts[file] = written(texts.get(file) or (ROOT / file).read_text(), name, lines())
-    stale = [file for file, text in texts.items() if (ROOT / file).read_text() != text]
+    stale = [
+        file
+        for file, text in texts.items()
+        if not (ROOT / file).exists() or (ROOT / file).read_text() != text
+    ]
     check = "--check" in sys.argv
     for file in stale:
         sys.stdout.write(f"{'stale' if check else 'written'}: {file}\n")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from resolver.api import lists, lookups, stream
@@ -17,16 +19,36 @@ if TYPE_CHECKING:
     from resolver.serve.http import Connection
 
 
+#: The routes that a caller may use, as OpenAPI: what `make tables` has written of `ROUTES`.
+DESCRIPTION, DESCRIPTION_FOR_TENANTS = "openapi.json", "openapi-tenants.json"
+
+
+async def describe(_context: Context, request: Request) -> Answer:
+    """``GET /v1/openapi.json``."""
+    return Answer(_read(DESCRIPTION if request.access.everything else DESCRIPTION_FOR_TENANTS))
+
+
+@functools.cache
+def _read(name: str) -> bytes:
+    return Path(__file__).with_name(name).read_bytes()
+
+
+ROUTES = (
+    *lookups.ROUTES,
+    *lists.ROUTES,
+    *stream.ROUTES,
+    Route("/v1/openapi.json", None, "This description", describe, tenants=True),
+)
+
+
 class Api:
     """Application of both sockets. A connection's visitor is its `Access`."""
 
     def __init__(self, context: Context, journal: Journal) -> None:
         self._context = context
         self._journal = journal
-        self._descriptions: dict[bool, bytes] = {}  # for tenants, and for the others
         self.routes: dict[str, dict[str, Route]] = {}
-        described = Route("/v1/openapi.json", None, "This description", self._describe, tenants=True)
-        for route in (*lookups.ROUTES, *lists.ROUTES, *stream.ROUTES, described):
+        for route in ROUTES:
             self.routes.setdefault(route.path, {})[route.method] = route
 
     async def __call__(self, connection: Connection) -> None:
@@ -66,15 +88,3 @@ class Api:
             return await route.handler(self._context, request)
         finally:
             request.free()
-
-    async def _describe(self, _context: Context, request: Request) -> Answer:
-        """``GET /v1/openapi.json``: the routes that this caller may use. Made when it is first asked for."""
-        tenants = not request.access.everything
-        if tenants not in self._descriptions:
-            from resolver.api.openapi import describe
-
-            routes = [route for by_method in self.routes.values() for route in by_method.values()]
-            if tenants:
-                routes = [each._replace(shape=each.own or each.shape) for each in routes if each.tenants]
-            self._descriptions[tenants] = encode(describe(routes))
-        return Answer(self._descriptions[tenants])

@@ -9,11 +9,10 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from resolver import client
+from resolver import client, config
 from resolver.base.errors import ResolverError
 from resolver.cli.ask_daemon import ask
 from resolver.cli.show import print_json, print_table
-from resolver.config import options
 
 if TYPE_CHECKING:
     import argparse
@@ -26,15 +25,13 @@ COLUMNS = ("NAME", "VALUE", "FROM")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``run``, and the output format."""
-    options.add_arguments(parser)
+    config.add_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print them. Wrong settings are the dispatcher's: one sentence, exit code 2."""
-    from resolver import config
-
-    flags = options.given(args)
+    flags = config.given(args)
     settings, origins = config.load(flags, args.config)
     rows: Iterable[Setting] = config.described(settings, origins)
     of, why = "", "options were given"

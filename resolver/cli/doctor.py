@@ -30,13 +30,13 @@ _INDENT = 9  # indent of the text after the state
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments, and the daemon's settings, which are checked."""
-    from resolver.config import options
+    from resolver import config
 
     add = parser.add_argument
     add("--only", action="append", metavar="CHECK", help="only this check; repeatable")
     about = "print a list of objects, one for each check; with a compiler's or verifier's last lines"
     add("--json", action="store_true", help=about)
-    options.add_arguments(parser)
+    config.add_arguments(parser)
     parser.epilog = (
         "exit status: 0 all ok or warnings only, 1 a check failed, 2 wrong usage, 4 none failed, but one is\n"
         "unknown"
@@ -65,10 +65,9 @@ def _node(args: argparse.Namespace) -> Node:
     """Choose the settings: given ones, else a running daemon's, else its future ones."""
     from resolver import config
     from resolver.cli.in_force import environment
-    from resolver.config import options
     from resolver.doctor.node import Node
 
-    given = options.given(args)
+    given = config.given(args)
     config.load(given, environ={})  # an error on this command line is no finding
     try:
         settings, origins = config.load(given, args.config, environment())

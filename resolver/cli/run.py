@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from resolver.config import options
+from resolver import config
 
 if TYPE_CHECKING:
     import argparse
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the settings and the mode."""
-    options.add_arguments(parser)
+    config.add_arguments(parser)
     about = "one pass and a summary; exit code 1 if anything stayed unresolved"
     parser.add_argument("--once", action="store_true", help=about)
 
@@ -39,13 +39,12 @@ def run(args: argparse.Namespace) -> int:
     with lean():
         import asyncio
 
-    from resolver import config
     from resolver.base.journal import setup_logging
     from resolver.linux.host_view import require_host_view
     from resolver.linux.node_lock import Held, NodeLock
     from resolver.linux.procfs import Procfs
 
-    load = functools.partial(config.load, options.given(args), args.config)
+    load = functools.partial(config.load, config.given(args), args.config)
     settings, origins = load()
     setup_logging(settings.log_format, settings.log_level)
     require_host_view(Procfs())

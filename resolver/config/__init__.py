@@ -28,6 +28,7 @@ from resolver.config.settings import (
 from resolver.config.values import OFF, parse_address, parse_bool, parse_duration, text_of
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Collection, Iterable, Mapping
 
 __all__ = (
@@ -36,6 +37,8 @@ __all__ = (
     "HostpidNamespace",
     "Settings",
     "WriteUtilization",
+    "add_arguments",
+    "given",
     "parse_address",
     "parse_duration",
     "text_of",
@@ -82,6 +85,30 @@ def load(
     settings = Settings(**merged)
     _check_together(settings)
     return settings, origins
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add an option for each setting, without a default, so that the file and the environment still count."""
+    parser.set_defaults(**dict.fromkeys((*SETTINGS, "config")))
+    parser.add_argument("--config", metavar="FILE", help="settings in TOML, with the same names")
+    for setting in SETTINGS.values():
+        about, default = setting.about, text_of(setting.default)
+        if setting.kind is bool:
+            parser.add_argument(setting.flag, action="store_true", help=about.help)
+            continue
+        parser.add_argument(
+            setting.flag,
+            action="store" if isinstance(setting.default, (str, int, float)) else "append",
+            metavar=about.placeholder or None,
+            choices=setting.choices or None,
+            help=f"{about.help} (default {default})" if default else about.help,
+        )
+
+
+def given(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the settings on the command line, for `resolver.config.load`."""
+    flags = {name: getattr(args, name) for name in SETTINGS}
+    return {name: value for name, value in flags.items() if value not in (None, False)}
 
 
 def described(settings: Settings, origins: Mapping[str, str]) -> tuple[Setting, ...]:

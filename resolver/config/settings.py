@@ -52,14 +52,6 @@ class LogLevel(StrEnum):
     ERROR = "error"
 
 
-class Chart(NamedTuple):
-    """A setting in the Helm chart, if it differs from the daemon's."""
-
-    path: str = ""  # dotted; empty: below ``settings``, under its name
-    pattern: str = ""  # a pod's value, as a regular expression
-    default: Any = None  # None: the daemon's
-
-
 class About(NamedTuple):
     """Description of a setting. ``meaning`` is Markdown for the documents."""
 
@@ -67,7 +59,6 @@ class About(NamedTuple):
     placeholder: str = ""
     live: bool = False  # SIGHUP changes it; the others are fixed at start
     check: Callable[[Any], object] | None = None  # raises ValueError, for values of the right type
-    chart: Chart = Chart()
 
     @property
     def help(self) -> str:
@@ -76,7 +67,6 @@ class About(NamedTuple):
 
 
 Seconds = Annotated[float, msgspec.Meta(ge=0.01, le=3600)]
-_PATH, _FILE = Chart(pattern="^/[^:]*$"), Chart(pattern="^(/[^:]+)?$")
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -89,7 +79,6 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             "environment, repeated flags; `auto`: those of every [known scheduler](schedulers.md#where-the-files-are)",
             "DIR",
             check=values.check_paths,
-            chart=Chart(default=("/usr/local/vgpu/containers",)),
         ),
     ] = ("auto",)
     interval: Annotated[
@@ -102,13 +91,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     ] = 0.25
     nvml_interval: Annotated[Seconds, About("time between two queries of NVML", "TIME", live=True)] = 1.0
     dry_run: Annotated[bool, About("log each repair instead of writing it")] = False
-    wait: Annotated[
-        bool,
-        About(
-            "while another daemon writes on this node, wait; take over when it ends",
-            chart=Chart(default=True),
-        ),
-    ] = False
+    wait: Annotated[bool, About("while another daemon writes on this node, wait; take over when it ends")] = (
+        False
+    )
     hostpid_namespace: Annotated[
         HostpidNamespace,
         About(
@@ -128,8 +113,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         SourceName,
         About(
             "[where PIDs come from](how-it-works.md#where-pids-come-from): `auto` uses the best source that works; "
-            "`bpf`, `netlink` or `scan` only that one",
-            chart=Chart(path="source"),
+            "`bpf`, `netlink` or `scan` only that one"
         ),
     ] = SourceName.AUTO
     log_format: Annotated[
@@ -148,18 +132,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         ),
     ] = 0
     run_dir: Annotated[
-        str,
-        About(
-            "a separate directory for the socket and the lock that stops a second daemon", "DIR", chart=_PATH
-        ),
+        str, About("a separate directory for the socket and the lock that stops a second daemon", "DIR")
     ] = "/run/resolver"
     socket: Annotated[
-        str,
-        About(
-            "path of the API's Unix socket; empty: `resolver.sock` in `run_dir`",
-            "PATH",
-            chart=Chart(pattern="^(/[^:]+)?$"),
-        ),
+        str, About("path of the API's Unix socket; empty: `resolver.sock` in `run_dir`", "PATH")
     ] = ""
     socket_group: Annotated[
         str,
@@ -167,7 +143,6 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             "group that may query the API like root: its name, or its number (required in a pod); "
             "empty: none",
             "GROUP",
-            chart=Chart(pattern="^[0-9]*$"),
         ),
     ] = ""
     tenant_socket: Annotated[
@@ -176,7 +151,6 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             "path of a socket where containers [may query themselves](api.md#who-may-ask), alone in its directory; "
             "empty: none",
             "PATH",
-            chart=Chart(pattern="^(/[^:]+/[^:]+)?$"),
         ),
     ] = ""
     metrics_addr: Annotated[
@@ -186,7 +160,6 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             "network); `off`: none",
             "HOST:PORT",
             check=values.parse_address,
-            chart=Chart(pattern=r"^(off|(\[[0-9a-fA-F:.]+\]|[0-9.]*|localhost):[0-9]{1,5})$"),
         ),
     ] = ":9395"
     metrics_tls_cert: Annotated[
@@ -195,18 +168,16 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             "serve `/metrics` by [TLS](security.md#metrics) with this certificate chain (PEM), read again when it "
             "changes; empty: no TLS",
             "FILE",
-            chart=_FILE,
         ),
     ] = ""
     metrics_tls_key: Annotated[
-        str, About("its private key (PEM, unencrypted); empty: in `metrics_tls_cert`", "FILE", chart=_FILE)
+        str, About("its private key (PEM, unencrypted); empty: in `metrics_tls_cert`", "FILE")
     ] = ""
     metrics_token_file: Annotated[
         str,
         About(
             "require the bearer token in this file for `/metrics`, read again when it changes; empty: none",
             "FILE",
-            chart=_FILE,
         ),
     ] = ""
     metrics_per_process: Annotated[bool, About("also serve a series for each GPU process")] = False
@@ -218,15 +189,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     ] = False
     hami_metrics: Annotated[bool, About("also serve the values under HAMi's metric and label names")] = False
     broker: Annotated[
-        str,
-        About(
-            "serve [HAMi's host PID broker](broker.md) on this Unix socket; empty: off",
-            "PATH",
-            chart=Chart(pattern="^(/[^:]+/[^:]+/[^:]+)?$"),
-        ),
+        str, About("serve [HAMi's host PID broker](broker.md) on this Unix socket; empty: off", "PATH")
     ] = ""
     pod_logs_dir: Annotated[
-        str, About("kubelet's log directory, for the names of pods and namespaces", "DIR", chart=_PATH)
+        str, About("kubelet's log directory, for the names of pods and namespaces", "DIR")
     ] = "/var/log/pods"
     container_logs_dir: Annotated[
         str,
@@ -234,14 +200,13 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             "kubelet's directory of links to container logs, for container names: required for "
             "[KAI's](schedulers.md#kai) files",
             "DIR",
-            chart=_PATH,
         ),
     ] = "/var/log/containers"
     mapped_regions: Annotated[
         bool,
         About(
             "also find HAMi's files inside containers, through the processes that map them "
-            "([bare Docker](node.md#bare-docker-and-podman))",
+            "([bare Docker](node.md#bare-docker-and-podman))"
         ),
     ] = False
 

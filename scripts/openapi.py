@@ -1,4 +1,4 @@
-"""The description of the API, made of the same table that serves it."""
+"""The description of the API, made of the same table that serves it: the daemon sends it as `make tables` wrote it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from resolver.api.app import DESCRIPTION, DESCRIPTION_FOR_TENANTS, ROUTES
 from resolver.api.problems import PROBLEM, ProblemDocument
-from resolver.api.request import JSON, Query, Route
+from resolver.api.request import JSON, Query, Route, encode
 from resolver.base.version import VERSION
 
 if TYPE_CHECKING:
@@ -17,6 +18,13 @@ if TYPE_CHECKING:
 #: Errors of any route: bad request, not allowed, too often, a defect, no answer.
 EVERYWHERE = (400, 403, 408, 429, 431, 500, 503)
 _REFERENCE = "#/components/schemas/{name}"
+
+
+def files() -> dict[str, str]:
+    """Return the description for each kind of caller, by the file's name."""
+    tenants = [route._replace(shape=route.own or route.shape) for route in ROUTES if route.tenants]
+    documents = {DESCRIPTION: describe(ROUTES), DESCRIPTION_FOR_TENANTS: describe(tenants)}
+    return {f"resolver/api/{name}": encode(document).decode() + "\n" for name, document in documents.items()}
 
 
 def describe(routes: Iterable[Route]) -> dict[str, Any]:
