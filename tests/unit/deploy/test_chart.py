@@ -66,15 +66,18 @@ EVERYTHING: dict[str, Any] = {
 #: In the place of HAMi's and KAI's monitors.
 MONITOR: dict[str, Any] = {"hami_metrics": True, "metrics_addr": ":9394"}
 REPORTING: dict[str, Any] = {"reportDevices": {"enabled": True}}
-#: By the kustomization of the same platform.
+NVIDIA: dict[str, Any] = {
+    "runtimeClassName": "nvidia",
+    "nodeSelector": {"gpu": None, "nvidia.com/gpu.present": "true"},
+}
+READ_ONLY_USR: dict[str, Any] = {"settings": {"containers_dir": ["/var/lib/hami/vgpu/containers"]}}
+#: The rows of docs/kubernetes.md#platforms, by the kustomization of the same platform.
 PLATFORMS: dict[str, dict[str, Any]] = {
     "gke": {"resourceQuota": {"enabled": True}},
-    "openshift": {"openshift": {"enabled": True}},
-    "read-only-usr": {"settings": {"containers_dir": ["/var/lib/hami/vgpu/containers"]}},
-    "nvidia-runtime": {
-        "runtimeClassName": "nvidia",
-        "nodeSelector": {"gpu": None, "nvidia.com/gpu.present": "true"},
-    },
+    "openshift": {"openshift": {"enabled": True}} | NVIDIA,
+    "bottlerocket": READ_ONLY_USR,
+    "talos": READ_ONLY_USR | NVIDIA,
+    "nvidia-runtime": NVIDIA,
 }
 CASES: dict[str, dict[str, Any]] = {
     "default": {},

@@ -11,11 +11,10 @@ import yaml
 
 from resolver import config
 from resolver.config import SETTINGS, Settings
+from scripts.tables import CHART_DEFAULTS
 from tests.charts import CHART, environment, render
 from tests.manifests import container_of, pod_of
 
-#: The chart's defaults that differ. A pod waits for its predecessor, and searches mounted directories only.
-OTHER_DEFAULTS: dict[str, Any] = {"wait": True, "containers_dir": ("/usr/local/vgpu/containers",)}
 #: Another value than its default, as in the chart's values, for each setting that takes any text: all can be together.
 TEXTS: dict[str, Any] = {
     "containers_dir": ["/a/containers", "/b/containers"],
@@ -36,7 +35,7 @@ TEXTS: dict[str, Any] = {
 def other(name: str) -> tuple[Any, Any]:
     """Another value than the chart's default: as in the chart's values, and as the daemon has it."""
     setting = SETTINGS[name]
-    default = OTHER_DEFAULTS.get(name, setting.default)
+    default = CHART_DEFAULTS.get(name, setting.default)
     if setting.kind is bool:
         return not default, not default
     if setting.kind is float:
@@ -78,7 +77,7 @@ def test_every_setting_of_the_daemon_is_one_of_the_chart() -> None:
 
 def test_the_defaults_are_the_daemons() -> None:
     told = untouched()
-    assert msgspec.structs.asdict(told) == msgspec.structs.asdict(Settings()) | OTHER_DEFAULTS
+    assert msgspec.structs.asdict(told) == msgspec.structs.asdict(Settings()) | CHART_DEFAULTS
     for name, default in defaults().items():
         assert config.load({name: default})[0] == config.load({name: getattr(told, name)})[0], name
 
@@ -96,4 +95,4 @@ def test_every_setting_arrives() -> None:
 def test_a_setting_that_is_taken_away_is_the_daemons_default() -> None:
     variables = arrived({"settings": {"interval": None, "wait": None, "map_size": None}})
     assert {"RESOLVER_INTERVAL", "RESOLVER_WAIT", "RESOLVER_MAP_SIZE"} & variables.keys() == set()
-    assert config.load(environ=variables)[0] == Settings(containers_dir=OTHER_DEFAULTS["containers_dir"])
+    assert config.load(environ=variables)[0] == Settings(containers_dir=CHART_DEFAULTS["containers_dir"])

@@ -47,7 +47,9 @@ DAEMONSETS = {name: KUSTOMIZE / "overlays" / name for name in OVERLAID} | {
     "own-seccomp": FIXTURES / "own-seccomp",
 }
 REPORTING = FIXTURES / "report-devices"
-PLATFORMS = {name: FIXTURES / name for name in ("gke", "openshift", "read-only-usr", "nvidia-runtime")}
+PLATFORMS = {
+    name: FIXTURES / name for name in ("gke", "openshift", "bottlerocket", "talos", "nvidia-runtime")
+}
 EVERY = DAEMONSETS | {"sidecar": FIXTURES / "sidecar", "report-devices": REPORTING}
 
 
