@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import math
 import time
 
 
 class Bucket:
     """Token bucket with a capacity of ``burst`` and ``rate`` tokens per second; starts full.
 
-    `take` takes only available tokens; `charge` may overdraw down to ``debt``. Times are monotonic, by default now.
+    `take` takes only available tokens; `charge` may overdraw. Times are monotonic, by default now.
     """
 
-    __slots__ = ("_at", "_left", "burst", "debt", "rate")
+    __slots__ = ("_at", "_left", "burst", "rate")
 
-    def __init__(
-        self, rate: float, burst: float, *, debt: float = math.inf, now: float | None = None
-    ) -> None:
-        self.rate, self.burst, self.debt = rate, burst, debt
+    def __init__(self, rate: float, burst: float, *, now: float | None = None) -> None:
+        self.rate, self.burst = rate, burst
         self._left, self._at = burst, time.monotonic() if now is None else now
 
     def left(self, now: float | None = None) -> float:
@@ -41,7 +38,7 @@ class Bucket:
 
     def charge(self, cost: float, now: float | None = None) -> float:
         """Take the tokens in any case; return the seconds until the debt is paid."""
-        self._left = max(-self.debt, self.left(now) - cost)
+        self._left = self.left(now) - cost
         return max(0.0, -self._left / self.rate)
 
     def full(self, now: float | None = None) -> bool:

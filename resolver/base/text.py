@@ -8,8 +8,6 @@ def several(number: int, one: str, more: str = "") -> str:
     return f"{number} {one if number == 1 else more or one + 's'}"
 
 
-def printable(text: str, *, ascii_only: bool = False) -> str:
+def printable(text: str) -> str:
     """Escape control characters: tenants choose names, and terminals obey them."""
-    if text.isprintable() and (text.isascii() or not ascii_only):
-        return text
-    return "".join(c if c.isprintable() and (c.isascii() or not ascii_only) else ascii(c)[1:-1] for c in text)
+    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
