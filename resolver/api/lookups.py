@@ -11,7 +11,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from resolver.api.problems import Problem, Reason, problem_of
-from resolver.api.request import TEXT, Answer, Query, Request, Route, encode
+from resolver.api.request import TEXT, Answer, Query, Request, Route, decoded, encode
 from resolver.base.budget import Slices
 from resolver.base.errors import AccessDenied, NotFound, ProcessGone, ResolverError
 from resolver.linux.cgroup import strip_scheme
@@ -101,8 +101,6 @@ class _Split(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pairs: Annotated[list[msgspec.Raw], Meta(max_length=MOST_PAIRS)]
 
 
-_decode = msgspec.json.Decoder(Pairs).decode
-_split = msgspec.json.Decoder(_Split).decode
 _decode_step = msgspec.json.Decoder(list[tuple[Cid, Pid] | Pair]).decode
 
 
@@ -220,20 +218,14 @@ async def look_up_many(context: Context, request: Request) -> Answer:
 
 def _steps(body: bytes) -> tuple[int, list[bytes]]:
     """Return the number of pairs, and lists of some of them as JSON. Raises `Problem`."""
-    invalid = msgspec.DecodeError, UnicodeDecodeError, RecursionError
+    pairs = decoded(body, _Split).pairs
+    steps = [b"[%b]" % b",".join(pairs[start : start + _STEP]) for start in range(0, len(pairs), _STEP)]
     try:
-        try:
-            pairs = _split(body).pairs
-            steps = [
-                b"[%b]" % b",".join(pairs[start : start + _STEP]) for start in range(0, len(pairs), _STEP)
-            ]
-            for text in steps:
-                _decode_step(text)
-        except invalid:
-            _decode(body)  # says where
-            raise
-    except invalid as error:
-        raise Problem(400, Reason.BAD_REQUEST, f"the body is not a batch of pairs: {error}") from None
+        for text in steps:
+            _decode_step(text)
+    except (ValueError, RecursionError):
+        decoded(body, Pairs)  # says where
+        raise
     return len(pairs), steps
 
 

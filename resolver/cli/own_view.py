@@ -26,16 +26,6 @@ if TYPE_CHECKING:
 SOCKET = "/run/resolver/resolver.sock"
 ROUTES = {"gpus": "/v1/usage", "processes": "/v1/processes", "slots": "/v1/slots"}
 _SECONDS = 5.0
-_LIMITS = {
-    "in_force": "in force",
-    "no_limit": "none",
-    "switched_off": "switched off",
-    "disabled": "disabled by GPU_CORE_UTILIZATION_POLICY",
-    "unknown": "unknown: a process's environment or HAMi's release is not known yet",
-    "waiting": "not yet in force",
-    "exceeded": "exceeded",
-    "no_effect": "no effect: this HAMi is too old for the driver",
-}
 
 
 def main() -> int:
@@ -124,7 +114,7 @@ def _gpu(gpu: dict[str, Any]) -> tuple[Any, ...]:
         _percent(gpu["sm_util"]),
         *(_percent(None if mean is None else round(100 * mean)) for mean in means),
         "none" if limit is None and use["limit_state"] else _percent(limit),
-        _LIMITS.get(use["limit_state"], use["limit_state"]),
+        use["limit_state"] and use["limit_state"].replace("_", " "),
         _size(gpu["memory_used"]),
         _size(gpu["memory_limit"] or gpu["memory_total"]),
     )
@@ -155,15 +145,7 @@ def _percent(value: int | None) -> str:
 
 
 def _size(number: int | None) -> str:
-    """Format bytes: ``1.5 GiB``."""
-    if number is None:
-        return "?"
-    value, unit = float(number), "B"
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if value < 1024 or unit == "TiB":
-            break
-        value /= 1024
-    return f"{value:.4g} {unit}"
+    return "?" if number is None else f"{number / 2**20:.0f} MiB"
 
 
 def _printable(name: str | None) -> str | None:

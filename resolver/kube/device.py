@@ -75,11 +75,15 @@ class Report(NamedTuple):
         return self.failing and DriverError.named_in(self.gpus["error"] or "") is DriverError.UNKNOWN
 
 
+def entries(node: Json, annotation: str) -> list[str]:
+    """Return the UUIDs in a node's annotation, in order: they are separated by commas or blanks."""
+    return re.findall(r"[^,\s]+", (node.get("annotations") or {}).get(annotation) or "")
+
+
 def cordoned(node: Json) -> frozenset[str]:
-    """Return the marked GPUs by a node's metadata; the annotation's UUIDs are separated by commas or blanks."""
-    uuids = re.split(r"[,\s]+", (node.get("annotations") or {}).get(CORDON, "").strip())
+    """Return the marked GPUs by a node's metadata."""
     whole = (node.get("labels") or {}).get(HEALTH_LABEL) == "unhealthy"
-    return frozenset(uuids) - {""} | frozenset("*" * whole)
+    return frozenset(entries(node, CORDON)) | frozenset("*" * whole)
 
 
 def quantity(number: int) -> str:

@@ -7,13 +7,12 @@ out again. A second annotation remembers its entries; it never touches another p
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from typing import TYPE_CHECKING
 
 from resolver.base.errors import ApiServerFailed
 from resolver.kube.apiserver import Backoff
-from resolver.kube.device import HAMI_CORDON
+from resolver.kube.device import HAMI_CORDON, entries
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -28,15 +27,9 @@ UNHEALTHY_SECONDS, HEALTHY_SECONDS = 30.0, 300.0
 CHECK_SECONDS = 5.0
 
 
-def entries(metadata: Json, annotation: str = HAMI_CORDON) -> list[str]:
-    """Return the UUIDs in a node's annotation, in order; HAMi tolerates blanks and empty entries."""
-    text = (metadata.get("annotations") or {}).get(annotation) or ""
-    return [uuid for uuid in re.split(r"[,\s]+", text) if uuid]
-
-
 def foreign_entries(metadata: Json) -> frozenset[str]:
     """Return the UUIDs that an operator or another program has entered."""
-    return frozenset(entries(metadata)) - frozenset(entries(metadata, OWN_ENTRIES))
+    return frozenset(entries(metadata, HAMI_CORDON)) - frozenset(entries(metadata, OWN_ENTRIES))
 
 
 def change(metadata: Json, sick: Iterable[str], well: Iterable[str]) -> Json:
@@ -44,7 +37,7 @@ def change(metadata: Json, sick: Iterable[str], well: Iterable[str]) -> Json:
 
     Only own entries are taken out. The patch is for exactly the ``resourceVersion`` of ``metadata``.
     """
-    there, own = entries(metadata), entries(metadata, OWN_ENTRIES)
+    there, own = entries(metadata, HAMI_CORDON), entries(metadata, OWN_ENTRIES)
     gone = set(well) & set(own)
     new = [uuid for uuid in sick if uuid not in there]
     own = [uuid for uuid in (*own, *new) if uuid not in gone and (uuid in there or uuid in new)]
@@ -56,12 +49,12 @@ def change(metadata: Json, sick: Iterable[str], well: Iterable[str]) -> Json:
 
 
 class HamiCordon:
-    """Keeps the node's annotation as the GPUs' health is, with hysteresis."""
+    """Keeps the node's annotation as the GPUs' health is, with hysteresis. ``node`` is its metadata, as last seen."""
 
     def __init__(self, server: ApiServer, path: str, journal: Journal) -> None:
         """Take the ``path`` of the node in the API server."""
         self._server, self._path, self._journal = server, path, journal
-        self._node: Json | None = None
+        self.node: Json | None = None
         self._states: dict[str, tuple[bool, float]] = {}  # healthy, and since when (monotonic)
 
     def note_gpus(self, gpus: Iterable[Json]) -> None:
@@ -72,40 +65,27 @@ class HamiCordon:
             if gpu["uuid"] and self._states.get(gpu["uuid"], (None, 0.0))[0] is not healthy:
                 self._states[gpu["uuid"]] = healthy, now
 
-    def note_node(self, metadata: Json | None) -> None:
-        """Take the node's metadata, as last seen."""
-        self._node = metadata
-
     async def run(self) -> None:
         """Write differences until cancelled."""
         backoff = Backoff()
         while True:
-            wait = CHECK_SECONDS
+            wait, why = CHECK_SECONDS, ""
             try:
                 await self._write()
                 backoff.reset()
-                self._journal.trouble("hami cordon", "", "hami_cordon_failed", "hami_cordon_works")
             except ApiServerFailed as error:
-                if error.status != 409:  # another program wrote the node: its new version is on its way
-                    self._journal.trouble(
-                        "hami cordon", str(error), "hami_cordon_failed", "hami_cordon_works"
-                    )
                 wait = max(wait, backoff.seconds(error))
+                why = "" if error.status == 409 else str(error)  # 409: the node's new version is on its way
+            self._journal.trouble("hami cordon", why, "hami_cordon_failed", "hami_cordon_works")
             await asyncio.sleep(wait)
 
     async def _write(self) -> None:
-        if self._node is None:
+        if self.node is None:
             return
-        now = time.monotonic()
-        sick, well = (
-            [
-                uuid
-                for uuid, (healthy, since) in self._states.items()
-                if healthy is kind and now - since >= least
-            ]
-            for kind, least in ((False, UNHEALTHY_SECONDS), (True, HEALTHY_SECONDS))
-        )
-        if patch := change(self._node, sick, well):
+        ages = {uuid: (healthy, time.monotonic() - since) for uuid, (healthy, since) in self._states.items()}
+        sick = [uuid for uuid, (healthy, age) in ages.items() if not healthy and age >= UNHEALTHY_SECONDS]
+        well = [uuid for uuid, (healthy, age) in ages.items() if healthy and age >= HEALTHY_SECONDS]
+        if patch := change(self.node, sick, well):
             node = await self._server.patch(self._path, patch)
-            self._node = node["metadata"]
-            self._journal.log.info("hami_cordon", gpus=entries(self._node, OWN_ENTRIES))
+            self.node = node["metadata"]
+            self._journal.log.info("hami_cordon", gpus=entries(self.node, OWN_ENTRIES))

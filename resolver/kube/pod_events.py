@@ -21,7 +21,7 @@ from resolver.kube.node_events import event
 from resolver.state import LimitState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from resolver.base.journal import Journal
     from resolver.kube.apiserver import ApiServer
@@ -95,12 +95,9 @@ class PodEvents:
         kinds: frozenset[PodEvent],
         tally: Tally,
         journal: Journal,
-        read: Callable[[], Json] | None = None,
     ) -> None:
-        """Take ``read``, which returns ``/v1/usage``, in place of the daemon's socket."""
-        self._server, self._node, self._kinds = server, node, kinds
+        self._server, self._socket_path, self._node, self._kinds = server, socket_path, node, kinds
         self._tally, self._journal = tally, journal
-        self._read = read or (lambda: get_json("/v1/usage", socket_path))
         self._states: dict[Key, _State] = {}
         #: By pod's UID and GPU: XID errors that are in an event, or from before, and all.
         self._xids: dict[tuple[str, str], tuple[int, int]] = {}
@@ -129,7 +126,9 @@ class PodEvents:
 
     async def _take(self) -> None:
         try:
-            usage = await in_a_thread(self._read, name="reads the accounts")
+            usage = await in_a_thread(
+                lambda: get_json("/v1/usage", self._socket_path), name="reads the accounts"
+            )
         except ResolverError:
             return  # the reporter's other task says so; a restarted daemon proves nothing about a pod
         now, texts = time.monotonic(), self._texts(usage)

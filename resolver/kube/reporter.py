@@ -226,14 +226,14 @@ class Reporter:
         metadata = node.get("metadata") or {}
         if kind == "DELETED":
             self._node = None
-            self._hami_cordon.note_node(None)
+            self._hami_cordon.node = None
             self._changed("the node is gone")
         elif kind in ("ADDED", "MODIFIED"):
             self._take_node(metadata)
         self._node_version = str(metadata.get("resourceVersion") or self._node_version)
 
     def _take_node(self, metadata: Json) -> None:
-        self._hami_cordon.note_node(metadata)
+        self._hami_cordon.node = metadata
         owner = OwnerReference(self._plan.node, str(metadata.get("uid", "")))
         marked = cordoned(metadata) | foreign_entries(metadata)
         if (owner, marked) == (self._node, self._cordoned):

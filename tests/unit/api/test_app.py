@@ -221,7 +221,7 @@ def test_a_batch_is_not_kept_as_objects_between_its_steps(
         return {cid: dict.fromkeys(ns_pids, Reason.NO_SUCH_PROCESS) for cid, ns_pids in wanted.items()}
 
     monkeypatch.setattr(lookups, "_every", every)
-    monkeypatch.setattr(lookups, "_decode", None)  # one call decodes all; singly only to name an error
+    monkeypatch.setattr(lookups, "Pairs", None)  # one call decodes all; singly only to name an error
     body = json.dumps({"pairs": [[f"{number:064x}", 1] for number in range(10_000)]}).encode()
     before = sys.getallocatedblocks()
     got, _, text = ask(served, "/v1/lookup", "POST", body, Content_Type="application/json")

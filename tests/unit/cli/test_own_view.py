@@ -11,7 +11,6 @@ import pytest
 
 from resolver.cli import own_view
 from resolver.cli.own_view import show
-from resolver.state import LimitState
 
 GPU = {
     **dict.fromkeys(("memory_used", "memory_limit", "memory_total", "sm_util")),
@@ -19,10 +18,6 @@ GPU = {
     "name": "NVIDIA L4",
 }
 USE = {"used_1m": None, "used_5m": None, "core_limit": 30, "limit_state": "unknown"}
-
-
-def test_every_limit_state_has_words() -> None:
-    assert own_view._LIMITS.keys() == set(LimitState)
 
 
 def test_unknown_values_are_question_marks(capfd: pytest.CaptureFixture[str]) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from resolver.kube import hami_cordon
-from resolver.kube.device import HAMI_CORDON
-from resolver.kube.hami_cordon import OWN_ENTRIES, change, entries, foreign_entries
+from resolver.kube.device import HAMI_CORDON, entries
+from resolver.kube.hami_cordon import OWN_ENTRIES, change, foreign_entries
 from tests.fakes.kube import CORDON_RULE, RULES, KubeServer
 from tests.fakes.reported import NODE, Run, gpu, impatient
 from tests.unit.kube.test_reporter import ILL, A, B, play
@@ -54,7 +54,7 @@ def test_change_touches_own_entries_only(
 
 def test_foreign_entries_leave_out_own_ones() -> None:
     assert foreign_entries(node(" GPU-x ,, GPU-a", "GPU-a")) == {"GPU-x"}
-    assert entries({}) == []
+    assert entries({}, HAMI_CORDON) == []
 
 
 @pytest.fixture

@@ -62,9 +62,11 @@ async def posting(
 ) -> AsyncIterator[Tally]:
     server = ApiServer(kube.url, str(kube.account))
     tally = Tally(server.requests)
-    working = asyncio.create_task(PodEvents(server, "", NODE, kinds, tally, Journal(), accounts).run())
+    working = asyncio.create_task(PodEvents(server, "", NODE, kinds, tally, Journal()).run())
     try:
-        yield tally
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(pod_events, "get_json", lambda *_: accounts())
+            yield tally
     finally:
         working.cancel()
         with contextlib.suppress(asyncio.CancelledError):
