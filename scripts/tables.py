@@ -127,7 +127,8 @@ def _schema_of(setting: Declared) -> dict[str, Any]:
 def chart_schema(text: str) -> str:
     """Return the chart's schema with the current settings."""
     whole = json.loads(text)
-    below = whole["properties"]["settings"]["properties"] = {}
+    below: dict[str, Any] = {}
+    whole["properties"]["settings"]["properties"] = below
     for name, setting in SETTINGS.items():
         (whole["properties"] if name in CHART_NAMES else below)[name] = _schema_of(setting)
     return json.dumps(whole, indent=2) + "\n"

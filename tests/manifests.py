@@ -44,10 +44,15 @@ def load(path: Path) -> list[Manifest]:
     return [each for each in yaml.safe_load_all(path.read_text()) if each]
 
 
+def kubectl() -> str:
+    """Return the program of the requirements, else this machine's."""
+    program = Path(sys.executable).with_name("kubectl")
+    return str(program) if program.exists() else "kubectl"
+
+
 @cache
 def _rendered(directory: Path) -> str:
-    program = Path(sys.executable).with_name("kubectl")
-    command = [program if program.exists() else "kubectl", "kustomize", directory]
+    command = [kubectl(), "kustomize", str(directory)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import http.server
+import json
+import os
+import subprocess
+import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -18,6 +23,7 @@ from resolver.kube.pod_events import DEFAULT, PodEvent, PodEvents, parse_kinds
 from resolver.kube.tally import Tally
 from tests.fakes.kube import RULES, KubeServer, Rule
 from tests.fakes.reported import NODE
+from tests.manifests import kubectl
 from tests.patience import PATIENCE_S
 
 EVERY = frozenset(PodEvent)
@@ -199,3 +205,65 @@ def test_refused_event_is_tried_again(kube: KubeServer) -> None:
             await until(lambda: kube.events)
 
     asyncio.run(scenario())
+
+
+RESOURCES = [
+    {"name": name, "singularName": name[:-1], "namespaced": True, "kind": kind, "verbs": ["get", "list"]}
+    for name, kind in (("pods", "Pod"), ("events", "Event"))
+]
+POD = {
+    "apiVersion": "v1",
+    "kind": "Pod",
+    "metadata": {"name": "trainer-0", "namespace": "ml", "uid": "uid-trainer-0"},
+    "spec": {"containers": [{"name": "main", "image": "example.com/train"}]},
+    "status": {"phase": "Running"},
+}
+
+
+def documents(events: list[Any]) -> dict[str, Any]:
+    """Return what kubectl asks an API server for."""
+    return {
+        "/api": {"kind": "APIVersions", "versions": ["v1"]},
+        "/apis": {"kind": "APIGroupList", "groups": []},
+        "/api/v1": {"kind": "APIResourceList", "groupVersion": "v1", "resources": RESOURCES},
+        "/api/v1/namespaces/ml/pods/trainer-0": POD,
+        "/api/v1/namespaces/ml/events": {"kind": "EventList", "apiVersion": "v1", "items": events},
+    }
+
+
+def described(events: list[Any], home: Path) -> str:
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = json.dumps(documents(events)[self.path.partition("?")[0]]).encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever).start()
+        address = f"http://127.0.0.1:{server.server_port}"
+        command = [kubectl(), "--server", address, "--namespace", "ml", "describe", "pod", "trainer-0"]
+        environment = os.environ | {"HOME": str(home), "KUBECONFIG": "/nonexistent"}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        server.shutdown()
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_describe_pod_shows_the_exceeded_limit(kube: KubeServer, tmp_path: Path) -> None:
+    """By the real kubectl, which reads what was posted."""
+
+    async def scenario() -> None:
+        async with posting(kube, Accounts(use(limit_state="exceeded"))):
+            await until(lambda: kube.events)
+
+    asyncio.run(scenario())
+    shown = described(kube.events, tmp_path).partition("\nEvents:")[2]
+    (line,) = [line for line in shown.splitlines() if "GPULimitExceeded" in line]
+    assert line.split()[0] == "Warning"
+    assert "core limit of 30 %" in line
