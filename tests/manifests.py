@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import subprocess
 import sys
@@ -22,17 +21,8 @@ ROOT: Final = Path(__file__).parent.parent
 KUSTOMIZE: Final = ROOT / "deploy/kustomize"
 #: The image with its tag, under the name of deploy/published.env.
 IMAGE: Final = f"{published()['IMAGE_NAME']}:{VERSION}"
-#: Lists of the pod's API that are merged by a key of their entries; all others are replaced as a whole.
-MERGE_KEYS: Final = {
-    "containers": "name",
-    "env": "name",
-    "ports": "containerPort",
-    "volumeMounts": "mountPath",
-    "volumes": "name",
-}
 #: Kinds of the Prometheus operator and of OpenShift: Kubernetes' own schemas do not have them.
 FOREIGN: Final = ("ServiceMonitor", "PodMonitor", "PrometheusRule", "SecurityContextConstraints")
-_ATOMIC: Final = ("add", "args", "drop", "tolerations")
 #: Kubernetes releases for validation: the oldest that has every used field, and the newest.
 RELEASES: Final = ("1.25", "1.28", "1.31", "1.34", kubernetes_validate.latest_version())
 
@@ -63,35 +53,14 @@ def render(directory: Path) -> list[Manifest]:
     return [each for each in yaml.load_all(_rendered(directory), Loader=yaml.CSafeLoader) if each]
 
 
-def merge(value: Manifest, patch: Manifest) -> Manifest:
-    """A strategic merge. The server's `kubectl patch` does the same, if for the order of entries."""
-    merged = copy.deepcopy(value)
-    for name, new in patch.items():
-        if new is None:
-            merged.pop(name, None)
-        elif isinstance(new, dict):
-            merged[name] = merge(merged.get(name) or {}, new)
-        elif isinstance(new, list) and name in MERGE_KEYS:
-            merged[name] = _merge_list(merged.get(name) or [], new, MERGE_KEYS[name])
-        elif isinstance(new, list) and name not in _ATOMIC:
-            raise ValueError(f"a patch of the list {name}: is it merged or replaced?")
-        else:
-            merged[name] = copy.deepcopy(new)
-    return merged
-
-
-def _merge_list(old: list[Manifest], new: list[Manifest], key: str) -> list[Manifest]:
-    by_key = {entry[key]: entry for entry in old}
-    for entry in new:
-        known = by_key.pop(entry[key], {})
-        what = entry.get("$patch", "merge")
-        if what == "merge":
-            by_key[entry[key]] = merge(known, entry)
-        elif what != "delete" or not known:
-            raise ValueError(f"$patch: {what} of {entry[key]}, which {'is' if known else 'is not'} there")
-    patched = [entry[key] for entry in new if entry[key] in by_key]
-    # Patched fields come first, as in kustomize's output.
-    return [by_key[name] for name in (*patched, *(each for each in by_key if each not in patched))]
+def merged(manifest: Manifest, patch: Manifest) -> Manifest:
+    """Return the object after a strategic merge, as `kubectl patch` does it."""
+    options = ("--local", "-f", "-", "--type", "strategic", "-p", json.dumps(patch), "-o", "json")
+    command, given = [kubectl(), "patch", *options], json.dumps(manifest)
+    done = subprocess.run(command, input=given, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    changed: Manifest = json.loads(done.stdout)
+    return changed
 
 
 def _containers(manifest: Manifest) -> Sequence[Manifest]:

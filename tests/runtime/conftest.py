@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from tests.fakes import cgroups
 from tests.fakes.node import Node
 from tests.kernel.conftest import DRIVER, ROOT, hand_on
-from tests.manifests import Manifest, merge
+from tests.manifests import Manifest, container_of
 from tests.runtime.pods import CGROUP_TOP, Pod, cgroup_mounts, runtime_default
 
 #: Starts a pod's container, which ends with the test; see `start_pod`.
@@ -21,8 +22,11 @@ StartPod = Callable[..., Pod]
 def fast(pod: Manifest, **environment: str) -> Manifest:
     """The pod at a test's pace."""
     pace = {"RESOLVER_INTERVAL": "50ms", "RESOLVER_NVML_INTERVAL": "200ms", **environment}
-    env = [{"name": name, "value": value} for name, value in pace.items()]
-    return merge(pod, {"containers": [{"name": "resolver", "env": env}]})
+    pod = copy.deepcopy(pod)
+    container = container_of(pod)
+    container["env"] = [each for each in container["env"] if each["name"] not in pace]
+    container["env"] += [{"name": name, "value": value} for name, value in pace.items()]
+    return pod
 
 
 @pytest.fixture

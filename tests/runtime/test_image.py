@@ -16,7 +16,7 @@ from tests.fakes.daemon import children_of, runs
 from tests.fakes.node import Node
 from tests.kernel.conftest import DRIVER, NVML, WRITER, hostpid_of
 from tests.kernel.rights import works
-from tests.manifests import KUSTOMIZE, container_of, merge, pod_of, render
+from tests.manifests import KUSTOMIZE, container_of, pod_of, render
 from tests.patience import until
 from tests.runtime.conftest import StartPod, fast
 from tests.runtime.image import ARCHITECTURES, KEEP, SUITES, Builder, Image
@@ -170,7 +170,7 @@ def test_without_bcc_it_falls_to_the_scan_and_says_why(
 
 def test_image_outside_host_pidns_ends_with_reason(node: Node, start_pod: StartPod, image: Image) -> None:
     """As process 1, where nothing ends by a signal that it doesn't handle."""
-    pod = start_pod(merge(pod_of(render(KUSTOMIZE / "base")), {"hostPID": False}), image=image)
+    pod = start_pod(pod_of(render(KUSTOMIZE / "base")) | {"hostPID": False}, image=image)
     assert pod.wait() == 4
     (sentence,) = pod.other_output
     assert "hostPID: true (Kubernetes)" in sentence

@@ -23,7 +23,7 @@ from tests.manifests import (
     ROOT,
     container_of,
     load,
-    merge,
+    merged,
     pod_of,
     render,
     validate,
@@ -241,7 +241,7 @@ def test_sidecar_keeps_hami_and_can_be_removed() -> None:
     ]
     assert len(names) == len(set(names)) == 2
     (out,) = load(SIDECAR / "remove.yaml")
-    assert merge(patched, out) == before
+    assert merged(patched, out) == before
 
 
 # ---- seccomp ------------------------------------------------------------------------------------------------------
