@@ -55,10 +55,6 @@ async def events(context: Context, request: Request) -> Answer | None:
     return None
 
 
-def _epoch(context: Context) -> int:
-    return int(context.view.snapshot().started_at)
-
-
 def _number(context: Context, known: str) -> int:
     """Return the number in an event's id; 0, which precedes all, for an earlier daemon's."""
     epoch, _, number = known.partition("-")
@@ -66,7 +62,7 @@ def _number(context: Context, known: str) -> int:
         if known == "0":
             return 0
         raise Problem(400, Reason.BAD_REQUEST, "Last-Event-ID is not an event id")
-    return int(number) if epoch == str(_epoch(context)) else 0
+    return int(number) if epoch == str(int(context.view.snapshot().started_at)) else 0
 
 
 async def _pieces(context: Context, number: int, kinds: frozenset[str]) -> AsyncIterator[bytes]:
@@ -79,7 +75,7 @@ async def _pieces(context: Context, number: int, kinds: frozenset[str]) -> Async
         except TimeoutError:
             yield b": nothing happened\n\n"
         else:
-            yield _lines(_epoch(context), news, number, kinds)
+            yield _lines(int(context.view.snapshot().started_at), news, number, kinds)
             number = news[-1].number
 
 

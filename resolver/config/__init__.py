@@ -29,7 +29,7 @@ from resolver.config.values import OFF, parse_address, parse_bool, parse_duratio
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
 __all__ = (
     "OFF",
@@ -225,10 +225,8 @@ def _check_together(settings: Settings) -> None:
 
 
 def _from_text(setting: Declared, text: str) -> Any:
-    if setting.kind is bool:
-        return parse_bool(text)
-    if setting.kind is float:
-        return parse_duration(text)
-    if setting.kind is int:
-        return int(text)
+    parsers: dict[type, Callable[[str], Any]] = {bool: parse_bool, float: parse_duration, int: int}
+    parse = parsers.get(setting.kind)
+    if parse is not None:
+        return parse(text)
     return text if isinstance(setting.default, str) else [part for part in text.split(":") if part]
