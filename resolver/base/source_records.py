@@ -77,7 +77,7 @@ class SourceFailure(ReasonWithWords):
     NETLINK = (
         "netlink",
         "the kernel reports no process events",
-        "fix the cause that it names, or the check view; a kernel without `CONFIG_PROC_EVENTS` has none",
+        "fix the cause that `resolver doctor` names; a kernel without `CONFIG_PROC_EVENTS` has none",
     )
     SCAN = "scan", "`/proc` can't be listed", "fix this first: everything else depends on it"
     OTHER = "other", "another error", "report the details of `resolver doctor --json --only bpf`"

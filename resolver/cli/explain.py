@@ -33,9 +33,9 @@ OWN_PARTS = "gpus", "processes", "slots"
 EXIT_BREAKS, EXIT_UNKNOWN = 1, 4
 _STYLES = {"ok": "green", "soon": "yellow", "unknown": "yellow", "breaks": "red", "after": "dim"}
 _VERDICTS = {
-    "breaks": "The chain breaks",
-    "unknown": "As far as can be seen it does not break; what is not known begins",
-    "soon": "It is being put right",
+    "breaks": "The chain breaks at",
+    "unknown": "As far as can be seen it does not break; what is not known begins at",
+    "soon": "resolver is repairing",
 }
 #: A line of a link: two blanks, its state, its name, the finding.
 _STATE, _NAME = 9, 12
@@ -202,7 +202,7 @@ def _verdict(chain: Explained) -> str:
             owner, link = first
             whose = f" of PID {owner.ns_pid}" if owner and owner.ns_pid is not None else ""
             reason = f" ({link.reason})" if link.reason else ""
-            return f'{begin} at "{link.name}"{whose}{reason}.'
+            return f'{begin} "{link.name}"{whose}{reason}.'
     return "The chain holds: HAMi's monitors of every version report NVML's values."
 
 

@@ -36,7 +36,7 @@ def measure(scratch: Path, progress: Progress) -> list[RowValues]:
             "three of four passes",
         ),
         ("  the pass after NVML was asked", small.asked * 1e3, "ms", None, "it says the same as before"),
-        ("  … and it says something new of a process in each region", small.news * 1e3, "ms", None, ""),
+        ("  … one process in each region has a new value", small.news * 1e3, "ms", None, ""),
         ("pass over 256 regions of 32 slots", large.quiet * 1e3, "ms", None, ""),
         ("  over the smaller, per slot", large.quiet / small.quiet / 16, "times", 1.0, linear),
         (
@@ -48,9 +48,9 @@ def measure(scratch: Path, progress: Progress) -> list[RowValues]:
         ),
         ("  the pass after NVML was asked", large.asked * 1e3, "ms", None, "it says the same as before"),
         ("  over the smaller, per slot", large.asked / small.asked / 16, "times", 1.0, linear),
-        ("  … and it says something new of a process in each region", large.news * 1e3, "ms", None, ""),
+        ("  … one process in each region has a new value", large.news * 1e3, "ms", None, ""),
         ("pass over 1024 regions of 8 slots", many.quiet * 1e3, "ms", None, ""),
-        ("  … NVML says something new of a process in each region", many.news * 1e3, "ms", None, ""),
+        ("  … one process in each region has a new value", many.news * 1e3, "ms", None, ""),
     ]
 
 

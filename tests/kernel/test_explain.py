@@ -81,7 +81,7 @@ def wait_until_settled(case: Case, run_dir: Path, pods: Path, broken: str | None
 
 
 def settled(case: Case, run_dir: Path, pods: Path) -> dict[str, Any]:
-    """What is said of a container once nothing of it is still being put right; empty before."""
+    """Return the explanation once no slot is being repaired; empty before."""
     _, document = explain(case, run_dir, pods, case.container.pod_uid, "--json")
     (told,) = json.loads(document)["containers"]
     links = [*told["links"], *(link for owner in told["owners"] for link in owner["links"])]

@@ -117,7 +117,7 @@ def test_every_slot_reason_has_a_next_step(asked: Asked, reason: UnresolvedReaso
 @pytest.mark.parametrize("reason", [reason for reason in UnresolvedReason if reason.passing])
 def test_transient_reason_is_no_break(asked: Asked, reason: UnresolvedReason) -> None:
     code, text = asked(whole(replace(RIGHT, unresolved=reason, hostpid=9, repaired=None)))
-    assert (code, "It is being put right" in text) == (0, True)
+    assert (code, "resolver is repairing" in text) == (0, True)
 
 
 @pytest.mark.parametrize("reason", list(RegionReason))
@@ -221,7 +221,7 @@ def test_monitors_that_show_something_else_are_named(
     assert said in " ".join(text.split())
     assert found == code
     assert ("The chain holds" in text) is False
-    assert ("It is being put right" in text) is not dry_run
+    assert ("resolver is repairing" in text) is not dry_run
 
 
 @pytest.mark.parametrize("terminal", [True, False])
