@@ -15,9 +15,9 @@ from resolver.gpu.inventory import Sample
 from resolver.gpu.sampler import OK
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterator, Mapping
+    from collections.abc import Container, Mapping
 
-    from resolver.gpu.sampler import Collection, DeviceSamples
+    from resolver.gpu.sampler import Collection
     from resolver.linux.procfs import Procfs
     from resolver.pids.pidmap import PidMap
 
@@ -37,14 +37,22 @@ class Used(NamedTuple):
     no_slot: SampleReason | None
     share: int = 0
 
+    def with_thread(self, other: Used) -> Used:
+        """Join it with what NVML lists of another of its threads: the load and the memory are the same."""
+        unknown = self.sm_util is None or other.sm_util is None
+        return self._replace(
+            sm_util=None if unknown else max(self.sm_util or 0, other.sm_util or 0),
+            memory=max((each for each in (self.memory, other.memory) if each is not None), default=None),
+            share=max(self.share, other.share),
+        )
+
 
 class Joined(NamedTuple):
-    """NVML's values per process and device."""
+    """NVML's values per slot's owner and device, those that are not 0; None is unknown."""
 
     at: float
     error: str
-    values: Mapping[tuple[int, str], int]
-    unknown: frozenset[tuple[int, str]]
+    values: Mapping[tuple[int, str], int | None]
     asked: frozenset[str]  # UUIDs of the devices that answered
     orphans: tuple[Sample, ...]
     used: tuple[Used, ...] = ()
@@ -55,23 +63,20 @@ class Joined(NamedTuple):
 
     def utilization(self, host_pid: int, device_uuid: str) -> int | None:
         """Return SM utilization in per cent: 0 when idle, None when unknown."""
-        if device_uuid not in self.asked or (host_pid, device_uuid) in self.unknown:
-            return None
-        return self.values.get((host_pid, device_uuid), 0)
+        return self.values.get((host_pid, device_uuid), 0) if device_uuid in self.asked else None
 
     def changed(self, before: Joined | None) -> set[int] | None:
         """Return host PIDs whose utilization differs from before; None if it may be any."""
         if before is None or self.asked != before.asked:
             return None
-        values = {key[0] for key, _ in self.values.items() ^ before.values.items()}
-        return values | {host_pid for host_pid, _ in self.unknown ^ before.unknown}
+        return {key[0] for key, _ in self.values.items() ^ before.values.items()}
 
     def orphan_reasons(self) -> Counter[SampleReason]:
         """Count samples without a slot, by reason."""
         return Counter(orphan.reason for orphan in self.orphans)
 
 
-NOTHING = Joined(at=0.0, error=STARTING, values={}, unknown=frozenset(), asked=frozenset(), orphans=())
+NOTHING = Joined(at=0.0, error=STARTING, values={}, asked=frozenset(), orphans=())
 
 
 async def join(
@@ -85,67 +90,48 @@ async def join(
 
     ``owners`` are host PIDs that own a slot, ``hami_containers`` the containers with a region.
     """
-    values: dict[tuple[int, str], int] = {}
-    unknown: set[tuple[int, str]] = set()
+    places: dict[int, _Listed] = {}
+    values: dict[tuple[int, str], int | None] = {}
     orphans: list[Sample] = []
-    places: dict[int, int | _Nowhere] = {}
+    every: list[Used] = []
     slices = Slices()
-    for device in collection.devices.values():
-        for nvml_pid in _listed(device):
-            if nvml_pid not in places:
-                places[nvml_pid] = _place(nvml_pid, owners, hami_containers, procfs, pidmap)
+    for uuid, device in collection.devices.items():
+        used: dict[int, Used] = {}
+        for nvml_pid in {
+            **device.newest,
+            **dict.fromkeys(device.dropped),
+            **(device.memory or {}),
+            **device.shares,
+        }:
+            place = places.get(nvml_pid)
+            if place is None:
+                place = places[nvml_pid] = _place(nvml_pid, owners, hami_containers, procfs, pidmap)
                 await slices.breathe()
-    place = places.__getitem__
-    for uuid, device in collection.devices.items():
-        for nvml_pid, (sm_util, _) in device.newest.items():
-            found = place(nvml_pid)
-            if isinstance(found, _Nowhere):
-                orphans.append(Sample(nvml_pid, uuid, sm_util, found.reason, found.container or None))
+            known = device.status == OK and nvml_pid not in device.dropped
+            sm_util = min(device.newest.get(nvml_pid, 0), 100) if known else None
+            memory, share = (device.memory or {}).get(nvml_pid), device.shares.get(nvml_pid, 0)
+            this = Used(place.host_pid, uuid, place.container, sm_util, memory, place.reason, share)
+            before = used.get(place.host_pid)
+            used[place.host_pid] = this.with_thread(before) if before else this
+            if place.reason is not None and nvml_pid in device.newest:
+                orphans.append(Sample(nvml_pid, uuid, sm_util or 0, place.reason, place.container or None))
                 # Its slot may be found before the next NVML answer: unknown until then, never idle.
-                unknown.add((nvml_pid, uuid))
-            else:
-                # Several threads of one process can be listed: its load is the largest of them, not their sum.
-                values[found, uuid] = max(values.get((found, uuid), 0), min(sm_util, 100))
-        for nvml_pid in device.dropped:
-            found = place(nvml_pid)
-            if not isinstance(found, _Nowhere):
-                unknown.add((found, uuid))
-    asked = frozenset(uuid for uuid, device in collection.devices.items() if device.status == OK)
-    joined = Joined(collection.at, collection.error, values, frozenset(unknown), asked, tuple(orphans))
-    listed = frozenset(uuid for uuid, device in collection.devices.items() if device.memory is not None)
-    idle = frozenset(uuid for uuid, device in collection.devices.items() if device.idle)
-    refused = frozenset(uuid for uuid, device in collection.devices.items() if device.legacy_call_refused)
-    return joined._replace(
-        used=tuple(_used(collection, place, joined)), listed=listed, idle=idle, refused=refused
+                values[nvml_pid, uuid] = None
+        every += used.values()
+        owned = (each for each in used.values() if each.no_slot is None)
+        values |= {(each.host_pid, uuid): each.sm_util for each in owned if each.sm_util != 0}
+    devices = collection.devices.items()
+    return Joined(
+        collection.at,
+        collection.error,
+        values,
+        frozenset(uuid for uuid, device in devices if device.status == OK),
+        tuple(orphans),
+        tuple(every),
+        listed=frozenset(uuid for uuid, device in devices if device.memory is not None),
+        refused=frozenset(uuid for uuid, device in devices if device.legacy_call_refused),
+        idle=frozenset(uuid for uuid, device in devices if device.idle),
     )
-
-
-def _listed(device: DeviceSamples) -> dict[int, None]:
-    """Return every PID in NVML's answer about a device."""
-    return dict.fromkeys((*device.newest, *device.dropped, *(device.memory or ()), *device.shares))
-
-
-def _used(collection: Collection, place: Callable[[int], int | _Nowhere], joined: Joined) -> Iterator[Used]:
-    """Yield every process on every device once; NVML may list several of its threads."""
-    for uuid, device in collection.devices.items():
-        found: dict[int, Used] = {}
-        idle = 0 if uuid in joined.asked else None
-        for nvml_pid in _listed(device):
-            owner, memory = place(nvml_pid), (device.memory or {}).get(nvml_pid)
-            if isinstance(owner, _Nowhere):
-                sample = None if nvml_pid in device.dropped else device.newest.get(nvml_pid, (idle, 0))[0]
-                used = Used(owner.host_pid or nvml_pid, uuid, owner.container, sample, memory, owner.reason)
-            else:
-                used = Used(owner, uuid, "", joined.utilization(owner, uuid), memory, None)
-            other = found.get(used.host_pid, used)  # a thread of the same process, with the same memory
-            sm_util, memory = _most(used.sm_util, other.sm_util), _most(memory, other.memory)
-            share = max(device.shares.get(nvml_pid, 0), other.share)
-            found[used.host_pid] = used._replace(sm_util=sm_util, memory=memory, share=share)
-        yield from found.values()
-
-
-def _most(one: int | None, other: int | None) -> int | None:
-    return max((each for each in (one, other) if each is not None), default=None)
 
 
 def total(values: list[int | None]) -> int | None:
@@ -154,29 +140,30 @@ def total(values: list[int | None]) -> int | None:
     return sum(known) if len(known) == len(values) else None
 
 
-class _Nowhere(NamedTuple):
-    reason: SampleReason
-    container: str
-    host_pid: int = 0  # the process's, if NVML gave a thread's
+class _Listed(NamedTuple):
+    """The process of a number of NVML's; a ``reason`` if it owns no slot."""
+
+    host_pid: int
+    reason: SampleReason | None = None
+    container: str = ""
 
 
 def _place(
     nvml_pid: int, owners: Container[int], hami_containers: Container[str], procfs: Procfs, pidmap: PidMap
-) -> int | _Nowhere:
-    """Return the host PID of a sample's slot owner, or the reason for none."""
+) -> _Listed:
     if nvml_pid in owners:
-        return nvml_pid
+        return _Listed(nvml_pid)
     try:
         tgid = procfs.tgid(nvml_pid)
         if tgid in owners:
-            return tgid
+            return _Listed(tgid)
         container_id = procfs.container(tgid).container_id
     except (ProcessGone, AccessDenied):
         container = pidmap.container_of(nvml_pid)
         reason = SampleReason.PID_UNKNOWN if container is None else SampleReason.PROCESS_ENDED
-        return _Nowhere(reason, container or "")
+        return _Listed(nvml_pid, reason, container or "")
     pidmap.name_container(tgid, container_id)  # it may have ended by the next NVML answer
     if not container_id:
-        return _Nowhere(SampleReason.NOT_IN_CONTAINER, "", tgid)
+        return _Listed(tgid, SampleReason.NOT_IN_CONTAINER)
     in_hami = container_id in hami_containers
-    return _Nowhere(SampleReason.NO_SLOT if in_hami else SampleReason.NO_SHARED_REGION, container_id, tgid)
+    return _Listed(tgid, SampleReason.NO_SLOT if in_hami else SampleReason.NO_SHARED_REGION, container_id)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from resolver.base.reasons import GpuReason
 from resolver.gpu.inventory import Illness
@@ -10,10 +10,17 @@ from resolver.gpu.inventory import Illness
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
+    from resolver.gpu.inventory import DeviceAnswer
+
 #: While it has one of these it answers nothing.
 SILENT = frozenset((GpuReason.LOST, GpuReason.RESET_REQUIRED, GpuReason.UNREACHABLE))
 #: A GPU is too hot above the one, until it is below the other; degrees Celsius.
 HOT, COOL = 95, 90
+_BY_VALUE = {
+    "memory": GpuReason.MEMORY_QUERY_FAILED,
+    "temperature": GpuReason.TOO_HOT,
+    "ecc_uncorrected": GpuReason.ECC_UNCORRECTED,
+}
 _BY_ERROR = {"GpuIsLost": GpuReason.LOST, "ResetRequired": GpuReason.RESET_REQUIRED}
 #: XID errors, the driver's numbers for errors of a GPU, that make it unhealthy: NVIDIA's catalogue requires a reset or
 #: a hardware check. Programs cause most others.
@@ -40,19 +47,24 @@ OF_PROGRAMS = {
 
 
 def judge(
-    device: dict[str, Any], before: Sequence[Illness], now: float, broken: Collection[int] = ()
+    device: DeviceAnswer, before: Sequence[Illness], now: float, broken: Collection[int] = ()
 ) -> tuple[Illness, ...]:
     """Return a device's illnesses from its reading and those before, sorted as in `GpuReason`.
 
     ``broken`` are its hardware XID errors since the last reset. An unreadable value proves nothing.
     """
     known = {illness.reason: illness for illness in before}
-    if "error" in device:
-        reason: str = _BY_ERROR.get(device["error"], GpuReason.UNREACHABLE)
-        found: dict[str, str] = {reason: f"{device['text']} ({device['error']})"}
-        unread: set[str] = {GpuReason.MEMORY_QUERY_FAILED, GpuReason.TOO_HOT, GpuReason.ECC_UNCORRECTED}
-    else:
-        found, unread = _measured(device, hot_before=GpuReason.TOO_HOT in known)
+    found: dict[str, str] = {}
+    unread: set[str] = {reason for name, reason in _BY_VALUE.items() if device.error or name in device.failed}
+    if device.error:
+        found[_BY_ERROR.get(device.error, GpuReason.UNREACHABLE)] = f"{device.text} ({device.error})"
+    elif "memory" in device.failed:
+        found[GpuReason.MEMORY_QUERY_FAILED] = device.failed["memory"]
+    degrees, errors = device.gpu.temperature, device.gpu.ecc_uncorrected
+    if degrees is not None and degrees > (COOL - 1 if GpuReason.TOO_HOT in known else HOT):
+        found[GpuReason.TOO_HOT] = f"{degrees} C"
+    if errors:
+        found[GpuReason.ECC_UNCORRECTED] = f"{errors} uncorrected errors since the driver was loaded"
     if broken:
         found[GpuReason.XID] = "; ".join(f"XID {xid}: {BROKEN[xid]}" for xid in sorted(broken))
     for reason in unread & known.keys():
@@ -62,25 +74,6 @@ def judge(
         for reason in GpuReason
         if reason in found
     )
-
-
-def _measured(device: dict[str, Any], *, hot_before: bool) -> tuple[dict[str, str], set[str]]:
-    """Return the illnesses of a device that answers, and the unreadable ones."""
-    found: dict[str, str] = {}
-    failed = device["failed"]
-    unread: set[str] = {
-        reason
-        for name, reason in (("temperature", GpuReason.TOO_HOT), ("ecc", GpuReason.ECC_UNCORRECTED))
-        if name in failed
-    }
-    if "memory" in failed:
-        found[GpuReason.MEMORY_QUERY_FAILED] = failed["memory"]
-    degrees, errors = device["temperature"], device["ecc"]
-    if degrees is not None and (degrees > HOT or (hot_before and degrees >= COOL)):
-        found[GpuReason.TOO_HOT] = f"{degrees} C"
-    if errors:
-        found[GpuReason.ECC_UNCORRECTED] = f"{errors} uncorrected errors since the driver was loaded"
-    return found, unread
 
 
 def meaning(xid: int) -> str:

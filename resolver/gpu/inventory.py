@@ -60,27 +60,6 @@ class GpuDetails(Struct, frozen=True):
     decoder: int | None
 
 
-#: NVML's bits for reduced clocks. Unknown bits are ``other``.
-THROTTLE_REASONS = (
-    "idle",
-    "application_clocks",
-    "power_cap",
-    "hw_slowdown",
-    "sync_boost",
-    "sw_thermal",
-    "hw_thermal",
-    "power_brake",
-    "display_clocks",
-)
-OTHER = "other"
-
-
-def throttle_reasons(bits: int) -> tuple[str, ...]:
-    """Return the names of these bits."""
-    names = [name for number, name in enumerate(THROTTLE_REASONS) if bits >> number & 1]
-    return (*names, *([OTHER] if bits >> len(THROTTLE_REASONS) else []))
-
-
 class Gpu(Struct, frozen=True):
     """One GPU. Memory in bytes, utilization in per cent, temperature in degrees Celsius, power in watts.
 
@@ -135,6 +114,15 @@ class Sample(Struct, frozen=True):
     sm_util: int
     reason: SampleReason
     container: str | None
+
+
+class DeviceAnswer(Struct, frozen=True):
+    """The NVML worker's answer about a device, with reasons of ``failed`` values; with an ``error`` none was read."""
+
+    gpu: Gpu
+    failed: dict[str, str] = {}
+    error: str = ""
+    text: str = ""
 
 
 class Inventory(NamedTuple):

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from resolver.gpu.health import BROKEN, SILENT, judge, meaning
-from resolver.gpu.inventory import NONE, Gpu, GpuDetails, Inventory, MigInstance, Xid, throttle_reasons
+from resolver.gpu.inventory import NONE, Inventory, Xid
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
+
+    from resolver.gpu.inventory import DeviceAnswer, Gpu
 
 #: Unknown of a GPU that is silent now.
 _MEASURED = (
@@ -22,11 +24,6 @@ _MEASURED = (
     "power",
     "ecc_uncorrected",
     "details",
-)
-#: Taken over from the worker's answer.
-_AS_READ = (
-    *("minor", "temperature", "power", "mig"),
-    *("pci_address", "numa_node", "pcie_root", "cpu_socket", "nvlinks"),
 )
 
 
@@ -53,19 +50,19 @@ class InventoryKeeper:
         """Forget XIDs: unloading the driver resets every GPU."""
         self._broken.clear()
 
-    def take(self, answer: dict[str, Any], now: float) -> bool:
+    def take(self, driver_version: str, devices: Sequence[DeviceAnswer], now: float) -> bool:
         """Take the worker's answer to ``devices``. False if a device did not answer in full."""
-        devices = answer["devices"]
-        old, version = self.inventory, str(answer["driver_version"])
-        if version != old.driver_version:  # at once: `hostpid` depends on it, even if no samples can be read
-            self.inventory = old._replace(version=old.version + 1, driver_version=version)
+        old = self.inventory
+        if (
+            driver_version != old.driver_version
+        ):  # at once: `hostpid` depends on it, even if no samples can be read
+            self.inventory = old._replace(version=old.version + 1, driver_version=driver_version)
         self._read_at = now
         known = {gpu.uuid or gpu.device_index: gpu for gpu in self._read}
         read = []
-        for device, uuid in zip(devices, self._identify(devices), strict=True):
-            before = known.get(uuid or device["index"])
-            silent = before is not None and any(each.reason in SILENT for each in before.illnesses)
-            if silent and "error" not in device:
+        for device, uuid in zip(devices, self._identify([device.gpu for device in devices]), strict=True):
+            before = known.get(uuid or device.gpu.device_index)
+            if before and not device.error and any(each.reason in SILENT for each in before.illnesses):
                 self._broken.pop(uuid, None)  # it answers again: it was reset
             read.append(_report(device, uuid, before, now, self._broken.get(uuid, ())))
         self._read = tuple(read)
@@ -73,8 +70,8 @@ class InventoryKeeper:
             del self._xids[gone]
             self._broken.pop(gone, None)
         pairs = zip(devices, self._read, strict=True)
-        self.answering = tuple(gpu for device, gpu in pairs if "error" not in device)
-        return all("error" not in device and "memory" not in device["failed"] for device in devices)
+        self.answering = tuple(gpu for device, gpu in pairs if not device.error)
+        return not any(device.error or "memory" in device.failed for device in devices)
 
     def publish(self, samples: Mapping[str, tuple[str, str]]) -> Inventory:
         """Return the inventory with each device's sample status; a new version if anything changed."""
@@ -83,69 +80,33 @@ class InventoryKeeper:
         self.inventory = Inventory(old.version + (gpus != old.gpus), self._read_at, old.driver_version, gpus)
         return self.inventory
 
-    def _identify(self, devices: Sequence[dict[str, Any]]) -> list[str]:
+    def _identify(self, gpus: Sequence[Gpu]) -> list[str]:
         """Return the UUID of each device; empty if unknown.
 
         A silent device keeps its index's UUID while the others keep theirs: indexes follow the bus.
         """
         places = {gpu.uuid: gpu.device_index for gpu in self._read if gpu.uuid}
-        read = {device["uuid"]: device["index"] for device in devices if device["uuid"]}
+        read = {gpu.uuid: gpu.device_index for gpu in gpus if gpu.uuid}
         both = places.keys() & read.keys()
         in_place = all(places[uuid] == read[uuid] for uuid in both)
-        if not in_place or not (both or len(devices) == len(self._read)):
-            return [device["uuid"] for device in devices]
+        if not in_place or not (both or len(gpus) == len(self._read)):
+            return [gpu.uuid for gpu in gpus]
         missing = {index: uuid for uuid, index in places.items() if uuid not in read}
-        return [device["uuid"] or missing.get(device["index"], "") for device in devices]
+        return [gpu.uuid or missing.get(gpu.device_index, "") for gpu in gpus]
 
 
-def _report(
-    device: dict[str, Any], uuid: str, before: Gpu | None, now: float, broken: Collection[int]
-) -> Gpu:
+def _report(device: DeviceAnswer, uuid: str, before: Gpu | None, now: float, broken: Collection[int]) -> Gpu:
     """Describe a device. Only the constant facts of a silent one are kept."""
-    illnesses = judge(device, before.illnesses if before else (), now, broken)
-    if "error" in device:
-        before = before or Gpu(uuid, device["index"])
-        return replace(
-            before,
-            uuid=uuid,
-            device_index=device["index"],
-            **dict.fromkeys(_MEASURED),
-            mig_instances=tuple(replace(each, memory_used=None) for each in before.mig_instances),
-            illnesses=illnesses,
-        )
-    total, used = device["memory"] or (None, None)
-    utilization, memory_utilization = device["rates"] or (None, None)
-    return Gpu(
-        uuid=uuid,
-        device_index=device["index"],
-        name=device["name"] or "",
-        memory_total=total,
-        memory_used=used,
-        utilization=utilization,
-        memory_utilization=memory_utilization,
-        mig_instances=tuple(MigInstance(*each) for each in device.get("mig_instances") or ()),
-        ecc_uncorrected=device["ecc"],
-        illnesses=illnesses,
-        details=_details(device),
-        virtualization=device.get("virtualization"),
-        **{name: device[name] for name in _AS_READ},
-    )
+    gpu, illnesses = device.gpu, judge(device, before.illnesses if before else (), now, broken)
+    if device.error and before:
+        instances = tuple(replace(each, memory_used=None) for each in before.mig_instances)
+        place = gpu.device_index
+        gpu = replace(before, **dict.fromkeys(_MEASURED), mig_instances=instances, device_index=place)
+    return replace(gpu, uuid=uuid, illnesses=illnesses)
 
 
 def _with_news(gpu: Gpu, samples: tuple[str, str] | None, xids: Mapping[int, int] | None) -> Gpu:
-    ill = gpu.illnesses[0].detail if gpu.illnesses else "it was not asked"
-    status, why = samples or ("failed", ill)
+    status, why = samples or ("failed", gpu.illnesses[0].detail if gpu.illnesses else "it was not asked")
     counted = tuple(Xid(xid, count, meaning(xid)) for xid, count in sorted(xids.items())) if xids else ()
     refused = status == "ok" and bool(why)
     return replace(gpu, samples=status, samples_why=why or None, legacy_call_refused=refused, xids=counted)
-
-
-def _details(device: dict[str, Any]) -> GpuDetails | None:
-    read = device.get("details")
-    if read is None:
-        return None
-    bits = read["throttle"]
-    return GpuDetails(
-        throttle_reasons=None if bits is None else throttle_reasons(bits),
-        **{name: value for name, value in read.items() if name != "throttle"},
-    )

@@ -6,15 +6,16 @@ A failed or unsupported device is a state with a reason, never a zero.
 from __future__ import annotations
 
 import asyncio
-import json
 import sysconfig
 import time
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from msgspec import MsgspecError, Struct, json
+from msgspec.structs import replace
 
 from resolver.base.errors import WorkerFailed
 from resolver.base.reasons import STARTING, DriverError
-from resolver.gpu.inventory import NONE, Inventory
+from resolver.gpu.inventory import NONE, DeviceAnswer, Inventory
 from resolver.gpu.kept_inventory import InventoryKeeper
 from resolver.workers.supervisor import WorkerProcess
 
@@ -42,36 +43,67 @@ _MOST = 100  # per cent; more has been seen, and PID 0
 OK, UNSUPPORTED, FAILED = "ok", "unsupported", "failed"
 
 
-class DeviceSamples(NamedTuple):
-    """One device's samples of the last second: PID to SM utilization (per cent) and a monotonic time.
+class DeviceSamples(Struct, frozen=True):
+    """The NVML worker's answer about one device's processes; NVML's PIDs may be threads'.
 
-    NVML's PIDs may be threads'. The time is of a sample, perhaps not of the newest. ``dropped`` are PIDs with an
-    unknown value: an impossible sample, or a client of an MPS server, which has its samples. ``memory`` maps PIDs to
-    bytes or None; None as a whole without a list. ``power`` is the device's, in watts. ``idle``: the device's own
-    samples show no load in that second.
+    ``newest`` has each process with a sample in the last second: its SM utilization in per cent, the sum of its own
+    periods over the number of periods with an active process. ``dropped`` are PIDs with an unknown value: an impossible
+    sample, or a client of an MPS server (``mps``, None if unknown), which has its samples. ``memory`` is in bytes, None
+    without a list. ``power`` is the device's, in watts. ``idle``: the device's own samples show no load in that second.
 
     ``periods`` are the device's own samples since the answer before, oldest first: a time stamp (microseconds by the
     driver's clock), and the utilization until then (per cent of the time; None: impossible). Each period begins at the
     stamp before it, the first at ``start``. None if the device has no such samples; empty in the first answer.
-    ``shares`` are the processes' values since ``start``: per cent, the sum of a process's own periods over the number
-    of periods with an active process.
+    ``shares`` are as ``newest``, since ``start``.
     """
 
     status: str
-    why: str
-    newest: Mapping[int, tuple[int, float]] = MappingProxyType({})
+    why: str = ""
+    newest: dict[int, int] = {}
     dropped: frozenset[int] = frozenset()
-    memory: Mapping[int, int | None] | None = None
+    memory: dict[int, int | None] | None = None
     power: float | None = None
     idle: bool = False
     start: int = 0
     periods: tuple[tuple[int, int | None], ...] | None = None
-    shares: Mapping[int, int] = MappingProxyType({})
+    shares: dict[int, int] = {}
+    mps: tuple[int, ...] | None = None
+
+    @property
+    def quiet(self) -> float:
+        """Return the seconds without load at the end of its periods."""
+        periods = self.periods or ()
+        busy = (at for at, load in periods if load != 0)
+        return (periods[-1][0] - max(busy, default=self.start)) / 1e6 if periods else 0.0
+
+    @property
+    def well(self) -> bool:
+        """Whether its samples and its processes were read."""
+        return self.status == OK and self.memory is not None
 
     @property
     def legacy_call_refused(self) -> bool:
         """Whether HAMi-core before 2.10 can't read the device's samples."""
         return self.status == OK and bool(self.why)
+
+
+class _Answer(Struct):
+    error: str = ""
+    text: str = ""
+
+
+A = TypeVar("A", bound=_Answer)
+
+
+class _Devices(_Answer):
+    driver_version: str = ""
+    devices: list[DeviceAnswer] = []
+
+
+class _Several(_Answer):
+    answers: list[DeviceSamples] = []
+    count: int | None = None
+    xids: list[tuple[str, int, int]] = []
 
 
 class Collection(NamedTuple):
@@ -81,11 +113,6 @@ class Collection(NamedTuple):
     error: str
     devices: Mapping[str, DeviceSamples]
     inventory: Inventory = NONE
-
-
-def _answered(samples: DeviceSamples) -> tuple[bool, bool]:
-    """Return whether a device's samples, and its processes, were read."""
-    return samples.status == OK, samples.memory is not None
 
 
 class Sampler:
@@ -100,13 +127,13 @@ class Sampler:
         self._keeper = InventoryKeeper()
         self._devices_until = 0.0
         self._count = 0  # of the devices, when they were last read
-        self._states: dict[str, tuple[bool, bool]] = {}
+        self._well: frozenset[str] = frozenset()  # UUIDs of devices that answered in full
         self._answered = False  # all of the last collection
         self._complete = False  # every device answered
         self._error = STARTING  # of the last complete collection
         self._pending: asyncio.Task[Collection] | None = None
         self._next_restart = 0.0
-        self._clients: dict[str, list[int]] = {}  # of MPS servers, which have their samples, by UUID
+        self._clients: dict[str, tuple[int, ...]] = {}  # of MPS servers, which have their samples, by UUID
 
     async def collect(self, patience: float = _CALL_SECONDS) -> Collection:
         """Read every device's news. Never raises; failures are in the answer.
@@ -125,9 +152,8 @@ class Sampler:
             raise
         if not pending.done():
             late = f"the driver did not answer within {patience:g} s"
-            return self._collection(
-                late if self._answered else self._error, {}
-            )  # a worker that starts is no news
+            # A worker that starts is no news.
+            return self._collection(late if self._answered else self._error, {})
         self._pending = None
         collection = pending.result()
         self._answered, self._error = not collection.error, collection.error
@@ -148,11 +174,12 @@ class Sampler:
             if time.monotonic() >= self._devices_until:
                 await self._find_devices()
             devices = await self._ask(self._keeper.answering)
-            self._states = {uuid: _answered(samples) for uuid, samples in devices.items()}
-            inventory = self._keeper.publish({uuid: samples[:2] for uuid, samples in devices.items()})
+            inventory = self._keeper.publish(
+                {uuid: (each.status, each.why) for uuid, each in devices.items()}
+            )
         except (WorkerFailed, _NvmlError) as error:
             return self._none(error)
-        except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+        except (MsgspecError, ValueError):
             return self._none(self.worker.malformed("answered something malformed"))
         for gpu in inventory.gpus:
             if gpu.uuid and gpu.uuid not in devices:
@@ -172,9 +199,9 @@ class Sampler:
     async def _find_devices(self) -> None:
         # After an error the worker restarts the library, which may take long.
         limit = None if self._complete else max(_START_SECONDS, self.worker.timeout)
-        answer = await self._call({"call": "devices", "details": self._details}, limit)
-        self._complete = self._keeper.take(answer, time.time())
-        self._count = len(answer["devices"])
+        answer = await self._call(_Devices, {"call": "devices", "details": self._details}, limit)
+        self._complete = self._keeper.take(answer.driver_version, answer.devices, time.time())
+        self._count = len(answer.devices)
         # Soon again after a silent device, and of a driver without devices.
         every = _DETAILS_EVERY if self._details else _DEVICES_EVERY
         wait = every if self._complete and self._count else _INCOMPLETE_SECONDS
@@ -182,93 +209,64 @@ class Sampler:
         for gone in self._clients.keys() - {gpu.uuid for gpu in self._keeper.answering}:
             del self._clients[gone]
 
-    async def _ask(self, gpus: tuple[Gpu, ...] | list[Gpu]) -> dict[str, DeviceSamples]:
+    async def _ask(self, gpus: tuple[Gpu, ...]) -> dict[str, DeviceSamples]:
         """Return each device's samples; after a change, the devices are read again."""
         found: dict[str, DeviceSamples] = {}
-        left = list(gpus)
-        while left:
+        while left := gpus[len(found) :]:
             limit = self.worker.timeout * max(1.0, len(left) / _IN_ONE_CALL)
-            devices = [[gpu.uuid, not gpu.mig] for gpu in left]
-            answer = await self._call({"call": "several", "devices": devices}, limit)
-            answers = answer["answers"]
-            if not answers:
+            request = {"call": "several", "uuids": [gpu.uuid for gpu in left]}
+            answer = await self._call(_Several, request, limit)
+            if not 0 < len(answer.answers) <= len(left):
                 raise ValueError("no device answered, not even with an error")
-            for gpu, answer in zip(left, answers, strict=False):
-                found[gpu.uuid] = samples = self._sample(gpu, answer)
-                answered = _answered(samples)
-                if not all(answered) and self._states.get(gpu.uuid, answered) != answered:
-                    self._devices_until = 0.0
-            left = left[len(answers) :]
+            found |= {
+                gpu.uuid: self._plausible(gpu, samples)
+                for gpu, samples in zip(left, answer.answers, strict=False)
+            }
+            bad = [self._keeper.reported(*error) for error in answer.xids]
+            if any(bad) or answer.count != self._count:
+                self._devices_until = 0.0
+        failed = [uuid for uuid, samples in found.items() if samples.status == FAILED]
+        well = frozenset(uuid for uuid, samples in found.items() if samples.well)
+        if self._well & found.keys() - well:
+            self._devices_until = 0.0
+        elif failed:  # at a limited rate
+            self._devices_until = min(self._devices_until, time.monotonic() + _INCOMPLETE_SECONDS)
+        self._well = well
         return found
 
-    def _sample(self, gpu: Gpu, answer: dict[str, Any]) -> DeviceSamples:
-        try:
-            self._check(answer)
-        except _NvmlError as error:
-            self._look_again()
-            return DeviceSamples(FAILED, str(error))
-        for whose, xid, count in answer.get("xids", ()):
-            if self._keeper.reported(whose, int(xid), int(count)):
-                self._devices_until = 0.0  # how it is now
-        if answer["count"] != self._count:
-            self._devices_until = 0.0
-        memory = None if answer["processes"] is None else dict(answer["processes"])
-        power = answer["power"]
-        if gpu.mig:
+    def _plausible(self, gpu: Gpu, samples: DeviceSamples) -> DeviceSamples:
+        """Return an answer without samples that can't be."""
+        if gpu.mig and samples.status != FAILED:
             why = "NVML has no process utilization in MIG mode"
-            return DeviceSamples(UNSUPPORTED, why, memory=memory, power=power)
-        if answer["status"] != OK:
-            if answer["status"] == FAILED:
-                self._look_again()
-            return DeviceSamples(answer["status"], answer["text"], memory=memory, power=power)
-        return self._samples(gpu.uuid, answer)._replace(memory=memory, power=power)
-
-    def _samples(self, uuid: str, answer: dict[str, Any]) -> DeviceSamples:
-        """Return an answer's samples, without those that can't be."""
-        asked, driver_now = time.monotonic(), answer["now"]
-        newest: dict[int, tuple[int, float]] = {}
-        for pid, stamp, sm in answer["samples"]:
-            age = min(max((driver_now - stamp) / 1e6, 0.0), SAMPLE_SECONDS)
-            newest[pid] = sm, asked - age
-        implausible = {pid for pid, (sm, _) in newest.items() if pid <= 0 or sm > _MOST}
+            return DeviceSamples(UNSUPPORTED, why, memory=samples.memory, power=samples.power)
+        if samples.status != OK:
+            return replace(samples, why=_explained(samples.why))
+        if samples.mps is not None:
+            self._clients[gpu.uuid] = samples.mps
+        implausible = {pid for pid, sm in samples.newest.items() if pid <= 0 or sm > _MOST}
         self.implausible += len(implausible)
-        for pid in implausible:
-            del newest[pid]
-        if answer["mps"] is not None:
-            self._clients[uuid] = answer["mps"]
-        clients = (pid for pid in self._clients.get(uuid, ()) if pid not in newest)
-        return DeviceSamples(
-            OK,
-            answer["text"],
-            newest,
-            frozenset((*implausible, *clients)),
-            idle=answer["idle"],
-            start=answer["start"],
-            periods=None
-            if answer["periods"] is None
-            else tuple((at, load) for at, load in answer["periods"]),
-            shares={pid: sm for pid, sm in answer["shares"] if pid not in implausible},
+        clients = {pid for pid in self._clients.get(gpu.uuid, ()) if pid not in samples.newest}
+        newest, shares = (
+            {pid: sm for pid, sm in values.items() if pid not in implausible}
+            for values in (samples.newest, samples.shares)
         )
+        return replace(samples, newest=newest, shares=shares, dropped=frozenset(implausible | clients))
 
-    def _look_again(self) -> None:
-        """Read the devices again soon, at a limited rate."""
-        self._devices_until = min(self._devices_until, time.monotonic() + _INCOMPLETE_SECONDS)
-
-    async def _call(self, request: dict[str, Any], limit: float | None = None) -> dict[str, Any]:
-        answer = json.loads(await self.worker.request(json.dumps(request).encode(), limit=limit))
+    async def _call(self, shape: type[A], request: dict[str, Any], limit: float | None = None) -> A:
+        """Ask the worker. Raises NVML's error, if it answers with one."""
+        answer = json.decode(await self.worker.request(json.encode(request), limit=limit), type=shape)
         self.worker.means.sufficed()
-        self._check(answer)
-        return dict(answer)
+        if not answer.error:
+            return answer
+        if answer.error in _OLD_VIEW and time.monotonic() >= self._next_restart:
+            self.worker.stop(0)
+            self._next_restart = time.monotonic() + _RESTART_SECONDS
+        raise _NvmlError(_explained(f"{answer.text} ({answer.error})"))
 
-    def _check(self, answer: dict[str, Any]) -> None:
-        """Raise NVML's error, if it answered with one."""
-        if "error" in answer:
-            if answer["error"] in _OLD_VIEW and time.monotonic() >= self._next_restart:
-                self.worker.stop(0)
-                self._next_restart = time.monotonic() + _RESTART_SECONDS
-            said = f"{answer['text']} ({answer['error']})"
-            known = DriverError.named_in(said)
-            raise _NvmlError(said if known is DriverError.OTHER else f"{said}: {known.meaning}")
+
+def _explained(said: str) -> str:
+    known = DriverError.named_in(said)
+    return said if known is DriverError.OTHER else f"{said}: {known.meaning}"
 
 
 class _NvmlError(Exception):

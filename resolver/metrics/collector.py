@@ -22,7 +22,6 @@ from resolver.base.reasons import (
 )
 from resolver.base.source_records import SOURCE_RECORDS
 from resolver.base.version import VERSION
-from resolver.gpu.inventory import OTHER, THROTTLE_REASONS
 from resolver.gpu.sampler import FAILED, OK, UNSUPPORTED
 from resolver.hami.hostpid_policy import Origin, WatcherFinding
 from resolver.hami.layout import LAYOUTS
@@ -31,6 +30,7 @@ from resolver.linux import procfs
 from resolver.metrics.family import FAMILIES, histogram, metric, values
 from resolver.metrics.utilization import Names, Unknown, devices, names_of, nvml_trouble, usages
 from resolver.state import LimitState
+from resolver.workers.nvml_devices import OTHER, THROTTLE_REASONS
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Iterator, Mapping

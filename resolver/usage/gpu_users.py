@@ -8,6 +8,8 @@ import math
 import time
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from resolver.base.budget import Slices
 from resolver.base.counters import CounterName
 from resolver.base.errors import AccessDenied, ProcessGone
@@ -35,8 +37,8 @@ if TYPE_CHECKING:
 
 #: Seconds that a driver may take; then its last answer is outdated.
 _DRIVER_SECONDS = 1.0
-#: A process with an older last sample (seconds; drivers take some six a second) seems idle. NVML is asked again for
-#: it, at the earliest so many seconds after an answer.
+#: The processes of a device that was quiet for longer (seconds) seem idle. NVML is asked again for them, at the
+#: earliest so many seconds after an answer.
 _SEEMS_IDLE, _ASK_AGAIN_AFTER = 0.3, 0.5
 #: Seconds until a process's command name is read again.
 _COMM_SECONDS = 5.0
@@ -106,7 +108,7 @@ class GpuUsers:
         owners = self._repairer.owners
         # Periods differ in every answer, and no value depends on them.
         devices = {
-            uuid: samples._replace(start=0, periods=None) for uuid, samples in collection.devices.items()
+            uuid: replace(samples, start=0, periods=None) for uuid, samples in collection.devices.items()
         }
         said = collection.error, devices, owners.changes
         if said == self._said and self._all_owners:
@@ -119,9 +121,8 @@ class GpuUsers:
 
     def expect_idleness(self, collection: Collection) -> None:
         """Schedule the next collection for when NVML can report 0 for a process that seems idle, or report it again."""
-        now = time.monotonic()
-        ages = (now - at for device in collection.devices.values() for _, at in device.newest.values())
-        oldest = max(ages, default=0.0)  # it still counts as busy, or it was not in here
+        # Its processes still count as busy.
+        oldest = max((device.quiet for device in collection.devices.values() if device.newest), default=0.0)
         busy = {(uuid, pid) for uuid, device in collection.devices.items() for pid in device.newest}
         absent, self._busy = {uuid for uuid, _ in self._busy - busy}, busy
         unsure = any(not collection.devices[uuid].idle for uuid in absent & collection.devices.keys())

@@ -1,6 +1,7 @@
 """Device values, read in the NVML worker.
 
-A missing value is None; ``failed`` has reasons of failures. A lost device has an ``error``.
+A missing value is None; ``failed`` has reasons of failures. A lost device has an ``error``. Units are NVML's, but
+watts and joules.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ _MOST_INSTANCES = 64
 #: NVML_GPU_VIRTUALIZATION_MODE_*, in order.
 _MODES = "none", "passthrough", "vgpu", "host_vgpu", "host_vsga"
 _NVLINKS = 36  # as many as NVML numbers
-
-
-def text(value: str | bytes) -> str:
-    """NVML's strings, bytes in older nvidia-ml-py."""
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+#: NVML's bits for reduced clocks. Unknown bits are ``other``.
+THROTTLE_REASONS = (
+    *("idle", "application_clocks", "power_cap", "hw_slowdown", "sync_boost", "sw_thermal"),
+    *("hw_thermal", "power_brake", "display_clocks"),
+)
+OTHER = "other"
 
 
 def error_name(error: Any) -> str:
@@ -50,42 +52,40 @@ class DeviceReader:
         self.fatal = self._device_is_gone | self._library_is_gone
 
     def read(self, index: int, *, details: bool) -> dict[str, Any]:
-        """Read a device, in NVML's units, but power in watts. Raises NVMLError if the library fails.
-
-        ECC errors are the volatile uncorrected ones. ``details`` adds `_detailed`.
-        """
+        """Read a `resolver.gpu.inventory.DeviceAnswer`. Raises NVMLError if the library fails."""
         nvml = self._nvml
+        identity: dict[str, Any] = {"device_index": index, "uuid": ""}
         failed: dict[str, str] = {}
-        report: dict[str, Any] = {"index": index, "uuid": "", "failed": failed}
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
-            report["uuid"] = text(nvml.nvmlDeviceGetUUID(handle))
-            for name, read in self._values(handle).items():
-                report[name] = self._value(name, read, failed)
+            identity["uuid"] = nvml.nvmlDeviceGetUUID(handle)
+            values = self._values(handle).items()
+            gpu = identity | {name: self._value(name, read, failed) for name, read in values}
             if details:
-                report["details"] = {
-                    name: self._value(name, read, {}) for name, read in self._detailed(handle).items()
-                }
-            self._watch(handle, report["uuid"])
-            report |= place_of(report["pci_address"])
-            if report["mig"]:
-                report["mig_instances"] = self._value(
-                    "mig_instances", lambda: self._instances(handle), failed
-                )
+                found = self._detailed(handle).items()
+                gpu["details"] = {name: self._value(name, read, {}) for name, read in found}
+            gpu["name"] = gpu["name"] or ""
+            gpu["memory_total"], gpu["memory_used"] = gpu.pop("memory") or (None, None)
+            gpu["utilization"], gpu["memory_utilization"] = gpu.pop("rates") or (None, None)
+            self._watch(handle, gpu["uuid"])
+            gpu |= place_of(gpu["pci_address"])
+            if gpu["mig"]:
+                instances = self._value("mig_instances", lambda: self._instances(handle), failed)
+                gpu["mig_instances"] = instances or []
         except nvml.NVMLError as error:
             if error.value in self._library_is_gone:
                 raise
             self.broken = self.broken or error.value in self._device_is_gone
-            report |= {"error": error_name(error), "text": str(error)}
-        return report
+            return {"gpu": identity, "error": error_name(error), "text": str(error)}
+        return {"gpu": gpu, "failed": failed}
 
     def _values(self, handle: Any) -> dict[str, Callable[[], Any]]:
         nvml = self._nvml
         uncorrected, volatile = nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
         return {
-            "name": lambda: self._name(handle),
+            "name": lambda: nvml.nvmlDeviceGetName(handle),
             "minor": lambda: nvml.nvmlDeviceGetMinorNumber(handle),
-            "pci_address": lambda: pci_address(text(nvml.nvmlDeviceGetPciInfo(handle).busId)),
+            "pci_address": lambda: pci_address(nvml.nvmlDeviceGetPciInfo(handle).busId),
             "mig": lambda: self._in_mig_mode(handle),
             "nvlinks": lambda: self._nvlinks(handle),
             "virtualization": lambda: self._virtualization(handle),
@@ -93,17 +93,16 @@ class DeviceReader:
             "rates": lambda: self._rates(handle),
             "temperature": lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
             "power": lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
-            "ecc": lambda: nvml.nvmlDeviceGetTotalEccErrors(handle, uncorrected, volatile),
+            "ecc_uncorrected": lambda: nvml.nvmlDeviceGetTotalEccErrors(handle, uncorrected, volatile),
         }
 
     def _detailed(self, handle: Any) -> dict[str, Callable[[], Any]]:
-        """Further values: clocks in MHz, power in watts, energy in joules, utilization in %."""
         nvml = self._nvml
         corrected, volatile = nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, nvml.NVML_VOLATILE_ECC
         return {
             "sm_clock": lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
             "memory_clock": lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM),
-            "throttle": lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle),
+            "throttle_reasons": lambda: throttled(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)),
             "power_limit": lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000,
             "energy": lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000,
             "pcie_generation": lambda: nvml.nvmlDeviceGetCurrPcieLinkGeneration(handle),
@@ -123,9 +122,6 @@ class DeviceReader:
             if error.value not in self._absent:
                 failed[name] = f"{error} ({error_name(error)})"
             return None
-
-    def _name(self, handle: Any) -> str:
-        return text(self._nvml.nvmlDeviceGetName(handle))
 
     def _memory(self, handle: Any) -> list[int]:
         memory = self._nvml.nvmlDeviceGetMemoryInfo(handle)
@@ -147,7 +143,7 @@ class DeviceReader:
             try:
                 if nvml.nvmlDeviceGetNvLinkState(handle, link):
                     place = nvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link)
-                    address = pci_address(text(place.busId)) or "unknown"
+                    address = pci_address(place.busId) or "unknown"
                     found[address] = found.get(address, 0) + 1
             except (nvml.NVMLError_InvalidArgument, nvml.NVMLError_NotSupported):
                 if not link:
@@ -165,8 +161,7 @@ class DeviceReader:
             raise
         return bool(current == nvml.NVML_DEVICE_MIG_ENABLE)
 
-    def _instances(self, handle: Any) -> list[list[Any]]:
-        """Each MIG instance's UUID, GPU and compute instance id, total and used memory, profile (``1g.5gb``)."""
+    def _instances(self, handle: Any) -> list[dict[str, Any]]:
         nvml = self._nvml
         found = []
         for index in range(min(nvml.nvmlDeviceGetMaxMigDeviceCount(handle), _MOST_INSTANCES)):
@@ -174,15 +169,23 @@ class DeviceReader:
                 instance = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
             except nvml.NVMLError_NotFound:
                 continue  # no instance at this index; there may be one at the next
-            memory = self._value("memory", partial(self._memory, instance), {}) or [None, None]
+            total, used = self._value("memory", partial(self._memory, instance), {}) or (None, None)
+            name = self._value("name", partial(nvml.nvmlDeviceGetName, instance), {}) or ""
             found.append(
-                [
-                    text(nvml.nvmlDeviceGetUUID(instance)),
-                    nvml.nvmlDeviceGetGpuInstanceId(instance),
-                    nvml.nvmlDeviceGetComputeInstanceId(instance),
-                    *memory,
+                {
+                    "uuid": nvml.nvmlDeviceGetUUID(instance),
+                    "gpu_instance": nvml.nvmlDeviceGetGpuInstanceId(instance),
+                    "compute_instance": nvml.nvmlDeviceGetComputeInstanceId(instance),
+                    "memory_total": total,
+                    "memory_used": used,
                     # Its name is the GPU's, and the profile: "NVIDIA A100-SXM4-40GB MIG 1g.5gb".
-                    (self._value("name", partial(self._name, instance), {}) or "").partition(" MIG ")[2],
-                ]
+                    "profile": name.partition(" MIG ")[2],
+                }
             )
         return found
+
+
+def throttled(bits: int) -> list[str]:
+    """The reasons' names."""
+    names = [name for number, name in enumerate(THROTTLE_REASONS) if bits >> number & 1]
+    return names + [OTHER] * (bits >> len(THROTTLE_REASONS) > 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from typing import Any
 
 #: Seconds between two polls of NVML, and most events in one; the rest waits for the next poll.
@@ -21,16 +22,12 @@ class XidWatch:
     def watch(self, handle: Any, uuid: str) -> None:
         """Register a GPU's errors, unless NVML refuses."""
         nvml = self._nvml
-        if uuid in self._watched:
-            return
-        self._watched.add(uuid)  # once: support doesn't change
-        try:
-            if nvml.nvmlDeviceGetSupportedEventTypes(handle) & nvml.nvmlEventTypeXidCriticalError:
-                if self._set is None:
-                    self._set = nvml.nvmlEventSetCreate()
-                nvml.nvmlDeviceRegisterEvents(handle, nvml.nvmlEventTypeXidCriticalError, self._set)
-        except nvml.NVMLError:
-            return
+        if uuid not in self._watched:
+            self._watched.add(uuid)  # once: support doesn't change
+            with suppress(nvml.NVMLError):
+                if nvml.nvmlDeviceGetSupportedEventTypes(handle) & nvml.nvmlEventTypeXidCriticalError:
+                    self._set = self._set or nvml.nvmlEventSetCreate()
+                    nvml.nvmlDeviceRegisterEvents(handle, nvml.nvmlEventTypeXidCriticalError, self._set)
 
     def fetch(self) -> list[list[Any]]:
         """``[UUID, XID, count]`` of errors since the last fetch."""
@@ -42,8 +39,7 @@ class XidWatch:
         try:
             for _ in range(_AT_ONCE):
                 event = nvml.nvmlEventSetWait_v2(self._set, 0)
-                uuid = nvml.nvmlDeviceGetUUID(event.device)
-                key = uuid if isinstance(uuid, str) else uuid.decode(), event.eventData
+                key = nvml.nvmlDeviceGetUUID(event.device), event.eventData
                 found[key] = found.get(key, 0) + 1
         except nvml.NVMLError as error:
             if error.value != nvml.NVML_ERROR_TIMEOUT:
@@ -55,7 +51,5 @@ class XidWatch:
         events, self._set = self._set, None
         self._watched.clear()
         if events is not None:
-            try:
+            with suppress(self._nvml.NVMLError):
                 self._nvml.nvmlEventSetFree(events)
-            except self._nvml.NVMLError:
-                return

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import time
 
+from resolver.workers.nvml_devices import error_name
+
 TYPE_CHECKING = False  # typing itself is half a MiB
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Container, Mapping
     from typing import Any
 
     Fetch = Callable[..., list[Any]]
@@ -23,6 +25,20 @@ _NEWEST_AGE = 300_000
 _PLAUSIBLE = 60 * SECOND
 _RING = 12 * SECOND  # the driver keeps no sample for longer
 _MOST = 100  # per cent
+_SIZE_RETRIES = 5
+LEGACY_REFUSED = (
+    "the driver refuses nvmlDeviceGetProcessUtilization, the only call that HAMi before 2.10 makes"
+)
+
+
+def fetch(nvml: Any, call: Fetch, *arguments: Any) -> list[Any]:
+    """Call for a list that can grow between the call that asks its size and the call that fetches it."""
+    for _attempt in range(_SIZE_RETRIES):
+        try:
+            return call(*arguments)
+        except nvml.NVMLError_InsufficientSize:
+            continue
+    raise nvml.NVMLError(nvml.NVML_ERROR_INSUFFICIENT_SIZE)
 
 
 class ClockUnknownError(Exception):
@@ -38,8 +54,8 @@ class DeviceClock:
         self._early_at = -_RING  # when the machine's clock was last seen to be late, by the monotonic one
         self._sampled = False  # a process had a sample in the last second by the machine's clock
 
-    def read(self, ring: Mapping[int, int], wall: int, monotonic: int) -> dict[str, Any]:
-        """Take the device's whole ring; return the answer's fields about it. Raises ClockUnknownError."""
+    def read(self, ring: Mapping[int, int], wall: int, monotonic: int) -> tuple[int, dict[str, Any]]:
+        """Take the device's whole ring; return the time, and the answer's fields about it. Raises ClockUnknownError."""
         before, late = self._ring, wall if self._ring is None else monotonic + self._ahead
         known = {at: load for at, load in ring.items() if min(abs(at - wall), abs(at - late)) <= _PLAUSIBLE}
         off = max(ring) - max(wall, late)
@@ -64,16 +80,10 @@ class DeviceClock:
             )
         recent = [load for at, load in known.items() if at > now - SECOND]
         start = max((at for at in (before or {}) if at <= now), default=0)
-        return {
-            "now": now,
-            "idle": bool(recent) and not any(recent),
-            "start": start,
-            "periods": [[at, known[at] if known[at] <= _MOST else None] for at in new if at > start > 0],
-        }
+        periods = [[at, known[at] if known[at] <= _MOST else None] for at in new if at > start > 0]
+        return now, {"idle": bool(recent) and not any(recent), "start": start, "periods": periods}
 
-    def assume(
-        self, wall: int, monotonic: int, *, early: bool, recent: bool, older: Callable[[], bool]
-    ) -> dict[str, Any]:
+    def assume(self, monotonic: int, *, early: bool, recent: bool, older: Callable[[], bool]) -> None:
         """Take the machine's clock for the driver's, if no process's samples contradict. Raises ClockUnknownError.
 
         ``early``: a process was busy more than a second from now; ``recent``: in the last second; ``older``: ever.
@@ -90,40 +100,57 @@ class DeviceClock:
         self._sampled = self._sampled or recent
         if not self._sampled and older():
             raise ClockUnknownError("the device has no samples that show whether the driver's clock is late")
-        return {"now": wall, "idle": False, "start": 0, "periods": None}
 
 
 class Samples:
     """All devices' samples, through NVML."""
 
-    def __init__(self, pynvml: Any, fetch: Callable[..., list[Any]]) -> None:
-        """Use ``fetch(call, *arguments)`` for lists that can grow between two calls."""
-        self._nvml, self._fetch = pynvml, fetch
+    def __init__(self, pynvml: Any, fatal: Container[int]) -> None:
+        """Raise ``fatal`` errors."""
+        self._nvml, self._fatal = pynvml, fatal
         self._clocks: dict[str, DeviceClock] = {}
+        self._refused = set[str]()  # UUIDs of devices that answer only the newer call
 
-    def read(self, call: Fetch, uuid: str, handle: Any) -> dict[str, Any]:
-        """Return the answer's fields of a device. Raises ClockUnknownError, and NVMLError, which may be NotFound."""
+    def read(self, uuid: str, handle: Any) -> dict[str, Any]:
+        """The answer's fields about a device's samples. Raises NVMLError."""
+        nvml, why = self._nvml, ""
+        # The second call: 550 and later; with 580 and on Blackwell the only one that answers.
+        calls = [nvml.nvmlDeviceGetProcessUtilization, nvml.nvmlDeviceGetProcessesUtilizationInfo]
+        for call in calls[uuid in self._refused :]:
+            try:
+                answer = self._read(call, uuid, handle)
+            except (nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound) as error:
+                why = why or str(error)
+            except ClockUnknownError as error:
+                return {"status": "failed", "why": str(error)}
+            except nvml.NVMLError as error:
+                if error.value in self._fatal:
+                    raise
+                return {"status": "failed", "why": f"{error} ({error_name(error)})"}
+            else:
+                if why:
+                    self._refused.add(uuid)
+                return {"status": "ok", "why": LEGACY_REFUSED if uuid in self._refused else "", **answer}
+        return {"status": "unsupported", "why": why}
+
+    def _read(self, call: Fetch, uuid: str, handle: Any) -> dict[str, Any]:
         clock = self._clocks.setdefault(uuid, DeviceClock())
         ring = self._ring(handle)
         wall, monotonic = time.time_ns() // 1000, time.monotonic_ns() // 1000
         if ring:
-            found = clock.read(ring, wall, monotonic)
-            samples = self._processes(call, handle, found["now"] - SECOND)
+            now, found = clock.read(ring, wall, monotonic)
+            newest = self._processes(call, handle, now - SECOND)
         else:
-            samples = self._processes(call, handle, wall - SECOND)
+            newest = self._processes(call, handle, wall - SECOND)
             early = bool(self._processes(call, handle, wall + SECOND))
             older = lambda: bool(self._processes(call, handle, 0))  # noqa: E731
-            found = clock.assume(wall, monotonic, early=early, recent=bool(samples), older=older)
-        start = found["start"]
-        shares = self._processes(call, handle, start) if start else []
-        return found | {"samples": samples, "shares": [[pid, sm] for pid, _, sm in shares]}
-
-    def forget(self, but: set[str]) -> None:
-        """Forget all devices except these UUIDs."""
-        self._clocks = {uuid: clock for uuid, clock in self._clocks.items() if uuid in but}
+            clock.assume(monotonic, early=early, recent=bool(newest), older=older)
+            found = {}
+        start = found.get("start", 0)
+        return found | {"newest": newest, "shares": self._processes(call, handle, start) if start else {}}
 
     def _ring(self, handle: Any) -> dict[int, int]:
-        """Return the device's own periods: per cent by stamp; empty if there are none."""
+        """The device's own periods: per cent by stamp; empty if there are none."""
         nvml = self._nvml
         try:
             _kind, ring = nvml.nvmlDeviceGetSamples(handle, nvml.NVML_GPU_UTILIZATION_SAMPLES, 0)
@@ -131,12 +158,12 @@ class Samples:
             return {}
         return {period.timeStamp: period.sampleValue.uiVal for period in ring}
 
-    def _processes(self, call: Fetch, handle: Any, since: int) -> list[list[int]]:
+    def _processes(self, call: Fetch, handle: Any, since: int) -> dict[int, int]:
         nvml = self._nvml
         try:
-            return [[each.pid, each.timeStamp, each.smUtil] for each in self._fetch(call, handle, since)]
+            return {each.pid: each.smUtil for each in fetch(nvml, call, handle, since)}
         except nvml.NVMLError as error:
             # nvidia-ml-py raises even on success when the call that asks the size finds nothing to size.
             if error.value in (nvml.NVML_SUCCESS, nvml.NVML_ERROR_NOT_FOUND):
-                return []
+                return {}
             raise

@@ -103,7 +103,7 @@ def node(shape: tuple[int, int, int, int]) -> Snapshot:
         containers=tuple(reports),
         regions=tuple(regions),
         gpu_processes=tuple(running),
-        joined=Joined(now, "", values, frozenset(), known, (), (), known),
+        joined=Joined(now, "", values, known, (), (), known),
         collected_at=now,
         workers=(Worker("slot writer", 1, 0, None), Worker("nvml worker", 1, 0, None)),
     )

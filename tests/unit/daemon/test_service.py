@@ -219,19 +219,20 @@ async def test_answers_of_nvml_are_no_passes(driver: Driver, tmp_path: Path, lin
 
 
 @pytest.mark.parametrize(
-    ("age", "asks"),
+    ("quiet", "asks"),
     [(0.9, True), (1.01, True), (0.1, False)],
 )
-async def test_nvml_is_asked_again_to_confirm_idle(tmp_path: Path, *, age: float, asks: bool) -> None:
-    """Not for one that was sampled just now."""
+async def test_nvml_is_asked_again_to_confirm_idle(tmp_path: Path, *, quiet: float, asks: bool) -> None:
+    """Not where the GPU was busy just now."""
     daemon = Service(settings(tmp_path, nvml_interval=60))
-    sampled = time.monotonic() - age
-    samples = DeviceSamples("ok", "", {4711: (30, sampled)}, frozenset())
+    began, now = time.monotonic(), 5_000_000
+    periods = ((now - int(quiet * 1e6), 30), (now, 0))
+    samples = DeviceSamples("ok", "", {4711: 30}, start=now - 2_000_000, periods=periods)
     daemon.gpus.expect_idleness(Collection(time.time(), "", {"GPU-1": samples}))
     if asks:
         async with asyncio.timeout(60):
             await daemon.gpus.ask_again.wait()
-        assert time.monotonic() - sampled >= 1.0
+        assert quiet + time.monotonic() - began >= 1.0
     else:
         await asyncio.sleep(0.2)
         assert not daemon.gpus.ask_again.is_set()

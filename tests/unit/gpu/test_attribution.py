@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from resolver.base.reasons import SampleReason
 from resolver.gpu.attribution import NOTHING, Joined, Used, join
@@ -27,7 +28,7 @@ CID = "0123456789abcdef" * 4
 
 
 def device(load: dict[int, int], dropped: frozenset[int] = frozenset(), status: str = OK) -> DeviceSamples:
-    return DeviceSamples(status, "", {pid: (sm, 1.0) for pid, sm in load.items()}, dropped)
+    return DeviceSamples(status, "", load, dropped)
 
 
 def joined(
@@ -138,7 +139,7 @@ def test_a_process_without_a_slot_keeps_a_reason(
     proc.process(500, cgroup)
     result = joined({500: 30}, owners={10}, hami={CID} if hami else set(), procfs=proc.procfs)
     assert result.orphans == (Sample(500, "GPU-a", 30, reason, container or None),)
-    assert result.values == {}
+    assert result.utilization(500, "GPU-a") is None
 
 
 def test_a_thread_without_a_slot_is_judged_by_its_process(tmp_path: Path) -> None:
@@ -181,7 +182,7 @@ def test_a_number_that_no_process_has_had(nvml_pid: int) -> None:
 
 
 def listed(load: dict[int, int], memory: dict[int, int | None] | None, **changes: Any) -> DeviceSamples:
-    return device(load)._replace(memory=memory, **changes)
+    return replace(device(load), memory=memory, **changes)
 
 
 def test_a_process_is_known_by_its_sample_or_by_the_list() -> None:

@@ -10,17 +10,16 @@ from msgspec.structs import replace
 from resolver.base.event_log import KINDS
 from resolver.base.reasons import GpuReason
 from resolver.gpu.health import COOL, HOT, judge
-from resolver.gpu.inventory import NONE, Gpu, Illness, Inventory, changes
+from resolver.gpu.inventory import NONE, DeviceAnswer, Gpu, Illness, Inventory, changes
 
-WELL: dict[str, Any] = {
-    "index": 0,
-    "uuid": "GPU-a",
-    "failed": {},
-    "memory": [2, 1],
-    "temperature": 50,
-    "ecc": 0,
-}
-LOST = {"index": 0, "uuid": "", "failed": {}, "error": "GpuIsLost", "text": "GPU is lost"}
+
+def answer(failed: str = "", error: str = "", **values: Any) -> DeviceAnswer:
+    """A reading in which nothing is wrong, but for these."""
+    read = Gpu("GPU-a", 0, memory_total=2, memory_used=1, temperature=50, ecc_uncorrected=0)
+    return DeviceAnswer(replace(read, **values), {failed: "x"} if failed else {}, error, "GPU is lost")
+
+
+WELL, LOST = answer(), answer(error="GpuIsLost")
 
 
 def gpu(uuid: str = "GPU-a", index: int = 0, *reasons: str, **more: Any) -> Gpu:
@@ -77,25 +76,25 @@ def test_nothing_is_told_of_the_same_version() -> None:
     [
         (WELL, [], []),
         (WELL, [*GpuReason], []),  # it was seen to be without any of them
-        (WELL | {"temperature": HOT}, [], []),
-        (WELL | {"temperature": HOT + 1}, [], ["too_hot"]),
-        (WELL | {"temperature": COOL}, ["too_hot"], ["too_hot"]),
-        (WELL | {"temperature": COOL - 1}, ["too_hot"], []),
-        (WELL | {"temperature": None}, ["too_hot"], []),  # a GPU that has no such sensor
-        (WELL | {"temperature": None, "failed": {"temperature": "x"}}, ["too_hot"], ["too_hot"]),
-        (WELL | {"temperature": None, "failed": {"temperature": "x"}}, [], []),
-        (WELL | {"ecc": 3}, [], ["ecc_uncorrected"]),
-        (WELL | {"ecc": None, "failed": {"ecc": "x"}}, ["ecc_uncorrected"], ["ecc_uncorrected"]),
-        (WELL | {"ecc": None}, ["ecc_uncorrected"], []),
-        (WELL | {"memory": None, "failed": {"memory": "x"}}, [], ["memory_query_failed"]),
-        (WELL | {"memory": None}, [], []),
+        (answer(temperature=HOT), [], []),
+        (answer(temperature=HOT + 1), [], ["too_hot"]),
+        (answer(temperature=COOL), ["too_hot"], ["too_hot"]),
+        (answer(temperature=COOL - 1), ["too_hot"], []),
+        (answer(temperature=None), ["too_hot"], []),  # a GPU that has no such sensor
+        (answer("temperature", temperature=None), ["too_hot"], ["too_hot"]),
+        (answer("temperature", temperature=None), [], []),
+        (answer(ecc_uncorrected=3), [], ["ecc_uncorrected"]),
+        (answer("ecc_uncorrected", ecc_uncorrected=None), ["ecc_uncorrected"], ["ecc_uncorrected"]),
+        (answer(ecc_uncorrected=None), ["ecc_uncorrected"], []),
+        (answer("memory", memory_total=None, memory_used=None), [], ["memory_query_failed"]),
+        (answer(memory_total=None, memory_used=None), [], []),
         (LOST, [], ["lost"]),
         (LOST, ["too_hot", "unreachable"], ["lost", "too_hot"]),
-        (LOST | {"error": "ResetRequired"}, ["lost"], ["reset_required"]),
-        (LOST | {"error": "Unknown"}, [], ["unreachable"]),
+        (answer(error="ResetRequired"), ["lost"], ["reset_required"]),
+        (answer(error="Unknown"), [], ["unreachable"]),
     ],
 )
-def test_reasons_of_an_unhealthy_device(device: dict[str, Any], known: list[str], reasons: list[str]) -> None:
+def test_reasons_of_an_unhealthy_device(device: DeviceAnswer, known: list[str], reasons: list[str]) -> None:
     before = [Illness(reason, "as before", 5.0) for reason in known]
     found = judge(device, before, now=9.0)
     assert [illness.reason for illness in found] == reasons
@@ -105,9 +104,9 @@ def test_reasons_of_an_unhealthy_device(device: dict[str, Any], known: list[str]
 
 
 def test_health_detail_is_the_newest_reading() -> None:
-    hot = judge(WELL | {"temperature": 97}, (), 1.0)
+    hot = judge(answer(temperature=97), (), 1.0)
     assert hot == (Illness("too_hot", "97 C", 1.0),)
-    assert judge(WELL | {"temperature": 93}, hot, 2.0) == (Illness("too_hot", "93 C", 1.0),)
+    assert judge(answer(temperature=93), hot, 2.0) == (Illness("too_hot", "93 C", 1.0),)
     assert judge(LOST, hot, 2.0) == (
         Illness("lost", "GPU is lost (GpuIsLost)", 2.0),
         Illness("too_hot", "97 C", 1.0),

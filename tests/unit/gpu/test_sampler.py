@@ -53,7 +53,7 @@ class Bench:
         collection = self.collect()
         assert collection.error == ""
         assert collection.devices[uuid].status == OK
-        return {pid: sm for pid, (sm, _) in collection.devices[uuid].newest.items()}
+        return collection.devices[uuid].newest
 
 
 @pytest.fixture
@@ -113,10 +113,7 @@ def test_impossible_value_is_unknown_while_it_is_in_the_answer(driver: Driver, b
     driver.sample(4711, 230)
     driver.sample(4712, 40)  # two periods, and half of each
     unknown = bench.collect().devices[FIRST]
-    assert (unknown.dropped, {pid: sm for pid, (sm, _) in unknown.newest.items()}) == (
-        frozenset({4711}),
-        {4712: 20},
-    )
+    assert (unknown.dropped, unknown.newest) == (frozenset({4711}), {4712: 20})
     assert bench.sampler.implausible == 1
     time.sleep(1.1)
     idle = bench.collect().devices[FIRST]
@@ -147,7 +144,7 @@ def test_mps_client_is_unknown_while_server_has_samples(driver: Driver, bench: B
         client.context(FIRST, 5 << 20, how="mps")
         client.load(FIRST, 70)
         device = bench.collect().devices[FIRST]
-        assert {pid: sm for pid, (sm, _) in device.newest.items()} == {4711: 70}
+        assert device.newest == {4711: 70}
         assert device.memory == {client.host_pid: 5 << 20}
         assert device.dropped == {client.host_pid}
         driver.gpu.set_errors({Answer.MPS_LIST: 999})

@@ -55,7 +55,7 @@ def gpu(uuid: str, index: int, **changes: Any) -> Gpu:
 def joined(**changes: Any) -> Joined:
     asked = frozenset(GPUS)
     soon = time.time() + 86400  # made when the tests are collected, and not stale when they run
-    known = Joined(soon, "", {}, frozenset(), asked, (), (), asked)
+    known = Joined(soon, "", {}, asked, (), (), asked)
     return known._replace(**changes)
 
 

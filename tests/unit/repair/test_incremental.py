@@ -177,7 +177,7 @@ def moments(draw: st.DrawFn) -> list[Moment]:
     values, unknown = draw(_values), draw(st.frozensets(st.sampled_from([(4001, "GPU-a"), (4002, "GPU-b")])))
     asked, policy = frozenset(UUIDS), POLICIES[0]
     writes = draw(st.sampled_from(WriteUtilization))
-    joined = Joined(1.0, "", values, unknown, asked, ())
+    joined = Joined(1.0, "", {**values, **dict.fromkeys(unknown)}, asked, ())
     shown = view(*slots)
     found: list[Moment] = []
     for _ in range(draw(st.integers(2, 14))):
@@ -200,7 +200,7 @@ def moments(draw: st.DrawFn) -> list[Moment]:
                 unknown = draw(st.frozensets(st.sampled_from([(4001, "GPU-a"), (4002, "GPU-b")])))
             if what == "asked":
                 asked = frozenset(draw(st.sets(st.sampled_from(UUIDS))))
-            joined = Joined(1.0, "", dict(values), unknown, asked, ())
+            joined = Joined(1.0, "", {**values, **dict.fromkeys(unknown)}, asked, ())
         elif what == "policy":
             policy = draw(st.sampled_from(POLICIES))
         found.append(

@@ -205,7 +205,8 @@ def test_periods_without_a_value_are_unknown(node: Node) -> None:
     answer = node.answer()
     periods = answer.periods or ()
     node.collect(
-        PROCESS, device=answer._replace(periods=tuple((at, None) for at, _ in periods[:36]) + periods[36:])
+        PROCESS,
+        device=replace(answer, periods=tuple((at, None) for at, _ in periods[:36]) + periods[36:]),
     )
     use = node.use()
     assert use.unknown_seconds == pytest.approx(5, abs=0.3)
