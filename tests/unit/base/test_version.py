@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import yaml
-
 from resolver.base.version import VERSION
 
 
@@ -29,8 +27,3 @@ def test_version_needs_neither_git_nor_tags(root: Path, tmp_path: Path) -> None:
 def test_newest_heading_of_the_changelog_is_this_version(root: Path) -> None:
     headings = [line for line in (root / "CHANGELOG.md").read_text().splitlines() if line.startswith("## [")]
     assert headings[0].startswith(f"## [{VERSION}] - ")
-
-
-def test_chart_has_this_version(root: Path) -> None:
-    chart = yaml.safe_load((root / "deploy/chart/resolver/Chart.yaml").read_text())
-    assert (chart["version"], chart["appVersion"]) == (VERSION, VERSION)

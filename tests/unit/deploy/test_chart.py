@@ -121,6 +121,7 @@ SAME: dict[str, dict[str, Any]] = {
     "overlays/koordinator": {"scheduler": "koordinator"},
     "overlays/kai": {"scheduler": "kai", "settings": MONITOR | {"mapped_regions": True}},
     "overlays/dra": {"scheduler": "dra", "settings": MONITOR},
+    "../../tests/fixtures/manifests/own-seccomp": {"seccompProfile": EVERYTHING["seccompProfile"]},
     **{f"../../tests/fixtures/manifests/{name}": values for name, values in PLATFORMS.items()},
 }
 
@@ -219,12 +220,6 @@ def test_notes_and_troubleshooting_quote_refused_pods() -> None:
     ):
         assert words in notes
         assert words in page
-
-
-def test_it_is_the_same_pod_as_with_the_component() -> None:
-    component = manifests.render(ROOT / "tests/fixtures/manifests/own-seccomp")
-    made = render({"seccompProfile": EVERYTHING["seccompProfile"]})
-    assert comparable(made)[0] == comparable(component)[0] != comparable(render())[0]
 
 
 def test_it_has_the_tls_and_the_token_of_the_component() -> None:
