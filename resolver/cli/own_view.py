@@ -29,7 +29,7 @@ _SECONDS = 5.0
 
 
 def main() -> int:
-    """Print the view, again each ``--loop`` seconds; returns 1 with the reason if the daemon gives none."""
+    """Print the view, again each ``--loop`` seconds."""
     parser = argparse.ArgumentParser(prog="resolver-view.pyz", description="Show this container's GPU use.")
     parser.add_argument("--socket", default=os.environ.get("RESOLVER_SOCKET", SOCKET), help="(%(default)s)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -39,16 +39,9 @@ def main() -> int:
         parser.error(f"--loop {args.loop:g}: it takes a time from 0.1 to 3600 seconds")
     try:
         return show(lambda route: _ask(args.socket, route), as_json=args.json, every=args.loop)
-    except Unanswered as error:
-        print(f"resolver-view: {error}", file=sys.stderr)
-        return 1
     except (KeyboardInterrupt, BrokenPipeError):
         sys.stderr.close()
         return 130
-
-
-class Unanswered(Exception):
-    """The daemon gave no answer; the text is cause and fix."""
 
 
 def show(
@@ -154,7 +147,7 @@ def _printable(name: str | None) -> str | None:
 
 
 def _ask(path: str, route: str) -> dict[str, Any]:
-    """Return a route's document. Raises `Unanswered`."""
+    """Return a route's document, or end with the reason why the daemon gives none."""
     connection = http.client.HTTPConnection("resolver", timeout=_SECONDS)
     try:
         connection.sock = socket.socket(socket.AF_UNIX)
@@ -164,15 +157,15 @@ def _ask(path: str, route: str) -> dict[str, Any]:
         answer = connection.getresponse()
         document = json.loads(answer.read())
         if answer.status != 200:
-            raise Unanswered(str(document["detail"]))
+            sys.exit(f"resolver-view: {document['detail']}")
         return dict(document)
     except FileNotFoundError:
-        raise Unanswered(
-            f"there is no {path}: the node's resolver serves no containers (its setting tenant_socket), or this "
-            "container doesn't mount the socket's directory"
-        ) from None
+        sys.exit(
+            f"resolver-view: there is no {path}: the node's resolver serves no containers (its setting tenant_socket), "
+            "or this container doesn't mount the socket's directory"
+        )
     except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError) as error:
-        raise Unanswered(f"{path} gives no answer ({error}): is resolver running on this node?") from None
+        sys.exit(f"resolver-view: {path} gives no answer ({error}): is resolver running on this node?")
     finally:
         connection.close()
 

@@ -80,12 +80,10 @@ class HamiCordon:
             await asyncio.sleep(wait)
 
     async def _write(self) -> None:
-        if self.node is None:
-            return
         ages = {uuid: (healthy, time.monotonic() - since) for uuid, (healthy, since) in self._states.items()}
         sick = [uuid for uuid, (healthy, age) in ages.items() if not healthy and age >= UNHEALTHY_SECONDS]
         well = [uuid for uuid, (healthy, age) in ages.items() if healthy and age >= HEALTHY_SECONDS]
-        if patch := change(self.node, sick, well):
+        if self.node and (patch := change(self.node, sick, well)):
             node = await self._server.patch(self._path, patch)
             self.node = node["metadata"]
             self._journal.log.info("hami_cordon", gpus=entries(self.node, OWN_ENTRIES))
