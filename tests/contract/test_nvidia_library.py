@@ -22,7 +22,7 @@ from tests.fakes.chain import Chain
 from tests.fakes.gpu import Device, Gpu, Load
 from tests.fakes.nvml_probe import NvmlCallError, Probe, device
 from tests.fakes.rm.fetch import RELEASES, library
-from tests.fakes.state import Fault
+from tests.fakes.state import Answer, Fault
 
 pytestmark = pytest.mark.nvidia
 
@@ -61,8 +61,17 @@ def _mig(gpu: Gpu) -> None:
     gpu.set_devices([Device(DEVICES[0].uuid, minor=0, mig_enabled=True), DEVICES[1]])
 
 
+def _without_mig(gpu: Gpu) -> None:
+    gpu.set_devices([Device(DEVICES[0].uuid, minor=0, errors={Answer.MIG_MODE: 3}), DEVICES[1]])
+
+
 def _refused(gpu: Gpu) -> None:
     gpu.set_faults(Fault.PROCESS_UTILIZATION_UNSUPPORTED | Fault.PROCESSES_INFO_UNSUPPORTED)
+
+
+def _guest(gpu: Gpu) -> None:
+    _ring((4711, BUSY))(gpu)
+    gpu.set_faults(Fault.VGPU)
 
 
 def _not_loaded(gpu: Gpu) -> None:
@@ -85,6 +94,8 @@ STATES: Final[dict[str, Callable[[Gpu], None]]] = {
     "lost": _lost,
     "MIG": _mig,
     "refused": _refused,
+    "no MIG": _without_mig,
+    "vGPU": _guest,
     "not loaded": _not_loaded,
     "another version": _other_version,
 }
@@ -113,16 +124,22 @@ CALLS: Final = (
     Call("nvmlDeviceGetHandleByUUID", ("GPU-other",), ("steady",), since=470),
     Call("nvmlDeviceGetPciInfo", (device(1),), ("steady",), since=470),
     Call("nvmlDeviceGetMemoryInfo", (FIRST,), ("steady", "lost"), since=470),
-    Call("nvmlDeviceGetMigMode", (FIRST,), ("steady", "MIG")),
-    Call("nvmlDeviceGetVirtualizationMode", (FIRST,), ("steady",)),
+    Call("nvmlDeviceGetMigMode", (FIRST,), ("steady", "MIG", "no MIG", "lost")),
+    Call("nvmlDeviceGetVirtualizationMode", (FIRST,), ("steady", "vGPU")),
+    Call("nvmlDeviceGetUtilizationRates", (FIRST,), ("lost",)),
+    Call("nvmlDeviceGetSupportedEventTypes", (FIRST,), ("steady", "vGPU")),
+    *(
+        Call("events", (FIRST, *kind), ("steady", "vGPU"))
+        for kind in ((8, 0), (8, 50), (0x19C, 0), (1 << 40, 0))
+    ),
     Call("nvmlDeviceGetComputeRunningProcesses_v2", (FIRST,), ("steady", "lost")),
     Call("nvmlDeviceGetComputeRunningProcesses", (FIRST,), ("steady",)),
     Call("nvmlDeviceGetMPSComputeRunningProcesses_v2", (FIRST,), ("steady",)),
-    Call(SIZE, (FIRST, 0), (*ALL_LOADS, *TROUBLE)),
-    Call(SIZE, (FIRST, NOW - SECOND), ALL_LOADS),
+    Call(SIZE, (FIRST, 0), (*ALL_LOADS, *TROUBLE, "vGPU")),
+    Call(SIZE, (FIRST, NOW - SECOND), (*ALL_LOADS, "vGPU")),
     Call(SIZE, (FIRST, NOW - 5 * SECOND), LOADS),
     Call(SIZE, (FIRST, NOW + SECOND), ("steady",)),
-    Call(OTHER_SIZE, (FIRST, 0), (*ALL_LOADS, *TROUBLE), since=550),
+    Call(OTHER_SIZE, (FIRST, 0), (*ALL_LOADS, *TROUBLE, "vGPU"), since=550),
     Call(OTHER_SIZE, (FIRST, NOW - SECOND), ALL_LOADS, since=550),
     Call("room", (SIZE, FIRST, 0, 0), ("never busy", "steady")),
     Call("room", (SIZE, FIRST, 71, 0), ("never busy", "steady")),
@@ -130,7 +147,7 @@ CALLS: Final = (
     Call("room", (SIZE, FIRST, 100, 0), ("steady",)),
     Call("room", (OTHER_SIZE, FIRST, 0, 0), ("never busy", "steady"), since=550),
     Call("room", (OTHER_SIZE, FIRST, 72, 0), ("never busy", "steady"), since=550),
-    Call("nvmlDeviceGetSamples", (FIRST, OWN_SAMPLES, 0), (*ALL_LOADS, "lost", "MIG")),
+    Call("nvmlDeviceGetSamples", (FIRST, OWN_SAMPLES, 0), (*ALL_LOADS, "lost", "MIG", "vGPU")),
     Call("nvmlDeviceGetSamples", (FIRST, OWN_SAMPLES, NOW - SECOND), ALL_LOADS),
     Call("nvmlDeviceGetSamples", (FIRST, OWN_SAMPLES, NOW), ("steady",)),
     Call("nvmlInit", (), ("not loaded", "another version"), since=470),

@@ -15,7 +15,6 @@ import selectors
 import subprocess
 import sys
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, Self
 
 DEVICE_KEY = "device"
@@ -96,6 +95,17 @@ def room(pynvml: Any, name: str, handle: Any, places: int, since: int) -> list[i
     return [function(handle, ctypes.byref(info)), info.processSamplesCount]
 
 
+def events(pynvml: Any, handle: Any, types: int, timeout_ms: int) -> list[int]:
+    """The codes of registering events, and of waiting for one."""
+    made = pynvml.nvmlEventSetCreate()
+    register = pynvml._nvmlGetFunctionPointer("nvmlDeviceRegisterEvents")
+    wait = pynvml._nvmlGetFunctionPointer("nvmlEventSetWait_v2")
+    event = pynvml.c_nvmlEventData_t()
+    codes = [register(handle, ctypes.c_ulonglong(types), made), wait(made, ctypes.byref(event), timeout_ms)]
+    pynvml.nvmlEventSetFree(made)
+    return codes
+
+
 def _serve() -> None:
     import pynvml
 
@@ -106,7 +116,9 @@ def _serve() -> None:
                 pynvml.nvmlDeviceGetHandleByIndex(a[DEVICE_KEY]) if isinstance(a, dict) else a
                 for a in arguments
             ]
-            call = partial(room, pynvml) if name == "room" else getattr(pynvml, name)
+            if name in ("room", "events"):
+                real.insert(0, pynvml)
+            call = globals()[name] if name in ("room", "events") else getattr(pynvml, name)
             answer: dict[str, object] = {"result": _plain(call(*real))}
         except (pynvml.NVMLError, pynvml.NVMLLibraryMismatchError) as error:
             answer = {"error": type(error).__name__}

@@ -426,7 +426,9 @@ static uint32_t device_control(uint32_t command, unsigned index, const struct st
     if (d->lost)
         return GPU_IS_LOST;
     switch (command) {
-    case 0x800289: /* GPU_GET_VIRTUALIZATION_MODE: none */
+    case 0x800289: /* GPU_GET_VIRTUALIZATION_MODE: none, or a guest's (VGX) */
+        word[0] = state->faults & STANDIN_VGPU ? 2 : 0;
+        return OK;
     case 0x800294: /* GPU_GET_BRAND_CAPS */
         word[0] = 0;
         return OK;
@@ -441,7 +443,10 @@ static uint32_t device_control(uint32_t command, unsigned index, const struct st
         return OK;
     case 0x20800102: /* GPU_GET_INFO_V2 */
         for (uint32_t i = 0; i < word[0]; i++)
-            word[2 + 2 * i] = word[1 + 2 * i] == 0x2a ? 2 - d->mig_enabled : 0; /* MIG: on 1, off 2 */
+            if (word[1 + 2 * i] == 0x2a) /* MIG: unsupported 0, on 1, off 2 */
+                word[2 + 2 * i] = d->errors[STANDIN_MIG_MODE] ? 0 : 2 - d->mig_enabled;
+            else
+                word[2 + 2 * i] = 0;
         return OK;
     case 0x20800110: /* GPU_GET_NAME_STRING */
         return name_string(d, p);
