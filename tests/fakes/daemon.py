@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, Self
 
+from tests.fakes.names import COUNTERS, EVENTS
 from tests.fakes.node import Node
 from tests.fakes.warm import ROOT, Process, Stock
 from tests.patience import PATIENCE_S, until
@@ -28,6 +29,14 @@ Line = dict[str, Any]
 
 class DaemonError(RuntimeError):
     """The daemon did not end when told to, or not well."""
+
+
+class Counters(Counter[str]):
+    """Counts by name; refuses a name that the product doesn't count."""
+
+    def __missing__(self, name: str) -> int:
+        assert name in COUNTERS, f"no counter is called {name!r}: resolver/base/counters.py lists them"
+        return 0
 
 
 class Daemon:
@@ -122,7 +131,8 @@ class Daemon:
     # ---- its log -----------------------------------------------------------------------------------
 
     def said(self, event: str, **fields: object) -> list[Line]:
-        """Every line of that event whose fields have these values."""
+        """Every line of that event whose fields have these values; refuses an event that the product doesn't log."""
+        assert event in EVENTS, f"no event is called {event!r}: docs/monitoring.md lists them"
         wanted = {"event": event, **fields}
         return [line for line in list(self.lines) if wanted.items() <= line.items()]
 
@@ -146,7 +156,7 @@ class Daemon:
     def counters(self) -> dict[str, int]:
         """The counters of its last line; it has to be stopped. A counter that is not there is 0."""
         (last,) = self.said("stopped")
-        return Counter(
+        return Counters(
             {name: value for name, value in last.items() if isinstance(value, int) and name != "at"}
         )
 

@@ -78,7 +78,7 @@ def test_a_process_that_left_the_mounts_is_alive_and_the_owner(node: Node, start
     daemon = start(node, *FAST, "--source", "scan")
     until(lambda: hostpid_of(container, companion) == companion.host_pid, "its companion's repair")
     until(lambda: slot_of(container, process.ns_pid).hostpid == process.host_pid, "its repair")
-    never(lambda: daemon.said("dead_slot_zeroed"), "a living process called dead", 1.0)
+    never(lambda: daemon.said("dead_slots_zeroed"), "a living process called dead", 1.0)
 
 
 def test_process_of_unknown_container_is_alive(node: Node, start: Start) -> None:
@@ -96,7 +96,7 @@ def test_process_of_unknown_container_is_alive(node: Node, start: Start) -> None
         until(lambda tenant=tenant: hostpid_of(other, tenant) == tenant.host_pid, "another one's repair")  # type: ignore[misc]
     assert process.host_pid
     assert container.cache.read_bytes() == before
-    assert not daemon.said("dead_slot_zeroed")
+    assert not daemon.said("dead_slots_zeroed")
 
 
 def test_no_monitor_counts_a_process_that_has_ended(tmp_path: Path, start: Start) -> None:

@@ -119,8 +119,8 @@ CONTAINERS = {
 }  # fmt: skip
 FIELDS = ("namespace", "pod", "container_name", "pod_uid")
 METRICS = (
-    "# HELP resolver_x About namespaces\n# TYPE resolver_x gauge\n"
-    f'resolver_x{{namespace="acme-corp",pod="train-0",container="main",pod_uid="{POD}",reason="missing"}} 4711\n'
+    "# HELP resolver_slots About namespaces\n# TYPE resolver_slots gauge\n"
+    f'resolver_slots{{namespace="acme-corp",pod="train-0",container="main",pod_uid="{POD}",reason="missing"}} 4711\n'
 )
 
 
@@ -151,7 +151,7 @@ def test_the_same_name_has_the_same_pseudonym_in_every_part() -> None:
 
 
 def test_keys_numbers_and_names_of_metrics_stay() -> None:
-    container = {"namespace": "x", "pod": "slots", "container_name": "resolver_x", "pod_uid": POD}
+    container = {"namespace": "x", "pod": "slots", "container_name": "resolver_slots", "pod_uid": POD}
     policy = {"namespace": "host", "why": "samples carry host PIDs"}  # about the driver
     status = {"slots": 3, "counters": {"repairs_missing": 1}, "at": 1.5, "policy": policy}
     one, two, three = redacted(
@@ -160,7 +160,9 @@ def test_keys_numbers_and_names_of_metrics_stay() -> None:
         json.dumps(status),
     )
     assert json.loads(three) == status
-    assert two.startswith("# HELP resolver_x About namespaces\n# TYPE resolver_x gauge\nresolver_x{")
+    assert two.startswith(
+        "# HELP resolver_slots About namespaces\n# TYPE resolver_slots gauge\nresolver_slots{"
+    )
     assert two.endswith(" 4711\n")
     assert "slots" not in json.loads(one).values()
 
