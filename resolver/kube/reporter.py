@@ -1,7 +1,7 @@
 """Keeps the node's ``Device`` object as the daemon's GPUs are.
 
-Four event-driven tasks in one loop: one waits for the daemon's next answer, one watches the node for its UID and the
-operator's mark, one writes the object, one posts events.
+Event-driven tasks in one loop: one waits for the daemon's next answer, one watches the node for its UID and the
+operator's mark, one writes the object, one the node's condition, one posts events.
 """
 
 from __future__ import annotations
@@ -119,7 +119,10 @@ class Reporter:
         self._cordoned: frozenset[str] = frozenset()
         self._device: Json | None = None  # as last read or written; None: there is none
         self._to_read = True
+        self._health: dict[str, Health] = {}  # as in the object
+        self._health_changed = asyncio.Event()
         self._condition: tuple[str, str] | None = None  # status and reason, as last written
+        self._refusals: dict[str, str] = {}  # by what is refused: why
 
     async def run(self) -> None:
         """Report until cancelled, through all failures."""
@@ -129,13 +132,23 @@ class Reporter:
             await asyncio.sleep(random.uniform(0, self._plan.spread))  # noqa: S311 - no secret
             tasks.create_task(self._follow_node())
             tasks.create_task(self._keep())
+            if self._plan.node_condition:
+                tasks.create_task(self._keep_condition())
             tasks.create_task(self._events.run())
             if self._plan.hami_cordon:
                 tasks.create_task(self._hami_cordon.run())
 
     def _changed(self, why: str) -> None:
-        self._tally.not_in_sync = why
+        self._tally.not_in_sync = next(iter(self._refusals.values()), why)
         self._wake.set()
+
+    def _note(self, task: str, why: str) -> None:
+        """Keep why a task is refused, until it succeeds."""
+        self._journal.trouble(task, why, "report_failed", "report_works")
+        if why:
+            self._tally.not_in_sync = self._refusals[task] = why
+        elif self._refusals.pop(task, ""):
+            self._changed(f"the {task} is written again")
 
     async def _follow_daemon(self) -> None:
         while True:
@@ -257,7 +270,7 @@ class Reporter:
             began = time.monotonic()
             try:
                 await self._sync()
-                self._journal.trouble("device", "", "report_failed", "report_works")
+                self._note("device", "")
                 backoff.reset()
                 wait = _APART_SECONDS
             except ApiServerFailed as error:
@@ -266,7 +279,7 @@ class Reporter:
                 if error.status == 409:  # another program wrote it meanwhile
                     self._to_read = True
                 else:
-                    self._journal.trouble("device", str(error), "report_failed", "report_works")
+                    self._note("device", str(error))
             await asyncio.sleep(wait)
 
     async def _sync(self) -> None:
@@ -297,10 +310,10 @@ class Reporter:
         )
         now = health(self._device)
         self._events.note(node, health(before), now)
-        if self._plan.node_condition:
-            await self._report_condition(now)
+        self._health = now
+        self._health_changed.set()
         if not self._wake.is_set() and self._tally.daemon_up:
-            self._tally.not_in_sync = ""
+            self._tally.not_in_sync = next(iter(self._refusals.values()), "")
 
     async def _read(self) -> Json | None:
         try:
@@ -334,6 +347,21 @@ class Reporter:
             unhealthy=[uuid for uuid, state in health(self._device).items() if not state.healthy],
             version=self._device["metadata"]["resourceVersion"],
         )
+
+    async def _keep_condition(self) -> None:
+        backoff = Backoff()
+        while True:
+            await self._health_changed.wait()
+            self._health_changed.clear()
+            began, wait, why = time.monotonic(), _APART_SECONDS, ""
+            try:
+                await self._report_condition(self._health)
+                backoff.reset()
+            except ApiServerFailed as error:
+                wait, why = backoff.seconds(error, began), str(error)
+                self._health_changed.set()
+            self._note("condition", why)
+            await asyncio.sleep(wait)
 
     async def _report_condition(self, now: dict[str, Health]) -> None:
         ill = sorted(uuid for uuid, state in now.items() if not state.healthy)

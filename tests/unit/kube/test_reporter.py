@@ -458,6 +458,29 @@ def test_the_nodes_condition_if_it_is_wanted(kube: KubeServer) -> None:
     play(kube, scenario, node_condition=True)
 
 
+def test_refused_condition_delays_no_report_and_stays(kube: KubeServer) -> None:
+    async def scenario(run: Run) -> None:
+        refused = lambda: "nodes/status" in run.tally.not_in_sync  # noqa: E731
+        await run.until(refused)
+        began = len(kube.asked)
+        for number in range(4):
+            run.daemon.say(A, ILL if number % 2 else B)
+            await run.until(lambda n=number: run.health()["GPU-b"] is not bool(n % 2))  # type: ignore[misc]
+            assert refused()
+        assert len(kube.asked) > began
+        kube.rules = RULES | {Rule("", "nodes/status", "patch")}
+        await run.in_sync()
+        assert condition(kube)["status"] == "True"
+
+    async def whole() -> None:
+        async with reporting(kube, node_condition=True) as run:
+            run.daemon.say(A, B)
+            await run.until(lambda: run.device)
+            await scenario(run)
+
+    asyncio.run(whole())
+
+
 def condition(kube: KubeServer) -> Any:
     conditions = kube.nodes[NODE]["status"].get("conditions") or [{"status": ""}]
     return conditions[0]
