@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from resolver.linux.procfs import Procfs
 
 #: Fewer characters of an id than this are taken for a slip.
-SHORTEST_PREFIX = 6
+SHORTEST_PREFIX, FULL_ID = 6, 64
+_HEX = frozenset("0123456789abcdef")
 #: Inode of the initial cgroup namespace (PROC_CGROUP_INIT_INO in include/linux/proc_ns.h).
 _HOST_CGROUPNS = "cgroup:[4026531835]"
 
@@ -56,13 +57,18 @@ class Wanted:
                 f"{text!r} is not a <podUID>/<containerName>: "
                 "kubectl get pod NAME -o jsonpath={.metadata.uid} prints the UID"
             )
+        self.is_id = len(self.text) >= SHORTEST_PREFIX and _HEX.issuperset(self.text)
         if not self.text:
             raise UsageError("the container's id is empty: give it, 6 or more characters of it, or its name")
         self.pod_uid = self.pod_uid.replace("_", "-")
+        #: `match` has seen a container's directory: its hierarchy has those of all containers with ids.
+        self.sees_ids = False
         self._needles = (self.pod_uid, self.pod_uid.replace("-", "_")) if self.in_pod else (self.text,)
 
     def match(self, path: str, name: str, in_pod: bool) -> tuple[str | None, bool]:  # noqa: FBT001 - of Match
         """The wanted container's key for a cgroup; see `find_directories`."""
+        if len(name) >= FULL_ID:
+            self.sees_ids = True
         if self.in_pod:
             in_pod = in_pod or (
                 any(needle in name for needle in self._needles) and pod_uid_of("/" + name) == self.pod_uid
@@ -168,11 +174,13 @@ def name_of(procfs: Procfs, members: list[Member], pod_uid: str | None) -> str |
 
 
 def _by_directories(wanted: Wanted, roots: Sequence[str]) -> list[FoundContainer]:
-    """Find containers with processes in each hierarchy's directories."""
+    """Find containers with processes in the hierarchies' directories; an id in the first that has ids."""
     by_key: dict[str, list[str]] = {}
     for root in roots:
         for key, directories in find_directories(root, wanted.match).items():
             by_key.setdefault(key, []).extend(directories)
+        if wanted.is_id and wanted.sees_ids:
+            break
     return _merged((key, directories, processes_in(directories)) for key, directories in by_key.items())
 
 
