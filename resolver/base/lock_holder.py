@@ -8,6 +8,8 @@ from resolver.base.text import printable
 
 #: The Debian package's unit.
 UNIT = "/usr/lib/systemd/system/resolver.service"
+#: What its `EnvironmentFile=` names.
+UNIT_SETTINGS = "/etc/default/resolver"
 _JOURNAL_SECONDS = 5.0
 
 

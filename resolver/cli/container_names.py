@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
+from resolver import client
 from resolver.base.errors import Ambiguous, NotFound, ResolverError, UsageError
+from resolver.base.lock_holder import UNIT_SETTINGS
 from resolver.cli.ask_daemon import ask
 
 if TYPE_CHECKING:
@@ -68,10 +71,17 @@ def not_found(text: str, more: str = "") -> NotFound:
     return NotFound(said, "container")
 
 
-def resolve(text: str, socket_path: str | None) -> str:
-    """Translate a container's name into an argument of `resolver.lookup.forward.lookup`; an unknown name stays."""
+def resolve(text: str, socket_path: str | None, *, is_no_id: bool = False) -> str:
+    """Translate a container's name into an argument of `resolver.lookup.forward.lookup`; an unknown name stays.
+
+    ``is_no_id``: the kernel knows no container with such an id.
+    """
     text = text.strip()
-    if re.fullmatch(rf"{_UID}/[^/]+", text) or "://" in text or (is_id(text) and _by_kernel(text)):
+    if (
+        re.fullmatch(rf"{_UID}/[^/]+", text)
+        or "://" in text
+        or (is_id(text) and not is_no_id and _by_kernel(text))
+    ):
         return text
     parts = text.split("/")
     if len(parts) > 3 or (len(parts) > 1 and "" in parts):
@@ -109,19 +119,25 @@ def _by_kernel(text: str) -> set[str]:
 
 
 def _known(socket_path: str | None) -> Iterator[Named]:
-    try:
-        from resolver.api.shapes import Containers
+    if os.path.exists(client.socket_of(socket_path)):
+        with suppress(ResolverError):
+            from resolver.api.shapes import Containers
 
-        yield from map(Named.of, ask(Containers, "/v1/containers", socket_path, seconds=1.0).containers)
-    except ResolverError:
-        yield from _in_logs(socket_path)
+            yield from map(Named.of, ask(Containers, "/v1/containers", socket_path, seconds=1.0).containers)
+            return
+    yield from _in_logs(socket_path)
 
 
 def _in_logs(socket_path: str | None) -> Iterator[Named]:
-    from resolver.cli.in_force import settings_in_force
-    from resolver.containers.log_names import parse_names
+    from resolver.containers.log_names import POD_LOGS_DIR, parse_names
 
-    directory = settings_in_force(socket_path).settings.pod_logs_dir
+    directory = os.environ.get("RESOLVER_POD_LOGS_DIR", POD_LOGS_DIR)
+    if "RESOLVER_CONFIG" in os.environ or any(
+        map(os.path.exists, (client.socket_of(socket_path), UNIT_SETTINGS))
+    ):
+        from resolver.cli.in_force import settings_in_force  # which takes longer than all else
+
+        directory = settings_in_force(socket_path).settings.pod_logs_dir
     try:
         pods = parse_names(os.listdir(directory))
         for pod_uid, (namespace, pod) in pods.items():

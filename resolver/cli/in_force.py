@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from resolver import client, config
 from resolver.base.errors import ResolverError, UsageError
-from resolver.config.settings import PREFIX, UNIT_SETTINGS
+from resolver.base.lock_holder import UNIT_SETTINGS
+from resolver.config.settings import PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -104,7 +104,7 @@ def _by_id_or_name(args: Arguments) -> dict[str, Any]:
             raise
         from resolver.cli.container_names import resolve
 
-        given, args.cid = args.cid, resolve(args.cid, args.socket)
+        given, args.cid = args.cid, resolve(args.cid, args.socket, is_no_id=True)
         if args.cid == given:
             raise
         return _by_ourselves(args)

@@ -256,8 +256,6 @@ class Declared(NamedTuple):
 
 
 PREFIX = "RESOLVER_"
-#: What `EnvironmentFile=` of the package's unit names.
-UNIT_SETTINGS = "/etc/default/resolver"
 
 
 def _declared(field: msgspec.structs.FieldInfo) -> Declared:

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 #: Kubelet cuts a link's name at 255 bytes (``logSymlink`` in pkg/kubelet/kuberuntime/legacy.go), and so its id.
 _LINK = re.compile(r"([^_]+)_([^_]+)_([^_]+)-([0-9a-f]{12,64})\.log")
+#: Kubelet's directory of pods' logs, by default.
+POD_LOGS_DIR = "/var/log/pods"
 _ID_DIGITS, _LONGEST_LINK = 64, 255
 #: A directory's change within this time before a listing may carry the same time stamp as later ones (kernel ticks).
 _TICK_NS = 50_000_000

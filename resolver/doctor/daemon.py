@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from resolver.base.lock_holder import UNIT, ailment, unit_says
+from resolver.base.lock_holder import UNIT, UNIT_SETTINGS, ailment, unit_says
 from resolver.base.text import several
-from resolver.config.settings import UNIT_SETTINGS
 from resolver.doctor.findings import Finding, failed, ok, together, unknown, warning
 
 if TYPE_CHECKING:

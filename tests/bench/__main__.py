@@ -104,6 +104,8 @@ def as_installed() -> None:
 
 def _measured(args: argparse.Namespace, wanted: Sequence[str], scratch: Path) -> Iterator[RowValues]:
     """Run the parts one after the other."""
+    if "lookup" in wanted:
+        yield from lookup.measure_containers(progress)
     if {"lookup", "api"} & set(wanted):
         progress(f"starting {args.processes} processes in 50 PID namespaces")
         with crowd(50, args.processes // 50) as starter:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import secrets
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from tests.bench.timing import Progress, RowValues, command, medians
+from tests.fakes.cgroups import Hierarchy, hierarchies, remove
 from tests.fakes.daemon import BOUND, RESOLVER, Daemon
 from tests.fakes.node import Node
 from tests.patience import until
@@ -39,3 +43,49 @@ def measure(scratch: Path, progress: Progress) -> list[RowValues]:
             ("  over python3 -c pass", lookup / nothing, "times", bound, ""),
         ]
     return rows
+
+
+def measure_containers(progress: Progress, count: int = 250) -> Iterator[RowValues]:
+    """Look up by the kernel among ``count`` containers, found and not, in cgroups v1 and v2 as far as mounted."""
+    for version, chosen in (("v1", True), ("v2", False)):
+        mounted = [each for each in hierarchies() if bool(each.controllers) is chosen]
+        if not mounted:
+            continue
+        progress(
+            f"resolver lookup among {count} containers in {len(mounted)} hierarchies of cgroups {version}"
+        )
+        with _containers(mounted, count) as (container_id, host_pid):
+            ask = [str(RESOLVER), "lookup", "--socket", "/nonexistent"]
+            steps = {"pass": command([sys.executable, "-c", "pass"])}
+            steps["found"] = command([*ask, container_id, str(host_pid)])
+            for name, unknown in (("not found", "ab" * 32), ("start of an id not found", "abcdef123456")):
+                steps[name] = command([*ask, unknown, "1"], code=1)
+            taken = medians(steps, turns=21)
+        nothing = taken.pop("pass")
+        for name, seconds in taken.items():
+            bound = 2.6 if name == "found" else 4.0
+            yield f"resolver lookup, {count} containers, {version}, {name}", seconds * 1e3, "ms", None, ""
+            yield "  over python3 -c pass", seconds / nothing, "times", bound, ""
+
+
+@contextlib.contextmanager
+def _containers(mounted: list[Hierarchy], count: int) -> Iterator[tuple[str, int]]:
+    """Make containers of one process each; yields the last one's id and PID."""
+    tops = [each.mount / f"bench-{secrets.token_hex(4)}" for each in mounted]
+    for top, settings in ((top, top.parent.glob("cpuset.[cm][pe][um]s")) for top in tops):
+        top.mkdir()
+        for setting in settings:  # a cpuset takes no process before it has both
+            (top / setting.name).write_text(setting.read_text())
+            (top / "cgroup.clone_children").write_text("1")
+    with contextlib.ExitStack() as stack:
+        for top in tops:
+            stack.callback(remove, top, kill=True)
+        for _ in range(count):
+            container_id, pod_uid = secrets.token_hex(32), secrets.token_hex(16)
+            process = stack.enter_context(subprocess.Popen(["sleep", "infinity"]))
+            for top in tops:
+                directory = top / f"kubepods/burstable/pod{pod_uid}" / container_id
+                directory.mkdir(parents=True)
+                (directory / "cgroup.procs").write_text(str(process.pid))
+            stack.callback(process.kill)
+        yield container_id, process.pid

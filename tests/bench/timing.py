@@ -24,8 +24,8 @@ def medians(steps: dict[str, Callable[[], object]], turns: int) -> dict[str, flo
     return {name: statistics.median(values) for name, values in seconds.items()}
 
 
-def command(argv: Sequence[str] | str) -> Callable[[], object]:
-    """A step that runs a command; a string goes through the shell. It has to succeed."""
+def command(argv: Sequence[str] | str, code: int = 0) -> Callable[[], object]:
+    """A step that runs a command; a string goes through the shell. It has to end with this code."""
     complaints = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the step; a pipe would have to be emptied
 
     def step() -> None:
@@ -34,7 +34,7 @@ def command(argv: Sequence[str] | str) -> Callable[[], object]:
         done = subprocess.run(
             argv, shell=isinstance(argv, str), check=False, stdout=subprocess.DEVNULL, stderr=complaints
         )
-        if done.returncode != 0:
+        if done.returncode != code:
             complaints.seek(0)
             raise RuntimeError(f"{argv} ended with {done.returncode}: {complaints.read().decode()}")
 

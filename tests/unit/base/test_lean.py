@@ -77,6 +77,7 @@ HEAVY = {
 SETTINGS = {"msgspec", "resolver.config"}
 LIGHT = (
     *("--help", "--version"),
+    "lookup abcdef123456 1 --socket /none",
     *("lookup --help", "reverse --help", "explain --help", "top --help", "slots --help"),
 )
 #: With those that they import; typing_extensions, which only tests install, imports inspect.

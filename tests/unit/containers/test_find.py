@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from resolver.base.errors import Ambiguous, CannotKnow, NotFound, ProcessGone, UsageError
+from resolver.containers import find
 from resolver.containers.find import Wanted, container_name
 from resolver.containers.namespaces import (
     HOST,
@@ -164,6 +165,19 @@ def test_a_walk_of_one_directory_only(tree: Path) -> None:
     found = find_directories(str(tree), Wanted(A).match, f"/kubepods/pod{UID}/{A}")
     assert sorted(processes_in(found[A])) == [11, 12]
     assert not processes_in(find_directories(str(tree), Wanted(A).match, f"/gone/{A}")[A])
+
+
+@pytest.mark.parametrize(("text", "walked"), [(A, 1), ("e" * 64, 1), ("x.service", 2)])
+def test_id_is_searched_in_one_hierarchy_with_ids(
+    tree: Path, monkeypatch: pytest.MonkeyPatch, text: str, walked: int
+) -> None:
+    roots: list[str] = []
+    monkeypatch.setattr(
+        find, "find_directories", lambda root, match: roots.append(root) or find_directories(root, match)
+    )
+    empty = tree / "system.slice"  # has no container, so the next one is searched too
+    find._by_directories(Wanted(text), [str(empty), str(tree), str(tree)])
+    assert roots == [str(empty), *[str(tree)] * walked]
 
 
 def test_a_symbolic_link_is_no_cgroup(tree: Path) -> None:
