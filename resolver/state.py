@@ -397,6 +397,7 @@ class Snapshot(NamedTuple):
     standing: Mapping[str, str] = MappingProxyType({})  # troubles in the log that last: why, by event
     unwatched: int = 0  # regions that the kernel reports no changes of
     hami_counts: Mapping[str, HamiCounts] = MappingProxyType({})  # by path; only with ``--hami-metrics``
+    over_budget: Mapping[str, float] = MappingProxyType({})  # since when (Unix time), by account
     nvml_seconds: PassSeconds = PassSeconds(bounds=(), counts=(), observations=0, total=0.0)  # of collections
     used: Callable[[], UsageReport] = UsageReport  # the accounts, as of the call
 

@@ -91,11 +91,7 @@ def plugin(dist: Path, address: str) -> None:
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as tar:
         for name, source in (("kubectl-resolver", "resolver/kube/kubectl_plugin.py"), ("LICENSE", "LICENSE")):
-            data = (
-                (ROOT / source)
-                .read_bytes()
-                .replace(b'_VERSION = "unknown"', f'_VERSION = "{VERSION}"'.encode())
-            )
+            data = (ROOT / source).read_bytes()
             about = tarfile.TarInfo(name)
             about.size, about.mtime, about.mode = len(data), _epoch(), 0o644 if name == "LICENSE" else 0o755
             tar.addfile(about, io.BytesIO(data))

@@ -260,7 +260,7 @@ NAMES = tuple(
     )
     for pattern, replacement in (
         (r"^(version: |appVersion: )\S+$", r'\1"{version}"'),
-        (r'(\.version=)"[^"]*"', r'\1"{version}"'),
+        (r'(\.version=|^VERSION = )"[^"]*"', r'\1"{version}"'),
         (r"(newName: )\S+", r"\1{image}"),
         (r"(newTag: )\S+", r'\1"{version}"'),
         (r"(image\.repository[=:] ?|IMAGE_NAME=)[\w.:-]+/[\w./-]+", r"\1{image}"),
@@ -276,6 +276,7 @@ NAMED = (
     "deploy/chart/**/_checks.tpl",
     "deploy/image/Dockerfile",
     "deploy/kustomize/**/*.yaml",
+    "resolver/kube/kubectl_plugin.py",
 )
 
 

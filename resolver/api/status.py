@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ from msgspec import Struct
 
 from resolver.base.counters import CounterName
 from resolver.base.reasons import STARTING, TroubleReason
+from resolver.base.text import some
 from resolver.base.version import VERSION
 from resolver.config import Setting
 from resolver.hami.placements import BARE
@@ -65,12 +67,17 @@ def _wrong(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
     yield TroubleReason.FILES_SKIPPED, ", ".join(f"{count} {why}" for why, count in skipped)
     unresolved = snapshot.slot_counts().unresolved.most_common()
     yield TroubleReason.SLOTS_UNRESOLVED, ", ".join(f"{count} {why}" for why, count in unresolved)
-    for reason, name in (
-        (TroubleReason.OVER_BUDGET, CounterName.OVER_BUDGET),
-        (TroubleReason.INTERNAL_ERRORS, CounterName.INTERNAL_ERRORS),
-    ):
-        count = snapshot.counters.get(name, 0)
-        yield reason, f"{count} time{'s' if count > 1 else ''} since its start" if count else ""
+    over = sorted(snapshot.over_budget.items(), key=lambda item: item[1])
+    since = (
+        f"{os.path.basename(name)} since {time.strftime('%H:%M:%S', time.gmtime(at))} UTC"
+        for name, at in over
+    )
+    yield TroubleReason.OVER_BUDGET, some(since)
+    count = snapshot.counters.get(CounterName.INTERNAL_ERRORS, 0)
+    yield (
+        TroubleReason.INTERNAL_ERRORS,
+        f"{count} time{'s' if count > 1 else ''} since its start" if count else "",
+    )
 
 
 class Driver(Struct, frozen=True):

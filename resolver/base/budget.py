@@ -146,6 +146,8 @@ class Budgets:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._buckets: dict[str, Bucket] = {}
+        #: Containers that went over their budget, and since when (Unix time), until it is full again.
+        self.overdrawn: dict[str, float] = {}
 
     def left(self, container: str) -> float:
         """Return the container's remaining seconds; at 0 it must wait."""
@@ -166,7 +168,8 @@ class Budgets:
         bucket = self._buckets.get(container)
         if bucket is None:
             bucket = self._buckets[container] = Bucket(SHARE, BURST_SECONDS, now=now)
-        bucket.charge(seconds, now)
+        if bucket.charge(seconds, now):
+            self.overdrawn.setdefault(container, time.time())
 
     @contextlib.contextmanager
     def charge(self, container: str) -> Iterator[None]:
@@ -182,3 +185,4 @@ class Budgets:
         now = self._clock()
         for container in [each for each, bucket in self._buckets.items() if bucket.full(now)]:
             del self._buckets[container]
+            self.overdrawn.pop(container, None)

@@ -415,7 +415,7 @@ class TroubleReason(ReasonWithWords):
     )
     OVER_BUDGET = (
         "over_budget",
-        "a container went over its budget",
+        "containers went over their budget, so their slots wait",
         "`resolver top` shows its slots; docs/how-it-works.md#what-one-container-may-cost has the share",
     )
     NO_SYSTEM_CALL_FILTER = (

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+TYPE_CHECKING = False  # as typing's: every command pays for this module
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 
 def several(number: int, one: str, more: str = "") -> str:
     """Return the number with its noun: ``1 slot``, ``2 slots``. ``more`` is an irregular plural."""
     return f"{number} {one if number == 1 else more or one + 's'}"
+
+
+def some(names: Iterable[str], most: int = 3) -> str:
+    """Return a few of the names, and the number of the others."""
+    first, others = (listed := list(names))[:most], listed[most:]
+    return ", ".join(first) + (f" and {len(others)} more" if others else "")
 
 
 def printable(text: str) -> str:

@@ -136,7 +136,7 @@ def _use(status: Status) -> Iterator[Line]:
 def _cost(status: Status) -> Iterator[Line]:
     passes = status.pass_seconds
     mean = passes.total / max(passes.observations, 1) * 1000
-    yield "passes", f"{status.passes}, {mean:.2f} ms each"
+    yield "passes", f"{status.passes}, {mean:.{2 if mean < 10 else 0}f} ms each"
     for worker in status.workers:
         failed = worker.failures
         text = f"{several(worker.starts, 'start')}, {several(failed, 'failure')}"

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from typing import NamedTuple
 
 
 class State(StrEnum):
@@ -52,9 +49,3 @@ def together(well: str, troubles: list[Finding]) -> Finding:
         "\n".join(dict.fromkeys(texts)) for texts in zip(*(each[2:4] for each in troubles), strict=True)
     )
     return Finding(troubles[0].state, found, cause, fix)
-
-
-def some(names: Iterable[str], most: int = 3) -> str:
-    """Return a few of the names, and the number of the others."""
-    first, others = (listed := list(names))[:most], listed[most:]
-    return ", ".join(first) + (f" and {len(others)} more" if others else "")

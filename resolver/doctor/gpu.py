@@ -6,8 +6,8 @@ import time
 from typing import TYPE_CHECKING
 
 from resolver.base.reasons import KERNEL_LOG, NO_MEMORY, DriverError, GpuReason
-from resolver.base.text import several
-from resolver.doctor.findings import Finding, failed, ok, some, together, unknown, warning
+from resolver.base.text import several, some
+from resolver.doctor.findings import Finding, failed, ok, together, unknown, warning
 
 if TYPE_CHECKING:
     from resolver.doctor.node import Node

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from resolver.base.errors import WorkerFailed
 from resolver.base.reasons import RegionReason
-from resolver.base.text import several
-from resolver.doctor.findings import Finding, State, failed, ok, some, together, unknown, warning
+from resolver.base.text import several, some
+from resolver.doctor.findings import Finding, State, failed, ok, together, unknown, warning
 from resolver.hami.placements import AUTO, KNOWN_DIRS
 
 if TYPE_CHECKING:

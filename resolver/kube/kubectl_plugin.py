@@ -33,8 +33,8 @@ COMMANDS = (
     *("status", "explain", "lookup", "reverse", "top", "bundle"),
     *("doctor", "slots", "containers", "events", "devices", "config"),
 )
-#: Of a copy that is alone; `make release` writes it.
-_VERSION = "unknown"
+#: `make tables` writes it, because a copy is alone.
+VERSION = "0.2.0"
 #: kubectl's own options.
 _KUBECTL = ("as", "cluster", "context", "kubeconfig")
 _AT_ONCE = 16
@@ -108,11 +108,21 @@ class Kubectl:
             return None, f"no answer within {seconds:g} s"
         last = _last_line(_ENDED.sub("", err), "no answer")
         if running.returncode and not _ENDED.search(err):
-            return None, f"unreachable: {last}"
+            return None, f"unreachable: {_missing_right(err, daemon) or last}"
         try:
             return json.loads(out), ""
         except ValueError:
             return None, last
+
+
+def _missing_right(said: str, daemon: DaemonPod) -> str:
+    """Return how to get the right whose lack kubectl reports; empty if it is another error."""
+    if "(Forbidden)" not in said or "pods/exec" not in said:
+        return ""
+    return (
+        f"you lack the right to create pods/exec in the namespace {daemon.namespace}: an administrator gives it by "
+        "deploy/kubectl-rbac.yaml"
+    )
 
 
 def _last_line(text: str, otherwise: str) -> str:
@@ -201,6 +211,25 @@ def container_of(pod: Any, wanted: str | None) -> str:
     return ids[name]
 
 
+def _words(args: argparse.Namespace, pod: Any) -> list[str]:
+    """Return the command's arguments on the node."""
+    if args.command == "lookup":
+        if pod is None or args.pid is None:
+            raise Trouble("lookup takes POD and PID", EXIT_USAGE)
+        return [container_of(pod, args.container), str(args.pid)]
+    if args.command == "reverse":
+        if not str(args.pid).isdecimal():
+            raise Trouble("reverse takes HOST_PID and --node NODE, or POD and HOST_PID", EXIT_USAGE)
+        return [str(args.pid)]
+    if pod is not None and args.command in ("explain", "top"):
+        return [f"{uid_of(pod)}/{args.container}" if args.container else uid_of(pod)]
+    if args.command == "bundle":
+        if sys.stdout.isatty():
+            raise Trouble("bundle prints an archive: give it a file, as in > bundle.tar.gz", EXIT_USAGE)
+        return ["-o", "-"]
+    return []
+
+
 def on_node(kubectl: Kubectl, args: argparse.Namespace) -> int:
     """Run the command on a pod's node, or on the named one; return its exit code."""
     if args.command == "reverse" and args.pid is None and (args.node or str(args.pod).isdecimal()):
@@ -208,21 +237,7 @@ def on_node(kubectl: Kubectl, args: argparse.Namespace) -> int:
     if not args.pod and not args.node:
         raise Trouble(f"{args.command} is about one node: give POD or --node NODE", EXIT_USAGE)
     pod = pod_called(kubectl, args.pod, args.namespace) if args.pod else None
-    words: list[str] = []
-    if args.command == "lookup":
-        if pod is None or args.pid is None:
-            raise Trouble("lookup takes POD and PID", EXIT_USAGE)
-        words = [container_of(pod, args.container), str(args.pid)]
-    elif args.command == "reverse":
-        if not str(args.pid).isdecimal():
-            raise Trouble("reverse takes HOST_PID and --node NODE, or POD and HOST_PID", EXIT_USAGE)
-        words = [str(args.pid)]
-    elif pod is not None and args.command in ("explain", "top"):
-        words = [f"{uid_of(pod)}/{args.container}" if args.container else uid_of(pod)]
-    elif args.command == "bundle":
-        if sys.stdout.isatty():
-            raise Trouble("bundle prints an archive: give it a file, as in > bundle.tar.gz", EXIT_USAGE)
-        words = ["-o", "-"]
+    words = _words(args, pod)
     node = args.node or (pod["spec"]["nodeName"] if pod is not None else "")
     known = daemons(kubectl, args.selector, args.daemon_namespace)
     if node not in known:
@@ -238,6 +253,8 @@ def on_node(kubectl: Kubectl, args: argparse.Namespace) -> int:
         check=False,
     )
     said = done.stderr.decode("utf-8", "replace")
+    if why := _missing_right(said, known[node]):
+        raise Trouble(why)
     sys.stderr.write(_printable(_ENDED.sub("", said)))
     return done.returncode if _ENDED.search(said) or done.returncode <= 0 else EXIT_CANNOT_KNOW
 
@@ -298,15 +315,6 @@ def _cells(found: Any, why: str) -> list[str]:
 # ---- the command line ---------------------------------------------------------------------------------------------
 
 
-def version() -> str:
-    """Return the version of the package that this belongs to, or of the release that it was copied from."""
-    with contextlib.suppress(ImportError):
-        from resolver.base.version import VERSION
-
-        return VERSION
-    return _VERSION
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="kubectl resolver",
@@ -328,7 +336,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--daemon-namespace", metavar="NAMESPACE", help="of the daemons' pods, if several have such pods")
     for name in _KUBECTL:
         add(f"--{name}", help="kubectl's")
-    add("--version", action="version", version=f"kubectl resolver {version()}", help="show its version")
+    add("--version", action="version", version=f"kubectl resolver {VERSION}", help="show its version")
     return parser
 
 

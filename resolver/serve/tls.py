@@ -5,67 +5,80 @@ from __future__ import annotations
 import os
 import ssl
 from hmac import compare_digest
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from resolver.base.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+T = TypeVar("T")
 
-class PortCredentials:
-    """Certificate and token of a port, each absent without a path. Raises `UsageError`.
 
-    While changed files can't be used, the old content counts and ``refused`` has the reason.
-    """
+class _Files(Generic[T]):
+    """Content of files that belong together, read again when one of them changes; unusable new content is not taken."""
 
-    def __init__(self, cert: str, key: str, token: str, refused: Callable[[str], None]) -> None:
-        self._cert, self._key, self._token_file = cert, key or cert, token
-        self._refused = refused
+    def __init__(self, paths: tuple[str, ...], read: Callable[..., T]) -> None:
+        self._paths, self._read = paths, read
         self._seen = self._versions()  # before they are read
-        self._read_files()
+        self.content = read(*paths)
+        self.why = ""
 
-    def session(self) -> Session | None:
-        """Return the TLS of a new connection."""
-        self._refresh()
-        return Session(self._context) if self._context else None
-
-    def authorized(self, authorization: str) -> bool:
-        """Check a request's header for the token, in the same time for each wrong one."""
-        self._refresh()
-        scheme, _, given = authorization.partition(" ")
-        right = compare_digest(given.strip().encode("latin-1"), self._token)
-        return not self._token or (right and scheme.lower() == "bearer")
-
-    @property
-    def uses_tls(self) -> bool:
-        """Return True if connections have TLS."""
-        return bool(self._cert)
-
-    def _refresh(self) -> None:
-        if (seen := self._versions()) != self._seen:
-            self._seen, why = seen, ""
-            try:
-                self._read_files()
-            except UsageError as error:
-                why = str(error)
-            self._refused(why)
-
-    def _read_files(self) -> None:
-        context = _server_context(self._cert, self._key) if self._cert else None
-        self._token = _token(self._token_file) if self._token_file else b""
-        self._context = context
+    def changed(self) -> bool:
+        """Read changed files; ``why`` says why new content can't be used."""
+        if (seen := self._versions()) == self._seen:
+            return False
+        self._seen, self.why = seen, ""
+        try:
+            self.content = self._read(*self._paths)
+        except UsageError as error:
+            self.why = str(error)
+        return True
 
     def _versions(self) -> list[tuple[int, ...]]:
         """Identify the content of each file by what changes with it; a link, such as a secret's, is followed."""
         versions = list[tuple[int, ...]]()
-        for path in (self._cert, self._key, self._token_file):
+        for path in self._paths:
             try:
                 info = os.stat(path)
                 versions.append((info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns))
             except OSError:
                 versions.append(())
         return versions
+
+
+class PortCredentials:
+    """Certificate and token of a port, each absent without a path. Raises `UsageError`.
+
+    Each counts on its own: while a half-written certificate can't be used, a new token can. ``refused`` has the reason.
+    """
+
+    def __init__(self, cert: str, key: str, token: str, refused: Callable[[str], None]) -> None:
+        self._context = _Files((cert, key or cert), _server_context) if cert else None
+        self._token = _Files((token,), _token) if token else None
+        self._refused = refused
+
+    def session(self) -> Session | None:
+        """Return the TLS of a new connection."""
+        self._refresh()
+        return Session(self._context.content) if self._context else None
+
+    def authorized(self, authorization: str) -> bool:
+        """Check a request's header for the token, in the same time for each wrong one."""
+        self._refresh()
+        scheme, _, given = authorization.partition(" ")
+        right = self._token is None or compare_digest(given.strip().encode("latin-1"), self._token.content)
+        return self._token is None or (right and scheme.lower() == "bearer")
+
+    @property
+    def uses_tls(self) -> bool:
+        """Return True if connections have TLS."""
+        return self._context is not None
+
+    def _refresh(self) -> None:
+        files = [each for each in (self._context, self._token) if each is not None]
+        if any([each.changed() for each in files]):  # noqa: C419 - all of them
+            self._refused("; ".join(each.why for each in files if each.why))
 
 
 def _server_context(cert: str, key: str) -> ssl.SSLContext:
@@ -80,8 +93,11 @@ def _server_context(cert: str, key: str) -> ssl.SSLContext:
         )  # an encrypted key fails, instead of asking a terminal
     except (ssl.SSLError, ValueError) as error:
         why = (getattr(error, "reason", "") or str(error)).lower().replace("_", " ")
+        if "mismatch" in why:
+            why = f"{key} is another certificate's key"
         raise UsageError(
-            f"no certificate chain in {cert} with its unencrypted key in {key}, both as PEM: {why}"
+            f"no certificate chain in {cert} with its unencrypted key in {key}, both as PEM ({why}): write both anew, "
+            "each under another name, and rename them"
         ) from None
     return context
 
@@ -114,7 +130,8 @@ class Session:
 def _token(path: str) -> bytes:
     words = _read(path).split()
     if len(words) != 1:
-        raise UsageError(f"{path} has {len(words)} words: a token is one word")
+        has = "is empty" if not words else f"has {len(words)} words"
+        raise UsageError(f"{path} {has}, and a token is one word: write the token alone into it")
     return words[0]
 
 

@@ -29,7 +29,7 @@ LOST = SlotReport(7, 0, 0, None, False, UnresolvedReason.NO_SUCH_PROCESS, None, 
         ({"dry_run": True}, "dry_run", "it is a dry run", False),
         ({"regions": (RegionReport("/x", None, None, "v1.2", ("GPU",), slots=(LOST,)),)},
          "slots_unresolved", "slots are unresolved: 1 no_such_process", False),
-        ({"counters": {"over_budget": 2}}, "over_budget", "over its budget: 2 times since", False),
+        ({"over_budget": {"/x/uid_main": 1.7e9}}, "over_budget", "uid_main since 22:13:20 UTC", False),
         ({"counters": {"internal_errors": 1}}, "internal_errors", "internal errors: 1 time since", False),
     ],
 )  # fmt: skip

@@ -25,8 +25,12 @@ def test_a_container_may_save_up_a_burst_and_no_more() -> None:
     assert budgets.over("a")  # it is in debt
     clock.now += 0.6 * 0.1 / SHARE
     assert not budgets.over("a")
+    budgets.forget_full()
+    assert list(budgets.overdrawn) == ["a"]
     clock.now += 1000
     assert budgets.left("a") == BURST_SECONDS
+    budgets.forget_full()
+    assert budgets.overdrawn == {}
 
 
 def test_a_stopped_daemon_charges_no_container() -> None:
