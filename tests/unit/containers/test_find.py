@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -172,9 +173,13 @@ def test_id_is_searched_in_one_hierarchy_with_ids(
     tree: Path, monkeypatch: pytest.MonkeyPatch, text: str, walked: int
 ) -> None:
     roots: list[str] = []
-    monkeypatch.setattr(
-        find, "find_directories", lambda root, match: roots.append(root) or find_directories(root, match)
-    )
+    walk = find_directories
+
+    def walks(root: str, match: Any) -> dict[str, list[str]]:
+        roots.append(root)
+        return walk(root, match)
+
+    monkeypatch.setattr(find, "find_directories", walks)
     empty = tree / "system.slice"  # has no container, so the next one is searched too
     find._by_directories(Wanted(text), [str(empty), str(tree), str(tree)])
     assert roots == [str(empty), *[str(tree)] * walked]

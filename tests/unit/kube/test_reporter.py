@@ -460,7 +460,9 @@ def test_the_nodes_condition_if_it_is_wanted(kube: KubeServer) -> None:
 
 def test_refused_condition_delays_no_report_and_stays(kube: KubeServer) -> None:
     async def scenario(run: Run) -> None:
-        refused = lambda: "nodes/status" in run.tally.not_in_sync  # noqa: E731
+        def refused() -> bool:
+            return "nodes/status" in run.tally.not_in_sync
+
         await run.until(refused)
         began = len(kube.asked)
         for number in range(4):
