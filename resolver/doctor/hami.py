@@ -140,7 +140,7 @@ def writer(node: Node) -> Finding:  # noqa: ARG001
             "apt-get install libatomic1 (Debian, Ubuntu) or dnf install libatomic (Fedora)",
         )
     rights = frozenset({"DAC_OVERRIDE"})
-    worker = WorkerProcess("slot writer", "resolver.workers.slot_writer", timeout=5.0, rights=rights)
+    worker = WorkerProcess("slot writer", "resolver.workers.writer_child", timeout=5.0, rights=rights)
     fd = os.memfd_create("slot", os.MFD_CLOEXEC)
     try:
         os.ftruncate(fd, 4096)

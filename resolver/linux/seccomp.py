@@ -34,7 +34,7 @@ DANGEROUS = _numbers("""
     swapoff 168 225, swapon 167 224, syslog 103 116, umount2 166 39, unshare 272 97, userfaultfd 323 282,
     vhangup 153 58
 """)
-#: Calls of Python and `resolver.workers.slot_writer` after loading.
+#: Calls of Python and `resolver.workers.writer_child` after loading.
 OF_THE_WRITER = _numbers("""
     brk 12 214, clock_gettime 228 113, close 3 57, dup 32 23, exit 60 93, exit_group 231 94, fcntl 72 25,
     fstat 5 80, futex 202 98, getdents64 217 61, getpid 39 172, getrandom 318 278, gettid 186 178, ioctl 16 29,

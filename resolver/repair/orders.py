@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import itertools
 import os
 import time
 from typing import TYPE_CHECKING, Any
@@ -33,11 +32,9 @@ if TYPE_CHECKING:
 _WRITER_SECONDS = 1.0
 _UNWRITABLE_SECONDS = 5.0
 #: Seconds between two checks of the writer and its holds.
-_CHECK_SECONDS = 0.02
+_CHECK_SECONDS, _UNKNOWN_END_SECONDS = 0.5, 0.02
 #: Seconds after which a read-only directory makes the daemon not ready: a remount takes a moment.
 _READ_ONLY_SECONDS = 10.0
-#: And in so many of them one that no container is over its budget.
-_CHECKS_OF_BUDGETS = 25
 #: Seconds of CPU of an order in the slot writer: it maps a page and reads the process.
 ORDER_SECONDS = 30e-6
 
@@ -49,7 +46,7 @@ class Writing:
         self.worker = WorkerProcess(
             # A tenant's umask may have taken the right to write from others, and root is one of them without this.
             "slot writer",
-            "resolver.workers.slot_writer",
+            "resolver.workers.writer_child",
             timeout=_WRITER_SECONDS,
             rights=frozenset({"DAC_OVERRIDE"}),
         )
@@ -114,18 +111,34 @@ class Writing:
 
     async def keep_holds(self, over: Callable[[str], bool]) -> None:
         """Hold the words on when the writer has ended, and let those go whose container is ``over`` its budget."""
-        for number in itertools.count():
+        while True:
             await self._holding.wait()
             self._bury()
-            writer, weigh = self.holds.writer(), number % _CHECKS_OF_BUDGETS == 0
+            writer = self.holds.writer()
             for held in [*self.holds.by_region.values()]:
-                gone = held.repairs.region.fd < 0 or (weigh and over(held.repairs.ownership.account))
+                gone = held.repairs.region.fd < 0 or over(held.repairs.ownership.account)
                 if gone or held.starts != writer:
                     with contextlib.suppress(OSError):  # no descriptors, which the writer has counted
                         await self.hold(held.repairs, [] if gone else held.orders)
             if not self.holds.by_region:
                 self._holding.clear()
-            await asyncio.sleep(_CHECK_SECONDS)
+            await self._until_writer_ends()
+
+    async def _until_writer_ends(self) -> None:
+        """Wait, for `_CHECK_SECONDS` at most."""
+        ended, loop = asyncio.Event(), asyncio.get_running_loop()
+        try:
+            fd = os.pidfd_open(self.worker.host_pid or 0)
+        except OSError:  # before Linux 5.3, or it has ended
+            await asyncio.sleep(_UNKNOWN_END_SECONDS)
+            return
+        loop.add_reader(fd, ended.set)
+        try:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(ended.wait(), _CHECK_SECONDS)
+        finally:
+            loop.remove_reader(fd)
+            os.close(fd)
 
     def _bury(self) -> None:
         """Note the end of a writer that only held words."""

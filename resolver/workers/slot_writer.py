@@ -1,7 +1,7 @@
 """Slot writer: the only program that maps a tenant's memory.
 
-It carries out compare-and-swap orders, one page at a time. If a tenant truncates the file, SIGBUS kills this process. A
-seccomp filter allows nothing more. Wire format (SOCK_SEQPACKET, little-endian, one message each way)::
+It carries out compare-and-swap orders (its process: `resolver.workers.writer_child`). If a tenant truncates the file,
+SIGBUS kills it. Wire format (SOCK_SEQPACKET, little-endian, one message each way)::
 
     order   u32 file_bytes   the file's size, or nothing is mapped
             u32 count        then count times ORDER, then SLOTS if the file's processes move slots under a lock
@@ -23,23 +23,18 @@ file, the `note`, handles. The answer is a REPORT for each word held until then.
 
 from __future__ import annotations
 
-import _socket  # without the module around it, which is a tenth of this process
 import ctypes
 import mmap
 import os
 import struct
 import sys
-import time
 
 from resolver.linux.pidfd import handle_alive
-from resolver.workers.child import LACKING, inherited
+from resolver.workers.child import LACKING
 
 TYPE_CHECKING = False  # typing itself would be a tenth of this process
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any, Self
-
-    CompareExchange = Callable[..., bool]
+    from typing import Any
 
 HEAD = struct.Struct("<II")
 #: handle index (-1: none), handle is a pidfd, guard offset, guard value, target offset, expected, new
@@ -67,46 +62,7 @@ WRONG_SIZE = 4  # the file does not have the layout's size now: not mapped
 NOT_WRITABLE = 5  # it cannot be opened, or not be mapped, for writing; the word is the errno
 NO_MEANS = 6  # the kernel refused this process a descriptor, or memory; the word is the errno
 TOO_OFTEN = 7  # a held word changed more often than watchers change it
-#: A hold ends with these; others are tried again.
-_FINAL = OWNER_GONE, WRONG_SIZE, NOT_WRITABLE, NO_MEANS, TOO_OFTEN
-
 _ACQ_REL, _ACQUIRE = 4, 2  # __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE
-
-
-def main() -> int:
-    """Serve orders until the socket closes."""
-    import array
-    import select
-
-    from resolver.linux import seccomp
-
-    channel = _socket.socket(fileno=os.dup(0))
-    room = _socket.CMSG_SPACE((MAX_ORDERS + 1) * array.array("i").itemsize)
-    compare_exchange = atomic()
-    received = inherited()
-    holds, poll = HeldWords(compare_exchange), select.poll()
-    poll.register(channel.fileno(), select.POLLIN)
-    seccomp.allow_only(seccomp.OF_THE_WRITER)
-    while True:
-        arrived = False
-        while holds.files and not arrived:
-            arrived = bool(poll.poll(1))
-            holds.tick()
-        message, ancillary, _flags, _address = channel.recvmsg(1 << 16, room)
-        for level, kind, payload in ancillary:
-            if level == _socket.SOL_SOCKET and kind == _socket.SCM_RIGHTS:
-                received += array.array("i", payload[: len(payload) // 4 * 4])
-        if not message:
-            return 0
-        try:
-            hold = HEAD.unpack_from(message)[1] & HOLDS
-            channel.send(
-                holds.replace(message, received) if hold else serve(compare_exchange, message, received)
-            )
-        finally:
-            for fd in set(received):  # inherited ones may be the same for several orders
-                os.close(fd)
-            received.clear()
 
 
 def differs(present: int, value: int) -> bool:
@@ -114,283 +70,126 @@ def differs(present: int, value: int) -> bool:
     return abs(present - value) > NEAR or (present == 0) != (value == 0)
 
 
-def _writable(descriptor: int) -> int:
-    """Open a file again: the daemon reads only, and the right to write exists in this process alone."""
-    flags = os.O_RDWR | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-    return os.open(f"/proc/self/fd/{descriptor}", flags)
+class Words:
+    """A file's words, mapped for writing. Raises OSError, and ValueError if it has another size."""
 
+    _exchange: Any
+    _load: Any
 
-def serve(compare_exchange: CompareExchange, message: bytes, descriptors: list[int]) -> bytes:
-    """Carry out orders in the first descriptor's file."""
-    file_bytes, count = HEAD.unpack_from(message)
-    try:
-        fd = _writable(descriptors[0])
-    except OSError as error:
-        return RESULT.pack(*_refused(error)) * int(count)
-    try:
-        end = HEAD.size + count * ORDER.size
-        slots = SLOTS.unpack_from(message, end) if len(message) >= end + SLOTS.size else None
-        answer = b""
-        for index in range(count):
-            order = ORDER.unpack_from(message, HEAD.size + index * ORDER.size)
-            lock_at = slots[2] if slots else None
-            try:
-                result = WRONG_SIZE, 0
-                if os.fstat(fd).st_size == file_bytes:
-                    result = carry_out(compare_exchange, fd, file_bytes, descriptors[1:], order, lock_at)
-            except ValueError:  # mmap checks the size once more: it was truncated in between
-                result = WRONG_SIZE, 0
-            except OSError as error:  # a file system without shared mappings
-                result = _refused(error)
-            if result[0] in (MOVED, OWNER_GONE) and order[-1] == 0 and slots:
-                _take_back_copies(compare_exchange, fd, file_bytes, slots, order)
-            answer += RESULT.pack(*result)
-        return answer
-    finally:
-        os.close(fd)
-
-
-class _HeldWord:
-    """A held word, and its report."""
-
-    __slots__ = ("at", "corrections", "foreign", "guard", "guard_at", "order", "outcome", "standing", "value")
-
-    def __init__(self, order: tuple[int, ...]) -> None:
-        self.order, self.at, self.guard_at, self.guard = order, order[4] // 8, order[2] // 8, order[3]
-        self.value = self.standing = order[6]
-        self.outcome, self.corrections, self.foreign = DONE, 0, order[6]
-
-
-class _HeldFile:
-    """Held words of one file, mapped. Raises OSError, and ValueError for a file that is too short."""
-
-    def __init__(self, message: bytes, descriptors: list[int]) -> None:
-        self.file_bytes, count = HEAD.unpack_from(message)
-        self.key, self.allowed = HOLD.unpack_from(message, HEAD.size)
-        at, count = HEAD.size + HOLD.size, count & ~HOLDS
-        self.holds = [_HeldWord(ORDER.unpack_from(message, at + n * ORDER.size)) for n in range(count)]
-        self.slots = SLOTS.unpack_from(message, at + count * ORDER.size)
-        self.fd, self.handles = _writable(descriptors[0]), list[int]()
+    @classmethod
+    def load_functions(cls) -> None:
+        """Load the functions of libatomic."""
         try:
-            self.handles += [os.dup(handle) for handle in descriptors[2:]]
-            self.page = mmap.mmap(self.fd, self.file_bytes)
+            library = ctypes.CDLL("libatomic.so.1")
+        except OSError:
+            sys.exit(
+                "resolver: libatomic.so.1 is missing, so no slot can be written: apt-get install libatomic1"
+            )
+        pointer, word, order = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int
+        cls._exchange, cls._load = library["__atomic_compare_exchange_8"], library["__atomic_load_8"]
+        cls._exchange.argtypes = (pointer, pointer, word, order, order)
+        cls._load.argtypes, cls._load.restype = (pointer, order), word
+
+    def __init__(self, descriptor: int, file_bytes: int) -> None:
+        # Opened again: the daemon reads only, and the right to write exists in this process alone.
+        flags = os.O_RDWR | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+        self._fd, self._bytes = os.open(f"/proc/self/fd/{descriptor}", flags), file_bytes
+        try:
+            if not self.whole():
+                raise ValueError("it has another size")
+            self._file = mmap.mmap(self._fd, file_bytes)
         except BaseException:
-            self.close()
+            os.close(self._fd)
             raise
-        self.words = memoryview(self.page)[: self.file_bytes // 8 * 8].cast("Q")
-        self.second, self.changes = 0, 0
+        self.view = memoryview(self._file)[: file_bytes // 8 * 8].cast("Q")
+        self._first: Any = ctypes.c_char.from_buffer(self._file)
+        self._start = ctypes.addressof(self._first)
+
+    def whole(self) -> bool:
+        """Check that no process changed the file's size."""
+        return os.fstat(self._fd).st_size == self._bytes
+
+    def load(self, offset: int) -> int:
+        """Return a word."""
+        return int(self._load(self._start + offset, _ACQUIRE))
+
+    def swap(self, offset: int, expected: int, new: int) -> int:
+        """Compare and swap; returns the previous value."""
+        found = ctypes.c_uint64(expected)
+        self._exchange(self._start + offset, ctypes.byref(found), new, _ACQ_REL, _ACQUIRE)
+        return int(found.value)
 
     def close(self) -> None:
         """Release everything."""
-        for fd in (self.fd, *self.handles):
-            os.close(fd)
+        self.view.release()
+        self._first = None  # a mapping with a view on it can't be closed
+        self._file.close()
+        os.close(self._fd)
 
 
-class HeldWords:
-    """Held words, by file. ``note`` names the file that is touched, for the daemon if SIGBUS ends this process."""
-
-    def __init__(self, compare_exchange: CompareExchange) -> None:
-        self.files: dict[int, _HeldFile] = {}
-        self._compare_exchange = compare_exchange
-        self._note: memoryview | None = None
-        self._looks: list[tuple[int, memoryview, int, _HeldWord, _HeldFile]] | None = None
-
-    def replace(self, message: bytes, descriptors: list[int]) -> bytes:
-        """Hold these words of a file and no others; returns reports of those before."""
-        key, _ = HOLD.unpack_from(message, HEAD.size)
-        before, self._looks = self.files.pop(key, None), None
-        answer = b""
-        if before is not None:
-            answer = b"".join(
-                REPORT.pack(hold.outcome, hold.corrections, hold.foreign) for hold in before.holds
-            )
-            before.close()
-        if HEAD.unpack_from(message)[1] & ~HOLDS:
-            if self._note is None:
-                self._note = memoryview(mmap.mmap(descriptors[1], mmap.PAGESIZE)).cast("Q")
-            try:
-                self.files[key] = _HeldFile(message, descriptors)
-            except (OSError, ValueError):
-                return answer or b"\0"  # the next order in this file has the reason
-        return answer or b"\0"
-
-    def tick(self) -> None:
-        """Compare all held words once, and correct those that differ."""
-        note = self._note
-        if note is None:
-            return
-        if self._looks is None:
-            self._looks = [
-                (held.key, held.words, hold.at, hold, held)
-                for held in self.files.values()
-                for hold in held.holds
-                if hold.outcome == DONE
-            ]
-        for key, words, at, hold, held in self._looks:
-            note[0] = key
-            if words[at] != hold.standing:
-                self._correct(held, hold)
-        note[0] = 0
-
-    def _correct(self, held: _HeldFile, hold: _HeldWord) -> None:
-        words = held.words
-        present = words[hold.at]
-        if words[held.slots[2] // 8]:
-            return  # a process that holds the lock may be moving slots
-        hold.foreign = present
-        if not differs(present, hold.value):
-            hold.standing = present
-            return
-        second = int(time.monotonic())
-        if second != held.second:
-            held.second, held.changes = second, 0
-        held.changes += 1
-        outcome = TOO_OFTEN if held.changes > held.allowed else self._swap(held, hold, present)
-        if outcome == DONE:
-            hold.corrections += 1
-            hold.standing = hold.value
-        elif outcome in _FINAL or words[hold.guard_at] != hold.guard:
-            hold.outcome = outcome
-            self._looks = None
-
-    def _swap(self, held: _HeldFile, hold: _HeldWord, present: int) -> int:
-        order = (*hold.order[:5], present, hold.value)
-        try:
-            if os.fstat(held.fd).st_size != held.file_bytes:
-                return WRONG_SIZE
-            outcome, _ = carry_out(
-                self._compare_exchange,
-                held.fd,
-                held.file_bytes,
-                held.handles,
-                order,
-                held.slots[2],
-                held.page,
-            )
-        except ValueError:
-            return WRONG_SIZE
-        except OSError as error:
-            return _refused(error)[0]
-        if outcome in (MOVED, OWNER_GONE) and hold.value == 0:
-            _take_back_copies(self._compare_exchange, held.fd, held.file_bytes, held.slots, order)
-        return outcome
-
-
-def _take_back_copies(
-    compare_exchange: CompareExchange,
-    fd: int,
-    file_bytes: int,
-    slots: tuple[int, ...],
-    order: tuple[int, ...],
-) -> None:
-    """Undo `MARK` where a move copied it."""
-    first, size, _ = slots
-    target, expected = order[4], order[5]
+def serve(message: bytes, descriptors: list[int]) -> bytes:
+    """Carry out orders in the first descriptor's file."""
+    file_bytes, count = HEAD.unpack_from(message)
+    end = HEAD.size + count * ORDER.size
+    slots = SLOTS.unpack_from(message, end) if len(message) >= end + SLOTS.size else None
     try:
-        for at in range(first + (target - first) % size, file_bytes - size, size):
-            if _word(fd, at) == MARK:
-                with Cell(compare_exchange, fd, at, file_bytes) as cell:
-                    cell.swap(MARK, expected)
-    except (OSError, ValueError):  # truncated: the daemon compares the values with NVML's once more
-        return
-
-
-def _refused(error: OSError) -> tuple[int, int]:
-    return (NO_MEANS if error.errno in LACKING else NOT_WRITABLE), error.errno or 0
+        words = Words(descriptors[0], file_bytes)
+    except ValueError:
+        return RESULT.pack(WRONG_SIZE, 0) * int(count)
+    except OSError as error:  # as on a file system without shared mappings
+        outcome = NO_MEANS if error.errno in LACKING else NOT_WRITABLE
+        return RESULT.pack(outcome, error.errno or 0) * int(count)
+    try:
+        answer = b""
+        for index in range(count):
+            order = ORDER.unpack_from(message, HEAD.size + index * ORDER.size)
+            cut = index > 0 and not words.whole()  # before the first one it has just been checked
+            answer += RESULT.pack(
+                *((WRONG_SIZE, 0) if cut else carry_out(words, descriptors[1:], order, slots))
+            )
+        return answer
+    finally:
+        words.close()
 
 
 def carry_out(
-    compare_exchange: CompareExchange,
-    fd: int,
-    file_bytes: int,
-    handles: list[int],
-    order: tuple[int, ...],
-    lock_at: int | None = None,
-    mapped: mmap.mmap | None = None,
+    words: Words, handles: list[int], order: tuple[int, ...], slots: tuple[int, ...] | None = None
 ) -> tuple[int, int]:
-    """Carry out one order: its outcome, and the word found.
-
-    ``lock_at``: offset of ``owner_pid``. ``mapped``: the whole file, if it is.
-    """
-    handle, is_pidfd, guard_at, guard, target_at, expected, new = order
-    guarded = guard_at != target_at
+    """Carry out one order: its outcome, and the word found."""
+    handle, is_pidfd, guard_at, guard, target, expected, new = order
+    guarded = guard_at != target
 
     def holds() -> bool:
         # The lock first: a move that ends between the two reads shows in the guard.
-        return (lock_at is None or _word(fd, lock_at) == 0) and _word(fd, guard_at) == guard
+        return (slots is None or words.load(slots[2]) == 0) and words.load(guard_at) == guard
+
+    def gone() -> bool:
+        return handle >= 0 and not handle_alive(handles[handle], is_pidfd=bool(is_pidfd))
 
     if guarded and not holds():
         return DIFFERENT, 0
-    # Checked before, too: a number taken back would be visible for a moment.
-    if handle >= 0 and not handle_alive(handles[handle], is_pidfd=bool(is_pidfd)):
+    # Checked before as well: a number that is taken back would be seen for a moment.
+    if gone():
         return OWNER_GONE, 0
     first = MARK if guarded and not new else new
-    with Cell(compare_exchange, fd, target_at, file_bytes, mapped) as cell:
-        found = cell.swap(expected, first)
-        if found != expected:
-            return DIFFERENT, found
-        undo = 0
-        if handle >= 0 and not handle_alive(handles[handle], is_pidfd=bool(is_pidfd)):
-            undo = OWNER_GONE
-        elif guarded and not holds():
-            undo = MOVED
-        if undo:
-            return undo, cell.swap(first, expected)
-        if first != new and cell.swap(first, new) != first:
-            return MOVED, 0  # filled in meanwhile by another writer
-        back = _word(fd, target_at)
-        return (WRONG_SIZE, 0) if back is None else (DONE, back)
+    found = words.swap(target, expected, first)
+    if found != expected:
+        return DIFFERENT, found
+    outcome = OWNER_GONE if gone() else MOVED if guarded and not holds() else DONE
+    if outcome:
+        found = words.swap(target, first, expected)
+    elif first != new and words.swap(target, first, new) != first:
+        outcome, found = MOVED, 0  # filled in meanwhile: what stands there is not ours
+    else:
+        return DONE, words.load(target)
+    if new == 0 and slots:
+        _take_back_copies(words, slots, target, expected)
+    return outcome, found
 
 
-def _word(fd: int, offset: int) -> int | None:
-    text = os.pread(fd, 8, offset)
-    return int.from_bytes(text, "little") if len(text) == 8 else None
-
-
-def atomic() -> CompareExchange:
-    """The compare-and-swap of libatomic."""
-    try:
-        function = ctypes.CDLL("libatomic.so.1")["__atomic_compare_exchange_8"]
-    except OSError:
-        sys.exit("resolver: libatomic.so.1 is missing, so no slot can be written: apt-get install libatomic1")
-    pointer, word, order = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int
-    function.argtypes, function.restype = (pointer, pointer, word, order, order), ctypes.c_bool
-    return function
-
-
-class Cell:
-    """Aligned 8-byte word of a file, mapped within ``with``."""
-
-    def __init__(
-        self,
-        compare_exchange: CompareExchange,
-        fd: int,
-        offset: int,
-        file_bytes: int,
-        mapped: mmap.mmap | None = None,
-    ) -> None:
-        self._compare_exchange = compare_exchange
-        self._page: mmap.mmap | None = None
-        if mapped is not None:
-            self._word: Any = ctypes.c_uint64.from_buffer(mapped, offset)
-            return
-        start = offset - offset % mmap.ALLOCATIONGRANULARITY
-        length = min(mmap.ALLOCATIONGRANULARITY, file_bytes - start)  # mmap refuses more than the file has
-        rights = mmap.PROT_READ | mmap.PROT_WRITE
-        self._page = mmap.mmap(fd, length, mmap.MAP_SHARED, rights, offset=start)
-        self._word = ctypes.c_uint64.from_buffer(self._page, offset - start)
-
-    def swap(self, expected: int, new: int) -> int:
-        """Compare and swap; returns the previous value."""
-        found = ctypes.c_uint64(expected)
-        at = ctypes.addressof(self._word)
-        self._compare_exchange(at, ctypes.addressof(found), new, _ACQ_REL, _ACQUIRE)
-        return int(found.value)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._word = None  # a page with a view on it cannot be closed
-        if self._page is not None:
-            self._page.close()
+def _take_back_copies(words: Words, slots: tuple[int, ...], target: int, expected: int) -> None:
+    """Undo `MARK` where a move copied it."""
+    first, size, _ = slots
+    for at in range(first + (target - first) % size, len(words.view) * 8 - size, size):
+        if words.view[at // 8] == MARK:
+            words.swap(at, MARK, expected)

@@ -68,7 +68,7 @@ def orders_for(fd: int, container: Container, index: int) -> bytes:
 async def hammer(container: Container, mover: Process, slots: int) -> Counter[int]:
     """Orders for every slot, over and over until the mover is done; how often each outcome came."""
     outcomes: Counter[int] = Counter()
-    child = WorkerProcess("slot writer", "resolver.workers.slot_writer", timeout=60)
+    child = WorkerProcess("slot writer", "resolver.workers.writer_child", timeout=60)
     fd = os.open(container.cache, os.O_RDONLY)
     try:
         while not readable(mover._stdout, 0):
@@ -122,7 +122,7 @@ def test_no_write_lands_on_another_owner(node: Node, start: Start, layout: str, 
 async def zero_what_nobody_has(container: Container, mover: Process) -> Counter[int]:
     """The daemon's own orders for slots that no process has, as fast as they come; how often each outcome came."""
     outcomes: Counter[int] = Counter()
-    child = WorkerProcess("slot writer", "resolver.workers.slot_writer", timeout=60)
+    child = WorkerProcess("slot writer", "resolver.workers.writer_child", timeout=60)
     directory = os.open(container.directory, os.O_RDONLY | os.O_DIRECTORY)
     region = open_region(directory, container.cache_name, str(container.cache))
     whose = Ownership(account="a", container="a", pod_uid="uid", container_name="a")

@@ -14,7 +14,7 @@ BIN = Path(sys.executable).parent
 
 #: Children that must stay small: their allowed imports beyond the standard library.
 CHILDREN = {
-    "resolver/workers/slot_writer.py": set[str](),
+    "resolver/workers/writer_child.py": set[str](),
     "resolver/workers/nvml.py": {"pynvml"},
     "resolver/workers/canary.py": set[str](),
 }

@@ -23,7 +23,7 @@ from resolver.hami import layout as layouts
 from resolver.linux.procfs import ProcessHandle, Procfs
 from resolver.repair.plan import slot_word
 from resolver.workers import slot_writer
-from resolver.workers.slot_writer import DIFFERENT, DONE, MOVED, NOT_WRITABLE, OWNER_GONE, WRONG_SIZE
+from resolver.workers.slot_writer import DIFFERENT, DONE, MOVED, NOT_WRITABLE, OWNER_GONE, WRONG_SIZE, Words
 from resolver.workers.supervisor import WorkerProcess
 from tests.fakes import cachefiles
 from tests.fakes.halted import halted_when_it_maps, wait_until_halted
@@ -38,7 +38,7 @@ class Bench:
     def __init__(self, path: Path, layout: layouts.Layout = V1_2) -> None:
         self.path, self.layout = path, layout
         self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self.worker = WorkerProcess("slot writer", "resolver.workers.slot_writer", timeout=60)
+        self.worker = WorkerProcess("slot writer", "resolver.workers.writer_child", timeout=60)
         self._runner = asyncio.Runner()
 
     def close(self) -> None:
@@ -91,6 +91,15 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 
 @contextmanager
+def mapped(bench: Bench) -> Iterator[Words]:
+    """Its words, in this process."""
+    Words.load_functions()
+    words = Words(bench.fd, bench.layout.file_bytes)
+    yield words
+    words.close()
+
+
+@contextmanager
 def sleeper(*, use_pidfd: bool = True) -> Iterator[tuple[subprocess.Popen[bytes], ProcessHandle]]:
     with subprocess.Popen(["sleep", "60"]) as process:
         try:
@@ -138,12 +147,12 @@ def test_ended_process_changes_no_word_even_briefly(bench: Bench, monkeypatch: p
     def touched(*_: object) -> None:
         raise AssertionError("the slot was touched")
 
-    monkeypatch.setattr(slot_writer.Cell, "swap", touched)
-    with sleeper(use_pidfd=True) as (process, handle), bench.path.open("r+b") as file:
+    monkeypatch.setattr(Words, "swap", touched)
+    with sleeper(use_pidfd=True) as (process, handle), mapped(bench) as words:
         process.kill()
         process.wait()
         order = bench.hostpid(0, 7, 0, process.pid, 0, 1)
-        outcome, _ = slot_writer.carry_out(slot_writer.atomic(), file.fileno(), V1_2.size, [handle.fd], order)
+        outcome, _ = slot_writer.carry_out(words, [handle.fd], order)
     assert outcome == OWNER_GONE
 
 
@@ -183,7 +192,7 @@ def test_slot_filled_during_zeroing_keeps_new_value(
     """Before the first check, between that and the change, or after it; also what equals the old value or the new."""
     target, guard_at = V1_2.sm_util_offset(0, 0), V1_2.slot_offset(0)
     assert target is not None
-    fd, read, checks = os.open(bench.path, os.O_RDWR), slot_writer._word, iter(range(9))
+    fd, read, swapped, checks = os.open(bench.path, os.O_RDWR), Words.load, Words.swap, iter(range(9))
 
     def put(at: int, word: int) -> None:
         os.pwrite(fd, word.to_bytes(8, "little"), at)
@@ -192,28 +201,28 @@ def test_slot_filled_during_zeroing_keeps_new_value(
         put(guard_at, slot_word(9, 0))
         put(target, moved_in)
 
-    def checked(fd: int, offset: int) -> int | None:
+    def checked(words: Words, offset: int) -> int:
         number = next(checks)
         if number == fills_at_check == 0:
             fill()
-        before = read(fd, offset)
+        before = read(words, offset)
         if number == 0 and fills_at_check == 1:
             fill()
         return before
 
-    class Swaps(slot_writer.Cell):
-        def swap(self, expected: int, new: int) -> int:
-            found = super().swap(expected, new)
-            if expected == 50 and fills_at_check == 2:
-                fill()
-            return found
+    def swap(words: Words, offset: int, expected: int, new: int) -> int:
+        found = swapped(words, offset, expected, new)
+        if expected == 50 and fills_at_check == 2:
+            fill()
+        return found
 
     put(guard_at, slot_word(0, 4711))
     put(target, 50)
-    monkeypatch.setattr(slot_writer, "_word", checked)
-    monkeypatch.setattr(slot_writer, "Cell", Swaps)
+    monkeypatch.setattr(Words, "load", checked)
+    monkeypatch.setattr(Words, "swap", swap)
     order = (-1, 0, guard_at, slot_word(0, 4711), target, 50, 0)
-    outcome, _ = slot_writer.carry_out(slot_writer.atomic(), fd, V1_2.file_bytes, [], order)
+    with mapped(bench) as words:
+        outcome, _ = slot_writer.carry_out(words, [], order)
     os.close(fd)
     assert outcome in (DIFFERENT, MOVED)
     assert bench.word(target) == moved_in
@@ -226,18 +235,20 @@ def test_a_move_that_copies_the_pid_last_loses_no_value(
     """Under its lock it has copied the value, which equals the old one, and not yet the PID."""
     target, guard_at = V1_2.sm_util_offset(0, 0), V1_2.slot_offset(0)
     assert target is not None
-    fd, read, reads = os.open(bench.path, os.O_RDWR), slot_writer._word, iter(range(9))
+    fd, read, reads = os.open(bench.path, os.O_RDWR), Words.load, iter(range(9))
     for at, word in ((guard_at, slot_word(0, 4711)), (target, 50), (V1_2.owner_pid, 0)):
         os.pwrite(fd, word.to_bytes(8, "little"), at)
 
-    def moving(fd: int, offset: int) -> int | None:
+    def moving(words: Words, offset: int) -> int:
         if next(reads) == begins_at_read:
             os.pwrite(fd, (9).to_bytes(8, "little"), V1_2.owner_pid)
-        return read(fd, offset)
+        return read(words, offset)
 
-    monkeypatch.setattr(slot_writer, "_word", moving)
+    monkeypatch.setattr(Words, "load", moving)
     order = (-1, 0, guard_at, slot_word(0, 4711), target, 50, 0)
-    outcome, _ = slot_writer.carry_out(slot_writer.atomic(), fd, V1_2.file_bytes, [], order, V1_2.owner_pid)
+    with mapped(bench) as words:
+        slots = V1_2.procs, V1_2.slot_size, V1_2.owner_pid
+        outcome, _ = slot_writer.carry_out(words, [], order, slots)
     os.close(fd)
     assert outcome == (MOVED if begins_at_read else DIFFERENT)
     assert bench.word(target) == 50
@@ -354,7 +365,7 @@ def test_nothing_of_a_file_stays_mapped(bench: Bench) -> None:
 
 def test_the_child_is_small(root: Path) -> None:
     """Standard library without ``typing`` or ``asyncio``: it lives as long as the daemon does."""
-    code = "import sys, resolver.workers.slot_writer; print(*sorted(sys.modules))"
+    code = "import sys, resolver.workers.writer_child; print(*sorted(sys.modules))"
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", f"import sys; sys.path.insert(0, {str(root)!r}); {code}"],
         capture_output=True,
