@@ -20,9 +20,9 @@ from tests.fakes.gpu import LATE_S, Device
 from tests.fakes.node import Node
 from tests.fakes.process import Tenant
 from tests.fakes.regions import RULES
-from tests.fakes.releases import BEHAVIOURS, Release
+from tests.fakes.releases import BEHAVIOURS, RELEASES, Release
 from tests.fakes.rm.fetch import library
-from tests.fakes.state import DEVICES
+from tests.fakes.state import DEVICES, Fault
 from tests.patience import until
 
 EVERY_GPU: Final = tuple(
@@ -56,6 +56,14 @@ _SLOTS: Final = 8  # that can hold anything: no life has more processes at a tim
 #: those of 2.5.0 and 2.6 add on all GPUs but the first.
 MOST_WRONG: Final = 0.5
 MOST_WRONG_FOUGHT: Final = 5.0
+#: Drivers on which releases from 2.8.2 on differ, and what is odd about them.
+DRIVERS: Final = {
+    "550.163.01": Fault(0),
+    "570.86.15": Fault(0),
+    "580.105.08": Fault.PROCESS_UTILIZATION_UNSUPPORTED,
+}
+ON_EACH_DRIVER: Final = "2.8.2", "2.9.0", "2.10"
+MOST_WRONG_REFUSED: Final = 1.0
 
 
 class Seen(NamedTuple):
@@ -64,6 +72,7 @@ class Seen(NamedTuple):
     rule: str
     release: str
     gpus: int
+    driver: str
     longest_s: float  # to the first right look of all devices
     longest_in: str
     worst: int  # largest error of a device later than GRACE_S after a change, points
@@ -155,15 +164,14 @@ class Case:
         """The verdicts."""
         for rule in RULES:
             share = self.wrong[rule] / self.looks if self.looks else 0.0
-            yield Seen(
-                rule, self.container.release.name, self.gpus, *self.longest[rule], *self.worst[rule], share
-            )
+            name, driver = self.container.release.name, self.container.node.gpu.driver_version
+            yield Seen(rule, name, self.gpus, driver, *self.longest[rule], *self.worst[rule], share)
 
 
 def compare(scratch: Path, progress: Progress, *options: str, release: str = "") -> Iterator[Seen]:
     """Every release of HAMi on one, two and four GPUs, under one daemon with its defaults (and ``options``).
 
-    All at once; with NVIDIA's library of a ``release`` as many as have a GPU each.
+    All at once, and then those `ON_EACH_DRIVER`; with NVIDIA's library of a ``release`` as many as have a GPU each.
     """
     every = [(behaviour, gpus) for behaviour in BEHAVIOURS for gpus in (1, 2, 4)]
     for number, group in enumerate(_groups(every) if release else [every]):
@@ -172,6 +180,13 @@ def compare(scratch: Path, progress: Progress, *options: str, release: str = "")
         devices = EVERY_GPU if release else GPUS
         version = release or "535.183.01"
         with Node(place, version, devices, library(release) if release else None) as node:
+            yield from _live(node, group, progress, options)
+    for version, fault in {} if release else DRIVERS.items():
+        place = scratch / version
+        place.mkdir()
+        with Node(place, version, GPUS) as node:
+            node.gpu.set_faults(fault)
+            group = [(RELEASES[name], gpus) for name in ON_EACH_DRIVER for gpus in (1, 2, 4)]
             yield from _live(node, group, progress, options)
 
 
@@ -222,7 +237,9 @@ def measure(scratch: Path, progress: Progress, release: str = "") -> list[RowVal
     rows: list[RowValues] = []
     for seen in sorted(compare(scratch / "values", progress, release=release)):
         gpus = f"{seen.gpus} GPU{'s' if seen.gpus > 1 else ''}"
+        gpus += f", driver {seen.driver}" if seen.driver in DRIVERS else ""
         fought = seen.release == "2.4.1" or (seen.release == "2.5.0" and seen.gpus > 1)
+        refused = DRIVERS.get(seen.driver) and seen.release != "2.10"
         beside = (
             f"by {seen.worst} points at most ({seen.worst_in})"
             if seen.worst > NEAR
@@ -233,7 +250,7 @@ def measure(scratch: Path, progress: Progress, release: str = "") -> list[RowVal
                 f"monitor of {seen.rule}, tenants of {seen.release}, {gpus}: wrong {GRACE_S:.0f} s after a change",
                 100 * seen.wrong,
                 "% time",
-                MOST_WRONG_FOUGHT if fought else MOST_WRONG,
+                MOST_WRONG_FOUGHT if fought else MOST_WRONG_REFUSED if refused else MOST_WRONG,
                 f"{beside}; right within {seen.longest_s:.1f} s ({seen.longest_in})",
             )
         )

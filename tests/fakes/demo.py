@@ -33,7 +33,8 @@ from tests.fakes.node import Node
 from tests.fakes.preflight import hidden_containers, in_chroot, missing
 from tests.fakes.process import NodeError
 from tests.fakes.rm.fetch import USABLE, library
-from tests.fakes.scene import DRIVERS, PLACED, TOLD_BY_CGROUP, Case, full_scene, settle, short_scene
+from tests.fakes.scene import DRIVERS, PLACED, REFUSING, TOLD_BY_CGROUP, Case, full_scene, settle, short_scene
+from tests.fakes.state import Fault
 
 #: The view that containers get as one file, `make view`.
 VIEW = Path(own_view.__file__)
@@ -122,6 +123,9 @@ def _show(view: View, root: Path, options: list[str], release: str | None) -> bo
             for text in node.left_out if number == 0 else ():
                 view.say(f"  Left out: {text}")
             about = f"Driver {version}: its process list has {listed} PIDs, its samples {samples} PIDs"
+            if version == REFUSING:
+                node.gpu.set_faults(Fault.PROCESS_UTILIZATION_UNSUPPORTED)
+                about += ", which HAMi before 2.10 can't read"
             if number == 0:
                 results.append(_whole(view, node, about, options))
             else:

@@ -19,7 +19,10 @@ DRIVERS: Final = (
     ("535.104.05", "host", "host"),
     ("565.57.01", "container", "host"),
     ("570.86.15", "container", "container"),
+    ("580.105.08", "container", "container"),
 )
+#: One that refuses the only call for samples that HAMi before 2.10 makes.
+REFUSING: Final = DRIVERS[-1][0]
 
 
 @dataclass(slots=True)
