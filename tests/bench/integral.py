@@ -1,31 +1,39 @@
 """GPU use as `resolver usage` shows it, beside the integral of what the stand-in's processes really did.
 
-The driver samples as real ones do. A restart of the daemon and 30 s without NVML are in it.
+The driver samples as real ones do. All rows run side by side, with a restart of the daemon and 30 s without NVML.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from bisect import bisect
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from resolver.client import get_json
 from tests.bench.timing import Progress, RowValues
+from tests.fakes.cachefiles import poke
+from tests.fakes.container import Container
 from tests.fakes.daemon import BOUND, Daemon
 from tests.fakes.gpu import Device
 from tests.fakes.node import Node
-from tests.fakes.process import Tenant
+from tests.fakes.process import Process, Tenant
+from tests.fakes.regions import LAYOUTS
+from tests.fakes.rm.fetch import library
 from tests.fakes.state import Answer
 from tests.patience import until
 
-GPUS: Final = tuple(Device(f"GPU-000000{i:02}-aaaa-4bbb-8ccc-0123456789ab", minor=i) for i in range(15))
 TICK_S: Final = 0.01
 SILENT_S, KEPT_S = 30.0, 9.9  # without NVML; and as much of it as the driver still has
-MOST, MOST_SHORT = 3.0, 5.0  # per cent
+SETTLED_S, OVER_S, ENDED_S, WITHOUT_S = 2.5, 140.0, 125.0, 35.0
+MOST, MOST_SHORT, MOST_WRONG = 3.0, 5.0, 5.0  # per cent
+NEAR: Final = 3  # points
+FORKING: Final = 200  # processes
 Pattern = Callable[[float], int]
 
 
@@ -34,49 +42,72 @@ def bursts(load: int, busy: float, every: float) -> Pattern:
 
 
 class Case(NamedTuple):
-    """A container on GPUs from the ``first`` on, with the load of each of its processes, and its state."""
+    """A container on GPUs of its own, with the load of each of its processes, and its state."""
 
     name: str
-    first: int
     patterns: tuple[Pattern, ...]
     state: str = "in_force"
     gpus: int = 1
     limit: int = 50
-    environment: Mapping[str, str] = MappingProxyType({})
+    policy: str = ""
+    switch: int = 1
 
 
 CASES: Final = (
-    Case("80 % for 0.5 of 1.5 s", 0, (bursts(80, 0.5, 1.5),)),
-    Case("80 % for 0.2 of 1 s", 1, (bursts(80, 0.2, 1.0),)),
-    Case("80 % for 1 of 4 s", 2, (bursts(80, 1.0, 4.0),)),
-    Case("80 % for 5 of 10 s", 3, (bursts(80, 5.0, 10.0),)),
-    Case("steady 30 %", 4, (bursts(30, 1.0, 1.0),)),
-    Case("a limiter's bursts, 100 % for 0.12 of 0.3 s", 5, (bursts(100, 0.12, 0.3),)),
-    Case("95 % above the limit", 6, (bursts(95, 1.0, 1.0),), "exceeded"),
-    Case(
-        "policy disable",
-        7,
-        (bursts(99, 1.0, 1.0),),
-        "disabled",
-        environment={"GPU_CORE_UTILIZATION_POLICY": "disable"},
-    ),
-    Case("idle", 8, (bursts(0, 1.0, 1.0),)),
-    Case("two processes", 9, (bursts(60, 0.5, 1.5), bursts(60, 0.4, 2.3)), "no_limit", limit=0),
-    Case("four GPUs", 10, (bursts(80, 0.5, 1.5),), gpus=4),
+    Case("steady 30 %", (bursts(30, 1.0, 1.0),)),
+    Case("80 % for 0.5 of 1.5 s", (bursts(80, 0.5, 1.5),)),
+    Case("80 % for 0.2 of 1 s", (bursts(80, 0.2, 1.0),)),
+    Case("80 % for 1 of 4 s", (bursts(80, 1.0, 4.0),)),
+    Case("80 % for 5 of 10 s", (bursts(80, 5.0, 10.0),)),
+    Case("60 % for 0.05 of 0.1 s", (bursts(60, 0.05, 0.1),)),
+    Case("70 % for 10 of 20 s", (bursts(70, 10.0, 20.0),)),
+    Case("a limiter's bursts, 100 % for 0.12 of 0.3 s", (bursts(100, 0.12, 0.3),)),
+    Case("95 % above the limit", (bursts(95, 1.0, 1.0),), "exceeded"),
+    Case("policy disable", (bursts(99, 1.0, 1.0),), "disabled", policy="disable"),
+    Case("policy force, switched off", (bursts(99, 1.0, 1.0),), "exceeded", policy="force", switch=0),
+    Case("switched off", (bursts(99, 1.0, 1.0),), "switched_off", switch=0),
+    Case("idle", (bursts(0, 1.0, 1.0),)),
+    Case("two processes", (bursts(60, 0.5, 1.5), bursts(60, 0.4, 2.3)), "no_limit", limit=0),
+    Case("four GPUs", (bursts(80, 0.5, 1.5),), gpus=4),
 )
-STEADY_CASE: Final = 4
-STEADY: Final = "c4", GPUS[STEADY_CASE].uuid
-SETTLED_S, OVER_S = 2.5, 140.0
-SHORT: Final = 14  # the GPU of processes that live three seconds
+STEADY, IDLE = 0, next(number for number, case in enumerate(CASES) if case.name == "idle")
+PLACES: Final = tuple(sum(case.gpus for case in CASES[:number]) for number in range(len(CASES) + 1))
+SHORT: Final = PLACES[-1]  # the GPU of processes that live three seconds
+#: Those of a watcher after PR 330 with CUDA_VISIBLE_DEVICES=2,3: the first two are busy with others.
+REORDERED, VISIBLE, VISIBLE_LOADS = (0, 1, SHORT + 1, SHORT + 2), "2,3", (17, 24)
+GPUS: Final = tuple(
+    Device(f"GPU-000000{number:02}-aaaa-4bbb-8ccc-0123456789ab", minor=number) for number in range(SHORT + 3)
+)
+#: Processes on a GPU without HAMi's library that fork each second: driver's socket, GPU, number of processes.
+CLIENTS: Final = """
+import os, socket, sys, time
+for _ in range(int(sys.argv[3])):
+    if not os.fork():
+        channel = socket.socket(socket.AF_UNIX)
+        channel.connect(sys.argv[1])
+        channel.sendall(f"context {sys.argv[2]} 1048576\\n".encode())
+        channel.recv(64)
+        while True:
+            if not os.fork():
+                os._exit(0)
+            os.wait()
+            time.sleep(1)
+print("ready", flush=True)
+sys.stdin.read()
+"""
 
 
 class Work(threading.Thread):
-    """Sets every process's load unless `paused`, and keeps what all have done, by time."""
+    """Sets every process's load unless `paused`, and keeps what all have done, by time.
 
-    def __init__(self, node: Node, tenants: list[tuple[Tenant, Pattern]]) -> None:
+    Meanwhile, if `looking`, it compares the reported values of the container with another order of its GPUs.
+    """
+
+    def __init__(self, node: Node, tenants: list[tuple[Tenant, Pattern]], reordered: Container) -> None:
         super().__init__(daemon=True)
-        self.paused, self._ended = threading.Event(), threading.Event()
-        self._node, self._tenants = node, tenants
+        self.paused, self.looking, self._ended = threading.Event(), threading.Event(), threading.Event()
+        self.looks, self.wrong = 0, Counter[str]()
+        self._node, self._tenants, self._reordered = node, tenants, reordered
         self._at: list[float] = []
         self._used: list[dict[tuple[int, int], float]] = []
 
@@ -90,6 +121,16 @@ class Work(threading.Thread):
                     tenant.set_load(load)
             self._used.append(dict(self._node.gpu.used))
             self._at.append(time.time())
+            if self.looking.is_set():
+                self._look()
+
+    def _look(self) -> None:
+        self.looks += len(REORDERED)
+        actual = dict(zip((GPUS[place].uuid for place in REORDERED), (0, 0, *VISIBLE_LOADS), strict=True))
+        for rule, seen in self._reordered.monitor_views(8).items():
+            self.wrong[rule] += sum(
+                abs(seen[uuid] - load) > NEAR * (load > 0) for uuid, load in actual.items()
+            )
 
     def end(self) -> None:
         self._ended.set()
@@ -108,6 +149,7 @@ class Work(threading.Thread):
 
     def rest(self) -> None:
         """Let the GPUs idle until the daemon has heard of everything."""
+        self.looking.clear()
         self.paused.set()
         time.sleep(SETTLED_S)
 
@@ -121,49 +163,110 @@ class Usage:
         self.pids: list[set[int]] = []
         tenants: list[tuple[Tenant, Pattern]] = []
         for number, case in enumerate(CASES):
-            devices = GPUS[case.first : case.first + case.gpus]
+            devices = GPUS[PLACES[number] : PLACES[number + 1]]
             container = node.container(name=f"c{number}", sm_limit=case.limit, devices=devices)
-            those = [container.tenant(environment=case.environment) for _ in case.patterns]
-            self.pids.append({tenant.host_pid for tenant in those})
-            tenants += zip(those, case.patterns, strict=True)
+            environment = {"GPU_CORE_UTILIZATION_POLICY": case.policy} if case.policy else {}
+            its = [container.tenant(environment=environment) for _ in case.patterns]
+            poke(container.cache, LAYOUTS[container.layout].proc_num + 4, "i", case.switch)
+            self.pids.append({tenant.host_pid for tenant in its})
+            tenants += zip(its, case.patterns, strict=True)
         self.short, self.short_pids = (
-            node.container(name="short", sm_limit=0, devices=GPUS[SHORT:]),
+            node.container(name="short", sm_limit=0, devices=[GPUS[SHORT]]),
             set[int](),
         )
-        self.work = Work(node, tenants)
+        devices = tuple(GPUS[place] for place in REORDERED)
+        self.reordered = node.container(name="reordered", release="PR 330", sm_limit=0, devices=devices)
+        self.reordered.tenant(visible=VISIBLE).set_load(*VISIBLE_LOADS)
+        self._without_hami("forking", FORKING)
+        self._without_hami("uncontrolled", 1, "CUDA_DISABLE_CONTROL=true")
+        self.work = Work(node, tenants, self.reordered)
+        self.ended = 0  # containers
+
+    def _without_hami(self, name: str, processes: int, *environment: str) -> Process:
+        """Start processes on the steady container's GPU."""
+        where = str(self.node.driver_socket), GPUS[STEADY].uuid
+        container = self.node.container(name=name, devices=GPUS[:1])
+        process = container.spawn(
+            ["/usr/bin/env", *environment, sys.executable, "-S", "-c", CLIENTS, *where, str(processes)]
+        )
+        process.read_line()
+        return process
+
+    def seen(self, daemon: Daemon) -> bool:
+        """Check that the daemon has an account of every case."""
+        return len(by_container(get_json("/v1/usage", str(daemon.socket)))) > PLACES[-1]
 
     def live(self, seconds: float) -> None:
-        """Processes of three seconds, one after the other."""
+        """Start processes of three seconds one after the other, and containers that come and go."""
         self.short_pids.clear()  # of the daemon before
         until_s = time.monotonic() + seconds
         while time.monotonic() < until_s:
             tenant = self.short.tenant(load=80)
             self.short_pids.add(tenant.host_pid)
-            time.sleep(3.0)
+            brief = self.node.container(name=f"brief{self.ended}", sm_limit=0, devices=GPUS[:1])
+            brief.tenant()
+            began = time.monotonic()
+            while time.monotonic() - began < 3.0:
+                time.sleep(0.1)
             tenant.kill()
+            brief.stop()
+            self.node.containers.remove(brief)
+            self.ended += 1
             time.sleep(1.0)
+            self.work.looking.set()
 
     def rows(self, run: str, daemon: Daemon, seconds: float) -> Iterator[RowValues]:
         """The integral beside the figures, and the states."""
-        uses, now = _uses(daemon), time.time()
+        answer = get_json("/v1/usage", str(daemon.socket))
+        uses, now = by_container(answer), time.time()
         for number, case in enumerate(CASES):
-            for place in range(case.first, case.first + case.gpus):
+            for place in range(PLACES[number], PLACES[number + 1]):
                 use = uses[f"c{number}", GPUS[place].uuid]
-                truth, said = self.work.used(self.pids[number], place, use["since"], now), use["gpu_seconds"]
-                if not any(pattern(0.0) for pattern in case.patterns):
-                    truth, said = now - use["since"], now - use["idle_since"]
+                actual, shown = (
+                    self.work.used(self.pids[number], place, use["since"], now),
+                    use["gpu_seconds"],
+                )
+                if number == IDLE:
+                    actual, shown = now - use["since"], now - use["idle_since"]
                 expected = case.state if case.state != "exceeded" or seconds > OVER_S else "in_force"
-                yield _row(f"{run}: {case.name}", truth, said, use["limit_state"], expected, MOST)
+                yield _row(f"{run}: {case.name}", actual, shown, use["limit_state"], expected, MOST)
         use = uses["short", GPUS[SHORT].uuid]
-        truth = self.work.used(self.short_pids, SHORT, 0.0, now)
-        yield _row(
-            f"{run}: processes of 3 s", truth, use["gpu_seconds"], use["limit_state"], "no_limit", MOST_SHORT
+        actual = self.work.used(self.short_pids, SHORT, 0.0, now)
+        state = use["limit_state"]
+        yield _row(f"{run}: processes of 3 s", actual, use["gpu_seconds"], state, "no_limit", MOST_SHORT)
+        unknown = uses["c0", GPUS[0].uuid]["unknown_seconds"]
+        beside = f"of {seconds:.0f} s, beside {FORKING} processes without a slot that fork each second"
+        yield f"{run}: unknown time of a good container", 100 * unknown / seconds, "%", 1.0, beside
+        kept = sum(name.startswith("brief") for name, _ in uses)
+        most = ENDED_S / 4.0 + 2
+        beside = f"of {self.ended} that ended on a node without a scrape"
+        yield f"{run}: accounts of ended containers", kept, "", most, beside
+        if seconds > WITHOUT_S:
+            causes = {one["process"]["container_name"]: one["causes"] for one in answer["without_slot"]}
+            wrong = causes.get("uncontrolled") != ["control_disabled"]
+            beside = f"causes: {causes.get('uncontrolled')}"
+            yield f"{run}: CUDA_DISABLE_CONTROL without its cause", float(wrong), "", 0.0, beside
+
+    def reordering(self, daemon: Daemon) -> Iterator[RowValues]:
+        """The values that monitors show of a container with another order of its GPUs."""
+        rule, wrong = self.work.wrong.most_common(1)[0] if self.work.wrong else ("", 0)
+        beside = f"of {self.work.looks} values, worst monitor's rule: {rule}; loads 0, 0, 17, 24"
+        yield (
+            "wrong values under CUDA_VISIBLE_DEVICES=2,3",
+            100 * wrong / (self.work.looks or 1),
+            "%",
+            MOST_WRONG,
+            beside,
         )
+        reasons = {line["why"] for line in daemon.said("slot_stuck") if "_reordered" in line["container"]}
+        named = any(
+            why.startswith("its CUDA_VISIBLE_DEVICES gives its GPUs another order") for why in reasons
+        )
+        yield "  without that as its cause", float(not named), "", 0.0, "; ".join(reasons)[:160]
 
     def silence(self, daemon: Daemon) -> Iterator[RowValues]:
         """NVML fails for a while."""
-        before = _uses(daemon)[STEADY]
-        began = time.time()
+        before, began = by_container(get_json("/v1/usage", str(daemon.socket))), time.time()
         self.work.paused.clear()
         time.sleep(3)  # all that becomes unknown is of the load
         self.node.gpu.set_errors({Answer.UTILIZATION: 999, Answer.PERIODS: 999})
@@ -171,38 +274,46 @@ class Usage:
         self.node.gpu.set_errors()
         time.sleep(5)
         self.work.rest()
-        use = _uses(daemon)[STEADY]
-        unknown = use["unknown_seconds"] - before["unknown_seconds"]
+        after, now = by_container(get_json("/v1/usage", str(daemon.socket))), time.time()
+        steady, idle = (f"c{STEADY}", GPUS[STEADY].uuid), (f"c{IDLE}", GPUS[PLACES[IDLE]].uuid)
+        unknown = after[steady]["unknown_seconds"] - before[steady]["unknown_seconds"]
         beside = f"of {SILENT_S:.0f} s without NVML, of which the driver has kept {KEPT_S} s"
         yield "unknown time after a silence", unknown, "s", SILENT_S - KEPT_S + 2, beside
-        truth = self.work.used(self.pids[STEADY_CASE], STEADY_CASE, began, time.time()) - 0.3 * unknown
-        yield _row(
-            "steady 30 % across it",
-            truth,
-            use["gpu_seconds"] - before["gpu_seconds"],
-            use["limit_state"],
-            "in_force",
-            MOST,
+        actual = self.work.used(self.pids[STEADY], STEADY, began, now) - 0.3 * unknown
+        shown = after[steady]["gpu_seconds"] - before[steady]["gpu_seconds"]
+        yield _row("steady 30 % across it", actual, shown, after[steady]["limit_state"], "in_force", MOST)
+        actual, shown = (
+            now - after[idle]["since"] - after[idle]["unknown_seconds"],
+            now - after[idle]["idle_since"],
         )
+        yield _row("idle across it", actual, shown, after[idle]["limit_state"], "in_force", MOST)
 
 
 def measure(
-    scratch: Path, seconds: float, progress: Progress, runs: Sequence[str] = ("first", "restarted")
+    scratch: Path,
+    seconds: float,
+    progress: Progress,
+    runs: Sequence[str] = ("first", "restarted"),
+    nvidia: str = "",
 ) -> Iterator[RowValues]:
-    """Measure twice, before and after a restart of the daemon, half of the time each, then a silence of NVML."""
-    scratch.joinpath("usage").mkdir()
-    with Node(scratch / "usage", "550.54.15", GPUS) as node:
+    """Measure before and after a restart of the daemon, half of the time each, then a silence of NVML.
+
+    ``nvidia`` is a release of NVIDIA's own library, on the simulated resource manager.
+    """
+    root = scratch / "usage"
+    root.mkdir()
+    with Node(root, nvidia or "550.54.15", GPUS, library(nvidia) if nvidia else None) as node:
         usage = Usage(node)
         usage.work.paused.set()
         usage.work.start()
         try:
             for run in runs:
                 progress(f"{run} daemon, {seconds / 2:.0f} s")
-                options = ("--source", "auto", "--log-level", "error")
+                options = ("--source", "auto", "--log-level", "warning")
                 with Daemon(node, scratch / f"run-{run}", *options, wrapper=BOUND) as daemon:
                     until(daemon.socket.exists, "the daemon")
                     if run == "first":  # the restarted one begins under load
-                        until(lambda d=daemon: len(_uses(d)) > len(CASES), "its accounts")  # type: ignore[misc]
+                        until(partial(usage.seen, daemon), "its accounts")
                         time.sleep(1)
                     usage.work.paused.clear()
                     usage.live(seconds / 2)
@@ -213,19 +324,20 @@ def measure(
                     if run == "restarted":
                         progress(f"{SILENT_S:.0f} s without NVML")
                         yield from usage.silence(daemon)
+                        yield from usage.reordering(daemon)
         finally:
             usage.work.end()
 
 
-def _row(name: str, truth: float, said: float, state: str, expected: str, most: float) -> RowValues:
+def _row(name: str, actual: float, shown: float, state: str, expected: str, most: float) -> RowValues:
     """A wrong state is an error of 100 %."""
-    error = 100 * (said / truth - 1) if truth else 0.0
-    beside = f"measured {truth:.1f} s, shown {said:.1f} s, {error:+.1f} %, {state}"
+    error = 100 * (shown / actual - 1) if actual else 0.0
+    beside = f"measured {actual:.1f} s, shown {shown:.1f} s, {error:+.1f} %, {state}"
     if state != expected:
         return name, 100.0, "%", most, f"{beside} instead of {expected}"
     return name, abs(error), "%", most, beside
 
 
-def _uses(daemon: Daemon) -> dict[tuple[str, str], dict[str, Any]]:
-    answer = get_json("/v1/usage", str(daemon.socket))
+def by_container(answer: Mapping[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
+    """Uses by container and GPU."""
     return {(use["container_name"], use["device_uuid"]): use for use in answer["containers"]}

@@ -16,7 +16,7 @@ from typing import Any, Final
 MAGIC: Final = 0x314C4D564E444E53
 VERSION: Final = 4
 LEVELS: Final = 32
-DEVICES: Final = 16
+DEVICES: Final = 24
 MIGS: Final = 8
 CALLS: Final = 24
 PROCESSES: Final = 256
@@ -138,7 +138,7 @@ SIZES: Final = {
     DeviceStruct: 1392,
     ProcessStruct: 280,
     SampleStruct: 296,
-    StateStruct: 232 + 16 * 1392 + 256 * 280 + 2048 * 296,
+    StateStruct: 232 + 24 * 1392 + 256 * 280 + 2048 * 296,
 }
 for _struct, _size in SIZES.items():
     if ctypes.sizeof(_struct) != _size:

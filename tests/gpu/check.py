@@ -19,9 +19,12 @@ import tempfile
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
+from itertools import count, pairwise
 from pathlib import Path
+from statistics import median
 from typing import Final, NamedTuple
 
+from resolver.client import get_json
 from resolver.hami.hostpid_policy import by_version
 from tests.fakes.build import BuildError
 from tests.fakes.daemon import BOUND, Daemon, DaemonError
@@ -37,6 +40,9 @@ MEMORY: Final = 64 << 20
 _OPTIONS: Final[tuple[str, ...]] = ("--source", "auto", "--interval", "100ms", "--nvml-interval", "500ms")
 _SAMPLE_SECONDS: Final = 20.0
 _REPAIR_SECONDS: Final = 30.0
+_OWN_SAMPLES: Final = 1  # NVML_GPU_UTILIZATION_SAMPLES
+_DUTIES: Final = ((0.2, 1.0), (1.0, 4.0))  # seconds busy of each so many
+_SETTLED_SECONDS: Final = 2.5
 _CALLS: Final = ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetProcessUtilization")
 
 
@@ -53,8 +59,26 @@ class Seen(NamedTuple):
     numbers: tuple[int, ...]
 
 
+class Duty(NamedTuple):
+    """Processes that are ``busy`` seconds of each ``every``: GPU-seconds measured here, and shown by resolver."""
+
+    busy: float
+    every: float
+    processes: int
+    measured: float
+    shown: float
+
+    @property
+    def error(self) -> float:
+        """Per cent of what was measured."""
+        return 100 * (self.shown / self.measured - 1)
+
+
 class Findings(NamedTuple):
-    """One run. ``hostpid`` is which of the tenant's numbers was written, ``watched`` its own watcher's per cent."""
+    """One run. ``hostpid`` is which of the tenant's numbers was written, ``watched`` its own watcher's per cent.
+
+    ``period_ms`` is the length of the driver's own samples.
+    """
 
     driver: str
     gpu: str
@@ -66,6 +90,8 @@ class Findings(NamedTuple):
     watched: int
     seconds: float
     wrong: tuple[str, ...]
+    period_ms: float
+    duties: tuple[Duty, ...]
     real: bool = True
 
 
@@ -73,6 +99,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run it; see the module's docstring for the exit status."""
     parser = argparse.ArgumentParser(prog="make gpu-check", description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--device", metavar="UUID", help="the GPU to use (the first)")
+    parser.add_argument(
+        "--seconds", type=float, default=20, help="how long each duty cycle lasts (default 20, 0: none)"
+    )
     parser.add_argument("--json", action="store_true", help="print what was found as JSON")
     parser.add_argument(
         "--standin", metavar="DRIVER", help="without a GPU: stand-ins as that driver's libraries"
@@ -83,7 +112,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise NodeError("it makes containers, and that takes root: sudo make gpu-check")
         with tempfile.TemporaryDirectory(prefix="resolver-gpu-") as root, ExitStack() as stack:
             Path(root).chmod(0o755)
-            findings = examine(*_node(Path(root), options, stack))._replace(real=not options.standin)
+            findings = examine(*_node(Path(root), options, stack), options.seconds)
+            findings = findings._replace(real=not options.standin)
     except NoGpu as why:
         print(f"no GPU: {why}", file=sys.stderr)
         return 4
@@ -123,8 +153,8 @@ def _first_gpu(wanted: str | None) -> tuple[str, Device]:
     raise NoGpu(f"NVML shows no {wanted or 'device'}")
 
 
-def examine(node: Node, gpu: Device, version: str) -> Findings:
-    """Start a tenant, look at it from both sides, and have it repaired."""
+def examine(node: Node, gpu: Device, version: str, seconds_each: float) -> Findings:
+    """Start a tenant, look at it from both sides, have it repaired, and measure its use."""
     container = node.container(name="gpu-check", sm_limit=90, devices=[gpu])
     tenant = container.tenant(load=LOAD, guess="none", memory=MEMORY)
     inside = ("nsenter", "--target", str(container.init_host_pid), "--pid")
@@ -150,8 +180,14 @@ def examine(node: Node, gpu: Device, version: str) -> Findings:
             time.sleep(0.05)
         seconds = time.monotonic() - began
         origins = [event["origin"] for event in daemon.said("policy")]
+        watched = int(slot["sm_util"][0])
+        period = _period(environment, gpu)
+        tenants = [tenant]
+        duties = []
+        for _ in range(2 if seconds_each else 0):
+            duties += [_duty(daemon, tenants, busy, every, seconds_each) for busy, every in _DUTIES]
+            tenants.append(container.tenant(guess="none", devices=[gpu], memory=MEMORY))
     written = which([slot["hostpid"]], tenant.host_pid, tenant.ns_pid)
-    watched = int(slot["sm_util"][0])
     return Findings(
         version,
         gpu.name,
@@ -163,7 +199,49 @@ def examine(node: Node, gpu: Device, version: str) -> Findings:
         watched,
         seconds,
         tuple(_wrong(seen, wanted, written, watched)),
+        period,
+        tuple(duties),
     )
+
+
+def _period(environment: dict[str, str], gpu: Device) -> float:
+    """Milliseconds between the driver's own samples; 0 if it has none."""
+    with Probe(environment) as nvml:
+        nvml("nvmlInit")
+        uuids = {nvml("nvmlDeviceGetUUID", device(i)): i for i in range(nvml("nvmlDeviceGetCount"))}
+        try:
+            _, samples = nvml("nvmlDeviceGetSamples", device(uuids[gpu.uuid]), _OWN_SAMPLES, 0)
+        except NvmlCallError:
+            return 0.0
+    stamps = sorted(sample["timeStamp"] for sample in samples)
+    return median(after - before for before, after in pairwise(stamps)) / 1e3 if len(stamps) > 1 else 0.0
+
+
+def _duty(daemon: Daemon, tenants: Sequence[Tenant], busy: float, every: float, seconds: float) -> Duty:
+    """Keep the GPU busy in turns, one process after the other, and compare use with the time of their kernels."""
+
+    def settled() -> float:
+        time.sleep(_SETTLED_SECONDS)
+        (use,) = get_json("/v1/usage", str(daemon.socket))["containers"]
+        return float(use["gpu_seconds"])
+
+    def measured() -> float:
+        return sum(tenant.command("busy")["busy_us"] for tenant in tenants) / 1e6
+
+    for tenant in tenants:
+        tenant.set_load(0)
+    shown_before, began = settled(), time.monotonic()
+    before = measured()
+    for turn in count():
+        start = began + turn * every / len(tenants)
+        if start + busy > began + seconds:
+            break
+        time.sleep(max(0.0, start - time.monotonic()))
+        tenants[turn % len(tenants)].set_load(100)
+        time.sleep(busy)
+        tenants[turn % len(tenants)].set_load(0)
+    shown = settled() - shown_before
+    return Duty(busy, every, len(tenants), measured() - before, shown)
 
 
 def samples_inside(seen: Iterable[Seen]) -> str:
@@ -240,6 +318,14 @@ def report(findings: Findings) -> str:
     result = f"hostpid written: {findings.hostpid} ({findings.origin}); "
     result += f"the tenant's watcher sees {findings.watched} % after {findings.seconds:.1f} s"
     lines += ["", result, *(f"WRONG: {what}" for what in findings.wrong)]
+    lines += ["", f"the driver's own samples: one each {findings.period_ms:.1f} ms"]
+    for duty in findings.duties:
+        what = (
+            f"{duty.busy:g} s of each {duty.every:g} s, {duty.processes} process{'es' * (duty.processes > 1)}"
+        )
+        lines.append(
+            f"  {what:40}measured {duty.measured:.2f} s, shown {duty.shown:.2f} s, {duty.error:+.1f} %"
+        )
     wanted, expected = samples_inside(findings.seen), by_version(findings.driver).namespace
     if wanted in ("host", "container") and wanted != expected:
         lines += [f"set this on nodes with that driver: --hostpid-namespace {wanted}"]

@@ -23,6 +23,7 @@ class StandinNode(Node):
 
     def __enter__(self) -> Self:
         super().__enter__()
+        self.gpu.turns = True
         self._socket, self.driver_socket = self.driver_socket, CUDA
         return self
 

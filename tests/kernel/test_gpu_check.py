@@ -57,7 +57,7 @@ def test_gpu_check_names_setting_where_version_is_wrong(driver: str, inside: str
     seen = tuple(
         check.Seen(call, where, inside, ()) for call in (LIST, SAMPLES) for where in ("outside", "inside")
     )
-    found = check.Findings(driver, "GPU", 4711, 7, seen, inside, "forced", 60, 1.0, ())
+    found = check.Findings(driver, "GPU", 4711, 7, seen, inside, "forced", 60, 1.0, (), 139.0, ())
     assert [line.split(": ")[1] for line in check.report(found).splitlines() if line.startswith("set ")] == (
         [advice] if advice else []
     )

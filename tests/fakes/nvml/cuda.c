@@ -1,7 +1,7 @@
 /*
  * A stand-in for libcuda.so.1: the calls that tests/fakes/tenant/cuda.c makes, over the GPU stand-in. The devices are
  * those of NVML_STANDIN_STATE, the driver is asked at CUDA_STANDIN_DRIVER (tests/fakes/gpu.py). A kernel takes the
- * time that its first parameter says, in cycles; the driver is told which share of the time that is.
+ * time that its first parameter says, in cycles; the driver is told when it begins and ends.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -190,22 +190,24 @@ API int cuModuleGetFunction(void **function, void *from, const char *name)
     return strcmp(name, module) == 0 ? SUCCESS : NOT_FOUND;
 }
 
+static int tell_load(int percent)
+{
+    char request[256];
+    snprintf(request, sizeof request, "load %s %d\n", state->devices[device_in_use].uuid, percent);
+    return ask(request);
+}
+
 API int cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
                        unsigned shared, void *stream, void **parameters, void **extra)
 {
-    char request[256];
     (void)shared, (void)stream;
     if (!current)
         return INVALID_CONTEXT;
     if (function != module || !gx || !gy || !gz || !bx || !by || !bz || !parameters || extra)
         return INVALID_VALUE;
-    uint64_t since = began_us, before = busy_us;
-    began_us = now_us();
     busy_us = *(unsigned long long *)parameters[0] / (KHZ / 1000);
-    uint64_t share = since && began_us > since ? before * 100 / (began_us - since) : 1;
-    snprintf(request, sizeof request, "load %s %lu\n", state->devices[device_in_use].uuid,
-             (unsigned long)(share < 1 ? 1 : share > 100 ? 100 : share));
-    return ask(request);
+    began_us = now_us();
+    return tell_load(100);
 }
 
 API int cuCtxSynchronize(void)
@@ -215,7 +217,7 @@ API int cuCtxSynchronize(void)
     uint64_t now = now_us();
     if (began_us + busy_us > now)
         usleep((useconds_t)(began_us + busy_us - now));
-    return SUCCESS;
+    return tell_load(0);
 }
 
 API int cuGetErrorName(int code, const char **name)

@@ -15,7 +15,7 @@
 #define STANDIN_MAGIC 0x314c4d564e444e53ULL
 #define STANDIN_VERSION 4u
 #define STANDIN_LEVELS 32
-#define STANDIN_DEVICES 16
+#define STANDIN_DEVICES 24
 #define STANDIN_MIGS 8   /* instances of one device; NVML allows seven */
 #define STANDIN_CALLS 24 /* room for enum standin_answer */
 #define STANDIN_PROCESSES 256
@@ -159,6 +159,6 @@ _Static_assert(sizeof(struct standin_mig) == 120, "mig");
 _Static_assert(sizeof(struct standin_device) == 1392, "device");
 _Static_assert(sizeof(struct standin_process) == 280, "process");
 _Static_assert(sizeof(struct standin_sample) == 296, "sample");
-_Static_assert(sizeof(struct standin_state) == 232 + 16 * 1392 + 256 * 280 + 2048 * 296, "state");
+_Static_assert(sizeof(struct standin_state) == 232 + 24 * 1392 + 256 * 280 + 2048 * 296, "state");
 
 #endif

@@ -6,9 +6,10 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
-#define PERIOD_MS 100
+#define PERIOD_MS 10 /* a change of the load takes as long at most */
 #define CLOCK_RATE 13   /* CU_DEVICE_ATTRIBUTE_CLOCK_RATE, in kHz */
 #define BLOCKING_SYNC 4 /* CU_CTX_SCHED_BLOCKING_SYNC: waiting for the GPU takes no CPU */
 
@@ -47,6 +48,7 @@ static struct {
 static void *context, *spin;
 static int khz;
 static _Atomic int percent;
+static _Atomic long long busy_us;
 
 static int failed(const char *what, int code)
 {
@@ -121,6 +123,18 @@ static int find(const char *wanted)
     return -1;
 }
 
+static long long now_us(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * 1000000ll + now.tv_nsec / 1000;
+}
+
+long long cuda_busy_us(void)
+{
+    return atomic_load(&busy_us);
+}
+
 static void *work(void *unused)
 {
     (void)unused;
@@ -129,14 +143,17 @@ static void *work(void *unused)
         int share = atomic_load(&percent);
         unsigned long long cycles = (unsigned long long)khz * PERIOD_MS * (unsigned)share / 100;
         void *parameters[] = {&cycles};
+        long long began = now_us();
         int ret = share ? cu.launch(spin, 1, 1, 1, 1, 1, 1, 0, NULL, parameters, NULL) : 0;
         if (!ret && share)
             ret = cu.wait();
+        if (share)
+            atomic_fetch_add(&busy_us, now_us() - began);
         if (ret) {
             failed("run a kernel", ret);
             _exit(5);
         }
-        usleep((useconds_t)(PERIOD_MS * (100 - share) * 10) + (share ? 0 : 1000));
+        usleep((useconds_t)(PERIOD_MS * (100 - share) * 10));
     }
     return NULL;
 }

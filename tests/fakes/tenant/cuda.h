@@ -8,5 +8,6 @@
 int cuda_open(void);
 int cuda_context(const char *uuid, uint64_t memory);
 int cuda_load(int sm);
+long long cuda_busy_us(void); /* of its kernels so far */
 
 #endif

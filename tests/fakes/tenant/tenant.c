@@ -16,7 +16,7 @@
  * With LIBVGPU_HOSTPID_BROKER=1 it asks the node's broker first, and guesses only if that tells nothing.
  * `--use` names the devices this process makes a context on (default: all of the region's). Prints one JSON line
  * when ready, then answers each line on standard input with one: load N (of every device, or `load N M ...` of each), memory N,
- * hostpid N, slot, slots, fork, lock, unlock, compact, quit. SIGTERM and the end of standard input are a clean exit.
+ * hostpid N, busy (of CUDA's kernels), slot, slots, fork, lock, unlock, compact, quit. SIGTERM and the end of standard input are a clean exit.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -29,6 +29,7 @@
 #include <unistd.h>
 
 #include "broker.h"
+#include "cuda.h"
 #include "driver.h"
 #include "mover.h"
 #include "region.h"
@@ -239,7 +240,9 @@ static void answer(const char *line, int signals)
     else if (sscanf(line, "hostpid %d", &number) == 1) {
         set_own_hostpid(number);
         print_own_slot();
-    } else if (strcmp(line, "slot") == 0)
+    } else if (strcmp(line, "busy") == 0)
+        printf("{\"busy_us\":%lld}\n", cuda_busy_us());
+    else if (strcmp(line, "slot") == 0)
         print_own_slot();
     else if (strcmp(line, "slots") == 0)
         print_slots();
