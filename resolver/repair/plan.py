@@ -15,7 +15,7 @@ from resolver.config import HostpidNamespace, WriteUtilization
 from resolver.hami.hostpid_policy import WatcherFinding, classify
 from resolver.repair.quarantine import Blame
 from resolver.repair.region_slots import RegionSlots
-from resolver.repair.reported_values import Verdict
+from resolver.repair.reported_values import Verdict, reordering
 from resolver.repair.slot_states import SlotState
 from resolver.workers import slot_writer
 
@@ -300,6 +300,8 @@ class RegionRepairs(RegionSlots):
             idles = view.uuids[device] in idle
             verdict = word.judge(present, actual, answered, evidence.since, now, idle=idles)
             calm = calm and verdict is Verdict.RIGHT
+            if word.disputed and state.variables and reordering(state.variables[1], view.uuids):
+                word.disputed = False  # the watcher's value is another GPU's
             if not actual and not word.enough_for_zero():
                 continue
             if held and word.contested:

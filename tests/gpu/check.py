@@ -226,7 +226,7 @@ def _duty(daemon: Daemon, tenants: Sequence[Tenant], busy: float, every: float, 
         return float(use["gpu_seconds"])
 
     def measured() -> float:
-        return sum(tenant.command("busy")["busy_us"] for tenant in tenants) / 1e6
+        return sum(float(tenant.command("busy")["busy_us"]) for tenant in tenants) / 1e6
 
     for tenant in tenants:
         tenant.set_load(0)

@@ -28,7 +28,8 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     ],
 )
 def test_a_process_that_uses_cuda_is_seen_and_repaired(driver: str, in_list: str, in_samples: str) -> None:
-    done = run("--standin", driver, "--json")
+    cycles = driver == "535.183.01"
+    done = run("--standin", driver, "--json", "--seconds", "6" if cycles else "0")
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout)
     shown = {(call, where): which for call, where, which, _numbers in found["seen"]}
@@ -42,6 +43,11 @@ def test_a_process_that_uses_cuda_is_seen_and_repaired(driver: str, in_list: str
     assert found["origin"] == ("forced" if driver == "568.10" else "by version")
     assert 0 < found["watched"] <= 100
     assert (found["wrong"], found["real"]) == ([], False)
+    assert found["period_ms"] == pytest.approx(139, rel=0.05)
+    assert [tuple(duty[:3]) for duty in found["duties"]] == [
+        (busy, every, processes) for processes in (1, 2) for busy, every in check._DUTIES if cycles
+    ]
+    assert all(shown == pytest.approx(measured, rel=0.1) for *_, measured, shown in found["duties"])
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,7 @@ def test_gpus_in_another_order_are_right_and_named_as_a_cause(
             container = node.container(name=name, release=row.name, sm_limit=0, devices=GPUS[:gpus])
             tenants[container] = container.tenant(visible=order)
             tenants[container].set_load(*(20 + 15 * place for place in places))
+        node.container(name="neighbour", devices=GPUS[:gpus]).tenant(load=10)  # no GPU is idle
         truth = {uuid: 20 + 15 * place if place in places else 0 for place, uuid in enumerate(UUIDS[:gpus])}
         daemon = start(node)
         for container in tenants:
