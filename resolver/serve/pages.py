@@ -111,7 +111,10 @@ async def serve(
     refused: Callable[[OSError], None] = lambda _: None,
 ) -> None:
     """Answer until cancelled."""
-    limits = LIMITS._replace(apart=_APART_WITH_TLS) if credentials and credentials.uses_tls else LIMITS
+    limits = LIMITS
+    if credentials and credentials.uses_tls:
+        # Before a handshake no client could read why it is turned away, and a flood would wait for the telling.
+        limits = LIMITS._replace(apart=_APART_WITH_TLS, busy="")
     gatekeeper = _OpenToAll(credentials)
     gatekeeper.refused = refused
     await server.serve(application(answer, credentials), gatekeeper, listener, limits)

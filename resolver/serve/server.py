@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import select
 import socket
+from bisect import insort
 from collections import Counter, OrderedDict
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -56,7 +57,8 @@ class Server:
         self._next_at = 0.0
         self._turn: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
-        self._busy = refusal(503, PLAIN, f"{limits.busy}\n".encode(), {"Retry-After": "1"}).answer
+        busy = f"{limits.busy}\n".encode()
+        self._busy = refusal(503, PLAIN, busy, {"Retry-After": "1"}).answer if limits.busy else b""
         take = self._take if limits.waiting else self.let_in
         self._acceptor = Acceptor(listener, take, share=limits.share, refused=gatekeeper.refused)
 
@@ -99,8 +101,7 @@ class Server:
 
     def _make_ready(self, channel: socket.socket, owner: Hashable) -> None:
         guests = self._ready.setdefault(owner, [])
-        guests.append(_Guest(channel, _is_whole(channel)))
-        guests.sort(key=lambda guest: not guest.whole)
+        insort(guests, _Guest(channel, _is_whole(channel)), key=lambda guest: not guest.whole)
         self._await_turn()
 
     def _await_turn(self) -> None:
@@ -196,8 +197,9 @@ def _hang_up(channel: socket.socket, answer: bytes) -> None:
 
     Pending data is read, because the kernel discards the answer if a socket is closed with unread data.
     """
-    with contextlib.suppress(OSError):
-        channel.send(answer)
-    with contextlib.suppress(OSError):
-        channel.recv(1 << 16)
+    if answer:
+        with contextlib.suppress(OSError):
+            channel.send(answer)
+        with contextlib.suppress(OSError):
+            channel.recv(1 << 16)
     channel.close()

@@ -19,7 +19,7 @@ from resolver import metrics
 from resolver.base.errors import UsageError
 from resolver.base.journal import Journal
 from resolver.config import Settings, load
-from resolver.serve import tls
+from resolver.serve import pages, tls
 from tests.fakes.certificates import certificate
 from tests.fakes.pictures import picture
 from tests.patience import PATIENCE_S
@@ -159,6 +159,19 @@ async def test_slow_handshakes_delay_no_other_client(files: dict[str, str]) -> N
             assert b" 200 OK" in await served.get(files["metrics_tls_cert"], f"Bearer {TOKEN}")
         for _, writer in crowd:
             writer.transport.abort()
+
+
+async def test_client_turned_away_before_its_handshake_reads_nothing(
+    files: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pages, "LIMITS", pages.LIMITS._replace(waiting=1))
+    async with serving(**files) as served:
+        await listening(served)
+        reader, writer = await served.connect()
+        (_, other) = await served.connect()
+        assert await reader.read() == b""
+        for each in (writer, other):
+            each.transport.abort()
 
 
 async def test_changed_files_are_reread_and_broken_ones_unused(files: dict[str, str], tmp_path: Path) -> None:
