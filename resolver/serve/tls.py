@@ -55,7 +55,7 @@ class PortCredentials:
 
     def __init__(self, cert: str, key: str, token: str, refused: Callable[[str], None]) -> None:
         self._context = _Files((cert, key or cert), _server_context) if cert else None
-        self._token = _Files((token,), _token) if token else None
+        self._token = _Files((token,), token_in) if token else None
         self._refused = refused
 
     def session(self) -> Session | None:
@@ -127,7 +127,8 @@ class Session:
         return self._out.read()
 
 
-def _token(path: str) -> bytes:
+def token_in(path: str) -> bytes:
+    """Read a file with a token. Raises `UsageError`."""
     words = _read(path).split()
     if len(words) != 1:
         has = "is empty" if not words else f"has {len(words)} words"

@@ -102,16 +102,30 @@ def versions() -> Any:
 
 
 def metrics(socket_path: str) -> str:
-    """Fetch the text for Prometheus."""
+    """Fetch the text for Prometheus, by the daemon's own certificate and token."""
     from resolver.cli.in_force import settings_in_force
 
-    address = settings_in_force(socket_path).settings.metrics_addr
-    if address == "off":
+    settings, origins, no_daemon = settings_in_force(socket_path)
+    if origins:
+        raise ResolverError(no_daemon)  # no token for a program that only has its port
+    if settings.metrics_addr == "off":
         raise ResolverError("metrics_addr is off")
-    host, _, port = address.rpartition(":")
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    host, _, port = settings.metrics_addr.rpartition(":")
+    context = None
+    if settings.metrics_tls_cert:
+        import ssl
+
+        context = ssl.create_default_context(cafile=settings.metrics_tls_cert)
+        context.check_hostname, context.verify_flags = False, ssl.VERIFY_X509_PARTIAL_CHAIN
+    handlers = urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
+    address = f"http{'s' if context else ''}://{host or 'localhost'}:{port}/metrics"
+    request = urllib.request.Request(address)  # noqa: S310 - of the setting
+    if settings.metrics_token_file:
+        from resolver.serve.tls import token_in
+
+        request.add_header("Authorization", f"Bearer {token_in(settings.metrics_token_file).decode()}")
     try:
-        with opener.open(f"http://{host or 'localhost'}:{port}/metrics", timeout=8) as answer:
+        with urllib.request.build_opener(*handlers).open(request, timeout=8) as answer:
             return str(answer.read().decode("utf-8", "replace"))
     except http.client.HTTPException as error:
         raise ResolverError(f"/metrics answers no HTTP: {error}") from None

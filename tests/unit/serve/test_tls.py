@@ -16,8 +16,10 @@ from typing import Any
 import pytest
 
 from resolver import metrics
-from resolver.base.errors import UsageError
+from resolver.base.errors import ResolverError, UsageError
 from resolver.base.journal import Journal
+from resolver.cli import in_force
+from resolver.cli._bundle import facts
 from resolver.config import Settings, load
 from resolver.serve import pages, tls
 from tests.fakes.certificates import certificate
@@ -159,6 +161,22 @@ async def test_slow_handshakes_delay_no_other_client(files: dict[str, str]) -> N
             assert b" 200 OK" in await served.get(files["metrics_tls_cert"], f"Bearer {TOKEN}")
         for _, writer in crowd:
             writer.transport.abort()
+
+
+async def test_bundle_has_the_metrics_of_a_port_with_tls_and_token(
+    files: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving(**files) as served:
+        await listening(served)
+        settings, _ = load({"metrics_addr": f"127.0.0.1:{served.port}", **files}, environ={})
+        monkeypatch.setattr(
+            in_force, "settings_in_force", lambda _: in_force.InForce(settings, {}, "the daemon")
+        )
+        assert "resolver_build_info" in await asyncio.to_thread(facts.metrics, "socket")
+        foreign = in_force.InForce(settings, {"metrics_addr": "default"}, "no daemon answers")
+        monkeypatch.setattr(in_force, "settings_in_force", lambda _: foreign)
+        with pytest.raises(ResolverError, match="no daemon answers"):
+            await asyncio.to_thread(facts.metrics, "socket")
 
 
 async def test_client_turned_away_before_its_handshake_reads_nothing(
