@@ -92,10 +92,17 @@ def _chosen(documents: Documents, text: str) -> list[Container]:
         without = documents.no_daemon.partition(". ")[0]
         by = f" (read without a daemon: {without})" if without else ""
         raise not_found(text, f". One that shares a PID namespace and uses no GPU is not listed{by}")
-    if len({container.pod_uid or key for key, container in chosen.items()}) > 1:
+    with_file = {key: each for key, each in chosen.items() if each.regions or not each.container_id}
+    if _pods(chosen) > 1 == _pods(with_file):
+        chosen = with_file
+    if _pods(chosen) > 1:
         message = f"{text!r} fits {len(chosen)} containers of several pods: ask for one by its id"
         raise Ambiguous(message, tuple(sorted(f"{key}  {_title(each)}" for key, each in chosen.items())))
     return sorted(chosen.values(), key=lambda container: container.container_name or "")
+
+
+def _pods(containers: dict[str, Container]) -> int:
+    return len({container.pod_uid or key for key, container in containers.items()})
 
 
 def _without_processes(documents: Documents) -> Iterator[Container]:

@@ -90,6 +90,9 @@ def test_pod_name_explains_all_its_containers(asked: Asked) -> None:
     code, text = asked(whole(), "prod/nothing")
     assert (code, "no container here is called 'prod/nothing'" in text) == (1, True)
     stranger = Container(OTHER, "99" + POD[2:], "main", "prod", "train-0", "containerd", 1, 2, (), 1e9)
+    code, text = asked(whole(containers=(MAIN, stranger)), "main")  # the other has no cache file
+    assert (code, "research/train-0/main" in text) == (0, True)
+    stranger = replace(stranger, regions=("/x/main/y.cache",))
     code, text = asked(whole(containers=(MAIN, stranger)), "main")
     assert code == 3
     assert f"{CID}  research/train-0/main" in text
