@@ -11,7 +11,7 @@ from msgspec import Struct
 #: Every kind of event that the API serves, with its meaning.
 KINDS = {
     "repair": "a slot's hostpid was written; not repeated after a second `conflict`",
-    "events_left_out": "one container caused too many events; how many of each kind were dropped",
+    "events_left_out": "one container, or a directory, caused too many events; how many of each kind were dropped",
     "conflict": "another writer changed a slot's hostpid back, for the `times`-th time",
     "region_found": "a cache file was discovered and is repaired from now on",
     "region_gone": "a cache file is gone",

@@ -120,7 +120,11 @@ class Journal:
             if key in self._left_out:
                 if not quota.take(1, now):
                     kinds = dict(self._left_out.pop(key))
-                    self._say("events_left_out", "info", {"container": key[0], "kinds": kinds})
+                    self._say(
+                        "events_left_out",
+                        "info",
+                        {"directory" if key[1] else "container": key[0], "kinds": kinds},
+                    )
             elif quota.full(now):
                 del self._quotas[key]
 

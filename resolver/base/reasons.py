@@ -188,6 +188,12 @@ class RegionReason(ReasonWithWords):
         "`dmesg | tail; ulimit -n; cat PATH > /dev/null`",
     )
 
+    OVERLOADED = (
+        "overloaded",
+        "the child that reads files did not answer in time, or is being restarted",
+        "nothing; it is read again. If it stays: `uptime`, and the worker's line in `resolver status`",
+    )
+
     @property
     def grave(self) -> bool:
         """Check if it may keep a working HAMi's file from being repaired."""

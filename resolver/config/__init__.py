@@ -200,8 +200,10 @@ def _convert(name: str, value: Any, where: str) -> Any:
         if setting.about.check is not None:
             setting.about.check(converted)
     except ValueError as error:
-        why = "" if isinstance(error, msgspec.ValidationError) else f" ({error})"
-        raise UsageError(f"{where}: {value!r} is not possible{why}: write {setting.expected}") from None
+        ours = setting.about.check is not None and not isinstance(error, msgspec.ValidationError)
+        raise UsageError(
+            f"{where}: {value!r} is not possible: {error if ours else f'write {setting.expected}'}"
+        ) from None
     return converted
 
 

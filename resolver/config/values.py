@@ -56,11 +56,12 @@ def parse_address(text: str) -> tuple[str, int] | None:
 
 
 def check_paths(paths: tuple[str, ...]) -> None:
-    """Raise ValueError for an empty list or an empty path."""
-    if not paths:
-        raise ValueError("at least one path is expected")
-    if "" in paths:
-        raise ValueError("an empty path names no file")
+    """Raise ValueError for an empty list, and for a path that is empty or relative."""
+    if not paths or "" in paths:
+        raise ValueError("write a list of paths, none of them empty")
+    for path in paths:
+        if path != "auto" and not path.startswith("/"):
+            raise ValueError(f"write {path!r} from / on: the daemon has no directory to begin with")
 
 
 def text_of(value: Any) -> str:

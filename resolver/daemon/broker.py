@@ -216,6 +216,10 @@ def _make(directory: str) -> None:
     parts = directory.split("/")[1:]
     for depth in range(1, len(parts) + 1):
         path, last = "/" + "/".join(parts[:depth]), depth == len(parts)
+        if depth == 1 and not os.path.lexists(path):
+            raise UsageError(
+                f"there is no {path}, and nothing is made in /: make it, or name another place with --broker"
+            )
         with contextlib.suppress(FileExistsError):
             os.mkdir(path, 0o700)
             os.chmod(path, 0o711 if last else 0o755)  # whatever the umask says

@@ -312,9 +312,8 @@ class DirectoryFinder:
             device, inode, files, complete = look.result()
         except RegionRejected as why:
             directory.look_at = now + _NEXT_LOOK
-            if (
-                why.reason is not RegionReason.IO_ERROR
-            ):  # a lack of descriptors says nothing about the regions
+            # A lack of descriptors, or of time, says nothing about the regions.
+            if why.reason not in (RegionReason.IO_ERROR, RegionReason.OVERLOADED):
                 self._register.drop_candidates(directory)
             if why.reason is not RegionReason.GONE:
                 self._register.report(directory.path, why)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from resolver.base.errors import AccessDenied, RegionRejected
+from resolver.base.errors import AccessDenied, RegionRejected, TooSlow, WorkerFailed
 from resolver.base.reasons import RegionReason
 from resolver.linux.procfs import TooLarge
 from resolver.linux.safe_open import translate
@@ -141,6 +141,9 @@ def refusal(error: Exception) -> RegionRejected:
         return error
     if isinstance(error, OSError):
         return translate(error)
-    denied = isinstance(error, AccessDenied | TooLarge)
-    reason = RegionReason.ACCESS_DENIED if denied else RegionReason.IO_ERROR
+    reason = (
+        RegionReason.ACCESS_DENIED if isinstance(error, AccessDenied | TooLarge) else RegionReason.IO_ERROR
+    )
+    if isinstance(error, WorkerFailed | TooSlow):
+        reason = RegionReason.OVERLOADED
     return RegionRejected(reason, f"it cannot be read now: {error}")

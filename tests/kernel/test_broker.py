@@ -383,3 +383,9 @@ def test_a_place_that_others_can_change_is_refused(tmp_path: Path, spoil: Any, f
     assert os.listdir(folder) == []
     with contextlib.suppress(FileNotFoundError, Distrust):
         ask(str(folder / "broker.sock"))
+
+
+def test_no_directory_is_made_in_the_root_directory() -> None:
+    with pytest.raises(UsageError, match=r"there is no /nope-resolver, .* make it"):
+        opened("/nope-resolver/broker.sock")
+    assert not os.path.exists("/nope-resolver")

@@ -144,4 +144,5 @@ def test_unused_files_cost_few_lines_per_directory(
     lines = [each for each in said if "bad" in f"{each}"]
     assert 4 < len(lines) < 10
     assert {each["event"] for each in lines} == {"region_rejected", "events_left_out"}
+    assert {each["directory"] for each in lines if each["event"] == "events_left_out"} == {"/c/bad"}
     assert [each["event"] for each in said if "good" in f"{each}"] == ["region_rejected"]

@@ -133,7 +133,8 @@ def test_foreign_environment_variables_are_no_settings() -> None:
         ('source = "tea"', ["source", "'tea'", "auto, bpf, netlink, scan"]),
         ('log_level = "loud"', ["log_level", "'loud'", "debug, info, warning, error"]),
         ("containers_dir = 5", ["containers_dir", "5", "a list of paths"]),
-        ('containers_dir = ""', ["containers_dir", "''", "at least one"]),
+        ('containers_dir = ""', ["containers_dir", "''", "a list of paths"]),
+        ('containers_dir = "foo"', ["containers_dir", "write 'foo' from / on"]),
         ('containers_dir = ["/a", ""]', ["containers_dir", "empty"]),
         ("intervall = 1", ["intervall", "no such setting", "did you mean interval?"]),
         ("once = true", ["once", "no such setting"]),
@@ -153,7 +154,7 @@ def test_error_in_a_file_is_one_sentence(tmp_path: Path, text: str | bytes, word
     ("flags", "name", "value", "says"),
     [
         ({}, "RESOLVER_INTERVAL", "soon", "RESOLVER_INTERVAL: 'soon' .* 250ms"),
-        ({}, "RESOLVER_CONTAINERS_DIR", ":", "RESOLVER_CONTAINERS_DIR: ':' .*at least one"),
+        ({}, "RESOLVER_CONTAINERS_DIR", ":", "RESOLVER_CONTAINERS_DIR: ':' .*a list of paths"),
         ({"interval": "9h"}, "RESOLVER_INTERVAL", "1s", r"interval \(command line\): '9h' is not possible"),
         (
             {"interval": "1s"},

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 
 from resolver.base.budget import Budgets
-from resolver.base.errors import RegionRejected, WorkerFailed
+from resolver.base.errors import RegionRejected, TooSlow, WorkerFailed
 from resolver.base.reasons import RegionReason
 from resolver.containers.log_names import ContainerNames
 from resolver.hami import directory_finder
 from resolver.hami.directory_finder import MAX_STRAYS, DirectoryFinder
 from resolver.hami.directory_reads import hold_file, look_into
-from resolver.hami.discovery import FIRST_PAUSE, PodFile
+from resolver.hami.discovery import FIRST_PAUSE, PodFile, refusal
 from resolver.hami.placements import AUTO
 from resolver.hami.region_location import locate
 from resolver.hami.watches import Watches
@@ -347,3 +347,9 @@ def test_lane_without_resources_rejects_no_file(tmp_path: Path) -> None:
         now[0] += FIRST_PAUSE
     assert [found.path for found in finder.refresh(full=True).added] == [str(path)]
     finder.close()
+
+
+@pytest.mark.parametrize("error", [WorkerFailed("the reader did not answer within 5 s"), TooSlow("a lock")])
+def test_overloaded_reader_is_no_error_of_the_file(error: Exception) -> None:
+    assert refusal(error).reason is RegionReason.OVERLOADED
+    assert not RegionReason.OVERLOADED.grave
