@@ -23,7 +23,7 @@ from resolver.hami.hostpid_policy import DRIVERS
 from resolver.hami.layout import LAYOUTS
 from resolver.hami.placements import PLACEMENTS
 from resolver.metrics.family import FAMILIES, GROUPS
-from scripts import openapi, published
+from scripts import openapi, published, samples
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -230,6 +230,7 @@ TABLES: dict[tuple[str, str], Callable[[], list[str]]] = {
     ("docs/metrics.md", "labels"): partial(labels, "containers"),
     ("docs/metrics.md", "hami-labels"): partial(labels, "hami"),
     ("docs/config.md", "settings"): settings,
+    ("docs/cli.md", "status"): samples.status_sample,
     ("docs/compatibility.md", "drivers"): drivers,
     ("docs/compatibility.md", "layouts"): layouts,
     ("docs/troubleshooting.md", "slot-reasons"): partial(reasons, "UnresolvedReason"),

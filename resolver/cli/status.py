@@ -44,12 +44,19 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(asdict(status) | {"unresolved": unresolved})
     else:
-        lines = [*_daemon(status), *_troubles(status)]
-        if not args.brief:
-            lines += [*_driver(status), *_work(status, unresolved), *_use(status), *_cost(status)]
-        print_pairs(lines)
+        print_pairs(lines(status, unresolved, brief=args.brief))
     grave = status.source.not_ready or any(trouble.grave for trouble in status.troubles)
     return EXIT_NOT_READY if grave else 0
+
+
+def lines(status: Status, unresolved: UnresolvedCounts, *, brief: bool = False) -> list[Line]:
+    """Return each line's name, text and style."""
+    least = [*_daemon(status), *_troubles(status)]
+    return (
+        least
+        if brief
+        else [*least, *_driver(status), *_work(status, unresolved), *_use(status), *_cost(status)]
+    )
 
 
 def _daemon(status: Status) -> Iterator[Line]:
