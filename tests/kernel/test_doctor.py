@@ -64,20 +64,6 @@ def mounted(commands: str) -> tuple[str, ...]:
 # ---- rights and views ---------------------------------------------------------------------------------------------
 
 
-def test_not_root() -> None:
-    """The checkout may be where others have no way to it: the right is given up after the imports."""
-    code = (
-        "import os, sys, resolver.doctor, resolver.cli.doctor\nfrom resolver.cli import main\n"
-        "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
-        "sys.exit(main(['doctor', '--json', '--only', 'view', '--only', 'bpf']))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
-    view, bpf = json.loads(done.stdout)
-    names(view, "failed", "user 65534, not root", "sudo resolver doctor", "CAP_SYS_PTRACE is missing")
-    names(bpf, "warning", "CAP_BPF and CAP_PERFMON are missing", "capabilities.add: [BPF, PERFMON]")
-    assert (done.returncode, done.stderr) == (1, "")
-
-
 PTRACE, NETWORK = (
     without("sys_ptrace"),
     ("unshare", "--net", *without("sys_admin", "sys_ptrace", "net_admin")),
