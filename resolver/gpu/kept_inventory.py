@@ -17,13 +17,8 @@ if TYPE_CHECKING:
 
 #: Unknown of a GPU that is silent now.
 _MEASURED = (
-    "memory_used",
-    "utilization",
-    "memory_utilization",
-    "temperature",
-    "power",
-    "ecc_uncorrected",
-    "details",
+    *("memory_used", "utilization", "memory_utilization", "temperature", "power"),
+    *("ecc_uncorrected", "details"),
 )
 
 
@@ -53,9 +48,8 @@ class InventoryKeeper:
     def take(self, driver_version: str, devices: Sequence[DeviceAnswer], now: float) -> bool:
         """Take the worker's answer to ``devices``. False if a device did not answer in full."""
         old = self.inventory
-        if (
-            driver_version != old.driver_version
-        ):  # at once: `hostpid` depends on it, even if no samples can be read
+        # At once: `hostpid` depends on it, even if no samples can be read.
+        if driver_version != old.driver_version:
             self.inventory = old._replace(version=old.version + 1, driver_version=driver_version)
         self._read_at = now
         known = {gpu.uuid or gpu.device_index: gpu for gpu in self._read}

@@ -77,11 +77,6 @@ class DeviceSamples(Struct, frozen=True):
         return (periods[-1][0] - max(busy, default=self.start)) / 1e6 if periods else 0.0
 
     @property
-    def well(self) -> bool:
-        """Whether its samples and its processes were read."""
-        return self.status == OK and self.memory is not None
-
-    @property
     def legacy_call_refused(self) -> bool:
         """Whether HAMi-core before 2.10 can't read the device's samples."""
         return self.status == OK and bool(self.why)
@@ -127,7 +122,7 @@ class Sampler:
         self._keeper = InventoryKeeper()
         self._devices_until = 0.0
         self._count = 0  # of the devices, when they were last read
-        self._well: frozenset[str] = frozenset()  # UUIDs of devices that answered in full
+        self._well = set[str]()  # UUIDs of devices that answered in full
         self._answered = False  # all of the last collection
         self._complete = False  # every device answered
         self._error = STARTING  # of the last complete collection
@@ -174,9 +169,8 @@ class Sampler:
             if time.monotonic() >= self._devices_until:
                 await self._find_devices()
             devices = await self._ask(self._keeper.answering)
-            inventory = self._keeper.publish(
-                {uuid: (each.status, each.why) for uuid, each in devices.items()}
-            )
+            states = {uuid: (each.status, each.why) for uuid, each in devices.items()}
+            inventory = self._keeper.publish(states)
         except (WorkerFailed, _NvmlError) as error:
             return self._none(error)
         except (MsgspecError, ValueError):
@@ -218,18 +212,15 @@ class Sampler:
             answer = await self._call(_Several, request, limit)
             if not 0 < len(answer.answers) <= len(left):
                 raise ValueError("no device answered, not even with an error")
-            found |= {
-                gpu.uuid: self._plausible(gpu, samples)
-                for gpu, samples in zip(left, answer.answers, strict=False)
-            }
+            for gpu, samples in zip(left, answer.answers, strict=False):
+                found[gpu.uuid] = self._plausible(gpu, samples)
             bad = [self._keeper.reported(*error) for error in answer.xids]
             if any(bad) or answer.count != self._count:
                 self._devices_until = 0.0
-        failed = [uuid for uuid, samples in found.items() if samples.status == FAILED]
-        well = frozenset(uuid for uuid, samples in found.items() if samples.well)
+        well = {uuid for uuid, each in found.items() if each.status == OK and each.memory is not None}
         if self._well & found.keys() - well:
             self._devices_until = 0.0
-        elif failed:  # at a limited rate
+        elif any(each.status == FAILED for each in found.values()):  # at a limited rate
             self._devices_until = min(self._devices_until, time.monotonic() + _INCOMPLETE_SECONDS)
         self._well = well
         return found
@@ -246,11 +237,10 @@ class Sampler:
         implausible = {pid for pid, sm in samples.newest.items() if pid <= 0 or sm > _MOST}
         self.implausible += len(implausible)
         clients = {pid for pid in self._clients.get(gpu.uuid, ()) if pid not in samples.newest}
-        newest, shares = (
-            {pid: sm for pid, sm in values.items() if pid not in implausible}
-            for values in (samples.newest, samples.shares)
-        )
-        return replace(samples, newest=newest, shares=shares, dropped=frozenset(implausible | clients))
+        for pid in implausible:
+            del samples.newest[pid]
+            samples.shares.pop(pid, None)
+        return replace(samples, dropped=frozenset(implausible | clients))
 
     async def _call(self, shape: type[A], request: dict[str, Any], limit: float | None = None) -> A:
         """Ask the worker. Raises NVML's error, if it answers with one."""

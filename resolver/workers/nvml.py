@@ -15,7 +15,6 @@ import json
 import sys
 
 from resolver.workers.nvml_devices import DeviceReader, error_name
-from resolver.workers.nvml_events import XidWatch
 from resolver.workers.nvml_samples import Samples, fetch
 
 TYPE_CHECKING = False  # typing itself is half a MiB
@@ -61,9 +60,8 @@ class Nvml:
         self._forget()
 
     def _forget(self) -> None:
-        self._xids = XidWatch(self._pynvml)
         # If broken, a device was lost: it comes back only with a fresh start of the library.
-        self._reader = DeviceReader(self._pynvml, self._xids.watch)
+        self._reader = DeviceReader(self._pynvml)
         self._samples = Samples(self._pynvml, self._reader.fatal)
 
     def failed(self, error: Any) -> str:
@@ -75,7 +73,7 @@ class Nvml:
     def _shut_down(self) -> None:
         if self._initialized:
             self._initialized = False
-            self._xids.close()
+            self._reader.close()
             self._forget()
             try:
                 self._pynvml.nvmlShutdown()
@@ -112,21 +110,15 @@ class Nvml:
             if numbers > _MANY_NUMBERS:
                 break
         count = self._pynvml.nvmlDeviceGetCount() if self._initialized else None
-        return {"answers": answers, "count": count, "xids": self._xids.fetch()}
+        return {"answers": answers, "count": count, "xids": self._reader.xids()}
 
     def _samples_of(self, uuid: str) -> dict[str, Any]:
         self._ensure_initialized()
         # By UUID: an index is another device's as soon as one falls off the bus, and a handle is when one is added.
-        handle = self._pynvml.nvmlDeviceGetHandleByUUID(uuid)
-        return self._processes(handle) | {"power": self._power(handle)} | self._samples.read(uuid, handle)
-
-    def _power(self, handle: Any) -> float | None:
-        try:
-            return float(self._pynvml.nvmlDeviceGetPowerUsage(handle)) / 1000
-        except self._pynvml.NVMLError as error:
-            if error.value in self._reader.fatal:
-                raise
-            return None
+        nvml = self._pynvml
+        handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
+        power = self._reader.value("power", lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000, {})
+        return self._processes(handle) | {"power": power} | self._samples.read(uuid, handle)
 
     def _processes(self, handle: Any) -> dict[str, Any]:
         """Processes with their memory, and MPS clients, which may overlap.

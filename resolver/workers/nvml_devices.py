@@ -1,4 +1,4 @@
-"""Device values, read in the NVML worker.
+"""Device values and XID errors, read in the NVML worker.
 
 A missing value is None; ``failed`` has reasons of failures. A lost device has an ``error``. Units are NVML's, but
 watts and joules.
@@ -6,6 +6,8 @@ watts and joules.
 
 from __future__ import annotations
 
+import time
+from contextlib import suppress
 from functools import partial
 
 from resolver.workers.pci_place import pci_address, place_of
@@ -20,6 +22,8 @@ _MOST_INSTANCES = 64
 #: NVML_GPU_VIRTUALIZATION_MODE_*, in order.
 _MODES = "none", "passthrough", "vgpu", "host_vgpu", "host_vsga"
 _NVLINKS = 36  # as many as NVML numbers
+#: Seconds between two polls of NVML's events, and most events in one; the rest waits for the next poll.
+_LOOK_SECONDS, _AT_ONCE = 1.0, 64
 #: NVML's bits for reduced clocks. Unknown bits are ``other``.
 THROTTLE_REASONS = (
     *("idle", "application_clocks", "power_cap", "hw_slowdown", "sync_boost", "sw_thermal"),
@@ -36,11 +40,12 @@ def error_name(error: Any) -> str:
 class DeviceReader:
     """Reads devices; ``broken`` if the library needs a restart."""
 
-    def __init__(self, pynvml: Any, watch: Callable[[Any, str], None]) -> None:
-        """Call ``watch`` with each handle and UUID."""
+    def __init__(self, pynvml: Any) -> None:
         self._nvml = pynvml
-        self._watch = watch
         self.broken = False
+        self._events: Any = None  # without a set no XID is reported
+        self._watched: set[str] = set()
+        self._next_look = 0.0
         self._absent = (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
         self._device_is_gone = {pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED}
         self._library_is_gone = {
@@ -60,17 +65,17 @@ class DeviceReader:
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
             identity["uuid"] = nvml.nvmlDeviceGetUUID(handle)
             values = self._values(handle).items()
-            gpu = identity | {name: self._value(name, read, failed) for name, read in values}
+            gpu = identity | {name: self.value(name, read, failed) for name, read in values}
             if details:
                 found = self._detailed(handle).items()
-                gpu["details"] = {name: self._value(name, read, {}) for name, read in found}
+                gpu["details"] = {name: self.value(name, read, {}) for name, read in found}
             gpu["name"] = gpu["name"] or ""
             gpu["memory_total"], gpu["memory_used"] = gpu.pop("memory") or (None, None)
             gpu["utilization"], gpu["memory_utilization"] = gpu.pop("rates") or (None, None)
             self._watch(handle, gpu["uuid"])
             gpu |= place_of(gpu["pci_address"])
             if gpu["mig"]:
-                instances = self._value("mig_instances", lambda: self._instances(handle), failed)
+                instances = self.value("mig_instances", lambda: self._instances(handle), failed)
                 gpu["mig_instances"] = instances or []
         except nvml.NVMLError as error:
             if error.value in self._library_is_gone:
@@ -78,6 +83,41 @@ class DeviceReader:
             self.broken = self.broken or error.value in self._device_is_gone
             return {"gpu": identity, "error": error_name(error), "text": str(error)}
         return {"gpu": gpu, "failed": failed}
+
+    def _watch(self, handle: Any, uuid: str) -> None:
+        """Register a GPU's XID errors, unless NVML refuses."""
+        nvml = self._nvml
+        if uuid not in self._watched:
+            self._watched.add(uuid)  # once: support doesn't change
+            with suppress(nvml.NVMLError):
+                if nvml.nvmlDeviceGetSupportedEventTypes(handle) & nvml.nvmlEventTypeXidCriticalError:
+                    self._events = self._events or nvml.nvmlEventSetCreate()
+                    nvml.nvmlDeviceRegisterEvents(handle, nvml.nvmlEventTypeXidCriticalError, self._events)
+
+    def xids(self) -> list[list[Any]]:
+        """``[UUID, XID, count]`` of errors since the last look."""
+        now, found = time.monotonic(), dict[tuple[str, int], int]()
+        if self._events is None or now < self._next_look:
+            return []
+        self._next_look = now + _LOOK_SECONDS
+        nvml = self._nvml
+        try:
+            for _ in range(_AT_ONCE):
+                event = nvml.nvmlEventSetWait_v2(self._events, 0)
+                key = nvml.nvmlDeviceGetUUID(event.device), event.eventData
+                found[key] = found.get(key, 0) + 1
+        except nvml.NVMLError as error:
+            if error.value != nvml.NVML_ERROR_TIMEOUT:
+                self.close()  # e.g. a GPU is lost; recreated with the next reading of GPUs
+        return [[uuid, xid, count] for (uuid, xid), count in found.items()]
+
+    def close(self) -> None:
+        """Free the set of events, before the library's shutdown."""
+        events, self._events = self._events, None
+        self._watched.clear()
+        if events is not None:
+            with suppress(self._nvml.NVMLError):
+                self._nvml.nvmlEventSetFree(events)
 
     def _values(self, handle: Any) -> dict[str, Callable[[], Any]]:
         nvml = self._nvml
@@ -113,7 +153,8 @@ class DeviceReader:
             "decoder": lambda: nvml.nvmlDeviceGetDecoderUtilization(handle)[0],
         }
 
-    def _value(self, name: str, read: Callable[[], Any], failed: dict[str, str]) -> Any:
+    def value(self, name: str, read: Callable[[], Any], failed: dict[str, str]) -> Any:
+        """Read a value; None if that fails, with its reason in ``failed`` unless the device has none."""
         try:
             return read()
         except self._nvml.NVMLError as error:
@@ -169,8 +210,8 @@ class DeviceReader:
                 instance = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
             except nvml.NVMLError_NotFound:
                 continue  # no instance at this index; there may be one at the next
-            total, used = self._value("memory", partial(self._memory, instance), {}) or (None, None)
-            name = self._value("name", partial(nvml.nvmlDeviceGetName, instance), {}) or ""
+            total, used = self.value("memory", partial(self._memory, instance), {}) or (None, None)
+            name = self.value("name", partial(nvml.nvmlDeviceGetName, instance), {}) or ""
             found.append(
                 {
                     "uuid": nvml.nvmlDeviceGetUUID(instance),

@@ -170,47 +170,39 @@ def reasons(snapshot: Snapshot, uuid: str) -> list[str]:
 
 
 @CODES
-@pytest.mark.parametrize("call", [Answer.ANY, Answer.HANDLE, Answer.UUID], ids=lambda call: call.name)
+@pytest.mark.parametrize(
+    "call", [Answer.ANY, Answer.HANDLE, Answer.UUID, Answer.UTILIZATION], ids=lambda call: call.name
+)
 def test_failing_device_is_unknown_and_its_neighbour_known(
     bench: Bench, call: Answer, codes: tuple[int, ...]
 ) -> None:
     for code in codes:
+        samples = call is Answer.UTILIZATION
+        if samples and code == NOT_FOUND:
+            continue  # NVML's sign for no process
         bench.node.gpu.set_devices([replace(FIRST, errors={call: code}), SECOND])
         if call is Answer.UUID:  # only asked when devices are looked at
             bench.seconds += 61
         snapshot = bench.intervals()
+        utilization = bench.utilization(snapshot)
+        assert utilization[FIRST.uuid] is None, code
         if code in LIBRARY:
-            assert snapshot.joined.error
-            assert bench.utilization(snapshot) == {FIRST.uuid: None, SECOND.uuid: None}
+            assert samples or snapshot.joined.error
             assert [gpu.uuid for gpu in snapshot.inventory.gpus] == [FIRST.uuid, SECOND.uuid]
         else:
             assert snapshot.joined.error == ""
-            assert bench.utilization(snapshot) == LOADS | {FIRST.uuid: None}, code
-            expected = {LOST: "lost", RESET: "reset_required"}.get(code, "unreachable")
-            assert reasons(snapshot, FIRST.uuid) == [expected]
+            assert utilization[SECOND.uuid] == LOADS[SECOND.uuid]
             assert reasons(snapshot, SECOND.uuid) == []
+            if samples and code not in (LOST, RESET):
+                status = "unsupported" if code in (NOT_SUPPORTED, NO_FUNCTION) else "failed"
+                assert gpu(snapshot, FIRST.uuid).samples == status
+                (process,) = (p for p in snapshot.gpu_processes if p.device_uuid == FIRST.uuid)
+                assert (process.sm_util, bool(process.memory)) == (None, True)
+            elif not samples:
+                expected = {LOST: "lost", RESET: "reset_required"}.get(code, "unreachable")
+                assert reasons(snapshot, FIRST.uuid) == [expected]
         bench.right()
     assert bench.service.gpus.sampler.worker.failures == 0
-
-
-@CODES
-def test_samples_that_fail_with_each_error_are_unknown(bench: Bench, codes: tuple[int, ...]) -> None:
-    for code in codes:
-        if code == NOT_FOUND:
-            continue  # NVML's sign for no process
-        bench.node.gpu.set_devices([replace(FIRST, errors={Answer.UTILIZATION: code}), SECOND])
-        snapshot = bench.intervals()
-        utilization = bench.utilization(snapshot)
-        assert utilization[FIRST.uuid] is None, code
-        if code not in LIBRARY:
-            assert utilization[SECOND.uuid] == LOADS[SECOND.uuid]
-        if code not in (*LIBRARY, LOST, RESET):  # they say it of the library, or of the device
-            status = "unsupported" if code in (NOT_SUPPORTED, NO_FUNCTION) else "failed"
-            assert gpu(snapshot, FIRST.uuid).samples == status
-            (process,) = (p for p in snapshot.gpu_processes if p.device_uuid == FIRST.uuid)
-            assert process.sm_util is None
-            assert process.memory
-        bench.right()
 
 
 @CODES

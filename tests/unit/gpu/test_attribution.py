@@ -92,15 +92,6 @@ def test_values_idle_and_unknown() -> None:
     assert result.orphans == ()
 
 
-def test_a_failed_collection_and_none_yet_know_nothing() -> None:
-    assert NOTHING.utilization(1, "GPU-a") is None
-    assert NOTHING.error
-    procfs = Procfs()
-    failed = Collection(5.0, "no library", {})
-    result = asyncio.run(join(failed, {10}, set(), procfs, PidMap(ScanSource(procfs))))
-    assert (result.error, result.at, result.utilization(10, "GPU-a")) == ("no library", 5.0, None)
-
-
 @pytest.mark.parametrize(("sm", "value"), [(0, 0), (1, 1), (100, 100), (101, 100), (2**32 - 1, 100)])
 def test_values_end_at_100(sm: int, value: int) -> None:
     assert joined({10: sm}, owners={10}).utilization(10, "GPU-a") == value
@@ -142,23 +133,16 @@ def test_a_process_without_a_slot_keeps_a_reason(
     assert result.utilization(500, "GPU-a") is None
 
 
-def test_a_thread_without_a_slot_is_judged_by_its_process(tmp_path: Path) -> None:
-    proc = Proc(tmp_path)
-    proc.process(500, f"/docker/{CID}")
-    proc.process(501, "/", tgid=500)
-    result = joined({501: 30}, hami={CID}, procfs=proc.procfs)
-    assert result.orphans == (Sample(501, "GPU-a", 30, SampleReason.NO_SLOT, CID),)
-
-
 def test_a_process_that_ended_still_has_its_container(tmp_path: Path) -> None:
     proc = Proc(tmp_path)
     proc.process(500, f"/docker/{CID}")
     proc.process(550, "/user.slice/session-1.scope")
     pidmap = PidMap(ScanSource(proc.procfs))
     pidmap.name_container(600, "uid_main")  # it owned a slot
-    alive = joined({500: 30, 550: 3}, procfs=proc.procfs, pidmap=pidmap)
+    proc.process(501, "/", tgid=500)
+    alive = joined({501: 30, 550: 3}, procfs=proc.procfs, pidmap=pidmap)
     assert alive.orphans == (
-        Sample(500, "GPU-a", 30, SampleReason.NO_SHARED_REGION, CID),
+        Sample(501, "GPU-a", 30, SampleReason.NO_SHARED_REGION, CID),
         Sample(550, "GPU-a", 3, SampleReason.NOT_IN_CONTAINER, None),
     )
     for host_pid in (500, 550):

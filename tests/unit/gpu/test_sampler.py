@@ -14,11 +14,10 @@ import pytest
 from resolver.base.reasons import STARTING
 from resolver.gpu import sampler as module
 from resolver.gpu.inventory import Gpu, MigInstance
-from resolver.gpu.sampler import FAILED, OK, UNSUPPORTED, Collection, Sampler
+from resolver.gpu.sampler import OK, UNSUPPORTED, Collection, Sampler
 from tests.fakes.chain import Chain
 from tests.fakes.gpu import DEFAULT_DEVICES, Device, Mig
 from tests.fakes.state import Answer, Fault, Hang
-from tests.patience import until
 from tests.unit.conftest import Driver
 
 FIRST, SECOND = (device.uuid for device in DEFAULT_DEVICES)
@@ -73,41 +72,6 @@ def test_samples_of_the_last_second_count(driver: Driver, bench: Bench) -> None:
     assert bench.load(SECOND) == {4713: 7}
 
 
-def test_a_sample_speaks_for_one_second_however_often_is_asked(driver: Driver, bench: Bench) -> None:
-    bench.collect()  # a sample speaks for a second, and a worker takes a part of that to start
-    driver.sample(4711, 30)
-    began = time.monotonic()
-    seen = []
-    while time.monotonic() < began + 1.3:
-        seen.append((time.monotonic() - began, bench.load(), time.monotonic() - began))
-        time.sleep(0.05)
-    assert all(load == {4711: 30} for _, load, at in seen if at < 0.9)
-    assert all(load == {} for at, load, _ in seen if at > 1.1)
-
-
-def test_periods_of_each_answer_follow_those_before(driver: Driver, bench: Bench) -> None:
-    first = bench.collect().devices[FIRST]
-    assert (first.periods, first.start, dict(first.shares), first.idle) == ((), 0, {}, True)
-    stamp = driver.sample(4711, 30)
-    second = bench.collect().devices[FIRST]
-    assert second.periods is not None
-    assert (stamp, 30) in second.periods
-    assert second.periods == tuple(sorted(second.periods))
-    assert second.start < second.periods[0][0]
-    assert (dict(second.shares), second.idle) == ({4711: 30}, False)
-    third = bench.collect().devices[FIRST]
-    assert third.start == second.periods[-1][0]
-    driver.gpu.set_errors({Answer.PERIODS: 3})
-    assert bench.collect().devices[FIRST].periods is None
-
-
-def test_clock_an_hour_off_makes_a_device_unknown(driver: Driver, bench: Bench) -> None:
-    bench.collect()
-    driver.gpu.ahead_s = 3600.0
-    until(lambda: bench.collect().devices[FIRST].status == FAILED, "samples an hour ahead")
-    assert "+3600 s from this machine's clock" in bench.collect().devices[FIRST].why
-
-
 def test_impossible_value_is_unknown_while_it_is_in_the_answer(driver: Driver, bench: Bench) -> None:
     bench.collect()
     driver.sample(4711, 230)
@@ -116,8 +80,9 @@ def test_impossible_value_is_unknown_while_it_is_in_the_answer(driver: Driver, b
     assert (unknown.dropped, unknown.newest) == (frozenset({4711}), {4712: 20})
     assert bench.sampler.implausible == 1
     time.sleep(1.1)
+    driver.gpu.set_faults(Fault.PID_ZERO)
     idle = bench.collect().devices[FIRST]
-    assert (idle.dropped, dict(idle.newest)) == (frozenset(), {})
+    assert (idle.dropped, idle.newest) == (frozenset({0}), {})
 
 
 # ---- processes -----------------------------------------------------------------------------------
@@ -175,26 +140,7 @@ def test_the_inventory_has_every_device(driver: Driver, bench: Bench) -> None:
         inventory = bench.collect().inventory
     first, second = inventory.gpus
     assert (inventory.version, inventory.driver_version) == (2, "550.54.15")
-    assert first == Gpu(
-        uuid=FIRST,
-        device_index=0,
-        minor=1,
-        name="NVIDIA Stand-in 24GB",
-        memory_total=24 << 30,
-        memory_used=5 << 20,
-        utilization=0,
-        temperature=61,
-        power=180.0,
-        mig=False,
-        mig_instances=(),
-        ecc_uncorrected=0,
-        samples=OK,
-        samples_why=None,
-        illnesses=(),
-        pci_address="0000:3c:00.0",
-        memory_utilization=0,
-        virtualization="none",
-    )
+    assert (first.uuid, first.memory_used, first.samples, first.healthy) == (FIRST, 5 << 20, OK, True)
     assert (second.uuid, second.mig, second.utilization, second.samples) == (SECOND, True, None, UNSUPPORTED)
     assert second.mig_instances == (MigInstance("MIG-a", 3, 1, 5 << 30, 7, "1g.5gb"),)
 
@@ -223,22 +169,16 @@ def test_xid_error_makes_gpu_unhealthy_until_reset(driver: Driver, bench: Bench,
     driver.gpu.set_devices(DEFAULT_DEVICES)
     bench.collect()
     assert bench.reasons() == []
-    assert xids(bench.gpu()) == {31: 1, 48: 1}
-
-
-def test_a_driver_that_was_unloaded_has_reset_its_gpus(
-    driver: Driver, bench: Bench, always_again: None
-) -> None:
-    bench.collect()
-    driver.gpu.raise_xid(0, 79)
+    driver.gpu.raise_xid(0, 48)
     time.sleep(1.0)
     bench.collect()
     assert bench.reasons() == ["xid"]
-    driver.gpu.set_faults(Fault.DRIVER_NOT_LOADED)
+    driver.gpu.set_faults(Fault.DRIVER_NOT_LOADED)  # its unloading resets every GPU
     assert "DriverNotLoaded" in bench.collect().error
     driver.gpu.set_faults()
     bench.collect()
     assert bench.reasons() == []
+    assert xids(bench.gpu()) == {31: 1, 48: 2}
 
 
 def test_inventory_has_details_on_request(driver: Driver, bench: Bench) -> None:
