@@ -37,9 +37,8 @@ if TYPE_CHECKING:
 
 #: Seconds that a driver may take; then its last answer is outdated.
 _DRIVER_SECONDS = 1.0
-#: The processes of a device that was quiet for longer (seconds) seem idle. NVML is asked again for them, at the
-#: earliest so many seconds after an answer.
-_SEEMS_IDLE, _ASK_AGAIN_AFTER = 0.3, 0.5
+#: Seconds until NVML is asked again where a process may be idle, and where it shares a busy GPU, at the earliest.
+_SEEMS_IDLE, _MAY_BE_IDLE = 0.3, 0.5
 #: Seconds until a process's command name is read again.
 _COMM_SECONDS = 5.0
 
@@ -121,13 +120,18 @@ class GpuUsers:
 
     def expect_idleness(self, collection: Collection) -> None:
         """Schedule the next collection for when NVML can report 0 for a process that seems idle, or report it again."""
-        # Its processes still count as busy.
-        oldest = max((device.quiet for device in collection.devices.values() if device.newest), default=0.0)
-        busy = {(uuid, pid) for uuid, device in collection.devices.items() for pid in device.newest}
+        devices = collection.devices
+        busy = {(uuid, pid) for uuid, device in devices.items() for pid in device.newest}
         absent, self._busy = {uuid for uuid, _ in self._busy - busy}, busy
-        unsure = any(not collection.devices[uuid].idle for uuid in absent & collection.devices.keys())
-        if oldest > _SEEMS_IDLE or unsure:
-            wait = max(SAMPLE_SECONDS - oldest + 0.01, _ASK_AGAIN_AFTER)
+        unsure = any(not devices[uuid].idle for uuid in absent & devices.keys())
+        shared = any(len(device.newest) > 1 for device in devices.values())
+        waits = [_MAY_BE_IDLE] if unsure or shared else []
+        # Processes of a device that is quiet now still count as busy for the rest of a second.
+        waits += [
+            SAMPLE_SECONDS - device.quiet for device in devices.values() if device.newest and device.quiet
+        ]
+        if waits:
+            wait = max(min(waits) + 0.01, _SEEMS_IDLE)
             asyncio.get_running_loop().call_later(wait, self.ask_again.set)
 
     async def count_containers(self) -> None:
