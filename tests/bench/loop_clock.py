@@ -105,9 +105,11 @@ def main() -> None:
         signal.signal(signal.SIGALRM, _say_where)
     sys.path[0] = os.getcwd()  # as `python -m` does it
     module, sys.argv = sys.argv[4], sys.argv[4:]
-    with stacks_of(os.getpid()).open("w") as stacks:
-        faulthandler.register(signal.SIGURG, stacks, all_threads=False)
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    stacks = os.open(
+        stacks_of(os.getpid()), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600
+    )  # until the very end
+    faulthandler.register(signal.SIGURG, stacks, all_threads=False)
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":

@@ -22,25 +22,22 @@ from resolver.pids.bpf_syscall import LAYOUTS
 from resolver.pids.ladder import Ladder
 from resolver.pids.source import PidSource
 from tests.fakes.bpf.lives import (
-    Identity,
     Life,
     candidates,
     child_of,
     children_of,
-    everybody,
+    compare,
     firsts,
     life,
     ns_pids,
     put,
     reconcile,
-    start_time,
     take_out,
     truth,
 )
 from tests.fakes.process import watched
 from tests.patience import until
 
-Levels = tuple[tuple[int, int], ...]
 WRONG = ("full", "read_failed", "levels_truncated")
 
 
@@ -54,30 +51,11 @@ def pidmap(kept_in: str) -> Iterator[KernelMap]:
     started.close()
 
 
-def by_identity(pidmap: KernelMap) -> dict[Identity, Levels]:
-    """Without PID 1, as `truth`: some kernels of small virtual machines keep it from the map and from /proc."""
-    found = everybody(pidmap).items()
-    return {(host_pid, start_time(record)): record.levels for host_pid, record in found if host_pid != 1}
-
-
-def compare(pidmap: KernelMap) -> int:
-    """Holds the map to /proc, while both change; returns how many processes were compared.
-
-    Who lived before and after the map was read is in it. Who is in it before and after /proc was read lives. All
-    levels are equal.
-    """
-    before, mapped, after = truth(), by_identity(pidmap), truth()
-    again = by_identity(pidmap)
-    lasted = before.living.keys() & after.living.keys()
-    for process in lasted - mapped.keys():
-        # Between its place in /proc and its fork event a process exists that has not run yet.
-        assert process in again, f"{process} lives and is not in the map"
-    wrong = {process: (levels, mapped[process]) for process, levels in before.living.items()
-             if process in lasted & mapped.keys() and mapped[process] != levels}  # fmt: skip
-    assert wrong == {}
-    ghosts = (mapped.keys() & again.keys()) - after.living.keys() - after.ending
-    assert ghosts == set()
-    return len(lasted)
+def compared(pidmap: KernelMap) -> int:
+    """Number of processes in which the map and /proc agree."""
+    wrong, count = compare(pidmap)
+    assert wrong == []
+    return count
 
 
 @pytest.mark.parametrize("forks", [3_000, pytest.param(200_000, marks=pytest.mark.long)])
@@ -91,7 +69,7 @@ def test_forks_in_a_namespace_that_uses_its_numbers_again(pidmap: KernelMap, liv
         said = b""
         while not said.endswith(b"\n"):
             said += storm.stdout.read() or b""
-            seen += compare(pidmap)
+            seen += compared(pidmap)
             drift.append(reconcile(pidmap))
             checks += 1
             time.sleep(0.25)
@@ -114,7 +92,7 @@ def test_forks_in_a_namespace_that_uses_its_numbers_again(pidmap: KernelMap, liv
     assert len([each for each in drift if each]) <= met
     reconcile(pidmap)  # the first comparison repairs gaps of the seeding
     assert reconcile(pidmap) == 0
-    compare(pidmap)
+    compared(pidmap)
     left = firsts(pidmap).get(pidns)
     assert left is None or left[0] != init, "another process may have this number of a namespace by now"
 
@@ -129,12 +107,12 @@ def test_a_crowded_map_has_every_process(lives: Path, monkeypatch: pytest.Monkey
                 assert record is not None
                 assert ns_pids(record) == Procfs().ns_pids(host_pid)
                 assert crowded.lookup(*record.levels[-1]) == record
-            compare(crowded)
+            compared(crowded)
             many.end()
         with life(lives, "storm", "1000", "100", "600") as storm:
             storm.ready()
             for _ in range(3):
-                compare(crowded)
+                compared(crowded)
         assert reconcile(crowded) == 0
         assert {name: crowded.counters()[name] for name in WRONG} == dict.fromkeys(WRONG, 0)
 
@@ -201,7 +179,7 @@ def test_two_hundred_namespaces_in_a_row(pidmap: KernelMap, lives: Path) -> None
                 left = pidmap.lookup(pidns, ns_pid)
                 assert left is None or left.host_pid not in family.values()
             if number % 20 == 0:
-                compare(pidmap)
+                compared(pidmap)
     assert len(inodes) < 200, "the kernel did not use a namespace's number again, so nothing was shown"
     reconcile(pidmap)  # the first comparison repairs gaps of the seeding
     assert reconcile(pidmap) == 0
@@ -243,7 +221,7 @@ def test_full_map_is_counted_and_holds_no_wrong_entry(lives: Path, monkeypatch: 
         reconcile(small)  # those that came while there was no room, and are not of this test
         until(lambda: reconcile(small) == 0, "a map that has everybody")
         assert small.complete()
-        compare(small)
+        compared(small)
 
 
 def test_namespaces_too_many_are_counted(lives: Path, monkeypatch: pytest.MonkeyPatch) -> None:

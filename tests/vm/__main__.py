@@ -133,7 +133,8 @@ class Workshop:
         """Boot it; its row."""
         guest, variant = ready.guest, VARIANTS[ready.guest.variant]
         kvm = self._kvm[guest.arch]
-        cmdline = f"resolver.steps={','.join(self._steps)} {variant.cmdline}"
+        forks = self._options.forks
+        cmdline = f"resolver.steps={','.join(self._steps)} resolver.forks={forks} {variant.cmdline}"
         if variant.script:
             cmdline += f" resolver.script={variant.script}"
         name = "-".join(
@@ -144,7 +145,7 @@ class Workshop:
             guest.arch, ready.kernel, (ready.root, checkout, disk), kvm=kvm, cmdline=cmdline
         )
         self.say(f"{guest}: boots {ready.kernel.release}")
-        seconds = 300 + sum(_SECONDS[step] for step in self._steps)
+        seconds = 300 + sum(_SECONDS[step] for step in self._steps) + forks / 50
         outcome = machine.run(
             command, disk, console, seconds, lambda line: self._news(guest, line), self.stop
         )
@@ -201,6 +202,7 @@ def parser() -> argparse.ArgumentParser:
     package = "boot the kernel in these packages: linux-image, and where they are apart linux-modules"
     add("--package", action="append", nargs="+", default=[], metavar="FILE.deb", help=package)
     add("--loader", action="store_true", help="only load the BPF program and compare its map")
+    add("--forks", type=int, default=3000, help="during which the map is compared (%(default)s)")
     add("--steps", help=f"of {','.join(STEPS)} (all; under other conditions {_UNDER_OTHERS})")
     add("--arch", choices=list(DEBIAN_ARCH), help="this kind of machine only")
     add("--userspace", choices=list(USERSPACES), help="this release's userspace only")

@@ -102,7 +102,7 @@ def work() -> None:
     Path(RESOLVER).write_text(_LAUNCHER)
     os.chmod(RESOLVER, 0o755)  # noqa: S103 - as any program
     report = Report("/dev/vdc")
-    wishes = dict(word.split("=", 1) for word in Path("/proc/cmdline").read_text().split() if "=" in word)
+    wishes = _wishes()
     subprocess.run(["ip", "link", "set", "lo", "up"], check=False)
     subprocess.run(["/sbin/ldconfig"], check=False)
     if not os.path.isdir("resolver/__pycache__"):  # the host compiled it for its architecture
@@ -118,6 +118,10 @@ def work() -> None:
         except Exception as error:  # noqa: BLE001 - the others are still worth trying
             report.line(name, ok=False, said=f"{type(error).__name__}: {error}")
     report.line("end", seconds=round(time.monotonic() - begun, 1))
+
+
+def _wishes() -> dict[str, str]:
+    return dict(word.split("=", 1) for word in Path("/proc/cmdline").read_text().split() if "=" in word)
 
 
 def about() -> dict[str, Any]:
@@ -159,7 +163,8 @@ def run(command: list[str], seconds: float) -> dict[str, Any]:
 
 def loader() -> dict[str, Any]:
     """Does the program load, and is its map right? See `tests.vm.loader`, which prints one line of JSON."""
-    done = run([PYTHON, "-m", "tests.vm.loader"], 240)
+    forks = _wishes().get("resolver.forks", "3000")
+    done = run([PYTHON, "-m", "tests.vm.loader", forks], 240 + int(forks) / 50)
     return {**done, **_last_json(done["said"])}
 
 

@@ -172,6 +172,32 @@ def truth() -> Truth:
     return found
 
 
+def by_identity(pidmap: KernelMap) -> dict[Identity, tuple[tuple[int, int], ...]]:
+    """Levels of the map's processes, without PID 1, as `truth`."""
+    records = everybody(pidmap).items()
+    return {(host_pid, start_time(record)): record.levels for host_pid, record in records if host_pid != 1}
+
+
+def compare(pidmap: KernelMap) -> tuple[list[str], int]:
+    """Differences between the map and ``/proc`` while both change, and the number of processes that were compared.
+
+    Processes that lived before and after the map was read are in it. Those in it before and after ``/proc`` was read
+    live. All levels are equal.
+    """
+    before, mapped, after = truth(), by_identity(pidmap), truth()
+    again = by_identity(pidmap)
+    lasted = before.living.keys() & after.living.keys()
+    # Between its place in /proc and its fork event a process exists that has not run yet.
+    wrong = [f"{each} lives and is not in the map" for each in lasted - mapped.keys() - again.keys()]
+    wrong += [
+        f"{each} is {mapped[each]} in the map and {before.living[each]} in /proc"
+        for each in lasted & mapped.keys()
+        if mapped[each] != before.living[each]
+    ]
+    ghosts = (mapped.keys() & again.keys()) - after.living.keys() - after.ending
+    return wrong + [f"{each} is in the map and does not live" for each in ghosts], len(lasted)
+
+
 def _pidns_chain(procfs: Procfs, host_pid: int) -> tuple[int, ...]:
     # A leader that ended before its threads has no namespaces any more; its threads have.
     for tid in os.listdir(f"/proc/{host_pid}/task"):
