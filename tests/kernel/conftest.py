@@ -6,6 +6,7 @@ them), slots from the file through the tests' own table of offsets.
 
 from __future__ import annotations
 
+import compileall
 import os
 import struct
 import subprocess
@@ -149,6 +150,9 @@ def stock() -> Iterator[Stock]:
 @pytest.fixture(scope="session")
 def tracer() -> Iterator[Tracer]:
     """The program in the kernel that sees the calls of daemons' loops."""
+    compileall.compile_dir(
+        ROOT / "resolver", quiet=2
+    )  # a loop that imports a changed module would write a file
     with Tracer() as tracer:
         yield tracer
 
