@@ -118,7 +118,17 @@ def _remove_abandoned(path: str) -> None:
     """Remove sockets that killed daemons never opened: the PID in the name is unused, or this process's."""
     for left in glob.glob(f"{glob.escape(path)}.[0-9]*"):
         maker = left[len(path) + 1 :]
-        waits = maker != str(os.getpid()) and os.path.exists(f"/proc/{maker}")
         with contextlib.suppress(OSError):
-            if maker.isdecimal() and not waits and stat.S_ISSOCK(os.lstat(left).st_mode):
+            if maker.isdecimal() and not _waits(int(maker)) and stat.S_ISSOCK(os.lstat(left).st_mode):
                 os.unlink(left)
+
+
+def _waits(pid: int) -> bool:
+    """Check if another process has this PID."""
+    if pid == os.getpid():
+        return False
+    try:
+        os.close(os.pidfd_open(pid))  # opening `/proc/PID` can wait for a process's end
+    except (ProcessLookupError, OverflowError):
+        return False
+    return True
