@@ -2,7 +2,8 @@
 
 In a container it shows that container's use, through the socket of the setting tenant_socket.
 
-Counts from when the daemon first saw the container on the GPU. Energy is an estimate: the GPU's, shared by use.
+Counts from when the daemon first saw the container on the GPU. ERROR is the largest error of GPU TIME, ? if unknown.
+Energy is an estimate: the GPU's, shared by use.
 """
 
 from __future__ import annotations
@@ -22,7 +23,19 @@ if TYPE_CHECKING:
     from resolver.state import ContainerUse, Process, WithoutSlot
 
 _NAMES = ("NAMESPACE", "POD", "NAME", "GPU")
-COLUMNS = (*_NAMES, "1 MIN", "5 MIN", "LIMIT", "STATE", "IDLE FOR", "GPU TIME", "GIB HOURS", "WH", "XIDS")
+COLUMNS = (
+    *_NAMES,
+    "1 MIN",
+    "5 MIN",
+    "LIMIT",
+    "STATE",
+    "IDLE FOR",
+    "GPU TIME",
+    "ERROR",
+    "GIB HOURS",
+    "WH",
+    "XIDS",
+)
 WITHOUT = (*_NAMES, "HOST PID", "COMMAND", "MEMORY", "FOR", "REASON", "CAUSES")
 OWN_PARTS = ("gpus",)
 _FOR_PROGRAMS = ("NAMESPACE", "GIB HOURS", "WH", "XIDS")
@@ -66,6 +79,7 @@ def _row(use: ContainerUse, index: dict[str, int]) -> tuple[Cell, ...]:
         use.limit_state,
         None if use.idle_since is None else duration(time.time() - use.idle_since),
         duration(use.gpu_seconds),
+        _per_cent(use.error),
         f"{use.memory_byte_seconds / 2**30 / 3600:.2f}",
         None if use.energy is None else f"{use.energy / 3600:.1f}",
         use.xids,

@@ -37,12 +37,16 @@ Key = tuple[str, str, str, str]
 
 
 class _Sums(NamedTuple):
-    """Seconds accounted for, GPU-seconds, those of them that are upper bounds, and unknown seconds."""
+    """Seconds accounted for, GPU-seconds, those of them that are upper bounds, and unknown seconds.
+
+    ``doubtful`` are GPU-seconds of a device that several containers used at once, or that are upper bounds.
+    """
 
     at: float = 0.0
     used: float = 0.0
     estimated: float = 0.0
     unknown: float = 0.0
+    doubtful: float = 0.0
 
     def since(self, before: _Sums) -> _Sums:
         return _Sums(*(now - then for now, then in zip(self, before, strict=True)))
@@ -52,6 +56,14 @@ class _Sums(NamedTuple):
         if self.unknown > _MOST_UNKNOWN * self.at or self.at <= 0:
             return None
         return min(1.0, self.used / (self.at - self.unknown))
+
+    def error(self) -> float | None:
+        """Return the largest error of the use, as a share of it; None if it may be all wrong."""
+        missing = self.unknown + self.doubtful
+        if not missing:
+            return _ERROR
+        error = _ERROR + missing / self.used if self.used else 1.0
+        return error if error < 1 else None
 
 
 class _Entry:
@@ -68,18 +80,15 @@ class _Entry:
         self.idle: float | None = None  # seconds without use
         self._history = deque([self.sums])
 
-    def add(self, window: Window, used: float | None, processes: list[Process]) -> None:
-        """Count a window's GPU-seconds, None if unknown, of these processes."""
+    def add(self, window: Window, used: float | None, total: float, processes: list[Process]) -> None:
+        """Count a window's GPU-seconds, None if unknown, of these processes; the device's are ``total``."""
         known, unknown, memory = window.known, window.unknown, [process.memory for process in processes]
         if used is None:
             known, unknown, used = 0.0, unknown + known, 0.0
-        at, before, estimated, was_unknown = self.sums
-        self.sums = _Sums(
-            at + known + unknown,
-            before + used,
-            estimated + (used if window.used is None else 0.0),
-            was_unknown + unknown,
-        )
+        estimated = used if window.used is None else 0.0
+        doubtful = total if estimated or 0 < used < total else 0.0
+        new = _Sums(known + unknown, used, estimated, unknown, doubtful)
+        self.sums = _Sums(*map(sum, zip(self.sums, new, strict=True)))
         self.byte_seconds += known * sum(each for each in memory if each is not None) * (None not in memory)
         if used or not processes:
             self.idle = None
@@ -192,7 +201,7 @@ class Accounts:
                 continue
             those = of.get(key, [])
             unknown = any(process.sm_util is None for process in those)
-            entry.add(window, None if unknown else used.get(key, 0.0), those)
+            entry.add(window, None if unknown else used.get(key, 0.0), total, those)
             if device.power is not None and not unknown:
                 entry.joules = (entry.joules or 0.0) + (joules * used.get(key, 0.0) / total if total else 0.0)
 
@@ -220,6 +229,7 @@ class Accounts:
                     since=entry.since,
                     gpu_seconds=entry.sums.used,
                     estimated_seconds=entry.sums.estimated,
+                    error=entry.sums.error(),
                     memory_byte_seconds=entry.byte_seconds,
                     unknown_seconds=entry.sums.unknown + max(0.0, silence - KEPT_SECONDS),
                     energy=entry.joules,

@@ -67,7 +67,7 @@ def main() -> int:
         "--library",
         choices=USABLE,
         default="",
-        help="of `values`, NVIDIA's NVML of that release over a simulated driver (default: the stand-in)",
+        help="of `values` and `usage`, NVIDIA's NVML of that release over a simulated driver (default: the stand-in)",
     )
     parser.add_argument("--json", default="bench.json", metavar="FILE")
     args = parser.parse_args()
@@ -118,7 +118,7 @@ def _measured(args: argparse.Namespace, wanted: Sequence[str], scratch: Path) ->
         "daemon": lambda: daemon.measure(scratch, progress),
         "idle": lambda: idle.measure(scratch, progress),
         "values": lambda: values.measure(scratch, progress, args.library),
-        "usage": lambda: integral.measure(scratch, args.seconds, progress),
+        "usage": lambda: integral.measure(scratch, args.seconds, progress, args.library),
         "kai": lambda: kai.measure(scratch, progress),
         "scrape": lambda: scrape.measure(progress),
         "bpf": lambda: bpf.measure(args.processes, progress),

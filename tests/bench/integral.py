@@ -10,7 +10,7 @@ import threading
 import time
 from bisect import bisect
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -290,25 +290,23 @@ class Usage:
 
 
 def measure(
-    scratch: Path,
-    seconds: float,
-    progress: Progress,
-    runs: Sequence[str] = ("first", "restarted"),
-    nvidia: str = "",
+    scratch: Path, seconds: float, progress: Progress, release: str = "", *, restart: bool = True
 ) -> Iterator[RowValues]:
     """Measure before and after a restart of the daemon, half of the time each, then a silence of NVML.
 
-    ``nvidia`` is a release of NVIDIA's own library, on the simulated resource manager.
+    NVIDIA's own library of a ``release`` can't be silenced; its rows are of one daemon.
     """
+    runs = ("first", "restarted") if restart and not release else ("first",)
     root = scratch / "usage"
     root.mkdir()
-    with Node(root, nvidia or "550.54.15", GPUS, library(nvidia) if nvidia else None) as node:
+    with Node(root, release or "550.54.15", GPUS, library(release) if release else None) as node:
         usage = Usage(node)
         usage.work.paused.set()
         usage.work.start()
         try:
             for run in runs:
-                progress(f"{run} daemon, {seconds / 2:.0f} s")
+                each = seconds / len(runs)
+                progress(f"{run} daemon, {each:.0f} s")
                 options = ("--source", "auto", "--log-level", "warning")
                 with Daemon(node, scratch / f"run-{run}", *options, wrapper=BOUND) as daemon:
                     until(daemon.socket.exists, "the daemon")
@@ -316,14 +314,15 @@ def measure(
                         until(partial(usage.seen, daemon), "its accounts")
                         time.sleep(1)
                     usage.work.paused.clear()
-                    usage.live(seconds / 2)
+                    usage.live(each)
                     usage.work.rest()
-                    yield from usage.rows(run, daemon, seconds / 2)
+                    yield from usage.rows(release or run, daemon, each)
                     if run == "first":
                         usage.work.paused.clear()
                     if run == "restarted":
                         progress(f"{SILENT_S:.0f} s without NVML")
                         yield from usage.silence(daemon)
+                    if run == runs[-1]:
                         yield from usage.reordering(daemon)
         finally:
             usage.work.end()

@@ -142,7 +142,7 @@ def test_gpu_seconds_are_the_integral_of_bursts(node: Node, load: Load, every: f
     node.begin(PROCESS, p100=load)
     node.work(PROCESS, seconds=120, every=every)
     assert node.use().gpu_seconds == pytest.approx(node.used[100], rel=0.03)
-    assert node.use().estimated_seconds == 0
+    assert (node.use().estimated_seconds, node.use().error) == (0, 0.03)
 
 
 def test_two_processes_share_the_devices_use(node: Node) -> None:
@@ -151,6 +151,8 @@ def test_two_processes_share_the_devices_use(node: Node) -> None:
     first, second = node.use(), node.use(pod="zz")
     assert first.gpu_seconds + second.gpu_seconds == pytest.approx(sum(node.used.values()), rel=0.03)
     assert first.gpu_seconds == pytest.approx(node.used[100], rel=0.15)  # a period counts for one of them
+    assert first.error is not None
+    assert first.error > 0.5  # no bound says how a period was divided
 
 
 def test_short_processes_count_after_their_end(node: Node) -> None:
@@ -182,6 +184,7 @@ def test_silence_of_nvml_is_unknown_only_beyond_the_ring(node: Node, silent: int
     use = node.use()
     assert use.unknown_seconds == pytest.approx(unknown, abs=0.5)
     assert use.unknown_seconds >= before.unknown_seconds
+    assert use.error == pytest.approx(0.03 + unknown / use.gpu_seconds, abs=0.03)
     missing = unknown / (80 + silent) * node.used[100]
     assert use.gpu_seconds == pytest.approx(node.used[100] - missing, rel=0.03)
     assert (before.used_1m is None) == (silent > 5)
@@ -233,6 +236,7 @@ def test_without_device_samples_use_is_an_upper_bound(node: Node) -> None:
     use = node.use()
     assert use.estimated_seconds == use.gpu_seconds == pytest.approx(0.95 * 199)
     assert use.used_1m == pytest.approx(0.95)
+    assert use.error is None
     assert use.limit_state is LimitState.IN_FORCE  # it may be far less
 
 
