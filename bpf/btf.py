@@ -73,12 +73,12 @@ class Btf:
         return found
 
     def _name(self, text: str) -> int:
-        """A name's offset in the string section; or -1."""
+        """Return a name's offset in the string section; or -1."""
         found = self._strings.find(b"\0" + text.encode() + b"\0")
         return found + 1 if found >= 0 else -1
 
     def _member(self, type_id: int, wanted: int) -> int | None:
-        """A member's bit offset in a structure or union."""
+        """Return a member's bit offset in a structure or union."""
         if type_id >= len(self._starts):
             raise BtfError(f"it refers to type {type_id}, which is not there")
         words, at = self._words, self._starts[type_id]

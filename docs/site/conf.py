@@ -153,7 +153,7 @@ def _finish(app: Sphinx, error: Exception | None) -> None:
 
 
 def setup(app: Sphinx) -> None:
-    """Called by Sphinx."""
+    """Answer Sphinx's call."""
     app.connect("source-read", _add_contents)
     app.connect("build-finished", _finish)
 

@@ -1,4 +1,18 @@
-"""Every error that this project raises on purpose. The callers of the system translate its errors."""
+"""Every error that this project raises on purpose. The callers of the system translate its errors.
+
+ResolverError
+├── UsageError          a wrong command line, environment or settings file
+├── CannotKnow          a prerequisite of the answer is missing
+│   ├── AccessDenied    the kernel or a daemon refused
+│   ├── TooSlow         the kernel is late
+│   └── NoDaemon        no daemon answers
+├── ProcessGone         the process ended
+├── NotFound            everything was read: it does not exist
+├── Ambiguous           several things fit
+├── RegionRejected      a file is no shared region
+├── ApiServerFailed     the Kubernetes API server gave no result
+└── WorkerFailed        a child process gave no result
+"""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class Wanted:
         self._needles = (self.pod_uid, self.pod_uid.replace("-", "_")) if self.in_pod else (self.text,)
 
     def match(self, path: str, name: str, in_pod: bool) -> tuple[str | None, bool]:  # noqa: FBT001 - of Match
-        """The wanted container's key for a cgroup; see `find_directories`."""
+        """Return the wanted container's key for a cgroup; see `find_directories`."""
         if len(name) >= FULL_ID:
             self.sees_ids = True
         if self.in_pod:
@@ -103,7 +103,7 @@ class Wanted:
 
 
 def find_container(procfs: Procfs, wanted: Wanted, mounts: Iterable[Mount]) -> tuple[FoundContainer, str]:
-    """The only wanted container, and where it was found: ``"cgroup"`` or ``"scan"``.
+    """Return the only wanted container, and where it was found: ``"cgroup"`` or ``"scan"``.
 
     Raises NotFound, Ambiguous, CannotKnow and UsageError.
     """
@@ -128,7 +128,7 @@ def find_container(procfs: Procfs, wanted: Wanted, mounts: Iterable[Mount]) -> t
 
 
 def container_name(mounts: Iterable[Mount], pod_uid: str | None) -> str | None:
-    """A container's name in its pod, from its main process's mount table.
+    """Return a container's name in its pod, from its main process's mount table.
 
     In order: ``<kubelet>/pods/<podUID>/containers/<containerName>/<hash>``, and HAMi's
     ``<hook>/containers/<podUID>_<containerName>``, which may be an init container's. If ``containers`` is a mount of
@@ -155,12 +155,12 @@ def container_name(mounts: Iterable[Mount], pod_uid: str | None) -> str | None:
 
 
 def name_by_mounts(procfs: Procfs, host_pid: int, pod_uid: str | None) -> str:
-    """The container's name by its main process's mounts, for a lane; or empty."""
+    """Return the container's name by its main process's mounts, for a lane; or empty."""
     return container_name(procfs.first_mounts(host_pid), pod_uid) or ""
 
 
 def name_of(procfs: Procfs, members: list[Member], pod_uid: str | None) -> str | None:
-    """A container's name from its main process (outermost, lowest number)."""
+    """Return a container's name from its main process (outermost, lowest number)."""
     if pod_uid is None:
         return None
     for member in sorted(members, key=lambda member: (len(member.ns_pids), member.ns_pids[-1])):
@@ -215,7 +215,7 @@ def _by_scan(procfs: Procfs, wanted: Wanted) -> list[FoundContainer]:
 
 
 def _named(procfs: Procfs, wanted: Wanted, containers: list[FoundContainer]) -> list[FoundContainer]:
-    """A pod's containers of that name. Raises NotFound."""
+    """Return a pod's containers of that name. Raises NotFound."""
     names: dict[str, list[FoundContainer]] = {}
     for container in containers:
         if name := name_of(procfs, members_of(procfs, container.host_pids), wanted.pod_uid):

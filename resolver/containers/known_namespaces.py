@@ -257,7 +257,7 @@ class KnownNamespaces:
             _discard(self._with, directory, known.pidns)
 
     def rightful(self, container_id: str) -> FirstProcess | None:
-        """The container's first process made by a runtime; None if two claim the id."""
+        """Return the container's first process made by a runtime; None if two claim the id."""
         claims = self._by_id.get(container_id, ())
         if len(claims) != 1:
             return None

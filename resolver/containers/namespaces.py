@@ -33,7 +33,7 @@ HOST = Namespace(HOST_PIDNS, 0)
 
 
 def members_of(procfs: Procfs, host_pids: Iterable[int]) -> list[Member]:
-    """Running processes with their numbers in every namespace."""
+    """Return running processes with their numbers in every namespace."""
     members = []
     for host_pid in host_pids:
         try:
@@ -81,7 +81,7 @@ def is_gvisor(procfs: Procfs, host_pid: int) -> bool:
 
 
 def nested_namespace(procfs: Procfs, members: list[Member], pidns: int) -> Namespace:
-    """The namespace with this inode of the container's processes. Raises NotFound."""
+    """Return the namespace with this inode of the container's processes. Raises NotFound."""
     seen: dict[int, None] = {}
     for member in members:
         try:
@@ -127,7 +127,7 @@ def goes_through(procfs: Procfs, member: Member | ProcessIdentity, namespace: Na
 
 
 def _only(procfs: Procfs, members: list[Member]) -> Namespace:
-    """The only namespace at the common depth."""
+    """Return the only namespace at the common depth."""
     level = len(members[0].ns_pids) - 1
     if level == 0:
         return HOST

@@ -29,7 +29,7 @@ _PR_SET_NO_NEW_PRIVS = 38
 
 
 def held() -> frozenset[str]:
-    """The effective `NUMBERS`."""
+    """Return the effective `NUMBERS`."""
     mask = sets()["CapEff"]
     return frozenset(name for name, number in NUMBERS.items() if mask >> number & 1)
 

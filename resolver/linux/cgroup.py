@@ -84,7 +84,7 @@ def parse_cgroup(text: str) -> ContainerCgroup | None:
 
 
 def only_container(text: str) -> ContainerCgroup | None:
-    """The container if ``/proc/<pid>/cgroup`` names one pod, with one container below.
+    """Return the container if ``/proc/<pid>/cgroup`` names one pod, with one container below.
 
     Tenants can name cgroups after other containers or pods. Outer containers without a pod are nodes.
     """

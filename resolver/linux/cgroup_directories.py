@@ -61,7 +61,7 @@ def find_directories(root: str, match: Match, top: str = "") -> dict[str, list[s
 
 
 def processes_in(directories: Iterable[str]) -> dict[int, None]:
-    """These cgroups' host PIDs, as an ordered set; vanished directories are empty.
+    """Return these cgroups' host PIDs, as an ordered set; vanished directories are empty.
 
     Threaded subtrees (EOPNOTSUPP) are listed further up; too deep paths are skipped.
     """

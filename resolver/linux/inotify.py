@@ -42,7 +42,7 @@ class Inotify:
         drop(partial(self._libc.inotify_rm_watch, self.fd, watch))
 
     def read(self) -> list[tuple[int, int]]:
-        """The next ``(watch, mask)`` events, some thousand at most."""
+        """Return the next ``(watch, mask)`` events, some thousand at most."""
         with contextlib.suppress(BlockingIOError):
             return parse(os.read(self.fd, _READ_BYTES))
         return []

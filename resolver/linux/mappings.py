@@ -73,7 +73,7 @@ def shared_files(procfs: Procfs, host_pid: int) -> set[tuple[str, int]]:
 
 
 def mapped_as(procfs: Procfs, fd: int) -> tuple[str, int]:
-    """An open file's device and inode in ``maps``; ``fstat`` may differ (overlay, btrfs)."""
+    """Return an open file's device and inode in ``maps``; ``fstat`` may differ (overlay, btrfs)."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int,) * 3, ctypes.c_long)

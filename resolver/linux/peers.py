@@ -153,7 +153,7 @@ class Peer(HeldProcess):
 
 
 def credentials_of(connection: PeerSocket) -> Credentials:
-    """The kernel's note (2 us)."""
+    """Return the kernel's note (2 us)."""
     host_pid, uid, gid = _UCRED.unpack(
         connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
     )
@@ -186,7 +186,7 @@ def peer_of(connection: PeerSocket, procfs: Procfs, *, exact: bool = True) -> Pe
 
 
 def pidns_of(peer: Peer, procfs: Procfs) -> tuple[int, tuple[int, ...]]:
-    """A living peer's PID namespace (inode) and PIDs, outermost first. Raises `PeerUnknown`."""
+    """Return a living peer's PID namespace (inode) and PIDs, outermost first. Raises `PeerUnknown`."""
     try:
         found = procfs.pidns(peer.host_pid), procfs.ns_pids(peer.host_pid)
     except ProcessGone:

@@ -254,7 +254,7 @@ class Procfs:
         return os.fsdecode(self.read(f"{host_pid}/cgroup"))
 
     def container(self, host_pid: int) -> ContainerCgroup:
-        """The cgroup's container, or `NO_CONTAINER`."""
+        """Return the cgroup's container, or `NO_CONTAINER`."""
         return parse_cgroup(self.cgroup(host_pid)) or NO_CONTAINER
 
     def comm(self, host_pid: int) -> str:
@@ -409,7 +409,7 @@ class Procfs:
 
 
 def _open_cached() -> Callable[[str, int | None], int | None]:
-    """Function that opens a cached, valid directory, or returns None; it neither waits nor drops anything."""
+    """Return a function that opens a cached, valid directory, or returns None; it neither waits nor drops anything."""
     import ctypes
 
     call = ctypes.PyDLL(None).syscall

@@ -56,7 +56,7 @@ def translate(error: OSError) -> RegionRejected:
 
 
 def mount_id(fd: int) -> int:
-    """An open file's mount (fdinfo, Linux 3.15). st_dev would miss bind mounts."""
+    """Return an open file's mount (fdinfo, Linux 3.15). st_dev would miss bind mounts."""
     with open(f"/proc/self/fdinfo/{fd}", "rb", buffering=0) as info:
         for line in info.read(4096).splitlines():
             if line.startswith(b"mnt_id:"):

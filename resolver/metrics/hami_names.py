@@ -68,7 +68,7 @@ def _values(usage: Usage, now: float) -> Iterator[tuple[str, tuple[str, ...], fl
 
 
 def _placed(used: Iterable[Usage]) -> Iterator[Usage]:
-    """Number the GPUs of a container without a cache file, which has whole ones."""
+    """Give numbers to the GPUs of a container without a cache file, which has whole ones."""
     listed = list(used)
     with_file = {usage.names for usage in listed if usage.position is not None}
     places: Counter[Names] = Counter()

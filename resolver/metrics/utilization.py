@@ -182,7 +182,7 @@ def _counted(group: _Group, snapshot: Snapshot, shared: set[str]) -> tuple[dict[
 
 
 def _groups(snapshot: Snapshot) -> dict[Names, _Group]:
-    """Processes and regions by container, which includes its predecessor while both run."""
+    """Return processes and regions by container, which includes its predecessor while both run."""
     groups: dict[Names, _Group] = {}
     by_path = {region.path: region for region in snapshot.regions}
     by_name: dict[tuple[str, str], list[RegionReport]] = {}

@@ -129,7 +129,7 @@ class BpfSource(PidSource):
         return self._scan.arrival(host_pid) if self._gaps else 0
 
     def exact(self) -> KernelMap | None:
-        """The map while every process has room."""
+        """Return the map while every process has room."""
         self._check_gaps()
         return None if self._gaps else self.bpf
 
@@ -152,7 +152,7 @@ class BpfSource(PidSource):
         return self._trouble
 
     def counters(self) -> Mapping[str, int]:
-        """The kernel's counters, and the drift."""
+        """Return the kernel's counters, and the drift."""
         try:
             return {**self.bpf.counters(), **self._drift}
         except OSError:

@@ -52,7 +52,7 @@ class Kernel:
         self._syscall.restype = ctypes.c_long
 
     def call(self, command: int, attributes: ctypes.Array[ctypes.c_char]) -> int:
-        """Result, or negative error number."""
+        """Return the result, or negative error number."""
         result: int = self._syscall(
             self._number, command, ctypes.byref(attributes), ctypes.c_uint(len(attributes))
         )

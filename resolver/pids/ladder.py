@@ -44,7 +44,7 @@ def open_source(name: str, procfs: Procfs, map_size: int, run_dir: str = "") -> 
 
 
 def room(procfs: Procfs, map_size: int) -> int:
-    """A new map's size: ``map_size``, or 1.5 times the processes, at most ``kernel.pid_max``."""
+    """Return a new map's size: ``map_size``, or 1.5 times the processes, at most ``kernel.pid_max``."""
     if map_size:
         return map_size
     wanted = max(_LEAST_ROOM, len(procfs.entries()) * 3 // 2)

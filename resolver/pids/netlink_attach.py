@@ -33,7 +33,7 @@ _REFUSALS = {
 
 
 def attach(procfs: Procfs, buffer_bytes: int) -> EventStream:
-    """An acknowledged stream. Raises `CannotKnow`."""
+    """Return an acknowledged stream. Raises `CannotKnow`."""
     require_host_view(procfs)
     if os.stat(f"{procfs.root}/self/ns/user").st_ino != _USER_NS_INIT:
         raise CannotKnow(
@@ -51,7 +51,7 @@ def attach(procfs: Procfs, buffer_bytes: int) -> EventStream:
 
 
 def _host_network(procfs: Procfs) -> str | None:
-    """The host's network namespace, if this process is certainly in another one."""
+    """Return the host's network namespace, if this process is certainly in another one."""
     # kthreadd, always PID 2 (rest_init in init/main.c), never leaves the initial namespaces.
     path = f"{procfs.root}/2/ns/net"
     try:

@@ -60,7 +60,7 @@ class PidSource(ABC):
 
     @abstractmethod
     def arrival(self, host_pid: int) -> int:
-        """Number unique among processes with that PID; 0 if unknown."""
+        """Return a number unique among processes with that PID; 0 if unknown."""
 
     def shortage(self) -> str:
         """Explain why it can't know every process, with the fix."""
@@ -71,7 +71,7 @@ class PidSource(ABC):
         return ""
 
     def exact(self) -> KernelMap | None:
-        """The kernel's map while its absences are proof."""
+        """Return the kernel's map while its absences are proof."""
         return None
 
     def trouble(self) -> str:
@@ -87,7 +87,7 @@ class PidSource(ABC):
 
     @abstractmethod
     def __len__(self) -> int:
-        """Number of known processes."""
+        """Return the number of known processes."""
 
     def __contains__(self, host_pid: object) -> bool:
         return isinstance(host_pid, int) and self.arrival(host_pid) != 0

@@ -62,7 +62,7 @@ class TenantReader(Protocol):
     """Answers questions that may wait."""
 
     async def ask(self, payer: str, about: str, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Result of a top-level ``function(procfs, *arguments)``, by way of JSON.
+        """Return the result of a top-level ``function(procfs, *arguments)``, by way of JSON.
 
         Raises errors from `base.errors`, OSError, `TooSlow` and `WorkerFailed`. ``payer`` is charged; ``about`` is the
         container that can delay the answer, or `ALL`.

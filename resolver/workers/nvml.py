@@ -86,7 +86,7 @@ class Nvml:
             self._initialized = True
 
     def devices(self, request: dict[str, Any]) -> dict[str, Any]:
-        """The driver's version and all devices, failing ones with an error."""
+        """Return the driver's version and all devices, failing ones with an error."""
         if self._reader.broken:
             self._shut_down()
         self._ensure_initialized()
@@ -121,7 +121,7 @@ class Nvml:
         return self._processes(handle) | {"power": power} | self._samples.read(uuid, handle)
 
     def _processes(self, handle: Any) -> dict[str, Any]:
-        """Processes with their memory, and MPS clients, which may overlap.
+        """Return processes with their memory, and MPS clients, which may overlap.
 
         If NVML refuses one list there is none: half a list would say that others use no memory.
         """

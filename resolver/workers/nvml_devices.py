@@ -227,6 +227,6 @@ class DeviceReader:
 
 
 def throttled(bits: int) -> list[str]:
-    """The reasons' names."""
+    """Return the reasons' names."""
     names = [name for number, name in enumerate(THROTTLE_REASONS) if bits >> number & 1]
     return names + [OTHER] * (bits >> len(THROTTLE_REASONS) > 0)

@@ -112,7 +112,7 @@ class Samples:
         self._refused = set[str]()  # UUIDs of devices that answer only the newer call
 
     def read(self, uuid: str, handle: Any) -> dict[str, Any]:
-        """The answer's fields about a device's samples. Raises NVMLError."""
+        """Return the answer's fields about a device's samples. Raises NVMLError."""
         nvml, why = self._nvml, ""
         # The second call: 550 and later; with 580 and on Blackwell the only one that answers.
         calls = [nvml.nvmlDeviceGetProcessUtilization, nvml.nvmlDeviceGetProcessesUtilizationInfo]
@@ -150,7 +150,7 @@ class Samples:
         return found | {"newest": newest, "shares": self._processes(call, handle, start) if start else {}}
 
     def _ring(self, handle: Any) -> dict[int, int]:
-        """The device's own periods: per cent by stamp; empty if there are none."""
+        """Return the device's own periods: per cent by stamp; empty if there are none."""
         nvml = self._nvml
         try:
             _kind, ring = nvml.nvmlDeviceGetSamples(handle, nvml.NVML_GPU_UTILIZATION_SAMPLES, 0)

@@ -18,7 +18,7 @@ def pci_address(bus_id: str) -> str | None:
 
 
 def place_of(address: str | None, sysfs: str = "/sys") -> dict[str, str | int | None]:
-    """A device's NUMA node, PCI root complex and CPU socket."""
+    """Return a device's NUMA node, PCI root complex and CPU socket."""
     if address is None:
         return {"numa_node": None, "pcie_root": None, "cpu_socket": None}
     directory = f"{sysfs}/bus/pci/devices/{address}"
@@ -47,7 +47,7 @@ def _pcie_root(directory: str) -> str | None:
 
 
 def _cpu_socket(directory: str, sysfs: str) -> int | None:
-    """The CPUs' socket; None for several."""
+    """Return the CPUs' socket; None for several."""
     sockets = set()
     for cpu in re.findall(r"\d+", _read(f"{directory}/local_cpulist")):  # both ends of each range
         sockets.add(_number(_read(f"{sysfs}/devices/system/cpu/cpu{cpu}/topology/physical_package_id")))

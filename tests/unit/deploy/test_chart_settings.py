@@ -41,10 +41,11 @@ def other(name: str) -> tuple[Any, Any]:
     if setting.kind is float:
         return "1m", 60.0
     if setting.kind is int:
-        assert setting.limits is not None
+        assert setting.limits is not None, f"{name}: a number declares msgspec.Meta(ge=..., le=...)"
         return setting.limits.le, setting.limits.le
     if setting.choices:
         return setting.choices[-1], setting.choices[-1]
+    assert name in TEXTS, f"{name}: TEXTS in this test needs another value of a setting that takes any text"
     given = TEXTS[name]
     return given, tuple(given) if isinstance(given, list) else given
 

@@ -40,6 +40,8 @@ def test_every_setting_has_a_description() -> None:
         assert about.help, name
         assert not set(about.help) & set("`|"), f"{name}: its help is plain text"
         assert bool(about.placeholder) == (setting.kind is not bool and not setting.choices), name
+        if setting.kind in (int, float):
+            assert setting.limits is not None, f"{name}: a number declares msgspec.Meta(ge=..., le=...)"
 
 
 def logged(tree: ast.Module) -> set[str]:
