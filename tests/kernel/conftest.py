@@ -149,10 +149,11 @@ def stock() -> Iterator[Stock]:
 
 @pytest.fixture(scope="session")
 def tracer() -> Iterator[Tracer]:
-    """The program in the kernel that sees the calls of daemons' loops."""
-    compileall.compile_dir(
-        ROOT / "resolver", quiet=2
-    )  # a loop that imports a changed module would write a file
+    """The program in the kernel that sees the calls of daemons' loops.
+
+    A module without bytecode, new or changed since `make setup`, would show the loop writing it at a late import.
+    """
+    compileall.compile_dir(ROOT / "resolver", quiet=1)
     with Tracer() as tracer:
         yield tracer
 
