@@ -56,6 +56,7 @@ class Node:
         self.no_answer = "its answer is not understood: it is of another version"
         self.refused = False  # a daemon answered, and refused
         self.tried: dict[str, Finding] = {}  # by source
+        self.works: set[str] = set()  # sources that found a new process
 
     @property
     def sources(self) -> tuple[str, ...]:

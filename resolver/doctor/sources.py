@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from resolver.base.errors import ResolverError
 from resolver.base.source_records import SOURCE_RECORDS, SourceFailure, SourceName
 from resolver.base.text import several
-from resolver.doctor.findings import Finding, State, failed, ok, unknown, warning
+from resolver.doctor.findings import Finding, failed, ok, unknown, warning
 
 if TYPE_CHECKING:
     from resolver.doctor.node import Node
@@ -68,6 +68,7 @@ def _try(name: SourceName, node: Node) -> Finding:
                 "see why it could not, and try again: the node may be short of processes or descriptors",
             )
         shortage = source.shortage() or source.trouble()
+    node.works.add(name)
     if shortage:
         return warning(f"it works, {known}", shortage, "set map_size higher")
     return ok(f"found a process that was just made, among {known}, in {seconds:.1f} s")
@@ -80,6 +81,7 @@ def _refused(name: SourceName, node: Node, found: str, why: str, failure: Source
     if in_use != name:
         return warning(f"{found}; the daemon uses {in_use}", why, fix)
     for other in below:
-        if _tried(other, node).state in (State.OK, State.WARNING):
+        _tried(other, node)
+        if other in node.works:
             return warning(f"{found}; the daemon falls back to {other}", why, fix)
     return failed(found, why, fix if len(node.sources) > 1 else f"{fix}, or set source = auto")

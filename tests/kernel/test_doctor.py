@@ -90,7 +90,7 @@ TAKEN: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
         {
             "view": "failed: not in the host's PID namespace: hostPID: true: --pid=host",
             "netlink": "warning: PID namespace: the daemon falls back to scan",
-            "bpf": "warning: PID namespace: the daemon falls back to netlink",
+            "bpf": "warning: PID namespace: the daemon falls back to scan",
         },
     ),
     "the host's users": (
