@@ -77,6 +77,9 @@ class GpuUsers:
         self._busy: set[tuple[str, int]] = set()  # device UUID and PID, in the last collection
         self._listed: tuple[Used, ...] | None = None  # those that `processes` was made of
         self._disputed: dict[tuple[int, str], str] = {}  # why a 0 is none, by host PID and device
+        self._in_hami = set[
+            tuple[str | None, str | None]
+        ]()  # pods' UIDs and containers' names, by cache files
         self._claimants: dict[str, set[str]] = {}  # containers with a ResourceClaim's file, by path
         #: By PID and arrival: when it was read, and the name.
         self._comms: dict[tuple[int, tuple[int, int]], tuple[float, str]] = {}
@@ -136,9 +139,12 @@ class GpuUsers:
 
     async def count_containers(self) -> None:
         """Update the containers and their GPU processes."""
-        changed, disputed = await self.census.refresh(*self._see()), self._disputed
+        changed, before = await self.census.refresh(*self._see()), (self._disputed, self._in_hami)
         self._disputed = dict(self._disputes())
-        if not changed and self.joined.used is self._listed and self._disputed == disputed:
+        self._in_hami = {
+            (each.pod_uid, each.container_name) for each in self._repairer.reports() if each.pod_uid
+        }
+        if not changed and self.joined.used is self._listed and (self._disputed, self._in_hami) == before:
             return
         self._listed = self.joined.used
         slices, processes, containers = Slices(), [], self.census.containers()
@@ -209,6 +215,9 @@ class GpuUsers:
         pod_uid, separator, name = container_id.partition("_")
         if separator:  # it has ended, and only its slot's directory is known
             names = pod_uid, name, *(each or None for each in self.census.pods.of(pod_uid))
+        no_slot = used.no_slot
+        if no_slot is SampleReason.NO_SHARED_REGION and names[:2] in self._in_hami:
+            no_slot = SampleReason.NO_SLOT  # none of its slots has an owner (yet)
         return Process(
             host_pid=used.host_pid,
             ns_pid=ns_pid,
@@ -221,6 +230,6 @@ class GpuUsers:
             comm=comm or None,
             sm_util=None if why else used.sm_util,
             memory=used.memory,
-            no_slot=used.no_slot,
+            no_slot=no_slot,
             sm_util_why=why,
         )

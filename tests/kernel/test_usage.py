@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from resolver import client
 from tests.bench import integral
 from tests.fakes.cachefiles import poke
 from tests.fakes.command import run
@@ -20,6 +22,7 @@ from tests.fakes.gpu import DEFAULT_DEVICES
 from tests.fakes.node import Node
 from tests.fakes.regions import LAYOUTS
 from tests.fakes.scraper import Scraper, name_pod
+from tests.kernel.conftest import FAST, Start, slot_of, write_at
 from tests.patience import until
 
 FIRST, SECOND = (device.uuid for device in DEFAULT_DEVICES)
@@ -175,3 +178,19 @@ def test_whole_gpu_container_has_same_series_as_shared(
         (each["container_name"], each["limit_state"]) for gpu in tree["gpus"] for each in gpu["containers"]
     }
     assert states == {("share", "in_force"), ("whole", "no_limit")}
+
+
+def test_container_with_a_cache_file_is_never_without_hami(node: Node, start: Start) -> None:
+    """Its only slot has no owner, as before the daemon has found it."""
+    container = node.container(name="main")
+    tenant = container.tenant(load=20)
+    layout = LAYOUTS[container.layout]
+    slot = layout.procs + slot_of(container, tenant.ns_pid).index * layout.slot_size
+    write_at(container.cache, slot, struct.pack("<i", -5))
+    daemon = start(node, *FAST)
+    until(daemon.socket.exists, "its socket")
+
+    def reasons() -> list[str]:
+        return [each["no_slot"] for each in client.processes(str(daemon.socket))["processes"]]
+
+    until(lambda: reasons() == ["no_slot"], "the process without a slot", 60)
