@@ -6,7 +6,7 @@ SIGHUP reads the file again; SIGTERM and SIGINT end it. It needs root on the nod
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from resolver import config
 
@@ -18,7 +18,14 @@ if TYPE_CHECKING:
 
     from resolver.config import Settings
     from resolver.daemon.service import Service
+    from resolver.hami.region import RegionView
+    from resolver.repair.plan import Order, RegionRepairs
+    from resolver.repair.slot_states import SlotState
     from resolver.state import Snapshot
+
+
+_LEFT_OUT = ("CONTAINER", "PID", "HOSTPID -> NEW", "REASON", "CORE LIMIT")
+_BEGINS = "begins at"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -148,13 +155,13 @@ def _take_over(service: Service, run_dir: str, held: contextlib.ExitStack, failu
 
 
 async def _once(settings: Settings) -> int:
-    from resolver.cli.would_repair import WouldRepair
     from resolver.daemon.once import once
 
-    would_repair = WouldRepair()
-    snapshot = await once(settings, would_repair.add)
+    left_out: list[_LeftOut] = []
+    snapshot = await once(settings, lambda *repair: left_out.append(_left_out(*repair)))
     print(*summary(snapshot, dry_run=settings.dry_run), sep="\n")
-    would_repair.print(snapshot)
+    if left_out:
+        _print_left_out(left_out, snapshot)
     return 1 if any(snapshot.unresolved()) or (not snapshot.regions and snapshot.missing_dirs) else 0
 
 
@@ -179,3 +186,52 @@ def summary(snapshot: Snapshot, *, dry_run: bool) -> Iterator[str]:
     for region, slot in snapshot.unresolved():
         whose = f"{region.pod_uid or ''}_{region.container_name or ''}"
         yield f"unresolved: {whose} slot {slot.slot} pid {slot.pid}: {slot.unresolved}"
+
+
+class _LeftOut(NamedTuple):
+    """A repair that a dry run leaves out."""
+
+    pod_uid: str
+    container_name: str
+    path: str
+    cells: tuple[int, str, str, str]
+
+
+def _left_out(repairs: RegionRepairs, order: Order) -> _LeftOut:
+    ownership, slot = repairs.ownership, order.state.slot
+    change = f"{slot.hostpid} -> {order.new >> 32}"
+    cells = (slot.pid, change, str(order.reason), _core_limit(repairs.view, order.state))
+    return _LeftOut(ownership.pod_uid, ownership.container_name, repairs.region.path, cells)
+
+
+def _print_left_out(left_out: list[_LeftOut], snapshot: Snapshot) -> None:
+    """Print the table of repairs that a dry run leaves out; names of pods are the snapshot's."""
+    from resolver.cli.show import on_terminal, print_table
+
+    pods = {each.pod_uid: f"{each.namespace}/{each.pod}" for each in snapshot.containers if each.pod}
+    rows = []
+    for pod_uid, container_name, path, cells in left_out:
+        pod = pods.get(pod_uid or None) or pod_uid[: 8 if on_terminal() else None]
+        rows.append(("/".join(filter(None, (pod, container_name))) or path, *cells))
+    print()
+    print_table(_LEFT_OUT, sorted(rows), right=("PID",), shorten="CONTAINER")
+    limited = sum(row[-1].startswith(_BEGINS) for row in rows)
+    if limited:
+        print(f"\nIn {limited} of them a core limit begins to bite: HAMi needs the right hostpid for it.")
+
+
+def _core_limit(view: RegionView | None, state: SlotState) -> str:
+    """Return the core limit per device that HAMi will enforce with a right `hostpid`, if so; empty without one."""
+    from resolver.state import LimitState
+
+    limits = view.sm_limit if view else ()
+    if not any(0 < limit < 100 for limit in limits):
+        return ""
+    # One number where all devices have the same, as most do.
+    shown = limits[:1] if len(set(limits)) == 1 else limits
+    text = " ".join(str(limit) if 0 < limit < 100 else "-" for limit in shown)
+    policy = state.variables[0] if state.variables else None
+    decided = LimitState.of(policy, switch=view is not None and bool(view.utilization_switch))
+    return (
+        f"{_BEGINS} {text} %" if decided is LimitState.IN_FORCE else f"{text} %, {decided.replace('_', ' ')}"
+    )

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from resolver.base.errors import UsageError
 from resolver.cli.ask_daemon import add_socket
-from resolver.cli.cells import ASCII_SIGNS
 from resolver.cli.container_names import not_found
 from resolver.cli.parser import seconds
-from resolver.cli.show import as_json, print_json, print_table
+from resolver.cli.show import ASCII_SIGNS, as_json, print_json, print_table
 
 if TYPE_CHECKING:
     import argparse

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 from resolver.base.retry import started
 from resolver.cli._top.view import LiveView
-from resolver.cli.cells import in_ascii
+from resolver.cli.show import in_ascii
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from resolver.base.text import several
 from resolver.cli._top.rows import SORTS, Choice, Row, rows_of
-from resolver.cli.cells import Line, cells, clip, fit
 from resolver.cli.process_summary import facts_of
+from resolver.cli.show import Line, cells, clip, fit
 
 if TYPE_CHECKING:
     from resolver.cli._top.tree import Reading, Tree

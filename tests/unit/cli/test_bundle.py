@@ -16,11 +16,10 @@ from pathlib import Path
 import pytest
 
 from resolver import client
-from resolver.cli import main
+from resolver.cli import bundle, main
 from resolver.cli._bundle import facts
-from resolver.cli._bundle import parts as bundle_parts
-from resolver.cli._bundle.parts import Part, gather, parts
 from resolver.cli._bundle.redaction import Redactor
+from resolver.cli.bundle import Part, gather, parts
 from tests.fakes.pictures import FULL, picture
 from tests.fakes.served import Served, serving
 from tests.patience import PATIENCE_S
@@ -46,7 +45,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
             part for part in parts(socket_path) if part.name not in ("doctor.json", "cache-files.json")
         )
 
-    monkeypatch.setattr(bundle_parts, "parts", few)
+    monkeypatch.setattr(bundle, "parts", few)
 
 
 @pytest.mark.usefixtures("quick")
@@ -103,7 +102,7 @@ def test_hanging_part_is_ended_and_others_go_on(tmp_path: Path) -> None:
 
 
 def test_too_long_part_is_cut_and_marked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bundle_parts, "MOST_LETTERS", 100)
+    monkeypatch.setattr(bundle, "MOST_LETTERS", 100)
     (found,) = gather([Part("kernel", "", facts.kernel, 60.0)])
     assert (len(found.text), "cut off" in found.trouble) == (100, True)
 

@@ -18,9 +18,8 @@ from msgspec.structs import replace
 from resolver.cli._top.rows import SORTS, Choice, Row, rows_of
 from resolver.cli._top.tree import Amount, ContainerNode, Reading, Tree, total
 from resolver.cli._top.view import HELP, LiveView, problems
-from resolver.cli.cells import cells, fit, in_ascii
 from resolver.cli.container_names import HOST
-from resolver.cli.show import size
+from resolver.cli.show import cells, fit, in_ascii, size
 from resolver.cli.top import COLUMNS, print_plain
 from resolver.state import ContainerUse, LimitState, Snapshot, UsageReport
 from scripts.picture import PLACE, draw

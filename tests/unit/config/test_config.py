@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from resolver import config
 from resolver.base.errors import UsageError
+from resolver.base.source_records import SourceName
 from resolver.config import HostpidNamespace, Settings, changed, described
 from resolver.config.settings import LogLevel
 
@@ -130,7 +131,7 @@ def test_foreign_environment_variables_are_no_settings() -> None:
         ('dry_run = "maybe"', ["dry_run", "'maybe'", "true or false"]),
         ('hostpid_namespace = "guest"', ["hostpid_namespace", "'guest'", "auto, host, container"]),
         ("write_utilization = false", ["write_utilization", "False", "auto, always, never"]),
-        ('source = "tea"', ["source", "'tea'", "auto, bpf, netlink, scan"]),
+        ('source = "tea"', ["source", "'tea'", ", ".join(SourceName)]),
         ('log_level = "loud"', ["log_level", "'loud'", "debug, info, warning, error"]),
         ("containers_dir = 5", ["containers_dir", "5", "a list of paths"]),
         ('containers_dir = ""', ["containers_dir", "''", "a list of paths"]),
