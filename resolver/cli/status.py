@@ -87,8 +87,9 @@ def _driver(status: Status) -> Iterator[Line]:
         text = f"HAMi in {several(unable, 'container')} can't read this driver's samples: update it to 2.10"
         yield "no effect", text, "yellow"
     confirms = watchers.get("confirms", 0)
-    if confirms or watchers.get("doubts"):
-        text = f"by watchers in {several(confirms, 'container')}, doubted in {watchers.get('doubts', 0)}"
+    doubts = watchers.get("doubts", 0) + watchers.get("contradicts", 0)
+    if confirms or doubts:
+        text = f"by watchers in {several(confirms, 'container')}, doubted in {doubts}"
         yield "confirmed", text, "" if confirms else "yellow"
     asked = driver.collected_at
     age = f"answered {duration(status.at - asked)} ago" if asked else "has not answered yet"

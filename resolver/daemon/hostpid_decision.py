@@ -7,7 +7,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from resolver.hami.hostpid_policy import (
+    Origin,
     WatcherFinding,
+    contradicted,
     contradiction,
     decide,
     shown,
@@ -37,7 +39,7 @@ class Decision:
         self.policy = self._base = decide(setting, None)
         self._journal = journal
         self._logged = self._warned = False
-        self._doubted_since: float | None = None
+        self._since: dict[WatcherFinding, float] = {}  # when watchers began to doubt, to contradict
 
     def decide(
         self, setting: HostpidNamespace, driver_version: str | None, *, vgpu: bool | None = False
@@ -49,7 +51,7 @@ class Decision:
             self._set(base)
 
     def _set(self, policy: HostpidPolicy) -> None:
-        self.policy, self._doubted_since = policy, None
+        self.policy, self._since = policy, {}
         namespace = policy.namespace or "unknown"
         self._journal.record("policy", hostpid_namespace=namespace, why=policy.why, origin=policy.origin)
 
@@ -62,14 +64,28 @@ class Decision:
             if namespace is not None and containers >= _CONFIRMING:
                 self._set(shown(namespace, containers))
             return
-        now, doubting = time.monotonic(), watchers.get(WatcherFinding.DOUBTS, 0)
-        if watchers.get(WatcherFinding.CONFIRMS) or doubting < _DOUBTING:
-            self._doubted_since = None
-            return
-        if self._doubted_since is None:
-            self._doubted_since = now
-        if not self._warned and now - self._doubted_since >= _DOUBTED_SECONDS:
+        contradicting = watchers.get(WatcherFinding.CONTRADICTS, 0)
+        doubting = contradicting + watchers.get(WatcherFinding.DOUBTS, 0)
+        if watchers.get(WatcherFinding.CONFIRMS):
+            contradicting = doubting = 0
+        stops = (
+            self._lasts(WatcherFinding.CONTRADICTS, contradicting) and self.policy.origin is not Origin.FORCED
+        )
+        if (self._lasts(WatcherFinding.DOUBTS, doubting) and not self._warned) or stops:
             self._warned = True
-            why = f"{contradiction(self.policy)}; or all {doubting} containers with such watchers use HAMi 2.4.1"
-            why = f"{why} or CUDA_VISIBLE_DEVICES"
+            others = (
+                f"; or all {doubting} containers with such watchers use HAMi 2.4.1 or CUDA_VISIBLE_DEVICES"
+            )
+            effect = "; hostpid is not written until watchers show the right number" if stops else others
+            why = contradiction(self.policy) + effect
             self._journal.record("driver_contradicts_version", level="warning", why=why)
+        if stops:
+            self._set(contradicted(self.policy, contradicting))
+
+    def _lasts(self, finding: WatcherFinding, containers: int) -> bool:
+        """Check if several containers have shown this for long enough."""
+        now = time.monotonic()
+        if containers < _DOUBTING:
+            self._since.pop(finding, None)
+            return False
+        return now - self._since.setdefault(finding, now) >= _DOUBTED_SECONDS

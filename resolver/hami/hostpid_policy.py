@@ -85,11 +85,19 @@ class Origin(StrEnum):
 
 
 class WatcherFinding(StrEnum):
-    """A tenant's watcher found samples by the slots' ``hostpid``, found none, or can't: the driver refuses its call."""
+    """A tenant's watcher found samples by the slots' ``hostpid``, found none, or can't: the driver refuses its call.
+
+    Finding none contradicts the policy if its release works, which HAMi 2.4.1's, `FILLS_NOTHING`, doesn't.
+    """
 
     CONFIRMS = "confirms"
+    CONTRADICTS = "contradicts"
     DOUBTS = "doubts"
     UNABLE = "unable"
+
+
+#: The layout of HAMi 2.4.1, whose watcher never fills in a value, and of later releases.
+FILLS_NOTHING = "v1.1"
 
 
 class HostpidPolicy(NamedTuple):
@@ -172,6 +180,12 @@ def contradiction(policy: HostpidPolicy) -> str:
     other = HostpidNamespace.CONTAINER if policy.namespace is HostpidNamespace.HOST else HostpidNamespace.HOST
     said = f"the driver's samples do not carry {policy.namespace} PIDs as its version says"
     return f"{said}: check with make gpu-check, then set --hostpid-namespace {other}"
+
+
+def contradicted(policy: HostpidPolicy, containers: int) -> HostpidPolicy:
+    """Return the policy after watchers contradicted it: unknown."""
+    why = f"the watchers of {containers} containers find no samples by {policy.namespace} PIDs; {_FORCE}"
+    return HostpidPolicy(None, why)
 
 
 def shown(namespace: HostpidNamespace, containers: int) -> HostpidPolicy:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from resolver.base.reasons import RepairReason, UnresolvedReason
 from resolver.base.retry import doubled
 from resolver.config import HostpidNamespace, WriteUtilization
-from resolver.hami.hostpid_policy import WatcherFinding, classify
+from resolver.hami.hostpid_policy import FILLS_NOTHING, WatcherFinding, classify
 from resolver.repair.quarantine import Blame
 from resolver.repair.region_slots import RegionSlots
 from resolver.repair.reported_values import Verdict, reordering
@@ -329,6 +329,10 @@ class RegionRepairs(RegionSlots):
                         self.numbers.add(HostpidNamespace.HOST if by_host else HostpidNamespace.CONTAINER)
         unable = WatcherFinding.UNABLE if findings and self.finding is WatcherFinding.UNABLE else None
         self.finding = next((each for each in WatcherFinding if each in findings), unable)
+        if self.finding is WatcherFinding.DOUBTS and self.region.layout.name != FILLS_NOTHING:
+            # With another order of GPUs than NVML's, watchers write a GPU's value into another's place.
+            orders = {state.variables[1] if state.variables else None for state in self.distinguished()}
+            self.finding = WatcherFinding.CONTRADICTS if orders == {""} else self.finding
 
     def blind(self, refused: Container[str]) -> set[int]:
         """Return the positions of these devices."""

@@ -171,7 +171,8 @@ class Repairer:
         for repairs in self.regions.values():
             if repairs.finding is not None:
                 found[repairs.finding].add(repairs.ownership.account)
-        found[WatcherFinding.DOUBTS] -= found[WatcherFinding.CONFIRMS]
+        for finding in (WatcherFinding.CONTRADICTS, WatcherFinding.DOUBTS):
+            found[finding] -= found[WatcherFinding.CONFIRMS]
         return {finding: len(accounts) for finding, accounts in found.items()}
 
     def numbers(self) -> Counter[HostpidNamespace]:

@@ -123,8 +123,19 @@ def hostile_containers(node: Node, count: int, placement: str = "hami") -> Itera
 def flip(container: Container, what: str, names: Sequence[str]) -> None:
     """Let the container write a word of every slot of its files anew, again and again."""
     paths = [Path(container.inside).parent / name for name in names]
-    words = {"hostpid": (4, 0), "util": (_SM_UTIL, _V1_2.device_util_size)}[what]
-    run(container, "flip", what, _V1_2.procs, _V1_2.slot_size, *words, _EVERY_MS, *paths)
+    words = (4, 0) if what == "hostpid" else (_SM_UTIL, _V1_2.device_util_size)
+    every_ms = 0 if what == "zero" else _EVERY_MS
+    run(container, "flip", what, _V1_2.procs, _V1_2.slot_size, *words, every_ms, *paths)
+
+
+@contextlib.contextmanager
+def _held(scene: Scene, size: int) -> Iterator[None]:
+    """Tenants that set the values of a busy process to 0 as fast as they can, so that they are held."""
+    with hostile_containers(scene.node, size) as containers:
+        for container in containers:
+            container.tenant(load=5)
+            flip(container, "zero", [container.cache_name])
+        yield
 
 
 @contextlib.contextmanager
@@ -429,6 +440,7 @@ ATTACKS: Final = {
         _namespaces,
     ),
     "flips": Attack("{} files of 1,024 flipped slots", (7, 14), _files("hostpid", devices=1, load=0)),
+    "held": Attack("{} tenants that flip held words without a pause", (4, 8), _held),
     "dead": Attack(
         "{} files of 1,024 dead slots on 16 devices", (7, 14), _files("util", devices=DEVICES, load=50)
     ),

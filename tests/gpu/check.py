@@ -25,7 +25,8 @@ from statistics import median
 from typing import Final, NamedTuple
 
 from resolver.client import get_json
-from resolver.hami.hostpid_policy import by_version
+from resolver.config import HostpidNamespace
+from resolver.hami.hostpid_policy import decide
 from tests.fakes.build import BuildError
 from tests.fakes.daemon import BOUND, Daemon, DaemonError
 from tests.fakes.gpu import DEFAULT_DEVICES, Device
@@ -34,6 +35,7 @@ from tests.fakes.nvml_probe import NvmlCallError, Probe, device
 from tests.fakes.process import NodeError, Tenant
 from tests.gpu.node import RealNode, StandinNode
 
+AUTO: Final = HostpidNamespace.AUTO
 LIBRARY: Final = "libcuda.so.1"
 LOAD: Final = 60
 MEMORY: Final = 64 << 20
@@ -44,6 +46,8 @@ _OWN_SAMPLES: Final = 1  # NVML_GPU_UTILIZATION_SAMPLES
 _DUTIES: Final = ((0.2, 1.0), (1.0, 4.0))  # seconds busy of each so many
 _SETTLED_SECONDS: Final = 2.5
 _CALLS: Final = ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetProcessUtilization")
+_SECOND_CALL: Final = "nvmlDeviceGetProcessesUtilizationInfo"
+_MODES: Final = ("none", "passthrough", "vgpu", "host_vgpu", "host_vsga")
 
 
 class NoGpu(Exception):
@@ -51,12 +55,16 @@ class NoGpu(Exception):
 
 
 class Seen(NamedTuple):
-    """What one call showed of the tenant: which of its numbers, and all numbers that were there."""
+    """What one call showed of the tenant: which of its numbers, and all numbers that were there.
+
+    ``answered``: the call that answered, where the driver refuses the older one.
+    """
 
     call: str
     where: str
     which: str
     numbers: tuple[int, ...]
+    answered: str = ""
 
 
 class Duty(NamedTuple):
@@ -93,6 +101,17 @@ class Findings(NamedTuple):
     period_ms: float
     duties: tuple[Duty, ...]
     real: bool = True
+    virtualization: str = "unknown"
+
+    @property
+    def call(self) -> str:
+        """The call for samples that answered."""
+        return next(each.answered or each.call for each in self.seen if each.call == _CALLS[1])
+
+    @property
+    def agree(self) -> bool:
+        """Whether list and samples have the same number of the tenant inside, so that HAMi's guess is right."""
+        return len({each.which for each in self.seen if each.where == "inside"}) == 1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -120,7 +139,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (BuildError, NodeError, DaemonError) as error:
         print(f"gpu-check cannot run here: {error}", file=sys.stderr)
         return 2
-    print(json.dumps(findings._asdict()) if options.json else report(findings))
+    facts = findings._asdict() | {"call": findings.call, "agree": findings.agree}
+    print(json.dumps(facts) if options.json else report(findings))
     return 1 if findings.wrong else 0
 
 
@@ -163,10 +183,13 @@ def examine(node: Node, gpu: Device, version: str, seconds_each: float) -> Findi
         *_look(environment, (), "outside", gpu, tenant),
         *_look(environment, inside, "inside", gpu, tenant),
     ]
+    with Probe(environment) as nvml:
+        nvml("nvmlInit")
+        virtualization = _virtualization(nvml, gpu)
     wanted = samples_inside(seen)
     number = {"host": tenant.host_pid, "container": tenant.ns_pid}.get(wanted)
     options = _OPTIONS
-    if number is not None and by_version(version).namespace is None:
+    if number is not None and decide(AUTO, version, vgpu=virtualization == "vgpu").namespace is None:
         options += ("--hostpid-namespace", wanted)
     began = time.monotonic()
     with Daemon(node, node.root / "run", *options, wrapper=BOUND) as daemon:
@@ -201,6 +224,7 @@ def examine(node: Node, gpu: Device, version: str, seconds_each: float) -> Findi
         tuple(_wrong(seen, wanted, written, watched)),
         period,
         tuple(duties),
+        virtualization=virtualization,
     )
 
 
@@ -244,6 +268,15 @@ def _duty(daemon: Daemon, tenants: Sequence[Tenant], busy: float, every: float, 
     return Duty(busy, every, len(tenants), measured() - before, shown)
 
 
+def _virtualization(nvml: Probe, gpu: Device) -> str:
+    try:
+        count = nvml("nvmlDeviceGetCount")
+        index = next(i for i in range(count) if nvml("nvmlDeviceGetUUID", device(i)) == gpu.uuid)
+        return _MODES[nvml("nvmlDeviceGetVirtualizationMode", device(index))]
+    except (NvmlCallError, LookupError):
+        return "unknown"
+
+
 def samples_inside(seen: Iterable[Seen]) -> str:
     """Which of the tenant's numbers its own samples carry, which is what its slot needs."""
     return next(each.which for each in seen if (each.call, each.where) == (_CALLS[1], "inside"))
@@ -261,16 +294,21 @@ def _look(
         for call, arguments in ((_CALLS[0], ()), (_CALLS[1], (0,))):
             deadline = time.monotonic() + _SAMPLE_SECONDS
             numbers: tuple[int, ...] = ()
+            answered = call
             while time.monotonic() < deadline:
                 try:
-                    numbers = tuple(entry["pid"] for entry in nvml(call, handle, *arguments))
+                    numbers = tuple(entry["pid"] for entry in nvml(answered, handle, *arguments))
                 except NvmlCallError as error:
+                    if "NotSupported" in str(error) and answered == _CALLS[1]:
+                        answered = _SECOND_CALL
+                        continue
                     if "NotFound" not in str(error):
                         raise NodeError(f"{call}, {where}: {error}") from None
                 if which(numbers, tenant.host_pid, tenant.ns_pid) != "neither":
                     break
                 time.sleep(0.2)
-            found.append(Seen(call, where, which(numbers, tenant.host_pid, tenant.ns_pid), numbers))
+            shown = which(numbers, tenant.host_pid, tenant.ns_pid)
+            found.append(Seen(call, where, shown, numbers, answered if answered != call else ""))
     return found
 
 
@@ -315,6 +353,8 @@ def report(findings: Findings) -> str:
     for each in findings.seen:
         numbers = " ".join(map(str, each.numbers[:8])) or "-"
         lines.append(f"  {each.call:40}{each.where:10}{each.which:12}{numbers}")
+    lines += ["", f"samples by {findings.call}; virtualization: {findings.virtualization}"]
+    lines += [f"list and samples {'agree' if findings.agree else 'differ'} inside"]
     result = f"hostpid written: {findings.hostpid} ({findings.origin}); "
     result += f"the tenant's watcher sees {findings.watched} % after {findings.seconds:.1f} s"
     lines += ["", result, *(f"WRONG: {what}" for what in findings.wrong)]
@@ -326,7 +366,10 @@ def report(findings: Findings) -> str:
         lines.append(
             f"  {what:40}measured {duty.measured:.2f} s, shown {duty.shown:.2f} s, {duty.error:+.1f} %"
         )
-    wanted, expected = samples_inside(findings.seen), by_version(findings.driver).namespace
+    wanted, expected = (
+        samples_inside(findings.seen),
+        decide(AUTO, findings.driver, vgpu=findings.virtualization == "vgpu").namespace,
+    )
     if wanted in ("host", "container") and wanted != expected:
         lines += [f"set this on nodes with that driver: --hostpid-namespace {wanted}"]
     lines += (

@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from tests.fakes.gpu import DEFAULT_DEVICES
+from tests.fakes.state import Fault
 from tests.gpu import check
+from tests.gpu.node import StandinNode
 from tests.kernel.conftest import ROOT
 
 LIST, SAMPLES = check._CALLS
@@ -32,7 +36,7 @@ def test_a_process_that_uses_cuda_is_seen_and_repaired(driver: str, in_list: str
     done = run("--standin", driver, "--json", "--seconds", "6" if cycles else "0")
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout)
-    shown = {(call, where): which for call, where, which, _numbers in found["seen"]}
+    shown = {(call, where): which for call, where, which, *_ in found["seen"]}
     assert shown == {
         (LIST, "outside"): "host",
         (SAMPLES, "outside"): "host",
@@ -48,6 +52,18 @@ def test_a_process_that_uses_cuda_is_seen_and_repaired(driver: str, in_list: str
         (busy, every, processes) for processes in (1, 2) for busy, every in check._DUTIES if cycles
     ]
     assert all(shown == pytest.approx(measured, rel=0.1) for *_, measured, shown in found["duties"])
+    assert (found["call"], found["virtualization"]) == (SAMPLES, "none")
+    assert found["agree"] == (in_list == in_samples)
+
+
+def test_gpu_check_names_the_answering_call_and_mode(tmp_path: Path) -> None:
+    with StandinNode(tmp_path, "580.105.08") as node:
+        node.gpu.set_faults(Fault.PROCESS_UTILIZATION_UNSUPPORTED | Fault.VGPU)
+        findings = check.examine(node, DEFAULT_DEVICES[0], "580.105.08", 0.0)
+    assert (findings.hostpid, findings.origin, findings.wrong) == ("host", "by machine", ())
+    said = check.report(findings)
+    assert "samples by nvmlDeviceGetProcessesUtilizationInfo; virtualization: vgpu" in said
+    assert "list and samples differ inside" in said
 
 
 @pytest.mark.parametrize(

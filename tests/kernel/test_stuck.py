@@ -13,8 +13,10 @@ import pytest
 
 from resolver.client import get_json
 from tests.bench.values import GPUS, IDLE, Case
+from tests.fakes.container import Container
 from tests.fakes.daemon import Daemon
 from tests.fakes.node import Node
+from tests.fakes.process import Tenant
 from tests.fakes.releases import BEHAVIOURS
 from tests.fakes.state import Fault
 from tests.kernel.conftest import DRIVER, Start, command, hostpid_of, slot_of
@@ -145,21 +147,49 @@ def watchers(daemon: Daemon) -> dict[str, int]:
     return found
 
 
-def test_watchers_expose_a_lying_driver(node: Node, start: Start) -> None:
-    """Its version decides, wrongly. An operator has to change that: tenants can't."""
+@pytest.mark.parametrize(("release", "shown"), [("2.8.0", "doubts"), ("2.9.0", "contradicts")])
+def test_watchers_expose_a_lying_driver(node: Node, start: Start, release: str, shown: str) -> None:
+    """Its version decides, wrongly. Watchers of HAMi 2.4.1 would look the same in a file of 2.8.0."""
     environment = {**node.environment(), "NVML_STANDIN_SAYS": "570.86.15"}
-    containers = [node.container(name=name) for name in ("one", "two")]
-    tenants = [container.tenant(load=40, guess="none") for container in containers]
+
+    def tenants(*names: str) -> dict[Tenant, Container]:
+        made = {}
+        for name in names:
+            container = node.container(name=name, release=release)
+            made[container.tenant(load=40, guess="none")] = container
+        return made
+
+    first = tenants("one", "two")
     daemon = start(node, *FAST, wrapper=IMPATIENT, environment=environment)
     line = daemon.wait_for("driver_contradicts_version")
     assert line["level"] == "warning"
     assert "do not carry container PIDs as its version says" in line["why"]
     assert "set --hostpid-namespace host" in line["why"]
-    until(lambda: watchers(daemon) == {"confirms": 0, "doubts": 2, "unable": 0}, "both containers' doubts")
-    assert [hostpid_of(*pair) for pair in zip(containers, tenants, strict=True)] == [
-        tenant.ns_pid for tenant in tenants
+    if shown == "doubts":
+        until(lambda: watchers(daemon)[shown] == 2, "both containers' doubts")
+        assert [line["hostpid_namespace"] for line in daemon.said("policy")] == ["container"]
+    else:
+        daemon.wait_for("policy", hostpid_namespace="unknown")
+        others = tenants("three", "four")
+        for tenant in others:
+            never(lambda t=tenant: t.slot()["hostpid"], "a write", 0.5)  # type: ignore[misc]
+            tenant.command(f"hostpid {tenant.host_pid}")
+        loads = itertools.cycle((40, 55, 70))
+
+        def decided() -> bool:
+            for tenant in others:
+                tenant.set_load(next(loads))
+            time.sleep(0.7)
+            return bool(daemon.said("policy")[2:])
+
+        until(decided, "watchers that find samples by the other number")
+        assert daemon.said("policy")[2]["origin"] == "by watchers"
+        for tenant, container in first.items():
+            until(lambda t=tenant, c=container: hostpid_of(c, t) == t.host_pid, "the other number")  # type: ignore[misc]
+        return
+    assert [hostpid_of(container, tenant) for tenant, container in first.items()] == [
+        tenant.ns_pid for tenant in first
     ]
-    assert [line["hostpid_namespace"] for line in daemon.said("policy")] == ["container"]
 
 
 def test_working_watcher_confirms_hostpid_and_is_not_stuck(node: Node, start: Start) -> None:
@@ -179,7 +209,7 @@ def test_working_watcher_confirms_hostpid_and_is_not_stuck(node: Node, start: St
         """A value that never changes may as well be the daemon's."""
         tenants[0].set_load(next(loads))
         time.sleep(1.0)
-        return watchers(daemon) == {"confirms": 1, "doubts": 0, "unable": 0}
+        return watchers(daemon) == {"confirms": 1, "contradicts": 0, "doubts": 0, "unable": 0}
 
     until(confirmed, "a watcher that finds its samples")
     for tenant in tenants:

@@ -135,7 +135,7 @@ static void mounts(int doublings)
 
 static void flip(char **argv)
 {
-    int util = strcmp(argv[0], "util") == 0, files = 0;
+    int util = strcmp(argv[0], "hostpid") != 0, zero = strcmp(argv[0], "zero") == 0, files = 0;
     size_t procs = strtoul(argv[1], NULL, 10), slot_size = strtoul(argv[2], NULL, 10);
     size_t offset = strtoul(argv[3], NULL, 10), step = strtoul(argv[4], NULL, 10);
     long every = atol(argv[5]) * 1000000;
@@ -159,6 +159,8 @@ static void flip(char **argv)
                     volatile uint32_t *value = (uint32_t *)word;
                     if (!util)
                         *value = 1000000 + (uint32_t)slot + (turn & 1) * SLOTS;
+                    else if (zero)
+                        *value = 0;
                     else if (!*value) /* what stands is left to stand, so that each repair of it succeeds */
                         *value = 50;
                 }

@@ -33,9 +33,9 @@ class Scene:
     def monotonic(self) -> float:
         return self.now
 
-    def weigh(self, confirms: int, doubts: int, seconds: float = 60.0) -> None:
+    def weigh(self, confirms: int, doubts: int, seconds: float = 60.0, contradicts: int = 0) -> None:
         for _ in range(int(seconds)):
-            self.decision.weigh({"confirms": confirms, "doubts": doubts})
+            self.decision.weigh({"confirms": confirms, "contradicts": contradicts, "doubts": doubts})
             self.now += 1.0
 
     def warnings(self) -> list[str]:
@@ -91,6 +91,26 @@ def test_contradicted_decision_is_a_warning(scene: Scene) -> None:
     scene.weigh(0, 2)
     assert "try auto" in scene.warnings()[1]  # and once for another decision
     assert scene.decision.policy.namespace is CONTAINER, "what is forced stays"
+
+
+def test_contradicted_decision_is_unknown_until_watchers_decide(scene: Scene) -> None:
+    scene.weigh(1, 0, contradicts=5)
+    scene.weigh(0, 5, contradicts=1)
+    assert scene.decision.policy.namespace is HOST
+    scene.weigh(0, 0, contradicts=2)
+    assert scene.decision.policy.namespace is None
+    assert "not written until watchers show the right number" in scene.warnings()[-1]
+    scene.decision.decide(AUTO, "535.104.05")
+    assert scene.decision.policy.namespace is None, "the version is refuted"
+    scene.decision.weigh({}, {CONTAINER: 2})
+    assert scene.decision.policy.namespace is CONTAINER
+
+
+def test_forced_decision_is_never_stopped(scene: Scene) -> None:
+    scene.decision.decide(CONTAINER, "535.104.05")
+    scene.weigh(0, 0, contradicts=3)
+    assert scene.decision.policy.namespace is CONTAINER
+    assert len(scene.warnings()) == 1
 
 
 def test_one_container_or_one_that_confirms_is_no_contradiction(scene: Scene) -> None:

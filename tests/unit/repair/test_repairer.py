@@ -184,14 +184,14 @@ def test_watchers_count_once_per_container(bench: Bench) -> None:
     for name in "abcde":
         bench.file((7, 0), name=name)
     bench.step()
-    assert bench.repairer.watchers() == {"confirms": 0, "doubts": 0, "unable": 0}
+    assert bench.repairer.watchers() == {"confirms": 0, "contradicts": 0, "doubts": 0, "unable": 0}
     a, b, c, d, _ = bench.repairer.regions.values()
     a.finding = WatcherFinding.CONFIRMS
     b.finding = c.finding = d.finding = WatcherFinding.DOUBTS
-    assert bench.repairer.watchers() == {"confirms": 1, "doubts": 3, "unable": 0}
+    assert bench.repairer.watchers() == {"confirms": 1, "contradicts": 0, "doubts": 3, "unable": 0}
     b.ownership = b.ownership._replace(account=a.ownership.account)
     d.ownership = d.ownership._replace(account=c.ownership.account)
-    assert bench.repairer.watchers() == {"confirms": 1, "doubts": 1, "unable": 0}
+    assert bench.repairer.watchers() == {"confirms": 1, "contradicts": 0, "doubts": 1, "unable": 0}
 
 
 # ---- the ends of processes ---------------------------------------------------------------------
