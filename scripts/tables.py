@@ -21,7 +21,6 @@ from resolver.config import SETTINGS, text_of
 from resolver.doctor import CHECKS
 from resolver.hami.hostpid_policy import DRIVERS
 from resolver.hami.layout import LAYOUTS
-from resolver.hami.placements import PLACEMENTS
 from resolver.metrics.family import FAMILIES, GROUPS
 from scripts import openapi, published, samples
 
@@ -189,18 +188,6 @@ def _linked(text: str) -> str:
     return re.sub(r"docs/((\S+?\.md)(#[\w-]+)?)", r"[\2](\1)", text)
 
 
-def placements() -> list[str]:
-    """List where each scheduler puts the cache files."""
-    head = "placement, project, on the host, in the container, environment, recognized by, names from"
-    return rows(
-        head.split(", "),
-        (
-            (f"`{row.name}`", row.project, row.host, row.inside, row.environment, f"`{row.proof}`", row.names)
-            for row in PLACEMENTS
-        ),
-    )
-
-
 def labels(section: str) -> list[str]:
     """List the groups of labels."""
     groups = ((group, _joined(members)) for group, members in GROUPS[section].items())
@@ -244,7 +231,6 @@ TABLES: dict[tuple[str, str], Callable[[], list[str]]] = {
     ("docs/how-it-works.md", "source-reasons"): partial(reasons, "SourceFailure"),
     ("docs/monitoring.md", "gpu-reasons"): partial(reasons, "GpuReason"),
     ("docs/monitoring.md", "event-kinds"): event_kinds,
-    ("docs/schedulers.md", "placements"): placements,
     ("deploy/chart/resolver/values.yaml", "settings"): chart_settings,
     ("deploy/chart/resolver/Chart.yaml", "address"): published.chart,
     ("deploy/chart/resolver/Chart.yaml", "address-annotations"): published.chart_annotations,

@@ -10,7 +10,6 @@ from typing import NamedTuple
 from resolver.base.reasons import RepairReason
 from resolver.config import HostpidNamespace
 
-_SOURCE = "source of the open modules, tag by tag"
 _FORCE = "set --hostpid-namespace (make gpu-check measures which)"
 
 
@@ -32,46 +31,27 @@ class DriverRange(NamedTuple):
     measured: str = ""
 
 
-#: Oldest first. A version between two rows has their common value, or is unknown.
-DRIVERS = (
-    DriverRange(
-        first="",
-        last="535.104.12",
-        listed="host",
-        samples=HostpidNamespace.HOST,
-        known_from=_SOURCE,
-    ),
-    DriverRange(
-        first="535.113.01",
-        last="560.35.03",
-        listed="container, memory reads 0",
-        samples=HostpidNamespace.HOST,
-        known_from=f"{_SOURCE}; also 535.43.24 and later of that side branch, and every later 535 and 550",
-        measured="560.35.03",
-    ),
-    DriverRange(
-        first="565.57.01",
-        last="565.77",
-        listed="container",
-        samples=HostpidNamespace.HOST,
-        known_from=_SOURCE,
-    ),
-    DriverRange(
-        first="570.86.15",
-        last="580.142",
-        listed="container",
-        samples=HostpidNamespace.CONTAINER,
-        known_from=f"{_SOURCE}; a public reading",
-        measured="580.105.08",
-    ),
-    DriverRange(
-        first="590.44.01",
-        last="",
-        listed="container",
-        samples=None,
-        known_from=f"{_SOURCE}: a second path has host PIDs, and which one NVML takes is unknown",
-    ),
-)
+_TABLE = """
+| 535.104.12 | host | host | SOURCE |
+535.113.01 | 560.35.03 | container, memory reads 0 | host | SOURCE; also 535.43.24 and later of that side branch, \
+and every later 535 and 550 | 560.35.03
+565.57.01 | 565.77 | container | host | SOURCE |
+570.86.15 | 580.142 | container | container | SOURCE; a public reading | 580.105.08
+590.44.01 | | container | | SOURCE: a second path has host PIDs, and which one NVML takes is unknown |
+"""
+
+
+def _ranges() -> tuple[DriverRange, ...]:
+    table = _TABLE.replace("SOURCE", "source of the open modules, tag by tag")
+    rows = ([cell.strip() for cell in line.split("|")] for line in table.strip("\n").splitlines())
+    return tuple(
+        DriverRange(first, last, listed, HostpidNamespace(samples) if samples else None, known_from, measured)
+        for first, last, listed, samples, known_from, measured in rows
+    )
+
+
+#: Oldest first. A version between two rows is what both say, or unknown.
+DRIVERS = _ranges()
 
 
 class Origin(StrEnum):

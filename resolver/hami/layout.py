@@ -71,88 +71,55 @@ class Layout(NamedTuple):
         return self.slot_offset(index) + self.device_util + device * self.device_util_size + _SM_UTIL
 
 
-_V0_NO_UTIL = Layout(
-    name="v0-no-util",
-    released="HAMi-core of January 2024",
-    size=804680,
-    version=None,
-    owner_pid=8,
-    device_num=48,
-    uuids=56,
-    limit=1592,
-    sm_limit=1720,
-    procs=1848,
-    proc_num=804664,
-    last_kernel_time=None,
-    slot_size=784,
-    seqlock=None,
-    used=8,
-    used_size=40,
-    monitorused=648,
-    device_util=None,
-    device_util_size=0,
-    status=776,
-)
-_V0 = _V0_NO_UTIL._replace(
-    name="v0",
-    released="HAMi-core from April 2024",
-    size=1197896,
-    proc_num=1197880,
-    slot_size=1168,
-    device_util=776,
-    device_util_size=24,
-    status=1160,
-)
-_V1_1 = Layout(
-    name="v1.1",
-    released="HAMi 2.4.1 to 2.8.0",
-    size=2008952,
-    version=(1, 1),
-    owner_pid=16,
-    device_num=56,
-    uuids=64,
-    limit=1600,
-    sm_limit=1728,
-    procs=1856,
-    proc_num=2008896,
-    last_kernel_time=2008912,
-    slot_size=1960,
-    seqlock=None,
-    used=8,
-    used_size=64,
-    monitorused=1032,
-    device_util=1160,
-    device_util_size=48,
-    status=1928,
-)
-_V1_1_SHIFTED = _V1_1._replace(
-    name="v1.1-shifted",  # it says 1.1, but a second semaphore and the seqlock moved the rest
-    released="HAMi 2.8.1",
-    size=2008984,
-    device_num=88,
-    uuids=96,
-    limit=1632,
-    sm_limit=1760,
-    procs=1888,
-    proc_num=2008928,
-    last_kernel_time=2008944,
-    seqlock=8,
-    used=16,
-    monitorused=1040,
-    device_util=1168,
-    status=1936,
-)
-_V1_2 = _V1_1._replace(name="v1.2", released="HAMi 2.8.2 to 2.10.0", version=(1, 2), seqlock=1936)
+#: Offsets and sizes by layout. 2.8.1 says 1.1, but a second semaphore and the seqlock moved the rest.
+_TABLE = """
+                    v0-no-util            v0          v1.1  v1.1-shifted          v1.2
+size                    804680       1197896       2008952       2008984       2008952
+owner_pid                    8             8            16            16            16
+device_num                  48            48            56            88            56
+uuids                       56            56            64            96            64
+limit                     1592          1592          1600          1632          1600
+sm_limit                  1720          1720          1728          1760          1728
+procs                     1848          1848          1856          1888          1856
+proc_num                804664       1197880       2008896       2008928       2008896
+last_kernel_time             -             -       2008912       2008944       2008912
+slot_size                  784          1168          1960          1960          1960
+seqlock                      -             -             -             8          1936
+used                         8             8             8            16             8
+used_size                   40            40            64            64            64
+monitorused                648           648          1032          1040          1032
+device_util                  -           776          1160          1168          1160
+device_util_size             0            24            48            48            48
+status                     776          1160          1928          1936          1928
+"""
+_RELEASES = {
+    "v0-no-util": ("HAMi-core of January 2024", None),
+    "v0": ("HAMi-core from April 2024", None),
+    "v1.1": ("HAMi 2.4.1 to 2.8.0", (1, 1)),
+    "v1.1-shifted": ("HAMi 2.8.1", (1, 1)),
+    "v1.2": ("HAMi 2.8.2 to 2.10.0", (1, 2)),
+}
 
+
+def _layouts() -> dict[str, Layout]:
+    names, *lines = (line.split() for line in _TABLE.strip().splitlines())
+    rows = {field: [None if value == "-" else int(value) for value in values] for field, *values in lines}
+    columns = ({field: row[place] for field, row in rows.items()} for place in range(len(names)))
+    return {
+        name: Layout(name=name, released=_RELEASES[name][0], version=_RELEASES[name][1], **values)  # type: ignore[arg-type]
+        for name, values in zip(names, columns, strict=True)
+    }
+
+
+#: Every layout that is known, by its name.
+LAYOUTS = _layouts()
 #: The layout that no HAMi monitor shows, the reason, and the next step.
-DROPPED = _V1_1_SHIFTED.name
+DROPPED = "v1.1-shifted"
 DROPPED_WHY = "its fields are not where its version says, so every monitor of HAMi drops it"
 DROPPED_FIX = (
     "another release of HAMi's library in that container; until then resolver top and resolver's metrics, also by "
     "HAMi's names (--hami-metrics), have its values"
 )
-#: Every layout that is known, by its name.
-LAYOUTS = {layout.name: layout for layout in (_V0_NO_UTIL, _V0, _V1_1, _V1_1_SHIFTED, _V1_2)}
 #: The sizes that a file can have at all: checked before anything is read.
 FILE_SIZES = frozenset(layout.file_bytes for layout in LAYOUTS.values())
 

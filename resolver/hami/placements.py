@@ -29,7 +29,7 @@ class ContainerProof(StrEnum):
 class Placement(NamedTuple):
     """One placement: ``auto`` searches ``dirs`` of the host; ``path`` matches ``<directory>/<entry>/<file>``.
 
-    ``open``: containers make the entries. ``file``: the only accepted name, if any. The rest is for people.
+    ``open``: containers make the entries. ``file``: the only accepted name, if any.
     """
 
     name: str
@@ -39,10 +39,6 @@ class Placement(NamedTuple):
     path: re.Pattern[str]
     open: bool
     file: str
-    host: str
-    inside: str
-    environment: str
-    names: str
 
 
 #: The first matching row wins.
@@ -55,10 +51,6 @@ PLACEMENTS = (
         path=re.compile(r"/containers/[^/_]+_[^/]+/usage\.cache$"),
         open=True,
         file="usage.cache",
-        host="`<base>/vgpu/containers/<podUID>_<container>/usage.cache`, made by HAMi-core in the container",
-        inside="all of `<base>/vgpu/containers` at `/usr/local/vgpu/containers`",
-        environment="`POD_UID`, `CONTAINER_NAME`, `CONTAINER_VGPU_MOUNT`",
-        names="the pod's UID in the cgroup, and kubelet's names of logs by the container's id",
     ),
     Placement(
         name="dra",
@@ -68,10 +60,6 @@ PLACEMENTS = (
         path=re.compile(rf"/claims/{_UUID}(?:_[^/]+)?/[^/]+\.cache$"),
         open=False,
         file="",
-        host="`<hook>/vgpu/claims/<claimUID>/<uuid>.cache`",
-        inside="the claim's directory, at the same path",
-        environment="`CUDA_DEVICE_MEMORY_SHARED_CACHE=<the same path>`, `CUDA_DEVICE_SM_LIMIT_<i>`",
-        names="those of the containers of the processes; the directory names the claim",
     ),
     Placement(
         name="koordinator",
@@ -81,10 +69,6 @@ PLACEMENTS = (
         path=re.compile(r"/containers/([^/_]+_[^/]+)/\1\.cache$"),
         open=False,
         file="",
-        host="`/usr/local/vgpu/containers/<podUID>_<container>/<podUID>_<container>.cache`",
-        inside="the container's directory at `/usr/local/vgpu`",
-        environment="`CUDA_DEVICE_MEMORY_SHARED_CACHE=/usr/local/vgpu/<podUID>_<container>.cache`, `LD_PRELOAD`",
-        names="the directory's name",
     ),
     Placement(
         name="volcano",
@@ -98,10 +82,6 @@ PLACEMENTS = (
         path=re.compile(r"/vgpu/vgpu/containers/[^/_]+_[^/]+/[^/]+\.cache$|^/tmp/vgpu/containers/.*\.cache$"),
         open=False,
         file="",
-        host="`$HOOK_PATH/vgpu/containers/<podUID>_<container>/<uuid>.cache`, HOOK_PATH `/usr/local/vgpu`",
-        inside="the container's directory at `/tmp/vgpu`",
-        environment="`CUDA_DEVICE_MEMORY_SHARED_CACHE=/tmp/vgpu/<uuid>.cache`",
-        names="the directory's name",
     ),
     Placement(
         name="hami",
@@ -111,10 +91,6 @@ PLACEMENTS = (
         path=re.compile(r"/[^/_]+_[^/]+/[^/]+\.cache$"),
         open=False,
         file="",
-        host="`<hook>/vgpu/containers/<podUID>_<container>/<uuid>.cache`, `<hook>` usually `/usr/local`",
-        inside="the container's directory at `<hook>/vgpu`",
-        environment="`CUDA_DEVICE_MEMORY_SHARED_CACHE=<hook>/vgpu/<uuid>.cache`",
-        names="the directory's name",
     ),
     Placement(
         name="bare",
@@ -124,10 +100,6 @@ PLACEMENTS = (
         path=re.compile(r"/cudevshr\.cache$"),
         open=False,
         file="cudevshr.cache",
-        host="none; found with `--mapped-regions`",
-        inside="`/tmp/cudevshr.cache`, a file of its own",
-        environment="none",
-        names="those of the container of the processes",
     ),
 )
 
