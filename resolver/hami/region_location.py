@@ -16,22 +16,23 @@ if TYPE_CHECKING:
     from resolver.hami.discovery import Shown
     from resolver.hami.region import SharedRegion
     from resolver.hami.searched_directories import Candidate
+    from resolver.linux.mappings import Descriptor
     from resolver.linux.procfs import Procfs
     from resolver.workers.lanes import TenantReader
 
 
-def shared_directory(procfs: Procfs, directory_fd: int) -> SharedDirectory:
-    """Return how mount tables of containers with the open directory show it.
+def place_of(procfs: Procfs, fd: int) -> tuple[SuperblockPath, Descriptor]:
+    """Return how mount tables of containers show an open file or directory.
 
     Not from ``stat``: on btrfs superblocks differ. Raises CannotKnow if no visible mount has it.
     """
-    opened = descriptor(procfs, "self", directory_fd)
+    opened = descriptor(procfs, "self", fd)
     path = superblock_path(opened, procfs.mounts("self"))
     if path is None:
         raise CannotKnow(
             f"{opened.path} is on no mount that is visible from here, so a container cannot be recognized by it"
         )
-    return SharedDirectory(*path)
+    return path, opened
 
 
 async def locate(reader: TenantReader, region: SharedRegion, candidate: Candidate) -> Location:
@@ -61,34 +62,17 @@ def locate_open(
 
     Also how ``maps`` shows it, its inode in descriptors, and the tree's place.
     """
-    fd = open_offered(where)
+    fds = [open_offered(where)]
     try:
-        shown = mapped_as(procfs, fd)
-        if tree is not None:
-            return _in_tree(procfs, fd, path, *tree, shown)
-        dir_fd = open_directory(os.path.dirname(path))
-        try:
-            return shared_directory(procfs, dir_fd), shown, 0, ("", "")
-        finally:
-            os.close(dir_fd)
+        shown = mapped_as(procfs, fds[0])
+        fds.append(open_offered(tree[0]) if tree else open_directory(os.path.dirname(path)))
+        above, _ = place_of(procfs, fds[1])
+        if tree is None:
+            return above, shown, 0, ("", "")
+        file, opened = place_of(procfs, fds[0])
+        if file != (above.device, os.path.join(above.path, tree[1], os.path.basename(path))):
+            raise RegionRejected(RegionReason.GONE, "it was moved while it was opened")
+        return file, shown, opened.inode, above
     finally:
-        os.close(fd)
-
-
-def _in_tree(
-    procfs: Procfs, fd: int, path: str, where: str, directory: str, shown: Shown
-) -> tuple[tuple[str, str], Shown, int, tuple[str, str]]:
-    root_fd = open_offered(where)
-    try:
-        mounts = procfs.mounts("self")
-        opened = descriptor(procfs, "self", fd)
-        file = superblock_path(opened, mounts)
-        tree = superblock_path(descriptor(procfs, "self", root_fd), mounts)
-    finally:
-        os.close(root_fd)
-    if file is None or tree is None:
-        raise CannotKnow(f"{path} is on no mount that is visible from here")
-    expected = os.path.join(tree.path, directory, os.path.basename(path))
-    if (file.device, file.path) != (tree.device, expected):
-        raise RegionRejected(RegionReason.GONE, "it was moved while it was opened")
-    return file, shown, opened.inode, tree
+        for fd in fds:
+            os.close(fd)

@@ -17,7 +17,7 @@ from resolver.base.errors import ResolverError
 from resolver.base.reasons import UnresolvedReason
 from resolver.containers.known_namespaces import FirstProcess, KnownNamespaces
 from resolver.hami.discovery import ClaimDirectory, SharedDirectory
-from resolver.hami.region_location import shared_directory
+from resolver.hami.region_location import place_of
 from resolver.hami.slot_owner import OwnerFinder
 from resolver.linux import mappings
 from resolver.linux import procfs as procfs_module
@@ -468,10 +468,10 @@ def test_the_path_inside_the_file_system(
     (place / "fdinfo" / "5").write_text("pos:\t0\nflags:\t0100000\nmnt_id:\t77\nino:\t1\n")
     lines = ["76 1 8:9 / / rw - ext4 /dev/x rw", f"77 1 8:1 {mount[0]} {mount[1]} rw - ext4 /dev/y rw"]
     (place / "mountinfo").write_text("\n".join(lines) + "\n")
-    assert shared_directory(Procfs(str(tmp_path)), 5) == SharedDirectory("8:1", root)
+    assert place_of(Procfs(str(tmp_path)), 5)[0] == ("8:1", root)
     (place / "mountinfo").write_text(lines[0] + "\n")
     with pytest.raises(ResolverError, match="on no mount"):
-        shared_directory(Procfs(str(tmp_path)), 5)
+        place_of(Procfs(str(tmp_path)), 5)
 
 
 def test_owner_is_found_while_namespaces_are_placed(proc: FakeProc) -> None:
