@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import Counter
 from typing import TYPE_CHECKING
@@ -31,11 +32,14 @@ def containers_dir(node: Node) -> Finding:
 
 
 def _missing(found: str) -> Finding:
+    there = [path for path in KNOWN_DIRS if os.path.isdir(path)]
     return failed(
         found,
         "HAMi's device plugin, or another scheduler's, has not made it: it is not installed on this node, no container "
         "used a GPU yet, or it keeps its files elsewhere",
-        "kubectl -n kube-system get ds -o yaml | grep -n -A1 -e vgpu -e HOOK_PATH, and give that directory with "
+        f"there is {some(there)}: --containers-dir auto finds it"
+        if there
+        else "kubectl -n kube-system get ds -o yaml | grep -n -A1 -e vgpu -e HOOK_PATH, and give that directory with "
         "--containers-dir; in a container: mount the host's directory (/usr/local/vgpu) at the same path",
     )
 
@@ -45,8 +49,6 @@ def _directory(path: str, daemon_root: str) -> Finding:
     try:
         with os.scandir(path) as listing:
             next(listing, None)
-        read_only = bool(os.statvfs(path).f_flag & os.ST_RDONLY)
-        seen = _read_only_for(daemon_root + path) if daemon_root and not read_only else False
     except FileNotFoundError:
         return _missing(f"{path} does not exist")
     except OSError as error:
@@ -55,29 +57,16 @@ def _directory(path: str, daemon_root: str) -> Finding:
             "it is no directory, it or one above it is closed to this user, or its file system fails",
             f"run as root; namei -l {path} shows each directory above it; dmesg | tail",
         )
-    if read_only:
-        return failed(
-            f"{path} is mounted read-only",
-            "slots can be read but not repaired (not_writable)",
-            f"mount it writable: mount -o remount,rw {path} (Kubernetes: readOnly: false in volumeMounts)",
-        )
-    if seen:
-        return failed(
-            f"{path} is read-only for the daemon",
-            "no slot there is repaired (not_writable): it was made after the daemon started, or its unit or pod mounts "
-            "it read-only",
-            "restart the daemon (systemctl restart resolver); if that doesn't help, add ReadWritePaths to its unit, or "
-            "readOnly: false to its volumeMounts",
-        )
+    for place, whose in ((path, ""), (f"{daemon_root}{path}", " for the daemon")):
+        with contextlib.suppress(OSError):
+            if os.statvfs(place).f_flag & os.ST_RDONLY:
+                return failed(
+                    f"{path} is mounted read-only{whose}",
+                    "no slot there is repaired (not_writable): it was made after the daemon started, or is mounted so",
+                    f"restart the daemon; if that doesn't help: mount -o remount,rw {path}, ReadWritePaths in its "
+                    "unit, or readOnly: false in its volumeMounts",
+                )
     return ok(path)
-
-
-def _read_only_for(path: str) -> bool:
-    """Check a directory below a process's root; unknown is no."""
-    try:
-        return bool(os.statvfs(path).f_flag & os.ST_RDONLY)
-    except OSError:
-        return False
 
 
 def regions(node: Node) -> Finding:

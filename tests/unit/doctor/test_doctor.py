@@ -208,7 +208,19 @@ def test_no_containers_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(hami, "KNOWN_DIRS", (str(tmp_path / "none"),))
     says(hami.containers_dir(Node(Settings())), "failed", found="none of", fix="--containers-dir")
     node = looking_at(tmp_path / "nowhere")
-    says(hami.containers_dir(node), "failed", found="does not exist", fix="--containers-dir")
+    says(
+        hami.containers_dir(node),
+        "failed",
+        found="does not exist",
+        fix="give that directory with --containers-dir",
+    )
+    monkeypatch.setattr(hami, "KNOWN_DIRS", (str(tmp_path),))
+    says(
+        hami.containers_dir(node),
+        "failed",
+        found="does not exist",
+        fix=f"there is {tmp_path}: --containers-dir auto",
+    )
     says(hami.regions(node), "unknown", fix="containers_dir")
     (tmp_path / "file").touch()
     says(hami.containers_dir(looking_at(tmp_path / "file")), "failed", found="cannot be listed (Not a dir")
