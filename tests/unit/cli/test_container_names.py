@@ -13,6 +13,8 @@ from resolver.api.shapes import Containers
 from resolver.base.errors import Ambiguous, NotFound, UsageError
 from resolver.cli import container_names
 from resolver.cli.container_names import resolve
+from resolver.config import Settings
+from resolver.containers.log_names import POD_LOGS_DIR
 from resolver.state import Container
 from tests.fakes.socket_server import SocketServer, http
 
@@ -101,3 +103,7 @@ def test_without_a_daemon_kubelets_logs_have_the_names(
     monkeypatch.setenv("RESOLVER_POD_LOGS_DIR", str(tmp_path / "nowhere"))
     with pytest.raises(NotFound, match="no container here is called 'research/train-0'"):
         resolve("research/train-0", none)
+
+
+def test_directory_of_logs_is_the_setting_by_default() -> None:
+    assert Settings().pod_logs_dir == POD_LOGS_DIR  # which a look-up knows without loading the settings
