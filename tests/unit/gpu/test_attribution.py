@@ -97,21 +97,17 @@ def test_values_end_at_100(sm: int, value: int) -> None:
     assert joined({10: sm}, owners={10}).utilization(10, "GPU-a") == value
 
 
-def test_a_threads_id_is_mapped_to_its_process(threads: tuple[int, list[int]]) -> None:
+def test_threads_are_one_process(threads: tuple[int, list[int]]) -> None:
+    """Their samples are one load, seen several times, and one of them that is unknown makes it unknown."""
     host_pid, (first, second) = threads
-    result = joined({first: 30}, owners={host_pid})
-    assert result.utilization(host_pid, "GPU-a") == 30
-    assert result.utilization(first, "GPU-a") == 0
-    # several of one process are one load, seen several times
-    assert joined({host_pid: 20, first: 50, second: 30}, owners={host_pid}).values == {
-        (host_pid, "GPU-a"): 50
-    }
-
-
-def test_a_dropped_value_of_a_thread_makes_its_process_unknown(threads: tuple[int, list[int]]) -> None:
-    host_pid, (first, _) = threads
-    result = joined(owners={host_pid}, a=device({host_pid: 30}, dropped=frozenset({first})))
-    assert result.utilization(host_pid, "a") is None
+    memory = {first: 100, host_pid: None}
+    result = joined(owners={host_pid}, a=listed({host_pid: 20, first: 30, second: 20}, memory))
+    assert result.used == (Used(host_pid, "a", "", 30, 100, None),)
+    assert (result.utilization(host_pid, "a"), result.utilization(first, "a")) == (30, 0)
+    (used,) = joined(a=listed({first: 30, second: 20}, memory)).used
+    assert (used.host_pid, used.sm_util, used.memory) == (host_pid, 30, 100)
+    dropped = joined(owners={host_pid}, a=device({host_pid: 30}, dropped=frozenset({first})))
+    assert dropped.utilization(host_pid, "a") is None
 
 
 @pytest.mark.parametrize(
@@ -187,15 +183,6 @@ def test_where_samples_are_missing_memory_is_told_all_the_same(tmp_path: Path, s
         Used(10, "a", "", None, 5, None),
         Used(500, "a", CID, None, 6, SampleReason.NO_SHARED_REGION),
     }
-
-
-def test_threads_are_one_process(threads: tuple[int, list[int]]) -> None:
-    host_pid, (first, second) = threads
-    result = joined(owners={host_pid}, a=listed({first: 30, second: 20}, {first: 100, host_pid: None}))
-    assert result.used == (Used(host_pid, "a", "", 30, 100, None),)
-    result = joined(a=listed({first: 30, second: 20}, {first: 100, host_pid: None}))
-    (used,) = result.used
-    assert (used.host_pid, used.sm_util, used.memory) == (host_pid, 30, 100)
 
 
 def test_listed_process_without_sample_or_slot_is_idle(tmp_path: Path) -> None:
