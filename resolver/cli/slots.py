@@ -47,6 +47,28 @@ class Facts(NamedTuple):
     memory: dict[str, int | None] = {}  # noqa: RUF012 - never changed
 
 
+class _Slot(NamedTuple):
+    """The fields of a slot that the table shows; ``memory`` and ``sm_util`` by device."""
+
+    number: int
+    pid: int
+    hostpid: int
+    status: int
+    memory: list[int | None]
+    sm_util: list[int]
+
+
+class _File(NamedTuple):
+    """A cache file; ``error`` is why it can't be read, empty otherwise."""
+
+    path: str
+    layout: str
+    uuids: list[str]
+    slots: list[_Slot]
+    error: str
+    reason: str
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     about = (
@@ -68,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
     elif not files:
         print("There are no .cache files: no container with HAMi has used a GPU yet.", file=sys.stderr)
     else:
-        _print(files, facts)
+        _print(list(map(_file, files)), facts)
     return 1 if any("error" in region for region in files) else 0
 
 
@@ -183,47 +205,58 @@ def _forget_impossible(region: dict[str, Any], memory: dict[str, int | None]) ->
 # -- the table --------------------------------------------------------------------------------------------
 
 
-def _rows(region: dict[str, Any], facts: Facts) -> list[Row]:
+def _file(region: dict[str, Any]) -> _File:
+    """Return the part of a dump that the table shows."""
+    slots = []
+    for slot in region.get("slots", ()):
+        memory = [used["total"] for used in slot["used"]]
+        utils = [util["sm_util"] for util in slot.get("device_util", ())]
+        slots.append(_Slot(slot["index"], slot["pid"], slot["hostpid"], slot["status"], memory, utils))
+    layout, error, reason = (region.get(name, "") for name in ("layout", "error", "reason"))
+    return _File(region["path"], layout, region.get("uuids", []), slots, error, reason)
+
+
+def _rows(file: _File, facts: Facts) -> list[Row]:
     """Return a row for each slot and GPU."""
-    container = _container(region["path"])
-    if "error" in region:
-        return [(container, *[NONE] * 8, _error(region))]
-    if not region["slots"]:
-        return [(container, region["layout"], *[NONE] * 7, "no process has a slot")]
+    container = _container(file.path)
+    if file.error:
+        return [(container, *[NONE] * 8, _error(file))]
+    if not file.slots:
+        return [(container, file.layout, *[NONE] * 7, "no process has a slot")]
     slots_of: dict[int, list[int]] = {}
-    for slot in region["slots"]:
-        if slot["status"] != 0 and slot["hostpid"] != 0:
-            slots_of.setdefault(slot["hostpid"], []).append(slot["index"])
+    for slot in file.slots:
+        if slot.status != 0 and slot.hostpid != 0:
+            slots_of.setdefault(slot.hostpid, []).append(slot.number)
     rows = []
-    for slot in region["slots"]:
-        numbers = [str(slot[field]) for field in ("index", "pid", "hostpid", "status")]
-        fault = hint(slot, slots_of.get(slot["hostpid"], []), host_pids=facts.host_pids)
-        utils = [str(util["sm_util"]) for util in slot.get("device_util", ())] or [NONE] * len(slot["used"])
-        memory = ["?" if used["total"] is None else size(used["total"]) for used in slot["used"]]
-        gpus = [*zip(region["uuids"], utils, memory, strict=True)] or [(NONE, NONE, NONE)]
-        rows += [(container, region["layout"], *numbers, *values, fault) for values in gpus]
+    for slot in file.slots:
+        head = (container, file.layout, *map(str, slot[:4]))
+        fault = hint(slot, slots_of.get(slot.hostpid, []), host_pids=facts.host_pids)
+        utils = list(map(str, slot.sm_util)) or [NONE] * len(slot.memory)
+        memory = ["?" if count is None else size(count) for count in slot.memory]
+        gpus = [*zip(file.uuids, utils, memory, strict=True)] or [(NONE, NONE, NONE)]
+        rows += [(*head, *values, fault) for values in gpus]
     return rows
 
 
-def _error(region: dict[str, Any]) -> str:
-    name, text = os.path.basename(region["path"]), region["error"]
-    if name.endswith(".cache") and _container(region["path"]) != region["path"]:
+def _error(file: _File) -> str:
+    name, text = os.path.basename(file.path), file.error
+    if name.endswith(".cache") and _container(file.path) != file.path:
         text = f"{name}: {text}"
-    return f"{region['reason']}: {text}"
+    return f"{file.reason}: {text}"
 
 
-def hint(slot: dict[str, Any], slots_with_hostpid: list[int], *, host_pids: bool) -> str:
+def hint(slot: _Slot, slots_with_hostpid: list[int], *, host_pids: bool) -> str:
     """Name a slot's visible fault; a container PID is a question where ``hostpid`` must be one of the host's."""
-    if slot["status"] == 0:
-        return "ended" if slot["pid"] == 0 else "status 0"
-    if slot["pid"] <= 0:
+    if slot.status == 0:
+        return "ended" if slot.pid == 0 else "status 0"
+    if slot.pid <= 0:
         return UnresolvedReason.INVALID_PID
-    if slot["hostpid"] == 0:
+    if slot.hostpid == 0:
         return RepairReason.MISSING
-    others = [str(index) for index in slots_with_hostpid if index != slot["index"]]
+    others = [str(index) for index in slots_with_hostpid if index != slot.number]
     if others:
         return f"{RepairReason.DUPLICATE} of {','.join(others)}"
-    return f"{RepairReason.WRONG_NAMESPACE}?" if host_pids and slot["hostpid"] == slot["pid"] else ""
+    return f"{RepairReason.WRONG_NAMESPACE}?" if host_pids and slot.hostpid == slot.pid else ""
 
 
 def _container(path: str) -> str:
@@ -233,18 +266,17 @@ def _container(path: str) -> str:
     return f"{pod_uid}/{name}" if pod_uid and name else path
 
 
-def _print(files: list[dict[str, Any]], facts: Facts) -> None:
+def _print(files: list[_File], facts: Facts) -> None:
     """Print the table; for a person with short ids, and errors as sentences."""
     person = on_terminal()
-    rows = [row for region in files if not (person and "error" in region) for row in _rows(region, facts)]
+    rows = [row for file in files if not (person and file.error) for row in _rows(file, facts)]
     if person:
         rows = [(_short(row[0]), *row[1:_GPU], _short_uuid(row[_GPU]), *row[_GPU + 1 :]) for row in rows]
     if rows:
         print_table(_COLUMNS, rows, right=_RIGHT, for_programs=_FOR_PROGRAMS, shorten="CONTAINER")
-    for region in files if person else ():
-        if "error" in region:
-            said = f"{printable(_short(_container(region['path'])))}: {printable(_error(region))}"
-            for line in wrapped(said):
+    for file in files if person else ():
+        if file.error:
+            for line in wrapped(f"{printable(_short(_container(file.path)))}: {printable(_error(file))}"):
                 print(styled(line, "red"))
 
 

@@ -65,11 +65,6 @@ def test_unknown_command_or_option_is_one_line(arguments: list[str], meant: str)
     assert done.stderr.count("\n") == 1
 
 
-def test_an_option_is_spelt_out() -> None:
-    done = called("run", "--dry", "--on")
-    assert (done.returncode, "unrecognized arguments: --dry --on" in done.stderr) == (2, True)
-
-
 WRONG = """--frobnicate; run --frobnicate; run --interval; run --interval soon; run --interval 9h --once
     run --source tea-leaves; run --config /nonexistent.toml; lookup; lookup abcdef; lookup abcdef seven
     slots --frobnicate; reverse; reverse seven; status now; containers --frobnicate; events --kind tea
