@@ -69,7 +69,6 @@ def with_image(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def the(kind: str, manifests: Sequence[Manifest]) -> Manifest:
-    """The only object of that kind."""
     (found,) = [each for each in manifests if each["kind"] == kind]
     return found
 

@@ -48,11 +48,11 @@ NEEDS_ROOT = ("tests/kernel/", "tests/runtime/")
 
 #: A file runs in one piece: those that take longest begin, in this order, and the rest fills the gaps.
 FIRST = (
-    "unit/suite/test_style", "kernel/test_sources", "kernel/test_repair", "kernel/test_races", "kernel/test_metrics",
-    "kernel/test_daemon", "kernel/test_hostile_daemon", "kernel/test_driver_rows",
-    "kernel/test_stuck", "kernel/test_system_calls", "kernel/test_mapped_regions", "kernel/test_api_lookup",
+    "unit/suite/test_style", "kernel/test_sources", "kernel/test_repair", "kernel/test_slot_writer",
+    "kernel/test_metrics", "kernel/test_daemon", "kernel/test_hostile_daemon", "kernel/test_hostpid_policy",
+    "kernel/test_reported_values", "kernel/test_seccomp", "kernel/test_mapping_finder", "kernel/test_lookups",
     "unit/kube/test_reporter", "kernel/test_hostile_costs", "kernel/test_capabilities", "kernel/test_prometheus",
-    "kernel/test_bpf_map", "kernel/test_gpus", "kernel/test_api_peers", "runtime/test_pods",
+    "kernel/test_bpf_map", "kernel/test_health", "kernel/test_access", "runtime/test_pods",
 )  # fmt: skip
 
 #: The seed of a random order, for all workers; set by `--seed`.
@@ -168,7 +168,6 @@ def the_machine(request: pytest.FixtureRequest, doors: tuple[Path, Path]) -> Ite
 
 @pytest.fixture(scope="session")
 def root() -> Path:
-    """The checkout."""
     return ROOT
 
 

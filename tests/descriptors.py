@@ -8,7 +8,6 @@ from pathlib import Path
 
 
 def is_open(path: Path) -> bool:
-    """Whether this process has the file open, removed or not."""
     links = list[str]()
     for number in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # closed since

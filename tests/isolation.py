@@ -82,7 +82,6 @@ def own_mounts() -> None:
 
 
 def empty(place: str) -> None:
-    """An empty directory over this one."""
     mount("tmpfs", place, "tmpfs", data="mode=755")
 
 

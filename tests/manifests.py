@@ -30,7 +30,6 @@ Manifest = dict[str, Any]
 
 
 def load(path: Path) -> list[Manifest]:
-    """Return every document of a file."""
     return [each for each in yaml.safe_load_all(path.read_text()) if each]
 
 
@@ -49,12 +48,10 @@ def _rendered(directory: Path) -> str:
 
 
 def render(directory: Path) -> list[Manifest]:
-    """Return what `kubectl kustomize` prints for this directory."""
     return [each for each in yaml.load_all(_rendered(directory), Loader=yaml.CSafeLoader) if each]
 
 
 def merged(manifest: Manifest, patch: Manifest) -> Manifest:
-    """Return the object after a strategic merge, as `kubectl patch` does it."""
     options = ("--local", "-f", "-", "--type", "strategic", "-p", json.dumps(patch), "-o", "json")
     command, given = [kubectl(), "patch", *options], json.dumps(manifest)
     done = subprocess.run(command, input=given, capture_output=True, text=True, check=False)
@@ -81,7 +78,6 @@ def pod_of(manifests: Sequence[Manifest], name: str = "resolver") -> Manifest:
 
 
 def container_of(pod: Manifest, name: str = "resolver") -> Manifest:
-    """The container of that name."""
     (found,) = [each for each in pod["containers"] if each["name"] == name]
     container: Manifest = found
     return container

@@ -239,7 +239,6 @@ class Examiner:
 
 
 def fails(session: pytest.Session) -> bool:
-    """Run the tests, up to the first that fails."""
     items = session.items
     for item, after in zip(items, [*items[1:], None], strict=True):
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=after)

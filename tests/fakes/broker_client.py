@@ -46,7 +46,6 @@ def connect(path: str, *, read_only: bool = False) -> socket.socket:
 
 
 def receive(connection: socket.socket) -> bytes:
-    """Every byte until the server closes."""
     answer = b""
     while chunk := connection.recv(64):
         answer += chunk
@@ -64,7 +63,6 @@ def parse(answer: bytes) -> tuple[int, int]:
 
 
 def ask(path: str, *, read_only: bool = False) -> tuple[int, int]:
-    """One whole exchange."""
     with connect(path, read_only=read_only) as connection:
         connection.sendall(REQUEST)
         return parse(receive(connection))

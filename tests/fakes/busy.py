@@ -28,7 +28,6 @@ def uuid_of(seed: str) -> str:
 
 
 def gpu(index: int, **changes: Any) -> Gpu:
-    """A healthy GPU."""
     report = Gpu(
         f"GPU-{uuid_of(f'gpu {index}')}", index, index, "NVIDIA A100-SXM4-80GB",
         80 * GIB, 41 * GIB, 87, 61, 312.4, False, (), 0, "ok", "", (),
@@ -92,7 +91,6 @@ class Builder:
         )
 
     def limited(self, core: int, gib: float) -> None:
-        """HAMi's limits of the last container: per cent of the cores, and memory; 0 for none."""
         self.regions[-1] = replace(self.regions[-1], limit=(int(gib * GIB),), sm_limit=(core,))
 
     def process(
@@ -121,7 +119,6 @@ class Builder:
         self.slot(ns_pid, unresolved=reason)
 
     def slot(self, ns_pid: int, **fields: Any) -> None:
-        """Any slot of the last container."""
         region = self.regions[-1]
         empty = SlotReport(
             ns_pid,
@@ -137,7 +134,6 @@ class Builder:
         self.regions[-1] = replace(region, slots=(*region.slots, replace(empty, **fields)))
 
     def container(self, gpu: Gpu, processes: int) -> None:
-        """A container with some name and some processes."""
         number = len(self.containers)
         namespace, app = NAMESPACES[number % len(NAMESPACES)], APPS[number % len(APPS)]
         pod = f"{app}-{self._random.getrandbits(32):08x}-{number:05d}"
@@ -149,7 +145,6 @@ class Builder:
             self.process(comm, self.host_pid, 7 + index, busy, self._random.uniform(0.1, 4), repaired)
 
     def picture(self, gpus: tuple[Gpu, ...] = GPUS, **changes: Any) -> Snapshot:
-        """What the daemon would know."""
         return picture(
             inventory=Inventory(3, 1_700_000_000.0, "550.54.15", gpus),
             containers=tuple(self.containers),

@@ -23,7 +23,6 @@ POD_UID = "8d2f0c7e-51b4-4b8a-9a36-3d6f2b7d1c01"
 
 @cache
 def recorded(name: str) -> bytes:
-    """The recorded file of a layout."""
     return gzip.decompress((RECORDED / f"{name}.cache.gz").read_bytes())
 
 
@@ -33,7 +32,6 @@ def _expected(name: str) -> str:
 
 
 def expected(name: str) -> dict[str, Any]:
-    """What is in it."""
     content: dict[str, Any] = json.loads(_expected(name))
     return content
 
@@ -57,7 +55,6 @@ def container(containers: Path, name: str = "main", layout: str = "v1.2", pod_ui
 
 
 def poke(path: Path, offset: int, code: str, *values: int | bytes) -> None:
-    """Change some words of a file in place."""
     fd = os.open(path, os.O_WRONLY)
     try:
         os.pwrite(fd, struct.pack("<" + code, *values), offset)

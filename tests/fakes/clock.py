@@ -21,7 +21,6 @@ class Clock:
 
 
 def burn(seconds: float) -> None:
-    """Use so much CPU time of this thread."""
     until = time.thread_time() + seconds
     while time.thread_time() < until:
         pass

@@ -32,7 +32,6 @@ def called(*arguments: str, **environ: str) -> CompletedProcess[str]:
 def run(
     *words: object, wrapper: Sequence[str] = (), env: Mapping[str, str] | None = None
 ) -> CompletedProcess[str]:
-    """Run the command as a child, perhaps of another program."""
     line = [*wrapper, sys.executable, "-m", "resolver", *map(str, words)]
     done = subprocess.run(line, cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=300)
     assert "Traceback" not in done.stderr, done.stderr

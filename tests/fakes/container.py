@@ -183,7 +183,6 @@ class Container:
 
     @property
     def cache(self) -> Path:
-        """The cache file on the host's side."""
         if self.placement.alone:
             return Path(f"/proc/{self.init_host_pid}/root{self.inside}")
         return self.directory / self.cache_name
@@ -194,7 +193,6 @@ class Container:
         return self.container_id if self.placement.alone else self.directory.name
 
     def region(self) -> Region:
-        """The region as it is now, read from the file."""
         return read_file(self.cache)
 
     def monitor_view(self) -> dict[str, int]:
@@ -275,7 +273,6 @@ class Container:
         devices: Sequence[Device] | None = None,
         memory: int = 512 << 20,
     ) -> list[str]:
-        """The command line of a tenant of this container."""
         arguments = [str(self.node.built / "tenant"), "--cache", self.inside]
         for device in self.devices:
             arguments += ["--uuid", device.uuid]

@@ -150,7 +150,6 @@ class Daemon:
         return found[count - 1]
 
     def tail(self) -> str:
-        """The end of its log, for an error message."""
         return "\n".join(str(line) for line in [*self.lines[-20:], *self.other_output[-20:]])
 
     def counters(self) -> dict[str, int]:
@@ -167,7 +166,6 @@ class Daemon:
         return self.process.poll() is None
 
     def children(self) -> dict[str, int]:
-        """Its living children by name."""
         return children_of(self.process.pid)
 
     def child(self, name: str) -> int:
@@ -179,7 +177,6 @@ class Daemon:
         self.process.send_signal(number)
 
     def stop(self, *, within_s: float = PATIENCE_S) -> int:
-        """SIGTERM; returns its exit code."""
         if self.alive:
             self.process.terminate()
         return self.wait(within_s)
@@ -195,14 +192,12 @@ class Daemon:
         return code
 
     def kill(self) -> None:
-        """SIGKILL, and waits."""
         self.process.kill()
         self.process.wait()
         self._reader.join()
 
 
 def children_of(host_pid: int) -> dict[str, int]:
-    """Living children by `comm`; empty when the process is gone."""
     try:
         text = Path(f"/proc/{host_pid}/task/{host_pid}/children").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -218,7 +213,6 @@ def children_of(host_pid: int) -> dict[str, int]:
 
 
 def runs(host_pid: int) -> bool:
-    """Whether a process exists and is no zombie."""
     try:
         return "State:\tZ" not in Path(f"/proc/{host_pid}/status").read_text()
     except (FileNotFoundError, ProcessLookupError):

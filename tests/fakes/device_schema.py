@@ -85,7 +85,6 @@ _VALIDATOR: Final = jsonschema_rs.Draft202012Validator(SCHEMA)
 
 
 def wrong_with(device: Any) -> list[str]:
-    """Why the API server would refuse it; empty if it would not."""
     return [
         f"{'.'.join(map(str, error.instance_path))}: {error.message}"
         for error in _VALIDATOR.iter_errors(device)

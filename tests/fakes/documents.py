@@ -9,7 +9,6 @@ FOLDERS: Final = (".", "docs", "bpf", "deploy/**", "tests/fakes")
 
 
 def documents(root: Path) -> list[Path]:
-    """Every one of them."""
     found = {path for folder in FOLDERS for path in root.glob(f"{folder}/*.md")}
     assert len(found) > 10
     return sorted(found)

@@ -23,7 +23,6 @@ class Read:
                 self.series[key] = sample.value
 
     def all(self, name: str, **labels: str) -> list[tuple[dict[str, str], float]]:
-        """Every series of that name with these labels."""
         return [
             (dict(has), value)
             for (whose, has), value in self.series.items()

@@ -131,8 +131,6 @@ class KubeServer:
         assert error is not None or not self.defects, self.defects
 
     def call(self, function: Callable[[], Any]) -> Any:
-        """Run it in the server's thread."""
-
         async def run() -> Any:
             return function()
 
@@ -160,8 +158,6 @@ class KubeServer:
         (self.account / "ca.crt").write_bytes(ca.read_bytes())
 
     def set_node(self, name: str, annotations: Json | None = None) -> None:
-        """Register it, or change it."""
-
         def change() -> None:
             known = self.nodes.get(name)
             node = copy.deepcopy(known) or {
@@ -177,8 +173,6 @@ class KubeServer:
         self.call(change)
 
     def delete_node(self, name: str) -> None:
-        """It is gone, and what it owned with it."""
-
         def change() -> None:
             node = self.nodes.pop(name)
             self._happened("DELETED", node)
@@ -187,8 +181,6 @@ class KubeServer:
         self.call(change)
 
     def set_device(self, device: Json) -> None:
-        """Another program writes it."""
-
         def change() -> None:
             self._version += 1
             device["metadata"]["resourceVersion"] = str(self._version)
@@ -198,7 +190,6 @@ class KubeServer:
         self.call(change)
 
     def delete_device(self, name: str) -> None:
-        """Another program deletes it."""
         self.call(lambda: self.devices.pop(name))
 
     def end_watches(self, *, compact: bool = False) -> None:
@@ -218,7 +209,6 @@ class KubeServer:
         return len(self._watches)
 
     def writes(self) -> list[Asked]:
-        """To devices, in the order in which they came."""
         return [each for each in self.asked if each.method != "GET" and each.path.startswith(DEVICES)]
 
     # ---- connections -------------------------------------------------------------------------------
@@ -575,7 +565,6 @@ def _partial(node: Json) -> Json:
 
 
 def _merged(value: Any, patch: Any) -> Any:
-    """RFC 7386."""
     if not isinstance(patch, dict):
         return copy.deepcopy(patch)
     merged = copy.deepcopy(value) if isinstance(value, dict) else {}

@@ -77,7 +77,6 @@ def authorize(cluster: dict[str, Any], verb: str, resource: str, namespace: str 
 
 
 def get(cluster: dict[str, Any], options: dict[str, str], names: list[str]) -> None:
-    """`kubectl get pods`, `kubectl get pod NAME`."""
     if names[0] not in ("pod", "pods", "po") or options.get("output") != "json":
         fail(f'error: the server doesn\'t have a resource type "{names[0]}"')
     namespace = options.get("namespace", cluster.get("namespace", "default"))
@@ -127,7 +126,6 @@ def execute(cluster: dict[str, Any], options: dict[str, str], names: list[str], 
 
 
 def main() -> None:
-    """As kubectl."""
     with open(os.environ["KUBECTL_CLUSTER"]) as file:
         cluster = json.load(file)
     if "down" in cluster:

@@ -52,7 +52,6 @@ def dashboard() -> dict[str, Any]:
 
 
 def queries(panels: Sequence[Mapping[str, Any]]) -> Iterator[Query]:
-    """Every query of these panels."""
     for panel in panels:
         for target in panel.get("targets", ()):
             legend = target["legendFormat"]

@@ -139,7 +139,6 @@ class Node:
         }
 
     def container(self, *arguments: Any, **options: Any) -> Container:
-        """Start a container, with the arguments of `Container`."""
         container = Container(self, *arguments, **options)
         self.containers.append(container)
         return container

@@ -69,7 +69,6 @@ class Docker:
         )
 
     def run(self, *commands: str) -> str:
-        """What commands print that a tenant with every right runs inside."""
         enter = ["nsenter", "--mount", "--pid", "--target", str(self.container.init_host_pid)]
         return subprocess.check_output([*enter, "sh", "-ec", ";".join(commands)], text=True)
 
@@ -77,7 +76,6 @@ class Docker:
         return self.container.tenant(load=load, guess=guess, options=["--cache", cache])
 
     def file(self, cache: str = CACHE) -> Path:
-        """The file as the host can reach it."""
         return Path(f"/proc/{self.container.init_host_pid}/root{cache}")
 
     def claim(self, ns_pid: int) -> None:

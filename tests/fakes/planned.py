@@ -73,7 +73,6 @@ class Bench:
         return self.repairs.observe(view(*slots, proc_num=proc_num))
 
     def states(self) -> dict[int, SlotState]:
-        """The states of all slots, by PID."""
         assert self.repairs.view is not None
         for index, code in enumerate(self.repairs.unowned.codes()):
             if code and index not in self.odd():

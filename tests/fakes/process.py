@@ -66,7 +66,6 @@ class Process:
         return line.decode()
 
     def write_line(self, text: str) -> None:
-        """One line to its standard input."""
         os.write(self._stdin, text.encode() + b"\n")
 
     @property
@@ -74,7 +73,6 @@ class Process:
         return not readable(self._pidfd, 0)
 
     def kill(self) -> None:
-        """SIGKILL, and waits until it is gone."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
         self.wait()

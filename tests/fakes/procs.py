@@ -94,7 +94,6 @@ class FakeProc:
         return place
 
     def refresh(self, *, bounded: bool = True) -> None:
-        """Read all processes."""
         catch_up(self.pidmap)
         at_once(self.index.catch_up(Slices(math.inf), bounded=bounded))
 

@@ -47,7 +47,6 @@ class Series(NamedTuple):
 
     @property
     def value(self) -> float:
-        """The last one."""
         return self.points[-1][1]
 
 
@@ -133,7 +132,6 @@ class Prometheus:
         return [Series(each["metric"], [_point(each["value"])]) for each in found["result"]]
 
     def query_range(self, expression: str, start: float, end: float, step_s: float = 1.0) -> list[Series]:
-        """What it was between two Unix times."""
         found = self._api("query_range", query=expression, start=start, end=end, step=step_s)
         return [Series(each["metric"], list(map(_point, each["values"]))) for each in found["result"]]
 
@@ -186,7 +184,6 @@ class HamiMonitor:
         self._thread.join()
 
     def text(self) -> str:
-        """The exposition as it is now."""
         lines = []
         for container in self._containers:
             namespace, pod = self._names[container.pod_uid]

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
 
 def echo(_procfs: Procfs, said: str) -> str:
-    """Answer at once."""
     return said
 
 
@@ -24,14 +23,12 @@ def wait(_procfs: Procfs, seconds: float) -> str:
 
 
 def burn(_procfs: Procfs, seconds: float) -> None:
-    """Use so much CPU."""
     began = time.thread_time()
     while time.thread_time() - began < seconds:
         pass
 
 
 def fail(_procfs: Procfs, how: str) -> None:
-    """Raise that error."""
     raise {
         "gone": ProcessGone("it ended"),
         "rejected": RegionRejected(RegionReason.GONE, "it went"),

@@ -76,7 +76,6 @@ class Region:
     beyond: tuple[ProcSlot, ...] = ()
 
     def slot(self, pid: int) -> ProcSlot | None:
-        """The slot with this container PID, None when there is none."""
         return next((slot for slot in self.slots if slot.pid == pid), None)
 
 
@@ -89,7 +88,6 @@ def read_region(data: bytes) -> Region:
 
 
 def read_file(path: Path, slots: int = SLOTS) -> Region:
-    """The same from a file, of which no more than so many slots are read."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return _parse(os.fstat(fd).st_size, lambda offset, length: os.pread(fd, length, offset), slots)

@@ -28,7 +28,6 @@ AT = 1_700_000_000.0
 
 
 def gpu(uuid: str, minor: int, *reasons: str, **more: Any) -> Gpu:
-    """A GPU, perhaps an ill one."""
     illnesses = tuple(Illness(reason, "as it is", AT) for reason in reasons)
     memory = 24 << 30
     plain = Gpu(uuid, minor, minor, "NVIDIA L4", memory, 1, 0, 50, 60.0, False, (), 0, "ok", "", illnesses)

@@ -44,7 +44,6 @@ class Reporter:
         return float(value)
 
     def stop(self) -> list[dict[str, Any]]:
-        """Its log."""
         self.process.send_signal(signal.SIGTERM)
         _, said = self.process.communicate(timeout=60)
         assert self.process.returncode == 0, said

@@ -16,7 +16,6 @@ FIRST = DEFAULT_DEVICES[0].uuid
 
 
 def get(port: int | str, path: str, accept: str = "") -> tuple[int, str]:
-    """Status and text of an answer of this machine's."""
     connection = http.client.HTTPConnection("127.0.0.1", int(port), timeout=60)
     try:
         connection.request("GET", path, headers={"Accept": accept} if accept else {})

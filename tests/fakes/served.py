@@ -56,19 +56,15 @@ class Served:
         self.stop()
 
     def hang(self) -> None:
-        """Answer nothing, until `recover`."""
         self._awake.clear()
 
     def recover(self) -> None:
-        """Go on."""
         self._awake.set()
 
     def publish(self, kind: str, **fields: object) -> None:
-        """Publish an event, as the daemon's journal does."""
         self.call(lambda: self.events.publish(kind, fields))
 
     def call(self, function: Callable[[], object]) -> None:
-        """Run it in the server's thread, and wait for it."""
         done = threading.Event()
 
         def run() -> None:
@@ -80,7 +76,6 @@ class Served:
         assert done.wait(60)
 
     def start(self) -> None:
-        """Listen. The socket is there when this returns."""
         self._entrance = UnixSocket(self.path, "--socket", group=self._group)
         self._entrance.open()
         ready = threading.Event()
@@ -89,7 +84,6 @@ class Served:
         assert ready.wait(60)
 
     def stop(self) -> None:
-        """End, and take the socket away, as the daemon does."""
         if self._loop is not None:
             self.recover()
             self._loop.call_soon_threadsafe(self._task.cancel)
@@ -125,7 +119,6 @@ def serving(path: Path, *, group: int | None = None, **changes: object) -> Serve
 
 
 def tree_of(shown: Snapshot) -> Tree:
-    """What `resolver top` makes of a picture."""
     return build(of_snapshot(shown))
 
 

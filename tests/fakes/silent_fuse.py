@@ -22,7 +22,6 @@ _STARTED: Final = struct.pack("=4I2H2I2HI28x", 7, 31, 0, 0, 8, 8, 4096, 1, 1, 0,
 
 
 def attributes(node: int) -> bytes:
-    """A directory, which is node 1, or a file."""
     mode = 0o40777 if node == 1 else 0o100666
     return struct.pack("=6Q10I", node, 1 << 20, 0, 0, 0, 0, 0, 0, 0, mode, 1, 0, 0, 0, 4096, 0)
 

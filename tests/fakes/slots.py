@@ -9,7 +9,6 @@ from resolver.hami.packed_slots import PackedSlots, SlotRecord
 
 
 def packed(slots: Iterable[SlotRecord], proc_num: int | None = None) -> PackedSlots:
-    """Pack these slots."""
     listed = list(slots)
     halves = (struct.pack(f"={len(listed)}i", *(each[field] for each in listed)) for field in (1, 2, 3))
     words = zip(*(each.sm_util for each in listed), strict=True)

@@ -13,7 +13,6 @@ Answer = Callable[[socket.socket], None]
 
 
 def http(body: bytes | str, status: str = "200 OK") -> bytes:
-    """Return a whole answer."""
     data = body.encode() if isinstance(body, str) else body
     return b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n%s" % (status.encode(), len(data), data)
 
@@ -48,7 +47,6 @@ class SocketServer:
                         self._answer(channel)
 
     def close(self) -> None:
-        """End."""
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self._thread.join(60)

@@ -65,11 +65,9 @@ class Terminal:
         return done.stdout
 
     def lines(self) -> list[str]:
-        """What is on the screen, a text for each line, without blanks at the end."""
         return [line.rstrip() for line in self._tmux("capture-pane", "-p").splitlines()]
 
     def text(self) -> str:
-        """What is on the screen."""
         return "\n".join(self.lines())
 
     def styled(self) -> str:
@@ -77,15 +75,12 @@ class Terminal:
         return self._tmux("capture-pane", "-p", "-e")
 
     def press(self, *keys: str) -> None:
-        """Keys by tmux's names (`Enter`, `Escape`, `PPage`, `C-c`) or letters."""
         self._tmux("send-keys", *keys)
 
     def type(self, text: str) -> None:
-        """Letters as they are."""
         self._tmux("send-keys", "-l", text)
 
     def resize(self, width: int, height: int) -> None:
-        """As a person who drags the window's corner."""
         self._tmux("resize-window", "-x", str(width), "-y", str(height))
 
     def get(self, name: str) -> str:

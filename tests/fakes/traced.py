@@ -136,11 +136,9 @@ class Tracer:
             return self._answers.readline()
 
     def watch(self, tid: int) -> None:
-        """Count the calls of this thread from now on."""
         self._ask(f"watch {tid}")
 
     def take(self, tid: int) -> dict[Call, Seen]:
-        """Return its calls, and count no more."""
         found: dict[Call, Seen] = {}
         for number, magic, kind, path, count, signal in json.loads(self._ask(f"take {tid}")):
             call = _call(number, magic, kind, path)
@@ -161,7 +159,6 @@ class Tracer:
         return problems
 
     def close(self) -> None:
-        """End it."""
         self._orders.close()
         self._process.wait()
         self._answers.close()

@@ -97,7 +97,6 @@ class Stock:
         return Process(self, pid, ours, stacks)
 
     def ask(self, request: Mapping[str, Any], *descriptors: int) -> int:
-        """The answer to one request."""
         with self._lock:
             socket.send_fds(self._socket, [json.dumps(request).encode()], descriptors)
             return int(self._socket.recv(64))

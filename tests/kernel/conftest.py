@@ -141,7 +141,6 @@ def source(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
 
 @pytest.fixture(scope="session")
 def stock() -> Iterator[Stock]:
-    """What daemons are forked from."""
     stock = Stock()
     yield stock
     stock.close()
@@ -166,7 +165,6 @@ def kept_in(program: Path) -> str:
 
 @pytest.fixture(scope="session")
 def lives(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The program of odd lives."""
     return compile_lives(tmp_path_factory.mktemp("lives"))
 
 
@@ -200,7 +198,6 @@ def command(node: Node, run_dir: Path, pods: Path, *words: str) -> subprocess.Co
 
 
 def cpu_seconds(host_pid: int) -> float:
-    """User and system time that a process has used."""
     fields = Path(f"/proc/{host_pid}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -209,7 +206,6 @@ def cpu_seconds(host_pid: int) -> float:
 
 
 def slot_of(container: Container, ns_pid: int) -> ProcSlot:
-    """The slot with this container PID."""
     slot = container.region().slot(ns_pid)
     assert slot is not None, f"no slot of PID {ns_pid} in {container.name}: {container.region().slots}"
     return slot
@@ -237,7 +233,6 @@ def write_hostpid(container: Container, tenant: Tenant, hostpid: int) -> None:
 
 
 def write_at(path: Path, offset: int, data: bytes) -> None:
-    """Changes bytes of a file in place."""
     fd = os.open(path, os.O_WRONLY)
     try:
         os.pwrite(fd, data, offset)
@@ -264,8 +259,6 @@ def right_number(tenant: Tenant, namespace: str) -> int:
 
 @pytest.fixture
 def scraping(start: Start, node: Node, tmp_path: Path) -> Callable[..., Scraper]:
-    """Starts a daemon that may be scraped."""
-
     def scraping(*arguments: str, **options: Any) -> Scraper:
         pods = ("--pod-logs-dir", str(tmp_path / "pods"))
         return Scraper(start(node, *FAST, "--metrics-addr", "127.0.0.1:0", *pods, *arguments, **options))

@@ -47,7 +47,6 @@ def rights(host_pid: int) -> Rights:
 
 
 def with_nothing_but(names: frozenset[str]) -> tuple[str, ...]:
-    """Runs a program as root with exactly these."""
     kept = ",".join(["-all", *(f"+{name.lower()}" for name in sorted(names))])
     return ("setpriv", "--inh-caps", "-all", "--bounding-set", kept)
 
@@ -122,7 +121,11 @@ NO_BTF = patched(
 
 
 def with_python(python: object) -> tuple[str, ...]:
-    """The Python that the daemon takes for the one with bcc."""
     return patched(
         f"from resolver.pids import bpf_map; bpf_map.start.__kwdefaults__['python'] = {str(python)!r}"
     )
+
+
+def mounted(commands: str) -> tuple[str, ...]:
+    """Runs in a mount namespace of its own after these shell commands."""
+    return ("unshare", "--mount", "sh", "-ec", f'{commands}\nexec "$@"', "sh")

@@ -18,7 +18,6 @@ SLEEP = ("/bin/sleep", "1000")
 
 
 def serving(start: Start, node: Node, *arguments: str, **options: Any) -> Daemon:
-    """A daemon whose socket is there."""
     daemon = start(node, *FAST, *arguments, **options)
     daemon.wait_for("started")
     until(daemon.socket.exists, "its socket")

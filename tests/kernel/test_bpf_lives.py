@@ -53,7 +53,6 @@ def found(pidmap: KernelMap, host_pid: int) -> Record:
 
 
 def gone(pidmap: KernelMap, record: Record) -> None:
-    """Nothing is left of it."""
     assert pidmap.by_host(record.host_pid) is None
     for level in record.levels:
         left = pidmap.lookup(*level)

@@ -247,15 +247,6 @@ def test_a_process_that_was_missed_is_entered_when_it_execs(pidmap: KernelMap) -
         process.stdin.close()
 
 
-def test_a_process_that_was_missed_is_entered_by_the_next_walk(pidmap: KernelMap) -> None:
-    process = pidmap.by_host(os.getpid())
-    assert process is not None
-    take_out(pidmap, os.getpid())
-    assert reconcile(pidmap) == 1
-    assert pidmap.by_host(os.getpid()) == process
-    assert reconcile(pidmap) == 0
-
-
 def test_numbers_that_cannot_be_are_not_there(pidmap: KernelMap) -> None:
     for number in (0, -1, 1 << 31, 1 << 40):
         assert pidmap.by_host(number) is None

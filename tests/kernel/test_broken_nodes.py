@@ -20,6 +20,7 @@ from tests.fakes.container import Container
 from tests.fakes.daemon import Daemon, free_port
 from tests.fakes.node import Node
 from tests.kernel.conftest import FAST, Start
+from tests.kernel.rights import mounted
 from tests.patience import until
 
 UNIT_ERROR: Final = "resolver run: RESOLVER_INTERVAL: 'soon' is no time"
@@ -42,18 +43,12 @@ class Scene(NamedTuple):
     scratch: Path
 
     def daemon(self, *arguments: str, **options: Any) -> Daemon:
-        """Start it, and wait for its socket."""
         daemon = self.start(self.node, *FAST, *arguments, **options)
         until(daemon.socket.exists, "its socket")
         return daemon
 
     def commands(self, *wrapper: str, **environment: str) -> Commands:
         return Commands(self.node.containers_dir, wrapper, tuple(environment.items()))
-
-
-def mounted(commands: str) -> tuple[str, ...]:
-    """A wrapper with a mount namespace of its own, after these shell commands."""
-    return ("unshare", "--mount", "sh", "-ec", f'{commands}\nexec "$@"', "sh")
 
 
 def no_daemon(scene: Scene) -> Commands:

@@ -28,7 +28,6 @@ def start_with_broker(start: Start, node: Node, *arguments: str) -> tuple[Daemon
 
 
 def pass_now(daemon: Daemon) -> None:
-    """Make it look at every slot."""
     before = len(daemon.said("settings_reloaded"))
     daemon.signal(signal.SIGHUP)
     daemon.wait_for("settings_reloaded", count=before + 1)

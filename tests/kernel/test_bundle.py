@@ -16,7 +16,6 @@ from tests.patience import until
 
 
 def bundle(node: Node, run_dir: Path, pods: Path, file: Path, *words: str) -> dict[str, str]:
-    """The parts by name."""
     done = command(node, run_dir, pods, "bundle", "-o", str(file), *words)
     assert done.returncode == 0, done.stderr
     with tarfile.open(file) as archive:

@@ -26,7 +26,6 @@ OLD = tuple(map(int, RELEASE.split(".")[:2])) < (6, 6)
 
 
 def documented(source: str) -> frozenset[str]:
-    """What it takes to start with this source on this kernel."""
     return SOURCE_RECORDS[source].rights if OLD else SOURCE_RECORDS[source].rights - {"NET_ADMIN"}
 
 

@@ -19,14 +19,12 @@ from tests.patience import until
 
 
 def command(daemon: Daemon, *words: str, codes: tuple[int, ...] = (0,)) -> str:
-    """Standard output of the real command."""
     done = run(*words, "--socket", daemon.socket)
     assert done.returncode in codes, done.stderr
     return done.stdout
 
 
 def status(daemon: Daemon) -> dict[str, Any]:
-    """Also while it is not ready."""
     return dict(json.loads(command(daemon, "status", "--json", codes=(0, 1))))
 
 

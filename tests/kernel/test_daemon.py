@@ -43,7 +43,6 @@ from tests.patience import never, until
 def run_daemon(
     node: Node, *arguments: str, wrapper: tuple[str, ...] = (), environment: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """`resolver run` to its end."""
     places = [] if "--containers-dir" in arguments else ["--containers-dir", str(node.containers_dir)]
     variables = {"RESOLVER_SOURCE": USUAL} | (environment or node.environment())
     return run("run", *arguments, *places, wrapper=wrapper, env=variables)

@@ -152,7 +152,6 @@ def restless(path: Path) -> Iterator[None]:
 
 
 def repaired_once_more(good: Good) -> None:
-    """A process comes, its slot is repaired, it goes."""
     good.repair()
     assert not good.samples[-1].trouble
 
@@ -242,7 +241,6 @@ def _refused(lines: list[dict[str, object]], directory: Path, reason: str) -> bo
 
 
 def _unresolved(node: Node) -> dict[str, set[str]]:
-    """What one dry pass says is unresolved: reasons by PID."""
     words = ["run", "--once", "--dry-run", "--containers-dir", node.containers_dir]
     done = run(*words, env=node.environment())
     assert done.returncode == 1, done.stderr
@@ -275,7 +273,6 @@ def punch(cache: Path) -> None:
 
 @pytest.fixture
 def small(node: Node) -> Iterator[Node]:
-    """A node whose containers have their files in a file system of 16 MiB."""
     options = "size=16m,mode=755"
     subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(node.containers_dir)], check=True)
     yield node

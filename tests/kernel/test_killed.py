@@ -36,7 +36,6 @@ class Locked:
         assert self.container.region().owner_pid == self.holder.ns_pid
 
     def spoil(self) -> None:
-        """Another writer: every hostpid is wrong again."""
         for index, tenant in enumerate(self.tenants):
             write_hostpid(self.container, tenant, (0, tenant.ns_pid, 4711)[index])
 

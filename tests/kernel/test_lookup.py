@@ -23,6 +23,7 @@ from tests.fakes.cgroups import FORMATS
 from tests.fakes.command import run
 from tests.fakes.container import Container
 from tests.fakes.node import Node
+from tests.kernel.rights import mounted
 from tests.kernel.serving import SLEEP, THREAD, Orders
 from tests.patience import until
 
@@ -49,7 +50,6 @@ def start_as(node: Node, monkeypatch: pytest.MonkeyPatch) -> StartAs:
 
 
 def asked(*arguments: str | int, prefix: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-    """The real command."""
     return run("lookup", *arguments, wrapper=prefix)
 
 
@@ -176,7 +176,7 @@ def test_threads_and_the_dead_are_no_processes(node: Node) -> None:
     assert "has no process 400" in refused(1, cid, 400)
 
 
-NO_CGROUPFS = ("unshare", "--mount", "sh", "-c", 'umount -R /sys/fs/cgroup && exec "$@"', "sh")
+NO_CGROUPFS = mounted("umount -R /sys/fs/cgroup")
 
 
 def test_by_a_scan_where_no_cgroup_is_mounted(start_as: StartAs) -> None:
@@ -203,8 +203,7 @@ def test_from_another_pid_namespace(node: Node) -> None:
 
 def test_with_hidepid_and_without_the_capability(node: Node) -> None:
     container = node.container()
-    hide = 'mount -t proc -o hidepid=2,gid=12345 proc /proc && exec "$@"'
-    hidden = ("unshare", "--mount", "sh", "-c", hide, "sh")
+    hidden = mounted("mount -t proc -o hidepid=2,gid=12345 proc /proc")
     assert host_pid(container.container_id, 1, prefix=hidden) == container.init_host_pid
     drop = ("setpriv", "--bounding-set", "-sys_ptrace", "--inh-caps", "-sys_ptrace")
     assert "hidepid" in refused(4, container.container_id, 1, prefix=(*hidden, *drop))

@@ -53,7 +53,6 @@ def limit(daemon: Daemon) -> None:
 
 
 def not_ready(daemon: Daemon) -> str:
-    """What `/v1/status` says."""
     told = client.get_json("/v1/status", str(daemon.socket), seconds=PATIENCE_S)
     return str(told["source"]["not_ready"] or "")
 

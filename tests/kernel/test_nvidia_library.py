@@ -31,7 +31,6 @@ MOST_WRONG: Final = 0.001  # of the looks
 
 @pytest.fixture(params=["550.163.01", "535.261.03"])
 def real(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Node]:
-    """A node with NVIDIA's library of a release."""
     with Node(tmp_path, request.param, GPUS, library(request.param)) as node:
         yield node
 

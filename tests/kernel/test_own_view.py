@@ -22,18 +22,16 @@ from tests.fakes.container import Container
 from tests.fakes.daemon import Daemon
 from tests.fakes.node import Node
 from tests.kernel.conftest import Start
-from tests.kernel.test_api_peers import (
+from tests.kernel.test_access import (
     ASKER,
     IN_A_NAMESPACE_OF_ITS_OWN,
+    OWN_VIEW,
     PYTHON,
     Asker,
     asker,
-    on_the_host,
     roots,
 )
 from tests.patience import until
-
-ROUTES = ("/v1/processes", "/v1/usage", "/v1/slots")
 
 
 @pytest.fixture
@@ -77,7 +75,6 @@ def pids(document: Any) -> list[int]:
 
 
 def wait_for_processes(ask: Asker, expected: list[int]) -> Any:
-    """Wait until the view shows these PIDs, and return it."""
     until(lambda: pids(ask("/v1/processes")[1]) == sorted(expected), f"the processes {expected}")
     return ask("/v1/processes")[1]
 
@@ -99,7 +96,7 @@ def test_container_sees_its_processes_by_own_pids(pair: Pair, path: Path) -> Non
 def test_answers_have_no_host_pid_and_no_neighbour(pair: Pair, path: Path) -> None:
     ask = asker(pair.mine, path)
     wait_for_processes(ask, [pair.first.ns_pid, pair.second.ns_pid])
-    for route in (*ROUTES, "/v1/openapi.json"):
+    for route in (*OWN_VIEW, "/v1/openapi.json"):
         text = json.dumps(ask(route)[1])
         assert [secret for secret in pair.secrets() if f'"{secret}' in text or f" {secret}" in text] == [], (
             route
@@ -125,11 +122,6 @@ def test_shared_pid_namespace_shows_only_the_caller(pair: Pair, node: Node, path
     assert ask("/v1/usage")[1]["gpus"] == []
 
 
-def test_host_process_gets_no_view(path: Path) -> None:
-    for route in ROUTES:
-        assert on_the_host(path, route)[1]["reason"] == "not_yours"
-
-
 #: Connects only to ask: a silent connection is closed after 10 s, and a hundred programs take long to start.
 LATE = ASKER + textwrap.dedent(
     """
@@ -138,23 +130,6 @@ LATE = ASKER + textwrap.dedent(
         print(json.dumps(ask(connect(path), *json.loads(line))), flush=True)
     """
 )
-OUTLIVED = ASKER + textwrap.dedent(
-    """
-    channel = connect(path)
-    assert ask(channel, "GET", "/v1/processes")[0] == 200
-    if os.fork():
-        os._exit(0)
-    while os.getppid() != 1:
-        pass
-    serve(channel)
-    """
-)
-
-
-def test_connection_of_an_ended_caller_gets_no_view(pair: Pair, path: Path) -> None:
-    ask = Asker(pair.mine.spawn([*PYTHON, OUTLIVED, str(path)]))
-    for route in ROUTES:
-        assert ask(route)[1]["reason"] == "peer_unknown"
 
 
 def test_ended_process_is_left_out(pair: Pair, path: Path) -> None:
@@ -202,7 +177,6 @@ def packed(root: Path, tmp_path: Path) -> Path:
 
 
 def inside(container: Container, *command: str) -> subprocess.CompletedProcess[str]:
-    """Run a command in a container's namespaces and control group."""
     process = container.spawn(["/bin/sh", "-c", f"{shlex.join(command)} 2>&1; echo status $?; read -r _"])
     lines = []
     while not (line := process.read_line()).startswith("status "):

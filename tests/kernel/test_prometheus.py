@@ -29,7 +29,6 @@ UTILIZATION = "resolver_container_utilization_ratio"
 
 
 def address(daemon: Daemon) -> str:
-    """Where its metrics are."""
     return str(daemon.wait_for("metrics_on")["address"])
 
 

@@ -20,6 +20,7 @@ from resolver.lookup.reverse import ReversedProcess, reverse
 from tests.fakes.command import run
 from tests.fakes.container import Container
 from tests.fakes.node import Node
+from tests.kernel.rights import mounted
 from tests.kernel.serving import SLEEP, THREAD
 
 NOBODY = ("setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups")
@@ -180,8 +181,7 @@ def test_wrong_numbers_are_2() -> None:
 
 def hidden(level: int) -> tuple[str, ...]:
     """A mount of its own, not a remount: that would change the one that everybody uses."""
-    hide = f'mount -t proc -o hidepid={level} proc /proc && exec "$@"'
-    return ("unshare", "--mount", "sh", "-c", hide, "sh", *NOBODY)
+    return (*mounted(f"mount -t proc -o hidepid={level} proc /proc"), *NOBODY)
 
 
 @pytest.mark.parametrize(

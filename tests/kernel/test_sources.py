@@ -114,7 +114,6 @@ def test_where_nothing_else_works_it_stays_with_the_scan(node: Node, start: Star
 
 
 def refusal(daemon: Daemon) -> str:
-    """The one sentence with which it ended."""
     assert daemon.wait() == 4
     (sentence,) = daemon.other_output
     assert daemon.said("started") == []

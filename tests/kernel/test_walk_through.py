@@ -56,7 +56,6 @@ class User(NamedTuple):
     running: list[subprocess.Popen[bytes]]
 
     def types(self, text: str) -> tuple[str, str]:
-        """Standard output and error of a command; of one in the background nothing."""
         shell = ["/bin/bash", "-c", f'sudo() {{ "$@"; }}; {text.removesuffix("&")}']
         here: dict[str, Any] = {"env": self.environment, "cwd": self.home}
         if text.endswith("&"):

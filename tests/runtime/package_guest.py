@@ -49,7 +49,6 @@ def run(*command: str, ok: bool = True) -> str:
 
 
 def until(answer: str, *command: str) -> str:
-    """Wait until the command prints something that begins so."""
     ends = time.monotonic() + _PATIENCE_S
     while not (said := run(*command, ok=False)).startswith(answer):
         if time.monotonic() > ends:

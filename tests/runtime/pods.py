@@ -62,7 +62,6 @@ CGROUP_TOP: Final = f"resolver-runtime-{os.getpid()}"
 
 
 def cgroup_mounts() -> list[Path]:
-    """Where the hierarchies are mounted."""
     return [each.mount for each in cgroups.hierarchies()]
 
 

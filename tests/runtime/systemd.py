@@ -66,7 +66,6 @@ class Unit(Daemon):
         self._launch([*isolated, "sh", "-ec", script], self._environment)
 
     def systemctl(self, *arguments: str) -> str:
-        """What systemctl prints, asking this manager."""
         enter = ["nsenter", "--mount", "--target", str(self.process.pid), "systemctl", "--user", *arguments]
         done = subprocess.run(enter, env=self._environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done
@@ -74,11 +73,9 @@ class Unit(Daemon):
 
     @property
     def host_pid(self) -> int:
-        """The daemon's own process; 0 if it does not run."""
         return int(self.systemctl("show", "--property", "MainPID", "--value", UNIT))
 
     def children(self) -> dict[str, int]:
-        """The daemon's."""
         return children_of(self.host_pid) if self.process.poll() is None else {}
 
     def stop(self, *, within_s: float = PATIENCE_S) -> int:
@@ -90,7 +87,6 @@ class Unit(Daemon):
         return code
 
     def close(self) -> None:
-        """Ends everything, and removes its cgroup."""
         cgroups.remove(self._cgroup, kill=True)
         self.kill()
 

@@ -37,7 +37,6 @@ class Client:
         self.ask(f"{how} {uuid} {memory}")
 
     def load(self, uuid: str, sm: int) -> None:
-        """From now on this busy, in per cent."""
         self.ask(f"load {uuid} {sm}")
 
     def ask(self, command: str) -> None:
@@ -69,7 +68,6 @@ class Driver:
         self._library.symlink_to(build.library_dir(build.build(), version) / self._library.name)
 
     def remove(self, *, directory: bool = False) -> None:
-        """No library, or not even the directory that it would be in."""
         self._library.unlink()
         if directory:
             self._library.parent.rmdir()

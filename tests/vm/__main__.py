@@ -68,7 +68,6 @@ class Workshop:
         self.stop = threading.Event()  # set, every guest is switched off at once
 
     def say(self, text: str) -> None:
-        """A line of progress."""
         with self._lock:
             print(f"kernels: {time.monotonic() - self._began:5.0f} s  {text}", file=sys.stderr, flush=True)
 
@@ -130,7 +129,6 @@ class Workshop:
         return place
 
     def boot(self, ready: Ready, checkout: Path, place: Path) -> Row:
-        """Boot it; its row."""
         guest, variant = ready.guest, VARIANTS[ready.guest.variant]
         kvm = self._kvm[guest.arch]
         forks = self._options.forks
@@ -193,7 +191,6 @@ def wish_of(row: Row) -> Expected:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
     found = argparse.ArgumentParser(
         prog="make kernels", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

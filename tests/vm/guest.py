@@ -76,7 +76,6 @@ class Report:
         self._fd = os.open(path, os.O_WRONLY | os.O_SYNC)
 
     def line(self, step: str, **fields: Any) -> None:
-        """One line; the host sees it at once."""
         if "said" in fields:
             fields["said"] = fields["said"][-_WORDS:]
         os.write(self._fd, json.dumps({"step": step, **fields}).encode() + b"\n")
@@ -143,7 +142,6 @@ def about() -> dict[str, Any]:
 
 
 def run(command: list[str], seconds: float) -> dict[str, Any]:
-    """A program to its end: whether it went well, its last words, how long it took by the guest's clock."""
     begun = time.monotonic()
     try:
         done = subprocess.run(

@@ -106,7 +106,6 @@ def _unsaid(row: Row, wish: Expected) -> list[str]:
 
 
 def key(row: Row) -> tuple[str, str, str, str]:
-    """What makes two rows the same one, seen twice."""
     return row["pick"], row["arch"], row["userspace"], row.get("under", "")
 
 
@@ -122,24 +121,20 @@ def merge(old: Sequence[Row], new: Sequence[Row]) -> list[Row]:
 
 
 def order(row: Row) -> tuple[Any, ...]:
-    """By machine, variant, kernel and userspace."""
     numbers = tuple(int(number) for number in re.findall(r"\d+", row.get("version", ""))[:3])
     return row["arch"] != "x86_64", row["arch"], row.get("under", ""), numbers, row["userspace"]
 
 
 def load(path: Path = FILE) -> list[Row]:
-    """The rows that were seen so far."""
     rows: list[Row] = json.loads(path.read_text())["kernels"] if path.exists() else []
     return rows
 
 
 def save(rows: Sequence[Row], path: Path = FILE) -> None:
-    """Write the file anew."""
     path.write_text(json.dumps({"kernels": rows}, indent=1, ensure_ascii=False) + "\n")
 
 
 def table(rows: Sequence[Row]) -> str:
-    """The documents' table, in Markdown."""
     head = "| kernel | package | machine | userspace, bcc | program | `auto` takes | demo | doctor on bpf |"
     lines = [head, "|" + "---|" * 8]
     for row in rows:
@@ -185,7 +180,6 @@ def put_table(page: str, rows: Sequence[Row]) -> str:
 
 
 def publish(rows: Sequence[Row]) -> None:
-    """Put them into the file, and the table into the page."""
     merged = merge(load(), rows)
     save(merged)
     if PAGE.exists():

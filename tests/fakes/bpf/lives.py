@@ -71,7 +71,6 @@ class Life:
         return self._process.poll() is None
 
     def end(self) -> None:
-        """Closes its standard input and waits for its end."""
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None
             with contextlib.suppress(BrokenPipeError):
@@ -80,7 +79,6 @@ class Life:
 
 
 def child_of(host_pid: int) -> int:
-    """The only child of a process."""
     (child,) = children_of(host_pid)
     return child
 
@@ -134,7 +132,6 @@ def start_time(record: Record) -> int:
 
 
 def ns_pids(record: Record) -> tuple[int, ...]:
-    """The numbers of the ``NSpid:`` line."""
     return tuple(ns_pid for _, ns_pid in record.levels)
 
 
@@ -207,7 +204,6 @@ def _pidns_chain(procfs: Procfs, host_pid: int) -> tuple[int, ...]:
 
 
 def _runs(host_pid: int, tid: str) -> bool:
-    """Whether a thread has not begun to exit."""
     try:
         stat = Path(f"/proc/{host_pid}/task/{tid}/stat").read_bytes()
     except (FileNotFoundError, ProcessLookupError):

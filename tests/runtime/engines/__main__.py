@@ -55,12 +55,10 @@ class Rows:
         ]
 
     def missing(self) -> list[str]:
-        """Tests that should have told a row, and did not."""
         return [each for each in self.expected if each not in self.seen or each in self.failed]
 
 
 def main() -> int:
-    """Runs it."""
     assert __doc__ is not None
     parser = argparse.ArgumentParser(prog="make engines", description=__doc__.split("\n", 1)[0])
     parser.add_argument("--suite", default=debian.SUITES[0], choices=debian.SUITES, help="Debian's release")

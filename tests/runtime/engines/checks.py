@@ -79,7 +79,6 @@ def refused(tenants: Tenants, texts: Iterable[str]) -> None:
 
 
 def names(tenants: Tenants, ids: Mapping[str, str], *options: object) -> None:
-    """Each of them, for each process."""
     container_id = next(iter(ids.values()))
     for chain in tenants.found:
         for each in dict.fromkeys(ids.values()):

@@ -44,7 +44,6 @@ def node(open_place: Path) -> Iterator[Node]:
 
 @pytest.fixture
 def start(open_place: Path) -> Iterator[Start]:
-    """Starts daemons."""
     starter = Start(open_place / "run")
     yield starter
     starter.close()
@@ -52,7 +51,6 @@ def start(open_place: Path) -> Iterator[Start]:
 
 @pytest.fixture
 def machine(open_place: Path, node: Node, engines_root: Path, view: str) -> Iterator[Machine]:
-    """Where an engine runs."""
     place = open_place / "m"
     rootfs = image.fill(place / "rootfs", engines_root, node.built)
     image.archive(rootfs, place / "image.tar", os.uname().machine)

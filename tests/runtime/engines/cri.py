@@ -31,7 +31,6 @@ Message = Mapping[int, Any]
 
 
 def encode(message: Message) -> bytes:
-    """In protobuf's wire format."""
     wire = bytearray()
     for field, value in message.items():
         for each in value if isinstance(value, list | tuple) else [value]:

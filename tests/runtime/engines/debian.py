@@ -40,7 +40,6 @@ def root(suite: str) -> Path:
 
 
 def versions(place: Path) -> dict[str, str]:
-    """The version of each engine's package."""
     command = ["chroot", str(place), "dpkg-query", "--show", *ENGINES]
     lines = subprocess.check_output(command, text=True).splitlines()
     return dict(line.split("\t") for line in lines)

@@ -23,7 +23,6 @@ class Cli:
         self.machine = machine
 
     def tell(self, *words: str) -> str:
-        """What a command prints."""
         return self.machine.run("sh", "-c", 'cd /; exec "$@"', "sh", *self._command, *words).strip()
 
     def start(self, asked: Asked, *options: str) -> None:

@@ -96,11 +96,9 @@ class Tenants:
         self._options = options
 
     def main(self) -> Chain:
-        """Starts the container, with a tenant as its first process."""
         return self._started(lambda: self.engine.start(self._asked, *self._options))
 
     def another(self) -> Chain:
-        """Starts one more in it, as ``docker exec`` does."""
         return self._started(lambda: self.engine.enter(self.name, self._command(), self.env))
 
     def unseen(self) -> ProcSlot:
@@ -115,14 +113,12 @@ class Tenants:
         return self.slots()[-1]
 
     def slots(self) -> Sequence[ProcSlot]:
-        """Those in use."""
         try:
             return [slot for slot in read_file(self.file).slots if slot.status]
         except (FileNotFoundError, ValueError, struct.error):  # it is only being made
             return []
 
     def slot(self, chain: Chain) -> ProcSlot:
-        """Its slot, from the file."""
         slot = read_file(self.file).slot(chain.ns_pid)
         assert slot is not None, f"{chain} has no slot in {read_file(self.file)}"
         return slot
@@ -135,7 +131,6 @@ class Tenants:
         return Path(f"/proc/{self.found[0].host_pid}/root{ALONE}")
 
     def stop(self) -> None:
-        """Ends the container."""
         self.engine.stop(self.name)
 
     def _command(self) -> list[str]:

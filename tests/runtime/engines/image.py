@@ -17,7 +17,6 @@ _ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 def fill(rootfs: Path, debian: Path, built: Path) -> Path:
-    """Makes the image's files in a directory."""
     for name in ("bin", "tmp", "proc", "sys", "dev", "run", "etc", "usr/local/vgpu"):
         (rootfs / name).mkdir(parents=True)
     (rootfs / "tmp").chmod(0o1777)

@@ -171,7 +171,6 @@ class Machine:
 
 
 def environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The little that an engine needs."""
     return {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", **(more or {})}
 
 

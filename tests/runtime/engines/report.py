@@ -22,12 +22,10 @@ _HEAD: Final = (
 
 
 def key(row: Mapping[str, Any]) -> tuple[str, ...]:
-    """What makes two rows the same one, seen twice."""
     return tuple(str(row[name]) for name in _KEY)
 
 
 def load() -> dict[str, Any]:
-    """What was seen so far: ``runtimes``, the rows, and ``versions`` of the packages by release."""
     whole: dict[str, Any] = json.loads(FILE.read_text())
     return whole
 

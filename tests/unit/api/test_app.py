@@ -62,7 +62,6 @@ def until_closed(channel: socket.socket) -> bytes:
 def ask(
     served: Served, path: str, method: str = "GET", body: bytes = b"", **headers: str
 ) -> tuple[int, dict[str, str], bytes]:
-    """Status, headers and body."""
     lines = [f"{method} {path} HTTP/1.1", "Host: r", "Connection: close", f"Content-Length: {len(body)}"]
     lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
     with connect(served) as channel:

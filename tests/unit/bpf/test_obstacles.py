@@ -1,7 +1,7 @@
 """What stands in the way of the BPF map, told from what a kernel answers to programs of a few instructions.
 
 The kernels are stand-ins behind ``bpf(2)``. Real ones are booted by ``make kernels``; what can be broken on the running
-one is broken in tests/kernel/test_bpf_unavailable.py.
+one is broken in tests/kernel/test_bpf_load.py.
 """
 
 from __future__ import annotations

@@ -127,7 +127,6 @@ SAME: dict[str, dict[str, Any]] = {
 
 
 def ours(values: dict[str, Any]) -> Manifest:
-    """The one container of the pod."""
     (container,) = pod_of(render(values))["containers"]
     assert isinstance(container, dict)
     return container
@@ -248,7 +247,6 @@ def test_it_has_the_tls_and_the_token_of_the_component() -> None:
 
 
 def reporting(values: dict[str, Any]) -> tuple[Manifest, frozenset[Rule]]:
-    """The reporter's pod, and what its roles allow."""
     made = render(values)
     return pod_of(made, "report-devices"), frozenset(rules_of(made))
 

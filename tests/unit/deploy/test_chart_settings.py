@@ -56,7 +56,6 @@ def arrived(values: dict[str, Any]) -> dict[str, str]:
 
 @cache
 def untouched() -> Settings:
-    """The daemon's settings with no value changed."""
     return config.load(environ=arrived({}))[0]
 
 

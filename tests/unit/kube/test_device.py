@@ -58,7 +58,6 @@ def made(report: Report, before: Any = None, now: float = AT) -> Any:
 
 
 def stored(device: Any, version: str = "7") -> Any:
-    """As the API server has it."""
     kept = copy.deepcopy(device)
     kept["metadata"]["resourceVersion"] = version
     return kept

@@ -108,7 +108,6 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 
 def rows(text: str) -> dict[str, list[str]]:
-    """A table's lines by their first cell."""
     return {line.split()[0]: line.split() for line in text.splitlines()[1:]}
 
 

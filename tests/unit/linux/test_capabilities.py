@@ -20,7 +20,6 @@ ROOT = str(Path(__file__).parents[3])
 
 
 def python(code: str, *wrapper: str) -> list[str]:
-    """The lines that a program prints in a process of its own."""
     done = subprocess.run(
         [*wrapper, sys.executable, "-c", textwrap.dedent(code)],
         cwd=ROOT,

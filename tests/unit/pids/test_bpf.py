@@ -71,7 +71,6 @@ def break_down(source: BpfSource) -> None:
 
 
 def _living() -> int:
-    """Those of /proc that are not zombies."""
     procfs, living = Procfs(), 0
     for host_pid in procfs.entries():
         with suppress(ProcessGone), procfs.hold(host_pid) as held:

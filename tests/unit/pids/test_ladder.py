@@ -298,7 +298,6 @@ def test_failed_canary_says_nothing_about_the_source(monkeypatch: pytest.MonkeyP
 def test_the_real_canary_is_missed_by_a_source_that_sees_nothing() -> None:
     class Blind(ScanSource):
         def refreshing(self) -> Iterator[None]:
-            """Sees nothing."""
             return iter(())
 
     assert "did not see process" in asyncio.run(ladder.find_canary(Blind(Procfs()))).trouble

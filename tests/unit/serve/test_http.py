@@ -11,16 +11,15 @@ import socket
 import time
 import weakref
 from collections.abc import AsyncIterator
-from itertools import chain, repeat
 from typing import Any
-from unittest.mock import DEFAULT, Mock
+from unittest.mock import Mock
 
 import pytest
 
 from resolver import metrics
 from resolver.base.journal import Journal
 from resolver.config import Settings
-from resolver.serve import accept, pages
+from resolver.serve import pages
 from resolver.serve.server import Server, serve
 from resolver.state import Snapshot
 from tests.fakes.pictures import picture
@@ -146,26 +145,6 @@ async def test_no_connection_stays_open_after_eviction_or_end() -> None:
         assert ours.fileno() == -1
         assert theirs.recv(1) == b""
         theirs.close()
-
-
-async def test_clients_wait_while_the_kernel_refuses_means(monkeypatch: pytest.MonkeyPatch) -> None:
-    """First a descriptor for the connection, then an epoll watch for the listener."""
-    monkeypatch.setattr(accept, "_PAUSE_SECONDS", 0.01)
-    loop, refused = asyncio.get_running_loop(), Mock()
-    with socket.create_server(("127.0.0.1", 0)) as real, socket.create_connection(real.getsockname()):
-        lacking, taken = OSError(errno.EMFILE, "Too many open files"), asyncio.Event()
-        listener = Mock(
-            fileno=real.fileno,
-            accept=Mock(side_effect=chain([lacking, (Mock(), "")], repeat(BlockingIOError()))),
-        )
-        acceptor = accept.Acceptor(listener, lambda _: taken.set(), refused=refused)
-        full = OSError(errno.ENOSPC, "No space left on device")
-        watch = Mock(side_effect=[full, *[DEFAULT] * 9], wraps=loop.add_reader)
-        monkeypatch.setattr(loop, "add_reader", watch)
-        async with asyncio.timeout(60):
-            await taken.wait()
-        acceptor.stop()
-    assert [call.args for call in refused.call_args_list[:2]] == [(lacking,), (full,)]
 
 
 async def test_one_byte_now_and_then_buys_no_time() -> None:
@@ -356,14 +335,12 @@ async def test_others_get_their_turn_while_a_long_text_is_made() -> None:
 
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> Mock:
-    """A journal's log."""
     log = Mock()
     monkeypatch.setattr(Journal, "log", log)
     return log
 
 
 async def said(log: Mock, number: int) -> tuple[str, dict[str, Any]]:
-    """The line of this number, once it is there."""
     while len(log.method_calls) <= number:  # noqa: ASYNC110 - a mock has no event
         await asyncio.sleep(0.01)
     _level, (event,), fields = log.method_calls[number]

@@ -31,7 +31,6 @@ TOKEN = "s3cr3t.token"  # noqa: S105
 
 @pytest.fixture
 def files(tmp_path: Path) -> dict[str, str]:
-    """Settings of TLS and a token."""
     cert = certificate(tmp_path, "server")
     (tmp_path / "token").write_text(f"{TOKEN}\n")
     return {

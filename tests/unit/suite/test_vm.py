@@ -16,7 +16,6 @@ STEPS = ["loader", "auto", "demo"]
 
 
 def row(pick: str = "6.1", **fields: Any) -> Row:
-    """A row in which all is well."""
     about = {"pick": pick, "kernel": "6.1.0-1-amd64", "version": "6.1.192-2", "arch": "x86_64"}
     about |= {"suite": "Debian bookworm", "userspace": "Debian 12", "bcc": "0.26.0"}
     steps = {"loader": {"ok": True}, "auto": {"ok": True, "source": "bpf"}, "demo": {"ok": True}}

@@ -104,7 +104,6 @@ class Bench:
         }
 
     def right(self) -> Snapshot:
-        """Everything is well again within two intervals."""
         self.node.gpu.set_devices(DEFAULT_DEVICES)
         self.node.gpu.set_errors()
         self.node.gpu.set_faults()

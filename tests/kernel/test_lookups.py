@@ -37,7 +37,6 @@ def alone(daemon: Daemon, pair: Pair) -> dict[str, Any]:
 
 
 def by_walk(pair: Pair) -> dict[str, Any]:
-    """The same without a daemon."""
     try:
         return lookup(Procfs(), *pair)._asdict()
     except (NotFound, ProcessGone):

@@ -38,7 +38,6 @@ IDS = {"prog_id": 13, "map_id": 14, "link_id": 30}  # BPF_PROG_, BPF_MAP_, BPF_L
 
 
 def refusal(**how: Any) -> BpfUnavailable:
-    """What start() says when it may not start."""
     with pytest.raises(BpfUnavailable) as caught:
         start(**how)
     assert isinstance(caught.value, CannotKnow)

@@ -135,6 +135,7 @@ def daemon(path: Path, node: Node, start: Start, source: str) -> Daemon:
     return daemon
 
 
+OWN_VIEW = ("/v1/processes", "/v1/usage", "/v1/slots")
 EVERYTHING = (
     "/v1/containers", "/v1/regions", "/v1/gpus", "/v1/unresolved", "/v1/status", "/v1/events", "/v1/nothing",
 )  # fmt: skip
@@ -242,7 +243,7 @@ def test_host_processes_are_refused_on_the_tenants_socket(
 ) -> None:
     """It would be told whose processes are whose, and the names of pods from a directory that it cannot read."""
     container = node.container()
-    questions = (ROOT_OF_OTHERS, f"/v1/lookup?pid={os.getpid()}", "/v1/openapi.json")
+    questions = (ROOT_OF_OTHERS, f"/v1/lookup?pid={os.getpid()}", "/v1/openapi.json", *OWN_VIEW)
     for question in (*questions, f"/v1/reverse?host_pid={container.init_host_pid}"):
         status, problem = on_the_host(path, question, uid=uid, groups=groups)
         assert (status, problem["reason"]) == (403, "not_yours"), question
@@ -273,7 +274,8 @@ def test_connection_of_ended_caller_is_refused(node: Node, path: Path, before: s
     """Whoever holds it now may be anybody, and the namespace's inode may be another's."""
     container = node.container()
     ask = Asker(container.spawn([*PYTHON, LEAVES_IT_BEHIND, str(path), before]))
-    for question in ("/v1/lookup?pid=1", "/v1/status", f"/v1/reverse?host_pid={container.init_host_pid}"):
+    reverse = f"/v1/reverse?host_pid={container.init_host_pid}"
+    for question in ("/v1/lookup?pid=1", "/v1/status", reverse, *OWN_VIEW):
         status, problem = ask(question)
         if before == "silent" and not status:
             break  # it had ended before it was accepted: hung up, without a word
