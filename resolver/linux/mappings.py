@@ -143,7 +143,6 @@ def _by_query(fd: int, path: str) -> Iterator[tuple[str, int]]:
 
 
 def _by_text(fd: int, path: str) -> Iterator[tuple[str, int]]:
-    """Read ``maps`` by whole lines."""
     total, rest = 0, b""
     while chunk := os.read(fd, 1 << 16):
         lines, newline, rest = (rest + chunk).rpartition(b"\n")
@@ -186,7 +185,6 @@ def open_paths(procfs: Procfs, host_pid: int) -> Iterator[tuple[str, str]]:
 
 
 def _described(procfs: Procfs, host_pid: int, fd: str) -> list[Descriptor]:
-    """Describe a file, if still open. Raises `ProcessGone` and `AccessDenied`."""
     try:
         return [descriptor(procfs, host_pid, fd)]
     except FileNotFoundError:

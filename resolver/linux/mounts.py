@@ -24,7 +24,6 @@ class Mount(NamedTuple):
 
 
 def _unescape(field: bytes) -> str:
-    """Undo the kernel's octal escapes."""
     if b"\\" in field:
         field = re.sub(rb"\\([0-7]{3})", lambda match: bytes((int(match[1], 8) & 0xFF,)), field)
     return os.fsdecode(field)

@@ -280,7 +280,6 @@ def _parse_other_end(answer: bytes, inode: int) -> int:
 
 
 def _has_socket(procfs: Procfs, host_pid: int, inode: int) -> bool:
-    """Check the process's first descriptors."""
     if not inode:
         return False
     try:

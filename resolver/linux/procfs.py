@@ -97,7 +97,6 @@ def run_delay(host_pid: int) -> float:
 
 
 def _after_comm(stat: bytes) -> list[bytes]:
-    """Fields of ``stat`` from the third on."""
     return stat[stat.rindex(b")") + 2 :].split(b" ", 22)
 
 
@@ -183,6 +182,8 @@ class Procfs:
             finally:
                 os.close(directory)
         except OSError as error:
+            if error.errno == errno.EACCES and names[0] == "ns" and self.inode(process) is None:
+                error.errno = errno.ESRCH  # refusal and end are both EACCES (fs/proc/namespaces.c)
             raise translate(error, f"{self.root}/{path}") from None
 
     def _enter(self, path: str, process: str, above: int | None = None) -> int:
@@ -333,8 +334,7 @@ class Procfs:
         return False
 
     def _namespace(self, host_pid: int | str, kind: str) -> int:
-        with self._refusal_or_end(host_pid):
-            return int(self._readlink(f"{host_pid}/ns/{kind}")[len(kind) + 2 : -1])  # "pid:[4026531836]"
+        return int(self._readlink(f"{host_pid}/ns/{kind}")[len(kind) + 2 : -1])  # "pid:[4026531836]"
 
     def pidns_chain(self, host_pid: int) -> tuple[int, ...]:
         """Inodes of the process's PID namespaces, innermost last.
@@ -342,8 +342,7 @@ class Procfs:
         Raises `CannotKnow` before Linux 4.9 if there are several.
         """
         depth = len(self.ns_pids(host_pid))
-        with self._refusal_or_end(host_pid):
-            opened = [self._open(f"{host_pid}/ns/pid")]
+        opened = [self._open(f"{host_pid}/ns/pid")]
         try:
             while len(opened) < depth:
                 opened.append(ioctl(opened[-1], NS_GET_PARENT))
@@ -355,16 +354,6 @@ class Procfs:
         finally:
             for fd in opened:
                 os.close(fd)
-
-    @contextlib.contextmanager
-    def _refusal_or_end(self, host_pid: int | str) -> Iterator[None]:
-        """Tell refusal from end, both EACCES (fs/proc/namespaces.c)."""
-        try:
-            yield
-        except AccessDenied:
-            if self.inode(host_pid) is None:
-                raise ProcessGone(f"{self.root}/{host_pid}: the process ended") from None
-            raise
 
     # -- handles ------------------------------------------------------------------------------------
 

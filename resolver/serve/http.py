@@ -268,7 +268,6 @@ class Connection:
         self._taken_by = self._loop.time() + self._limits.seconds
 
     async def _send(self, event: h11.Event) -> None:
-        """Send a piece, and wait until the client's kernel has it."""
         head, self._head = self._head, b""
         if not (data := head + (self._http.send(event) or b"")):
             return

@@ -43,7 +43,6 @@ def main() -> int:
 
 
 def _first_of_a_namespace() -> tuple[int, ...]:
-    """Host PID of the first process in another PID namespace, if any."""
     for host_pid in sorted(map(int, filter(str.isdecimal, os.listdir("/proc"))), reverse=True):
         if is_first(host_pid):
             return (host_pid,)
