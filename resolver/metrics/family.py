@@ -61,9 +61,8 @@ def _declare(text: str) -> None:
             record, _, attribute = source.partition(".")
             whole = ", ".join(groups.get(label, label) for label in labels.split(", "))
             names = () if labels == "-" else tuple(whole.split(", "))
-            FAMILIES[name] = Family(
-                name, kind, names, meaning, labels, section, record, attribute, float(factor or 1)
-            )
+            times = float(factor) if factor else 1
+            FAMILIES[name] = Family(name, kind, names, meaning, labels, section, record, attribute, times)
 
 
 _declare(Path(__file__).with_name("families.txt").read_text())
@@ -85,15 +84,11 @@ def values(record: str, records: Sequence[tuple[tuple[str, ...], Any]]) -> Itera
     """Build the families of a sort of record, from these records with their labels; of more labels the last count."""
     for family in FAMILIES.values():
         if family.record == record:
-            numbers = (
+            rows = (
                 (labels[-len(family.labels) :], getattr(each, family.attribute)) for labels, each in records
             )
-            yield metric(family.name, ((labels, times(number, family.factor)) for labels, number in numbers))
-
-
-def times(number: float | None, factor: float) -> float | None:
-    """Multiply a number that may be unknown."""
-    return number if number is None or factor == 1 else number * factor
+            factor = family.factor
+            yield metric(family.name, ((labels, n if n is None else n * factor) for labels, n in rows))
 
 
 def histogram(name: str, seen: PassSeconds) -> client.Metric:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from tests.bench import scrape
+from tests.bench import integral, scrape
 
 ROOT: Final = Path(__file__).parent.parent.parent
 DATA: Final = ROOT / "docs/bench.json"
@@ -96,7 +96,7 @@ def whole_table(found: Figures) -> str:
         "|---|---|---|---|",
     ]
     for group in _groups(found.rows):
-        if group[0]["name"].startswith((HOSTILE, "scrape of ", "monitor of ")):
+        if group[0]["name"].startswith((HOSTILE, "scrape of ", "monitor of ", integral.USE)):
             continue  # these have tables of their own
         lines += map(_line, group)
     return "\n".join(lines)
@@ -175,6 +175,23 @@ def values_table(found: Figures) -> str:
     return "\n".join(lines)
 
 
+def usage_table(found: Figures) -> str:
+    """The error of each case of GPU use: before and after a restart, and with NVIDIA's library."""
+    rows: dict[str, dict[str, dict[str, Any]]] = {}
+    for row in found.rows:
+        if row["name"].startswith(integral.USE):
+            run, _, case = row["name"].removeprefix(integral.USE).partition(": ")
+            rows.setdefault(case, {})[run] = row
+    runs = list(dict.fromkeys(run for cells in rows.values() for run in cells))
+    lines = [f"| | {' | '.join(runs)} | aimed at, or less |", f"|---|{'---|' * (len(runs) + 1)}"]
+    for case, cells in rows.items():
+        told = (
+            f"{_cell([cells[run]], 2)} {cells[run]['unit']}".strip() if run in cells else "" for run in runs
+        )
+        lines.append(f"| {case} | {' | '.join(told)} | {number(next(iter(cells.values()))['bound'])} |")
+    return "\n".join(lines)
+
+
 def hostile_table(found: Figures) -> str:
     """What each attack does to everybody else at its largest size: a line for each, a column for each measure."""
     sizes: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {}  # the later, the larger
@@ -215,6 +232,7 @@ TABLES: Final[dict[tuple[str, str], Callable[[Figures], str]]] = {
     ("docs/performance.md", "bench"): whole_table,
     ("docs/performance.md", "bench: scaling"): scaling_table,
     ("docs/performance.md", "bench: values"): values_table,
+    ("docs/performance.md", "bench: usage"): usage_table,
     ("docs/performance.md", "hostile"): hostile_table,
     ("README.md", "bench"): short_table,
 }

@@ -33,6 +33,7 @@ SILENT_S, KEPT_S = 30.0, 9.9  # without NVML; and as much of it as the driver st
 SETTLED_S, OVER_S, ENDED_S, WITHOUT_S = 2.5, 140.0, 125.0, 35.0
 MOST, MOST_SHORT, MOST_WRONG = 3.0, 5.0, 5.0  # per cent
 NEAR: Final = 3  # points
+USE: Final = "use, "  # how rows begin, before the daemon or the release of NVIDIA's library
 FORKING: Final = 200  # processes
 Pattern = Callable[[float], int]
 
@@ -220,16 +221,16 @@ class Usage:
         answer = get_json("/v1/usage", str(daemon.socket))
         uses, now = by_container(answer), time.time()
         for number, case in enumerate(CASES):
+            rows = []
             for place in range(PLACES[number], PLACES[number + 1]):
                 use = uses[f"c{number}", GPUS[place].uuid]
-                actual, shown = (
-                    self.work.used(self.pids[number], place, use["since"], now),
-                    use["gpu_seconds"],
-                )
+                actual = self.work.used(self.pids[number], place, use["since"], now)
+                shown = use["gpu_seconds"]
                 if number == IDLE:
                     actual, shown = now - use["since"], now - use["idle_since"]
                 expected = case.state if case.state != "exceeded" or seconds > OVER_S else "in_force"
-                yield _row(f"{run}: {case.name}", actual, shown, use["limit_state"], expected, MOST)
+                rows.append(_row(f"{run}: {case.name}", actual, shown, use["limit_state"], expected, MOST))
+            yield max(rows, key=lambda row: row[1] or 0.0)
         use = uses["short", GPUS[SHORT].uuid]
         actual = self.work.used(self.short_pids, SHORT, 0.0, now)
         state = use["limit_state"]
@@ -247,12 +248,12 @@ class Usage:
             beside = f"causes: {causes.get('uncontrolled')}"
             yield f"{run}: CUDA_DISABLE_CONTROL without its cause", float(wrong), "", 0.0, beside
 
-    def reordering(self, daemon: Daemon) -> Iterator[RowValues]:
+    def reordering(self, run: str, daemon: Daemon) -> Iterator[RowValues]:
         """The values that monitors show of a container with another order of its GPUs."""
         rule, wrong = self.work.wrong.most_common(1)[0] if self.work.wrong else ("", 0)
         beside = f"of {self.work.looks} values, worst monitor's rule: {rule}; loads 0, 0, 17, 24"
         yield (
-            "wrong values under CUDA_VISIBLE_DEVICES=2,3",
+            f"{run}: wrong values under CUDA_VISIBLE_DEVICES=2,3",
             100 * wrong / (self.work.looks or 1),
             "%",
             MOST_WRONG,
@@ -262,9 +263,15 @@ class Usage:
         named = any(
             why.startswith("its CUDA_VISIBLE_DEVICES gives its GPUs another order") for why in reasons
         )
-        yield "  without that as its cause", float(not named), "", 0.0, "; ".join(reasons)[:160]
+        yield (
+            f"{run}: CUDA_VISIBLE_DEVICES without its cause",
+            float(not named),
+            "",
+            0.0,
+            "; ".join(reasons)[:160],
+        )
 
-    def silence(self, daemon: Daemon) -> Iterator[RowValues]:
+    def silence(self, run: str, daemon: Daemon) -> Iterator[RowValues]:
         """NVML fails for a while."""
         before, began = by_container(get_json("/v1/usage", str(daemon.socket))), time.time()
         self.work.paused.clear()
@@ -278,15 +285,17 @@ class Usage:
         steady, idle = (f"c{STEADY}", GPUS[STEADY].uuid), (f"c{IDLE}", GPUS[PLACES[IDLE]].uuid)
         unknown = after[steady]["unknown_seconds"] - before[steady]["unknown_seconds"]
         beside = f"of {SILENT_S:.0f} s without NVML, of which the driver has kept {KEPT_S} s"
-        yield "unknown time after a silence", unknown, "s", SILENT_S - KEPT_S + 2, beside
+        yield f"{run}: unknown time after a silence", unknown, "s", SILENT_S - KEPT_S + 2, beside
         actual = self.work.used(self.pids[STEADY], STEADY, began, now) - 0.3 * unknown
         shown = after[steady]["gpu_seconds"] - before[steady]["gpu_seconds"]
-        yield _row("steady 30 % across it", actual, shown, after[steady]["limit_state"], "in_force", MOST)
+        yield _row(
+            f"{run}: steady 30 % across it", actual, shown, after[steady]["limit_state"], "in_force", MOST
+        )
         actual, shown = (
             now - after[idle]["since"] - after[idle]["unknown_seconds"],
             now - after[idle]["idle_since"],
         )
-        yield _row("idle across it", actual, shown, after[idle]["limit_state"], "in_force", MOST)
+        yield _row(f"{run}: idle across it", actual, shown, after[idle]["limit_state"], "in_force", MOST)
 
 
 def measure(
@@ -305,7 +314,7 @@ def measure(
         usage.work.start()
         try:
             for run in runs:
-                each = seconds / len(runs)
+                each, name = seconds / len(runs), f"{USE}{release or run}"
                 progress(f"{run} daemon, {each:.0f} s")
                 options = ("--source", "auto", "--log-level", "warning")
                 with Daemon(node, scratch / f"run-{run}", *options, wrapper=BOUND) as daemon:
@@ -316,14 +325,14 @@ def measure(
                     usage.work.paused.clear()
                     usage.live(each)
                     usage.work.rest()
-                    yield from usage.rows(release or run, daemon, each)
+                    yield from usage.rows(name, daemon, each)
                     if run == "first":
                         usage.work.paused.clear()
                     if run == "restarted":
                         progress(f"{SILENT_S:.0f} s without NVML")
-                        yield from usage.silence(daemon)
+                        yield from usage.silence(name, daemon)
                     if run == runs[-1]:
-                        yield from usage.reordering(daemon)
+                        yield from usage.reordering(name, daemon)
         finally:
             usage.work.end()
 

@@ -45,6 +45,7 @@ _REPAIR_SECONDS: Final = 30.0
 _OWN_SAMPLES: Final = 1  # NVML_GPU_UTILIZATION_SAMPLES
 _DUTIES: Final = ((0.2, 1.0), (1.0, 4.0))  # seconds busy of each so many
 _SETTLED_SECONDS: Final = 2.5
+_NAME: Final = "gpu-check"
 _CALLS: Final = ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetProcessUtilization")
 _SECOND_CALL: Final = "nvmlDeviceGetProcessesUtilizationInfo"
 _MODES: Final = ("none", "passthrough", "vgpu", "host_vgpu", "host_vsga")
@@ -175,7 +176,7 @@ def _first_gpu(wanted: str | None) -> tuple[str, Device]:
 
 def examine(node: Node, gpu: Device, version: str, seconds_each: float) -> Findings:
     """Start a tenant, look at it from both sides, have it repaired, and measure its use."""
-    container = node.container(name="gpu-check", sm_limit=90, devices=[gpu])
+    container = node.container(name=_NAME, sm_limit=90, devices=[gpu])
     tenant = container.tenant(load=LOAD, guess="none", memory=MEMORY)
     inside = ("nsenter", "--target", str(container.init_host_pid), "--pid")
     environment = node.environment()
@@ -246,8 +247,8 @@ def _duty(daemon: Daemon, tenants: Sequence[Tenant], busy: float, every: float, 
 
     def settled() -> float:
         time.sleep(_SETTLED_SECONDS)
-        (use,) = get_json("/v1/usage", str(daemon.socket))["containers"]
-        return float(use["gpu_seconds"])
+        uses = get_json("/v1/usage", str(daemon.socket))["containers"]
+        return sum(float(use["gpu_seconds"]) for use in uses if use["container_name"] == _NAME)
 
     def measured() -> float:
         return sum(float(tenant.command("busy")["busy_us"]) for tenant in tenants) / 1e6

@@ -58,12 +58,6 @@ def test_usage_states_differ_between_containers(
     stranger.cache.unlink()
     scraper = scraping()
     until(lambda: scraper.read().one(SECONDS, container="busy", device_uuid=FIRST), "something used")
-    before, at = scraper.read().one(SECONDS, container="busy", device_uuid=FIRST), time.monotonic()
-    time.sleep(10)
-    after, took = scraper.read().one(SECONDS, container="busy", device_uuid=FIRST), time.monotonic() - at
-    assert before is not None
-    assert after is not None
-    assert after - before == pytest.approx(0.6 * took, abs=1.5)
     node.gpu.raise_xid(0, 31)
     until(lambda: scraper.read().one("resolver_container_gpu_xids_total", container="busy"), "the error")
     (event,) = scraper.daemon.said("gpu_xid")
@@ -94,9 +88,6 @@ def test_usage_states_differ_between_containers(
     shown = usage(scraper)
     assert "in_force" in shown
     assert "not_preloaded: its container has no /etc/ld.so.preload" in shown
-    until(
-        lambda: answer(scraper)["containers"][0]["limit_state"] == "exceeded", "a minute above the limit", 90
-    )
     tenant.set_load(0)
     until(lambda: answer(scraper)["containers"][0]["idle_since"], "idleness")
 
