@@ -32,7 +32,6 @@ from resolver.pids.ladder import Ladder, open_source
 from resolver.pids.pidmap import PidMap
 from resolver.pids.scan import ScanSource
 from resolver.pids.source import close as close_source
-from resolver.repair.parts import Parts
 from resolver.repair.repairer import Repairer
 from resolver.usage.gpu_users import GpuUsers
 from resolver.usage.running_containers import Census
@@ -74,14 +73,14 @@ class Service:
         self.pidmap = pidmap = PidMap(ScanSource(procfs))
         self.lanes = lanes = Lanes(counters=counters)
         namespaces = KnownNamespaces(procfs, pidmap)
-        parts = Parts(settings, procfs, pidmap, counters, journal, lanes)
-        parts.wake = self._on_news
-        self.repairer = Repairer(parts, namespaces)
+        self.repairer = Repairer(
+            settings, procfs, pidmap, counters, journal, lanes, namespaces, wake=self._on_news
+        )
         self.live = LiveLookup(procfs, pidmap, namespaces)
         opener = partial(open_source, run_dir=settings.run_dir)
         self.ladder = Ladder(settings.source, procfs, settings.map_size, pidmap.use, journal.record, opener)
         self.decision = Decision(settings.hostpid_namespace, journal)
-        census = Census(procfs, pidmap, namespaces, parts.names, journal, lanes)
+        census = Census(procfs, pidmap, namespaces, self.repairer.names, journal, lanes)
         self.gpus = GpuUsers(
             procfs, pidmap, self.repairer, census, lanes, counters, journal, details=settings.gpu_details
         )
@@ -298,7 +297,7 @@ class Service:
     def _take_new_settings(self) -> None:
         names = self.reloading.take()
         if names is not None:
-            self.repairer.parts.settings = self.settings
+            self.repairer.settings = self.settings
             self.repairer.agenda.start_over()
             setup_logging(self.settings.log_format, self.settings.log_level)
             self._decide()

@@ -8,6 +8,10 @@ attaching goes unreported, else rarely.
 from __future__ import annotations
 
 from math import inf
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Container
 
 #: Seconds since a process attached -> seconds until the next look. After these the clock's interval, until `STARTED`.
 _STEPS = ((3.0, 0.02), (20.0, 0.1))
@@ -26,8 +30,8 @@ _DISCOVER_EVERY, _DISCOVER_WATCHED = 1.0, 120.0
 class _Look:
     """One region's entry."""
 
-    def __init__(self, path: str, attached: float) -> None:
-        self.path = path
+    def __init__(self, path: str, account: str, attached: float) -> None:
+        self.path, self.account = path, account
         self.due = self.last = -inf
         self.attached = attached
 
@@ -71,10 +75,10 @@ class Agenda:
         self.everything(self._lost_at)
         self._next_discovery = min(self._next_discovery, self._lost_at)
 
-    def next_pass(self, wait: float, wanted: float, now: float) -> float:
-        """Return the next pass's time: in ``wait`` seconds, or earlier at ``wanted``."""
+    def next_pass(self, wait: float, wanted: float, now: float, going: Container[str] = ()) -> float:
+        """Return the next pass's time: in ``wait`` seconds, or earlier at ``wanted``; see `next`."""
         clock = min(self._next_refresh, self._next_discovery, now + wait)
-        return max(min(clock, self.next(), wanted), self.not_before)
+        return max(min(clock, self.next(going), wanted), self.not_before)
 
     def attached(self, path: str, now: float) -> None:
         """Note a write to the file: a process attached."""
@@ -93,22 +97,22 @@ class Agenda:
 
     def _look(self, path: str) -> _Look:
         """Return a region's entry; a dummy if unknown."""
-        return self._looks.get(path) or _Look(path, 0.0)
+        return self._looks.get(path) or _Look(path, "", 0.0)
 
     def everything(self, when: float) -> None:
         """Read every region by this time."""
         for look in self._looks.values():
             look.due = min(look.due, when)
 
-    def due(self, until: float | None) -> list[str]:
-        """Return due paths (None: all), least recently read first."""
-        due = [look for look in self._looks.values() if until is None or look.due <= until]
+    def due(self, until: float, going: Container[str] = ()) -> list[str]:
+        """Return due paths, least recently read first, of no ``going`` account."""
+        due = [look for look in self._looks.values() if look.due <= until and look.account not in going]
         due.sort(key=lambda look: look.last)
         return [look.path for look in due]
 
-    def found(self, path: str, attached: float) -> None:
+    def found(self, path: str, attached: float, account: str = "") -> None:
         """Add a region, due at once; ``attached`` is its last process's time."""
-        self._looks[path] = _Look(path, attached)
+        self._looks[path] = _Look(path, account, attached)
 
     def looked(
         self,
@@ -141,6 +145,6 @@ class Agenda:
         """Remove a region."""
         self._looks.pop(path, None)
 
-    def next(self) -> float:
-        """Return when the next region is due, or infinity."""
-        return min([look.due for look in self._looks.values()], default=inf)
+    def next(self, going: Container[str] = ()) -> float:
+        """Return when the next region of no ``going`` account is due, or infinity."""
+        return min([look.due for look in self._looks.values() if look.account not in going], default=inf)

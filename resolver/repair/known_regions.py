@@ -1,78 +1,81 @@
-"""Known regions: found by discoveries, located, and released when gone."""
+"""Known regions: found by discoveries, read from the page cache or by a lane, reported, and released when gone."""
 
 from __future__ import annotations
 
+import math
 import resource
 import sys
 import time
 from typing import TYPE_CHECKING
 
-from resolver.base.counters import CounterByReason
-from resolver.base.errors import RegionRejected
-from resolver.base.reasons import RegionReason, SampleReason
+from resolver.base.counters import CounterByReason, CounterName
+from resolver.base.errors import RegionRejected, TooSlow, WorkerFailed
+from resolver.base.reasons import RegionReason, UnresolvedReason
 from resolver.hami.directory_finder import DirectoryFinder
 from resolver.hami.mapping_finder import MappingFinder
 from resolver.hami.placements import AUTO, KNOWN_DIRS
+from resolver.hami.watches import Watches
+from resolver.linux.inotify import MODIFY
+from resolver.repair import hami_counts
+from resolver.repair.agenda import Agenda
 from resolver.repair.orders import directory_of
 from resolver.repair.plan import RegionRepairs
+from resolver.repair.region_report import region_report
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections import Counter
+    from collections.abc import Callable, Container
 
-    from resolver.gpu.attribution import Joined
+    from resolver.base.budget import Budgets
+    from resolver.base.journal import Journal
     from resolver.hami.discovery import FoundRegion
-    from resolver.hami.region import SharedRegion
-    from resolver.repair.parts import Parts, Pass
+    from resolver.hami.region import RegionView, SharedRegion
+    from resolver.repair.owner_search import OwnerSearch
+    from resolver.repair.pass_inputs import Pass
+    from resolver.repair.quarantine import Blame
+    from resolver.state import RegionReport
+    from resolver.workers.lanes import TenantReader
 
+#: Seconds after which a pass reads no more regions.
+_READ_SECONDS = 0.05
+_COUNTS_SECONDS = 1.0
 _ANSWERS = 3  # answers until a new file is a region: its directory, itself, the next file
 #: Ways to find regions, which are treated alike.
 Discovery = DirectoryFinder | MappingFinder
 
 
 class KnownRegions:
-    """Discoveries of regions, kept in ``parts.regions``."""
+    """Regions ``by_path``, their ``reports``, when each is read, and the discoveries that find them."""
 
-    def __init__(self, parts: Parts, forget: Callable[[RegionRepairs], None]) -> None:
-        """Call ``forget`` with each vanished region."""
-        self._parts, self._forget = parts, forget
-        self.joined: Joined | None = None  # NVML's last answer
-        procfs, reader = parts.procfs, parts.reader
-        self.discoveries: tuple[Discovery, ...] = (
-            DirectoryFinder(
-                parts.settings.containers_dir,
-                procfs,
-                budgets=parts.budgets,
-                watches=parts.watches,
-                names=parts.names,
-                reader=reader,
-                wake=parts.wake,
-            ),
-        )
-        if parts.settings.mapped_regions:
-            arrival, users = parts.pidmap.arrival, self._users_without_slot
-            self.discoveries = (
-                MappingFinder(procfs, users, arrival, self._in_use, reader=reader),
-                *self.discoveries,
-            )
+    discoveries: tuple[Discovery, ...] = ()
 
-    def _users_without_slot(self) -> set[int]:
-        """Return NVML's host PIDs without a known slot."""
-        known = (None, SampleReason.PROCESS_ENDED)  # None: it owns a slot
-        used = self.joined.used if self.joined else ()
-        return {each.host_pid for each in used if each.no_slot not in known}
+    def __init__(
+        self,
+        search: OwnerSearch,
+        budgets: Budgets,
+        reader: TenantReader,
+        counters: Counter[str],
+        journal: Journal,
+        blame: Callable[[str], Blame],
+    ) -> None:
+        self.by_path: dict[str, RegionRepairs] = {}
+        self.reports: dict[str, RegionReport] = {}
+        self.agenda, self.watches = Agenda(), Watches(budgets, counters)
+        self._search, self._budgets, self._reader = search, budgets, reader
+        self._counters, self._journal, self._blame = counters, journal, blame
 
-    def _in_use(self, path: str) -> bool:
+    def in_use(self, path: str) -> bool:
         """Check for a slot with a living owner."""
-        repairs = self._parts.regions.get(path)
+        repairs = self.by_path.get(path)
         return repairs is not None and any(state.owner is not None for state in repairs.states.values())
 
     async def discover(self, this: Pass) -> None:
         """Search for new regions where due."""
-        agenda = self._parts.agenda
+        agenda = self.agenda
         full, by_clock = agenda.search_due(this.now)
         by_clock = by_clock or this.everything
         if full and all(len(each.regions) < each.max_regions for each in self.discoveries):
-            self._parts.journal.trouble("descriptors", "", "out_of_descriptors", "means_restored")
+            self._journal.trouble("descriptors", "", "out_of_descriptors", "means_restored")
         for discovery in self.discoveries:
             if full:
                 discovery.max_regions = min(sys.maxsize, 2 * discovery.max_regions)  # see `shed`
@@ -87,12 +90,12 @@ class KnownRegions:
                     f"none of {', '.join(KNOWN_DIRS)} exists" if path == AUTO else f"{path} does not exist"
                 )
                 trouble = f"{lacks}; waiting for it" if path in discovery.missing_dirs else ""
-                self._parts.journal.trouble(
+                self._journal.trouble(
                     f"dir {path}", trouble, "containers_dir_missing", "containers_dir_found", path=path
                 )
         if by_clock:
             watched = all(discovery.watched for discovery in self.discoveries)
-            pause = agenda.searched(this.now, self._parts.settings.interval, full=full, watched=watched)
+            pause = agenda.searched(this.now, this.settings.interval, full=full, watched=watched)
             if not this.everything:
                 # All regions due before the next such pass, to share one wake-up.
                 this.ahead = pause
@@ -108,12 +111,12 @@ class KnownRegions:
             self._count_rejected(path, why)
 
     def _add(self, found: FoundRegion) -> None:
-        parts, (region, ownership, location) = self._parts, found
+        region, ownership, location = found
         age = max(0.0, time.time() - region.mtime_ns / 1e9)  # since a process attached: it writes a byte
-        parts.agenda.found(region.path, time.monotonic() - age)
-        blame = parts.writing.blame(ownership.account)
-        parts.regions[region.path] = RegionRepairs(region, ownership, location, blame)
-        parts.journal.record(
+        self.agenda.found(region.path, time.monotonic() - age, ownership.account)
+        blame = self._blame(ownership.account)
+        self.by_path[region.path] = RegionRepairs(region, ownership, location, blame)
+        self._journal.record(
             "region_found",
             about=directory_of(region.path),
             container=ownership.container,
@@ -133,31 +136,29 @@ class KnownRegions:
         self.drop(region.path)
 
     def _count_rejected(self, path: str, why: RegionRejected) -> None:
-        self._parts.counters[CounterByReason.REJECTED.of(why.reason)] += 1
+        self._counters[CounterByReason.REJECTED.of(why.reason)] += 1
         about = directory_of(path)
-        self._parts.journal.record(
+        self._journal.record(
             "region_rejected", level="warning", about=about, path=path, reason=why.reason, why=why.detail
         )
 
     def drop(self, path: str) -> None:
         """Remove a region, if known."""
-        parts = self._parts
-        parts.reports.pop(path, None)
-        repairs = parts.regions.pop(path, None)
+        self.reports.pop(path, None)
+        repairs = self.by_path.pop(path, None)
         if repairs is not None:
-            self._release(repairs)
-            self._forget(repairs)
-            parts.agenda.forget(path)
-            parts.watches.forget(path)
-            parts.journal.forget(path)
+            self._search.release(repairs)
+            self.agenda.forget(path)
+            self.watches.forget(path)
+            self._journal.forget(path)
             container = repairs.ownership.container
-            parts.journal.record("region_gone", about=directory_of(path), container=container, path=path)
+            self._journal.record("region_gone", about=directory_of(path), container=container, path=path)
 
     def shed(self) -> None:
         """Drop half of the regions to free descriptors; each full search doubles the limit again."""
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         text = f"all {limit} descriptors are in use, so some regions are not repaired: raise the limit (ulimit -n)"
-        self._parts.journal.trouble("descriptors", text, "out_of_descriptors", "means_restored")
+        self._journal.trouble("descriptors", text, "out_of_descriptors", "means_restored")
         why = RegionRejected(RegionReason.IO_ERROR, "it was given up, all descriptors are in use")
         for discovery in self.discoveries:
             regions = list(discovery.regions.values())
@@ -166,16 +167,118 @@ class KnownRegions:
                 discovery.reject(region, why)
                 self.drop(region.path)
 
-    def _release(self, repairs: RegionRepairs) -> None:
-        for state in repairs.states.values():
-            self._parts.owners.unwatch(state)
-        repairs.close()
-
     def close(self) -> None:
         """Release all regions and discoveries."""
-        for repairs in self._parts.regions.values():
-            self._release(repairs)
-        self._parts.regions.clear()
-        self._parts.reports.clear()
+        for repairs in self.by_path.values():
+            self._search.release(repairs)
+        self.by_path.clear()
+        self.reports.clear()
         for discovery in self.discoveries:
             discovery.close()
+        self.watches.close()
+
+    # -- reads --------------------------------------------------------------------------------------
+
+    async def read_due(self, this: Pass, going: Container[str]) -> dict[str, list[RegionRepairs]]:
+        """Read due regions of no ``going`` account; return those with work by account, most budget left first."""
+        busy: dict[str, list[RegionRepairs]] = {}
+        due = self.agenda.due(math.inf if this.everything else this.now + this.ahead, going)
+        waiting = [self.by_path[path] for path in due]
+        since = began = time.monotonic()
+        for repairs in self._budgets.most_left_first(waiting, lambda each: each.ownership.account):
+            account = repairs.ownership.account
+            if repairs.closed:
+                continue
+            if this.over(account):
+                self.put_off(repairs, this)
+                continue
+            self._watch(repairs)
+            try:
+                view = repairs.region.read_at_once()
+                if view is None or self._look(repairs, view, this):
+                    busy.setdefault(account, []).append(repairs)
+                repairs.unread = view is None
+            except RegionRejected as why:
+                self.reject(repairs.region, why)
+            now = time.monotonic()
+            this.charge(account, now - since)
+            if this.slices.over():
+                if this.patient and now - began >= _READ_SECONDS:
+                    break
+                await this.slices.give_way()
+                now = time.monotonic()
+            since = now
+        return busy
+
+    async def read(self, repairs: RegionRepairs, this: Pass) -> bool:
+        """Read by a lane a region that the page cache lacks; False without work."""
+        reader, account = self._reader, repairs.ownership.account
+        if repairs.unread and not repairs.closed:
+            try:
+                view = await repairs.region.read_by(reader, account)
+                stirs = not repairs.closed and self._look(repairs, view, this)
+            except RegionRejected as why:
+                stirs = False
+                self.reject(repairs.region, why)
+            except (TooSlow, WorkerFailed):
+                stirs = False
+                self.put_off(repairs, this, UnresolvedReason.TOO_SLOW)
+            if not stirs:
+                return False
+        if this.settings.hami_metrics and this.now >= repairs.counts_due and not repairs.closed:
+            repairs.counts_due = this.now + _COUNTS_SECONDS
+            repairs.counts = await hami_counts.count(reader, repairs)
+        return not repairs.closed
+
+    def _look(self, repairs: RegionRepairs, view: RegionView, this: Pass) -> bool:
+        """Process a region's view; True if it has work."""
+        settings, watched = this.settings, repairs.region.path in self.watches
+        for state in repairs.observe(view, watched=watched):
+            self._search.owners.unwatch(state)
+        repairs.seen_at = time.monotonic()
+        stirs = repairs.stirs(
+            this.now, this.policy, settings.write_utilization, settings.dry_run, ahead=this.ahead
+        )
+        self._looked(repairs, this, 0.0 if stirs else repairs.quiet_until())
+        return stirs or (settings.hami_metrics and this.now >= repairs.counts_due)
+
+    def _watch(self, repairs: RegionRepairs) -> None:
+        """Subscribe to kernel events on the file, before it is read."""
+        region, agenda = repairs.region, self.agenda
+        if region.path in self.watches:
+            return
+
+        def on_event(_: int) -> None:
+            repairs.attached = True
+            agenda.attached(region.path, time.monotonic())
+
+        if self.watches.watch(region.path, repairs.ownership.account, region.fd, MODIFY, on_event):
+            repairs.attached = True  # maybe, while it was not watched
+
+    def _looked(self, repairs: RegionRepairs, this: Pass, quiet_until: float) -> None:
+        """Schedule the region's next read."""
+        path, interval = repairs.region.path, this.settings.interval
+        watched = path in self.watches
+        self.agenda.looked(
+            path, this.now, interval, watched=watched, quiet_until=quiet_until, right=repairs.right
+        )
+
+    def put_off(
+        self, repairs: RegionRepairs, this: Pass, why: UnresolvedReason | None = UnresolvedReason.OVER_BUDGET
+    ) -> None:
+        """Delay due work: its container is over budget, makes the kernel wait, or met a defect."""
+        if why is UnresolvedReason.OVER_BUDGET:
+            self._counters[CounterName.OVER_BUDGET] += 1
+        self.agenda.put_off(repairs.region.path, time.monotonic() + this.settings.interval)
+        if why is not None and repairs.put_off(this.now, why):
+            self._report(repairs, this)
+
+    def finish(self, repairs: RegionRepairs, this: Pass) -> None:
+        """End a region's turn."""
+        repairs.rest()
+        self._looked(repairs, this, repairs.quiet_until())
+        self._report(repairs, this)
+
+    def _report(self, repairs: RegionRepairs, this: Pass) -> None:
+        report = region_report(repairs, this.joined, self._search.owners.container_id, time.monotonic())
+        self.reports[repairs.region.path] = report

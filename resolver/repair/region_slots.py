@@ -10,7 +10,6 @@ from resolver.base.reasons import UnresolvedReason
 from resolver.repair.slot_states import SlotState, UnownedSlots
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Callable, Container, Iterable
 
     from resolver.hami.discovery import Location, Ownership
@@ -33,7 +32,13 @@ class RegionSlots:
         self._next_look = 0.0
         self._mtime_ns = region.mtime_ns
         self.attached = False  # since the last look: it may have taken a dead slot without changing a byte
-        self.reading: asyncio.Task[RegionView] | None = None  # by a lane
+        self.unread = False  # a lane has to read it
+        self.seen_at = 0.0  # by our clock, at the last look
+
+    @property
+    def closed(self) -> bool:
+        """True once it is given up, which may be while something is awaited."""
+        return self.region.fd < 0
 
     def observe(self, view: RegionView, *, watched: bool = False) -> list[SlotState]:
         """Update the slots from a view; return states of vanished slots.
@@ -172,6 +177,4 @@ class RegionSlots:
         for state in self.states.values():
             state.release()
         self.states.clear()
-        if self.reading is not None:
-            self.reading.cancel()
         self.region.close()

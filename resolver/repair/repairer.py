@@ -1,59 +1,110 @@
-"""Pass over the slots: find regions, read them, find owners, repair errors."""
+"""Passes over the slots: the node's clock. Each starts a turn for every container with work."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from resolver.base.budget import Metered
+from resolver.base.budget import Budgets, Metered, Slices
 from resolver.base.memory import Resident
+from resolver.base.reasons import SampleReason
 from resolver.containers.known_namespaces import KnownNamespaces
+from resolver.containers.log_names import ContainerNames
+from resolver.gpu.attribution import NOTHING
+from resolver.hami.directory_finder import DirectoryFinder
 from resolver.hami.hostpid_policy import WatcherFinding
+from resolver.hami.mapping_finder import MappingFinder
 from resolver.hami.slot_owner import OwnerFinder
 from resolver.repair.abandoned import Abandoned
 from resolver.repair.holds import REPORT_SECONDS
-from resolver.repair.known_regions import KnownRegions
-from resolver.repair.parts import Pass
-from resolver.repair.reading import Readings
+from resolver.repair.known_regions import Discovery, KnownRegions
+from resolver.repair.orders import Writing
+from resolver.repair.owner_search import OwnerSearch
+from resolver.repair.owner_watch import Owners
+from resolver.repair.pass_inputs import Pass
 from resolver.repair.turns import Turns
-from resolver.workers.lanes import Lanes
+from resolver.workers.lanes import Direct, Lanes
 
 if TYPE_CHECKING:
-    from resolver.config import HostpidNamespace
+    from collections.abc import Callable, Iterator
+
+    from resolver.base.journal import Journal
+    from resolver.config import HostpidNamespace, Settings
     from resolver.gpu.attribution import Joined
     from resolver.hami.hostpid_policy import HostpidPolicy
-    from resolver.repair.parts import Parts
-    from resolver.repair.plan import RegionRepairs
+    from resolver.linux.procfs import Procfs
+    from resolver.pids.pidmap import PidMap
     from resolver.state import HamiCounts, RegionReport
+    from resolver.workers.lanes import TenantReader
     from resolver.workers.supervisor import WorkerProcess
 
 
 class Repairer:
     """The node's regions and their slots' state."""
 
-    def __init__(self, parts: Parts, namespaces: KnownNamespaces | None = None) -> None:
-        """Share ``namespaces`` with look-ups."""
-        self.parts, procfs, pidmap = parts, parts.procfs, parts.pidmap
-        self.regions, self.owners, self.budgets = parts.regions, parts.owners, parts.budgets
-        self.agenda, self.watches, self.writing = parts.agenda, parts.watches, parts.writing
-        self.pidmap, self.journal = pidmap, parts.journal
-        self._namespaces = namespaces or KnownNamespaces(procfs, pidmap)
-        finder = OwnerFinder(procfs, pidmap, self._namespaces, parts.names, parts.reader)
-        self._abandoned = Abandoned(procfs, reader=parts.reader)
+    def __init__(
+        self,
+        settings: Settings,
+        procfs: Procfs,
+        pidmap: PidMap,
+        counters: Counter[str],
+        journal: Journal,
+        reader: TenantReader | None = None,
+        namespaces: KnownNamespaces | None = None,
+        wake: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Share ``namespaces`` with look-ups. ``wake`` is called when the next pass may be sooner."""
+        self.settings, self.pidmap, self.journal, self._wake = settings, pidmap, journal, wake
+        self._reader = reader = reader or Direct(procfs)
+        self._namespaces = namespaces = namespaces or KnownNamespaces(procfs, pidmap)
+        self.budgets, self.owners, self.writing = (
+            Budgets(),
+            Owners(procfs, pidmap),
+            Writing(counters, journal),
+        )
+        if isinstance(reader, Lanes):
+            reader.budgets = self.budgets
+        self.names = ContainerNames(settings.container_logs_dir, settings.pod_logs_dir)
+        self._abandoned = Abandoned(procfs, reader=reader)
         self._judging: asyncio.Task[None] | None = None  # files that may be abandoned
-        self.turns = Turns(parts, finder, self._abandoned.suspect)
-        self.found = KnownRegions(parts, self._forget)
-        self.readings = Readings(parts, self.turns.leave_out, self.found.reject)
+        finder = OwnerFinder(procfs, pidmap, namespaces, self.names, reader)
+        search = OwnerSearch(finder, self.owners, self._abandoned, self.names, reader)
+        self.found = KnownRegions(search, self.budgets, reader, counters, journal, self.writing.blame)
+        self.regions, self.agenda, self.watches = self.found.by_path, self.found.agenda, self.found.watches
+        self.found.discoveries = (*self._discoveries(procfs),)
+        self.turns = Turns(self.found, search, self.writing, self._refresh, wake, counters, journal)
+        self._joined: Joined | None = None  # NVML's last answer
+        self._refreshing, self._refreshed = asyncio.Lock(), -math.inf  # the map, and when that began
         self._policy: HostpidPolicy | None = None
         self._answered = 0.0  # when NVML's last answer was first seen, on the monotonic clock
         self._resident = Resident()
 
+    def _discoveries(self, procfs: Procfs) -> Iterator[Discovery]:
+        if self.settings.mapped_regions:
+
+            def users_without_slot() -> set[int]:
+                known = (None, SampleReason.PROCESS_ENDED)  # None: it owns a slot
+                return {each.host_pid for each in (self._joined or NOTHING).used if each.no_slot not in known}
+
+            arrival, in_use = self.pidmap.arrival, self.found.in_use
+            yield MappingFinder(procfs, users_without_slot, arrival, in_use, reader=self._reader)
+        yield DirectoryFinder(
+            self.settings.containers_dir,
+            procfs,
+            budgets=self.budgets,
+            watches=self.watches,
+            names=self.names,
+            reader=self._reader,
+            wake=self._wake,
+        )
+
     @property
     def workers(self) -> list[WorkerProcess]:
         """All child processes."""
-        lanes = self.parts.reader.workers if isinstance(self.parts.reader, Lanes) else ()
+        lanes = self._reader.workers if isinstance(self._reader, Lanes) else ()
         return [self.writing.worker, *lanes]
 
     async def pass_once(
@@ -64,19 +115,19 @@ class Repairer:
         Containers with the most budget left come first.
         """
         self._resident.look(time.monotonic())  # some 20 ms, rarely: no reason to rest after the pass
-        this = Pass(policy, joined, self.budgets, patient=patient, everything=everything)
+        this = Pass(self.settings, policy, joined, self.budgets, patient=patient, everything=everything)
 
         def spend(seconds: float) -> None:
             this.spent += seconds
 
         await Metered(self._pass(this), spend)
-        self.agenda.rest_after(this.spent, self.parts.settings.interval, time.monotonic())
+        self.agenda.rest_after(this.spent, self.settings.interval, time.monotonic())
 
     async def _pass(self, this: Pass) -> None:
         self._take_in(this)
         self.budgets.forget_full()
-        if isinstance(self.parts.reader, Lanes):
-            self.parts.reader.tidy()
+        if isinstance(self._reader, Lanes):
+            self._reader.tidy()
         self.journal.catch_up()
         await self.found.discover(this)
         await this.slices.breathe()
@@ -84,28 +135,30 @@ class Repairer:
         if self._judging is not None and not this.patient:
             await asyncio.wait({self._judging})
         await this.slices.breathe()
-        busy = await self.readings.read_due(this)
-        # The map has to be younger than the sight of the slots: then a process that is not in it does not exist.
-        asked = any(work.due for works in busy.values() for work in works)
-        if asked and not await self.pidmap.catch_up(this.slices, unhurried=this.patient):
-            for works in busy.values():
-                for work in works:
-                    del work.due[:]
-        elif asked:
-            await self._namespaces.catch_up(this.slices, bounded=this.patient)  # not charged to any container
-        await self.turns.take(busy, this)
+        await self.turns.take(await self.found.read_due(this, self.turns.going), this)
 
-    def _forget(self, repairs: RegionRepairs) -> None:
-        """Forget a vanished region."""
-        path = repairs.region.path
-        self.turns.owner_finder.forget(repairs.proof)
-        self._abandoned.forget(path)
+    async def _refresh(self, seen: float, this: Pass) -> bool:
+        """Refresh the map of processes unless it is younger than ``seen``; False if that is too early."""
+        async with self._refreshing:
+            if self._refreshed < seen:
+                began = time.monotonic()
+                if not await asyncio.create_task(self._refresh_now(this)):  # not charged to any container
+                    return False
+                self._refreshed = began
+        return True
+
+    async def _refresh_now(self, this: Pass) -> bool:
+        slices = Slices()
+        if not await self.pidmap.catch_up(slices, unhurried=this.patient):
+            return False
+        await self._namespaces.catch_up(slices, bounded=this.patient)
+        return True
 
     def _take_in(self, this: Pass) -> None:
         """Process new reports of NVML and the kernel."""
-        if this.joined is not self.found.joined:
-            changed = this.joined.changed(self.found.joined)
-            self.found.joined, self._answered = this.joined, this.now
+        if this.joined is not self._joined:
+            changed = this.joined.changed(self._joined)
+            self._joined, self._answered = this.joined, this.now
             for path, repairs in self.regions.items():
                 reports = bool(repairs.held) and this.now - repairs.planned >= REPORT_SECONDS
                 if reports:  # they show if its watcher is still wrong
@@ -138,7 +191,7 @@ class Repairer:
                 )
         finally:
             self._judging = None
-        self.parts.wake()
+        self._wake()
 
     def close(self) -> None:
         """Release the child, handles and files."""
@@ -148,7 +201,6 @@ class Repairer:
         self.writing.worker.stop()
         self.writing.holds.close()
         self.found.close()
-        self.watches.close()
         self.owners.close()
 
     def take_events(self) -> None:
@@ -160,10 +212,10 @@ class Repairer:
 
     def next_pass(self) -> float:
         """Return the next known work's monotonic time."""
-        interval = self.parts.settings.interval
+        interval = self.settings.interval
         wait = interval if self.owners.polled else max(interval, self._abandoned.wait())
         wanted = min(each.wants() for each in self.found.discoveries)
-        return self.agenda.next_pass(wait, wanted, time.monotonic())
+        return self.agenda.next_pass(wait, wanted, time.monotonic(), self.turns.going)
 
     def watchers(self) -> dict[str, int]:
         """Count containers by what their watchers show of the policy: one sample found confirms it."""
@@ -195,4 +247,4 @@ class Repairer:
 
     def reports(self) -> tuple[RegionReport, ...]:
         """Return every region's report, as of its last turn."""
-        return tuple(self.parts.reports.values())
+        return tuple(self.found.reports.values())

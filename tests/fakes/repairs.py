@@ -22,7 +22,6 @@ from resolver.hami.hostpid_policy import HostpidPolicy
 from resolver.linux.procfs import ProcessHandle, Procfs
 from resolver.pids.pidmap import PidMap
 from resolver.pids.scan import ScanSource
-from resolver.repair.parts import Parts
 from resolver.repair.repairer import Repairer
 from resolver.repair.reported_values import TWO_TICKS
 from resolver.state import SlotReport
@@ -78,12 +77,18 @@ class Bench:
         procfs = Family()
         self.pidmap = PidMap(ScanSource(procfs))
         self.settings = Settings(containers_dir=(str(place),), **settings)
-        self.repairer = Repairer(Parts(self.settings, procfs, self.pidmap, self.counters, log.Journal()))
-        self.repairer.turns.owner_finder = self.told  # type: ignore[assignment]
+        self.woken = 0
+        self.repairer = Repairer(
+            self.settings, procfs, self.pidmap, self.counters, log.Journal(), wake=self._wake
+        )
+        self.repairer.turns.search.finder = self.told  # type: ignore[assignment]
         self.joined = NOTHING
         self.runner = asyncio.Runner()
         stack.callback(self.runner.close)
         stack.callback(self.repairer.close)
+
+    def _wake(self) -> None:
+        self.woken += 1
 
     def file(self, *slots: tuple[int, int], name: str = "main", sm_util: int = 0) -> Path:
         """A region whose slots are these ``(pid, hostpid)``, all in use, with one device."""

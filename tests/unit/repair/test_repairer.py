@@ -28,8 +28,7 @@ from resolver.hami.hostpid_policy import WatcherFinding
 from resolver.hami.region import RegionView, SharedRegion, adopt_region
 from resolver.linux.procfs import ProcessHandle
 from resolver.repair import known_regions as regions_module
-from resolver.repair import parts as parts_module
-from resolver.repair import reading as reading_module
+from resolver.repair import pass_inputs as inputs_module
 from resolver.repair import repairer as repairer_module
 from resolver.repair import turns as turns_module
 from resolver.workers import slot_writer
@@ -550,7 +549,7 @@ def test_files_read_by_the_clock_are_read_together(
 ) -> None:
     """Whether their processes live or have ended: a wake-up costs more than a look."""
     files, clock = 6, Clock()
-    for module in (repairer_module, parts_module, reading_module, regions_module, turns_module):
+    for module in (repairer_module, regions_module, inputs_module):
         monkeypatch.setattr(module, "time", clock)
     monkeypatch.setattr(turns_module, "_PASS_SECONDS", PATIENCE_S)  # a busy machine makes no turn a late one
     bench.told.host_pids = {number + 7: bench.child().pid for number in range(files) if alive}

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import gc
 import itertools
+import math
 import re
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,14 +18,16 @@ from msgspec import structs
 
 from resolver.base import journal as log
 from resolver.base.budget import BURST_SECONDS, SHARE
-from resolver.base.reasons import UnresolvedReason
+from resolver.base.errors import RegionRejected, TooSlow
+from resolver.base.reasons import RegionReason, UnresolvedReason
 from resolver.containers.log_names import ContainerNames
 from resolver.hami.discovery import SharedDirectory
 from resolver.hami.hostpid_policy import HostpidPolicy
+from resolver.hami.region import RegionView, SharedRegion
 from resolver.linux.cgroup import NO_CONTAINER
 from resolver.linux.procfs import ProcessHandle
-from resolver.repair.parts import Pass
-from resolver.repair.turns import Work
+from resolver.repair.pass_inputs import Pass
+from resolver.repair.plan import RegionRepairs
 from resolver.state import SlotReport, SlotReports
 from resolver.workers import slot_writer
 from tests.descriptors import pidfds_of
@@ -60,7 +62,7 @@ class Patient(Bench):
     def __init__(self, place: Path, stack: ExitStack) -> None:
         super().__init__(place, stack)
         self.told = self.costs = Expensive()
-        self.repairer.turns.owner_finder = self.told  # type: ignore[assignment]
+        self.repairer.turns.search.finder = self.told  # type: ignore[assignment]
         self.longest = 0.0
 
     def step(self, policy: HostpidPolicy = HOST) -> None:
@@ -160,7 +162,7 @@ def test_a_single_pass_has_no_later(tmp_path: Path) -> None:
     with ExitStack() as stack:
         bench = Bench(tmp_path, stack)
         costs = Expensive()
-        bench.repairer.turns.owner_finder = bench.told = costs  # type: ignore[assignment]
+        bench.repairer.turns.search.finder = bench.told = costs  # type: ignore[assignment]
         process = bench.child()
         path = bench.file(*((ns_pid, 0) for ns_pid in range(1, 101)))
         costs.seconds = dict.fromkeys(range(1, 101), 2 * (BURST_SECONDS + SHARE) / 100)
@@ -216,20 +218,23 @@ def test_news_during_a_late_turn_is_read_after_it(bench: Patient, monkeypatch: p
     answers, turns, agenda = asyncio.Event(), bench.repairer.turns, bench.repairer.agenda
     turn = turns._turn
 
-    async def late(container: str, works: deque[Work], this: Pass) -> None:
-        await turn(container, works, this)
+    async def late(account: str, regions: list[RegionRepairs], this: Pass) -> None:
+        await turn(account, regions, this)
         await answers.wait()
 
     monkeypatch.setattr(turns, "_turn", late)
-    bench.repairer.parts.settings = structs.replace(bench.settings, interval=60.0)
+    bench.repairer.settings = structs.replace(bench.settings, interval=60.0)
     path = bench.file((7, 0), name="slow")
     until(bench, lambda: bool(turns.going))
     agenda.attached(str(path), time.monotonic())
     bench.step()
-    assert agenda.next() > time.monotonic() + 30.0
+    assert agenda.next() <= time.monotonic()
+    assert bench.repairer.next_pass() > time.monotonic() + 30.0
+    woken = bench.woken
     answers.set()
     bench.runner.run(asyncio.wait(turns.going.values()))
-    assert agenda.next() <= time.monotonic()
+    assert bench.repairer.next_pass() <= time.monotonic() + 1.0
+    assert bench.woken == woken + 1
 
 
 def test_region_gone_during_its_turn_leaves_no_handle(bench: Patient) -> None:
@@ -282,15 +287,68 @@ def test_a_region_has_the_name_of_the_container_that_uses_it(
     bench: Patient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """HAMi names the directory after an init container, and an app container of the pod mounts the same one."""
-    container_id, links, parts = "a" * 64, tmp_path / "log", bench.repairer.parts
+    container_id, links, search = "a" * 64, tmp_path / "log", bench.repairer.turns.search
     links.mkdir()
     (links / f"pod_ns_main-{container_id}.log").symlink_to("/nowhere")
-    monkeypatch.setattr(parts, "names", ContainerNames(str(links), ""))
+    monkeypatch.setattr(search, "names", ContainerNames(str(links), ""))
     container = NO_CONTAINER._replace(container_id=container_id)
-    monkeypatch.setattr(parts.owners, "container", lambda _: container)
+    monkeypatch.setattr(search.owners, "container", lambda _: container)
     path = bench.file((7, 0), name="init")
     bench.step()
     assert [each.container_name for each in bench.repairer.reports()] in ([], ["init"])
     bench.told.host_pids = {7: bench.child().pid}
     until(bench, lambda: [each.container_name for each in bench.repairer.reports()] == ["main"])
     assert slot(path)[1] != 0
+
+
+@pytest.mark.parametrize(
+    ("error", "unresolved"),
+    [
+        (None, None),
+        (TooSlow("it waits"), UnresolvedReason.TOO_SLOW),
+        (RegionRejected(RegionReason.GONE, ""), "gone"),
+    ],
+)
+def test_region_that_a_lane_reads_delays_no_other(
+    bench: Patient, monkeypatch: pytest.MonkeyPatch, error: Exception | None, unresolved: str | None
+) -> None:
+    at_once, answers, process = SharedRegion.read_at_once, asyncio.Event(), bench.child()
+    bench.told.host_pids = {7: process.pid, 8: process.pid}
+
+    async def read_by(region: SharedRegion, _reader: object, payer: str) -> RegionView:
+        assert payer.endswith("/uid_cold")
+        await answers.wait()
+        if error is not None:
+            raise error
+        return region.read()
+
+    def cold(region: SharedRegion) -> RegionView | None:
+        return None if "_cold" in region.path else at_once(region)
+
+    monkeypatch.setattr(SharedRegion, "read_at_once", cold)
+    monkeypatch.setattr(SharedRegion, "read_by", read_by)
+    path, good = bench.file((7, 0), name="cold"), bench.file((8, 0), name="good")
+    until(bench, lambda: slot(good)[1] == process.pid)
+    assert [*bench.repairer.turns.going] == [str(path.parent)]
+    answers.set()
+    until(bench, lambda: not bench.repairer.turns.going)
+    if error is None:
+        until(bench, lambda: slot(path)[1] == process.pid)
+    elif unresolved == "gone":
+        until(bench, lambda: str(path) not in bench.repairer.regions)
+    else:
+        assert slot(path)[1] == 0
+
+
+async def test_turns_share_a_refresh_begun_after_they_read(bench: Patient) -> None:
+    this = Pass(bench.settings, HOST, bench.joined, bench.repairer.budgets, patient=True, everything=False)
+    refresh, pidmap = bench.repairer._refresh, bench.pidmap
+    seen = time.monotonic()
+    assert await asyncio.gather(*(refresh(seen, this) for _ in range(3))) == [True] * 3
+    assert pidmap.refreshes == 1
+    pidmap._next_refresh = math.inf
+    assert await refresh(seen, this)
+    assert not await refresh(time.monotonic(), this), "what was read since then needs a newer one"
+    this.patient = False
+    assert await refresh(time.monotonic(), this)
+    assert pidmap.refreshes == 2
