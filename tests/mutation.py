@@ -38,6 +38,7 @@ MODULES: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
         (),
     ),
     "repair.slot_states": (("repair/test_slot_states.py", "repair/test_plan.py"), ()),
+    "repair.region": (("repair/test_region_slots.py", "repair/test_plan.py"), ()),
     "repair.orders": (("repair/test_orders.py",), ()),
     "repair.reported_values": (("repair/test_reported_values.py", "repair/test_plan.py"), ()),
     "hami.hostpid_policy": (("hami/test_hostpid_policy.py",), ()),

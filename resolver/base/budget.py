@@ -5,24 +5,21 @@ The loop's steps cost their CPU time: they wait for no tenant, and what waits fo
 
 from __future__ import annotations
 
-import contextlib
 import time
 from typing import TYPE_CHECKING, TypeVar
+from weakref import WeakValueDictionary
 
-from resolver.base.limiter import Bucket
+from resolver.base.account import BURST_SECONDS, Account
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator
+    from collections.abc import Callable, Coroutine, Generator, Iterable
     from typing import Any
 
 T = TypeVar("T")
 
 #: Seconds after which a loop's task lets the others go on. One step more can come on top of it.
 SLICE_SECONDS = 0.005
-#: A container's lasting share of one core, and the seconds of CPU that it may save up.
-SHARE = 0.1
-BURST_SECONDS = 0.25
 
 
 class Slices:
@@ -138,51 +135,47 @@ class Metered:
 
 
 class Budgets:
-    """Each container's budget: a bucket of seconds that fills at ``SHARE`` per second up to ``BURST_SECONDS``.
+    """Accounts' records. Each account's budget fills at ``SHARE`` per second up to ``BURST_SECONDS``.
 
     One step may overdraw it.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._buckets: dict[str, Bucket] = {}
-        #: Containers that went over their budget, and since when (Unix time), until it is full again.
-        self.overdrawn: dict[str, float] = {}
+        self._records = WeakValueDictionary[str, Account]()
+        self._kept: dict[str, Account] = {}  # those with something to remember
 
-    def left(self, container: str) -> float:
-        """Return the container's remaining seconds; at 0 it must wait."""
-        bucket = self._buckets.get(container)
-        return bucket.left(self._clock()) if bucket else BURST_SECONDS
+    @property
+    def overdrawn(self) -> dict[str, float]:
+        """Accounts that went over their budget, and since when (Unix time), until it is full again."""
+        return {account: record.overdrawn for account, record in self._kept.items() if record.overdrawn}
 
-    def over(self, container: str) -> bool:
-        """Check if the container must wait."""
-        return self.left(container) <= 0
+    def of(self, account: str) -> Account:
+        """Return the account's record, the same as long as it matters."""
+        record = self._records.get(account)
+        if record is None:
+            record = self._records[account] = Account(account, self._kept, self._clock())
+        return record
+
+    def left(self, account: str) -> float:
+        """Return the account's remaining seconds; at 0 it must wait."""
+        record = self._kept.get(account)
+        return record.seconds.left(self._clock()) if record else BURST_SECONDS
+
+    def over(self, account: str) -> bool:
+        """Check if the account must wait."""
+        return self.left(account) <= 0
 
     def most_left_first(self, items: Iterable[T], account: Callable[[T], str]) -> list[T]:
         """Return the items sorted by remaining budget, full ones first."""
-        return sorted(items, key=lambda item: -self.left(account(item))) if self._buckets else list(items)
+        return sorted(items, key=lambda item: -self.left(account(item))) if self._kept else list(items)
 
-    def spend(self, container: str, seconds: float) -> None:
-        """Subtract the seconds from the container's budget."""
+    def spend(self, account: str, seconds: float) -> None:
+        """Subtract the seconds from the account's budget."""
+        self.of(account).spend(seconds, self._clock())
+
+    def tidy(self) -> None:
+        """Forget those with nothing held against them."""
         now = self._clock()
-        bucket = self._buckets.get(container)
-        if bucket is None:
-            bucket = self._buckets[container] = Bucket(SHARE, BURST_SECONDS, now=now)
-        if bucket.charge(seconds, now):
-            self.overdrawn.setdefault(container, time.time())
-
-    @contextlib.contextmanager
-    def charge(self, container: str) -> Iterator[None]:
-        """Charge the block's time. The block must not await."""
-        began = time.thread_time()
-        try:
-            yield
-        finally:
-            self.spend(container, time.thread_time() - began)
-
-    def forget_full(self) -> None:
-        """Drop full buckets."""
-        now = self._clock()
-        for container in [each for each, bucket in self._buckets.items() if bucket.full(now)]:
-            del self._buckets[container]
-            self.overdrawn.pop(container, None)
+        for account in [each for each, record in self._kept.items() if record.idle(now)]:
+            del self._kept[account]

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from resolver.config import Settings
     from resolver.daemon.service import Service
     from resolver.hami.region import RegionView
-    from resolver.repair.plan import Order, RegionRepairs
-    from resolver.repair.slot_states import SlotState
+    from resolver.repair.plan import Order
+    from resolver.repair.region import RegionRepairs
+    from resolver.repair.slot_states import OwnedSlot
     from resolver.state import Snapshot
 
 
@@ -197,10 +198,10 @@ class _LeftOut(NamedTuple):
     cells: tuple[int, str, str, str]
 
 
-def _left_out(repairs: RegionRepairs, order: Order) -> _LeftOut:
-    ownership, slot = repairs.ownership, order.state.slot
+def _left_out(repairs: RegionRepairs, state: OwnedSlot, order: Order) -> _LeftOut:
+    ownership, slot = repairs.ownership, state.slot
     change = f"{slot.hostpid} -> {order.new >> 32}"
-    cells = (slot.pid, change, str(order.reason), _core_limit(repairs.view, order.state))
+    cells = (slot.pid, change, str(order.reason), _core_limit(repairs.view, state))
     return _LeftOut(ownership.pod_uid, ownership.container_name, repairs.region.path, cells)
 
 
@@ -220,18 +221,18 @@ def _print_left_out(left_out: list[_LeftOut], snapshot: Snapshot) -> None:
         print(f"\nIn {limited} of them a core limit begins to bite: HAMi needs the right hostpid for it.")
 
 
-def _core_limit(view: RegionView | None, state: SlotState) -> str:
+def _core_limit(view: RegionView, state: OwnedSlot) -> str:
     """Return the core limit per device that HAMi will enforce with a right `hostpid`, if so; empty without one."""
     from resolver.state import LimitState
 
-    limits = view.sm_limit if view else ()
+    limits = view.sm_limit
     if not any(0 < limit < 100 for limit in limits):
         return ""
     # One number where all devices have the same, as most do.
     shown = limits[:1] if len(set(limits)) == 1 else limits
     text = " ".join(str(limit) if 0 < limit < 100 else "-" for limit in shown)
     policy = state.variables[0] if state.variables else None
-    decided = LimitState.of(policy, switch=view is not None and bool(view.utilization_switch))
+    decided = LimitState.of(policy, switch=bool(view.utilization_switch))
     return (
         f"{_BEGINS} {text} %" if decided is LimitState.IN_FORCE else f"{text} %, {decided.replace('_', ' ')}"
     )

@@ -13,12 +13,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from resolver.config import Settings
-    from resolver.repair.plan import Order, RegionRepairs
+    from resolver.repair.plan import Order
+    from resolver.repair.region import RegionRepairs
+    from resolver.repair.slot_states import OwnedSlot
     from resolver.state import Snapshot
 
 
 async def once(
-    settings: Settings, on_would_repair: Callable[[RegionRepairs, Order], None] | None = None
+    settings: Settings, on_would_repair: Callable[[RegionRepairs, OwnedSlot, Order], None] | None = None
 ) -> Snapshot:
     """Make one pass, in about half a second, and return its snapshot. ``dry_run`` writes nothing.
 

@@ -126,7 +126,7 @@ class Snapshots:
             unwatched=repairer.unwatched(),
             used=self._used,
             hami_counts=repairer.hami_counts(),
-            over_budget=repairer.budgets.overdrawn.copy(),
+            over_budget=repairer.budgets.overdrawn,
         )
 
     def _workers(self) -> list[WorkerProcess]:

@@ -11,34 +11,22 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from resolver.base.counters import CounterName
-from resolver.base.limiter import Bucket
 from resolver.linux.inotify import IGNORED, OVERFLOW, Inotify, why_not
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from resolver.base.account import Account
     from resolver.base.budget import Budgets
 
-#: Events that one container may cause at once, and how many more a second. A process makes one: it comes.
-#: One that made more is ignored until it has paid for them and has its burst again: half a minute at most.
-BURST, RATE = 256.0, 32.0
 _TRY_AGAIN = 30.0  # seconds, where a limit was used up
-
-
-class _EventQuota:
-    """One container's remaining events."""
-
-    def __init__(self, now: float) -> None:
-        self.keys: set[str] = set()
-        self.events = Bucket(RATE, BURST, now=now)
-        self.until = 0.0  # its events are ignored before this
 
 
 class _Watch:
     """A file or directory. ``on_event`` gets the event's mask."""
 
-    def __init__(self, number: int, account: str, on_event: Callable[[int], None]) -> None:
-        self.number, self.account, self.on_event = number, account, on_event
+    def __init__(self, number: int, record: Account, on_event: Callable[[int], None]) -> None:
+        self.number, self.record, self.on_event = number, record, on_event
 
 
 class Watches:
@@ -56,7 +44,6 @@ class Watches:
         self._watched: dict[str, _Watch] = {}
         self.keys = self._watched.keys()  # those that are watched now
         self._keys: dict[int, set[str]] = {}  # by watch: the same inode may be known by several
-        self._quotas: dict[str, _EventQuota] = {}
         self._full_until = 0.0
         for name in ("watch_events", "watch_overflows", "watch_floods"):
             counters[name] += 0
@@ -93,9 +80,8 @@ class Watches:
             return True
         if self._inotify is None or fd < 0:
             return False
-        now = self._clock()
-        quota = self._quotas.get(account)
-        if now < self._full_until or (quota is not None and now < quota.until):
+        now, record = self._clock(), self._budgets.of(account)
+        if now < max(self._full_until, record.deaf_until):
             return False
         try:
             number = self._inotify.add(fd, mask)
@@ -105,10 +91,7 @@ class Watches:
             return False
         if self._full_until:
             self._full_until, self.why_not = 0.0, ""
-        if quota is None:
-            quota = self._quotas[account] = _EventQuota(now)
-        quota.keys.add(key)
-        self._watched[key] = _Watch(number, account, on_event)
+        self._watched[key] = _Watch(number, record, on_event)
         self._keys.setdefault(number, set()).add(key)
         return True
 
@@ -117,7 +100,6 @@ class Watches:
         watched = self._watched.pop(key, None)
         if watched is None:
             return
-        self._quotas[watched.account].keys.discard(key)
         keys = self._keys.get(watched.number, set())
         keys.discard(key)
         if not keys and self._inotify is not None:
@@ -139,7 +121,7 @@ class Watches:
             counts[number] += 1
             happened[number] = happened.get(number, 0) | mask
         self._counters[CounterName.WATCH_EVENTS] += len(events)
-        accounts: Counter[str] = Counter()
+        records: Counter[Account] = Counter()
         for number, mask in happened.items():
             if mask & OVERFLOW:
                 self._counters[CounterName.WATCH_OVERFLOWS] += 1
@@ -150,34 +132,26 @@ class Watches:
                 if mask & IGNORED:
                     self.forget(key)
                 watched.on_event(mask)
-                accounts[watched.account] += counts.pop(number, 0)  # by several keys it is counted once
+                records[watched.record] += counts.pop(number, 0)  # by several keys it is counted once
         if events:
-            self._charge(accounts, (time.thread_time() - began) / len(events))
+            self._charge(records, (time.thread_time() - began) / len(events))
         return lost
 
-    def _charge(self, accounts: Counter[str], seconds: float) -> None:
+    def _charge(self, records: Counter[Account], seconds: float) -> None:
         """Charge each container so much for each event; silence one that caused too many."""
         now = self._clock()
-        for account, count in accounts.items():
-            self._budgets.spend(account, seconds * count)
-            quota = self._quotas.get(account)
-            if quota is None or not quota.keys or not (debt := quota.events.charge(count, now)):
-                continue
-            quota.until = now + debt + BURST / RATE
-            self._counters[CounterName.WATCH_FLOODS] += 1
-            for key in list(quota.keys):
-                self.forget(key)
+        for record, count in records.items():
+            record.spend(seconds * count, now)
+            keys = [key for key, watched in self._watched.items() if watched.record is record]
+            if keys and record.flooded(count, now):
+                self._counters[CounterName.WATCH_FLOODS] += 1
+                for key in keys:
+                    self.forget(key)
 
     def tidy(self) -> None:
-        """Forget containers without recent events, retry refused watches; call occasionally."""
-        now = self._clock()
-        if self._inotify is None and now >= self._full_until:
+        """Retry refused watches; call occasionally."""
+        if self._inotify is None and self._clock() >= self._full_until:
             self._open()
-        self._quotas = {
-            account: quota
-            for account, quota in self._quotas.items()
-            if quota.keys or not quota.events.full(now)
-        }
 
     def close(self) -> None:
         """Release everything."""
@@ -186,4 +160,3 @@ class Watches:
             self._inotify = None
         self._watched.clear()
         self._keys.clear()
-        self._quotas.clear()

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from resolver.hami.discovery import Proof
     from resolver.hami.region import SharedRegion
     from resolver.linux.procfs import Procfs
-    from resolver.repair.plan import RegionRepairs
+    from resolver.repair.region import RegionRepairs
     from resolver.workers.lanes import TenantReader
 
 #: Seconds between two time slices of a walk: tenants can cause one each second, and pay nothing.
@@ -181,4 +181,4 @@ class Abandoned:
 
 def _alone(repairs: RegionRepairs) -> bool:
     """Check that no slot has an owner; otherwise the container's PID namespace decides."""
-    return all(state.owner is None for state in repairs.states.values())
+    return not repairs.slots.owned

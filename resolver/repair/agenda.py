@@ -7,11 +7,19 @@ attaching goes unreported, else rarely.
 
 from __future__ import annotations
 
+import time
 from math import inf
 from typing import TYPE_CHECKING
 
+from resolver.base.budget import Slices
+
 if TYPE_CHECKING:
     from collections.abc import Container
+
+    from resolver.base.budget import Budgets
+    from resolver.config import Settings
+    from resolver.gpu.attribution import Joined
+    from resolver.hami.hostpid_policy import HostpidPolicy
 
 #: Seconds since a process attached -> seconds until the next look. After these the clock's interval, until `STARTED`.
 _STEPS = ((3.0, 0.02), (20.0, 0.1))
@@ -25,15 +33,59 @@ _SHORTEST = 0.004
 QUIET_INTERVALS = 16
 #: Seconds between listings of every directory; the second if the kernel reports changes in all.
 _DISCOVER_EVERY, _DISCOVER_WATCHED = 1.0, 120.0
+#: Seconds that no container is charged for: a region was only read.
+_TRIFLE_SECONDS = 5e-5
+#: Work that is due so soon is done at once.
+_TOGETHER_SECONDS = 0.005
+
+
+class Pass:
+    """One pass's inputs and cost so far. ``patient``: budgets count."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        policy: HostpidPolicy,
+        joined: Joined,
+        budgets: Budgets,
+        *,
+        patient: bool,
+        everything: bool,
+    ) -> None:
+        self.now = time.monotonic()
+        self.settings, self.policy, self.joined = settings, policy, joined
+        self.patient, self.everything = patient, everything
+        self.ahead = _TOGETHER_SECONDS  # work due within so many seconds is done now
+        self.slices = Slices()
+        self.spent = 0.0  # seconds on the loop
+        self.answered = 0.0  # when NVML's answer was first seen
+        self._budgets = budgets
+
+    def spend(self, seconds: float) -> None:
+        """Charge the pass alone."""
+        self.spent += seconds
+
+    def charge(self, container: str, seconds: float) -> None:
+        """Charge the pass and, unless negligible, the container."""
+        self.spent += seconds
+        if seconds >= _TRIFLE_SECONDS:
+            self._budgets.spend(container, seconds)
+
+    def over(self, container: str) -> bool:
+        """Check if this container must wait."""
+        return self.patient and self._budgets.over(container)
 
 
 class _Look:
     """One region's entry."""
 
     def __init__(self, path: str, account: str, attached: float) -> None:
-        self.path, self.account = path, account
-        self.due = self.last = -inf
-        self.attached = attached
+        self.path, self.account, self.attached = path, account, attached
+        self.regular, self.early, self.last = -inf, inf, -inf  # early: for what happened since the last read
+
+    @property
+    def due(self) -> float:
+        return min(self.regular, self.early)
 
 
 class Agenda:
@@ -83,17 +135,17 @@ class Agenda:
     def attached(self, path: str, now: float) -> None:
         """Note a write to the file: a process attached."""
         look = self._look(path)
-        look.due, look.attached = min(look.due, max(now, look.last + _SHORTEST)), now
+        look.early, look.attached = min(look.early, max(now, look.last + _SHORTEST)), now
 
     def by(self, path: str, when: float) -> None:
         """Read the region by this time."""
         look = self._look(path)
-        look.due = min(look.due, when)
+        look.early = min(look.early, when)
 
     def put_off(self, path: str, when: float) -> None:
         """Read the region no earlier."""
         look = self._look(path)
-        look.due = max(look.due, when)
+        look.regular, look.early = max(look.due, when), inf
 
     def _look(self, path: str) -> _Look:
         """Return a region's entry; a dummy if unknown."""
@@ -102,7 +154,7 @@ class Agenda:
     def everything(self, when: float) -> None:
         """Read every region by this time."""
         for look in self._looks.values():
-            look.due = min(look.due, when)
+            look.early = min(look.early, when)
 
     def due(self, until: float, going: Container[str] = ()) -> list[str]:
         """Return due paths, least recently read first, of no ``going`` account."""
@@ -123,8 +175,9 @@ class Agenda:
         watched: bool,
         quiet_until: float,
         right: bool = False,
+        turn: bool = False,
     ) -> None:
-        """Note a read and schedule the next.
+        """Note a read, or the end of a ``turn`` that followed it, and schedule the next.
 
         ``watched``: the kernel reports attaching processes. Before ``quiet_until`` (0: now) no work is expected.
         ``right``: the slot of the last process is right, and only its guess may change that.
@@ -138,8 +191,10 @@ class Agenda:
             # At first as long again as it is since the event: the slot comes milliseconds after it.
             pause = min(interval, often, max(_SHORTEST, age))
             if watched and right:
-                pause = max(pause, min(_GROWN, _GROWTH * age))
-        known.due, known.last = now + pause, now
+                pause = max(pause, min(_GROWN, _GROWTH * age, max(interval, quiet_until - now)))
+        known.regular, known.last = now + pause, now
+        if not turn:
+            known.early = inf
 
     def forget(self, path: str) -> None:
         """Remove a region."""

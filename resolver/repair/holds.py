@@ -11,13 +11,12 @@ from resolver.repair.plan import encode
 from resolver.workers import slot_writer
 
 if TYPE_CHECKING:
-    from resolver.repair.plan import Order, RegionRepairs
+    from resolver.repair.plan import Order
+    from resolver.repair.region import RegionRepairs
     from resolver.workers.supervisor import WorkerProcess
 
 #: Seconds after which a report is fetched though nothing changed.
 REPORT_SECONDS = 2.9
-#: Seconds without holds in a file whose words changed faster than watchers write.
-_TOO_OFTEN_SECONDS = 10.0
 #: A watcher changes a word at most twice at each tick of 120 ms; a file's changes in a second.
 _CHANGES, _MOST_CHANGES = 20, 2000
 
@@ -69,7 +68,7 @@ class HeldRegions:
             os.ftruncate(self._fd, mmap.PAGESIZE)
             self._note = mmap.mmap(self._fd, mmap.PAGESIZE)
         for order in orders:
-            if order.state.evidence and order.device is not None:
+            if order.state and order.device is not None:
                 order.state.evidence.word(order.device, order.expected).hold(order.new)
         processes = len({id(order.owner) for order in orders})
         allowed = min(_MOST_CHANGES, _CHANGES * processes * len(orders))
@@ -90,9 +89,9 @@ class HeldRegions:
         for order, report in zip(held.orders if held is not None else (), reports, strict=False):
             outcome, corrections, foreign = report
             corrected += corrections
-            word = order.state.evidence.words.get(order.device or 0) if order.state.evidence else None
+            word = order.state.evidence.words.get(order.device or 0) if order.state else None
             if outcome == slot_writer.TOO_OFTEN:
-                repairs.not_held_until = now + _TOO_OFTEN_SECONDS
+                repairs.let_go(now)
             if word is None or held is None:
                 continue
             if corrections:

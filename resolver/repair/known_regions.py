@@ -16,29 +16,26 @@ from resolver.hami.mapping_finder import MappingFinder
 from resolver.hami.placements import AUTO, KNOWN_DIRS
 from resolver.hami.watches import Watches
 from resolver.linux.inotify import MODIFY
-from resolver.repair import hami_counts
 from resolver.repair.agenda import Agenda
 from resolver.repair.orders import directory_of
-from resolver.repair.plan import RegionRepairs
+from resolver.repair.region import RegionRepairs
 from resolver.repair.region_report import region_report
 
 if TYPE_CHECKING:
     from collections import Counter
-    from collections.abc import Callable, Container
+    from collections.abc import Container
 
     from resolver.base.budget import Budgets
     from resolver.base.journal import Journal
     from resolver.hami.discovery import FoundRegion
     from resolver.hami.region import RegionView, SharedRegion
-    from resolver.repair.owner_search import OwnerSearch
-    from resolver.repair.pass_inputs import Pass
-    from resolver.repair.quarantine import Blame
+    from resolver.repair.agenda import Pass
+    from resolver.repair.owner_watch import OwnerSearch
     from resolver.state import RegionReport
     from resolver.workers.lanes import TenantReader
 
 #: Seconds after which a pass reads no more regions.
 _READ_SECONDS = 0.05
-_COUNTS_SECONDS = 1.0
 _ANSWERS = 3  # answers until a new file is a region: its directory, itself, the next file
 #: Ways to find regions, which are treated alike.
 Discovery = DirectoryFinder | MappingFinder
@@ -56,18 +53,17 @@ class KnownRegions:
         reader: TenantReader,
         counters: Counter[str],
         journal: Journal,
-        blame: Callable[[str], Blame],
     ) -> None:
         self.by_path: dict[str, RegionRepairs] = {}
         self.reports: dict[str, RegionReport] = {}
         self.agenda, self.watches = Agenda(), Watches(budgets, counters)
         self._search, self._budgets, self._reader = search, budgets, reader
-        self._counters, self._journal, self._blame = counters, journal, blame
+        self._counters, self._journal = counters, journal
 
     def in_use(self, path: str) -> bool:
         """Check for a slot with a living owner."""
         repairs = self.by_path.get(path)
-        return repairs is not None and any(state.owner is not None for state in repairs.states.values())
+        return repairs is not None and bool(repairs.slots.owned)
 
     async def discover(self, this: Pass) -> None:
         """Search for new regions where due."""
@@ -114,8 +110,8 @@ class KnownRegions:
         region, ownership, location = found
         age = max(0.0, time.time() - region.mtime_ns / 1e9)  # since a process attached: it writes a byte
         self.agenda.found(region.path, time.monotonic() - age, ownership.account)
-        blame = self._blame(ownership.account)
-        self.by_path[region.path] = RegionRepairs(region, ownership, location, blame)
+        record = self._budgets.of(ownership.account)
+        self.by_path[region.path] = RegionRepairs(region, ownership, location, record)
         self._journal.record(
             "region_found",
             about=directory_of(region.path),
@@ -195,9 +191,9 @@ class KnownRegions:
             self._watch(repairs)
             try:
                 view = repairs.region.read_at_once()
+                repairs.sees(unread=view is None)
                 if view is None or self._look(repairs, view, this):
                     busy.setdefault(account, []).append(repairs)
-                repairs.unread = view is None
             except RegionRejected as why:
                 self.reject(repairs.region, why)
             now = time.monotonic()
@@ -216,6 +212,7 @@ class KnownRegions:
         if repairs.unread and not repairs.closed:
             try:
                 view = await repairs.region.read_by(reader, account)
+                repairs.sees(unread=False)
                 stirs = not repairs.closed and self._look(repairs, view, this)
             except RegionRejected as why:
                 stirs = False
@@ -225,9 +222,8 @@ class KnownRegions:
                 self.put_off(repairs, this, UnresolvedReason.TOO_SLOW)
             if not stirs:
                 return False
-        if this.settings.hami_metrics and this.now >= repairs.counts_due and not repairs.closed:
-            repairs.counts_due = this.now + _COUNTS_SECONDS
-            repairs.counts = await hami_counts.count(reader, repairs)
+        if this.settings.hami_metrics and repairs.counts_are_due(this.now) and not repairs.closed:
+            await repairs.count(reader, this.now)
         return not repairs.closed
 
     def _look(self, repairs: RegionRepairs, view: RegionView, this: Pass) -> bool:
@@ -235,12 +231,11 @@ class KnownRegions:
         settings, watched = this.settings, repairs.region.path in self.watches
         for state in repairs.observe(view, watched=watched):
             self._search.owners.unwatch(state)
-        repairs.seen_at = time.monotonic()
         stirs = repairs.stirs(
             this.now, this.policy, settings.write_utilization, settings.dry_run, ahead=this.ahead
         )
         self._looked(repairs, this, 0.0 if stirs else repairs.quiet_until())
-        return stirs or (settings.hami_metrics and this.now >= repairs.counts_due)
+        return stirs or (settings.hami_metrics and repairs.counts_are_due(this.now))
 
     def _watch(self, repairs: RegionRepairs) -> None:
         """Subscribe to kernel events on the file, before it is read."""
@@ -249,18 +244,18 @@ class KnownRegions:
             return
 
         def on_event(_: int) -> None:
-            repairs.attached = True
+            repairs.attach()
             agenda.attached(region.path, time.monotonic())
 
         if self.watches.watch(region.path, repairs.ownership.account, region.fd, MODIFY, on_event):
-            repairs.attached = True  # maybe, while it was not watched
+            repairs.attach()  # maybe, while it was not watched
 
-    def _looked(self, repairs: RegionRepairs, this: Pass, quiet_until: float) -> None:
+    def _looked(self, repairs: RegionRepairs, this: Pass, quiet_until: float, *, turn: bool = False) -> None:
         """Schedule the region's next read."""
         path, interval = repairs.region.path, this.settings.interval
         watched = path in self.watches
         self.agenda.looked(
-            path, this.now, interval, watched=watched, quiet_until=quiet_until, right=repairs.right
+            path, this.now, interval, watched=watched, quiet_until=quiet_until, right=repairs.right, turn=turn
         )
 
     def put_off(
@@ -270,13 +265,13 @@ class KnownRegions:
         if why is UnresolvedReason.OVER_BUDGET:
             self._counters[CounterName.OVER_BUDGET] += 1
         self.agenda.put_off(repairs.region.path, time.monotonic() + this.settings.interval)
-        if why is not None and repairs.put_off(this.now, why):
+        if why is not None and repairs.slots.put_off(this.now, why):
             self._report(repairs, this)
 
     def finish(self, repairs: RegionRepairs, this: Pass) -> None:
         """End a region's turn."""
-        repairs.rest()
-        self._looked(repairs, this, repairs.quiet_until())
+        repairs.slots.rest()
+        self._looked(repairs, this, repairs.quiet_until(), turn=True)
         self._report(repairs, this)
 
     def _report(self, repairs: RegionRepairs, this: Pass) -> None:

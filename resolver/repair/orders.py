@@ -8,14 +8,12 @@ import errno
 import os
 import time
 from typing import TYPE_CHECKING, Any
-from weakref import WeakValueDictionary
 
 from resolver.base.counters import CounterByReason, CounterName, Shortage
 from resolver.base.errors import WorkerFailed
 from resolver.base.reasons import UnresolvedReason
 from resolver.repair.holds import HeldRegions
 from resolver.repair.plan import encode
-from resolver.repair.quarantine import Blame
 from resolver.workers import slot_writer
 from resolver.workers.means import shortage_of
 from resolver.workers.supervisor import WorkerProcess
@@ -26,11 +24,11 @@ if TYPE_CHECKING:
 
     from resolver.base.journal import Journal
     from resolver.base.reasons import RepairReason
-    from resolver.repair.plan import Order, RegionRepairs
-    from resolver.repair.slot_states import SlotState
+    from resolver.repair.plan import Order
+    from resolver.repair.region import RegionRepairs
+    from resolver.repair.slot_states import OwnedSlot
 
 _WRITER_SECONDS = 1.0
-_UNWRITABLE_SECONDS = 5.0
 #: Seconds between two checks of the writer and its holds.
 _CHECK_SECONDS, _UNKNOWN_END_SECONDS = 0.5, 0.02
 #: Seconds after which a read-only directory makes the daemon not ready: a remount takes a moment.
@@ -40,7 +38,7 @@ ORDER_SECONDS = 30e-6
 
 
 class Writing:
-    """The pass's view of the slot writer. ``blames`` are by container."""
+    """The pass's view of the slot writer."""
 
     def __init__(self, counters: Counter[str], journal: Journal) -> None:
         self.worker = WorkerProcess(
@@ -54,13 +52,11 @@ class Writing:
         self._holding = asyncio.Event()  # some words are held
         # Utilization has a separate queue: a `hostpid` waits for one batch at most.
         self._one_at_a_time, self._utilization = asyncio.Lock(), asyncio.Lock()
-        self._blames = WeakValueDictionary[str, Blame]()
-        self._remembered: dict[str, Blame] = {}  # those that matter without a file, too
         self._read_only: dict[str, tuple[float, float]] = {}  # directories: since when, and last seen to be
         self._counters = counters
         self._journal = journal
         #: Called with each `hostpid` that a dry run would write, if set.
-        self.on_would_repair: Callable[[RegionRepairs, Order], None] | None = None
+        self.on_would_repair: Callable[[RegionRepairs, OwnedSlot, Order], None] | None = None
 
     def read_only(self) -> str:
         """Return the directories that have been read-only for too long, in a sentence; empty without any."""
@@ -68,23 +64,19 @@ class Writing:
         lasting = [
             directory
             for directory, (since, seen) in self._read_only.items()
-            if seen - since >= _READ_ONLY_SECONDS and now - seen < 2 * _UNWRITABLE_SECONDS
+            if seen - since >= _READ_ONLY_SECONDS and now - seen < _READ_ONLY_SECONDS
         ]
         if not lasting:
             return ""
         meaning, fix = UnresolvedReason.NOT_WRITABLE.for_terminal()
         return f"{', '.join(sorted(lasting))}: {meaning}: {fix}"
 
-    def blame(self, container: str) -> Blame:
-        """Return the blame shared by a container's files; it outlives them."""
-        return self._blames.setdefault(container, Blame())
-
     async def carry_out(self, repairs: RegionRepairs, orders: list[Order]) -> bool:
         """Send up to `slot_writer.MAX_ORDERS` orders; True if the writer answered."""
         urgent = any(order.device is None for order in orders)
         async with contextlib.nullcontext() if urgent else self._utilization, self._one_at_a_time:
             # Meanwhile the region may have been given up, or an owner let go of: its descriptor is another file's then.
-            orders = [order for order in orders if order.owner is order.state.owner]
+            orders = [order for order in orders if order.stands()]
             if repairs.region.fd < 0 or not orders:
                 return False
             return await self._carry_out(repairs, orders)
@@ -93,7 +85,7 @@ class Writing:
         """Hold these words of the region and no others; returns the corrections since the last time."""
         async with self._one_at_a_time:
             self._bury()
-            orders = [order for order in orders if order.owner is order.state.owner][: slot_writer.MAX_ORDERS]
+            orders = [order for order in orders if order.stands()][: slot_writer.MAX_ORDERS]
             request = self.holds.message(repairs, orders if repairs.region.fd >= 0 else [])
             if request is None:
                 return 0
@@ -156,13 +148,13 @@ class Writing:
         except WorkerFailed as error:
             self._failed(repairs, error)
             return False
-        repairs.blame.answered()
+        repairs.record.answered()
         if all(outcome != slot_writer.NO_MEANS for outcome, _ in slot_writer.RESULT.iter_unpack(answer)):
             self.worker.means.sufficed()
         zeroed: list[int] = []  # dead slots, each as often as one of its words
         for order, (outcome, word) in zip(orders, slot_writer.RESULT.iter_unpack(answer), strict=True):
             self._written(repairs, order, outcome, word)
-            if outcome == slot_writer.DONE and order.device is not None and order.state.dead:
+            if outcome == slot_writer.DONE and order.state is None:
                 zeroed.append(order.slot)
         if zeroed:
             container, slots = repairs.ownership.container, len(set(zeroed))
@@ -182,9 +174,7 @@ class Writing:
                 self._journal.record("writer_failed", level="warning", why=why)
             return
         now, container = time.monotonic(), repairs.ownership.container
-        seconds = repairs.blame.died(now, guilty=error.own_fault)
-        kept = {name: each for name, each in self._remembered.items() if not each.forgotten(now)}
-        self._remembered = {**kept, repairs.ownership.account: repairs.blame}
+        seconds = repairs.record.died(now, guilty=error.own_fault)
         if seconds:
             self.worker.forget_failures()  # other containers' orders do not wait for it
             self._counters[CounterName.QUARANTINES] += 1
@@ -195,34 +185,31 @@ class Writing:
             self._journal.record("writer_failed", level="warning", container=container, why=why)
 
     def _written(self, repairs: RegionRepairs, order: Order, outcome: int, word: int) -> None:
-        state = order.state
+        state, why = order.state, None
         self._writable(repairs, outcome, word)
-        if outcome == slot_writer.DONE and order.reason is not None:
+        if outcome == slot_writer.DONE and state is not None and order.reason is not None:
             # Written, and that once, even if another writer changed it back before it was read back.
-            self._repaired(repairs, order, order.reason)
-            if word != order.new:
-                state.reason = UnresolvedReason.CHANGED
-        elif outcome == slot_writer.DONE and order.device is not None:
+            self._repaired(repairs, order, state, order.reason, changed=word != order.new)
+        elif outcome == slot_writer.DONE:
             self._counters[CounterName.UTILIZATION_WRITES] += 1
-            if state.evidence is not None:  # of the dead nothing has to be known but the slot itself
-                state.evidence.word(order.device, order.new).wrote(order.new)
+            if state is not None:
+                state.evidence.word(order.device or 0, order.new).wrote(order.new)
         elif outcome == slot_writer.NO_MEANS:
             lacks = shortage_of(word) or Shortage.MEMORY
             self.worker.means.refused(lacks, f"the slot writer could not work: {os.strerror(word)}")
-            state.reason = UnresolvedReason.WRITE_FAILED
-        elif outcome == slot_writer.OWNER_GONE:
+            why = UnresolvedReason.WRITE_FAILED
+        elif outcome in (slot_writer.OWNER_GONE, slot_writer.MOVED):
             self._counters[CounterName.WRITES_UNDONE] += 1
-            state.reason = UnresolvedReason.GONE
-        elif outcome == slot_writer.MOVED:
-            self._counters[CounterName.WRITES_UNDONE] += 1
+            why = UnresolvedReason.GONE if outcome == slot_writer.OWNER_GONE else None
         elif outcome == slot_writer.NOT_WRITABLE:
             read_only = word == errno.EROFS
-            state.reason = UnresolvedReason.NOT_WRITABLE if read_only else UnresolvedReason.WRITE_FAILED
-            repairs.unwritable = state.reason
-            repairs.unwritable_until = time.monotonic() + _UNWRITABLE_SECONDS
+            why = UnresolvedReason.NOT_WRITABLE if read_only else UnresolvedReason.WRITE_FAILED
+            repairs.unwritable(why)
         elif order.device is None:
             self._counters[CounterName.WRITES_MISSED] += 1
-            state.reason = UnresolvedReason.CHANGED
+            why = UnresolvedReason.CHANGED
+        if why is not None and state is not None:
+            state.waits(why)
 
     def _writable(self, repairs: RegionRepairs, outcome: int, word: int) -> None:
         """Log once when a file becomes unwritable or writable again."""
@@ -241,24 +228,23 @@ class Writing:
         about = directory_of(path)
         self._journal.trouble(path, why, "write_failed", "write_works_again", about=about, path=path)
 
-    def _repaired(self, repairs: RegionRepairs, order: Order, reason: RepairReason) -> None:
-        state = order.state
+    def _repaired(
+        self, repairs: RegionRepairs, order: Order, state: OwnedSlot, reason: RepairReason, *, changed: bool
+    ) -> None:
         self._counters[CounterByReason.REPAIRS.of(reason)] += 1
-        state.written, state.repaired, state.reason = order.new >> 32, reason, None
-        state.written_at = order.slot
-        state.wrong_since = None
+        state.wrote(order.new >> 32, order.slot, reason, changed=changed)
         if state.conflicts < 2:  # else another writer is met again and again, and each time has its line
-            self._journal.record("repair", **_about(repairs, order))
+            self._journal.record("repair", **_about(repairs, order, state))
 
     def would_write(self, repairs: RegionRepairs, order: Order) -> None:
         """Announce the ``hostpid`` that a dry run would write, once per generation."""
-        if order.reason is None or order.state.announced == order.new:
+        state = order.state
+        if state is None or order.reason is None or not state.would_write(order.new):
             return
-        order.state.announced = order.new
         self._counters[CounterByReason.WOULD_REPAIR.of(order.reason)] += 1
-        self._journal.record("would_repair", **_about(repairs, order))
+        self._journal.record("would_repair", **_about(repairs, order, state))
         if self.on_would_repair is not None:
-            self.on_would_repair(repairs, order)
+            self.on_would_repair(repairs, state, order)
 
 
 def directory_of(path: str) -> str:
@@ -266,26 +252,25 @@ def directory_of(path: str) -> str:
     return os.path.dirname(path) if path.startswith("/") else path.partition(":")[0]
 
 
-def _about(repairs: RegionRepairs, order: Order) -> dict[str, Any]:
+def _about(repairs: RegionRepairs, order: Order, state: OwnedSlot) -> dict[str, Any]:
     """Return log fields about a ``hostpid``."""
     return {
-        **of_slot(repairs, order.state),
+        **of_slot(repairs, state),
         "slot": order.slot,
-        "host_pid": order.owner.process.host_pid if order.owner else None,  # it may have ended since
         "reason": order.reason,
-        "before": order.state.slot.hostpid,
+        "before": state.slot.hostpid,
         "after": order.new >> 32,
     }
 
 
-def of_slot(repairs: RegionRepairs, state: SlotState) -> dict[str, Any]:
+def of_slot(repairs: RegionRepairs, state: OwnedSlot) -> dict[str, Any]:
     """Return event fields of a slot and its owner."""
-    ownership, owner = repairs.ownership, state.owner
+    ownership = repairs.ownership
     return {
         "container": ownership.container,
         "pod_uid": ownership.pod_uid or state.names[0],
         "container_name": state.names[1] or ownership.container_name,
         "slot": state.slot.index,
         "ns_pid": state.slot.pid,
-        "host_pid": owner.process.host_pid if owner else None,
+        "host_pid": state.owner.process.host_pid,
     }

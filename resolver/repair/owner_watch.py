@@ -1,4 +1,4 @@
-"""Processes that own slots, held by handles until their end is reported."""
+"""Owners of slots: their search, and their handles until their end is reported."""
 
 from __future__ import annotations
 
@@ -8,15 +8,24 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from resolver.base.counters import Shortage
-from resolver.base.errors import AccessDenied, ProcessGone
+from resolver.base.errors import AccessDenied, ProcessGone, ResolverError
+from resolver.base.reasons import UnresolvedReason
+from resolver.hami.process_reads import hami_variables
 from resolver.linux.cgroup import NO_CONTAINER
+from resolver.linux.procfs import ProcessHandle
 from resolver.workers.means import Means, shortage_of
 
 if TYPE_CHECKING:
+    from resolver.containers.log_names import ContainerNames
+    from resolver.hami.owner_check import Pause
+    from resolver.hami.slot_owner import OwnerFinder
     from resolver.linux.cgroup import ContainerCgroup
-    from resolver.linux.procfs import ProcessHandle, ProcessIdentity, Procfs
+    from resolver.linux.procfs import ProcessIdentity, Procfs
     from resolver.pids.pidmap import PidMap
-    from resolver.repair.slot_states import SlotState
+    from resolver.repair.abandoned import Abandoned
+    from resolver.repair.region import RegionRepairs
+    from resolver.repair.slot_states import OwnedSlot
+    from resolver.workers.lanes import TenantReader
 
 
 class Owners:
@@ -25,7 +34,7 @@ class Owners:
     def __init__(self, procfs: Procfs, pidmap: PidMap) -> None:
         self._procfs, self._pidmap = procfs, pidmap
         self._exits = select.epoll()
-        self._states: dict[int, SlotState] = {}  # by the handle's descriptor
+        self._watched: dict[int, tuple[RegionRepairs, OwnedSlot]] = {}  # by the handle's descriptor
         self._unregistered = set[int]()  # polled, for lack of a pidfd or of an epoll watch
         self.means = Means("the watch over owners")
         self._slots = Counter[int]()  # by host PID
@@ -62,9 +71,10 @@ class Owners:
         """True if any owner lacks a pidfd (before Linux 5.3), or an epoll watch."""
         return bool(self._unregistered)
 
-    def watch(self, state: SlotState, owner: ProcessHandle, name: str) -> None:
+    def watch(self, repairs: RegionRepairs, state: OwnedSlot, name: str) -> None:
         """Report this owner's end. ``name`` is its container's beyond that; if empty, the id is."""
-        self._states[owner.fd] = state
+        owner = state.owner
+        self._watched[owner.fd] = repairs, state
         self.changes += 1
         self._unregistered.add(owner.fd)
         try:
@@ -82,12 +92,10 @@ class Owners:
             container = self._procfs.container(host_pid)
         self._owners[host_pid] = owner.process, container, name or container.container_id
 
-    def unwatch(self, state: SlotState) -> None:
-        """Forget the slot's owner, if any, and return its handle."""
+    def unwatch(self, state: OwnedSlot) -> None:
+        """Forget the slot's owner and return its handle."""
         owner = state.owner
-        if owner is None:
-            return
-        if self._states.pop(owner.fd, None) is not None:
+        if self._watched.pop(owner.fd, None) is not None:
             self.changes += 1
             if owner.fd not in self._unregistered:
                 self._exits.unregister(owner.fd)
@@ -97,22 +105,98 @@ class Owners:
             if not self._slots[host_pid]:
                 del self._slots[host_pid]
                 self._pidmap.name_container(host_pid, self._owners.pop(host_pid)[2])
-        state.release()
+        owner.close()
 
-    def ended(self) -> list[SlotState]:
-        """Return slots with owners that newly ended."""
-        if not self._states:
+    def ended(self) -> list[RegionRepairs]:
+        """Note ends of owners in their regions; return those regions."""
+        if not self._watched:
             return []
-        states = [self._states[fd] for fd, _ in self._exits.poll(0)]
-        for fd in self._unregistered:
-            owner = self._states[fd].owner
-            if owner is not None and not owner.alive():
-                states.append(self._states[fd])
-        for state in states:
+        ended = [self._watched[fd] for fd, _ in self._exits.poll(0)]
+        polled = [self._watched[fd] for fd in self._unregistered]
+        ended += [(repairs, state) for repairs, state in polled if not state.owner.alive()]
+        for repairs, state in ended:
             self.unwatch(state)
-            state.owner_ended()
-        return states
+            repairs.slots.ended(state)
+        return [repairs for repairs, _ in ended]
 
     def close(self) -> None:
         """Close the epoll; the handles belong to the slots."""
         self._exits.close()
+
+
+class OwnerSearch:
+    """Search by ``finder`` for the ``owners`` of slots; without any, the file may be ``abandoned``."""
+
+    def __init__(
+        self,
+        finder: OwnerFinder,
+        owners: Owners,
+        abandoned: Abandoned,
+        names: ContainerNames,
+        reader: TenantReader,
+    ) -> None:
+        self.finder, self.owners, self.abandoned, self.names = finder, owners, abandoned, names
+        self._reader = reader
+
+    def release(self, repairs: RegionRepairs) -> None:
+        """Release a vanished region's owners, and close it."""
+        for state in repairs.slots.owned.values():
+            self.owners.unwatch(state)
+        repairs.close()
+        self.finder.forget(repairs.proof)
+        self.abandoned.forget(repairs.region.path)
+
+    async def search(self, repairs: RegionRepairs, index: int, now: float, pause: Pause) -> None:
+        """Search the owner of the slot at this index."""
+        slots, payer = repairs.slots, repairs.ownership.account
+        ns_pid, hostpid, _ = slots.at(index)
+        found = await self.finder.owner(repairs.proof, repairs.shown, ns_pid, payer, hostpid, pause)
+        if repairs.closed:
+            if isinstance(found, ProcessHandle):
+                found.close()
+            return
+        *_, state = slots.at(index)
+        if state is not None:
+            if slots.keeps_owner(state, found):
+                return
+            self.owners.unwatch(state)
+        if isinstance(found, ProcessHandle):
+            self._own(repairs, slots.own(index, found))
+        else:
+            slots.unowned.not_found(index, found, now)
+            self._not_found(repairs, index, found)
+
+    def _not_found(self, repairs: RegionRepairs, index: int, why: UnresolvedReason) -> None:
+        """Decide if the slot is dead or the file may be abandoned."""
+        unowned, dead = repairs.slots.unowned, repairs.slots.unowned.called_dead(index)
+        undecided = why is UnresolvedReason.OVER_BUDGET and not dead
+        if why is UnresolvedReason.OTHER_CONTAINER and repairs.proof.open:
+            unowned.call_dead(index, dead=False)  # one of the same pod uses a file that it can reach, too
+        elif why is UnresolvedReason.NO_SUCH_PROCESS and not dead and unowned.missed_again(index):
+            ns_pid, *_ = repairs.slots.at(index)
+            dead = self.finder.vacant(repairs.proof, ns_pid)
+            unowned.call_dead(index, dead=dead)
+            undecided = not dead
+        if undecided:
+            self.abandoned.suspect(repairs)
+
+    def _own(self, repairs: RegionRepairs, state: OwnedSlot) -> None:
+        """Watch a slot's owner and remember its container: the directory may name an init container."""
+        ownership = repairs.ownership
+        self.owners.watch(repairs, state, "" if ownership.claim else ownership.container)
+        container = self.owners.container(state.owner.process.host_pid)
+        self.names.refresh()
+        name = self.names.of(container.container_id)
+        state.named(container.pod_uid or "", name.container if name else "")
+
+    async def read_variables(self, repairs: RegionRepairs, now: float) -> None:
+        """Read what new owners' environments tell HAMi's library, once; a tenant can make that fail for a while."""
+        payer = repairs.ownership.account
+        for state in repairs.slots.distinguished():
+            if not state.reads(now):
+                continue
+            owner = state.owner.process
+            about = self.owners.container_id(owner.host_pid) or payer
+            with contextlib.suppress(ResolverError, OSError):
+                found = await self._reader.ask(payer, about, hami_variables, owner.host_pid, owner.start_time)
+                state.knows(*found)

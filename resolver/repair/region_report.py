@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from resolver.gpu.attribution import Joined
-    from resolver.repair.plan import RegionRepairs
-    from resolver.repair.slot_states import SlotState
+    from resolver.repair.region import RegionRepairs
+    from resolver.repair.slot_states import OwnedSlot
 
 
 def region_report(
@@ -20,31 +20,28 @@ def region_report(
 ) -> RegionReport:
     """Report a region's used slots; ``container_id`` maps host PIDs to containers."""
     region, view = repairs.region, repairs.view
-    uuids = view.uuids if view else ()
-    states = repairs.distinguished()
+    uuids = view.uuids
+    states = repairs.slots.distinguished()
     claim = repairs.ownership.claim
     owned = tuple([_slot_report(state, uuids, joined, container_id if claim else None) for state in states])
-    slots: SlotReports | tuple[SlotReport, ...] = owned
-    if view is not None:
-        slots = SlotReports(owned, view.slots, repairs.unowned.codes(), len(uuids))
-    found = (container_id(state.owner.process.host_pid) for state in states if state.owner)
+    found = (container_id(state.owner.process.host_pid) for state in states)
     # Only a ResourceClaim's file has several containers; any other has its first owner's.
     first = next(filter(None, found), "")
     ids = sorted({slot.container_id for slot in owned} - {""}) if claim else [first] if first else []
-    named = "" if claim else next((state.names[1] for state in states if state.owner and state.names[1]), "")
-    ended, moved = view.slots.left_behind() if view is not None else ((), ())
+    named = "" if claim else next((state.names[1] for state in states if state.names[1]), "")
+    ended, moved = view.slots.left_behind()
     return RegionReport(
         path=region.path,
         pod_uid=repairs.ownership.pod_uid or None,
         container_name=named or repairs.ownership.container_name or None,
         layout=region.layout.name,
         device_uuids=uuids,
-        slots=slots,
+        slots=SlotReports(owned, view.slots, repairs.slots.unowned.codes(), len(uuids)),
         container_id=ids[0] if len(ids) == 1 else None,
-        quarantined=repairs.blame.quarantined(now),
-        limit=view.limit if view else (),
-        sm_limit=view.sm_limit if view else (),
-        limiting=view is None or view.utilization_switch != 0,
+        quarantined=repairs.record.quarantined(now),
+        limit=view.limit,
+        sm_limit=view.sm_limit,
+        limiting=view.utilization_switch != 0,
         claim=claim or None,
         container_ids=tuple(ids),
         placement=repairs.ownership.placement or None,
@@ -62,28 +59,24 @@ def _limit(uuid: str, joined: Joined, finding: WatcherFinding | None) -> LimitSt
 
 
 def _slot_report(
-    state: SlotState, uuids: tuple[str, ...], joined: Joined, container_id: Callable[[int], str] | None
+    state: OwnedSlot, uuids: tuple[str, ...], joined: Joined, container_id: Callable[[int], str] | None
 ) -> SlotReport:
     """Report a slot; ``container_id`` adds the owner's container."""
-    slot, host_pid = state.slot, state.owner.process.host_pid if state.owner else None
-    utilization: tuple[int | None, ...] = (0 if state.dead else None,) * len(uuids)
-    if host_pid is not None:
-        disputed = state.evidence.disputed() if state.evidence else ()
-        utilization = tuple(
-            None if device in disputed else joined.utilization(host_pid, uuid)
-            for device, uuid in enumerate(uuids)
-        )
+    slot, host_pid, disputed = state.slot, state.owner.process.host_pid, state.evidence.disputed()
     return SlotReport(
         pid=slot.pid,
         slot=slot.index,
         hostpid=slot.hostpid,
         host_pid=host_pid,
-        dead=state.dead,
-        unresolved=None if state.dead else state.reason,
+        dead=False,
+        unresolved=state.reason,
         repaired=state.repaired,
         sm_util=slot.sm_util,
-        utilization=utilization,
+        utilization=tuple(
+            None if device in disputed else joined.utilization(host_pid, uuid)
+            for device, uuid in enumerate(uuids)
+        ),
         stuck=state.stuck,
-        container_id=container_id(host_pid) if container_id and host_pid is not None else "",
+        container_id=container_id(host_pid) if container_id else "",
         core_policy=state.variables[0] if state.variables else None,
     )

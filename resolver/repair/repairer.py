@@ -19,12 +19,11 @@ from resolver.hami.hostpid_policy import WatcherFinding
 from resolver.hami.mapping_finder import MappingFinder
 from resolver.hami.slot_owner import OwnerFinder
 from resolver.repair.abandoned import Abandoned
+from resolver.repair.agenda import Pass
 from resolver.repair.holds import REPORT_SECONDS
 from resolver.repair.known_regions import Discovery, KnownRegions
 from resolver.repair.orders import Writing
-from resolver.repair.owner_search import OwnerSearch
-from resolver.repair.owner_watch import Owners
-from resolver.repair.pass_inputs import Pass
+from resolver.repair.owner_watch import Owners, OwnerSearch
 from resolver.repair.turns import Turns
 from resolver.workers.lanes import Direct, Lanes
 
@@ -72,7 +71,7 @@ class Repairer:
         self._judging: asyncio.Task[None] | None = None  # files that may be abandoned
         finder = OwnerFinder(procfs, pidmap, namespaces, self.names, reader)
         search = OwnerSearch(finder, self.owners, self._abandoned, self.names, reader)
-        self.found = KnownRegions(search, self.budgets, reader, counters, journal, self.writing.blame)
+        self.found = KnownRegions(search, self.budgets, reader, counters, journal)
         self.regions, self.agenda, self.watches = self.found.by_path, self.found.agenda, self.found.watches
         self.found.discoveries = (*self._discoveries(procfs),)
         self.turns = Turns(self.found, search, self.writing, self._refresh, wake, counters, journal)
@@ -116,16 +115,12 @@ class Repairer:
         """
         self._resident.look(time.monotonic())  # some 20 ms, rarely: no reason to rest after the pass
         this = Pass(self.settings, policy, joined, self.budgets, patient=patient, everything=everything)
-
-        def spend(seconds: float) -> None:
-            this.spent += seconds
-
-        await Metered(self._pass(this), spend)
+        await Metered(self._pass(this), this.spend)
         self.agenda.rest_after(this.spent, self.settings.interval, time.monotonic())
 
     async def _pass(self, this: Pass) -> None:
         self._take_in(this)
-        self.budgets.forget_full()
+        self.budgets.tidy()
         if isinstance(self._reader, Lanes):
             self._reader.tidy()
         self.journal.catch_up()
@@ -142,16 +137,12 @@ class Repairer:
         async with self._refreshing:
             if self._refreshed < seen:
                 began = time.monotonic()
-                if not await asyncio.create_task(self._refresh_now(this)):  # not charged to any container
+                # A task of its own is not charged to any container.
+                refresh = self.pidmap.catch_up(Slices(), unhurried=this.patient)
+                if not await asyncio.create_task(refresh):
                     return False
+                await asyncio.create_task(self._namespaces.catch_up(Slices(), bounded=this.patient))
                 self._refreshed = began
-        return True
-
-    async def _refresh_now(self, this: Pass) -> bool:
-        slices = Slices()
-        if not await self.pidmap.catch_up(slices, unhurried=this.patient):
-            return False
-        await self._namespaces.catch_up(slices, bounded=this.patient)
         return True
 
     def _take_in(self, this: Pass) -> None:
@@ -175,10 +166,8 @@ class Repairer:
     def _take_in_ends(self, this: Pass) -> None:
         """Process ended owners and abandoned files."""
         now = time.monotonic()
-        for state in self.owners.ended():
-            for path, repairs in self.regions.items():
-                if repairs.ended(state):
-                    self.agenda.by(path, now)
+        for repairs in self.owners.ended():
+            self.agenda.by(repairs.region.path, now)
         if self._judging is None and self._abandoned.wait() <= 0:
             self._judging = asyncio.create_task(self._judge_abandoned(patient=this.patient))
 
@@ -208,7 +197,7 @@ class Repairer:
         if self.watches.take():
             self.agenda.events_lost(time.monotonic())
             for repairs in self.regions.values():
-                repairs.attached = True
+                repairs.attach()
 
     def next_pass(self) -> float:
         """Return the next known work's monotonic time."""

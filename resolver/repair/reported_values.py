@@ -204,6 +204,20 @@ class Evidence:
         self.since: float | None = None  # its hostpid is right from then on
         self.logged = False
 
+    def begins(self, now: float) -> float:
+        """Return since when the hostpid is right: at the latest, from now on."""
+        self.since = now if self.since is None else self.since
+        return self.since
+
+    def ends(self) -> None:
+        """Note that the hostpid is not right."""
+        self.since = None
+
+    def logs(self) -> bool:
+        """Check if nothing was logged yet."""
+        before, self.logged = self.logged, True
+        return not before
+
     def word(self, device: int, present: int) -> ReportedValue:
         """Return a device's value, created from ``present`` if new."""
         word = self.words.get(device)

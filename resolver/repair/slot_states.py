@@ -1,4 +1,4 @@
-"""State of slots: an object for each owned slot, a few bytes for any other.
+"""State of slots: an object for each owned slot, eleven bytes for any other.
 
 A tenant fills 1,024 slots of a file at no cost.
 """
@@ -11,22 +11,28 @@ from typing import TYPE_CHECKING
 
 from resolver.base.reasons import UnresolvedReason
 from resolver.base.retry import doubled
-from resolver.linux.procfs import ProcessHandle
-from resolver.repair.reported_values import Evidence
+from resolver.hami.hostpid_policy import classify
+from resolver.repair.reported_values import Evidence, reordering
 from resolver.state import UnownedCode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Container
 
     from resolver.base.reasons import RepairReason
-    from resolver.hami.packed_slots import PackedSlots, SlotRecord
+    from resolver.hami.hostpid_policy import HostpidPolicy
+    from resolver.hami.packed_slots import SlotRecord
+    from resolver.linux.procfs import ProcessHandle
 
+_FIRST_BACKOFF, _LONGEST_BACKOFF = 0.5, 300.0
+#: Seconds after which an environment that could not be read is read again.
+_READ_AGAIN_SECONDS = 30.0
+_DEAD, _ABANDONED, _UNSURE = UnownedCode.DEAD, UnownedCode.ABANDONED, UnownedCode.UNSURE
 #: How often a slot without a process is checked again, at first each pass, then ever more rarely. A dead one can be
 #: taken again without a byte or the file's time changing; only lost events are found so late.
 EAGER_LOOKS, _LONGEST_LOOK = 4, 60.0
 _SETTLED_LOOKS = EAGER_LOOKS + 6  # from then on the pauses are as long as they get
-#: Answers without a search, and seconds before a slow container is asked again.
-_NOT_SEARCHED, _SLOW_SEARCH = {UnresolvedReason.OVER_BUDGET, UnresolvedReason.TOO_SLOW}, 1.0
+#: Answers without a search, and seconds until a container that makes the kernel wait is asked again.
+NOT_SEARCHED, _SLOW_SEARCH = {UnresolvedReason.OVER_BUDGET, UnresolvedReason.TOO_SLOW}, 1.0
 #: Answers after which a dead slot may have an owner again.
 _MAY_LIVE = {
     UnresolvedReason.AMBIGUOUS,
@@ -35,28 +41,22 @@ _MAY_LIVE = {
     UnresolvedReason.UNPROVEN,
     UnresolvedReason.OTHER_POD,
 }
-#: Answers that make a slot dead once no process has its file open.
-NOT_FOUND = (UnresolvedReason.NO_SUCH_PROCESS, UnresolvedReason.OVER_BUDGET)
+#: Answers with which a slot is dead once no process has its file open.
+_NOT_FOUND = (UnresolvedReason.NO_SUCH_PROCESS, UnresolvedReason.OVER_BUDGET)
 
 
-class SlotState:
-    """State of a PID's slot in one region."""
+class OwnedSlot:
+    """A PID's slot and its owner in one region."""
 
-    def __init__(self, slot: SlotRecord) -> None:
-        self.slot = slot
-        self.owner: ProcessHandle | None = None
+    def __init__(self, slot: SlotRecord, owner: ProcessHandle) -> None:
+        self.slot, self.owner = slot, owner
         self.names = ("", "")  # pod UID and kubelet's name of the owner's container
         self.variables: tuple[str, str] | None = None  # of `hami_variables`, None until they were read
         self.read_again = 0.0  # monotonic; infinity once they were read
         self.reason: UnresolvedReason | None = None
         self.repaired: RepairReason | None = None
-        self.dead = False
-        self.abandoned = False  # dead because no process has the file open
-        self.unsure = False  # the file was touched since the search that called it dead
         self.doubted = False  # its hostpid may be another owner's: nothing is written before a search
         self.followed = False  # a process attached to the file since its owner was found
-        self.looks = 0  # in vain, in a row
-        self.next_look = 0.0
         self.written: int | None = None  # the hostpid of our one write to this generation
         self.written_at: int | None = None  # the slot's index at that time
         self.announced: int | None = None  # the hostpid that a dry run has announced for this generation
@@ -65,11 +65,7 @@ class SlotState:
         self.not_before = 0.0
         self.wrong_since: float | None = None
         self.stuck = ""  # why its sm_util does not stay right
-        self.evidence: Evidence | None = None  # while it has an owner
-
-    def due(self, now: float) -> bool:
-        """Check if an owner search is due."""
-        return self.doubted or (self.owner is None and now >= self.next_look)
+        self.evidence = Evidence()
 
     def observe(self, slot: SlotRecord) -> None:
         """Update the slot's content.
@@ -77,96 +73,116 @@ class SlotState:
         In a shared file, another container's process with the same PID can take over the slot: an unknown ``hostpid``
         may be its.
         """
-        if self.owner is not None and slot.hostpid not in (self.slot.hostpid, 0, slot.pid):
+        if slot.hostpid not in (self.slot.hostpid, 0, slot.pid):
             self.doubted = self.doubted or slot.hostpid != self.owner.process.host_pid
         self.slot = slot
 
-    def keeps_owner(self, found: ProcessHandle | UnresolvedReason) -> bool:
-        """Check if the owner stays after a search; the same process settles a doubt."""
-        if isinstance(found, ProcessHandle) and self.owner and found.process == self.owner.process:
+    def settles(self, found: ProcessHandle) -> bool:
+        """Check if a search that found this process settles a doubt, which returns the handle."""
+        same = found.process == self.owner.process
+        if same:
             found.close()
             self.doubted = False
-        return not self.doubted or found in _NOT_SEARCHED
+        return same
 
-    def found(self, result: ProcessHandle | UnresolvedReason, now: float) -> None:
-        """Apply a search's result."""
-        if isinstance(result, ProcessHandle):
-            self.owner, self.reason, self.dead, self.looks = result, None, False, 0
-            self.abandoned = self.unsure = self.followed = self.doubted = False
-            self.written, self.guessed, self.conflicts, self.not_before = None, False, 0, 0.0
-            self.stuck, self.evidence, self.announced = "", Evidence(), None
-            self.variables, self.read_again = None, 0.0
-            return
-        self.reason = result
-        if result in _NOT_SEARCHED:  # or not among all processes
-            if result is UnresolvedReason.TOO_SLOW:
-                self.next_look = now + _SLOW_SEARCH
-            return
-        self.unsure = False
-        if result in _MAY_LIVE:
-            self.looks = min(self.looks, EAGER_LOOKS) if self.dead else self.looks
-            self.dead = False
-        self.looks += 1
-        if self.looks > EAGER_LOOKS:
-            self.next_look = now + doubled(0.5, _LONGEST_LOOK, self.looks - EAGER_LOOKS)
-
-    def release(self) -> None:
-        """Release its process's handle."""
-        if self.owner is not None:
-            self.owner.close()
-        self.owner, self.doubted = None, False
-
-    def owner_ended(self) -> None:
-        """Mark the slot dead. One search shows if another process took it.
-
-        Later searches, which may walk all processes, are rare unless a process has attached.
-        """
-        self.disowned()
-        looks = EAGER_LOOKS if self.followed else _SETTLED_LOOKS
-        self.dead, self.unsure, self.looks, self.next_look = True, False, looks, 0.0
-
-    def disowned(self) -> None:
-        """Forget the owner and everything learned about it."""
-        self.release()
-        self.names, self.variables, self.read_again = ("", ""), None, 0.0
-        self.reason, self.repaired, self.wrong_since = None, None, None
-        self.stuck, self.evidence = "", None
-
-    def abandon(self) -> None:
-        """Mark an unowned slot as dead: no process has the file open."""
-        if self.owner is None and self.reason in NOT_FOUND:
-            self.dead = self.abandoned = True
-
-    def put_off(self, now: float, why: UnresolvedReason) -> bool:
-        """Delay due work; True if the reason changed."""
-        waits = self.due(now) or self.wrong_since is not None
-        if not waits or self.dead or self.reason is why:
-            return False
-        self.reason = why
-        return True
-
-    def touched(self, *, attached: bool = False) -> None:
-        """Note a write, after which a process may have reused this slot.
-
-        ``attached``: every attaching process's write. Changed bytes alone trigger no search: tenants can flip them at
-        any rate.
-        """
-        self.next_look = 0.0
-        self.looks = min(self.looks, EAGER_LOOKS)
-        self.unsure = True
+    def touched(self, *, attached: bool) -> None:
+        """Note a write to the file; ``attached``: by a process that attaches."""
         self.followed = self.followed or attached
-        if self.abandoned:  # that was true until now
-            self.dead = self.abandoned = False
+
+    def named(self, pod_uid: str, container: str) -> None:
+        """Note pod and kubelet's name of the owner's container."""
+        self.names = pod_uid, container
+
+    def reads(self, now: float) -> bool:
+        """Check if the owner's environment is to be read, which a tenant can make fail for a while."""
+        due, self.read_again = now >= self.read_again, max(self.read_again, now + _READ_AGAIN_SECONDS)
+        return due
+
+    def knows(self, core_policy: str, visible_devices: str) -> None:
+        """Note `hami_variables` of the owner's environment."""
+        self.variables, self.read_again = (core_policy, visible_devices), inf
+
+    def waits(self, why: UnresolvedReason) -> None:
+        """Note why nothing was written."""
+        self.reason = why
+
+    def wrong(
+        self,
+        policy: HostpidPolicy,
+        now: float,
+        crowded: Callable[[int], bool],
+        conflicts: list[tuple[OwnedSlot, float]],
+    ) -> tuple[RepairReason, int] | None:
+        """Return why the ``hostpid`` is wrong and the right one; None if it is right, or not to be written now."""
+        slot, host_pid = self.slot, self.owner.process.host_pid
+        wanted = policy.wanted(host_pid, slot.pid)
+        if self.doubted or wanted is None:
+            self.waits(UnresolvedReason.OVER_BUDGET if self.doubted else UnresolvedReason.DRIVER_UNKNOWN)
+            return None
+        self.reason = None
+        other = slot.pid if wanted == host_pid else host_pid
+        shared = slot.hostpid != wanted and crowded(slot.hostpid)
+        wrong = classify(slot.hostpid, wanted, other, shared=shared)
+        if wrong is None:
+            self.wrong_since = None
+            return None
+        if self.wrong_since is None:
+            self.wrong_since = now
+        if self.written_at not in (None, slot.index):
+            # A move copied the slot before we wrote, and left what we wrote behind: not another writer's doing.
+            self.written = self.written_at = None
+        if self.written is not None and slot.hostpid != self.written:
+            if slot.hostpid and not self.guessed:
+                self.guessed = True  # the process's own guess; no release guesses 0
+            else:
+                # Another program writes it too.
+                wait = doubled(_FIRST_BACKOFF, _LONGEST_BACKOFF, self.conflicts)
+                self.conflicts += 1
+                self.not_before = now + wait
+                conflicts.append((self, wait))
+            self.written = None
+        if now < self.not_before:
+            self.waits(UnresolvedReason.CONFLICT)
+            return None
+        return wrong, wanted
+
+    def wrote(self, hostpid: int, index: int, why: RepairReason, *, changed: bool) -> None:
+        """Note a repair; ``changed``: another writer's value was read back."""
+        self.written, self.written_at, self.repaired, self.wrong_since = hostpid, index, why, None
+        self.reason = UnresolvedReason.CHANGED if changed else None
+
+    def would_write(self, word: int) -> bool:
+        """Note a word that a dry run leaves out; False if it did so before."""
+        before, self.announced = self.announced, word
+        return before != word
+
+    def reordered(self, uuids: tuple[str, ...]) -> str:
+        """Explain that its process has another order of GPUs than NVML; empty if not."""
+        return reordering(self.variables[1] if self.variables else "", uuids)
+
+    def explain(
+        self, policy: HostpidPolicy, now: float, uuids: tuple[str, ...], blind: Container[int]
+    ) -> bool:
+        """Note why values do not stay right; True if that is new of this process."""
+        self.stuck = self.evidence.why(self.slot.hostpid, policy, now, self.reordered(uuids), blind)
+        return bool(self.stuck) and self.evidence.logs()
+
+    def put_off(self, why: UnresolvedReason) -> bool:
+        """Delay due work; True if the reason changed."""
+        waits = (self.doubted or self.wrong_since is not None) and self.reason is not why
+        if waits:
+            self.reason = why
+        return waits
 
 
 class UnownedSlots:
-    """Unowned slots by index, eleven bytes each; also those that can't have a state (``odd``)."""
+    """Unowned slots by index; also those that can't have an owner (``odd``)."""
 
     __slots__ = ("_codes", "_looks", "_next")
 
     def __init__(self, count: int) -> None:
         self._codes = bytearray(count)  # 0: none here; else an `UnownedCode`
-        self._looks = bytearray(count)
+        self._looks = bytearray(count)  # searches in vain, in a row
         self._next = array("d", [inf]) * count  # inf: odd, or none here
 
     def __contains__(self, index: int) -> bool:
@@ -176,23 +192,9 @@ class UnownedSlots:
         """Add a slot with nothing known."""
         self._codes[index], self._looks[index], self._next[index] = UnownedCode.UNOWNED, 0, 0.0
 
-    def put(self, state: SlotState) -> None:
-        """Store a slot in place of its state, which has no owner and so nothing more to say."""
-        index = state.slot.index
-        flags = UnownedCode.DEAD * state.dead | UnownedCode.ABANDONED * state.abandoned
-        self._codes[index] = UnownedCode.of(state.reason) | flags | UnownedCode.UNSURE * state.unsure
-        self._looks[index], self._next[index] = min(state.looks, 255), state.next_look
-
-    def take(self, slot: SlotRecord) -> SlotState:
-        """Remove a slot and return its state."""
-        state, code = SlotState(slot), self._codes[slot.index]
-        state.reason = UnownedCode.reason(code)
-        state.dead, state.abandoned, state.unsure = (
-            bool(code & bit) for bit in (UnownedCode.DEAD, UnownedCode.ABANDONED, UnownedCode.UNSURE)
-        )
-        state.looks, state.next_look = self._looks[slot.index], self._next[slot.index]
-        self._codes[slot.index], self._next[slot.index] = 0, inf
-        return state
+    def remove(self, index: int) -> None:
+        """Remove a slot: it has an owner."""
+        self._codes[index], self._next[index] = 0, inf
 
     def move(self, index: int, before: UnownedSlots, was: int) -> None:
         """Copy a slot from its previous index."""
@@ -200,8 +202,71 @@ class UnownedSlots:
         self._looks[index], self._next[index] = before._looks[was], before._next[was]
 
     def set_odd(self, index: int, why: UnresolvedReason) -> None:
-        """Add a slot that can't have a state."""
+        """Add a slot that can't have an owner."""
         self._codes[index], self._next[index] = UnownedCode.of(why), inf
+
+    def ended(self, index: int, *, followed: bool) -> None:
+        """Add a dead slot: its owner has ended. One search shows if another process took it.
+
+        Later searches, which may walk all processes, are rare unless a process has attached (``followed``).
+        """
+        looks = EAGER_LOOKS if followed else _SETTLED_LOOKS
+        self._codes[index], self._looks[index], self._next[index] = UnownedCode.UNOWNED | _DEAD, looks, 0.0
+
+    def not_found(self, index: int, why: UnresolvedReason, now: float) -> None:
+        """Note a search in vain."""
+        flags = self._codes[index] & (_DEAD | _ABANDONED | _UNSURE)
+        if why not in NOT_SEARCHED:
+            looks = self._looks[index]
+            if why in _MAY_LIVE:
+                looks = min(looks, EAGER_LOOKS) if flags & _DEAD else looks
+                flags &= ~_DEAD
+            flags &= ~_UNSURE
+            self._looks[index] = looks = min(looks + 1, 255)
+            if looks > EAGER_LOOKS:
+                self._next[index] = now + doubled(0.5, _LONGEST_LOOK, looks - EAGER_LOOKS)
+        elif why is UnresolvedReason.TOO_SLOW:
+            self._next[index] = now + _SLOW_SEARCH
+        self._codes[index] = UnownedCode.of(why) | flags
+
+    def called_dead(self, index: int) -> bool:
+        """Check if the slot is dead, unless the file was touched since then."""
+        return bool(self._codes[index] & _DEAD)
+
+    def call_dead(self, index: int, *, dead: bool) -> None:
+        """Note if the slot is dead."""
+        self._codes[index] = self._codes[index] & ~_DEAD | (_DEAD if dead else 0)
+
+    def missed_again(self, index: int) -> bool:
+        """Check that no process was found more than once."""
+        return self._looks[index] > 1
+
+    def abandon(self) -> None:
+        """Mark slots without a process as dead: no process has the file open."""
+        for index, code in enumerate(self._codes):
+            if index in self and UnownedCode.reason(code) in _NOT_FOUND:
+                self._codes[index] |= _DEAD | _ABANDONED
+
+    def touched(self) -> None:
+        """Note a write to the file, after which a process may have reused a slot.
+
+        Changed bytes alone trigger no search: tenants can flip them at any rate.
+        """
+        for index, code in enumerate(self._codes):
+            if index in self:
+                self._looks[index], self._next[index] = min(self._looks[index], EAGER_LOOKS), 0.0
+                # An abandoned slot was dead until now.
+                self._codes[index] = (code & ~(_DEAD | _ABANDONED) if code & _ABANDONED else code) | _UNSURE
+
+    def put_off(self, now: float, why: UnresolvedReason) -> bool:
+        """Delay due work; True if any reason changed."""
+        reason, changed = UnownedCode.of(why), False
+        for index in self.due(now):
+            code = self._codes[index]
+            if code & UnownedCode.REASON != reason and not code & _DEAD:
+                self._codes[index] = reason | code & ~UnownedCode.REASON
+                changed = True
+        return changed
 
     def reasons(self) -> set[UnresolvedReason | None]:
         """Return the reasons for missing owners."""
@@ -209,7 +274,7 @@ class UnownedSlots:
 
     def unclear(self) -> bool:
         """Check if any slot is not certainly dead."""
-        return any(code and not code & UnownedCode.DEAD for code in self._codes)
+        return any(code and not code & _DEAD for code in self._codes)
 
     def due(self, now: float) -> array[int]:
         """Return indexes of slots due for a search."""
@@ -221,25 +286,7 @@ class UnownedSlots:
 
     def dead(self, index: int) -> bool:
         """Check if the slot is certainly dead."""
-        return self._codes[index] & (UnownedCode.DEAD | UnownedCode.UNSURE) == UnownedCode.DEAD
-
-    def apply(self, slots: PackedSlots, change: Callable[[SlotState], None]) -> None:
-        """Change each slot's state."""
-        for index, at in enumerate(self._next):
-            if at != inf:
-                state = self.take(slots[index])
-                change(state)
-                self.put(state)
-
-    def put_off(self, now: float, why: UnresolvedReason) -> bool:
-        """Delay due work as `SlotState.put_off` does, in place: no budget pays for it."""
-        reason, changed = UnownedCode.of(why), False
-        for index in self.due(now):
-            code = self._codes[index]
-            if code & UnownedCode.REASON != reason and not code & UnownedCode.DEAD:
-                self._codes[index] = reason | code & ~UnownedCode.REASON
-                changed = True
-        return changed
+        return self._codes[index] & (_DEAD | _UNSURE) == _DEAD
 
     def codes(self) -> bytes:
         """Return each slot's `UnownedCode`."""

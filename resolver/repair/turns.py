@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from resolver.base.budget import Metered, Rounds, Slices
 from resolver.base.counters import CounterName, Shortage
 from resolver.repair.orders import ORDER_SECONDS, of_slot
-from resolver.repair.reported_values import reordering
+from resolver.repair.plan import Inputs
 from resolver.workers import slot_writer
 from resolver.workers.means import shortage_of
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping
 
     from resolver.base.journal import Journal
+    from resolver.repair.agenda import Pass
     from resolver.repair.known_regions import KnownRegions
     from resolver.repair.orders import Writing
-    from resolver.repair.owner_search import OwnerSearch
-    from resolver.repair.pass_inputs import Pass
-    from resolver.repair.plan import Order, RegionRepairs
-    from resolver.repair.slot_states import SlotState
+    from resolver.repair.owner_watch import OwnerSearch
+    from resolver.repair.plan import Order
+    from resolver.repair.region import RegionRepairs
 
 #: Seconds after which a pass waits no more for the turns that it began.
 _PASS_SECONDS = 0.01
@@ -109,7 +109,7 @@ class Turns:
     async def _find_owners(
         self, repairs: RegionRepairs, this: Pass, pause: Callable[[], Awaitable[None]]
     ) -> None:
-        due = repairs.due(this.now + this.ahead)  # taken from its end
+        due = repairs.slots.due(this.now + this.ahead)  # taken from its end
         # The map has to be younger than the sight of the slots: then a process that is not in it does not exist.
         if due and not await self._refresh(repairs.seen_at, this):
             return
@@ -121,13 +121,16 @@ class Turns:
         """Plan, write and report: begun work ends somehow, to give a result for its cost."""
         account = repairs.ownership.account
         await self.search.read_variables(repairs, this.now)
-        orders, more, over = self._plan(repairs, this), True, False
+        writes, joined = this.settings.write_utilization, this.joined
+        inputs = Inputs(this.now, this.policy, joined.utilization, writes, this.answered, joined.idle)
+        orders, more, over = repairs.plan(inputs), True, False
         while more and not repairs.closed:
             over = this.over(account)
             more = await self._write(repairs, orders, this) and not over
             await pause()
         if repairs.closed:
             return
+        self._log_conflicts(repairs)
         if not this.settings.dry_run:
             corrected = await self._writing.hold(repairs, [] if over else repairs.held)
             this.charge(account, corrected * ORDER_SECONDS)
@@ -159,8 +162,8 @@ class Turns:
             more = await self._writing.carry_out(repairs, batch) and more
         return more
 
-    def _plan(self, repairs: RegionRepairs, this: Pass) -> Iterator[Order | None]:
-        def conflict(state: SlotState, wait: float) -> None:
+    def _log_conflicts(self, repairs: RegionRepairs) -> None:
+        for state, wait in repairs.conflicts:
             self._counters[CounterName.CONFLICTS] += 1
             self._journal.record(
                 "conflict",
@@ -172,24 +175,14 @@ class Turns:
                 next_try_seconds=wait,
             )
 
-        writes, joined = this.settings.write_utilization, this.joined
-        return repairs.plan(
-            this.now, this.policy, joined.utilization, writes, conflict, this.answered, joined.idle
-        )
-
     def _log_stuck(self, repairs: RegionRepairs, this: Pass) -> None:
         """Log values that do not stay right, once per process."""
-        blind = repairs.blind(this.joined.refused)
-        for state in repairs.distinguished():
-            evidence = state.evidence
-            if evidence is None:
-                continue
-            visible = state.variables[1] if state.variables else ""
-            order = reordering(visible, repairs.view.uuids if repairs.view else ())
-            state.stuck = evidence.why(state.slot.hostpid, this.policy, this.now, order, blind)
-            if state.stuck and not evidence.logged:
-                evidence.logged = True
-                disputed = evidence.disputed()
-                self._counters[CounterName.ZEROS_DISPUTED if disputed else CounterName.SLOTS_STUCK] += 1
+        blind, uuids = repairs.blind(this.joined.refused), repairs.view.uuids
+        for state in repairs.slots.distinguished():
+            if state.explain(this.policy, this.now, uuids, blind):
+                if disputed := state.evidence.disputed():
+                    self._counters[CounterName.ZEROS_DISPUTED] += 1
+                else:
+                    self._counters[CounterName.SLOTS_STUCK] += 1
                 kind = "nvml_contradicts_watchers" if disputed else "slot_stuck"
                 self._journal.record(kind, level="warning", **of_slot(repairs, state), why=state.stuck)

@@ -7,6 +7,7 @@ from collections.abc import Container
 from contextlib import ExitStack
 from typing import Any
 
+from resolver.base.budget import Budgets
 from resolver.base.reasons import UnresolvedReason
 from resolver.config import HostpidNamespace, WriteUtilization
 from resolver.hami.discovery import Location, Ownership, PodFile, Proof, SharedDirectory
@@ -16,8 +17,9 @@ from resolver.hami.packed_slots import SlotRecord
 from resolver.hami.region import RegionView, SharedRegion
 from resolver.linux.mappings import SuperblockPath
 from resolver.linux.procfs import ProcessHandle, ProcessIdentity
-from resolver.repair.plan import Order, RegionRepairs
-from resolver.repair.slot_states import SlotState
+from resolver.repair.plan import Inputs, Order
+from resolver.repair.region import RegionRepairs
+from resolver.repair.slot_states import OwnedSlot, UnownedSlots
 from resolver.state import UnownedCode
 from tests.fakes.slots import packed
 
@@ -61,7 +63,7 @@ class Bench:
             )
             proof = PodFile(file, ("8:1", region.inode), region.inode, tree, "uid", "main")
         location = Location(proof, ("8:1", region.inode))
-        self.repairs = RegionRepairs(region, ownership, location)
+        self.repairs = RegionRepairs(region, ownership, location, Budgets().of(ownership.account))
         self.now = 100.0
         self.answered = 0.0  # time of NVML's answer about `load`
         self.idle: Container[str] = UUIDS  # devices without load by their own samples
@@ -69,24 +71,25 @@ class Bench:
         self.known = True
         self.conflicts: list[tuple[int, float]] = []
 
-    def see(self, *slots: SlotValues, proc_num: int | None = None) -> list[SlotState]:
+    def see(self, *slots: SlotValues, proc_num: int | None = None) -> list[OwnedSlot]:
         return self.repairs.observe(view(*slots, proc_num=proc_num))
 
-    def states(self) -> dict[int, SlotState]:
-        assert self.repairs.view is not None
-        for index, code in enumerate(self.repairs.unowned.codes()):
-            if code and index not in self.odd():
-                self.repairs.at(index)
-        return self.repairs.states
+    @property
+    def unowned(self) -> UnownedSlots:
+        return self.repairs.slots.unowned
+
+    def index(self, ns_pid: int) -> int:
+        """The index of this PID's only slot."""
+        (index,) = (index for index, pid in self.repairs.view.slots.in_use() if pid == ns_pid)
+        return index
 
     def odd(self) -> dict[int, UnresolvedReason | None]:
-        """The slots that can't have a state, by index."""
-        unowned = self.repairs.unowned
-        codes = enumerate(unowned.codes())
-        return {at: UnownedCode.reason(code) for at, code in codes if code and at not in unowned}
+        """The slots that can't have an owner, by index."""
+        codes = enumerate(self.unowned.codes())
+        return {at: UnownedCode.reason(code) for at, code in codes if code and at not in self.unowned}
 
-    def state(self, ns_pid: int) -> SlotState:
-        return self.states()[ns_pid]
+    def state(self, ns_pid: int) -> OwnedSlot:
+        return self.repairs.slots.owned[ns_pid]
 
     def hold(self, ns_pid: int, host_pid: int) -> ProcessHandle:
         process = ProcessIdentity(host_pid, 1, (host_pid, ns_pid))
@@ -96,23 +99,43 @@ class Bench:
 
     def own(self, ns_pid: int, host_pid: int) -> ProcessHandle:
         handle = self.hold(ns_pid, host_pid)
-        self.state(ns_pid).found(handle, self.now)
+        self.repairs.slots.own(self.index(ns_pid), handle)
         return handle
+
+    def miss(self, ns_pid: int, why: UnresolvedReason = UnresolvedReason.NO_SUCH_PROCESS) -> None:
+        """A search found no owner."""
+        self.unowned.not_found(self.index(ns_pid), why, self.now)
+
+    def end(self, *ns_pids: int) -> None:
+        """The slots' owners have ended, after they were found."""
+        for ns_pid in ns_pids:
+            if ns_pid not in self.repairs.slots.owned:
+                self.own(ns_pid, 4704 + ns_pid)
+            state = self.state(ns_pid)
+            state.owner.close()
+            assert self.repairs.slots.ended(state)
+
+    def call_dead(self, ns_pid: int) -> None:
+        self.unowned.call_dead(self.index(ns_pid), dead=True)
+
+    def next_look(self, ns_pid: int) -> float:
+        return self.unowned._next[self.index(ns_pid)]
 
     def plan(self, policy: HostpidPolicy = HOST, writes: WriteUtilization = AUTO) -> list[Order]:
         def truth(host_pid: int, uuid: str) -> int | None:
             return self.load.get((host_pid, uuid), 0) if self.known else None
 
-        def conflict(state: SlotState, wait: float) -> None:
-            self.conflicts.append((state.slot.pid, wait))
-
         self.repairs.unsettle()
-        plan = self.repairs.plan(self.now, policy, truth, writes, conflict, self.answered, self.idle)
-        return [order for order in plan if order is not None]
+        plan = self.repairs.plan(Inputs(self.now, policy, truth, writes, self.answered, self.idle))
+        orders = [order for order in plan if order is not None]
+        self.conflicts += [(state.slot.pid, wait) for state, wait in self.repairs.conflicts]
+        return orders
 
     def done(self, order: Order) -> None:
         """What the daemon notes when the writer succeeded."""
+        assert order.state is not None
         order.state.written, order.state.reason = order.new >> 32, None
 
     def reason(self, ns_pid: int) -> UnresolvedReason | None:
-        return self.state(ns_pid).reason
+        state = self.repairs.slots.owned.get(ns_pid)
+        return state.reason if state else UnownedCode.reason(self.unowned.codes()[self.index(ns_pid)])

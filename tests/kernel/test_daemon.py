@@ -364,7 +364,7 @@ def test_without_pidfds(node: Node, tmp_path: Path) -> None:
         try:
             for _ in range(3):
                 await service.pass_once(patient=False)
-            owners = [s.owner for r in service.repairer.regions.values() for s in r.states.values()]
+            owners = [s.owner for r in service.repairer.regions.values() for s in r.slots.owned.values()]
             assert [owner is not None and owner.is_pidfd for owner in owners] == [False, False]
             assert hostpid_of(container, tenant) == tenant.host_pid
             assert hostpid_of(container, victim) == victim.host_pid

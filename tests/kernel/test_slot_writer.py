@@ -18,11 +18,13 @@ from collections.abc import Iterable
 
 import pytest
 
+from resolver.base.budget import Budgets
 from resolver.config import WriteUtilization
 from resolver.hami.discovery import Location, Ownership, SharedDirectory
 from resolver.hami.hostpid_policy import HostpidPolicy
 from resolver.hami.region import open_region
-from resolver.repair.plan import RegionRepairs, encode
+from resolver.repair.plan import Inputs, encode
+from resolver.repair.region import RegionRepairs
 from resolver.workers import slot_writer
 from resolver.workers.supervisor import WorkerProcess
 from tests.fakes.container import Container
@@ -127,7 +129,7 @@ async def zero_what_nobody_has(container: Container, mover: Process) -> Counter[
     region = open_region(directory, container.cache_name, str(container.cache))
     whose = Ownership(account="a", container="a", pod_uid="uid", container_name="a")
     location = Location(SharedDirectory("8:1", "/a"), ("8:1", region.inode))
-    repairs = RegionRepairs(region, whose, location)
+    repairs = RegionRepairs(region, whose, location, Budgets().of("uid"))
     try:
         for looks in itertools.count():
             if readable(mover._stdout, 0):
@@ -135,14 +137,11 @@ async def zero_what_nobody_has(container: Container, mover: Process) -> Counter[
             if not looks % 64:
                 region.read_all()
             repairs.observe(region.read())
-            plan = repairs.plan(
-                float(looks),  # no pause between two writes of zeroes
-                HostpidPolicy(None, ""),
-                lambda *_: None,
-                WriteUtilization.AUTO,
-                lambda *_: None,
-                0.0,
+            # No pause between two writes of zeroes.
+            inputs = Inputs(
+                float(looks), HostpidPolicy(None, ""), lambda *_: None, WriteUtilization.AUTO, answered=0.0
             )
+            plan = repairs.plan(inputs)
             orders = [order for order in plan if order is not None]
             if orders:
                 message, handles = encode(orders[: slot_writer.MAX_ORDERS], region.layout)

@@ -123,10 +123,10 @@ def test_only_confirmed_writes_are_called_repaired(answer: bytes) -> None:
         answered = asyncio.run(writing.carry_out(bench.repairs, orders))
         assert answered == (len(answer) == 2 * slot_writer.RESULT.size)
         outcomes = [outcome for outcome, _ in slot_writer.RESULT.iter_unpack(answer)] if answered else []
-        written = [order.state.written for order in orders]
+        written = [bench.state(ns_pid).written for ns_pid in (7, 9)]
         assert written == [
-            4000 + order.state.slot.pid if outcome == slot_writer.DONE else None
-            for order, outcome in zip_longest(orders, outcomes)
+            4000 + ns_pid if outcome == slot_writer.DONE else None
+            for ns_pid, outcome in zip_longest((7, 9), outcomes)
         ]
         repaired = sum(CounterByReason.REPAIRS.counts(counters, RepairReason).values())
         assert repaired == outcomes.count(slot_writer.DONE)

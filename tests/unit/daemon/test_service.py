@@ -183,9 +183,6 @@ async def test_slow_step_delays_the_next_without_doubling(
     assert began[6] - began[3] >= 0.05  # missed steps are not made up for
 
 
-# ---- the picture -------------------------------------------------------------------------------
-
-
 async def test_a_picture_is_renewed_after_a_pass_and_with_time(
     driver: Driver, tmp_path: Path, lines: Lines, monkeypatch: pytest.MonkeyPatch
 ) -> None:

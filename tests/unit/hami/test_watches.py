@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from resolver.base.budget import BURST_SECONDS, Budgets
-from resolver.hami.watches import BURST, Watches
+from resolver.base.account import BURST_SECONDS, EVENT_BURST
+from resolver.base.budget import Budgets
+from resolver.hami.watches import Watches
 from resolver.linux import inotify
 from resolver.linux.inotify import (
     CREATE,
@@ -190,7 +191,7 @@ def test_one_read_takes_no_more_than_some_thousand_events(scene: Scene) -> None:
     scene.watch(path)
     flood(path, QUEUE)
     scene.watches.take()
-    assert BURST < scene.counters["watch_events"] <= 1024
+    assert EVENT_BURST < scene.counters["watch_events"] <= 1024
 
 
 class Refusing(Inotify):

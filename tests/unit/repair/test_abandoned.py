@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from resolver.base.budget import Budgets
 from resolver.base.errors import TooSlow
 from resolver.base.reasons import UnresolvedReason
 from resolver.hami.discovery import Location, Ownership, SharedDirectory
@@ -20,7 +21,7 @@ from resolver.hami.process_reads import files_of
 from resolver.hami.region import RegionView, SharedRegion, unwritten
 from resolver.linux.procfs import Procfs
 from resolver.repair.abandoned import FIRST_PAUSE, Abandoned
-from resolver.repair.plan import RegionRepairs
+from resolver.repair.region import RegionRepairs
 from resolver.workers.lane import LEASES
 from resolver.workers.lanes import Direct
 from tests.fakes.slots import packed
@@ -45,11 +46,12 @@ class Scene:
         ownership = Ownership(
             account=f"{OURS}_main", container=f"{OURS}_main", pod_uid=OURS, container_name="main"
         )
-        self.repairs = RegionRepairs(region, ownership, Location(SharedDirectory("8:1", "/c"), ("8:1", 4242)))
+        location = Location(SharedDirectory("8:1", "/c"), ("8:1", 4242))
+        self.repairs = RegionRepairs(region, ownership, location, Budgets().of("uid"))
         slot = SlotRecord(0, 7, 0, 1, (64, 0))
         self.repairs.observe(RegionView(2, ("GPU-a", "GPU-b"), (100, 100), 1, 0, packed([slot])))
-        self.state = self.repairs.at(0)
-        self.state.found(UnresolvedReason.NO_SUCH_PROCESS, 0.0)
+        self.unowned = self.repairs.slots.unowned
+        self.unowned.not_found(0, UnresolvedReason.NO_SUCH_PROCESS, 0.0)
         self.proc = tmp_path / "proc"
         self.proc.mkdir()
         self.now = 1000.0
@@ -70,7 +72,7 @@ class Scene:
         """Whether the claim is called dead, after all processes were looked at once."""
         self.abandoned.suspect(self.repairs)
         dead = bool(asyncio.run(self.abandoned.judge()))
-        assert self.state.dead is dead
+        assert self.unowned.dead(0) is dead
         return dead
 
     def read_by(self, reader: type[Direct]) -> None:
@@ -177,7 +179,7 @@ def test_unreadable_process_is_excluded_by_cgroup_or_mounts(
 
 
 def test_a_slot_that_was_not_searched_to_the_end_is_dead_as_well(scene: Scene) -> None:
-    scene.state.found(UnresolvedReason.OVER_BUDGET, 0.0)
+    scene.unowned.not_found(0, UnresolvedReason.OVER_BUDGET, 0.0)
     scene.put(10)
     assert scene.judge()
 
@@ -230,8 +232,8 @@ def test_used_file_is_checked_ever_more_rarely(scene: Scene) -> None:
 def test_a_change_of_the_file_takes_it_back(scene: Scene) -> None:
     scene.put(10)
     assert scene.judge()
-    scene.state.touched()
-    assert not scene.state.dead
+    scene.unowned.touched()
+    assert not scene.unowned.called_dead(0)
 
 
 def test_lease_is_granted_only_without_writers(tmp_path: Path) -> None:

@@ -79,6 +79,16 @@ def test_right_slot_is_looked_at_ever_more_rarely() -> None:
     assert len(looks(attention, 200.0, 3.0, right=True, watched=False)) > 120, "attachments are not reported"
 
 
+def test_event_during_a_turn_is_read_after_it() -> None:
+    attention = settled()
+    attention.looked("r", 200.0, INTERVAL, watched=True, quiet_until=0.0)
+    attention.by("r", 200.05)
+    attention.looked("r", 200.0, INTERVAL, watched=True, quiet_until=NEVER, turn=True)
+    assert attention.next() == 200.05
+    attention.looked("r", 200.06, INTERVAL, watched=True, quiet_until=NEVER)
+    assert attention.next() > 204.0
+
+
 def test_events_cannot_beat_the_shortest_pause() -> None:
     attention = settled()
     count = 0

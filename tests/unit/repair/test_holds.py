@@ -26,7 +26,7 @@ from tests.patience import PATIENCE_S
 class Region(Bench):
     """A region with a file, whose slot 0 says 500 % for both devices."""
 
-    def __init__(self, stack: ExitStack, writing: Writing, path: Path, account: str) -> None:
+    def __init__(self, stack: ExitStack, path: Path, account: str) -> None:
         super().__init__(stack)
         self.path = path
         data = bytearray(cachefiles.recorded("v1.2"))
@@ -36,12 +36,11 @@ class Region(Bench):
         self.set(0, 500)
         self.set(1, 500)
         self.repairs.region.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self.repairs.blame = writing.blame(account)
         self.repairs.ownership = self.repairs.ownership._replace(account=account, container=account)
         stack.callback(self.repairs.close)
         self.see((7, 4711, 1, (500, 500)))
         handle = ProcessHandle(ProcessIdentity(4711, 1, (4711, 7)), os.pidfd_open(os.getpid()), is_pidfd=True)
-        self.state(7).found(handle, self.now)
+        self.repairs.slots.own(0, handle)
         self.load = {(4711, UUIDS[0]): 40}
 
     def at(self, device: int) -> int:
@@ -69,9 +68,7 @@ class Desk:
         self.writing = Writing(self.counters, Journal())
         stack.callback(self.writing.holds.close)
         stack.callback(self.writing.worker.stop)
-        self.one, self.other = (
-            Region(stack, self.writing, scratch / f"{name}.cache", name) for name in ("one", "other")
-        )
+        self.one, self.other = (Region(stack, scratch / f"{name}.cache", name) for name in ("one", "other"))
 
     async def until(self, condition: Callable[[], bool]) -> float:
         """Wait; returns the seconds."""
@@ -143,10 +140,10 @@ async def test_truncated_file_costs_only_its_own_hold(desk: Desk) -> None:
         await desk.writing.hold(region.repairs, region.held())
     await desk.until(lambda: desk.one.value(0) == desk.other.value(0) == 40)
     os.truncate(desk.one.path, 0)
-    await desk.until(lambda: desk.one.repairs.blame.quarantined(time.monotonic()))
+    await desk.until(lambda: desk.one.repairs.record.quarantined(time.monotonic()))
     desk.other.set(0, 0)
     await desk.until(lambda: desk.other.value(0) == 40)
-    assert not desk.other.repairs.blame.quarantined(time.monotonic())
+    assert not desk.other.repairs.record.quarantined(time.monotonic())
     assert desk.writing.worker.starts == 2
     assert [*desk.writing.holds.by_region] == [id(desk.other.repairs)]
     keeper.cancel()

@@ -14,9 +14,8 @@ from resolver.config import WriteUtilization
 from resolver.gpu.attribution import Joined
 from resolver.hami.hostpid_policy import HostpidPolicy
 from resolver.hami.region import RegionView
-from resolver.repair.plan import Order
+from resolver.repair.plan import Inputs, Order
 from resolver.repair.region_report import region_report
-from resolver.repair.slot_states import SlotState
 from resolver.state import SlotReport, tally
 from tests.fakes.planned import CONTAINER, HOST, UNKNOWN, UUIDS, Bench, view
 
@@ -53,9 +52,9 @@ class Life:
         conflicts: list[tuple[int, float]] = []
         due: list[int] = []
         if at.over_budget:
-            repairs.put_off(now)
+            repairs.slots.put_off(now)
         elif repairs.stirs(now, at.policy, at.writes):
-            due = list(repairs.due(now))
+            due = list(repairs.slots.due(now))
             self._find_owners(due, now, at)
             orders = self._carry_out(conflicts, now, at)
         else:
@@ -83,58 +82,58 @@ class Life:
             self.before, self.answered = at.joined, now
             repairs.values_changed(None if self.whole else changed)
         repairs.region.mtime_ns += at.touched
-        for state in [each for each in repairs.distinguished() if each.owner and each.slot.pid in at.ended]:
-            state.owner_ended()
-            assert repairs.ended(state)
+        for state in [each for each in repairs.slots.distinguished() if each.slot.pid in at.ended]:
+            state.owner.close()
+            assert repairs.slots.ended(state)
         if at.abandoned:
             repairs.abandon()
-        if self.whole and repairs.view is not None:
-            repairs.view = repairs.view._replace(uuids=())  # so nothing is taken over from it
+        if self.whole:
+            repairs.slots.view = repairs.view._replace(uuids=())  # so nothing is taken over from it
         gone = repairs.observe(at.view)
         for state in gone:
-            state.release()
+            state.owner.close()
         if at.unwritable:
-            repairs.unwritable_until = now + 0.6
+            repairs._unwritable_until = now + 0.6
         if self.whole:
             repairs.unsettle()
         return [state.slot.pid for state in gone]
 
     def _find_owners(self, due: list[int], now: float, at: Moment) -> None:
+        slots = self.repairs.slots
         for index in due:
-            state = self.repairs.at(index)
-            known = state.slot.pid in at.found
-            found = self.bench.hold(state.slot.pid, 4000 + state.slot.pid) if known else at.answer
-            if state.owner is not None:
-                if state.keeps_owner(found):
+            ns_pid, *_, state = slots.at(index)
+            known = ns_pid in at.found
+            found = self.bench.hold(ns_pid, 4000 + ns_pid) if known else at.answer
+            if state is not None:
+                if slots.keeps_owner(state, found):
                     continue
-                state.disowned()
-            state.found(found, now)
-            state.dead = state.dead or (not known and at.vacant)
-            self.repairs.put_back(state)
+                state.owner.close()
+            if isinstance(found, UnresolvedReason):
+                slots.unowned.not_found(index, found, now)
+                if at.vacant:
+                    slots.unowned.call_dead(index, dead=True)
+            else:
+                slots.own(index, found)
 
     def _carry_out(self, conflicts: list[tuple[int, float]], now: float, at: Moment) -> list[Order]:
-        def conflict(state: SlotState, wait: float) -> None:
-            conflicts.append((state.slot.pid, wait))
-
         truth, repairs = at.joined.utilization, self.repairs
-        plan = repairs.plan(now, at.policy, truth, at.writes, conflict, self.answered)
+        plan = repairs.plan(Inputs(now, at.policy, truth, at.writes, self.answered))
         orders = [order for order in plan if order is not None]
+        conflicts += [(state.slot.pid, wait) for state, wait in repairs.conflicts]
         for order in orders if at.carried_out else ():
             self._written(order)
-        for state in repairs.distinguished():
-            if state.evidence is not None:
-                state.stuck = state.evidence.why(state.slot.hostpid, at.policy, now)
-        repairs.rest()
+        for state in repairs.slots.distinguished():
+            state.stuck = state.evidence.why(state.slot.hostpid, at.policy, now)
+        repairs.slots.rest()
         return orders
 
     @staticmethod
     def _written(order: Order) -> None:
         state = order.state
-        if order.device is None:
-            state.written, state.repaired, state.reason = order.new >> 32, order.reason, None
-            state.written_at, state.wrong_since = order.slot, None
-        elif state.evidence is not None:
-            state.evidence.word(order.device, order.new).wrote(order.new)
+        if state is not None and order.reason is not None:
+            state.wrote(order.new >> 32, order.slot, order.reason, changed=False)
+        elif state is not None:
+            state.evidence.word(order.device or 0, order.new).wrote(order.new)
 
 
 class Moment(NamedTuple):

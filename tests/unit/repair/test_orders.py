@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from resolver.base.budget import Budgets
 from resolver.base.counters import Shortage
 from resolver.base.errors import WorkerFailed
 from resolver.base.journal import Journal
@@ -30,6 +31,7 @@ from tests.patience import PATIENCE_S
 DONE = (slot_writer.DONE, 0)
 LATE = WorkerFailed("it did not answer", late=True)
 KILLED = WorkerFailed("it was killed by SIGKILL")
+WAITING = WorkerFailed("it failed twice", waiting=True)
 BUS = WorkerFailed("it was killed by SIGBUS", own_fault=True)
 
 
@@ -51,13 +53,14 @@ class Desk:
         self.stack = stack
         self.counters: Counter[str] = Counter()
         self.journal = Noted()
+        self.budgets = Budgets()
         self.writing = Writing(self.counters, self.journal)
 
     def region(self, *slots: SlotValues, account: str = "uid_main") -> Bench:
         """A region with these slots, each with an owner that is 4704 more."""
         bench = Bench(self.stack)
         bench.repairs.region.fd = os.dup(0)
-        bench.repairs.blame = self.writing.blame(account)
+        bench.repairs.record = self.budgets.of(account)
         bench.repairs.ownership = bench.repairs.ownership._replace(account=account)
         self.stack.callback(bench.repairs.close)
         bench.see(*slots)
@@ -106,7 +109,7 @@ def test_waiting_orders_of_gone_slots_are_dropped(desk: Desk, gone: str) -> None
         if gone == "region":
             benches[1].repairs.close()
         elif gone == "owner":
-            benches[1].state(7).owner_ended()
+            benches[1].end(7)
         return await asyncio.gather(*tasks)
 
     benches = [desk.region((7, 0)), desk.region((7, 0))]
@@ -137,7 +140,7 @@ async def test_a_hostpid_waits_for_one_batch_of_utilization_at_most(desk: Desk) 
 
 def test_an_order_names_its_owners_descriptor_or_none(desk: Desk) -> None:
     bench = desk.region((7, 0), (8, 4712, 1, (80, 0)))
-    bench.state(8).owner_ended()
+    bench.end(8)
     message, handles = encode(bench.plan(), bench.layout)
     orders = [
         slot_writer.ORDER.unpack_from(message, slot_writer.HEAD.size + n * slot_writer.ORDER.size)
@@ -165,9 +168,8 @@ def test_a_slot_of_a_claim_is_told_with_its_owners_names(desk: Desk) -> None:
     bench.state(7).names = ("another", "worker")
     about = of_slot(bench.repairs, bench.state(7))
     assert (about["pod_uid"], about["container_name"], about["host_pid"]) == ("another", "worker", 4711)
-    bench.state(7).owner_ended()
-    about = of_slot(bench.repairs, bench.state(7))
-    assert (about["container_name"], about["host_pid"]) == ("claim", None)
+    bench.state(7).names = ("", "")
+    assert of_slot(bench.repairs, bench.state(7))["container_name"] == "claim"
 
 
 @pytest.mark.parametrize(("conflicts", "lines"), [(1, 1), (2, 0)])
@@ -190,7 +192,6 @@ def test_a_value_that_was_written_is_known_as_ours(desk: Desk) -> None:
     bench.load = {(4711, "GPU-a"): 30}
     assert desk.send(bench, DONE)
     evidence = bench.state(7).evidence
-    assert evidence is not None
     assert evidence.words[0].ours
     assert desk.counters == {"utilization_writes": 1}
     bench.see((7, 4711, 1, (501, 0)))
@@ -204,7 +205,7 @@ def test_zeroed_values_of_the_dead_are_told_by_slots_and_words(desk: Desk) -> No
         (7, 4711, 1, (80, 3)), (8, 4712, 1, (40, 0)), (9, 4713, 1, (20, 0)), (10, 4714, 1, (500, 0))
     )
     for ns_pid in (7, 8, 9):
-        bench.state(ns_pid).owner_ended()
+        bench.end(ns_pid)
     orders = bench.plan()
     answers = [(slot_writer.DIFFERENT, 0) if order.slot == 2 else DONE for order in orders]
     assert desk.send(bench, *answers, orders=orders)
@@ -319,15 +320,34 @@ def test_third_late_write_in_a_row_blames_the_file(desk: Desk) -> None:
     assert (line["seconds"], line["why"]) == (10.0, str(LATE))
 
 
+def test_killed_or_unstartable_writer_blames_no_file(desk: Desk) -> None:
+    bench = desk.region((7, 0))
+    for error in (KILLED, WAITING) * 3:
+        bench.see((7, 0))
+        assert not desk.send(bench, error)
+    assert (desk.counters["quarantines"], desk.counters["writer_failures"]) == (0, 3)
+
+
+def test_log_lines_of_unwritable_file_are_limited(desk: Desk) -> None:
+    """A lease that its container takes and gives back makes it so at will."""
+    bench = desk.region((7, 4711, 1, (500, 0)))
+    bench.load = {(4711, "GPU-a"): 30}
+    (order,) = bench.plan()
+    for _ in range(50):
+        desk.send(bench, (slot_writer.NOT_WRITABLE, 0), orders=[order])
+        desk.send(bench, DONE, orders=[order])
+    assert 0 < len(desk.events("write_failed")) + len(desk.events("write_works_again")) < 10
+
+
 def test_a_quarantine_outlives_the_file(desk: Desk) -> None:
     for account in ("one", "two", "three"):
         bench = desk.region((7, 0), account=account)
         assert not desk.send(bench, BUS)
-        bench.repairs.blame = desk.writing.blame("another")
+        bench.repairs.record = desk.budgets.of("another")
     del bench
     gc.collect()
-    assert all(desk.writing.blame(each).quarantined(time.monotonic()) for each in ("one", "two", "three"))
-    assert not desk.writing.blame("another").quarantined(time.monotonic())
+    assert all(desk.budgets.of(each).quarantined(time.monotonic()) for each in ("one", "two", "three"))
+    assert not desk.budgets.of("another").quarantined(time.monotonic())
 
 
 async def test_files_that_kill_the_writer_delay_no_others(desk: Desk, tmp_path: Path) -> None:
@@ -343,19 +363,5 @@ def main():
     for number in range(8):
         bench = desk.region((7, 0), account=f"hostile-{number}")
         assert not await desk.writing.carry_out(bench.repairs, bench.plan())
-        assert bench.repairs.blame.quarantined(time.monotonic())
+        assert bench.repairs.record.quarantined(time.monotonic())
     assert (dying.starts, desk.counters["quarantines"]) == (8, 8)
-
-
-def test_a_dry_run_tells_each_repair_once_and_no_utilization(desk: Desk) -> None:
-    bench = desk.region((7, 0), (8, 4712, 1, (500, 0)))
-    bench.load = {(4712, "GPU-a"): 30}
-    told: list[Order] = []
-    desk.writing.on_would_repair = lambda _repairs, order: told.append(order)
-    for _ in range(2):
-        for order in bench.plan():
-            desk.writing.would_write(bench.repairs, order)
-    assert [order.new >> 32 for order in told] == [4711]
-    assert desk.counters == {"would_repair_missing": 1}
-    (line,) = desk.events("would_repair")
-    assert (line["ns_pid"], line["before"], line["after"], line["reason"]) == (7, 0, 4711, "missing")

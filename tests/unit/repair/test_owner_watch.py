@@ -5,47 +5,57 @@ from __future__ import annotations
 import errno
 import select
 import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack
 from types import SimpleNamespace
 
+import pytest
+
 from resolver.base.counters import Shortage
-from resolver.hami.packed_slots import SlotRecord
 from resolver.linux.procfs import Procfs
 from resolver.pids.pidmap import PidMap
 from resolver.pids.scan import ScanSource
 from resolver.repair.owner_watch import Owners
-from resolver.repair.slot_states import SlotState
+from resolver.repair.slot_states import OwnedSlot
+from tests.fakes.planned import Bench
 from tests.patience import PATIENCE_S, until
 
 
-def test_an_owner_that_epoll_does_not_take_is_polled() -> None:
-    procfs = Procfs()
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def test_an_owner_that_epoll_does_not_take_is_polled(stack: ExitStack) -> None:
+    procfs, benches = Procfs(), (Bench(stack), Bench(stack))
     owners = Owners(procfs, PidMap(ScanSource(procfs)))
     exits = owners._exits
 
     def refused(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    def watched(process: subprocess.Popen[bytes]) -> SlotState:
-        state = SlotState(SlotRecord(0, 7, 0, 1, (0,)))
-        state.found(handle := procfs.open_handle(process.pid), 0.0)
-        owners.watch(state, handle, "")
+    def watched(bench: Bench, process: subprocess.Popen[bytes]) -> OwnedSlot:
+        bench.see((7, 0))
+        state = bench.repairs.slots.own(0, procfs.open_handle(process.pid))
+        owners.watch(bench.repairs, state, "")
         return state
 
     owners._exits = SimpleNamespace(register=refused, unregister=exits.unregister, poll=exits.poll)  # type: ignore[assignment]
     first, second = (subprocess.Popen(["sleep", "600"]) for _ in range(2))
     with first, second:
-        forgotten, polled = watched(first), watched(second)
+        forgotten, _ = map(watched, benches, (first, second))
         assert owners.means.counts == {Shortage.WATCHES: 2}
         assert (bool(owners.means.short()), owners.polled, owners.ended()) == (True, True, [])
         owners.unwatch(forgotten)
         assert first.pid not in owners
         second.kill()
-        until(lambda: owners.ended() == [polled], "the owner's end")
+        until(lambda: owners.ended() == [benches[1].repairs], "the owner's end")
         assert not owners.polled
         owners._exits = exits
-        registered = watched(first)
+        watched(benches[1], first)
         assert (owners.means.short(), owners.polled) == ("", False)
         first.kill()
         assert select.select([owners.fd], [], [], PATIENCE_S)[0]
-        assert owners.ended() == [registered]
+        assert owners.ended() == [benches[1].repairs]
     owners.close()

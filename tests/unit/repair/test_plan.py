@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from resolver.base.account import FORGIVEN_SECONDS
+from resolver.base.budget import Budgets
 from resolver.base.reasons import RepairReason, UnresolvedReason
 from resolver.config import WriteUtilization
 from resolver.hami.hostpid_policy import HostpidPolicy, WatcherFinding
 from resolver.hami.layout import LAYOUTS
-from resolver.repair.plan import slot_word
-from resolver.repair.quarantine import FORGIVEN_SECONDS, Blame
+from resolver.repair.plan import Inputs, slot_word
 from resolver.repair.reported_values import TWO_TICKS
 from tests.fakes.planned import ALWAYS, AUTO, CONTAINER, HOST, NEVER, UNKNOWN, UUIDS, Bench, SlotValues
 
@@ -29,9 +30,6 @@ def stack() -> Iterator[ExitStack]:
 @pytest.fixture
 def bench(stack: ExitStack) -> Bench:
     return Bench(stack)
-
-
-# ---- hostpid -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -74,7 +72,7 @@ def test_without_an_owner_nothing_is_written(bench: Bench) -> None:
     bench.see((7, 0, 1, (5, 5)))
     assert bench.plan() == []
     for reason in UnresolvedReason:
-        bench.state(7).found(reason, bench.now)
+        bench.miss(7, reason)
         assert bench.plan() == []
         assert bench.reason(7) is reason
 
@@ -91,7 +89,7 @@ def test_without_a_policy_nothing_is_written(bench: Bench) -> None:
 @pytest.mark.parametrize("pid", [0, -1, -(2**31)])
 def test_a_pid_that_cannot_be(bench: Bench, pid: int) -> None:
     bench.see((pid, 0), (0, 5, 0), (1, 0))
-    assert list(bench.states()) == [1]
+    assert 2 in bench.unowned
     assert bench.odd() == {0: UnresolvedReason.INVALID_PID}
     bench.own(1, 4711)
     assert [order.slot for order in bench.plan()] == [2]
@@ -106,7 +104,7 @@ def test_the_same_pid_more_than_once_is_ambiguous(bench: Bench, times: int) -> N
     assert gone == []
     assert [order.slot for order in bench.plan()] == [times]
     assert bench.odd() == dict.fromkeys(range(times), UnresolvedReason.AMBIGUOUS)
-    assert [state.slot.pid for state in bench.repairs.distinguished()] == [9]
+    assert [state.slot.pid for state in bench.repairs.slots.distinguished()] == [9]
     # the move is over: the owner is still known
     bench.see((9, 0), (7, 0))
     assert {(order.slot, order.new >> 32) for order in bench.plan()} == {(0, 4713), (1, 4711)}
@@ -115,7 +113,7 @@ def test_the_same_pid_more_than_once_is_ambiguous(bench: Bench, times: int) -> N
 
 def test_a_pid_that_is_another_slots_index_is_no_trouble(bench: Bench) -> None:
     bench.see((0, 0), (-1, 0), (7, 0), (7, 0), (2, 0), (3, 0), (1, 0))
-    assert sorted(bench.states()) == [1, 2, 3]
+    assert [index for index in range(7) if index in bench.unowned] == [4, 5, 6]
 
 
 def test_moved_slot_keeps_its_evidence(bench: Bench) -> None:
@@ -124,14 +122,10 @@ def test_moved_slot_keeps_its_evidence(bench: Bench) -> None:
     (order,) = bench.plan()
     assert order.slot == 2
     bench.done(order)
-    (nine,) = bench.see((7, 4711), (8, 0))
-    assert nine.slot.pid == 9
+    assert bench.see((7, 4711), (8, 0)) == []
     assert bench.plan() == []
     assert bench.state(7).slot.index == 0
     assert bench.state(7).written == 4711
-
-
-# ---- generations and conflicts -----------------------------------------------------------------
 
 
 def test_another_writer_makes_us_wait_ever_longer(bench: Bench) -> None:
@@ -188,7 +182,7 @@ def test_a_new_process_may_guess_again(bench: Bench) -> None:
     bench.done(bench.plan()[0])
     bench.see((7, 7))
     bench.done(bench.plan()[0])
-    bench.state(7).owner_ended()
+    bench.end(7)
     bench.own(7, 4722)
     bench.done(bench.plan()[0])
     bench.see((7, 7))
@@ -205,46 +199,34 @@ def test_a_change_of_the_policy_is_no_conflict(bench: Bench) -> None:
     assert bench.conflicts == []
 
 
-def test_a_write_that_failed_is_no_generation(bench: Bench) -> None:
-    bench.see((7, 0))
-    bench.own(7, 4711)
-    assert len(bench.plan()) == 1
-    assert len(bench.plan()) == 1  # the writer did not get through: at once again
-    assert bench.conflicts == []
-
-
 @pytest.mark.parametrize(("hostpid", "asked"), [(0, False), (7, False), (4711, False), (4722, True)])
 def test_doubted_hostpid_waits_for_a_new_search(bench: Bench, hostpid: int, *, asked: bool) -> None:
     bench.see((7, 4711), (8, 1))
     bench.own(7, 4711)
     bench.plan()
-    bench.repairs.rest()
+    bench.repairs.slots.rest()
     for shown in (((7, hostpid), (8, 1)), ((8, 1), (7, hostpid))):  # also in a slot that moves
         bench.see(*shown)
-        due = {shown[index][0] for index in bench.repairs.due(bench.now)}
+        due = {shown[index][0] for index in bench.repairs.slots.due(bench.now)}
         assert (7 in due) is asked
         assert (bench.plan() == []) is (asked or hostpid == 4711)
         assert (bench.reason(7) is UnresolvedReason.OVER_BUDGET) is asked
-
-
-# ---- looking for the owner ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("after", [(7, 5), (7, 0, 2)])
 def test_attachment_is_read_early_and_a_change_is_not(bench: Bench, after: SlotValues) -> None:
     """A tenant flips its words as fast as it likes; who attaches writes a byte, and the file's time changes."""
     bench.see((7, 0))
-    state = bench.state(7)
     for _ in range(10):
-        state.found(UnresolvedReason.NO_SUCH_PROCESS, bench.now)
-    assert not state.due(bench.now)
+        bench.miss(7)
+    assert bench.next_look(7) > bench.now
     bench.see(after)
-    assert not state.due(bench.now)
+    assert bench.next_look(7) > bench.now
     bench.repairs.region.mtime_ns += 1
     bench.see(after)
-    assert state.due(bench.now)
-    state.found(UnresolvedReason.NO_SUCH_PROCESS, bench.now)
-    assert not state.due(bench.now)
+    assert bench.next_look(7) <= bench.now
+    bench.miss(7)
+    assert bench.next_look(7) > bench.now
 
 
 def test_a_slot_that_went_gives_its_owner_back(bench: Bench) -> None:
@@ -252,12 +234,6 @@ def test_a_slot_that_went_gives_its_owner_back(bench: Bench) -> None:
     handle = bench.own(7, 4711)
     (state,) = bench.see((7, 0, 0), (9, 0))
     assert state.owner is handle
-    state.release()
-    assert handle.fd == -1
-    assert state.owner is None
-
-
-# ---- utilization -------------------------------------------------------------------------------
 
 
 def test_utilization_is_written_where_no_watcher_puts_it_right(bench: Bench) -> None:
@@ -272,6 +248,35 @@ def test_utilization_is_written_where_no_watcher_puts_it_right(bench: Bench) -> 
     assert (first.guard_offset, first.guard) == (bench.layout.slot_offset(1), word)
     assert (first.target_offset, first.expected, first.new) == (bench.layout.sm_util_offset(1, 0), 80, 42)
     assert (second.target_offset, second.expected, second.new) == (bench.layout.sm_util_offset(1, 1), 3, 0)
+
+
+def test_pending_value_is_checked_after_two_ticks(bench: Bench) -> None:
+    bench.see((7, 4711, 1, (80, 0)))
+    bench.own(7, 4711)
+    bench.load = {(4711, "GPU-a"): 42}
+    bench.repairs.stirs(bench.now)
+    assert bench.plan() == []
+    bench.repairs.slots.rest()
+    assert not bench.repairs.stirs(bench.now + TWO_TICKS / 2)
+    assert bench.repairs.quiet_until() == bench.now + TWO_TICKS
+    bench.now += TWO_TICKS + 0.01
+    assert bench.repairs.stirs(bench.now)
+    assert len(bench.plan()) == 1
+
+
+def test_slot_stays_right_until_a_process_attaches(bench: Bench) -> None:
+    bench.see((7, 0))
+    bench.own(7, 4711)
+    (order,) = bench.plan()
+    assert not bench.repairs.right
+    bench.done(order)
+    bench.see((7, 4711))
+    assert (bench.plan(), bench.repairs.right) == ([], True)
+    bench.end(7)
+    assert (bench.plan(), bench.repairs.right) == ([], True), "its slot is dead"
+    bench.repairs.attached = True
+    bench.see((7, 4711))
+    assert (bench.plan(), bench.repairs.right) == ([], False)
 
 
 def test_an_unknown_utilization_is_not_written(bench: Bench) -> None:
@@ -329,7 +334,7 @@ def test_contested_values_are_held(stack: ExitStack) -> None:
     bench.plan()
     assert bench.repairs.held == []
     bench.repairs.not_held_until = 0.0
-    bench.repairs.unwritable_until = bench.now + 10
+    bench.repairs._unwritable_until = bench.now + 10
     bench.plan()
     assert bench.repairs.held == []
 
@@ -348,18 +353,15 @@ def test_a_layout_without_utilization_gets_none(stack: ExitStack) -> None:
     assert bench.plan(writes=ALWAYS) == []
 
 
-# ---- the dead ----------------------------------------------------------------------------------
-
-
 def test_a_dead_slots_load_is_zeroed_and_its_hostpid_stays(bench: Bench) -> None:
     bench.see((7, 815, 1, (80, 0)))
     bench.own(7, 4711)
     bench.load = {(4711, "GPU-a"): 42}
-    bench.state(7).owner_ended()
+    bench.end(7)
     assert bench.plan(writes=NEVER) == []
     (order,) = bench.plan()
     assert (order.device, order.expected, order.new, order.guard) == (0, 80, 0, slot_word(7, 815))
-    assert order.state.owner is None
+    assert (order.owner, order.state) == (None, None)
     bench.see((7, 815, 1, (0, 0)))
     assert bench.plan() == []
 
@@ -375,7 +377,7 @@ def test_the_load_of_a_process_that_gave_its_slot_back_is_zeroed(bench: Bench, s
     ]
     at = bench.layout.slot_offset(1)
     assert {(order.guard_offset, order.guard) for order in orders} == {(at, slot_word(0, 4711))}
-    assert all(order.state.dead for order in orders)
+    assert not any(order.state for order in orders)
     assert bench.plan(writes=NEVER) == []
 
 
@@ -390,7 +392,7 @@ def test_copy_above_proc_num_is_zeroed_unless_taken(bench: Bench) -> None:
     assert {(order.guard_offset, order.guard) for order in orders} == {
         (bench.layout.proc_num, slot_word(1, 1))
     }
-    assert list(bench.states()) == [9], "it is no process's"
+    assert 1 not in bench.unowned, "it is no process's"
     bench.see((9, 0), (7, 4711, 1, (0, 58)), (8, 4712, 1, (1, 0)), proc_num=2)
     assert [order.slot for order in bench.plan()] == [2]
 
@@ -402,9 +404,9 @@ def test_region_is_read_after_an_end_until_slot_stays_0(bench: Bench) -> None:
     for _ in range(3):  # it is filled at each tick, and zeroed less often
         bench.now += 0.12
         bench.see((0, 4711, 0, (64, 0)), (7, 815, 1, (50, 0)))
-        bench.state(7).dead = True
+        bench.call_dead(7)
         assert bench.plan() == []
-        bench.repairs.rest()
+        bench.repairs.slots.rest()
         assert bench.repairs.quiet_until() == 0.0
     bench.now += 0.05
     assert sorted(order.slot for order in bench.plan()) == [0, 1]
@@ -412,67 +414,29 @@ def test_region_is_read_after_an_end_until_slot_stays_0(bench: Bench) -> None:
     assert bench.plan() == []
     for seconds in (1.9, 0.2):
         bench.repairs.stirs(bench.now)
-        bench.repairs.rest()
+        bench.repairs.slots.rest()
         assert bench.repairs.quiet_until() == 0.0
         bench.now += seconds
     bench.repairs.stirs(bench.now)
     bench.plan()
-    bench.repairs.rest()
+    bench.repairs.slots.rest()
     assert bench.repairs.quiet_until() > bench.now
-
-
-def test_dead_slot_is_read_again(bench: Bench) -> None:
-    """Rarely, and at once when a process has attached."""
-    bench.see((7, 815, 1, (0, 0)))
-    state = bench.state(7)
-    state.owner_ended()
-    for _ in range(20):
-        state.found(UnresolvedReason.NO_SUCH_PROCESS, bench.now)
-        assert state.next_look - bench.now <= 60.0
-    assert state.next_look - bench.now == 60.0
-    bench.repairs.attached = True
-    bench.see((7, 815, 1, (0, 0)))
-    assert state.due(bench.now)
-    bench.own(7, 4722)
-    assert not state.dead
-    assert [order.new >> 32 for order in bench.plan()] == [4722]
-
-
-@pytest.mark.parametrize(
-    ("answer", "dead"),
-    [
-        (UnresolvedReason.NO_SUCH_PROCESS, True),
-        (UnresolvedReason.NOT_MAPPED, True),
-        (UnresolvedReason.AMBIGUOUS, False),  # two processes fit: at least one lives
-        (UnresolvedReason.ACCESS_DENIED, False),
-        (UnresolvedReason.TOO_LARGE, False),
-        (UnresolvedReason.OTHER_POD, False),
-    ],
-)
-def test_possibly_living_process_is_not_dead(bench: Bench, answer: UnresolvedReason, *, dead: bool) -> None:
-    bench.see((7, 815, 1, (80, 0)))
-    bench.state(7).owner_ended()
-    bench.state(7).found(answer, bench.now)
-    assert (bench.state(7).dead, dead or bench.state(7).next_look == bench.now + 1.0) == (dead, True)
-    assert len(bench.plan()) == int(dead)
 
 
 def test_a_plan_gives_way_after_every_slot(bench: Bench) -> None:
     """A thousand slots on sixteen devices took 60 ms in one go."""
     bench.see(*((ns_pid, 4711) for ns_pid in range(1, 51)))
-    assert len(bench.states()) == 50
-    plan = bench.repairs.plan(bench.now, HOST, lambda *_: None, ALWAYS, lambda *_: None, bench.answered)
+    for ns_pid in range(1, 51):
+        bench.own(ns_pid, 4711)
+    plan = bench.repairs.plan(Inputs(bench.now, HOST, lambda *_: None, ALWAYS, bench.answered))
     assert list(plan).count(None) >= 50
-
-
-# ---- quarantine --------------------------------------------------------------------------------
 
 
 def test_in_quarantine_nothing_is_written(bench: Bench) -> None:
     bench.see((7, 0), (9, 4713, 1, (80, 0)))
     bench.own(7, 4711)
     bench.own(9, 4713)
-    seconds = bench.repairs.blame.died(bench.now, guilty=True)
+    seconds = bench.repairs.record.died(bench.now, guilty=True)
     assert bench.plan(writes=ALWAYS) == []
     assert (bench.reason(7), bench.reason(9)) == (UnresolvedReason.QUARANTINED, None)
     bench.now += seconds
@@ -480,7 +444,7 @@ def test_in_quarantine_nothing_is_written(bench: Bench) -> None:
 
 
 def test_quarantines_grow_to_an_hour_and_are_forgiven_in_time() -> None:
-    blame, now = Blame(), 0.0
+    blame, now = Budgets().of("uid_main"), 0.0
     seconds = []
     for _ in range(12):
         seconds.append(blame.died(now, guilty=True))
@@ -490,16 +454,16 @@ def test_quarantines_grow_to_an_hour_and_are_forgiven_in_time() -> None:
     assert seconds[:3] == [10.0, 20.0, 40.0]
     assert seconds == sorted(seconds)
     assert seconds[-1] == 3600.0
-    assert not blame.forgotten(now)
+    assert not blame.forgiven(now)
     now += FORGIVEN_SECONDS
-    assert not blame.forgotten(now)
+    assert not blame.forgiven(now)
     now += 1.0
-    assert blame.forgotten(now)
+    assert blame.forgiven(now)
     assert blame.died(now, guilty=True) == 10.0
 
 
 def test_late_writer_blames_only_repeated_lateness() -> None:
-    blame = Blame()
+    blame = Budgets().of("uid_main")
     assert [blame.died(1.0, guilty=False) for _ in range(2)] == [0.0, 0.0]
     blame.answered()
     assert [blame.died(2.0, guilty=False) for _ in range(2)] == [0.0, 0.0]
@@ -507,14 +471,11 @@ def test_late_writer_blames_only_repeated_lateness() -> None:
     assert [blame.died(3.0 + 2 * FORGIVEN_SECONDS, guilty=False) for _ in range(2)] == [0.0, 10.0]
 
 
-# ---- quiet regions -----------------------------------------------------------------------------
-
-
 def quiet(bench: Bench, *inputs: object) -> bool:
     """Whether nothing is to be done, once all that could be was."""
     bench.repairs.stirs(bench.now, *inputs)
     assert bench.plan() == []
-    bench.repairs.rest()
+    bench.repairs.slots.rest()
     return not bench.repairs.stirs(bench.now, *inputs)
 
 
@@ -536,13 +497,13 @@ def test_a_region_is_quiet_until_anything_changes(bench: Bench) -> None:
     bench.repairs.values_changed({4711})
     assert bench.repairs.stirs(bench.now, HOST)
     assert quiet(bench, HOST)
-    bench.repairs.unwritable_until = bench.now + 5.0
+    bench.repairs._unwritable_until = bench.now + 5.0
     assert bench.repairs.stirs(bench.now, HOST)
     assert quiet(bench, HOST)
     bench.now += 5.0
     assert bench.repairs.stirs(bench.now, HOST)
     assert quiet(bench, HOST)
-    assert bench.repairs.ended(bench.state(7))
+    assert bench.repairs.slots.ended(bench.state(7))
     assert bench.repairs.stirs(bench.now, HOST)
 
 
@@ -550,17 +511,14 @@ def test_process_without_slot_needs_no_work(bench: Bench) -> None:
     bench.see((7, 4711), (0, 0), (8, 0), (8, 0))
     bench.own(7, 4711)
     assert quiet(bench, HOST)
-    assert bench.repairs.unclear()
+    assert bench.repairs.slots.unclear()
 
 
 def test_of_a_dead_slot_without_a_load_nothing_is_to_do(bench: Bench) -> None:
     bench.see((7, 815))
-    bench.state(7).owner_ended()
-    bench.state(7).found(UnresolvedReason.NO_SUCH_PROCESS, bench.now)
+    bench.end(7)
+    bench.miss(7)
     assert quiet(bench, HOST)
-
-
-# ---- whatever a tenant shows -------------------------------------------------------------------------------
 
 
 _slots = st.lists(
@@ -577,9 +535,9 @@ def test_only_owned_slots_get_their_own_hostpid(
         bench = Bench(stack)
         for slots in views:
             for state in bench.see(*slots):
-                state.release()
-            for ns_pid, state in bench.states().items():
-                if ns_pid != 3 and state.owner is None:  # 3 is unknown
+                state.owner.close()
+            for index, (ns_pid, *_) in enumerate(slots):
+                if ns_pid != 3 and index in bench.unowned:  # 3 is unknown
                     bench.own(ns_pid, 4000 + ns_pid)
             listed = [pid for pid, _, status in slots if status]
             for order in bench.plan(policy):
@@ -593,21 +551,23 @@ def test_only_owned_slots_get_their_own_hostpid(
                 assert order.new == slot_word(pid, 4000 + pid if policy is HOST else pid)
                 assert order.target_offset == bench.layout.slot_offset(order.slot)
                 assert order.new != order.expected
-            assert len(bench.repairs.distinguished()) + len(bench.odd()) == len(listed)
+            unowned = len(slots) - bench.unowned.codes().count(0)
+            assert len(bench.repairs.slots.distinguished()) + unowned == len(listed)
         bench.repairs.close()
 
 
 def test_dead_slot_of_a_touched_file_is_not_zeroed(bench: Bench) -> None:
     """A process of a restarted container may have taken it again without changing a byte of it."""
     bench.see((7, 70, 1, (50, 0)))
-    (state,) = bench.states().values()
-    state.owner_ended()
+    bench.own(7, 4711)
+    bench.end(7)
     assert [order.new for order in bench.plan()] == [0]
-    state.touched()
+    bench.now += 1.0
+    bench.unowned.touched()
     assert bench.plan() == []
-    state.found(UnresolvedReason.OVER_BUDGET, bench.now)
+    bench.miss(7, UnresolvedReason.OVER_BUDGET)
     assert bench.plan() == []
-    state.found(UnresolvedReason.NO_SUCH_PROCESS, bench.now)
+    bench.miss(7)
     assert [order.new for order in bench.plan()] == [0]
 
 
@@ -618,19 +578,14 @@ def test_of_claims_without_an_owner_little_is_kept(bench: Bench) -> None:
     try:
         before, _ = tracemalloc.get_traced_memory()
         bench.see(*claims)
-        for index in reversed(bench.repairs.due(bench.now)):
-            state = bench.repairs.at(index)
-            state.found(UnresolvedReason.NO_SUCH_PROCESS, bench.now)
-            bench.repairs.put_back(state)
-        bench.repairs.rest()
+        for index in reversed(bench.repairs.slots.due(bench.now)):
+            bench.unowned.not_found(index, UnresolvedReason.NO_SUCH_PROCESS, bench.now)
+        bench.repairs.slots.rest()
         kept = tracemalloc.get_traced_memory()[0] - before
     finally:
         tracemalloc.stop()
-    assert bench.repairs.states == {}
+    assert bench.repairs.slots.owned == {}
     assert kept <= 1024 * (12 + 2 * 8 + 11) + 8192
-
-
-# ---- a file that every container can reach -------------------------------------------------------------------------
 
 
 def test_nothing_is_written_before_every_slot_was_looked_for(stack: ExitStack) -> None:
@@ -647,9 +602,9 @@ def test_guest_of_another_pod_makes_owner_uncertain(stack: ExitStack) -> None:
     bench = Bench(stack, shared=True)
     bench.see((7, 0), (8, 0), (9, 0, 1, (50, 0)))
     bench.own(7, 4711)
-    bench.state(8).found(UnresolvedReason.OTHER_POD, bench.now)
-    bench.state(9).dead = True  # nor is anybody's load taken away
-    bench.state(9).found(UnresolvedReason.NO_SUCH_PROCESS, bench.now)
+    bench.miss(8, UnresolvedReason.OTHER_POD)
+    bench.call_dead(9)  # nor is anybody's load taken away
+    bench.miss(9)
     assert bench.plan() == []
     assert bench.reason(7) is UnresolvedReason.OTHER_POD
     bench.see((7, 0), (9, 0, 1, (50, 0)))  # it went
@@ -662,19 +617,19 @@ def test_later_guest_is_only_a_guest(stack: ExitStack) -> None:
     bench.own(7, 4711)
     assert len(bench.plan()) == 1
     bench.see((7, 0), (8, 0))
-    bench.state(8).found(UnresolvedReason.OTHER_POD, bench.now)
-    assert [order.state.slot.pid for order in bench.plan()] == [7]
+    bench.miss(8, UnresolvedReason.OTHER_POD)
+    assert [order.slot for order in bench.plan()] == [0]
 
 
 def fills(bench: Bench, ns_pid: int, host_pid: int, *ns_pids: int) -> None:
     """A slot's number is right, and then its watcher fills in what NVML says."""
     handle = bench.hold(ns_pid, host_pid)
     handle.process = handle.process._replace(ns_pids=ns_pids)
-    bench.state(ns_pid).found(handle, bench.now)
+    bench.repairs.slots.own(bench.index(ns_pid), handle)
     bench.load[host_pid, "GPU-a"] = 40
     bench.plan()
     bench.now += 0.1
-    slots = [(pid, state.slot.hostpid) for pid, state in bench.states().items()]
+    slots = [(slot.pid, slot.hostpid) for slot in bench.repairs.view.slots]
     bench.see(*((pid, hostpid, 1, (40, 0)) if pid == ns_pid else (pid, hostpid) for pid, hostpid in slots))
     bench.plan()
     bench.repairs.note_finding(bench.now, ())
@@ -701,7 +656,7 @@ def test_finding_lasts_as_long_as_the_owner(bench: Bench) -> None:
     bench.see((9, 4713), (7, 4711))
     bench.own(9, 4713)
     bench.plan()
-    word = bench.state(9).evidence.word(0, 0)  # type: ignore[union-attr]
+    word = bench.state(9).evidence.word(0, 0)
     word.contested, word.contested_since = True, bench.now
     bench.now += 10.0
 
@@ -713,7 +668,7 @@ def test_finding_lasts_as_long_as_the_owner(bench: Bench) -> None:
     fills(bench, 7, 4711, 4711, 7)
     seen.append(noted())
     for ns_pid in (7, 9):
-        bench.state(ns_pid).owner_ended()
+        bench.end(ns_pid)
         seen.append(noted())
     assert seen == [WatcherFinding.DOUBTS, WatcherFinding.CONFIRMS, WatcherFinding.DOUBTS, None]
 

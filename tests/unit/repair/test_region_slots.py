@@ -26,10 +26,10 @@ def searched(bench: Bench, *ns_pids: int, times: int = EAGER_LOOKS + 2) -> None:
     """Search so often in vain, and end the region's work: the next search is due in 2 s."""
     for ns_pid in ns_pids:
         for _ in range(times):
-            bench.state(ns_pid).found(GONE, bench.now)
+            bench.miss(ns_pid)
     bench.repairs.stirs(bench.now, HOST)
     bench.plan()
-    bench.repairs.rest()
+    bench.repairs.slots.rest()
 
 
 def stirs(bench: Bench) -> bool:
@@ -38,13 +38,12 @@ def stirs(bench: Bench) -> bool:
 
 def test_searches_are_due_in_their_time_the_last_slot_first(bench: Bench) -> None:
     bench.see((7, 0), (8, 0), (9, 0))
-    assert list(bench.repairs.due(0.0)) == [2, 1, 0]
+    assert list(bench.repairs.slots.due(0.0)) == [2, 1, 0]
     searched(bench, 7, 8, 9)
-    assert bench.repairs.states == {}, "packed"
     assert not stirs(bench)
     assert bench.repairs.quiet_until() == bench.now + 2
-    assert list(bench.repairs.due(bench.now + 1.9)) == []
-    assert list(bench.repairs.due(bench.now + 2)) == [2, 1, 0]
+    assert list(bench.repairs.slots.due(bench.now + 1.9)) == []
+    assert list(bench.repairs.slots.due(bench.now + 2)) == [2, 1, 0]
 
 
 @pytest.mark.parametrize(
@@ -58,7 +57,6 @@ def test_file_write_makes_all_slots_due(
     searched(bench, 7)
     bench.repairs.region.start_with(3)
     view = bench.repairs.view
-    assert view is not None
     bench.repairs.observe(view, watched=watched)
     assert not stirs(bench)
     if attached:
@@ -67,7 +65,7 @@ def test_file_write_makes_all_slots_due(
         bench.repairs.region.mtime_ns += 1
     bench.repairs.observe(view, watched=watched)
     assert stirs(bench)
-    assert list(bench.repairs.due(bench.now)) == [0]
+    assert list(bench.repairs.slots.due(bench.now)) == [0]
     assert bench.repairs.region._end == (MAX_SLOTS if everything else 3)
     assert bench.state(8).followed is attached
     searched(bench, 7)
@@ -79,13 +77,13 @@ def test_new_and_unique_again_slots_are_searched_at_once(bench: Bench) -> None:
     bench.see((7, 0))
     searched(bench, 7)
     bench.see((7, 0), (8, 0))
-    assert list(bench.repairs.due(bench.now)) == [1]
+    assert list(bench.repairs.slots.due(bench.now)) == [1]
     searched(bench, 8)
     bench.see((7, 0), (8, 0), (8, 0))
-    bench.repairs.rest()
-    assert list(bench.repairs.due(bench.now)) == []
+    bench.repairs.slots.rest()
+    assert list(bench.repairs.slots.due(bench.now)) == []
     bench.see((7, 0), (8, 0))
-    assert list(bench.repairs.due(bench.now)) == [1]
+    assert list(bench.repairs.slots.due(bench.now)) == [1]
 
 
 def test_the_end_of_an_owner_is_looked_into_in_its_own_region(bench: Bench) -> None:
@@ -93,41 +91,50 @@ def test_the_end_of_an_owner_is_looked_into_in_its_own_region(bench: Bench) -> N
     for ns_pid, host_pid in ((7, 4711), (8, 4712)):
         bench.own(ns_pid, host_pid)
     searched(bench)
-    with ExitStack() as stack:
-        other = Bench(stack)
-        other.see((7, 4711))
-        assert not bench.repairs.ended(other.state(7))
     assert not bench.repairs.values_changed({4713})
     assert not stirs(bench)
     assert bench.repairs.values_changed({4712})
     assert stirs(bench)
     searched(bench)
     state = bench.state(7)
-    state.owner_ended()
-    assert bench.repairs.ended(state)
+    bench.end(7)
+    assert not bench.repairs.slots.ended(state), "once"
     assert stirs(bench)
-    assert list(bench.repairs.due(bench.now)) == [0]
+    assert list(bench.repairs.slots.due(bench.now)) == [0]
 
 
 def test_work_that_is_put_off_has_a_reason_once(bench: Bench) -> None:
     bench.see((7, 4711), (8, 0), (9, 0))
     bench.own(7, 4711)
-    bench.state(9).found(OVER_BUDGET, bench.now)
-    assert bench.repairs.put_off(bench.now)
-    assert not bench.repairs.put_off(bench.now)
+    bench.miss(9, OVER_BUDGET)
+    assert bench.repairs.slots.put_off(bench.now)
+    assert not bench.repairs.slots.put_off(bench.now)
     assert [bench.reason(ns_pid) for ns_pid in (7, 8, 9)] == [None, OVER_BUDGET, OVER_BUDGET]
 
 
 def test_neither_owned_nor_dead_slot_is_unclear(bench: Bench) -> None:
     bench.see((7, 4711), (8, 0))
     bench.own(7, 4711)
-    assert bench.repairs.unclear()
-    bench.state(8).dead = True
-    assert not bench.repairs.unclear()
-    bench.repairs.put_back(bench.state(8))
-    assert not bench.repairs.unclear()
-    bench.repairs.put_back(bench.repairs.states[7])
-    assert list(bench.repairs.states) == [7], "an owned slot keeps its state"
+    assert bench.repairs.slots.unclear()
+    bench.call_dead(8)
+    assert not bench.repairs.slots.unclear()
+
+
+def test_owner_stays_unless_a_search_finds_another(bench: Bench) -> None:
+    bench.see((7, 4711))
+    bench.own(7, 4711)
+    state, keeps = bench.state(7), bench.repairs.slots.keeps_owner
+    assert keeps(state, GONE), "it was not doubted"
+    state.doubted = True
+    assert keeps(state, OVER_BUDGET), "nothing was searched"
+    same = bench.hold(7, 4711)
+    assert keeps(state, same)
+    assert (same.fd, state.doubted) == (-1, False)
+    for found in (GONE, bench.hold(7, 4722)):
+        bench.state(7).doubted = True
+        assert not keeps(bench.state(7), found)
+        assert 0 in bench.unowned
+        bench.own(7, 4711)
 
 
 def test_abandoned_slots_are_dead_and_checked(bench: Bench) -> None:
@@ -143,4 +150,4 @@ async def test_close_gives_everything_back(bench: Bench) -> None:
     bench.see((7, 0))
     handle = bench.own(7, 4711)
     bench.repairs.close()
-    assert (handle.fd, bench.repairs.states, bench.repairs.region.fd) == (-1, {}, -1)
+    assert (handle.fd, bench.repairs.slots.owned, bench.repairs.region.fd) == (-1, {}, -1)

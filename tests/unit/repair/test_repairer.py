@@ -7,8 +7,7 @@ import io
 import json
 import os
 import time
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
@@ -19,7 +18,7 @@ import pytest
 
 from resolver.base import journal as log
 from resolver.base.budget import Slices
-from resolver.base.errors import RegionRejected, WorkerFailed
+from resolver.base.errors import RegionRejected
 from resolver.base.reasons import RegionReason, RepairReason, UnresolvedReason
 from resolver.config import WriteUtilization
 from resolver.gpu.attribution import NOTHING
@@ -27,14 +26,12 @@ from resolver.hami.discovery import FoundRegion, Location, Ownership, RegionChan
 from resolver.hami.hostpid_policy import WatcherFinding
 from resolver.hami.region import RegionView, SharedRegion, adopt_region
 from resolver.linux.procfs import ProcessHandle
+from resolver.repair import agenda as inputs_module
 from resolver.repair import known_regions as regions_module
-from resolver.repair import pass_inputs as inputs_module
 from resolver.repair import repairer as repairer_module
 from resolver.repair import turns as turns_module
-from resolver.workers import slot_writer
-from resolver.workers.means import Means
+from resolver.repair.plan import Order
 from tests.descriptors import is_open, pidfds_of
-from tests.fakes import cachefiles
 from tests.fakes.cachefiles import poke
 from tests.fakes.clock import burn
 from tests.fakes.repairs import HOST, V1_2, Bench, Lines, slot
@@ -63,9 +60,6 @@ def bench(tmp_path: Path, stack: ExitStack, lines: Lines) -> Bench:
 
 def events(lines: Lines, event: str) -> list[dict[str, Any]]:
     return [line for line in lines() if line["event"] == event]
-
-
-# ---- repairs -----------------------------------------------------------------------------------
 
 
 def test_a_repair_is_one_write_one_line_and_one_report(bench: Bench, lines: Lines) -> None:
@@ -150,10 +144,12 @@ def test_a_dry_run_says_it_once_and_writes_nothing(tmp_path: Path, stack: ExitSt
     path, process = bench.file((7, 0)), bench.child()
     bench.told.host_pids = {7: process.pid}
     bench.sees(40)
-    before = path.read_bytes()
+    before, told = path.read_bytes(), list[Order]()
+    bench.repairer.writing.on_would_repair = lambda *each: told.append(each[-1])
     for _ in range(3):
         bench.step()
     said = lines()
+    assert [order.new >> 32 for order in told] == [process.pid]
     assert [(line["slot"], line["after"]) for line in said if line["event"] == "would_repair"] == [
         (0, process.pid)
     ]
@@ -193,9 +189,6 @@ def test_watchers_count_once_per_container(bench: Bench) -> None:
     assert bench.repairer.watchers() == {"confirms": 1, "contradicts": 0, "doubts": 1, "unable": 0}
 
 
-# ---- the ends of processes ---------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("runs", "other", "dead"), [(False, False, False), (True, False, True), (False, True, False)]
 )
@@ -222,9 +215,11 @@ def test_nothing_is_kept_of_a_region_that_goes(bench: Bench) -> None:
     bench.step()
     assert process.pid in bench.repairer.owners
     assert is_open(path)
+    bench.repairer.journal.trouble(str(path), "it cannot be written", "write_failed", "")
     path.unlink()
     bench.step()
     assert bench.repairer.regions == {}
+    assert not bench.repairer.journal._troubles
     assert process.pid not in bench.repairer.owners
     assert pidfds_of(process.pid) == 0
     until(lambda: not is_open(path), "the close of the file")
@@ -237,21 +232,14 @@ def test_giving_memory_back_puts_no_pass_off(bench: Bench, monkeypatch: pytest.M
     assert bench.repairer.agenda.not_before < time.monotonic() + 0.1
 
 
-# ---- other writers -----------------------------------------------------------------------------
-
-
-def rewrite(path: Path, hostpid: int) -> None:
-    cachefiles.poke(path, V1_2.slot_offset(0) + 4, "i", hostpid)
-
-
 def test_another_writer_is_a_conflict_and_is_waited_for(bench: Bench, lines: Lines) -> None:
     path, process = bench.file((7, 0)), bench.child()
     bench.told.host_pids = {7: process.pid}
     bench.step()
-    rewrite(path, 815)
+    poke(path, V1_2.slot_offset(0) + 4, "i", 815)
     bench.step()
     assert slot(path)[1] == process.pid  # once is the process's own guess
-    rewrite(path, 815)
+    poke(path, V1_2.slot_offset(0) + 4, "i", 815)
     for _ in range(4):
         bench.step()
     assert slot(path)[1] == 815
@@ -259,85 +247,9 @@ def test_another_writer_is_a_conflict_and_is_waited_for(bench: Bench, lines: Lin
     (line,) = events(lines, "conflict")
     assert (line["hostpid"], line["next_try_seconds"], line["ns_pid"]) == (815, 0.5, 7)
     assert bench.reports()[0].unresolved is UnresolvedReason.CONFLICT
-    next(iter(bench.repairer.regions.values())).states[7].not_before = 0.0
+    next(iter(bench.repairer.regions.values())).slots.owned[7].not_before = 0.0
     bench.step()
     assert slot(path)[1] == process.pid
-
-
-def test_conflict_is_logged_once_per_meeting(bench: Bench, lines: Lines) -> None:
-    """The repair of a slot that was changed back says nothing that the conflict hasn't said."""
-    path, process = bench.file((7, 0)), bench.child()
-    bench.told.host_pids = {7: process.pid}
-    bench.step()
-    for _ in range(4):
-        rewrite(path, 815)
-        bench.step()
-        next(iter(bench.repairer.regions.values())).states[7].not_before = 0.0
-        bench.step()
-        assert slot(path)[1] == process.pid
-    assert bench.counters["repairs_stale"] == 4
-    assert len(events(lines, "repair")) == 3  # the first, after a possible guess, after a conflict
-    assert [line["times"] for line in events(lines, "conflict")] == [1, 2, 3]
-
-
-class Answering:
-    """Stands where the writer is, and answers as it is told; nothing is written."""
-
-    def __init__(self, *answers: tuple[int, int] | Exception | bytes) -> None:
-        self.answers = list(answers)
-        self.asked = 0
-        self.means = Means("slot writer")
-
-    async def request(self, message: bytes, descriptors: Sequence[int] = ()) -> bytes:
-        self.asked += 1
-        assert descriptors
-        _, count = slot_writer.HEAD.unpack_from(message)
-        answer = self.answers.pop(0)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer if isinstance(answer, bytes) else slot_writer.RESULT.pack(*answer) * count
-
-    def malformed(self, what: str) -> WorkerFailed:
-        return WorkerFailed(what)
-
-    def ended_idle(self) -> None:
-        """It never ends."""
-
-    def stop(self) -> None:
-        """Nothing to end."""
-
-    def forget_failures(self) -> None:
-        """Nothing to forget."""
-
-
-def with_answers(bench: Bench, *answers: tuple[int, int] | Exception | bytes) -> Path:
-    bench.repairer.writing.worker = Answering(*answers)  # type: ignore[assignment]
-    path, process = bench.file((7, 0)), bench.child()
-    bench.told.host_pids = {7: process.pid}
-    return path
-
-
-def test_log_lines_of_unwritable_file_are_limited(bench: Bench, lines: Lines) -> None:
-    """A lease that its container takes and gives back makes it so at will."""
-    answers = [(slot_writer.NOT_WRITABLE, 0), (slot_writer.DONE, 0)] * 50
-    with_answers(bench, *answers)
-    for number in range(99):
-        bench.step()
-        (repairs,) = bench.repairer.regions.values()
-        repairs.unwritable_until = 0.0  # the time is over
-        repairs.states[7].not_before = 0.0
-        assert number or events(lines, "write_failed")
-    said = Counter(line["event"] for line in lines())
-    assert said["write_failed"] + said["write_works_again"] < 10
-
-
-def test_gone_unwritable_file_is_forgotten(bench: Bench) -> None:
-    """Its container makes another one, of another name, for ever."""
-    path = with_answers(bench, (slot_writer.NOT_WRITABLE, 0))
-    bench.step()
-    path.unlink()
-    bench.step()
-    assert not bench.repairer.journal._troubles
 
 
 @pytest.mark.parametrize(
@@ -376,92 +288,6 @@ def test_short_lived_files_cost_few_lines_per_container(bench: Bench, lines: Lin
     told = [line for line in lines() if line["event"] in ("region_found", "region_gone")]
     assert [line["event"] for line in told if "other" in line["path"]] == ["region_found"]
     assert 2 <= len(told) < 8
-
-
-def test_write_reverted_before_readback_is_counted(bench: Bench) -> None:
-    with_answers(bench, (slot_writer.DONE, 0xBAD))
-    for _ in range(4):
-        bench.step()
-    assert bench.repairer.writing.worker.asked == 1  # type: ignore[attr-defined]
-    assert bench.counters["conflicts"] == 1
-    assert bench.reports()[0].unresolved is UnresolvedReason.CONFLICT
-
-
-# ---- a writer that fails -----------------------------------------------------------------------
-
-LATE = WorkerFailed("the slot writer did not answer within 1 s", late=True)
-BUS = WorkerFailed("the slot writer was killed by SIGBUS", own_fault=True)
-KILLED = WorkerFailed("the slot writer was killed by SIGKILL")
-WAITING = WorkerFailed("the slot writer failed twice", waiting=True)
-
-
-def test_a_file_that_kills_the_writer_is_quarantined(bench: Bench, lines: Lines) -> None:
-    with_answers(bench, BUS)
-    for _ in range(3):
-        bench.step()
-    assert bench.repairer.writing.worker.asked == 1  # type: ignore[attr-defined]
-    assert (bench.counters["quarantines"], bench.counters["writer_failures"]) == (1, 1)
-    assert bench.reports()[0].unresolved is UnresolvedReason.QUARANTINED
-    (line,) = events(lines, "region_quarantined")
-    assert (line["container"], line["seconds"]) == ("uid_main", 10.0)
-
-
-def test_a_new_file_in_its_place_is_not_forgiven(bench: Bench) -> None:
-    path = with_answers(bench, BUS, BUS, BUS)
-    for _ in range(5):
-        bench.step()
-        fresh = path.with_name("b.new")
-        fresh.write_bytes(path.read_bytes())
-        fresh.rename(path)
-        bench.repairer.agenda._next_discovery = 0.0
-    assert bench.repairer.writing.worker.asked == 1  # type: ignore[attr-defined]
-    assert bench.counters["quarantines"] == 1
-    assert bench.reports()[0].unresolved is UnresolvedReason.QUARANTINED
-
-
-def test_killed_or_unstartable_writer_blames_no_file(bench: Bench) -> None:
-    with_answers(bench, KILLED, KILLED, WAITING, WAITING, KILLED, KILLED, KILLED)
-    for _ in range(7):
-        bench.step()
-    assert (bench.counters["quarantines"], bench.counters["writer_failures"]) == (0, 5)
-
-
-@pytest.mark.parametrize("answer", [b"x", b"\0" * slot_writer.RESULT.size * 2])
-def test_a_malformed_answer_is_a_failure(bench: Bench, answer: bytes) -> None:
-    with_answers(bench, answer)
-    bench.step()
-    assert bench.counters["writer_failures"] == 1
-
-
-def test_one_files_quarantine_is_no_other_files(bench: Bench) -> None:
-    process = bench.child()
-    first, second = bench.file((7, 0), name="bad"), bench.file((8, 0), name="good")
-    bench.told.host_pids = {7: process.pid, 8: process.pid}
-    real = bench.repairer.writing.worker
-
-    class DiesOn(Answering):
-        async def request(self, message: bytes, descriptors: Sequence[int] = ()) -> bytes:
-            if os.path.samestat(os.fstat(descriptors[0]), first.stat()):
-                raise BUS
-            return await real.request(message, descriptors)
-
-    bench.repairer.writing.worker = DiesOn()  # type: ignore[assignment]
-    bench.stack.callback(real.stop)
-    bench.step()
-    assert slot(first)[1] == 0
-    assert slot(second)[1] == process.pid
-
-
-def test_slots_that_are_no_slots_are_reported(bench: Bench) -> None:
-    bench.file((0, 0), (-5, 1), (7, 0), (7, 0), (9, 0))
-    bench.step()
-    assert {index: report.unresolved for index, report in bench.reports().items()} == {
-        0: UnresolvedReason.INVALID_PID,
-        1: UnresolvedReason.INVALID_PID,
-        2: UnresolvedReason.AMBIGUOUS,
-        3: UnresolvedReason.AMBIGUOUS,
-        4: UnresolvedReason.NO_SUCH_PROCESS,
-    }
 
 
 class InMemory:

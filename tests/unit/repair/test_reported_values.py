@@ -422,9 +422,6 @@ def test_another_order_of_gpus_is_said_as_the_cause() -> None:
     )
 
 
-# ---- a 0 over a value that a watcher fills in ------------------------------------------------------
-
-
 def zeroes(answers: Iterable[tuple[int, bool]], *, watcher: bool) -> tuple[Scene, list[int]]:
     """One answer a second: NVML's value, and if the device is idle. Return the seconds in which 0 was written."""
     scene, written = Scene(30), []

@@ -1,144 +1,77 @@
-"""What is known of a slot's owner: when it is looked for again, and that nothing of it gets lost in eleven bytes."""
+"""Owners of slots: when they are searched again, and eleven bytes for each slot without one."""
 
 from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator
 
 import pytest
 
 from resolver.base.reasons import UnresolvedReason
 from resolver.hami.packed_slots import SlotRecord
-from resolver.linux.procfs import ProcessHandle, Procfs
-from resolver.repair.slot_states import EAGER_LOOKS, SlotState, UnownedSlots
+from resolver.linux.procfs import Procfs
+from resolver.repair.slot_states import EAGER_LOOKS, OwnedSlot, UnownedSlots
 from resolver.state import UnownedCode
-from tests.fakes.slots import packed
 
 NOT_MAPPED, GONE = UnresolvedReason.NOT_MAPPED, UnresolvedReason.NO_SUCH_PROCESS
 
 
-def slot(index: int = 0, hostpid: int = 0) -> SlotRecord:
-    return SlotRecord(index, 7, hostpid, 1, (0,))
+def looked(times: int, why: UnresolvedReason = GONE, *, dead: bool = False, slots: int = 1) -> UnownedSlots:
+    """Slots whose owners were looked for in vain so often, at the time 100."""
+    kept = UnownedSlots(slots)
+    for index in range(slots):
+        kept.begin(index)
+        kept.call_dead(index, dead=dead)
+        for _ in range(times):
+            kept.not_found(index, why, 100.0)
+    return kept
 
 
-@pytest.fixture
-def handle() -> Iterator[ProcessHandle]:
-    with Procfs().open_handle(os.getpid()) as handle:
-        yield handle
-
-
-def looked(times: int, *, dead: bool = False) -> SlotState:
-    """A slot whose owner was looked for in vain so often, at the time 100."""
-    state = SlotState(slot())
-    state.dead = dead
-    for _ in range(times):
-        state.found(GONE, 100.0)
-    return state
-
-
-def test_new_slot_is_read_eagerly_then_ever_more_rarely() -> None:
-    assert SlotState(slot()).due(0.0)
-    new = SlotState(slot())
-    assert (new.dead, new.abandoned, new.unsure, new.doubted, new.guessed, new.followed) == (False,) * 6
-    assert (new.conflicts, new.not_before) == (0, 0.0), "it may be written at once"
-    assert looked(EAGER_LOOKS).due(0.0)
+def test_new_slot_is_searched_eagerly_then_rarely() -> None:
+    assert list(looked(0).due(0.0)) == list(looked(EAGER_LOOKS).due(0.0)) == [0]
     for dead in (False, True):
-        waits = [looked(EAGER_LOOKS + more, dead=dead).next_look - 100 for more in range(1, 9)]
+        waits = [looked(EAGER_LOOKS + more, dead=dead).next_look() - 100 for more in range(1, 9)]
         assert waits == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
+    assert looked(300).next_look() == 160.0
 
 
-def test_doubted_owner_stays_unless_another_is_found(handle: ProcessHandle) -> None:
-    state = SlotState(slot())
-    state.found(handle, 100.0)
-    assert state.keeps_owner(GONE), "nobody doubted it"
-    state.doubted = True
-    assert state.keeps_owner(UnresolvedReason.OVER_BUDGET), "nobody searched"
-    assert not state.keeps_owner(GONE)
-    with Procfs().open_handle(os.getppid()) as another, Procfs().open_handle(os.getpid()) as same:
-        assert not state.keeps_owner(another)
-        assert another.fd >= 0
-        assert state.keeps_owner(same)
-        assert (same.fd, state.doubted) == (-1, False)
-    state.doubted = True
-    state.release()
-    assert (state.owner, state.doubted) == (None, False)
-
-
-def test_ended_slot_is_read_rarely_unless_attached(
-    handle: ProcessHandle,
-) -> None:
-    for attached, wait in ((False, 60.0), (True, 1.0)):
-        state = SlotState(slot())
-        state.found(handle, 100.0)
-        state.followed = attached
-        state.owner_ended()
-        assert (state.dead, state.owner, state.due(0.0)) == (True, None, True)
-        state.found(GONE, 100.0)
-        assert state.next_look == 100 + wait
+@pytest.mark.parametrize(("attached", "wait"), [(False, 60.0), (True, 1.0)])
+def test_slot_of_an_ended_owner_is_searched_once(attached: bool, wait: float) -> None:  # noqa: FBT001
+    kept = looked(0)
+    kept.ended(0, followed=attached)
+    assert (kept.dead(0), list(kept.due(0.0))) == (True, [0])
+    kept.not_found(0, GONE, 100.0)
+    assert (kept.dead(0), kept.next_look()) == (True, 100 + wait)
 
 
 def test_touched_file_makes_dead_slots_unsure() -> None:
     for abandoned in (False, True):
-        state = looked(EAGER_LOOKS + 5, dead=True)
-        state.abandoned = abandoned
-        state.touched(attached=True)
-        assert state.due(0.0)
-        assert (state.dead, state.abandoned, state.unsure, state.followed) == (
-            not abandoned,
-            False,
-            True,
-            True,
-        )
-        state.found(NOT_MAPPED, 100.0)
-        assert not state.unsure
-        assert state.next_look == 101.0, "it begins to wait again"
+        kept = looked(EAGER_LOOKS + 5, dead=not abandoned)
+        if abandoned:
+            kept.abandon()
+        assert kept.dead(0)
+        kept.touched()
+        assert list(kept.due(0.0)) == [0]
+        assert (kept.called_dead(0), kept.dead(0)) == (not abandoned, False)
+        kept.not_found(0, NOT_MAPPED, 100.0)
+        assert kept.dead(0) is not abandoned
+        assert kept.next_look() == 101.0, "it begins to wait again"
 
 
-def test_foreign_hostpid_is_doubted_until_searched(
-    handle: ProcessHandle,
-) -> None:
-    for hostpid, doubted in ((0, False), (7, False), (os.getpid(), False), (12345, True)):
-        state = SlotState(slot())
-        state.found(handle, 100.0)
-        state.observe(slot(hostpid=hostpid))
-        assert (state.doubted, state.due(0.0)) == (doubted, doubted), hostpid
-    state.found(handle, 100.0)
-    assert not state.doubted
-    assert (state.dead, state.guessed, state.conflicts, state.looks) == (False, False, 0, 0)
+def test_hostpid_of_neither_namespace_is_doubted() -> None:
+    with Procfs().open_handle(os.getpid()) as handle:
+        for hostpid, doubted in ((0, False), (7, False), (os.getpid(), False), (12345, True)):
+            state = OwnedSlot(SlotRecord(0, 7, 0, 1, (0,)), handle)
+            state.observe(SlotRecord(0, 7, hostpid, 1, (0,)))
+            assert state.doubted is doubted, hostpid
 
 
-# ---- eleven bytes -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("dead", [False, True])
-@pytest.mark.parametrize("abandoned", [False, True])
-@pytest.mark.parametrize("unsure", [False, True])
-def test_slot_states_round_trip(*, dead: bool, abandoned: bool, unsure: bool) -> None:
-    state, kept = looked(300), UnownedSlots(4)
-    state.slot, state.dead, state.abandoned, state.unsure = slot(2), dead, abandoned, unsure
-    assert 2 not in kept
-    kept.put(state)
-    assert 2 in kept
-    assert (kept.dead(2), kept.next_look(), kept.unclear()) == (dead and not unsure, 160.0, not dead)
-    assert (list(kept.due(159.9)), list(kept.due(160.0))) == ([], [2])
-    assert kept.reasons() == {GONE}
-    moved = UnownedSlots(4)
-    moved.move(1, kept, 2)
-    for index, place in ((2, kept), (1, moved)):
-        found = place.take(slot(index))
-        assert (found.dead, found.abandoned, found.unsure) == (dead, abandoned, unsure)
-        assert (found.reason, found.looks, found.next_look) == (GONE, 255, 160.0)
-        assert (index in place, place.reasons(), place.unclear()) == (False, set(), False)
-
-
-def test_slots_of_many_kinds_are_told_apart() -> None:
-    kept, slots = UnownedSlots(5), packed([slot(index) for index in range(5)])
+def test_packed_slots_of_many_kinds_are_distinguished() -> None:
+    kept = UnownedSlots(5)
     kept.begin(0)
     kept.set_odd(1, UnresolvedReason.AMBIGUOUS)
-    for index, state in ((2, looked(EAGER_LOOKS + 9)), (3, looked(EAGER_LOOKS + 9, dead=True))):
-        state.slot = slot(index)
-        kept.put(state)
+    for index, dead in ((2, False), (3, True)):
+        kept.move(index, looked(EAGER_LOOKS + 9, dead=dead), 0)
     assert [index in kept for index in range(5)] == [True, False, True, True, False]
     assert kept.reasons() == {None, UnresolvedReason.AMBIGUOUS, GONE}
     assert list(kept.due(0.0)) == [0]
@@ -147,48 +80,51 @@ def test_slots_of_many_kinds_are_told_apart() -> None:
     waits = UnownedCode.of(UnresolvedReason.OVER_BUDGET)
     assert [code == waits for code in kept.codes()] == [True, False, False, False, False]
     assert [kept.dead(index) for index in range(5)] == [False, False, False, True, False]
-    kept.apply(slots, SlotState.abandon)
+    kept.abandon()
     assert [kept.dead(index) for index in range(5)] == [True, False, True, True, False]
-    kept.apply(slots, SlotState.touched)
+    kept.touched()
     assert list(kept.due(0.0)) == [0, 2, 3]
     assert [kept.dead(index) for index in range(5)] == [False] * 5
-    alive = kept.take(slot(2))
-    assert (alive.dead, alive.abandoned, alive.unsure, alive.looks) == (False, False, True, EAGER_LOOKS)
-    assert 1 not in kept
+    kept.remove(2)
+    assert (2 in kept, kept.codes()[2]) == (False, 0)
 
 
-def test_unmapped_slot_is_not_abandoned() -> None:
-    kept, slots = UnownedSlots(2), packed([slot(index) for index in range(2)])
-    for index, reason in ((0, NOT_MAPPED), (1, GONE)):
-        state = SlotState(slot(index))
-        state.reason, state.dead = reason, reason is GONE
-        kept.put(state)
-    kept.apply(slots, SlotState.touched)
-    dead = kept.take(slot(1))
-    assert (dead.dead, dead.unsure) == (True, True)
-    kept.apply(slots, SlotState.abandon)
-    alive = kept.take(slot(0))
-    assert (alive.dead, alive.abandoned) == (False, False)
+def test_mapped_slot_is_not_abandoned() -> None:
+    kept = looked(1, NOT_MAPPED)
+    kept.abandon()
+    assert not kept.called_dead(0)
 
 
-def test_slow_container_is_asked_again_after_a_second() -> None:
-    state = SlotState(slot())
-    state.found(UnresolvedReason.TOO_SLOW, 100.0)
-    assert (state.next_look, state.looks) == (101.0, 0)
+@pytest.mark.parametrize(
+    ("why", "dead"),
+    [
+        (GONE, True),
+        (NOT_MAPPED, True),
+        (UnresolvedReason.AMBIGUOUS, False),
+        (UnresolvedReason.ACCESS_DENIED, False),
+        (UnresolvedReason.OTHER_POD, False),
+    ],
+)
+def test_search_that_may_mean_life_ends_death(why: UnresolvedReason, *, dead: bool) -> None:
+    kept = looked(EAGER_LOOKS + 5, dead=True)
+    kept.not_found(0, why, 100.0)
+    assert kept.dead(0) is dead
+    assert kept.next_look() == (132.0 if dead else 101.0)
 
 
-def test_a_packed_slot_is_put_off_as_its_state_is() -> None:
-    """Each reason, each flag, due or not, put off for either cause."""
-    flags = list(itertools.product((False, True), repeat=3))
+def test_slow_container_is_asked_again_a_second_later() -> None:
+    kept = looked(1, UnresolvedReason.TOO_SLOW)
+    assert (kept.next_look(), kept.missed_again(0)) == (101.0, False)
+
+
+def test_only_due_slots_are_put_off() -> None:
+    """Each reason, dead or not, due or not, put off for either cause."""
     waits = UnresolvedReason.OVER_BUDGET, UnresolvedReason.TOO_SLOW
-    for why, reason, due, (dead, abandoned, unsure) in itertools.product(
-        waits, (None, *UnresolvedReason), (0.0, 100.0, 100.5), flags
-    ):
-        state = SlotState(slot())
-        state.reason, state.next_look = reason, due
-        state.dead, state.abandoned, state.unsure = dead, abandoned, unsure
-        kept, expected = UnownedSlots(1), UnownedSlots(1)
-        kept.put(state)
-        assert kept.put_off(100.0, why) == state.put_off(100.0, why)
-        expected.put(state)
-        assert (kept.codes(), kept.next_look()) == (expected.codes(), expected.next_look())
+    reasons = [each for each in UnresolvedReason if each not in waits]
+    for why, reason, dead, now in itertools.product(waits, reasons, (False, True), (100.0, 101.0)):
+        kept = looked(EAGER_LOOKS + 1, reason)
+        kept.call_dead(0, dead=dead)
+        changes = now == 101.0 and not dead
+        assert kept.put_off(now, why) is changes
+        assert kept.reasons() == {why if changes else reason}
+        assert kept.called_dead(0) is dead

@@ -17,7 +17,7 @@ import pytest
 from msgspec import structs
 
 from resolver.base import journal as log
-from resolver.base.budget import BURST_SECONDS, SHARE
+from resolver.base.account import BURST_SECONDS, SHARE
 from resolver.base.errors import RegionRejected, TooSlow
 from resolver.base.reasons import RegionReason, UnresolvedReason
 from resolver.containers.log_names import ContainerNames
@@ -26,8 +26,8 @@ from resolver.hami.hostpid_policy import HostpidPolicy
 from resolver.hami.region import RegionView, SharedRegion
 from resolver.linux.cgroup import NO_CONTAINER
 from resolver.linux.procfs import ProcessHandle
-from resolver.repair.pass_inputs import Pass
-from resolver.repair.plan import RegionRepairs
+from resolver.repair.agenda import Pass
+from resolver.repair.region import RegionRepairs
 from resolver.state import SlotReport, SlotReports
 from resolver.workers import slot_writer
 from tests.descriptors import pidfds_of
@@ -329,7 +329,7 @@ def test_region_that_a_lane_reads_delays_no_other(
     monkeypatch.setattr(SharedRegion, "read_by", read_by)
     path, good = bench.file((7, 0), name="cold"), bench.file((8, 0), name="good")
     until(bench, lambda: slot(good)[1] == process.pid)
-    assert [*bench.repairer.turns.going] == [str(path.parent)]
+    assert str(path.parent) in bench.repairer.turns.going
     answers.set()
     until(bench, lambda: not bench.repairer.turns.going)
     if error is None:

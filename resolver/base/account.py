@@ -6,6 +6,7 @@ machine: several in a row count.
 
 from __future__ import annotations
 
+import time
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -26,13 +27,14 @@ FIRST_SECONDS, LONGEST_SECONDS = 10.0, 3600.0
 FORGIVEN_SECONDS = 600.0
 
 
-class Tenant:
+class Account:
     """Shared by an account's files, which it outlives among ``kept`` while it matters. Times are monotonic."""
 
-    def __init__(self, account: str, kept: MutableMapping[str, Tenant], now: float) -> None:
+    def __init__(self, account: str, kept: MutableMapping[str, Account], now: float) -> None:
         self._account, self._kept = account, kept
         self.seconds = Bucket(SHARE, BURST_SECONDS, now=now)
         self.events = Bucket(EVENT_RATE, EVENT_BURST, now=now)
+        self.overdrawn = 0.0  # since when (Unix time) its seconds are not full again after a debt
         self.deaf_until = 0.0  # its events are ignored before this
         self._deaths = self._quarantines = 0  # deaths in a row, without an answer in between
         self._last = self.until = -inf  # the files are skipped before the second one
@@ -40,7 +42,8 @@ class Tenant:
     def spend(self, seconds: float, now: float) -> None:
         """Subtract the seconds from its budget."""
         self._kept[self._account] = self
-        self.seconds.charge(seconds, now)
+        if self.seconds.charge(seconds, now):
+            self.overdrawn = self.overdrawn or time.time()
 
     def flooded(self, events: int, now: float) -> bool:
         """Count events; True, and ignore it for a while, if they are too many."""
@@ -79,4 +82,6 @@ class Tenant:
 
     def idle(self, now: float) -> bool:
         """Check if nothing is held against it."""
-        return self.seconds.full(now) and self.events.full(now) and self.forgiven(now)
+        if full := self.seconds.full(now):
+            self.overdrawn = 0.0
+        return full and self.events.full(now) and self.forgiven(now)
