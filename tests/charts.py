@@ -74,7 +74,6 @@ def the(kind: str, manifests: Sequence[Manifest]) -> Manifest:
 
 
 def environment(container: Manifest) -> dict[str, str]:
-    """The variables of a container; an AssertionError if one is there twice."""
     names = [each["name"] for each in container["env"]]
     assert len(names) == len(set(names))
     return {each["name"]: each.get("value", "") for each in container["env"]}

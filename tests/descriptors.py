@@ -16,7 +16,6 @@ def is_open(path: Path) -> bool:
 
 
 def pidfds_of(pid: int) -> int:
-    """How many pidfds of that process this one has."""
     found = 0
     for number in os.listdir("/proc/self/fdinfo"):
         with contextlib.suppress(OSError):  # closed since

@@ -67,7 +67,6 @@ def _containers(manifest: Manifest) -> Sequence[Manifest]:
 
 
 def pod_of(manifests: Sequence[Manifest], name: str = "resolver") -> Manifest:
-    """The pod's spec of the one DaemonSet that has a container of that name."""
     (found,) = [
         each
         for each in manifests
@@ -98,5 +97,4 @@ kubernetes_validate.utils.schema_contents = cache(kubernetes_validate.utils.sche
 
 @cache
 def _validate(manifest: str, release: str) -> None:
-    """One manifest, as JSON: the same one is looked at once."""
     kubernetes_validate.validate(json.loads(manifest), release, strict=True)

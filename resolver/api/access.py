@@ -141,7 +141,7 @@ class ApiGatekeeper(Gatekeeper):
         self._procfs = procfs
         self._group = group
         self._inside: Counter[_Key] = Counter()
-        self._streams = 0
+        self.streams = 0
         self._body_bytes = 0
         self._accounts: OrderedDict[_Key, Bucket] = OrderedDict()  # latest last
         self.counters.update(
@@ -246,14 +246,14 @@ class ApiGatekeeper(Gatekeeper):
     @contextlib.contextmanager
     def stream(self) -> Iterator[None]:
         """Count one more stream meanwhile. Raises `Problem` if there are too many."""
-        if self._streams >= _MOST_STREAMS:
+        if self.streams >= _MOST_STREAMS:
             why = f"{_MOST_STREAMS} streams of events are open, and no more are served"
             raise Problem(503, Reason.BUSY, why, headers={"Retry-After": "5"})
-        self._streams += 1
+        self.streams += 1
         try:
             yield
         finally:
-            self._streams -= 1
+            self.streams -= 1
 
 
 def _account(cgroup: str) -> _Key:

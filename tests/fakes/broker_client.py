@@ -23,7 +23,6 @@ class Distrust(Exception):
 
 
 def connect(path: str, *, read_only: bool = False) -> socket.socket:
-    """A connection to a broker that may be believed. `Distrust`, or OSError if there is none."""
     directory = os.path.dirname(path)
     folder, node = os.lstat(directory), os.lstat(path)
     if not stat.S_ISDIR(folder.st_mode) or folder.st_uid != 0 or folder.st_mode & 0o022:

@@ -23,7 +23,6 @@ COMMANDS: Final = ("python3", "torchrun", "tritonserver", "jupyter-lab", "vllm")
 
 
 def uuid_of(seed: str) -> str:
-    """Always the same for the same seed."""
     return str(uuid.uuid5(uuid.NAMESPACE_OID, seed))
 
 
@@ -103,7 +102,6 @@ class Builder:
         repaired: RepairReason | None = None,
         stuck: str = "",
     ) -> None:
-        """A process of the last container, with a slot."""
         self.slot(ns_pid, host_pid=host_pid, repaired=repaired, stuck=stuck, utilization=(busy,))
         container = self.containers[-1]
         (device,) = self.regions[-1].device_uuids

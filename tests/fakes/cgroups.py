@@ -104,7 +104,6 @@ class CgroupTree:
         self.why_not = "; ".join(reasons) or "no cgroup file system is mounted"
 
     def make(self, cgroup_format: str, qos: str, pod_uid: str, container_id: str) -> Path | None:
-        """The directory for one container, None without a tree. Raises KeyError for an unknown format."""
         path = cgroup_path(cgroup_format, qos, pod_uid, container_id)
         if self.root is None:
             return None
@@ -113,7 +112,6 @@ class CgroupTree:
         return directory
 
     def close(self) -> None:
-        """Removes the whole subtree; every process in it must have ended."""
         if self.root is not None:
             remove(self.root)
 

@@ -204,7 +204,6 @@ class Container:
         return monitor_views(read_file(self.cache, slots))
 
     def spawn(self, arguments: Sequence[str], *, nested: bool = False) -> Process:
-        """Starts any program in the container; `nested` gives it a PID namespace of its own below."""
         host_pid, stdin, stdout = self._spawn(arguments, nested=nested)
         until(lambda: not _is_init(host_pid), f"{arguments[0]} in container {self.name}")
         process = Process(host_pid, stdin, stdout)
@@ -302,7 +301,6 @@ class Container:
 
 
 def _is_init(host_pid: int) -> bool:
-    """Check if a new process is still its container's first program and not its own."""
     try:
         return Path(f"/proc/{host_pid}/comm").read_text() == "container-init\n"
     except (FileNotFoundError, ProcessLookupError):

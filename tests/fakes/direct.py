@@ -23,7 +23,6 @@ class Waiting(Direct):
 
 
 def catch_up(pidmap: PidMap, *, unhurried: bool = False) -> bool:
-    """Read all processes, without an event loop."""
     return at_once(pidmap.catch_up(Slices(math.inf), unhurried=unhurried))
 
 

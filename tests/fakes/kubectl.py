@@ -39,7 +39,6 @@ def fail(text: str, code: int = 1) -> NoReturn:
 
 
 def parsed(words: list[str]) -> tuple[dict[str, str], list[str], list[str]]:
-    """Options, other words, and what follows ``--``."""
     options: dict[str, str] = {}
     names: list[str] = []
     while words:

@@ -78,7 +78,6 @@ class Process:
         self.wait()
 
     def terminate(self) -> None:
-        """SIGTERM, and waits until it is gone: a clean exit."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, signal.SIGTERM)
         self.wait()

@@ -25,7 +25,6 @@ class Release(NamedTuple):
     asks_cuda_number: bool = True  # NVML for the device with CUDA's number, until HAMi-core PR 330
 
     def arguments(self) -> list[str]:
-        """The release for the tenant's command line."""
         words = ["--layout", self.layout, "--zeroes", self.zeroes, "--fills", self.fills]
         words += [] if self.zeroes_memory else ["--keep-monitorused"]
         words += ["--removes-itself"] if self.removes_itself else []

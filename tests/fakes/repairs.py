@@ -91,7 +91,6 @@ class Bench:
         self.woken += 1
 
     def file(self, *slots: tuple[int, int], name: str = "main", sm_util: int = 0) -> Path:
-        """A region whose slots are these ``(pid, hostpid)``, all in use, with one device."""
         data = bytearray(cachefiles.recorded("v1.2"))
         struct.pack_into("<Q", data, V1_2.device_num, 1)
         struct.pack_into("<96s", data, V1_2.uuids, UUID.encode())

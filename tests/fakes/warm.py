@@ -87,7 +87,6 @@ class Stock:
             )
 
     def start(self, arguments: Sequence[str], environment: Mapping[str, str], cwd: Path) -> Process:
-        """`python -m resolver` with these arguments; standard error is a pipe."""
         (ours, theirs), stacks = os.pipe(), os.memfd_create("stacks")
         try:
             wanted = {"start": [*arguments], "environment": dict(environment), "cwd": str(cwd)}

@@ -52,7 +52,6 @@ def pidmap(kept_in: str) -> Iterator[KernelMap]:
 
 
 def compared(pidmap: KernelMap) -> int:
-    """Number of processes in which the map and /proc agree."""
     wrong, count = compare(pidmap)
     assert wrong == []
     return count

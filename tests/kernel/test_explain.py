@@ -28,7 +28,6 @@ def cases(tmp_path: Path) -> Iterator[list[Case]]:
 
 
 def explain(case: Case, run_dir: Path, pods: Path, *words: str) -> tuple[int, str]:
-    """Exit code and standard output, as a person at the node gets them."""
     done = command(case.container.node, run_dir, pods, "explain", *words)
     assert "Traceback" not in done.stderr, done.stderr
     return done.returncode, done.stdout

@@ -20,7 +20,6 @@ _SECONDS = 2.0
 
 
 def _repaired(stage: Stage, seconds: float) -> None:
-    """Each of the good container's repairs comes, and none is wrong."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         stage.good.repair()

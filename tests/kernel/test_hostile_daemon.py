@@ -118,7 +118,6 @@ HOSTILE: Final[dict[str, tuple[Callable[[Path], object], str]]] = {
 
 
 def stamps(directory: Path) -> dict[str, tuple[int, ...]]:
-    """What a write, a growth or a new name in a directory would change."""
     found: dict[str, tuple[int, ...]] = {}
     for path in [directory, *directory.iterdir()]:
         info = path.lstat()
@@ -128,7 +127,6 @@ def stamps(directory: Path) -> dict[str, tuple[int, ...]]:
 
 @contextmanager
 def restless(path: Path) -> Iterator[None]:
-    """A file that is truncated and regrown all the time, by whoever has it."""
     stop = threading.Event()
     head, tail = recorded("v1.2")[:8192], recorded("v1.2")[V1_2.proc_num :]
 

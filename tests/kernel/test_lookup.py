@@ -62,7 +62,6 @@ def host_pid(*arguments: str | int, prefix: tuple[str, ...] = ()) -> int:
 
 
 def refused(code: int, *arguments: str | int, prefix: tuple[str, ...] = ()) -> str:
-    """Standard error when the answer is refused with this exit code."""
     done = asked(*arguments, prefix=prefix)
     assert (done.returncode, done.stdout) == (code, ""), done
     assert done.stderr.startswith(("resolver lookup: ", "usage: resolver lookup "))
@@ -272,7 +271,6 @@ def test_it_ends_while_it_is_looked_at(node: Node, *, use_pidfd: bool, after: bo
 
 @pytest.fixture
 def children() -> Iterator[list[int]]:
-    """Host PIDs of children of this process, which end with the test."""
     started: list[int] = []
     yield started
     for child in started:

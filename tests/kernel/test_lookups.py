@@ -29,7 +29,6 @@ def ask(daemon: Daemon, pairs: Sequence[Pair]) -> list[dict[str, Any]]:
 
 
 def alone(daemon: Daemon, pair: Pair) -> dict[str, Any]:
-    """The daemon's answer to one question; nothing if there is no such process."""
     try:
         return client.look_up(*pair, socket_path=str(daemon.socket), seconds=PATIENCE_S)
     except (NotFound, ProcessGone):

@@ -257,7 +257,6 @@ def test_files_of_two_snapshots_are_never_taken_for_one_another(
 
 
 def shown_in_maps(tenant: Tenant) -> str:
-    """Device and inode of the file as its process's maps have it."""
     lines = Path(f"/proc/{tenant.host_pid}/maps").read_text().splitlines()
     (line,) = (line for line in lines if line.endswith(CACHE))
     return " ".join(line.split()[3:5])

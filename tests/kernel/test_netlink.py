@@ -80,7 +80,6 @@ class Checked:
 
 
 def python(code: str, *wrapper: str) -> tuple[int, str]:
-    """Exit code and output of a Python that runs in other circumstances."""
     command = [*wrapper, sys.executable, "-c", textwrap.dedent(code)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
     assert done.stderr == ""
@@ -178,7 +177,6 @@ def test_a_pid_that_is_used_again_at_once_is_another_process(checked: Checked) -
 
 @contextlib.contextmanager
 def listening() -> Iterator[None]:
-    """A second listener: its acknowledgement goes to every one."""
     with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, 11) as other:
         other.bind((0, 1))
         for request in (1, 2):  # to listen, and to listen no more

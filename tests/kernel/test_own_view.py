@@ -171,7 +171,6 @@ def test_hundred_clients_at_once_get_their_own(node: Node, pair: Pair, path: Pat
 
 @pytest.fixture
 def packed(root: Path, tmp_path: Path) -> Path:
-    """The view as one file, as containers get it."""
     subprocess.run(["make", "view", f"DIST={tmp_path}"], cwd=root, check=True, capture_output=True)
     return tmp_path / "resolver-view.pyz"
 

@@ -43,7 +43,6 @@ def ways(place: Path) -> dict[str, tuple[str, ...]]:
 
 
 def descendants(host_pid: int) -> set[int]:
-    """Its children of any of its threads, and theirs."""
     found: set[int] = set()
     try:
         threads = os.listdir(f"/proc/{host_pid}/task")

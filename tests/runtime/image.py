@@ -43,7 +43,6 @@ class Image(NamedTuple):
 
     @property
     def entrypoint(self) -> list[str]:
-        """The first words of what it runs."""
         return list(self.config["Entrypoint"])
 
 

@@ -45,7 +45,6 @@ StandardError=journal+console
 
 
 def main() -> int:
-    """Check each Debian in turn."""
     with tempfile.TemporaryDirectory(prefix="package-check-") as work:
         package = _built(Path(work))
         complete(package)
@@ -57,7 +56,6 @@ def main() -> int:
 
 
 def complete(package: Path) -> None:
-    """Assert that manual and completion of every command are in the package."""
     listed = subprocess.check_output(["dpkg-deb", "--contents", package], text=True)
     for command in COMMANDS:
         assert f"./usr/share/man/man1/resolver-{command}.1.gz" in listed
@@ -112,7 +110,6 @@ def _built(work: Path) -> Path:
 
 
 def _root(package: Path, suite: str, work: Path) -> Path:
-    """Write the disk of a bare Debian that runs the check at each start."""
     tree, image = work / suite, work / f"{suite}.img"
     tree.mkdir()
     subprocess.run(["tar", "-xf", str(_bare(package, suite)), "-C", str(tree)], check=True)
@@ -152,7 +149,6 @@ def _media(package: Path, work: Path) -> Path:
 
 
 def _bare(package: Path, suite: str) -> Path:
-    """Return an archive of the Debian with the package's dependencies."""
     depends = subprocess.check_output(["dpkg-deb", "--field", package, "Depends"], text=True)
     names = sorted({re.split(r"[ (]", each.strip())[0] for each in depends.split(",")})
     kept = (

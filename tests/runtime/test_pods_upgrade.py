@@ -54,7 +54,6 @@ def repaired(container: Container, tenants: list[Tenant]) -> None:
 
 
 def replace(old: Pod, new: Pod, container: Container, tenants: list[Tenant]) -> None:
-    """What the DaemonSet's controller does."""
     assert new.wait_for("waiting")["holder"] == str(old.host_pid)
     ready(new)  # only now is the old one ended
     assert new.said("repair") == new.said("region_found") == []

@@ -29,7 +29,6 @@ def node(open_place: Path) -> Iterator[Node]:
 
 
 def installed(directory: Path) -> Path:
-    """The unit as an operator installs it, with a program where it says."""
     program = directory / "resolver"
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)

@@ -32,7 +32,6 @@ FORK, EXEC, EXIT = 1, 2, 0x80000000
 
 
 def drained(messages: list[bytes]) -> EventStream:
-    """A stream that has taken in these datagrams."""
     ours, kernels = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     with ours, kernels:
         stream = EventStream(ours)

@@ -56,7 +56,6 @@ SUITES: Final = {
 
 
 def parse_uris(text: str) -> list[Package]:
-    """The packages in the output of ``apt-get --print-uris``."""
     return [
         Package(found["file"].split("_", 1)[0], found["file"], int(found["size"]))
         for found in _LINE.finditer(text)
@@ -85,7 +84,6 @@ def mirrors(targets: str) -> tuple[str, str]:
 
 
 def configured_mirrors() -> tuple[str, str]:
-    """`mirrors` of this machine."""
     command = ("apt-get", "indextargets", "--format", "$(REPO_URI)")
     try:
         return mirrors(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
@@ -142,7 +140,6 @@ class Apt:
         return parse_uris(said)
 
     def alone(self, name: str) -> Package:
-        """The package without those that it depends on. Raises `Unavailable`."""
         (package,) = parse_uris(self._run("--print-uris", "-qq", "download", name))
         return package
 

@@ -170,7 +170,6 @@ def truth() -> Truth:
 
 
 def by_identity(pidmap: KernelMap) -> dict[Identity, tuple[tuple[int, int], ...]]:
-    """Levels of the map's processes, without PID 1, as `truth`."""
     records = everybody(pidmap).items()
     return {(host_pid, start_time(record)): record.levels for host_pid, record in records if host_pid != 1}
 
@@ -213,6 +212,5 @@ def _runs(host_pid: int, tid: str) -> bool:
 
 @contextlib.contextmanager
 def life(program: Path, *arguments: str) -> Iterator[Life]:
-    """A life that is over at the end of the block."""
     with Life(program, *arguments) as started:
         yield started

@@ -46,7 +46,6 @@ class Rows:
                 self.seen[report.nodeid] = json.loads(str(value))
 
     def rows(self, suite: str) -> list[Row]:
-        """Those of tests without a failure."""
         seen = {"suite": suite, "kernel": os.uname().release, "seen": f"{dt.datetime.now(dt.UTC):%Y-%m-%d}"}
         return [
             {**self.seen[each], **seen}

@@ -38,14 +38,12 @@ def alone(tenants: Tenants, start: Start, *, known: Known = "id") -> Row:
 
 
 def whole(tenants: Tenants, start: Start, *options: str, known: Known = "id") -> Row:
-    """The whole of it, for the table."""
     seen = looked_up(tenants, known=known)
     daemon = repaired(tenants, start, *options)
     return {**seen, **asked(tenants, daemon, known=known)}
 
 
 def looked_up(tenants: Tenants, *, known: Known = "id") -> Row:
-    """Each process by each id without a daemon, and back."""
     ids = tenants.engine.ids(tenants.name)
     if known == "no cgroup":
         refused(tenants, ids.values())
@@ -71,7 +69,6 @@ def looked_up(tenants: Tenants, *, known: Known = "id") -> Row:
 
 
 def refused(tenants: Tenants, texts: Iterable[str]) -> None:
-    """Look-ups by these find no container, and say so."""
     for text in texts:
         done = run("lookup", text, tenants.found[0].ns_pid)
         assert (done.returncode, done.stdout) == (1, ""), done
@@ -88,7 +85,6 @@ def names(tenants: Tenants, ids: Mapping[str, str], *options: object) -> None:
 
 
 def repaired(tenants: Tenants, start: Start, *options: str) -> Daemon:
-    """A daemon that has made the slot of each process right."""
     daemon = start(tenants.node, *FAST, *options)
     for chain in tenants.found:
         until(lambda chain=chain: tenants.slot(chain).hostpid == chain.host_pid, "a repair", 30)  # type: ignore[misc]

@@ -22,7 +22,6 @@ _SPLIT: Final = {"trixie": ("docker-cli",)}
 
 
 def root(suite: str) -> Path:
-    """The directory with the Debian, made if it is not there yet (a minute). Raises `Missing`."""
     packages = (*ENGINES, *_BESIDE, *_SPLIT.get(suite, ()))
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "resolver-engines"
     base.mkdir(parents=True, exist_ok=True)

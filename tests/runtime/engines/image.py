@@ -34,7 +34,6 @@ def fill(rootfs: Path, debian: Path, built: Path) -> Path:
 
 
 def archive(rootfs: Path, path: Path, machine: str) -> Path:
-    """The image as the file that ``docker save`` writes, and that every engine loads."""
     layer = io.BytesIO()
     with tarfile.open(fileobj=layer, mode="w") as tar:
         for each in sorted(rootfs.rglob("*")):

@@ -165,7 +165,6 @@ class Machine:
             time.sleep(0.1)
 
     def log(self) -> str:
-        """The end of what the daemons said."""
         path = self.work / "daemon.log"
         return path.read_text()[-3000:] if path.exists() else ""
 

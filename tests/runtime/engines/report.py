@@ -57,7 +57,6 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def tables(whole: Mapping[str, Any]) -> str:
-    """One for each release, with the packages' versions."""
     parts = []
     for suite, versions in sorted(whole["versions"].items()):
         rows = [row for row in whole["runtimes"] if row["suite"] == suite]

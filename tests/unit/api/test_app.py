@@ -73,7 +73,6 @@ def ask(
 
 
 def problem(served: Served, path: str, method: str = "GET", **more: Any) -> dict[str, Any]:
-    """A refusal, held to RFC 9457."""
     status, headers, body = ask(served, path, method, **more)
     found: dict[str, Any] = json.loads(body)
     assert headers["content-type"] == "application/problem+json"
@@ -359,7 +358,7 @@ def test_slow_reader_is_disconnected(impatient: Served) -> None:
             served.publish("source", text="x" * 5000, number=number)
         until(lambda: served.gatekeeper.inside == 0)
         assert served.gatekeeper.counters["dropped_slow"] == 2
-        until(lambda: served.gatekeeper._streams == 0)
+        until(lambda: served.gatekeeper.streams == 0)
     assert ask(served, "/v1/status")[0] == 200
 
 
@@ -379,7 +378,7 @@ def test_events_come_as_they_happen(served: Served) -> None:
     again = client.stream_events(served.path, after=first["id"])
     assert [next(again)["number"] for _ in range(3)] == [2, 3, 4]
     again.close()
-    until(lambda: served.gatekeeper._streams == 0)
+    until(lambda: served.gatekeeper.streams == 0)
     kept = client.get_json(f"/v1/events?after={first['id']}&kind=source", served.path)["events"]
     assert [event["number"] for event in kept] == [2, 3]
 
@@ -433,7 +432,7 @@ def test_streams_are_not_without_number(served: Served) -> None:
     assert sorted(head[9:12] for head in heads) == [b"200"] * 32 + [b"503"]
     for channel in channels:
         channel.close()
-    until(lambda: served.gatekeeper._streams == 0)
+    until(lambda: served.gatekeeper.streams == 0)
     assert next(client.stream_events(served.path, after="0"))["number"] == 1
 
 

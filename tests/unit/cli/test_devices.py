@@ -126,7 +126,7 @@ def test_caller_that_hangs_up_leaves_nothing_behind(served: Served) -> None:
             "/v1/gpus?wait=600", served.path, "*/*", 5.0, headers=f"If-None-Match: {first[0]}\r\n"
         ):
             pass
-    until(lambda: not served.gatekeeper.inside and not served.gatekeeper._streams, "the end of all")
+    until(lambda: not served.gatekeeper.inside and not served.gatekeeper.streams, "the end of all")
 
 
 def test_a_wait_has_its_bounds(served: Served) -> None:

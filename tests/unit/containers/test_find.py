@@ -147,7 +147,6 @@ def test_each_hierarchy_once_and_v2_first() -> None:
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """Directories as of a hierarchy, with processes in some of them."""
     for path, host_pids in {
         f"kubepods/pod{UID}/{A}": [],
         f"kubepods/pod{UID}/{A}/container": [11, 12],

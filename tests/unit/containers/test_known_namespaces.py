@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from collections.abc import Callable, Coroutine, Hashable, Iterator
 from typing import Any
 
@@ -69,7 +70,8 @@ class Room:
         self.source = Firsts()
         self.pidmap = PidMap(self.source)
         self.procfs = Shown()
-        self.index = KnownNamespaces(self.procfs, self.pidmap)
+        self.clock: Callable[[], float] = time.monotonic
+        self.index = KnownNamespaces(self.procfs, self.pidmap, lambda: self.clock())  # noqa: PLW0108 - tests exchange it
         self.index.read_mounts(directories(lambda host_pid: frozenset({host_pid % 10})))
 
     def lives(self, host_pids: range) -> None:
@@ -196,7 +198,7 @@ def read_slowly(room: Room) -> list[int]:
 def test_a_mount_table_is_read_ever_more_rarely(room: Room) -> None:
     """A runtime makes the mounts a moment after the process; it costs as much as all else that a quiet node does."""
     now, read = 1000.0, list[float]()
-    room.index._clock = lambda: now
+    room.clock = lambda: now
 
     async def at(host_pid: int) -> frozenset[Hashable]:
         read.append(now)
@@ -213,7 +215,7 @@ def test_a_mount_table_is_read_ever_more_rarely(room: Room) -> None:
 
 def test_new_process_is_read_before_hundreds_of_old_ones(room: Room) -> None:
     now = 1000.0
-    room.index._clock = lambda: now
+    room.clock = lambda: now
     room.index.read_mounts(directories(lambda host_pid: frozenset({host_pid})))
     room.lives(range(1000, 1100))
     for _ in range(20):
@@ -232,7 +234,7 @@ def test_new_process_is_read_before_hundreds_of_old_ones(room: Room) -> None:
 
 async def test_only_mounts_of_new_processes_are_awaited(room: Room) -> None:
     now = 1000.0
-    room.index._clock = lambda: now
+    room.clock = lambda: now
     read = list[int]()
 
     async def slowly(host_pid: int) -> frozenset[Hashable]:

@@ -21,7 +21,7 @@ class Scene:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.lines: list[dict[str, Any]] = []
         self.now = 100.0
-        journal = Journal()
+        journal = self.journal = Journal()
         monkeypatch.setattr(
             journal, "record", lambda event, **fields: self.lines.append({"event": event, **fields})
         )
@@ -57,7 +57,7 @@ def test_it_is_logged_when_it_is_made_and_when_it_changes(scene: Scene) -> None:
 
 
 def test_unknown_driver_is_logged_again_as_unknown(scene: Scene) -> None:
-    decision = Decision(AUTO, scene.decision._journal)
+    decision = Decision(AUTO, scene.journal)
     decision.decide(AUTO, None)
     assert scene.lines[-1]["hostpid_namespace"] == "unknown"
 

@@ -47,7 +47,6 @@ def events(lines: Lines) -> Counter[str]:
 
 
 async def while_running(daemon: Service, scene: Callable[[], Any]) -> None:
-    """Run the daemon until the scene is over; it must end when it is told to."""
     running = asyncio.create_task(daemon.run())
     try:
         await scene()

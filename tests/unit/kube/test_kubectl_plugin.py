@@ -50,7 +50,6 @@ def daemon_pod(daemon_set: dict[str, Any], node: str, **status: Any) -> dict[str
 
 
 def user_pod(name: str = "train-0", node: str = "gpu-a", **about: Any) -> dict[str, Any]:
-    """A pod with two containers, of which one has started."""
     statuses = [{"name": "main", "containerID": f"containerd://{CID}"}, {"name": "side"}]
     return {
         "metadata": {"name": name, "namespace": "research", "uid": POD, **about},
@@ -245,7 +244,6 @@ def test_a_node_that_cannot_be_asked_is_exit_code_4(cluster: Cluster, command: t
 
 
 def allowed() -> set[tuple[str, str, str]]:
-    """Namespace, resource and verb of each right in deploy/kubectl-rbac.yaml."""
     return {
         (role["metadata"].get("namespace", ""), resource, verb)
         for role in yaml.safe_load_all((ROOT / "deploy/kubectl-rbac.yaml").read_text())

@@ -31,7 +31,6 @@ DEVICE = "GPU-5a3c1e70"
 
 
 def use(pod: str = "trainer-0", **more: Any) -> dict[str, Any]:
-    """One container's account, as ``/v1/usage`` has it."""
     names = {
         "namespace": "ml",
         "pod": pod,

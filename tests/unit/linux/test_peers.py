@@ -147,7 +147,6 @@ with socket.socket(socket.AF_UNIX) as client:
 
 
 def client(path: Path) -> subprocess.Popen[str]:
-    """A process that connects when told to, and stays until told to."""
     command = [sys.executable, "-I", "-c", CLIENT, str(path)]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 

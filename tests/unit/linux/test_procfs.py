@@ -99,7 +99,6 @@ def test_numbers_are_all_a_hostile_table_can_break(text: bytes) -> None:
 
 @pytest.fixture
 def proc(tmp_path: Path) -> Path:
-    """A /proc with one process and our own entry."""
     directory = tmp_path / "12"
     (directory / "ns").mkdir(parents=True)
     (directory / "task/12").mkdir(parents=True)

@@ -45,7 +45,6 @@ def test_every_setting_has_a_description() -> None:
 
 
 def logged(tree: ast.Module) -> set[str]:
-    """Names of events that are logged by name."""
     names = set()
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call):

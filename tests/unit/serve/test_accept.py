@@ -55,7 +55,6 @@ async def broker(listener: socket.socket) -> None:
 
 
 def passes(path: str, first: bytes, text: bytes) -> None:
-    """Connects, and passes a descriptor that nothing else refers to."""
     with socket.socket(socket.AF_UNIX) as client, lingering(LINGER_SECONDS) as fd:
         client.settimeout(5)
         client.connect(path)
