@@ -69,9 +69,9 @@ class _Sums(NamedTuple):
 class _Entry:
     """Account of one container on one GPU."""
 
-    def __init__(self, process: Process) -> None:
+    def __init__(self, process: Process, age: float) -> None:
         self.names = process
-        self.since = time.time()
+        self.since = time.time() - age
         self.left = 0.0  # when its last process ended, monotonic; 0 while it has one
         self.sums = _Sums()
         self.byte_seconds = 0.0
@@ -166,7 +166,10 @@ class Accounts:
                 keys[which] = known
             elif process.container_id or process.container_name:
                 keys[which] = key_of(process, uuid)
-                self._entries.setdefault(keys[which], _Entry(process)).names = process
+                age = (
+                    now - self._times[uuid].at if uuid in self._times else 0.0
+                )  # all of the next window counts
+                self._entries.setdefault(keys[which], _Entry(process, age)).names = process
         self._keys = keys
         there = set(keys.values())
         for key, entry in self._entries.items():

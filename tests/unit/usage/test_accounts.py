@@ -190,6 +190,15 @@ def test_silence_of_nvml_is_unknown_only_beyond_the_ring(node: Node, silent: int
     assert (before.used_1m is None) == (silent > 5)
 
 
+def test_account_begins_with_the_first_time_that_counts(node: Node) -> None:
+    node.begin(p100=steady(0.5))
+    began = time.time()
+    node.run(1.0)
+    node.collect(PROCESS)
+    assert node.use().gpu_seconds == pytest.approx(0.5, abs=0.1)
+    assert node.use().since == pytest.approx(began, abs=0.01)
+
+
 def test_a_new_worker_begins_after_a_gap(node: Node) -> None:
     node.begin(PROCESS, p100=steady(0.5))
     node.work(PROCESS, seconds=60)
