@@ -7,6 +7,7 @@ shows, each millisecond.
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import time
@@ -29,7 +30,7 @@ from resolver.workers.slot_writer import (
 
 #: Seconds: between two comparisons of all words; between two ticks of a watcher; for which a word has several watchers
 #: after two corrections in less; after which nothing is fought over.
-_ALL, _TICK, _SEVERAL, _QUIET = 0.01, 0.119, 5.0, 1.0
+_ALL, _TICK, _SEVERAL, _QUIET = 0.01, 0.12, 5.0, 1.0
 #: A hold ends with these; others are tried again.
 _FINAL = OWNER_GONE, WRONG_SIZE, TOO_OFTEN
 
@@ -64,14 +65,14 @@ class _HeldWord:
     """A held word, and its report. ``last``: when it was corrected, ``due``: when a watcher may set it wrong."""
 
     __slots__ = (
-        *("at", "corrections", "due", "file", "foreign", "last", "order", "outcome", "standing", "until"),
-        *("value", "view"),
+        *("at", "corrections", "due", "file", "first", "foreign", "last", "order"),
+        *("outcome", "standing", "until", "value", "view"),
     )
 
     def __init__(self, file: _HeldFile, order: tuple[int, ...], before: _HeldWord | None) -> None:
         self.file, self.view, self.order, self.at = file, file.view, order, order[4] // 8
         self.value = self.standing = self.foreign = order[6]
-        self.outcome, self.corrections = DONE, 0
+        self.outcome, self.corrections, self.first = DONE, 0, before.value if before else self.view[self.at]
         self.last: float = before.last if before else 0.0
         self.due: float = before.due if before else 0.0
         self.until: float = before.until if before else 0.0  # it has several watchers
@@ -130,7 +131,7 @@ class HeldWords:
             soon = self._all_at
             self._due = [word for word in words if word.due < soon and now - word.last < _QUIET]
         due = min([word.due for word in self._due], default=self._all_at)
-        return max(1, int(1000 * (min(due, self._all_at) - now)))
+        return max(1, math.ceil(1000 * (min(due, self._all_at) - now)))
 
     def _correct(self, word: _HeldWord, since: float, now: float) -> None:
         file, present = word.file, word.view[word.at]
@@ -140,7 +141,8 @@ class HeldWords:
         if not differs(present, word.value):
             word.standing = present
             return
-        word.differed(since, now)
+        if word.corrections or present != word.first:  # else it differed before it was held at this value
+            word.differed(since, now)
         if int(now) != file.second:
             file.second, file.changes = int(now), 0
         file.changes += 1

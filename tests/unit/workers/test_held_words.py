@@ -1,0 +1,63 @@
+"""Held words: compared when a watcher's tick can come, and not each millisecond."""
+
+from __future__ import annotations
+
+import os
+import struct
+from pathlib import Path
+
+import pytest
+
+from resolver.hami.layout import LAYOUTS
+from resolver.workers import held_words, slot_writer
+from resolver.workers.held_words import HeldWords
+from tests.fakes import cachefiles
+from tests.fakes.clock import Clock
+
+V1_2 = LAYOUTS["v1.2"]
+AT = V1_2.sm_util_offset(0, 0) or 0
+
+
+class Ticking(Clock):
+    """In the place of the module ``time``."""
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize(("watchers", "compared"), [(1, 120), (2, 1000)])
+def test_lone_watchers_word_is_compared_rarely(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, watchers: int, compared: int
+) -> None:
+    """For a second after the first ones; each wrong value is right within the time of a comparison."""
+    clock = Ticking()
+    monkeypatch.setattr(held_words, "time", clock)
+    data = bytearray(cachefiles.recorded("v1.2"))
+    struct.pack_into("<ii", data, V1_2.procs, 7, 4711)
+    struct.pack_into("<Q", data, V1_2.owner_pid, 0)
+    fd = os.open(cachefiles.write(tmp_path / "a.cache", bytes(data)), os.O_RDWR)
+    note = os.memfd_create("note")
+    os.ftruncate(note, 4096)
+    message = slot_writer.HEAD.pack(V1_2.file_bytes, slot_writer.HOLDS | 1) + slot_writer.HOLD.pack(1, 1000)
+    message += slot_writer.ORDER.pack(-1, 0, V1_2.procs, 4711 << 32 | 7, AT, 0, 40)
+    message += slot_writer.SLOTS.pack(V1_2.procs, V1_2.slot_size, V1_2.owner_pid)
+    slot_writer.Words.load_functions()
+    held = HeldWords()
+    held.replace(message, [fd, note])
+    ticks = [clock.now + 0.0503 * first for first in range(watchers)]
+    comparisons, wrong, end = 0, 0.0, clock.now + 2.0
+    while clock.now < end:
+        pause = held.tick() / 1000
+        assert int.from_bytes(os.pread(fd, 8, AT), "little") == 40
+        comparisons += end - clock.now < 1.0
+        clock.now += pause
+        for number, tick in enumerate(ticks):
+            if tick <= clock.now:
+                os.pwrite(fd, bytes(8), AT)
+                wrong += (clock.now - tick) * (end - clock.now < 1.0)
+                ticks[number] = tick + 0.1203
+    held.files[1].close()
+    os.close(fd)
+    os.close(note)
+    assert compared / 2 < comparisons < 2 * compared
+    assert wrong < 0.02
