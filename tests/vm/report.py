@@ -172,11 +172,14 @@ def _loads(row: Row) -> str:
     return f"yes, but {missed} events were missed" if missed else "yes"
 
 
+def between(page: str, begin: str, text: str, end: str) -> str:
+    """Return the page with this text between the two marks."""
+    before, rest = page.split(begin, 1)
+    return f"{before}{begin}\n{text}\n{end}{rest.split(end, 1)[1]}"
+
+
 def put_table(page: str, rows: Sequence[Row]) -> str:
-    """The page with its table made anew between the two marks."""
-    before, rest = page.split(BEGIN, 1)
-    after = rest.split(END, 1)[1]
-    return f"{before}{BEGIN}\n{table(rows)}\n{END}{after}"
+    return between(page, BEGIN, table(rows), END)
 
 
 def publish(rows: Sequence[Row]) -> None:

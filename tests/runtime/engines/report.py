@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from tests.vm.report import between
+
 Row = dict[str, Any]
 
 ROOT: Final = Path(__file__).parent.parent.parent.parent
@@ -80,9 +82,7 @@ def asked(rows: Sequence[Row]) -> str:
 
 
 def put_table(page: str, whole: Mapping[str, Any]) -> str:
-    """The page with its tables made anew between the two marks."""
-    before, rest = page.split(BEGIN, 1)
-    return f"{before}{BEGIN}\n{tables(whole)}\n{END}{rest.split(END, 1)[1]}"
+    return between(page, BEGIN, tables(whole), END)
 
 
 def publish(suite: str, versions: Mapping[str, str], rows: Sequence[Row]) -> None:

@@ -1,16 +1,16 @@
-"""`make kernels`: what it makes of a guest's report, and the table of what it saw."""
+"""Reports of `make kernels` and `make engines`, and the documents' tables of what they saw."""
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 
+from tests.runtime.engines import report as engines
 from tests.vm import report
 from tests.vm.__main__ import parser
 from tests.vm.matrix import plan
-from tests.vm.report import Row, merge, problems, put_table
+from tests.vm.report import Row, merge, problems
 
 STEPS = ["loader", "auto", "demo"]
 
@@ -54,7 +54,11 @@ def test_a_step_that_was_not_tried_is_no_success() -> None:
     assert problems(row(), ["doctor"]) == ["doctor: it was not tried"]
 
 
-def test_table_in_documents_is_made_of_results() -> None:
-    page = report.PAGE.read_text()
-    assert page == put_table(page, report.load())
-    assert json.loads(report.FILE.read_text())["kernels"] == merge([], report.load())
+@pytest.mark.parametrize("of", [report, engines])
+def test_table_in_documents_is_made_of_results(of: Any) -> None:
+    page = of.PAGE.read_text()
+    assert page == of.put_table(page, of.load())
+
+
+def test_rows_in_the_file_are_in_order() -> None:
+    assert report.load() == merge([], report.load())
