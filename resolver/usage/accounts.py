@@ -136,7 +136,9 @@ class Accounts:
         self, processes: tuple[Process, ...], joined: Joined, devices: Mapping[str, DeviceSamples]
     ) -> None:
         """Take over one collection: its processes, and the devices' periods and power."""
-        now = time.monotonic()
+        now, late = time.monotonic(), time.time() - joined.at
+        if 0 < late < _STALE_SECONDS:  # NVML's answer is older, by much at the daemon's start
+            now -= late
         if not joined.error:
             here = self._place(processes, now)
             shares = {(used.host_pid, used.device_uuid): used.share for used in joined.used}
@@ -166,9 +168,8 @@ class Accounts:
                 keys[which] = known
             elif process.container_id or process.container_name:
                 keys[which] = key_of(process, uuid)
-                age = (
-                    now - self._times[uuid].at if uuid in self._times else 0.0
-                )  # all of the next window counts
+                begin = self._times[uuid].at if uuid in self._times else now  # all of the next window counts
+                age = time.monotonic() - begin
                 self._entries.setdefault(keys[which], _Entry(process, age)).names = process
         self._keys = keys
         there = set(keys.values())

@@ -199,6 +199,14 @@ def test_account_begins_with_the_first_time_that_counts(node: Node) -> None:
     assert node.use().since == pytest.approx(began, abs=0.01)
 
 
+def test_account_begins_with_the_answer_and_not_with_its_evaluation(node: Node) -> None:
+    node.begin(p100=steady(0.5))
+    answered, device = time.time(), node.answer()
+    node.now += 0.9
+    node.accounts.note((PROCESS,), KNOWN._replace(at=answered), {GPU: device})
+    assert node.use().since == pytest.approx(answered, abs=0.01)
+
+
 def test_a_new_worker_begins_after_a_gap(node: Node) -> None:
     node.begin(PROCESS, p100=steady(0.5))
     node.work(PROCESS, seconds=60)
