@@ -67,15 +67,15 @@ class Btf:
 
     def type_id(self, kind: int, name: str) -> int:
         """Id of a structure, function or typedef. Raises `BtfError`."""
-        found = self._ids[kind].get(self._name(name))
-        if found is None:
+        type_id = self._ids[kind].get(self._name(name))
+        if type_id is None:
             raise BtfError(f"it describes no {'struct ' if kind == _STRUCT else ''}{name}")
-        return found
+        return type_id
 
     def _name(self, text: str) -> int:
         """Return a name's offset in the string section; or -1."""
-        found = self._strings.find(b"\0" + text.encode() + b"\0")
-        return found + 1 if found >= 0 else -1
+        offset = self._strings.find(b"\0" + text.encode() + b"\0")
+        return offset + 1 if offset >= 0 else -1
 
     def _member(self, type_id: int, wanted: int) -> int | None:
         """Return a member's bit offset in a structure or union."""
@@ -91,7 +91,7 @@ class Btf:
                 bits &= 0xFFFFFF
             if name == wanted:
                 return bits
-            found = self._member(inner, wanted) if name == 0 else None
-            if found is not None:
-                return bits + found
+            offset = self._member(inner, wanted) if name == 0 else None
+            if offset is not None:
+                return bits + offset
         return None

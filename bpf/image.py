@@ -59,14 +59,14 @@ def fingerprint(sources: str, constants: dict[str, int]) -> str:
 
 def image_of(program: Any, maps: Iterable[str], functions: dict[str, int], iterator: str) -> dict[str, Any]:
     """Describe BCC's result. ``functions`` maps names to BTF ids of hooks."""
-    found: list[dict[str, int | str]] = []
+    image: list[dict[str, int | str]] = []
     places: dict[int, int] = {}
     for name in maps:
         fd = program[name.encode()].map_fd
         with open(f"/proc/self/fdinfo/{fd}", encoding="ascii") as file:
             stated = dict(line.split(":", 1) for line in file)
-        places[fd] = len(found)
-        found.append({"name": name, **{key: int(stated[key], 0) for key in _SIZES}})
+        places[fd] = len(image)
+        image.append({"name": name, **{key: int(stated[key], 0) for key in _SIZES}})
     programs = []
     for name, btf_id in functions.items():
         code = bytearray(program.dump_func(name.encode()))
@@ -80,7 +80,7 @@ def image_of(program: Any, maps: Iterable[str], functions: dict[str, int], itera
         programs.append(
             {"name": name, "attach_type": attach_type, "btf_id": btf_id, "code": code.hex(), "maps": uses}
         )
-    return {"maps": found, "programs": programs}
+    return {"maps": image, "programs": programs}
 
 
 def save(directory: str, mark: str, image: dict[str, Any]) -> None:
@@ -142,12 +142,12 @@ class Loaded:
         self.programs: dict[str, int] = {}
         self.links: list[int] = []
         try:
-            for each in image["maps"]:
-                self.maps[each["name"]] = self._map(each)
-            for each in image["programs"]:
-                self.programs[each["name"]] = self._program(each)
-            for each in image["programs"]:
-                self.links.append(self._link(self.programs[each["name"]], each))
+            for entry in image["maps"]:
+                self.maps[entry["name"]] = self._map(entry)
+            for entry in image["programs"]:
+                self.programs[entry["name"]] = self._program(entry)
+            for entry in image["programs"]:
+                self.links.append(self._link(self.programs[entry["name"]], entry))
         except (Refused, ValueError, KeyError, TypeError, struct.error) as error:
             self.close()
             if isinstance(error, Refused):

@@ -166,9 +166,9 @@ def read_btf(path: str) -> tuple[dict[str, int], dict[str, int]]:
         ) from None
     try:
         btf = Btf(blob)
-        found = {name: btf.offset(*names) for name, names in OFFSETS.items()}
-        found["PIDNS_INUM"] += btf.offset("pid_namespace", "ns")
-        found |= {"UPID_SIZE": btf.size("upid"), "PID_SIZE": btf.size("pid")}
+        offsets = {name: btf.offset(*names) for name, names in OFFSETS.items()}
+        offsets["PIDNS_INUM"] += btf.offset("pid_namespace", "ns")
+        offsets |= {"UPID_SIZE": btf.size("upid"), "PID_SIZE": btf.size("pid")}
         traced = {name: btf.type_id(TYPEDEF, f"btf_trace_{hook}") for name, hook in PROBES.items()}
         traced[ITERATOR] = btf.type_id(FUNCTION, f"bpf_iter_{ITERATOR.removeprefix('bpf_iter__')}")
     except BtfError as error:
@@ -176,7 +176,7 @@ def read_btf(path: str) -> tuple[dict[str, int], dict[str, int]]:
             "btf",
             f"this kernel's BTF is not understood: {error}. Use --source netlink or scan, and report the kernel",
         ) from None
-    return found, traced
+    return offsets, traced
 
 
 def import_bcc(headers: str) -> Any:
@@ -214,11 +214,11 @@ def compile_program(bcc: Any, constants: dict[str, int]) -> Any:
 
 def not_taken(refused: image.Refused) -> LoadError:
     """Build the error for a refused program; those of `obstacles` were accepted."""
-    what, reason = refused.what, os.strerror(refused.code)
+    call, reason = refused.what, os.strerror(refused.code)
     if re.search(r"^processed \d+ insns", refused.log, re.MULTILINE):
         return LoadError(
             "verifier",
-            f"the kernel's verifier refused the BPF program ({what}: {reason}): to Linux {platform.release()} it "
+            f"the kernel's verifier refused the BPF program ({call}: {reason}): to Linux {platform.release()} it "
             "does not look safe. Rights do not change that. The verifier's last words are in the debug log and in "
             "resolver doctor --json --only bpf; please report them, and use --source netlink or scan",
             refused.log[-_MOST_WORDS:],
@@ -227,7 +227,7 @@ def not_taken(refused: image.Refused) -> LoadError:
         return forbidden(Kernel(), errno.EPERM, reached=True)
     return LoadError(
         "other",
-        f"the kernel did not take the BPF program ({what}: {reason}); use --source netlink or scan",
+        f"the kernel did not take the BPF program ({call}: {reason}); use --source netlink or scan",
         refused.log[-_MOST_WORDS:],
     )
 

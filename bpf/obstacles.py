@@ -173,23 +173,25 @@ def require_kernel(kernel: Kernel) -> None:
 
 def forbidden(kernel: Kernel, code: int, *, reached: bool) -> LoadError:
     """Find the cause of a refusal despite the capabilities. ``reached``: the call passed any filter."""
-    said, profile = errno.errorcode.get(code, str(code)), kernel.confinement()
+    error_name, profile = errno.errorcode.get(code, str(code)), kernel.confinement()
     holder = f"the security module that holds this process to {profile!r}"
     if reached or not kernel.filtered():
-        who = f"by {holder}: allow it CAP_BPF, CAP_PERFMON and the bpf calls"
+        cause = f"by {holder}: allow it CAP_BPF, CAP_PERFMON and the bpf calls"
         if not profile:
-            who = (
+            cause = (
                 "by a security module, or before Linux 5.11 by the limit on locked memory (ulimit -l): give "
                 "CAP_SYS_RESOURCE, which raises it at the start, or set LimitMEMLOCK=infinity"
             )
-        sentence = f"BPF programs are forbidden here ({said}), although the capabilities are there, {who}"
+        sentence = (
+            f"BPF programs are forbidden here ({error_name}), although the capabilities are there, {cause}"
+        )
         return LoadError("module", f"{sentence}; {_OTHERWISE}")
     # Before Linux 5.19 the kernel asked the module for the capability before anything else.
-    who = "by the seccomp filter of this process" + (f", or by {holder}" if profile else "")
+    cause = "by the seccomp filter of this process" + (f", or by {holder}" if profile else "")
     return LoadError(
         "seccomp",
-        f"bpf() is forbidden here ({said}) {who}. The filter of containerd before 1.7 and Docker before 23 forbids it "
-        f"to everybody but CAP_SYS_ADMIN: take deploy/seccomp/resolver.json in its place, or {_OTHERWISE}",
+        f"bpf() is forbidden here ({error_name}) {cause}. Containerd before 1.7 and Docker before 23 forbid it "
+        f"to all but CAP_SYS_ADMIN: take deploy/seccomp/resolver.json in its place, or {_OTHERWISE}",
     )
 
 

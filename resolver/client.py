@@ -170,8 +170,8 @@ status = _list("status", "the daemon's state")
 
 def get_changed(path: str, socket_path: str, *, tag: str, wait: int) -> tuple[str, Any] | None:
     """Return ``ETag`` and JSON once they differ from ``tag``; None if they don't within ``wait`` seconds."""
-    known = f"If-None-Match: {tag}\r\n" if tag else ""
-    head, body = _exchange(f"{path}?wait={wait}", socket_path, wait + 5.0, known)
+    condition = f"If-None-Match: {tag}\r\n" if tag else ""
+    head, body = _exchange(f"{path}?wait={wait}", socket_path, wait + 5.0, condition)
     if not body:
         return None
     tags = [line[5:].strip() for line in head.split(b"\r\n") if line[:5].lower() == b"etag:"]
@@ -275,15 +275,15 @@ def _exchange(
 
 def _whole(channel: socket.socket, seconds: float) -> bytes:
     """Return everything until the end, within ``seconds``. Raises ValueError if it is too long."""
-    deadline, said = time.monotonic() + seconds, bytearray()
+    deadline, answer = time.monotonic() + seconds, bytearray()
     with channel:
         while True:
             left = deadline - time.monotonic()
             channel.settimeout(max(left, _AT_ONCE))
             if not (chunk := channel.recv(1 << 16)):
-                return bytes(said)
-            said += chunk
-            if len(said) > _MOST_BYTES:
+                return bytes(answer)
+            answer += chunk
+            if len(answer) > _MOST_BYTES:
                 raise ValueError(f"its answer is longer than {_MOST_BYTES} bytes")
             if left <= -_AT_ONCE:
                 raise TimeoutError(f"it did not finish its answer within {seconds:g} s")
@@ -311,13 +311,13 @@ def _parse(answer: bytes) -> tuple[int, bytes]:
 
 
 def _no_daemon(where: str, error: Exception) -> NoDaemon:
-    known: dict[type[Exception], str] = {
+    causes: dict[type[Exception], str] = {
         FileNotFoundError: "there is no such socket",
         ConnectionRefusedError: "no process listens there any more",
         TimeoutError: "it does not answer in time",
         BlockingIOError: "too many are waiting for it",
     }
-    why = known.get(type(error)) or getattr(error, "strerror", None)
+    why = causes.get(type(error)) or getattr(error, "strerror", None)
     if isinstance(error, ConnectionRefusedError) and not stat.S_ISSOCK(os.stat(where).st_mode):
         why = "it is another kind of file, and no socket"
     return NoDaemon(f"no daemon answers at {where}: {why or error}. {_what_to_do(where, error)}")
@@ -330,8 +330,8 @@ def _what_to_do(where: str, error: Exception) -> str:
     from resolver.base.lock_holder import ailment, lock_holder
 
     if host_pid := lock_holder(os.path.dirname(where)):
-        what, fix = ailment(host_pid, where)
-        return f"PID {host_pid} {what}: {fix}; resolver doctor --only daemon says more"
+        cause, fix = ailment(host_pid, where)
+        return f"PID {host_pid} {cause}: {fix}; resolver doctor --only daemon says more"
     if isinstance(error, (TimeoutError, BlockingIOError)):
         return "It hangs, or the node is overloaded: resolver doctor --only daemon says which"
     return (

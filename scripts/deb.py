@@ -49,8 +49,8 @@ def build(wheel: Path, directory: Path) -> Path:
     with tempfile.TemporaryDirectory(prefix="deb-") as work:
         tree = Path(work) / "tree"
         library = tree / HOME / "lib/python3/site-packages"
-        for each in (wheel, *(path for python in PYTHONS for path in _fetch(python, Path(work)))):
-            _unpack(each, library)
+        for file in (wheel, *(path for python in PYTHONS for path in _fetch(python, Path(work)))):
+            _unpack(file, library)
         _environment(tree)
         _around(tree, wheel)
         _control(tree, architecture)
@@ -70,7 +70,7 @@ def _fetch(python: str, work: Path) -> list[Path]:
     place = work / f"wheels-{python}"
     command = [sys.executable, "-m", "pip", "download", "-qq", "--dest", str(place), "--no-deps"]
     command += ["--require-hashes", "--only-binary=:all:", f"--python-version={python}"]
-    command += ["--implementation=cp", *(f"--platform={each}_{platform.machine()}" for each in _PLATFORMS)]
+    command += ["--implementation=cp", *(f"--platform={tag}_{platform.machine()}" for tag in _PLATFORMS)]
     subprocess.run([*command, f"--requirement={ROOT / 'requirements-kubernetes.lock'}"], check=True)
     return sorted(place.glob("*.whl"))
 

@@ -36,14 +36,16 @@ def describe(routes: Iterable[Route]) -> dict[str, Any]:
     schemas, components = msgspec.json.schema_components(types, ref_template=_REFERENCE)
     asked = msgspec.json.schema_components(bodies)[1]
     partial = {
-        each.__name__ for each in msgspec.Struct.__subclasses__() if each.__struct_config__.omit_defaults
+        struct.__name__
+        for struct in msgspec.Struct.__subclasses__()
+        if struct.__struct_config__.omit_defaults
     }
     # Generators refuse the `items: false` of a pair, and its `maxItems` suffices.
     components["Pairs"]["properties"]["pairs"]["items"]["anyOf"][0].pop("items")
     for name, schema in components.items():
         if "properties" in schema and name not in asked and name not in partial:
             schema["required"] = list(schema["properties"])  # answers have every field, default or not
-    of = dict(zip([id(each) for each in types], schemas, strict=True))
+    of = dict(zip([id(shape) for shape in types], schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
         operation: dict[str, Any] = {

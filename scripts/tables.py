@@ -97,7 +97,7 @@ def _chart_setting(setting: Declared) -> Iterator[str]:
         yield f"  # {'-- ' if number == 0 else ''}{line}"
     default = CHART_DEFAULTS.get(setting.name, setting.default)
     if isinstance(default, tuple):
-        yield from (f"  {setting.name}:", *(f"    - {each}" for each in default))
+        yield from (f"  {setting.name}:", *(f"    - {item}" for item in default))
     else:
         plain = not isinstance(default, str) or bool(setting.choices) or default.startswith("/")
         yield f"  {setting.name}: {text_of(default) if plain else json.dumps(default)}"
@@ -169,7 +169,7 @@ def drivers() -> list[str]:
 
 def reasons(kind: str, *, fixes: bool = True) -> list[str]:
     """List the reasons of a kind with their meaning, and with their fixes if ``fixes``."""
-    kinds = {each.__name__: each for each in ReasonWithWords.__subclasses__()}
+    kinds = {enumeration.__name__: enumeration for enumeration in ReasonWithWords.__subclasses__()}
     body = (
         (f"`{reason}`", _linked(reason.meaning), *([_linked(reason.fix)] if fixes else []))
         for reason in kinds[kind]
@@ -179,7 +179,7 @@ def reasons(kind: str, *, fixes: bool = True) -> list[str]:
 
 def checks() -> list[str]:
     """List the checks of ``resolver doctor``."""
-    body = ((each.name, (each.look.__doc__ or "").splitlines()[0]) for each in CHECKS)
+    body = ((check.name, (check.look.__doc__ or "").splitlines()[0]) for check in CHECKS)
     return rows(("check", "purpose"), ((f"`{name}`", about.replace("``", "`")) for name, about in body))
 
 
@@ -273,13 +273,13 @@ def written(text: str, name: str, lines: list[str]) -> str:
         rf"(<!-- table: {re.escape(name)} -->\n).*?(<!-- /table -->)|( *# table: {re.escape(name)}\n).*?( *# /table\n)",
         re.DOTALL,
     )
-    found = marks.search(text)
-    if not found:
+    match = marks.search(text)
+    if not match:
         sys.exit(f"tables: no mark '<!-- table: {name} -->' with '<!-- /table -->' after it")
     # A comment of Markdown that touches a table is a part of it; YAML's stand in the list.
-    (begin, end), gap = (found.group(1, 2), "\n") if found[1] else (found.group(3, 4), "")
+    (begin, end), gap = (match.group(1, 2), "\n") if match[1] else (match.group(3, 4), "")
     middle = gap + "\n".join(lines) + "\n" + gap
-    return text[: found.start()] + begin + middle + end + text[found.end() :]
+    return text[: match.start()] + begin + middle + end + text[match.end() :]
 
 
 def named(text: str) -> str:

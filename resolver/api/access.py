@@ -154,8 +154,8 @@ class ApiGatekeeper(Gatekeeper):
         """Return the peer's rights; pair it with `leave`. Raises `HangUp` for one connection too many."""
         self.counters["connections"] += 1
         access = self._known(channel)
-        most, each = (MOST_TENANTS, _MOST_EACH) if self.tenants else (MOST_CONNECTIONS, _MOST_REFUSED)
-        limited = access.key[0] != "user" and self._inside[access.key] >= each
+        most, most_each = (MOST_TENANTS, _MOST_EACH) if self.tenants else (MOST_CONNECTIONS, _MOST_REFUSED)
+        limited = access.key[0] != "user" and self._inside[access.key] >= most_each
         self._inside[access.key] += 1
         if limited or self.inside > most:
             self.leave(access)
@@ -205,10 +205,10 @@ class ApiGatekeeper(Gatekeeper):
         try:
             peer = peer_of(channel, self._procfs)
             pidns, ns_pids = pidns_of(peer, self._procfs)
-            host, who = pidns == self._procfs.pidns("self"), peer.credentials
+            host, credentials = pidns == self._procfs.pidns("self"), peer.credentials
             if not self.tenants:
-                if host and (who.uid == 0 or self._group in (who.gid, *who.groups)):
-                    return Access(self, ("user", who.uid))
+                if host and (credentials.uid == 0 or self._group in (credentials.gid, *credentials.groups)):
+                    return Access(self, ("user", credentials.uid))
                 return self._refused(Reason.NOT_YOURS, _NOT_FOR_CONTAINERS)
             if host:
                 return self._refused(Reason.NOT_YOURS, _NOT_FOR_THE_HOST)

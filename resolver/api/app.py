@@ -75,8 +75,8 @@ class Api:
         by_method = self.routes.get(path)
         if by_method is None:
             access.require(everything=True)
-            known = ", ".join(self.routes)
-            raise Problem(404, Reason.NO_SUCH_ROUTE, f"there is no {path[:80]!r} here; there are: {known}")
+            routes = ", ".join(self.routes)
+            raise Problem(404, Reason.NO_SUCH_ROUTE, f"there is no {path[:80]!r} here; there are: {routes}")
         route = by_method.get("GET" if method == "HEAD" else method)
         if route is None:
             allowed = ", ".join([*by_method, "HEAD"])

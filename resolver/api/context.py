@@ -59,7 +59,10 @@ class Context:
     def name_of(self, container_id: str) -> str | None:
         """Return a container's name in its pod; None if it isn't known, or not yet."""
         containers = self.view.snapshot().containers
-        return next((each.container_name for each in containers if each.container_id == container_id), None)
+        return next(
+            (container.container_name for container in containers if container.container_id == container_id),
+            None,
+        )
 
     async def listed(self, parts: Callable[[Snapshot], Parts]) -> Answer:
         """Encode a list of the current snapshot piece by piece, so that others get their turn."""

@@ -49,15 +49,15 @@ def _list(name: str, shape: type, summary: str, own: type | None = None) -> Rout
 
 async def gpus(context: Context, request: Request) -> Answer:
     """Don't send the answer again to a client that has this version; with ``wait``, wait for the next one."""
-    known = [each.strip().removeprefix("W/") for each in request.headers.get("if-none-match", "").split(",")]
+    etags = [etag.strip().removeprefix("W/") for etag in request.headers.get("if-none-match", "").split(",")]
     if wait := request.query.wait:
         with context.gatekeeper.stream(), contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait):
-                while _gpus_tag(context) in known:
+                while _gpus_tag(context) in etags:
                     await context.view.inventories.wait(context.view.inventories.number)
     tag = _gpus_tag(context)
     headers = {"ETag": tag, "Cache-Control": "no-cache"}
-    if tag in known or "*" in known:
+    if tag in etags or "*" in etags:
         return Answer(b"", status=304, headers=headers)
     gpus = replace(shapes.whole(shapes.gpus(context.view.snapshot())), cordoned=context.cordoned)
     return Answer(encode(gpus), headers=headers)

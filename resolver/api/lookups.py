@@ -120,7 +120,7 @@ async def look_up(context: Context, request: Request) -> Answer:
         if own is None:
             why = f"your PID namespace {tenant.own.pidns} has no process {ns_pid}"
             raise Problem(404, Reason.NO_SUCH_PROCESS, why)
-        found = own
+        result = own
     else:
         if not cid:
             why = f"the parameter container is missing: {_CONTAINER}"
@@ -130,13 +130,13 @@ async def look_up(context: Context, request: Request) -> Answer:
             await context.view.live.look_for((cid,))
             quick = context.view.live.find(cid, ns_pid)
         if quick is not None:
-            found = quick._replace(container_name=context.name_of(quick.container_id))
+            result = quick._replace(container_name=context.name_of(quick.container_id))
         else:
             walk = partial(lookup, context.view.procfs, cid, ns_pid, pidns=pidns)
-            found = await context.walks.run(walk)
+            result = await context.walks.run(walk)
     if request.accepts("text/plain") and not request.accepts("application/json"):
-        return Answer(f"{found.host_pid}\n".encode(), TEXT)
-    document = FoundProcess(**found._asdict() | {"container_id": found.container_id or None})
+        return Answer(f"{result.host_pid}\n".encode(), TEXT)
+    document = FoundProcess(**result._asdict() | {"container_id": result.container_id or None})
     return Answer(msgspec.json.format(encode(document), indent=2))
 
 
@@ -145,19 +145,19 @@ async def _own(
 ) -> Mapping[int, ContainerProcess | None]:
     """Look numbers up in the peer's own PID namespace, in any container."""
     procfs, own, pidmap, slices = context.view.procfs, tenant.own, context.view.live.pidmap, Slices()
-    found: dict[int, ContainerProcess | None] = {}
+    processes: dict[int, ContainerProcess | None] = {}
     missing = list(ns_pids)
     for late in (False, True):
         if not missing or (late and not await pidmap.catch_up(slices)):
             break
         for ns_pid in missing:
-            found[ns_pid] = find_own(procfs, pidmap, own, ns_pid)
+            processes[ns_pid] = find_own(procfs, pidmap, own, ns_pid)
             await slices.breathe()
-        missing = [ns_pid for ns_pid in missing if found[ns_pid] is None]
+        missing = [ns_pid for ns_pid in missing if processes[ns_pid] is None]
     if missing and pidmap.source.exact() is None:
-        found |= await context.tenants_walks.run(walk_own, procfs, own, missing)
+        processes |= await context.tenants_walks.run(walk_own, procfs, own, missing)
     tenant.require_alive()  # while the process lives, its namespace is not reused
-    return found
+    return processes
 
 
 def _is_own(tenant: Tenant, cid: str) -> bool:
@@ -178,18 +178,18 @@ async def look_back(context: Context, request: Request) -> Answer:
     tenant = request.access.tenant
     procfs = context.view.procfs
     if tenant is None:
-        found = await context.walks.run(reverse, procfs, host_pid, context.pods)
+        result = await context.walks.run(reverse, procfs, host_pid, context.pods)
     else:
         # The same refusal for other containers' processes and for missing ones.
         try:
             if tenant.own.pidns not in procfs.pidns_chain(procfs.tgid(host_pid)):
                 raise _not_yours()
-            found = await context.tenants_walks.run(reverse, procfs, host_pid, context.pods)
+            result = await context.tenants_walks.run(reverse, procfs, host_pid, context.pods)
         except (NotFound, ProcessGone, AccessDenied):
             raise _not_yours() from None
-        if all(level.pidns != tenant.own.pidns for level in found.levels) or not tenant.peer.alive():
+        if all(level.pidns != tenant.own.pidns for level in result.levels) or not tenant.peer.alive():
             raise _not_yours()
-    return Answer(encode(found))
+    return Answer(encode(result))
 
 
 # ---- many ---------------------------------------------------------------------------------------------------------
@@ -204,13 +204,16 @@ async def look_up_many(context: Context, request: Request) -> Answer:
     answers: list[bytes] = []
     for text in steps:
         step = _decode_step(text)
-        questions = [(each.container or "", each.pid) if isinstance(each, Pair) else each for each in step]
+        questions = [
+            (question.container or "", question.pid) if isinstance(question, Pair) else question
+            for question in step
+        ]
         wanted: dict[str, dict[int, None]] = {}
         for cid, ns_pid in questions:
             wanted.setdefault(cid, {})[ns_pid] = None
-        found = await every(context, wanted, deadline)
-        known = [found[cid].get(ns_pid, Reason.TOO_SLOW) for cid, ns_pid in questions]
-        answers.append(encode(list(map(_answer, known)))[1:-1])
+        by_container = await every(context, wanted, deadline)
+        results = [by_container[cid].get(ns_pid, Reason.TOO_SLOW) for cid, ns_pid in questions]
+        answers.append(encode(list(map(_answer, results)))[1:-1])
         await asyncio.sleep(0)
     head = PairAnswers(context.view.live.pidmap.source.name, [])
     return Answer(encode(head)[: -len(b"]}")] + b",".join(answers) + b"]}")
@@ -234,7 +237,10 @@ def _answer(known: Hit | str) -> PairAnswer:
 
 
 def _answers(found: Mapping[int, ContainerProcess | None]) -> Answers:
-    return {n: Hit(each.host_pid, each.start_time) if each else NO_SUCH_PROCESS for n, each in found.items()}
+    return {
+        n: Hit(result.host_pid, result.start_time) if result else NO_SUCH_PROCESS
+        for n, result in found.items()
+    }
 
 
 async def _every(context: Context, wanted: dict[str, dict[int, None]], deadline: float) -> dict[str, Answers]:
@@ -242,26 +248,29 @@ async def _every(context: Context, wanted: dict[str, dict[int, None]], deadline:
     named = {cid: ns_pids for cid, ns_pids in wanted.items() if cid}
     batch = Batch(context.view.procfs, context.view.live)
     await batch.run(named)
-    found: dict[str, Answers] = {"": dict.fromkeys(wanted.get("", ()), Reason.BAD_REQUEST), **batch.answers}
+    by_container: dict[str, Answers] = {
+        "": dict.fromkeys(wanted.get("", ()), Reason.BAD_REQUEST),
+        **batch.answers,
+    }
     if batch.left:
         for cid, answers in (
             await context.walks.run(_walk, context.view.procfs, batch.left, deadline)
         ).items():
-            found[cid] |= answers
-    return found
+            by_container[cid] |= answers
+    return by_container
 
 
 def _walk(procfs: Procfs, left: dict[str, list[int]], deadline: float) -> dict[str, Answers]:
     """Answer the rest of a batch, container by container, until the deadline. Takes a thread."""
-    found: dict[str, Answers] = {}
+    answers: dict[str, Answers] = {}
     for cid, ns_pids in left.items():
         if time.monotonic() > deadline:
             break
         try:
-            found[cid] = _answers(lookup_many(procfs, cid, ns_pids))
+            answers[cid] = _answers(lookup_many(procfs, cid, ns_pids))
         except ResolverError as error:
-            found[cid] = dict.fromkeys(ns_pids, problem_of(error).reason)
-    return found
+            answers[cid] = dict.fromkeys(ns_pids, problem_of(error).reason)
+    return answers
 
 
 async def _every_own(
@@ -270,10 +279,10 @@ async def _every_own(
     """Answer from the peer's own PID namespace; the reason of all other pairs is the same, there or not."""
     ns_pids = {ns_pid: None for cid, numbers in wanted.items() if _is_own(tenant, cid) for ns_pid in numbers}
     own = _answers(await _own(context, tenant, ns_pids))
-    found: dict[str, Answers] = {}
+    answers: dict[str, Answers] = {}
     for cid, numbers in wanted.items():
-        found[cid] = own if _is_own(tenant, cid) else dict.fromkeys(numbers, Reason.NOT_YOURS)
-    return found
+        answers[cid] = own if _is_own(tenant, cid) else dict.fromkeys(numbers, Reason.NOT_YOURS)
+    return answers
 
 
 ROUTES = (

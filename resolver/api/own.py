@@ -166,7 +166,7 @@ class OwnView:
         """Return the PIDs that the caller sees, by host PID."""
         task = part.numbers.get(tenant.own.pidns)
         if task is None:
-            host_pids = {each.host_pid for each in part.processes}
+            host_pids = {process.host_pid for process in part.processes}
             host_pids |= {slot.host_pid for _, slot in part.slots if slot.host_pid is not None}
             walk = self._walks.run(visible_numbers, self._procfs, tenant.own, tenant.container_id, host_pids)
             task = part.numbers[tenant.own.pidns] = asyncio.create_task(walk)
@@ -175,7 +175,9 @@ class OwnView:
 
 
 def _part_of(picture: Snapshot, uses: Iterable[ContainerUse], container_id: str) -> _Part:
-    container = next((each for each in picture.containers if each.container_id == container_id), None)
+    container = next(
+        (container for container in picture.containers if container.container_id == container_id), None
+    )
     names = (container.pod_uid, container.container_name) if container else (None, None)
 
     def owns(named: ContainerUse | RegionReport) -> bool:
@@ -189,7 +191,7 @@ def _part_of(picture: Snapshot, uses: Iterable[ContainerUse], container_id: str)
             regions.append(region)
             own = ("", container_id) if whole else (container_id,)
             slots += [(region, slot) for slot in region.slots if slot.container_id in own]
-    processes = [each for each in picture.gpu_processes if each.container_id == container_id]
+    processes = [process for process in picture.gpu_processes if process.container_id == container_id]
     accounts = {use.device_uuid: replace(use, energy=None) for use in uses if owns(use)}
     pidns = container.pidns if container else None
     return _Part(picture, pidns, regions, slots, processes, accounts, {})
@@ -197,17 +199,17 @@ def _part_of(picture: Snapshot, uses: Iterable[ContainerUse], container_id: str)
 
 def _gpus(part: _Part) -> Iterator[OwnGpu]:
     """Yield the container's GPUs: those of its cache files, then those that it uses without one."""
-    joined, known = part.picture.joined, {gpu.uuid: gpu for gpu in part.picture.inventory.gpus}
+    joined, by_uuid = part.picture.joined, {gpu.uuid: gpu for gpu in part.picture.inventory.gpus}
     limits = {
         uuid: region.memory_limit(index)
         for region in part.regions
         for index, uuid in enumerate(region.device_uuids)
     }
-    for uuid in dict.fromkeys((*limits, *part.uses, *(each.device_uuid for each in part.processes))):
-        here = [each for each in part.processes if each.device_uuid == uuid]
-        memory = total([each.memory for each in here]) if uuid in joined.listed else None
-        sm_util = total([each.sm_util for each in here]) if uuid in joined.asked else None
-        name, size = (known[uuid].name, known[uuid].memory_total) if uuid in known else (None, None)
+    for uuid in dict.fromkeys((*limits, *part.uses, *(process.device_uuid for process in part.processes))):
+        here = [process for process in part.processes if process.device_uuid == uuid]
+        memory = total([process.memory for process in here]) if uuid in joined.listed else None
+        sm_util = total([process.sm_util for process in here]) if uuid in joined.asked else None
+        name, size = (by_uuid[uuid].name, by_uuid[uuid].memory_total) if uuid in by_uuid else (None, None)
         yield OwnGpu(uuid, name, size, memory, limits.get(uuid), sm_util, part.uses.get(uuid))
 
 

@@ -76,7 +76,7 @@ class Request:
     def accepts(self, media_type: str) -> bool:
         """Check if the client names this media type."""
         ranges = self.headers.get("accept", "").lower().split(",")
-        return any(each.partition(";")[0].strip() == media_type for each in ranges)
+        return any(media_range.partition(";")[0].strip() == media_type for media_range in ranges)
 
     async def body(self) -> bytes:
         """Read the whole body; `free` gives its memory back. Raises `Problem` unless it is JSON and not too large."""
@@ -134,6 +134,6 @@ def _decoded(text: bytes, shape: type[Query]) -> Query:
                 values[name] = value
         return msgspec.convert(values, shape, strict=False)
     except ValueError as error:
-        known = ", ".join(shape.__struct_fields__) or "none at all"
-        why = f"the query cannot be read ({error}); the parameters here are: {known}"
+        fields = ", ".join(shape.__struct_fields__) or "none at all"
+        why = f"the query cannot be read ({error}); the parameters here are: {fields}"
         raise Problem(400, Reason.BAD_REQUEST, why) from None

@@ -230,7 +230,7 @@ def regions(picture: Snapshot) -> Parts:
 
 def slots(picture: Snapshot) -> Parts:
     """``/v1/slots``."""
-    by_id = {each.container_id: each for each in picture.containers}
+    by_id = {container.container_id: container for container in picture.containers}
     items = (Slot.of(region, slot, by_id.get(slot.container_id)) for region, slot in picture.slots())
     return Slots(picture.at, []), items
 
@@ -247,8 +247,8 @@ def nvml_state(picture: Snapshot) -> tuple[float, float | None, str | None]:
 
 def gpus(picture: Snapshot) -> Parts:
     """``/v1/gpus``."""
-    known, error = picture.inventory, picture.joined.error or None
-    return Gpus(known.at, known.version, known.driver_version, error, [], []), known.gpus
+    etags, error = picture.inventory, picture.joined.error or None
+    return Gpus(etags.at, etags.version, etags.driver_version, error, [], []), etags.gpus
 
 
 def unresolved(picture: Snapshot) -> Parts:

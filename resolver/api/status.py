@@ -46,13 +46,13 @@ class DaemonTrouble(Struct, frozen=True):
 def troubles(snapshot: Snapshot) -> list[DaemonTrouble]:
     """Return all current problems, gravest first."""
     why_by_reason = dict(_wrong(snapshot))
-    found = []
+    result = []
     for reason in TroubleReason:
         if why := why_by_reason.get(reason):
-            what, fix = reason.for_terminal()
+            sentence, fix = reason.for_terminal()
             fix = fix.replace("SOURCE", snapshot.source.name).replace("/PID/", f"/{os.getpid()}/")
-            found.append(DaemonTrouble(reason=reason, grave=reason.grave, what=what, why=why, fix=fix))
-    return found
+            result.append(DaemonTrouble(reason=reason, grave=reason.grave, what=sentence, why=why, fix=fix))
+    return result
 
 
 def _wrong(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
@@ -177,7 +177,7 @@ def state_of(picture: Snapshot, api: dict[str, int]) -> Status:
         ),
         idle_since=min((use.idle_since for use in used.containers if use.idle_since), default=None),
         core_limits=Counter(use.limit_state.value for use in used.containers if use.core_limit is not None),
-        without_slot=Counter(each.process.no_slot or "" for each in used.without_slot),
+        without_slot=Counter(process.process.no_slot or "" for process in used.without_slot),
         found=_found(picture),
         workers=list(picture.workers),
         counters=dict(picture.counters),

@@ -44,13 +44,13 @@ async def events(context: Context, request: Request) -> Answer | None:
     if unknown := kinds.difference(KINDS):
         why = f"there is no kind {min(unknown)[:40]!r} of event; there are: {', '.join(KINDS)}"
         raise Problem(400, Reason.BAD_REQUEST, why)
-    known = which.after or request.headers.get("last-event-id", "")
+    last_id = which.after or request.headers.get("last-event-id", "")
     if request.accepts("application/json") and not request.accepts(STREAM):
-        kept = context.view.events.after(_number(context, known or "0"))
+        kept = context.view.events.after(_number(context, last_id or "0"))
         picture = context.view.snapshot()
-        return Answer(encode(Events(picture.at, [each for each in kept if each.kind in kinds])))
+        return Answer(encode(Events(picture.at, [event for event in kept if event.kind in kinds])))
     with context.gatekeeper.stream():
-        number = _number(context, known) if known else context.view.events.number
+        number = _number(context, last_id) if last_id else context.view.events.number
         await request.connection.stream(_pieces(context, number, kinds), STREAM)
     return None
 

@@ -90,12 +90,12 @@ class Rounds:
 
     def _begin(self) -> None:
         self._loop, self._left = None, SLICE_SECONDS
-        woken = [each for each in self._postponed + self._waiting if not each.done()]
+        woken = [task for task in self._postponed + self._waiting if not task.done()]
         self._postponed.clear()
         self._waiting.clear()
         self._woken = len(woken)
-        for each in woken:
-            each.set_result(None)
+        for task in woken:
+            task.set_result(None)
 
 
 class Metered:
@@ -177,5 +177,5 @@ class Budgets:
     def tidy(self) -> None:
         """Forget those with nothing held against them."""
         now = self._clock()
-        for account in [each for each, record in self._kept.items() if record.idle(now)]:
+        for account in [account for account, record in self._kept.items() if record.idle(now)]:
             del self._kept[account]

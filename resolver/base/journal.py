@@ -98,9 +98,9 @@ class Journal:
 
         ``about`` is a directory to charge instead.
         """
-        whom = about or fields.get("container")
-        if whom:
-            now, key = time.monotonic(), (whom, bool(about))
+        subject = about or fields.get("container")
+        if subject:
+            now, key = time.monotonic(), (subject, bool(about))
             quota = self._quotas.get(key)
             if quota is None:
                 burst, rate = _OF_A_DIRECTORY if about else _OF_A_CONTAINER
@@ -142,7 +142,7 @@ class Journal:
         if why:
             if why not in causes and len(causes) < _MOST_CAUSES:
                 self.record(begins, level="warning", about=about, why=why, **where)
-            others = (each for each in causes if each != why)
+            others = (cause for cause in causes if cause != why)
             self._troubles[what] = begins, (*others, why)[-_MOST_CAUSES:]
         elif causes and ends:
             self.record(ends, about=about, **where)

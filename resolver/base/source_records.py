@@ -104,9 +104,9 @@ class SourceRecord(NamedTuple):
         """Return the daemon's effective capabilities on a kernel of that release (``uname -r``)."""
         major, _, rest = release.partition(".")
         minor = "".join(takewhile(str.isdecimal, rest))
-        known = major.isdecimal() and minor
+        is_release = major.isdecimal() and minor
         before, capabilities = self.keeps_before
-        return KEPT if known and (int(major), int(minor)) >= before else KEPT | capabilities
+        return KEPT if is_release and (int(major), int(minor)) >= before else KEPT | capabilities
 
 
 #: Any source reads other processes' files in ``/proc``.

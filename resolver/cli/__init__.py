@@ -137,8 +137,8 @@ def _without_daemon() -> str:
 
     if not os.path.isdir("/proc/self"):
         return "/proc is not a mounted proc file system: mount -t proc proc /proc"
-    said = unit_says()
-    return f"The unit's last line: {said}" if said else _WITHOUT
+    sentence = unit_says()
+    return f"The unit's last line: {sentence}" if sentence else _WITHOUT
 
 
 def parser_of(command: str) -> tuple[argparse.ArgumentParser, ModuleType]:

@@ -71,10 +71,10 @@ def run(args: argparse.Namespace) -> int:
     try:
         with file:
             gathered = []
-            for each in gather(parts(client.socket_of(args.socket))):
-                gathered.append(each)
-                came = each.trouble.partition(". ")[0] or f"{len(each.text)} bytes"
-                _say(f"{each.part.name:18} {each.seconds:5.1f} s  {came}")
+            for part in gather(parts(client.socket_of(args.socket))):
+                gathered.append(part)
+                came = part.trouble.partition(". ")[0] or f"{len(part.text)} bytes"
+                _say(f"{part.part.name:18} {part.seconds:5.1f} s  {came}")
             _write(file, name, gathered, redact=args.redact)
     except BaseException:
         if path != _STDOUT:
@@ -102,8 +102,8 @@ def _opened(path: str) -> BinaryIO:
 
 
 def _write(file: BinaryIO, directory: str, gathered: Sequence[Gathered], *, redact: bool) -> None:
-    texts = {each.part.name: each.text for each in gathered}
-    troubles = {each.part.name: each.trouble for each in gathered}
+    texts = {part.part.name: part.text for part in gathered}
+    troubles = {part.part.name: part.trouble for part in gathered}
     if redact:
         from resolver.cli._bundle.redaction import Redactor
 
@@ -181,8 +181,8 @@ def gather(wanted: Sequence[Part]) -> Iterator[Gathered]:
 def _collected(part: Part) -> tuple[str, float]:
     """Return a part's text, and how long it took."""
     began = time.monotonic()
-    found = part.collect()
-    text = found if isinstance(found, str) else json.dumps(found, indent=1) + "\n"
+    content = part.collect()
+    text = content if isinstance(content, str) else json.dumps(content, indent=1) + "\n"
     return text, time.monotonic() - began
 
 

@@ -67,8 +67,8 @@ class Named(NamedTuple):
 
 def not_found(text: str, more: str = "") -> NotFound:
     """Build the error for a name that no container has."""
-    said = f"no container here is called {text!r}: {_NAMES}; resolver containers lists them{more}"
-    return NotFound(said, "container")
+    message = f"no container here is called {text!r}: {_NAMES}; resolver containers lists them{more}"
+    return NotFound(message, "container")
 
 
 def resolve(text: str, socket_path: str | None, *, is_no_id: bool = False) -> str:
@@ -86,17 +86,22 @@ def resolve(text: str, socket_path: str | None, *, is_no_id: bool = False) -> st
     parts = text.split("/")
     if len(parts) > 3 or (len(parts) > 1 and "" in parts):
         raise UsageError(f"{text!r} is not a container name: {_NAMES}")
-    found = {each.key: each for each in _known(socket_path) if each.container_name and each.is_called(text)}
-    if not found and "/" in text:
+    matches = {
+        container.key: container
+        for container in _known(socket_path)
+        if container.container_name and container.is_called(text)
+    }
+    if not matches and "/" in text:
         raise not_found(text)
-    others = _by_kernel(text) - found.keys() if found and "/" not in text else set()
-    if len(found) + len(others) > 1:
-        known = sorted(
-            f"{key}  {each.namespace}/{each.pod}/{each.container_name}" for key, each in found.items()
+    others = _by_kernel(text) - matches.keys() if matches and "/" not in text else set()
+    if len(matches) + len(others) > 1:
+        listing = sorted(
+            f"{key}  {container.namespace}/{container.pod}/{container.container_name}"
+            for key, container in matches.items()
         )
-        said = f"{text!r} fits {len(found) + len(others)} containers: ask for one by its id"
-        raise Ambiguous(said, (*known, *sorted(others)))
-    return next(iter(found), text)
+        message = f"{text!r} fits {len(matches) + len(others)} containers: ask for one by its id"
+        raise Ambiguous(message, (*listing, *sorted(others)))
+    return next(iter(matches), text)
 
 
 def is_id(text: str) -> bool:

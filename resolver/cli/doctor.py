@@ -47,10 +47,10 @@ def run(args: argparse.Namespace) -> int:
     """Print the result of each check; the worst one decides the exit code."""
     from resolver.doctor import CHECKS
 
-    known = {check.name: check for check in CHECKS}
+    by_name = {check.name: check for check in CHECKS}
     for name in args.only or ():
-        if name not in known:
-            raise UsageError(f"there is no check {name!r}; there are: {', '.join(known)}")
+        if name not in by_name:
+            raise UsageError(f"there is no check {name!r}; there are: {', '.join(by_name)}")
     checks = [check for check in CHECKS if not args.only or check.name in args.only]
     results = _examine(_node(args), checks, quiet=args.json)
     states = [str(finding.state) for finding in results.values()]
@@ -116,9 +116,9 @@ def _examine(node: Node, checks: Sequence[Check], *, quiet: bool) -> Results:
 
 
 def _print_summary(states: Sequence[str]) -> None:
-    said = [
+    counts = [
         styled(several(number, state, "warnings" if state == "warning" else state), style)
         for state, style in _STYLES.items()
         if (number := states.count(state))
     ]
-    print(f"\n{several(len(states), 'check')}: {', '.join(said)}")
+    print(f"\n{several(len(states), 'check')}: {', '.join(counts)}")

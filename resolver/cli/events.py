@@ -113,9 +113,9 @@ class _Printed:
         # At a terminal: names instead of ids, broken at the line's end.
         uid, when = _pod_uid(fields), moment(event.at)[5:19].replace("T", " ")
         name = fields.get("container_name") or str(fields.get("container", "")).partition("_")[2]
-        whose = "/".join(filter(None, (self._pods.get(uid) or uid[:8], name)))
+        subject = "/".join(filter(None, (self._pods.get(uid) or uid[:8], name)))
         rest = (word for name, word in words.items() if name not in _NAMES and fields[name] is not None)
-        text = " ".join(filter(None, (when, kind, printable(whose), *rest)))
+        text = " ".join(filter(None, (when, kind, printable(subject), *rest)))
         return "\n    ".join(wrapped(text, 4)).replace(kind, styled(kind, color), 1)
 
 

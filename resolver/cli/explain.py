@@ -87,17 +87,23 @@ def _chosen(documents: Documents, text: str) -> list[Container]:
     """Return the containers with this name: one, or all of one pod."""
     text = text.strip().rpartition("://")[2]
     candidates = (*documents.containers, *_without_processes(documents))
-    chosen = {Named.of(each).key: each for each in candidates if Named.of(each).is_called(text)}
+    chosen = {
+        Named.of(container).key: container for container in candidates if Named.of(container).is_called(text)
+    }
     if not chosen:
         without = documents.no_daemon.partition(". ")[0]
         by = f" (read without a daemon: {without})" if without else ""
         raise not_found(text, f". One that shares a PID namespace and uses no GPU is not listed{by}")
-    with_file = {key: each for key, each in chosen.items() if each.regions or not each.container_id}
+    with_file = {
+        key: container for key, container in chosen.items() if container.regions or not container.container_id
+    }
     if _pods(chosen) > 1 == _pods(with_file):
         chosen = with_file
     if _pods(chosen) > 1:
         message = f"{text!r} fits {len(chosen)} containers of several pods: ask for one by its id"
-        raise Ambiguous(message, tuple(sorted(f"{key}  {_title(each)}" for key, each in chosen.items())))
+        raise Ambiguous(
+            message, tuple(sorted(f"{key}  {_title(container)}" for key, container in chosen.items()))
+        )
     return sorted(chosen.values(), key=lambda container: container.container_name or "")
 
 
@@ -109,8 +115,8 @@ def _without_processes(documents: Documents) -> Iterator[Container]:
     """Yield containers known only by a cache file, used or ignored."""
     from resolver.state import Container  # `--help` loads no records
 
-    names = {each.pod_uid: (each.namespace, each.pod) for each in documents.containers}
-    listed = {(each.pod_uid, each.container_name) for each in documents.containers}
+    names = {container.pod_uid: (container.namespace, container.pod) for container in documents.containers}
+    listed = {(container.pod_uid, container.container_name) for container in documents.containers}
     places = [
         (region.pod_uid, region.container_name) for region in documents.regions if not region.container_id
     ]
@@ -207,9 +213,9 @@ def _verdict(chain: Explained) -> str:
     for state, begin in _VERDICTS.items():
         if (first := chain.first(state)) is not None:
             owner, link = first
-            whose = f" of PID {owner.ns_pid}" if owner and owner.ns_pid is not None else ""
+            of_pid = f" of PID {owner.ns_pid}" if owner and owner.ns_pid is not None else ""
             reason = f" ({link.reason})" if link.reason else ""
-            return f'{begin} "{link.name}"{whose}{reason}.'
+            return f'{begin} "{link.name}"{of_pid}{reason}.'
     return "The chain holds: HAMi's monitors of every version report NVML's values."
 
 

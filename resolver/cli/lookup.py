@@ -124,12 +124,12 @@ def _by_ourselves(args: Arguments) -> dict[str, Any]:
         return _by_kernel(args)
     except CannotKnow:
         try:
-            found = client.look_up(*asked, pidns=args.pidns, socket_path=args.socket, seconds=_PATIENCE)
+            answer = client.look_up(*asked, pidns=args.pidns, socket_path=args.socket, seconds=_PATIENCE)
         except CannotKnow:
-            found = {}
-        if type(found.get("host_pid")) is not int:
+            answer = {}
+        if type(answer.get("host_pid")) is not int:
             raise  # our own error says more
-        return found
+        return answer
 
 
 def _from_daemon(args: Arguments) -> str | None:
@@ -156,8 +156,8 @@ def _from_daemon(args: Arguments) -> str | None:
     import json
 
     try:
-        found = json.loads(answer[1])
-        about, host_pid = (found["container_id"], found["container_pid"]), found["host_pid"]
+        reply = json.loads(answer[1])
+        about, host_pid = (reply["container_id"], reply["container_pid"]), reply["host_pid"]
     except (ValueError, KeyError, TypeError):
         return None
     return answer[1].rstrip() if about == (container_id, args.ns_pid) and type(host_pid) is int else None

@@ -44,17 +44,17 @@ def run(args: argparse.Namespace) -> int:
 
     names = PodNames(settings_in_force(args.socket).settings.pod_logs_dir)
     try:
-        found = reverse(Procfs(), args.host_pid, names)
+        answer = reverse(Procfs(), args.host_pid, names)
     except OSError as error:  # out of descriptors or memory: no answer, and not the answer that there is none
         raise CannotKnow(f"the kernel refused: {error}") from error
-    facts = facts_of(found.host_pid, found.start_time)
+    facts = facts_of(answer.host_pid, answer.start_time)
     if args.json:
-        print_json({**msgspec.to_builtins(found), **facts._asdict()})
+        print_json({**msgspec.to_builtins(answer), **facts._asdict()})
     else:
-        _print(found, facts)
-    if found.tid is not None:
-        _say(f"{found.tid} is a thread of process {found.host_pid}")
-    if os.geteuid() != 0 and any(level.pidns is None for level in found.levels):
+        _print(answer, facts)
+    if answer.tid is not None:
+        _say(f"{answer.tid} is a thread of process {answer.host_pid}")
+    if os.geteuid() != 0 and any(level.pidns is None for level in answer.levels):
         _say(
             "its PIDs in the container are hidden from this user: ask as root (sudo), or with CAP_SYS_PTRACE"
         )
@@ -69,7 +69,7 @@ def _say(text: str) -> None:
 
 def _print(found: ReversedProcess, facts: ProcessSummary) -> None:
     values = [(name, getattr(found, name)) for name in found.__struct_fields__ if name != "levels"]
-    known = [each for each in values if each[1] is not None or each[0] not in ("tid", "no_container")]
+    fields = [field for field in values if field[1] is not None or field[0] not in ("tid", "no_container")]
     ns_pids = " ".join(str(level.ns_pid) for level in found.levels)
     pidns = " ".join(str(level.pidns or NONE) for level in found.levels)
-    print_pairs([*known, ("ns_pids", ns_pids), ("pidns", pidns), *facts.in_words().items()])
+    print_pairs([*fields, ("ns_pids", ns_pids), ("pidns", pidns), *facts.in_words().items()])

@@ -174,19 +174,19 @@ def summary(snapshot: Snapshot, *, dry_run: bool) -> Iterator[str]:
 
     in_use, dead, *_ = snapshot.slot_counts()
     yield f"{len(snapshot.regions)} regions, {in_use} slots in use, {dead} of them dead"
-    what, counted = "repaired", CounterByReason.REPAIRS
+    verb, counted = "repaired", CounterByReason.REPAIRS
     if dry_run:
-        what, counted = "would repair", CounterByReason.WOULD_REPAIR
+        verb, counted = "would repair", CounterByReason.WOULD_REPAIR
     done = counted.counts(snapshot.counters, RepairReason)
-    yield f"{what}: {', '.join(f'{n} {reason}' for reason, n in sorted(done.items()) if n) or 'nothing'}"
+    yield f"{verb}: {', '.join(f'{n} {reason}' for reason, n in sorted(done.items()) if n) or 'nothing'}"
     yield f"hostpid: {snapshot.policy.namespace} ({snapshot.policy.why})"
     yield f"NVML: {snapshot.joined.error or f'driver {snapshot.driver_version}'}"
     if missing := searched(tuple(snapshot.missing_dirs)):
         yield f"missing: {', '.join(missing)}: is HAMi installed on this node?"
     yield from (f"skipped: {path}: {reason}" for path, reason in sorted(snapshot.rejected.items()))
     for region, slot in snapshot.unresolved():
-        whose = f"{region.pod_uid or ''}_{region.container_name or ''}"
-        yield f"unresolved: {whose} slot {slot.slot} pid {slot.pid}: {slot.unresolved}"
+        name = f"{region.pod_uid or ''}_{region.container_name or ''}"
+        yield f"unresolved: {name} slot {slot.slot} pid {slot.pid}: {slot.unresolved}"
 
 
 class _LeftOut(NamedTuple):
@@ -209,7 +209,11 @@ def _print_left_out(left_out: list[_LeftOut], snapshot: Snapshot) -> None:
     """Print the table of repairs that a dry run leaves out; names of pods are the snapshot's."""
     from resolver.cli.show import on_terminal, print_table
 
-    pods = {each.pod_uid: f"{each.namespace}/{each.pod}" for each in snapshot.containers if each.pod}
+    pods = {
+        container.pod_uid: f"{container.namespace}/{container.pod}"
+        for container in snapshot.containers
+        if container.pod
+    }
     rows = []
     for pod_uid, container_name, path, cells in left_out:
         pod = pods.get(pod_uid or None) or pod_uid[: 8 if on_terminal() else None]

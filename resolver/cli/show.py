@@ -42,8 +42,10 @@ def cells(text: str) -> int:
     if text.isascii():
         return len(text)
     return sum(
-        2 if unicodedata.east_asian_width(each) in "WF" else unicodedata.category(each) not in ("Mn", "Me")
-        for each in text
+        2
+        if unicodedata.east_asian_width(character) in "WF"
+        else unicodedata.category(character) not in ("Mn", "Me")
+        for character in text
     )
 
 
@@ -54,15 +56,15 @@ def fit(text: str, width: int, *, middle: bool = False, ellipsis: str = "…") -
     if width <= 1:
         return ellipsis[:width]
     end = ""
-    for each in reversed(text) if middle else ():
-        if cells(each + end) > (width - 1) // 2:
+    for character in reversed(text) if middle else ():
+        if cells(character + end) > (width - 1) // 2:
             break
-        end = each + end
+        end = character + end
     start, room = "", width - 1 - cells(end)
-    for each in text:
-        if cells(start + each) > room:
+    for character in text:
+        if cells(start + character) > room:
             break
-        start += each
+        start += character
     return start + " " * (room - cells(start)) + ellipsis + end
 
 
@@ -147,7 +149,7 @@ def wrapped(text: str, indent: int = 0) -> list[str]:
 
 def print_found(head: str, indent: int, found: str) -> None:
     """Print a finding after its head, wrapped below ``indent`` cells."""
-    lines = [line for each in found.splitlines() for line in wrapped(printable(each), indent)]
+    lines = [line for text in found.splitlines() for line in wrapped(printable(text), indent)]
     print(head + f"\n{'':{indent}}".join(lines))
 
 
@@ -198,8 +200,8 @@ def as_json(value: Any) -> Any:
     if names := getattr(value, "__struct_fields__", ()):
         fields = {name: getattr(value, name) for name in names}
     if isinstance(fields, dict):
-        return {name: as_json(each) for name, each in fields.items()}
-    return [as_json(each) for each in value] if isinstance(value, (list, tuple)) else value
+        return {name: as_json(value) for name, value in fields.items()}
+    return [as_json(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def print_json(value: Any) -> None:

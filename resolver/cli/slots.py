@@ -100,15 +100,15 @@ def _directories(socket_path: str | None) -> tuple[str, ...]:
 
     in_force = settings_in_force(socket_path)
     directories, origin = searched(in_force.settings.containers_dir), in_force.said_of("containers_dir")
-    there = tuple(filter(os.path.isdir, directories))
-    if not there:
+    existing = tuple(filter(os.path.isdir, directories))
+    if not existing:
         raise ResolverError(
             f"{', '.join(directories)} is not there (containers_dir {origin}): HAMi's device plugin makes it on a GPU "
             "node. Run this on such a node, in a container that has the directory mounted, or give the PATH of a "
             ".cache file"
         )
     if AUTO in in_force.settings.containers_dir:
-        directories = there
+        directories = existing
     print(f"resolver slots: {', '.join(directories)}, containers_dir {origin}", file=sys.stderr)
     if in_force.settings.mapped_regions:
         print("resolver slots: files inside containers (mapped_regions) are not shown", file=sys.stderr)

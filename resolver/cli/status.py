@@ -121,7 +121,7 @@ def _work(status: Status, unresolved: UnresolvedCounts) -> Iterator[Line]:
         done = {reason: n for reason, n in counted.counts(counters, RepairReason).items() if n}
         if done or name == "repairs":
             yield name, f"{sum(done.values())}" + (f": {_list(done)}" if done else "")
-    contested = {what.value: n for what in _CONTESTED if (n := counters.get(what, 0))}
+    contested = {field.value: n for field in _CONTESTED if (n := counters.get(field, 0))}
     if contested:
         yield "contested", _list(contested), "yellow"
 

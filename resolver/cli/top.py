@@ -69,7 +69,7 @@ def _document(tree: Tree) -> dict[str, Any]:
     """Return GPUs with containers and processes, and unresolved items; null is "not known" or "none"."""
     gpus = []
     for gpu in tree.gpus:
-        containers = [{**each.names._asdict(), **each._asdict()} for each in gpu.containers]
+        containers = [{**container.names._asdict(), **container._asdict()} for container in gpu.containers]
         for container in containers:
             del container["names"]
         gpus.append({"uuid": gpu.key, **(as_json(gpu.report) or {}), "containers": _with_null(containers)})

@@ -120,16 +120,16 @@ def described(settings: Settings, origins: Mapping[str, str]) -> tuple[Setting, 
 def changed(described: Iterable[Setting]) -> str:
     """Summarize the settings that differ from their defaults: ``interval=1s (command line), ...``."""
     changed = (
-        f"{each.name}={text_of(each.value) or 'none'} ({each.origin})"
-        for each in described
-        if text_of(each.value) != text_of(SETTINGS[each.name].default)
+        f"{setting.name}={text_of(setting.value) or 'none'} ({setting.origin})"
+        for setting in described
+        if text_of(setting.value) != text_of(SETTINGS[setting.name].default)
     )
     return ", ".join(changed) or "all at their defaults"
 
 
 def from_status(status: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings in ``/v1/status`` by name."""
-    return {each["name"]: each["value"] for each in status.get("settings") or ()}
+    return {setting["name"]: setting["value"] for setting in status.get("settings") or ()}
 
 
 def _from_file(path: str) -> dict[str, Any]:
@@ -165,11 +165,11 @@ def _require_trusted(path: str, info: os.stat_result) -> None:
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the non-empty variables. Raises `UsageError` for a name that resembles a setting's."""
-    known = [*(setting.variable for setting in SETTINGS.values()), *OTHER_VARIABLES]
+    allowed = [*(setting.variable for setting in SETTINGS.values()), *OTHER_VARIABLES]
     for variable, value in environ.items():
         foreign = not variable.startswith(PREFIX) or not value or _OF_A_SERVICE.match(f"{variable}={value}")
-        if not foreign and variable not in known:
-            names = [name.removeprefix(PREFIX) for name in known]
+        if not foreign and variable not in allowed:
+            names = [name.removeprefix(PREFIX) for name in allowed]
             raise _no_such(variable, variable.removeprefix(PREFIX).upper(), names, PREFIX)
     return {
         name: environ[setting.variable] for name, setting in SETTINGS.items() if environ.get(setting.variable)
@@ -184,7 +184,7 @@ def _no_such(where: str, name: str, known: Collection[str], prefix: str = "") ->
     hint = (
         f"did you mean {prefix}{near[0]}?"
         if near
-        else f"there are {', '.join(prefix + each for each in known)}"
+        else f"there are {', '.join(prefix + name for name in known)}"
     )
     return UsageError(f"{where}: there is no such setting; {hint}")
 
@@ -216,9 +216,9 @@ def _check_together(settings: Settings) -> None:
     tenants = os.path.dirname(os.path.normpath(settings.tenant_socket))
     roots = {"the run directory": settings.run_dir, "root's socket": os.path.dirname(settings.socket_path)}
     why = "" if tenants.startswith("/") and tenants != "/" else ": write an absolute path"
-    for what, path in roots.items():
+    for name, path in roots.items():
         if not why and os.path.commonpath([tenants, os.path.abspath(path)]) == tenants:
-            why = f", and {what} is in there: write a path"
+            why = f", and {name} is in there: write a path"
     if why:
         raise UsageError(
             f"tenant_socket: {settings.tenant_socket!r} is not possible: containers mount its directory{why} in a "

@@ -242,7 +242,7 @@ class Declared(NamedTuple):
         if self.choices:
             return f"one of {', '.join(self.choices)}"
         if self.kind is float and self.limits is not None:
-            least, most = (values.text_of(float(each or 0)) for each in (self.limits.ge, self.limits.le))
+            least, most = (values.text_of(float(limit or 0)) for limit in (self.limits.ge, self.limits.le))
             return f"a duration from {least} to {most}, such as 250ms"
         if self.kind is int and self.limits is not None:
             return f"a whole number from {self.limits.ge} to {self.limits.le}"
@@ -251,8 +251,8 @@ class Declared(NamedTuple):
     @property
     def choices(self) -> tuple[str, ...]:
         """Return the allowed words; empty for any text."""
-        known = isinstance(self.kind, type) and issubclass(self.kind, StrEnum)
-        return tuple(map(str, self.kind)) if known else ()
+        is_enum = isinstance(self.kind, type) and issubclass(self.kind, StrEnum)
+        return tuple(map(str, self.kind)) if is_enum else ()
 
 
 PREFIX = "RESOLVER_"

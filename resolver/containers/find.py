@@ -108,23 +108,26 @@ def find_container(procfs: Procfs, wanted: Wanted, mounts: Iterable[Mount]) -> t
     Raises NotFound, Ambiguous, CannotKnow and UsageError.
     """
     source = "cgroup"
-    found = _by_directories(wanted, cgroup_roots(mounts))
-    if not found:
-        found, source = _by_scan(procfs, wanted), "scan"
-    if any(wanted.is_exact(key) for container in found for key in container.keys):
-        found = [container for container in found if any(map(wanted.is_exact, container.keys))]
-    if wanted.in_pod and found:
-        found = _named(procfs, wanted, found)
-    if len(found) > 1:
+    containers = _by_directories(wanted, cgroup_roots(mounts))
+    if not containers:
+        containers, source = _by_scan(procfs, wanted), "scan"
+    if any(wanted.is_exact(key) for container in containers for key in container.keys):
+        containers = [container for container in containers if any(map(wanted.is_exact, container.keys))]
+    if wanted.in_pod and containers:
+        containers = _named(procfs, wanted, containers)
+    if len(containers) > 1:
         raise Ambiguous(
-            f"{wanted.text!r} fits {len(found)} containers: ask for one by its id",
+            f"{wanted.text!r} fits {len(containers)} containers: ask for one by its id",
             tuple(
-                sorted("  ".join((container.container_id, *container.directories[:1])) for container in found)
+                sorted(
+                    "  ".join((container.container_id, *container.directories[:1]))
+                    for container in containers
+                )
             ),
         )
-    if not found:
+    if not containers:
         raise _not_found(procfs, wanted)
-    return found[0], source
+    return containers[0], source
 
 
 def container_name(mounts: Iterable[Mount], pod_uid: str | None) -> str | None:
@@ -139,14 +142,14 @@ def container_name(mounts: Iterable[Mount], pod_uid: str | None) -> str | None:
     in_kubelet, in_hami, own_mount = f"/pods/{pod_uid}/", f"/containers/{pod_uid}_", f"/{pod_uid}_"
     of_hami: str | None = None
     for mount in mounts:
-        before, found, name = mount.root.partition(in_hami)
-        if not found and mount.root.startswith(own_mount):
-            found, name = own_mount, mount.root[len(own_mount) :]
-        if found and name and "/" not in name and in_kubelet not in before:
+        before, separator, name = mount.root.partition(in_hami)
+        if not separator and mount.root.startswith(own_mount):
+            separator, name = own_mount, mount.root[len(own_mount) :]
+        if separator and name and "/" not in name and in_kubelet not in before:
             of_hami = of_hami or name
         # A tenant's own volumes are deeper below this pod's directory.
-        _, found, below = mount.root.partition(in_kubelet)
-        if found:
+        _, separator, below = mount.root.partition(in_kubelet)
+        if separator:
             kind, _, rest = below.partition("/")
             name, _, file = rest.partition("/")
             if kind == "containers" and name and file and "/" not in file:
@@ -221,8 +224,8 @@ def _named(procfs: Procfs, wanted: Wanted, containers: list[FoundContainer]) -> 
         if name := name_of(procfs, members_of(procfs, container.host_pids), wanted.pod_uid):
             names.setdefault(name, []).append(container)
     if wanted.container_name not in names:
-        known = ", ".join(sorted(names)) or "none with a known name"
-        why = f"pod {wanted.pod_uid} has no running container {wanted.container_name!r}; it has: {known}"
+        names_text = ", ".join(sorted(names)) or "none with a known name"
+        why = f"pod {wanted.pod_uid} has no running container {wanted.container_name!r}; it has: {names_text}"
         raise NotFound(why, "container")
     return names[wanted.container_name]
 
@@ -233,9 +236,9 @@ def _not_found(procfs: Procfs, wanted: Wanted) -> ResolverError:
             f"{wanted.text!r} is no container's complete name, and too short for the start of an id: "
             f"give {SHORTEST_PREFIX} or more characters"
         )
-    what = f"pod {wanted.pod_uid}" if wanted.in_pod else f"container {wanted.text!r}"
-    require_host_cgroupns(procfs, f"no process of {what} can be seen")
-    return NotFound(f"no process on this node is in {what}: is it running, and on this node?", "container")
+    subject = f"pod {wanted.pod_uid}" if wanted.in_pod else f"container {wanted.text!r}"
+    require_host_cgroupns(procfs, f"no process of {subject} can be seen")
+    return NotFound(f"no process on this node is in {subject}: is it running, and on this node?", "container")
 
 
 def require_host_cgroupns(procfs: Procfs, seen: str) -> None:

@@ -138,9 +138,9 @@ class KnownNamespaces:
 
     def _follow(self, inits: Mapping[int, tuple[int, int]]) -> Iterator[None]:
         """Keep exactly these first processes; end if there are newer ones."""
-        for number, known in enumerate(list(self._known.values())):
-            if inits.get(known.host_pid) != known.arrival and self._lives(known):
-                self._forget(known)
+        for number, first in enumerate(list(self._known.values())):
+            if inits.get(first.host_pid) != first.arrival and self._lives(first):
+                self._forget(first)
             if number % _AT_ONCE == 0:
                 yield
                 if self._pidmap.inits() is not inits:
@@ -158,8 +158,8 @@ class KnownNamespaces:
             self._due = list(filter(self._lives, self._due))
             heapq.heapify(self._due)
             self._known, self._by_pidns = dict(self._known), dict(self._by_pidns)
-            self._with = {directory: set(each) for directory, each in self._with.items()}
-            self._below = {above: set(each) for above, each in self._below.items()}
+            self._with = {directory: set(namespaces) for directory, namespaces in self._with.items()}
+            self._below = {above: set(namespaces) for above, namespaces in self._below.items()}
 
     def _lives(self, known: FirstProcess) -> bool:
         """Check if still in the index."""
@@ -168,9 +168,9 @@ class KnownNamespaces:
     def _place_next(self) -> bool:
         if not self._unplaced:
             return False
-        known = self._unplaced.pop()
-        if self._lives(known) and not self._place(known):
-            self._not_placed.append(known)
+        first = self._unplaced.pop()
+        if self._lives(first) and not self._place(first):
+            self._not_placed.append(first)
         return True
 
     def _place(self, known: FirstProcess) -> bool:
@@ -200,31 +200,31 @@ class KnownNamespaces:
         """Read the container and mounts of one that is due, never-read ones first; False if none is."""
         if not self._due or self._due[0].due > now:
             return False
-        known = heapq.heappop(self._due)
-        if not self._lives(known):
+        first = heapq.heappop(self._due)
+        if not self._lives(first):
             return True
-        known.due = now + _PAUSES[min(known.reads, len(_PAUSES) - 1)]
-        known.reads += 1
-        heapq.heappush(self._due, known)
-        self._identify(known)
+        first.due = now + _PAUSES[min(first.reads, len(_PAUSES) - 1)]
+        first.reads += 1
+        heapq.heappush(self._due, first)
+        self._identify(first)
         if self._directories is not None:
-            reads = self._first if known.reads == 1 else self._again
-            reads.waiting[known.host_pid] = known
+            reads = self._first if first.reads == 1 else self._again
+            reads.waiting[first.host_pid] = first
             if reads.task is None or reads.task.done():
                 reads.task = begin(self._read_mounts(reads.waiting))
         return True
 
     async def _read_mounts(self, waiting: dict[int, FirstProcess]) -> None:
         while waiting:
-            _, known = waiting.popitem()
-            if self._directories is not None and self._lives(known):
+            _, first = waiting.popitem()
+            if self._directories is not None and self._lives(first):
                 with suppress(ProcessGone, CannotKnow, WorkerFailed):
-                    directories = await self._directories(known.host_pid)
-                    if directories != known.directories and self._lives(known):
-                        self._take_out(known)
-                        known.directories = directories
+                    directories = await self._directories(first.host_pid)
+                    if directories != first.directories and self._lives(first):
+                        self._take_out(first)
+                        first.directories = directories
                         for directory in directories:
-                            self._with.setdefault(directory, set()).add(known.pidns)
+                            self._with.setdefault(directory, set()).add(first.pidns)
                         self._of.clear()
 
     def _identify(self, known: FirstProcess) -> None:
@@ -262,8 +262,8 @@ class KnownNamespaces:
         if len(claims) != 1:
             return None
         (host_pid,) = claims
-        known = self._known[host_pid]
-        return known if self._pidmap.arrival(host_pid) == known.arrival else None
+        first = self._known[host_pid]
+        return first if self._pidmap.arrival(host_pid) == first.arrival else None
 
     def made_by_runtime(self) -> Iterator[FirstProcess]:
         """Yield those made by a runtime."""
@@ -271,21 +271,23 @@ class KnownNamespaces:
 
     def of(self, key: Hashable) -> frozenset[int]:
         """PID namespaces; empty if unknown."""
-        known = self._of.get(key)
-        if known is None:
-            learned = (pidns for pidns, each in self._learned.get(key, {}).items() if self._still_there(each))
+        namespaces = self._of.get(key)
+        if namespaces is None:
+            learned = (
+                pidns for pidns, learned in self._learned.get(key, {}).items() if self._still_there(learned)
+            )
             seeds = {*self._with.get(key, ()), *learned}
             for pidns in tuple(seeds):
                 init = self._by_pidns.get(pidns)
                 if init is not None and pidns != HOST_PIDNS:
-                    seeds.update(each for each in init.parents if each != HOST_PIDNS)
+                    seeds.update(parent for parent in init.parents if parent != HOST_PIDNS)
                     self._add_below(pidns, seeds)
-            known = self._of[key] = frozenset(seeds)
-        return known
+            namespaces = self._of[key] = frozenset(seeds)
+        return namespaces
 
     def container_ids(self, key: Hashable) -> set[str]:
         """Containers with this key mounted or learned."""
-        ids = {each.container_id for each in self._learned.get(key, {}).values()}
+        ids = {learned.container_id for learned in self._learned.get(key, {}).values()}
         for pidns in self._with.get(key, ()):
             ids.add(self._by_pidns[pidns].container_id)
         return ids - {""}
@@ -294,12 +296,16 @@ class KnownNamespaces:
         """Note that a slot's verified owner is in that namespace."""
         init = self._by_pidns.get(pidns)
         learned = Learned((init.host_pid, init.arrival) if init else None, container_id)
-        known = self._learned.setdefault(key, {})
-        if known.get(pidns) != learned:
-            if len(known) >= 2 * MAX_NAMESPACES:  # a container may make one after the other
-                known = {pidns: each for pidns, each in known.items() if self._still_there(each)}
-                self._learned[key] = known
-            known[pidns] = learned
+        before = self._learned.setdefault(key, {})
+        if before.get(pidns) != learned:
+            if len(before) >= 2 * MAX_NAMESPACES:  # a container may make one after the other
+                before = {
+                    pidns: learned_one
+                    for pidns, learned_one in before.items()
+                    if self._still_there(learned_one)
+                }
+                self._learned[key] = before
+            before[pidns] = learned
             self._of.pop(key, None)
 
     def proven(self, key: Hashable) -> bool:

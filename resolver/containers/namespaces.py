@@ -94,9 +94,9 @@ def nested_namespace(procfs: Procfs, members: list[Member], pidns: int) -> Names
         if pidns in chain:
             return Namespace(pidns, chain.index(pidns))
         seen[innermost] = None
-    known = ", ".join(map(str, seen)) or "none, they all ended"
+    levels = ", ".join(map(str, seen)) or "none, they all ended"
     raise NotFound(
-        f"no process of the container is in a PID namespace with inode {pidns}; they are in: {known}",
+        f"no process of the container is in a PID namespace with inode {pidns}; they are in: {levels}",
         "pidns",
     )
 

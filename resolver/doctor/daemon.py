@@ -37,8 +37,8 @@ def daemon(node: Node) -> Finding:
     if host_pid := node.lock_holder:
         if os.path.exists(where) and not os.access(where, os.W_OK):
             return unknown(f"PID {host_pid} runs", "its socket is refused to this user", "run this as root")
-        what, fix = ailment(host_pid, where)
-        return failed(f"PID {host_pid} {what}", node.no_answer.partition(". ")[0], fix)
+        cause, fix = ailment(host_pid, where)
+        return failed(f"PID {host_pid} {cause}", node.no_answer.partition(". ")[0], fix)
     if "no such socket" not in node.no_answer and "no process listens" not in node.no_answer:
         return _foreign(where, node.no_answer)
     return _none_runs(node)
@@ -47,10 +47,10 @@ def daemon(node: Node) -> Finding:
 def _none_runs(node: Node) -> Finding:
     """Return a failure where slots are left unrepaired, or a daemon is expected."""
     none = f"none runs with the run directory {node.settings.run_dir}"
-    if said := unit_says():
+    if sentence := unit_says():
         return failed(
             f"{none}, though {UNIT} is installed",
-            f"nothing is repaired on this node. The unit's last line: {said}",
+            f"nothing is repaired on this node. The unit's last line: {sentence}",
             f"correct what that line names, for example in {UNIT_SETTINGS}; then: systemctl restart resolver",
         )
     count, cause = (
@@ -67,11 +67,11 @@ def _none_runs(node: Node) -> Finding:
 
 def _foreign(path: str, why: str) -> Finding:
     """Return the finding about a socket that no daemon of ours has, and that none left behind."""
-    found, _, fix = why.partition(". ")
-    if "Permission denied" in found:
-        return unknown(found, "root and the socket's group may ask", fix)
+    finding, _, fix = why.partition(". ")
+    if "Permission denied" in finding:
+        return unknown(finding, "root and the socket's group may ask", fix)
     return failed(
-        found,
+        finding,
         "a daemon replaces no file of others, and clients trust root's sockets only (api_off)",
         f"ls -ln {path}; ss -xlp | grep {path} shows its process. If it is no daemon's: rm {path}",
     )
@@ -81,18 +81,18 @@ def _content(status: dict[str, Any]) -> Finding:
     """Return the problems that the daemon reports."""
     from resolver.base.version import VERSION  # a command that only chooses checks doesn't pay for it
 
-    counts = (several(status["totals"][f"{each}s"], each) for each in ("container", "region", "slot"))
-    found = f"PID {status['host_pid']}, version {status['version']}, "
-    found += f"source {status['source']['name']}: {', '.join(counts)}"
+    counts = (several(status["totals"][f"{noun}s"], noun) for noun in ("container", "region", "slot"))
+    summary = f"PID {status['host_pid']}, version {status['version']}, "
+    summary += f"source {status['source']['name']}: {', '.join(counts)}"
     troubles = [
-        (failed if each["grave"] else warning)(
-            each["what"], each["why"], each["fix"].replace("resolver doctor --only", "see the check")
+        (failed if trouble["grave"] else warning)(
+            trouble["what"], trouble["why"], trouble["fix"].replace("resolver doctor --only", "see the check")
         )
-        for each in status.get("troubles", ())
+        for trouble in status.get("troubles", ())
     ]
     if status["version"] != VERSION:
         cause = "daemon and command are of two versions: it was not restarted after an upgrade"
         fix = "systemctl restart resolver, or: kubectl rollout restart its daemon set"
         troubles.append(warning(f"this command is {VERSION}", cause, fix))
-    seen = together(found, troubles)
-    return seen._replace(found=f"{found}; {seen.found}") if troubles else seen
+    seen = together(summary, troubles)
+    return seen._replace(found=f"{summary}; {seen.found}") if troubles else seen

@@ -44,8 +44,8 @@ def together(well: str, troubles: list[Finding]) -> Finding:
     if not troubles:
         return ok(well)
     troubles = sorted(troubles, key=lambda each: -RANKING.index(each.state))
-    found = "; ".join(dict.fromkeys(each.found for each in troubles))
+    summary = "; ".join(dict.fromkeys(trouble.found for trouble in troubles))
     cause, fix = (
-        "\n".join(dict.fromkeys(texts)) for texts in zip(*(each[2:4] for each in troubles), strict=True)
+        "\n".join(dict.fromkeys(texts)) for texts in zip(*(trouble[2:4] for trouble in troubles), strict=True)
     )
-    return Finding(troubles[0].state, found, cause, fix)
+    return Finding(troubles[0].state, summary, cause, fix)

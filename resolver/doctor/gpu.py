@@ -32,17 +32,17 @@ def nvml(node: Node) -> Finding:
     names, troubles = [gpu.uuid or f"GPU {gpu.device_index}" for gpu in gpus], []
     for name, gpu in zip(names, gpus, strict=True):
         if gpu.samples == UNSUPPORTED:
-            found = f"{name}: no utilization of processes ({gpu.samples_why})"
+            summary = f"{name}: no utilization of processes ({gpu.samples_why})"
             cause = "in MIG mode, and on some drivers, NVML has none: never 0; hostpid is repaired"
             fix = "nothing, if MIG is intended; otherwise: nvidia-smi -mig 0 -i INDEX"
-            troubles.append(warning(found, cause, fix))
+            troubles.append(warning(summary, cause, fix))
         elif gpu.samples == FAILED and not gpu.illnesses:
             troubles.append(_failed(gpu.samples_why or "", f"{name}: "))
         elif gpu.legacy_call_refused:
-            found = f"{name}: {gpu.samples_why}"
+            summary = f"{name}: {gpu.samples_why}"
             cause = "an older HAMi library there reports 0 %, which is corrected, and enforces no core limit"
             fix = "update HAMi to 2.10 and restart the pods that resolver usage shows with no_effect"
-            troubles.append(warning(found, cause, fix))
+            troubles.append(warning(summary, cause, fix))
         for illness in gpu.illnesses:
             reason = GpuReason(illness.reason)
             fix = reason.for_terminal()[1].replace("INDEX", str(gpu.device_index))

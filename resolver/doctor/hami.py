@@ -32,13 +32,13 @@ def containers_dir(node: Node) -> Finding:
 
 
 def _missing(found: str) -> Finding:
-    there = [path for path in KNOWN_DIRS if os.path.isdir(path)]
+    existing = [path for path in KNOWN_DIRS if os.path.isdir(path)]
     return failed(
         found,
         "HAMi's device plugin, or another scheduler's, has not made it: it is not installed on this node, no container "
         "used a GPU yet, or it keeps its files elsewhere",
-        f"there is {some(there)}: --containers-dir auto finds it"
-        if there
+        f"there is {some(existing)}: --containers-dir auto finds it"
+        if existing
         else "kubectl -n kube-system get ds -o yaml | grep -n -A1 -e vgpu -e HOOK_PATH, and give that directory with "
         "--containers-dir; in a container: mount the host's directory (/usr/local/vgpu) at the same path",
     )
@@ -57,11 +57,11 @@ def _directory(path: str, daemon_root: str) -> Finding:
             "it is no directory, it or one above it is closed to this user, or its file system fails",
             f"run as root; namei -l {path} shows each directory above it; dmesg | tail",
         )
-    for place, whose in ((path, ""), (f"{daemon_root}{path}", " for the daemon")):
+    for place, suffix in ((path, ""), (f"{daemon_root}{path}", " for the daemon")):
         with contextlib.suppress(OSError):
             if os.statvfs(place).f_flag & os.ST_RDONLY:
                 return failed(
-                    f"{path} is mounted read-only{whose}",
+                    f"{path} is mounted read-only{suffix}",
                     "no slot there is repaired (not_writable): it was made after the daemon started, or is mounted so",
                     f"restart the daemon; if that doesn't help: mount -o remount,rw {path}, ReadWritePaths in its "
                     "unit, or readOnly: false in its volumeMounts",
@@ -76,7 +76,7 @@ def regions(node: Node) -> Finding:
     seen = node.regions
     layouts = Counter(layout for _path, layout in seen.regions)
     kinds = ", ".join(f"{number} of layout {layout}" for layout, number in sorted(layouts.items()))
-    found = ": ".join(filter(None, (several(len(seen.regions), "region"), kinds)))
+    summary = ": ".join(filter(None, (several(len(seen.regions), "region"), kinds)))
     by_reason: dict[str, list[str]] = {}
     for path, reason in seen.rejected.items():
         by_reason.setdefault(reason, []).append(path)
@@ -86,18 +86,18 @@ def regions(node: Node) -> Finding:
         cause, fix = why.for_terminal(paths[0])
         if reason in (RegionReason.UNKNOWN_SIZE, RegionReason.UNKNOWN_VERSION):
             cause += f" (known: {', '.join(LAYOUTS)})"
-        what = f"{several(len(paths), 'file')} skipped, {reason}: {some(map(_container, paths))}"
-        troubles.append((failed if why.grave else warning)(what, f"{reason}: {cause}", fix))
+        detail = f"{several(len(paths), 'file')} skipped, {reason}: {some(map(_container, paths))}"
+        troubles.append((failed if why.grave else warning)(detail, f"{reason}: {cause}", fix))
     if closed := seen.not_writable:
-        what = f"{several(len(closed), 'region')} not writable: {some(map(_container, closed))}"
+        detail = f"{several(len(closed), 'region')} not writable: {some(map(_container, closed))}"
         cause = "they can be read but not repaired: mounted read-only, or a tenant's umask closed them to this user"
         fix = f"run as root with CAP_DAC_OVERRIDE; ls -ln {closed[0]}; findmnt --target it"
-        troubles.append(failed(what, cause, fix))
+        troubles.append(failed(detail, cause, fix))
     if troubles:
-        worst = together(found, troubles)
-        return worst._replace(found=f"{found}; {worst.found}") if seen.regions else worst
+        worst = together(summary, troubles)
+        return worst._replace(found=f"{summary}; {worst.found}") if seen.regions else worst
     if seen.regions:
-        return ok(found)
+        return ok(summary)
     if len(seen.missing_dirs) == len(set(node.settings.containers_dir)):
         return unknown(
             "there is no directory to read",
@@ -134,10 +134,10 @@ def writer(node: Node) -> Finding:  # noqa: ARG001
     try:
         os.ftruncate(fd, 4096)
         message = orders.HEAD.pack(4096, 1) + orders.ORDER.pack(-1, 0, 8, 0, 8, 0, 1 << 32 | 1)
-        outcome, found = orders.RESULT.unpack(asyncio.run(worker.request(message, [fd])))
+        outcome, outcome_detail = orders.RESULT.unpack(asyncio.run(worker.request(message, [fd])))
         if outcome == orders.DONE and os.pread(fd, 8, 8) == (1 << 32 | 1).to_bytes(8, "little"):
             return ok("changed a word of a test file by compare-and-swap")
-        why = f"outcome {outcome}, found {found}"
+        why = f"outcome {outcome}, found {outcome_detail}"
     except (WorkerFailed, OSError, ValueError) as error:
         why = str(error)
     finally:

@@ -114,9 +114,11 @@ class Node:
                 changes = finder.refresh(full=True)
                 if not changes.added and not changes.rejected:
                     break
-            found = sorted(finder.regions.items())
-            closed = [path for path, region in found if not os.access(f"/proc/self/fd/{region.fd}", os.W_OK)]
-            regions = tuple((path, region.layout.name) for path, region in found)
+            listing = sorted(finder.regions.items())
+            closed = [
+                path for path, region in listing if not os.access(f"/proc/self/fd/{region.fd}", os.W_OK)
+            ]
+            regions = tuple((path, region.layout.name) for path, region in listing)
             return NodeRegions(
                 regions, dict(sorted(finder.rejected.items())), frozenset(finder.missing_dirs), closed
             )

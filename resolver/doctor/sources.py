@@ -57,7 +57,7 @@ def _try(name: SourceName, node: Node) -> Finding:
         return finding._replace(detail="\n".join(detail))
     with contextlib.closing(source):
         canary = asyncio.run(find_canary(source))
-        seconds, known = time.monotonic() - began, several(len(source), "process", "processes")
+        seconds, processes = time.monotonic() - began, several(len(source), "process", "processes")
         if canary.trouble:
             failure = SOURCE_RECORDS[name].failure
             return _refused(name, node, "it does not find a new process", canary.trouble, failure)
@@ -70,8 +70,8 @@ def _try(name: SourceName, node: Node) -> Finding:
         shortage = source.shortage() or source.trouble()
     node.works.add(name)
     if shortage:
-        return warning(f"it works, {known}", shortage, "set map_size higher")
-    return ok(f"found a process that was just made, among {known}, in {seconds:.1f} s")
+        return warning(f"it works, {processes}", shortage, "set map_size higher")
+    return ok(f"found a process that was just made, among {processes}, in {seconds:.1f} s")
 
 
 def _refused(name: SourceName, node: Node, found: str, why: str, failure: SourceFailure) -> Finding:

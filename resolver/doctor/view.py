@@ -24,8 +24,8 @@ def view(node: Node) -> Finding:
         require_host_view(node.procfs)
         hidden = []
     except CannotKnow as error:
-        found, _, fix = str(error).partition(": ")
-        hidden = [failed(found, "it cannot see each process of the node with its host PID", fix)]
+        finding, _, fix = str(error).partition(": ")
+        hidden = [failed(finding, "it cannot see each process of the node with its host PID", fix)]
     try:
         troubles = [*hidden, *_rights()]
         node.procfs.cgroup(1)  # a process's container is read from that file
@@ -34,7 +34,9 @@ def view(node: Node) -> Finding:
     except (ResolverError, OSError) as error:
         fix = "run it as root, in the host's PID namespace, outside of a confining profile"
         return together("", hidden or [unknown(f"{node.procfs.root} cannot be read", str(error), fix)])
-    kinds = {"v2" if each.fs_type == "cgroup2" else "v1" for each in node.mounts if each.mount_point in roots}
+    kinds = {
+        "v2" if mount.fs_type == "cgroup2" else "v1" for mount in node.mounts if mount.mount_point in roots
+    }
     if not kinds:
         cause = "resolver lookup walks all of /proc to find a container, which takes longer"
         fix = "mount -t cgroup2 none /sys/fs/cgroup"

@@ -42,7 +42,9 @@ class Used(NamedTuple):
         unknown = self.sm_util is None or other.sm_util is None
         return self._replace(
             sm_util=None if unknown else max(self.sm_util or 0, other.sm_util or 0),
-            memory=max((each for each in (self.memory, other.memory) if each is not None), default=None),
+            memory=max(
+                (memory for memory in (self.memory, other.memory) if memory is not None), default=None
+            ),
             share=max(self.share, other.share),
         )
 
@@ -107,8 +109,8 @@ async def join(
             if place is None:
                 place = places[nvml_pid] = _place(nvml_pid, owners, hami_containers, procfs, pidmap)
                 await slices.breathe()
-            known = device.status == OK and nvml_pid not in device.dropped
-            sm_util = min(device.newest.get(nvml_pid, 0), 100) if known else None
+            told = device.status == OK and nvml_pid not in device.dropped
+            sm_util = min(device.newest.get(nvml_pid, 0), 100) if told else None
             memory, share = (device.memory or {}).get(nvml_pid), device.shares.get(nvml_pid, 0)
             this = Used(place.host_pid, uuid, place.container, sm_util, memory, place.reason, share)
             before = used.get(place.host_pid)
@@ -118,8 +120,8 @@ async def join(
                 # Its slot may be found before the next NVML answer: unknown until then, never idle.
                 values[nvml_pid, uuid] = None
         every += used.values()
-        owned = (each for each in used.values() if each.no_slot is None)
-        values |= {(each.host_pid, uuid): each.sm_util for each in owned if each.sm_util != 0}
+        owned = (used_one for used_one in used.values() if used_one.no_slot is None)
+        values |= {(used_one.host_pid, uuid): used_one.sm_util for used_one in owned if used_one.sm_util != 0}
     devices = collection.devices.items()
     return Joined(
         collection.at,
@@ -136,8 +138,8 @@ async def join(
 
 def total(values: list[int | None]) -> int | None:
     """Return the sum; None if a value is unknown."""
-    known = [value for value in values if value is not None]
-    return sum(known) if len(known) == len(values) else None
+    numbers = [value for value in values if value is not None]
+    return sum(numbers) if len(numbers) == len(values) else None
 
 
 class _Listed(NamedTuple):

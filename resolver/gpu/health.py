@@ -53,26 +53,26 @@ def judge(
 
     ``broken`` are its hardware XID errors since the last reset. An unreadable value proves nothing.
     """
-    known = {illness.reason: illness for illness in before}
-    found: dict[str, str] = {}
+    earlier = {illness.reason: illness for illness in before}
+    reasons: dict[str, str] = {}
     unread: set[str] = {reason for name, reason in _BY_VALUE.items() if device.error or name in device.failed}
     if device.error:
-        found[_BY_ERROR.get(device.error, GpuReason.UNREACHABLE)] = f"{device.text} ({device.error})"
+        reasons[_BY_ERROR.get(device.error, GpuReason.UNREACHABLE)] = f"{device.text} ({device.error})"
     elif "memory" in device.failed:
-        found[GpuReason.MEMORY_QUERY_FAILED] = device.failed["memory"]
+        reasons[GpuReason.MEMORY_QUERY_FAILED] = device.failed["memory"]
     degrees, errors = device.gpu.temperature, device.gpu.ecc_uncorrected
-    if degrees is not None and degrees > (COOL - 1 if GpuReason.TOO_HOT in known else HOT):
-        found[GpuReason.TOO_HOT] = f"{degrees} C"
+    if degrees is not None and degrees > (COOL - 1 if GpuReason.TOO_HOT in earlier else HOT):
+        reasons[GpuReason.TOO_HOT] = f"{degrees} C"
     if errors:
-        found[GpuReason.ECC_UNCORRECTED] = f"{errors} uncorrected errors since the driver was loaded"
+        reasons[GpuReason.ECC_UNCORRECTED] = f"{errors} uncorrected errors since the driver was loaded"
     if broken:
-        found[GpuReason.XID] = "; ".join(f"XID {xid}: {BROKEN[xid]}" for xid in sorted(broken))
-    for reason in unread & known.keys():
-        found.setdefault(reason, known[reason].detail)
+        reasons[GpuReason.XID] = "; ".join(f"XID {xid}: {BROKEN[xid]}" for xid in sorted(broken))
+    for reason in unread & earlier.keys():
+        reasons.setdefault(reason, earlier[reason].detail)
     return tuple(
-        Illness(reason, found[reason], known[reason].since if reason in known else now)
+        Illness(reason, reasons[reason], earlier[reason].since if reason in earlier else now)
         for reason in GpuReason
-        if reason in found
+        if reason in reasons
     )
 
 

@@ -161,27 +161,27 @@ def changes(old: Inventory, new: Inventory) -> Iterator[tuple[str, dict[str, Any
         if key not in now and (gpu.uuid or gpu.device_index not in places):
             yield "gpu_gone", _about(gpu) | {"was": _reasons(gpu) or "healthy"}
     for key, gpu in now.items():
-        known = before.get(key)
-        if known is None:
+        previous = before.get(key)
+        if previous is None:
             yield "gpu_found", _about(gpu) | {"name": gpu.name}
-        seen = {each.xid for each in known.xids} if known else set()
-        for each in gpu.xids:
-            if each.xid not in seen:  # how often it came since is counted
-                yield "gpu_xid", _about(gpu) | {"xid": each.xid, "meaning": each.meaning}
-        had = {illness.reason for illness in known.illnesses} if known else set()
+        seen = {xid.xid for xid in previous.xids} if previous else set()
+        for xid in gpu.xids:
+            if xid.xid not in seen:  # how often it came since is counted
+                yield "gpu_xid", _about(gpu) | {"xid": xid.xid, "meaning": xid.meaning}
+        had = {illness.reason for illness in previous.illnesses} if previous else set()
         for illness in gpu.illnesses:
             if illness.reason not in had:
                 yield "gpu_unhealthy", _about(gpu) | {"reason": illness.reason, "detail": illness.detail}
-        if known and known.illnesses and not gpu.illnesses:
-            yield "gpu_healthy", _about(gpu) | {"was": _reasons(known)}
+        if previous and previous.illnesses and not gpu.illnesses:
+            yield "gpu_healthy", _about(gpu) | {"was": _reasons(previous)}
 
 
 def new_xids(old: Inventory, new: Inventory) -> dict[str, int]:
     """Return how many XID errors each GPU had between two inventories, by UUID."""
     if old.version == new.version:
         return {}
-    before = {gpu.uuid: sum(each.count for each in gpu.xids) for gpu in old.gpus}
-    counts = {gpu.uuid: sum(each.count for each in gpu.xids) - before.get(gpu.uuid, 0) for gpu in new.gpus}
+    before = {gpu.uuid: sum(xid.count for xid in gpu.xids) for gpu in old.gpus}
+    counts = {gpu.uuid: sum(xid.count for xid in gpu.xids) - before.get(gpu.uuid, 0) for gpu in new.gpus}
     return {uuid: count for uuid, count in counts.items() if count > 0}
 
 

@@ -52,11 +52,11 @@ class InventoryKeeper:
         if driver_version != old.driver_version:
             self.inventory = old._replace(version=old.version + 1, driver_version=driver_version)
         self._read_at = now
-        known = {gpu.uuid or gpu.device_index: gpu for gpu in self._read}
+        previous = {gpu.uuid or gpu.device_index: gpu for gpu in self._read}
         read = []
         for device, uuid in zip(devices, self._identify([device.gpu for device in devices]), strict=True):
-            before = known.get(uuid or device.gpu.device_index)
-            if before and not device.error and any(each.reason in SILENT for each in before.illnesses):
+            before = previous.get(uuid or device.gpu.device_index)
+            if before and not device.error and any(illness.reason in SILENT for illness in before.illnesses):
                 self._broken.pop(uuid, None)  # it answers again: it was reset
             read.append(_report(device, uuid, before, now, self._broken.get(uuid, ())))
         self._read = tuple(read)
@@ -93,7 +93,7 @@ def _report(device: DeviceAnswer, uuid: str, before: Gpu | None, now: float, bro
     """Describe a device. Only the constant facts of a silent one are kept."""
     gpu, illnesses = device.gpu, judge(device, before.illnesses if before else (), now, broken)
     if device.error and before:
-        instances = tuple(replace(each, memory_used=None) for each in before.mig_instances)
+        instances = tuple(replace(instance, memory_used=None) for instance in before.mig_instances)
         place = gpu.device_index
         gpu = replace(before, **dict.fromkeys(_MEASURED), mig_instances=instances, device_index=place)
     return replace(gpu, uuid=uuid, illnesses=illnesses)

@@ -169,7 +169,7 @@ class Sampler:
             if time.monotonic() >= self._devices_until:
                 await self._find_devices()
             devices = await self._ask(self._keeper.answering)
-            states = {uuid: (each.status, each.why) for uuid, each in devices.items()}
+            states = {uuid: (device.status, device.why) for uuid, device in devices.items()}
             inventory = self._keeper.publish(states)
         except (WorkerFailed, _NvmlError) as error:
             return self._none(error)
@@ -205,25 +205,25 @@ class Sampler:
 
     async def _ask(self, gpus: tuple[Gpu, ...]) -> dict[str, DeviceSamples]:
         """Return each device's samples; after a change, the devices are read again."""
-        found: dict[str, DeviceSamples] = {}
-        while left := gpus[len(found) :]:
+        answers: dict[str, DeviceSamples] = {}
+        while left := gpus[len(answers) :]:
             limit = self.worker.timeout * max(1.0, len(left) / _IN_ONE_CALL)
             request = {"call": "several", "uuids": [gpu.uuid for gpu in left]}
             answer = await self._call(_Several, request, limit)
             if not 0 < len(answer.answers) <= len(left):
                 raise ValueError("no device answered, not even with an error")
             for gpu, samples in zip(left, answer.answers, strict=False):
-                found[gpu.uuid] = self._plausible(gpu, samples)
+                answers[gpu.uuid] = self._plausible(gpu, samples)
             bad = [self._keeper.reported(*error) for error in answer.xids]
             if any(bad) or answer.count != self._count:
                 self._devices_until = 0.0
-        well = {uuid for uuid, each in found.items() if each.status == OK and each.memory is not None}
-        if self._well & found.keys() - well:
+        well = {uuid for uuid, sample in answers.items() if sample.status == OK and sample.memory is not None}
+        if self._well & answers.keys() - well:
             self._devices_until = 0.0
-        elif any(each.status == FAILED for each in found.values()):  # at a limited rate
+        elif any(sample.status == FAILED for sample in answers.values()):  # at a limited rate
             self._devices_until = min(self._devices_until, time.monotonic() + _INCOMPLETE_SECONDS)
         self._well = well
-        return found
+        return answers
 
     def _plausible(self, gpu: Gpu, samples: DeviceSamples) -> DeviceSamples:
         """Return an answer without samples that can't be."""
@@ -255,8 +255,8 @@ class Sampler:
 
 
 def _explained(said: str) -> str:
-    known = DriverError.named_in(said)
-    return said if known is DriverError.OTHER else f"{said}: {known.meaning}"
+    error = DriverError.named_in(said)
+    return said if error is DriverError.OTHER else f"{said}: {error.meaning}"
 
 
 class _NvmlError(Exception):

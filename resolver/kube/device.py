@@ -110,17 +110,17 @@ def desired(report: Report, owner: OwnerReference, before: Json | None, now: flo
     A GPU that the driver no longer counts goes, unless NVML fails. One without UUID or minor number is left out.
     """
     old = _devices(before)
-    known = {each.get("id"): each for each in old if each.get("type") == "gpu"}
+    by_uuid = {entry.get("id"): entry for entry in old if entry.get("type") == "gpu"}
     gpus = [
-        _entry(gpu, known.get(gpu["uuid"], {}), report, now) for gpu in report.gpus["gpus"] if gpu["uuid"]
+        _entry(gpu, by_uuid.get(gpu["uuid"], {}), report, now) for gpu in report.gpus["gpus"] if gpu["uuid"]
     ]
     if report.failing:
         reported = {entry["id"] for entry in gpus}
-        gpus += [_unknown(entry, report, now) for uuid, entry in known.items() if uuid not in reported]
+        gpus += [_unknown(entry, report, now) for uuid, entry in by_uuid.items() if uuid not in reported]
     gpus = sorted((entry for entry in gpus if "minor" in entry), key=lambda entry: entry["minor"])
     metadata: Json = {"name": owner.name, "labels": _labels(report.gpus)}
     metadata["ownerReferences"] = _owners(owner, (before or {}).get("metadata", {}))
-    foreign = [each for each in old if each.get("type") != "gpu"]
+    foreign = [entry for entry in old if entry.get("type") != "gpu"]
     spec = {"devices": [*gpus, *foreign]}
     return {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": spec}
 
@@ -128,9 +128,9 @@ def desired(report: Report, owner: OwnerReference, before: Json | None, now: flo
 def patch(before: Json, wanted: Json) -> Json:
     """Return the merge patch between two objects, for exactly that version; empty if equal."""
     had, metadata, changed = before["metadata"], {}, {}
-    known = had.get("labels") or {}
+    current = had.get("labels") or {}
     if labels := {
-        name: value for name, value in wanted["metadata"]["labels"].items() if known.get(name) != value
+        name: value for name, value in wanted["metadata"]["labels"].items() if current.get(name) != value
     }:
         metadata["labels"] = labels
     owners = wanted["metadata"]["ownerReferences"]
@@ -145,13 +145,13 @@ def patch(before: Json, wanted: Json) -> Json:
 
 def health(device: Json | None) -> dict[str, Health]:
     """Return the health of an object's GPUs by UUID."""
-    found = {}
+    healthy = {}
     for entry in _devices(device):
         if entry.get("type") == "gpu" and entry.get("id"):
             condition = _condition_of(entry)
             reason, message = condition.get("reason", ""), condition.get("message", "")
-            found[entry["id"]] = Health(bool(entry.get("health")), reason, message)
-    return found
+            healthy[entry["id"]] = Health(bool(entry.get("health")), reason, message)
+    return healthy
 
 
 def _devices(device: Json | None) -> list[Json]:
@@ -160,8 +160,8 @@ def _devices(device: Json | None) -> list[Json]:
 
 def left_out(report: Report, device: Json) -> int:
     """Count the daemon's GPUs that the object lacks."""
-    there = health(device).keys()
-    return sum(gpu["uuid"] not in there for gpu in report.gpus["gpus"])
+    present = health(device).keys()
+    return sum(gpu["uuid"] not in present for gpu in report.gpus["gpus"])
 
 
 def _entry(gpu: Json, known: Json, report: Report, now: float) -> Json:
@@ -171,8 +171,8 @@ def _entry(gpu: Json, known: Json, report: Report, now: float) -> Json:
     minor = gpu["minor"] if gpu["minor"] is not None else known.get("minor")
     if minor is not None:
         entry["minor"] = minor
-    reasons = [camel(each["reason"]) for each in gpu["illnesses"]]
-    since = min((each["since"] for each in gpu["illnesses"]), default=now)
+    reasons = [camel(illness["reason"]) for illness in gpu["illnesses"]]
+    since = min((illness["since"] for illness in gpu["illnesses"]), default=now)
     if gpu["uuid"] in report.cordoned or "*" in report.cordoned:
         reasons.append(CORDONED)
     if report.failing:
@@ -218,11 +218,13 @@ def _condition(status: str, reasons: Sequence[str], known: Json, since: float) -
 
 
 def _other_conditions(entry: Json) -> list[Json]:
-    return [each for each in entry.get("conditions") or [] if each.get("type") != _CONDITION]
+    return [condition for condition in entry.get("conditions") or [] if condition.get("type") != _CONDITION]
 
 
 def _condition_of(entry: Json) -> Json:
-    return next((each for each in entry.get("conditions") or [] if each.get("type") == _CONDITION), {})
+    return next(
+        (condition for condition in entry.get("conditions") or [] if condition.get("type") == _CONDITION), {}
+    )
 
 
 def _topology(gpu: Mapping[str, Any]) -> Json | None:
@@ -235,7 +237,7 @@ def _topology(gpu: Mapping[str, Any]) -> Json | None:
 
 def _labels(gpus: Mapping[str, Any]) -> dict[str, str]:
     """Label the node with its first named GPU's model; each GPU's entry has its own."""
-    model = next((each["name"] for each in gpus["gpus"] if each["name"]), "")
+    model = next((gpu["name"] for gpu in gpus["gpus"] if gpu["name"]), "")
     labels = {MODEL_LABEL: label_value(model), DRIVER_LABEL: label_value(gpus["driver_version"] or "")}
     return {name: value for name, value in labels.items() if value}
 
@@ -244,8 +246,8 @@ def _owners(owner: OwnerReference, metadata: Json) -> list[Json]:
     """Add our owner reference to the others, replacing one to an earlier node of that name."""
     node = {"apiVersion": "v1", "kind": "Node", "name": owner.name, "uid": owner.uid}
     others = [
-        each
-        for each in metadata.get("ownerReferences") or ()
-        if (each.get("apiVersion"), each.get("kind")) != ("v1", "Node")
+        owner
+        for owner in metadata.get("ownerReferences") or ()
+        if (owner.get("apiVersion"), owner.get("kind")) != ("v1", "Node")
     ]
     return [*others, node | {"controller": True, "blockOwnerDeletion": True}]

@@ -37,12 +37,12 @@ def change(metadata: Json, sick: Iterable[str], well: Iterable[str]) -> Json:
 
     Only own entries are taken out. The patch is for exactly the ``resourceVersion`` of ``metadata``.
     """
-    there, own = entries(metadata, HAMI_CORDON), entries(metadata, OWN_ENTRIES)
+    entered, own = entries(metadata, HAMI_CORDON), entries(metadata, OWN_ENTRIES)
     gone = set(well) & set(own)
-    new = [uuid for uuid in sick if uuid not in there]
-    own = [uuid for uuid in (*own, *new) if uuid not in gone and (uuid in there or uuid in new)]
-    wanted = [uuid for uuid in (*there, *new) if uuid not in gone]
-    if wanted == there and own == entries(metadata, OWN_ENTRIES):
+    new = [uuid for uuid in sick if uuid not in entered]
+    own = [uuid for uuid in (*own, *new) if uuid not in gone and (uuid in entered or uuid in new)]
+    wanted = [uuid for uuid in (*entered, *new) if uuid not in gone]
+    if wanted == entered and own == entries(metadata, OWN_ENTRIES):
         return {}
     annotations = {HAMI_CORDON: ",".join(wanted) or None, OWN_ENTRIES: ",".join(own) or None}
     return {"metadata": {"resourceVersion": metadata["resourceVersion"], "annotations": annotations}}

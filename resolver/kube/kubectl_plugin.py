@@ -139,7 +139,7 @@ def daemons(kubectl: Kubectl, selector: str, namespace: str | None) -> dict[str,
 
     Any user can make a pod with these labels, so it must belong to a DaemonSet, and all of them to one namespace.
     """
-    found: dict[str, tuple[int, DaemonPod]] = {}
+    nodes: dict[str, tuple[int, DaemonPod]] = {}
     place = ["--namespace", namespace] if namespace else ["--all-namespaces"]
     for pod in kubectl.get("pods", *place, "--selector", selector)["items"]:
         names = [container["name"] for container in pod["spec"]["containers"]]
@@ -148,27 +148,27 @@ def daemons(kubectl: Kubectl, selector: str, namespace: str | None) -> dict[str,
         if CONTAINER not in names or not node or owners != ["DaemonSet"]:
             continue
         rank, why = _state_of(pod)
-        if node not in found or rank > found[node][0]:
+        if node not in nodes or rank > nodes[node][0]:
             daemon = DaemonPod(node=node, namespace=about["namespace"], pod=about["name"], why=why)
-            found[node] = rank, daemon
-    if not found:
+            nodes[node] = rank, daemon
+    if not nodes:
         raise Trouble(
             f"no DaemonSet's pod in {namespace or 'this cluster'} has the label {selector} and a container "
             f"{CONTAINER}: is the daemon installed? Beside HAMi's monitor its pods have HAMi's labels: give --selector"
         )
-    if len(places := {daemon.namespace for _, daemon in found.values()}) > 1:
+    if len(places := {daemon.namespace for _, daemon in nodes.values()}) > 1:
         raise Trouble(
             f"DaemonSets in several namespaces have the label {selector}: {', '.join(sorted(places))}. Name the "
             "daemons' namespace: --daemon-namespace NAMESPACE",
             EXIT_USAGE,
         )
-    return {node: daemon for node, (_, daemon) in sorted(found.items())}
+    return {node: daemon for node, (_, daemon) in sorted(nodes.items())}
 
 
 def _state_of(pod: dict[str, Any]) -> tuple[int, str]:
     """Return a rank, higher for a better pod to ask, and why it can't be asked."""
     statuses = pod["status"].get("containerStatuses", ())
-    status: dict[str, Any] = next((each for each in statuses if each["name"] == CONTAINER), {})
+    status: dict[str, Any] = next((status for status in statuses if status["name"] == CONTAINER), {})
     state = status.get("state", {})
     if "running" in state:
         return 1 + 2 * bool(status.get("ready")) + ("deletionTimestamp" not in pod["metadata"]), ""
@@ -200,8 +200,8 @@ def container_of(pod: Any, wanted: str | None) -> str:
     """Return the id of the chosen container, the default one, or the only one."""
     status = pod["status"]
     kinds = ("containerStatuses", "initContainerStatuses", "ephemeralContainerStatuses")
-    listed = [each for kind in kinds for each in status.get(kind, ())]
-    ids = {each["name"]: str(each.get("containerID", "")) for each in listed}
+    listed = [entry for kind in kinds for entry in status.get(kind, ())]
+    ids = {container["name"]: str(container.get("containerID", "")) for container in listed}
     default = pod["metadata"].get("annotations", {}).get("kubectl.kubernetes.io/default-container", "")
     name, pod_name = wanted or default or (min(ids) if len(ids) == 1 else ""), pod["metadata"]["name"]
     if name not in ids:
@@ -239,24 +239,24 @@ def on_node(kubectl: Kubectl, args: argparse.Namespace) -> int:
     pod = pod_called(kubectl, args.pod, args.namespace) if args.pod else None
     words = _words(args, pod)
     node = args.node or (pod["spec"]["nodeName"] if pod is not None else "")
-    known = daemons(kubectl, args.selector, args.daemon_namespace)
-    if node not in known:
-        raise Trouble(f"no daemon runs on node {node}; there is one on: {', '.join(known)}")
-    if known[node].why:
-        raise Trouble(f"the daemon on node {node} cannot be asked: {known[node].why}")
+    nodes = daemons(kubectl, args.selector, args.daemon_namespace)
+    if node not in nodes:
+        raise Trouble(f"no daemon runs on node {node}; there is one on: {', '.join(nodes)}")
+    if nodes[node].why:
+        raise Trouble(f"the daemon on node {node} cannot be asked: {nodes[node].why}")
     command = [args.command, *words, *(["--json"] if args.json else []), *args.rest]
     terminal = sys.stdin.isatty() and sys.stdout.isatty()
     done = subprocess.run(
-        kubectl.exec(known[node], command, *(("-i", "-t") if terminal else ())),
+        kubectl.exec(nodes[node], command, *(("-i", "-t") if terminal else ())),
         stdin=None if terminal else subprocess.DEVNULL,
         stderr=subprocess.PIPE,  # of a terminal's program it is kubectl's alone
         check=False,
     )
-    said = done.stderr.decode("utf-8", "replace")
-    if why := _missing_right(said, known[node]):
+    message = done.stderr.decode("utf-8", "replace")
+    if why := _missing_right(message, nodes[node]):
         raise Trouble(why)
-    sys.stderr.write(_printable(_ENDED.sub("", said)))
-    return done.returncode if _ENDED.search(said) or done.returncode <= 0 else EXIT_CANNOT_KNOW
+    sys.stderr.write(_printable(_ENDED.sub("", message)))
+    return done.returncode if _ENDED.search(message) or done.returncode <= 0 else EXIT_CANNOT_KNOW
 
 
 # ---- every node ---------------------------------------------------------------------------------------------------
@@ -266,28 +266,28 @@ _HEAD = "NODE READY VERSION SOURCE GPUS CONTAINERS IDLE SLOTS REPAIRED UNRESOLVE
 
 def status(kubectl: Kubectl, args: argparse.Namespace) -> int:
     """Print a line for each node; a slow one delays no other."""
-    known = daemons(kubectl, args.selector, args.daemon_namespace)
+    by_node = daemons(kubectl, args.selector, args.daemon_namespace)
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        answers = list(pool.map(lambda daemon: kubectl.status(daemon, args.timeout), known.values()))
+        answers = list(pool.map(lambda daemon: kubectl.status(daemon, args.timeout), by_node.values()))
     if args.json:
-        nodes = zip(known.values(), answers, strict=True)
+        nodes = zip(by_node.values(), answers, strict=True)
         documents = [
-            {"node": daemon.node, "pod": f"{daemon.namespace}/{daemon.pod}", "status": found, "error": why}
-            for daemon, (found, why) in nodes
+            {"node": daemon.node, "pod": f"{daemon.namespace}/{daemon.pod}", "status": answer, "error": why}
+            for daemon, (answer, why) in nodes
         ]
         print(json.dumps(documents, indent=2))
     else:
         rows = [
-            [node, *map(_printable, _cells(*answer))] for node, answer in zip(known, answers, strict=True)
+            [node, *map(_printable, _cells(*answer))] for node, answer in zip(by_node, answers, strict=True)
         ]
         widths = [max(map(len, cells)) for cells in zip(_HEAD, *rows, strict=True)]
         for row in (_HEAD, *rows):
             print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
     wrong = (
-        found is None
-        or found["source"]["not_ready"]
-        or any(each["grave"] for each in found.get("troubles", ()))
-        for found, _ in answers
+        answer is None
+        or answer["source"]["not_ready"]
+        or any(trouble["grave"] for trouble in answer.get("troubles", ()))
+        for answer, _ in answers
     )
     return EXIT_WRONG if any(wrong) else 0
 
@@ -299,7 +299,7 @@ def _cells(found: Any, why: str) -> list[str]:
     ill = f" ({driver['gpus_unhealthy']} ill)" if driver["gpus_unhealthy"] else ""
     counts = (totals[key] for key in ("slots", "slots_repaired", "slots_unresolved"))
     idle = found.get("idle_since")
-    troubles = (f"{each['what']}: {each['why']}" for each in found.get("troubles", ()))
+    troubles = (f"{trouble['what']}: {trouble['why']}" for trouble in found.get("troubles", ()))
     return [
         "no" if source["not_ready"] else "yes",
         found["version"],

@@ -88,10 +88,10 @@ class NodeEvents:
 def event_of(node: OwnerReference, uuid: str, state: Health) -> Json:
     """Build an event about a node, under a unique name."""
     healthy, reason, message = state
-    said = f"GPU {uuid} is healthy again" if healthy else f"GPU {uuid} is unhealthy: {reason}: {message}"
+    text = f"GPU {uuid} is healthy again" if healthy else f"GPU {uuid} is unhealthy: {reason}: {message}"
     about = {"kind": "Node", "name": node.name, "uid": node.uid}
     kind, why = ("Normal", HEALTHY) if healthy else ("Warning", UNHEALTHY)
-    return event(about, f"{node.name}.{time.time_ns():x}", node.name, kind, why, said)
+    return event(about, f"{node.name}.{time.time_ns():x}", node.name, kind, why, text)
 
 
 def event(about: Json, name: str, node: str, kind: str, reason: str, message: str) -> Json:

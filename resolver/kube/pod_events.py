@@ -144,18 +144,18 @@ class PodEvents:
     def _texts(self, usage: Json) -> dict[Key, str]:
         """Return the text of each state that the accounts show."""
         before, self._xids = self._xids, {}
-        found: dict[Key, dict[str, None]] = {}
+        result: dict[Key, dict[str, None]] = {}
         for named, kind, text in (
             *((use, *state) for use in usage["containers"] for state in self._of_use(use, before)),
             *(
-                (each["process"], PodEvent.WITHOUT_LIBRARY, _without_slot(each))
-                for each in usage["without_slot"]
+                (process["process"], PodEvent.WITHOUT_LIBRARY, _without_slot(process))
+                for process in usage["without_slot"]
             ),
         ):
             key = Key(named["namespace"], named["pod"], named["pod_uid"], kind)
             if kind in self._kinds and all(key):
-                found.setdefault(key, {})[f"container {named['container_name']}: {text}"] = None
-        return {key: "; ".join(texts)[:1000] for key, texts in found.items()}
+                result.setdefault(key, {})[f"container {named['container_name']}: {text}"] = None
+        return {key: "; ".join(texts)[:1000] for key, texts in result.items()}
 
     def _of_use(
         self, use: Json, xids: dict[tuple[str, str], tuple[int, int]]

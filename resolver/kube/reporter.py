@@ -306,7 +306,7 @@ class Reporter:
         assert self._device is not None  # noqa: S101 - it was just read or written
         self._tally.left_out = left_out(report, self._device)
         self._tally.cordoned = sum(
-            each["uuid"] in report.cordoned or "*" in report.cordoned for each in report.gpus["gpus"]
+            gpu["uuid"] in report.cordoned or "*" in report.cordoned for gpu in report.gpus["gpus"]
         )
         now = health(self._device)
         self._events.note(node, health(before), now)

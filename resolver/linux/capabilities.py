@@ -63,7 +63,7 @@ def limit(running: frozenset[str], to_start: frozenset[str] = frozenset()) -> No
     permitted = has["CapPrm"] & sum(1 << number for number in keep)
     effective = permitted & sum(1 << NUMBERS[name] for name in running)
     inheritable = permitted & has["CapInh"]  # a right that is not inheritable can't be ambient
-    words = [each >> half & 0xFFFFFFFF for half in (0, 32) for each in (effective, permitted, inheritable)]
+    words = [right >> half & 0xFFFFFFFF for half in (0, 32) for right in (effective, permitted, inheritable)]
     libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     if libc.capset(struct.pack("=Ii", _VERSION_3, 0), struct.pack("=6I", *words)):
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))

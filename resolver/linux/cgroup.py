@@ -78,8 +78,8 @@ def parse_cgroup(text: str) -> ContainerCgroup | None:
     if _ID.search(text) is None:
         return None
     for path in cgroup_paths(text):
-        if (found := parse_cgroup_path(path)) is not None:
-            return found
+        if (key := parse_cgroup_path(path)) is not None:
+            return key
     return None
 
 
@@ -88,7 +88,7 @@ def only_container(text: str) -> ContainerCgroup | None:
 
     Tenants can name cgroups after other containers or pods. Outer containers without a pod are nodes.
     """
-    found: ContainerCgroup | None = None
+    key: ContainerCgroup | None = None
     for path in cgroup_paths(text):
         pods = list(_POD.finditer(path))
         if not pods:
@@ -98,13 +98,13 @@ def only_container(text: str) -> ContainerCgroup | None:
         container = parse_cgroup_path(path)
         if len(pods) != 1 or len(ids) != 1 or container is None:
             return None
-        if found is not None and (found.container_id, found.pod_uid) != (
+        if key is not None and (key.container_id, key.pod_uid) != (
             container.container_id,
             container.pod_uid,
         ):
             return None
-        found = container
-    return found
+        key = container
+    return key
 
 
 def pod_uid_of(text: str) -> str | None:
@@ -137,8 +137,8 @@ def names_in(name: str) -> tuple[str, ...]:
     ``<allocation's UUID>.<task>.scope`` (Nomad).
     """
     match = _NAMED.fullmatch(name)
-    known = tuple(text for text in match.groups() if text) if match is not None else ()
-    return (*known, name)
+    names = tuple(text for text in match.groups() if text) if match is not None else ()
+    return (*names, name)
 
 
 def is_monitor(path: str) -> bool:

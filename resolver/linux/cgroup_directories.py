@@ -37,7 +37,7 @@ def find_directories(root: str, match: Match, top: str = "") -> dict[str, list[s
 
     ``top`` limits the walk. Raises `AccessDenied` if a directory can't be listed.
     """
-    found: dict[str, list[str]] = {}
+    directories: dict[str, list[str]] = {}
     stack: list[tuple[str, tuple[str, ...], bool]] = []
 
     def visit(path: str, name: str, owners: tuple[str, ...], *, in_pod: bool) -> None:
@@ -45,7 +45,7 @@ def find_directories(root: str, match: Match, top: str = "") -> dict[str, list[s
         if key is not None and key not in owners:
             owners = (*owners, key)
         for owner in owners:
-            found.setdefault(owner, []).append(path)
+            directories.setdefault(owner, []).append(path)
         if _may_have_children(path):
             stack.append((path, owners, in_pod))
 
@@ -57,7 +57,7 @@ def find_directories(root: str, match: Match, top: str = "") -> dict[str, list[s
         path, owners, in_pod = stack.pop()
         for name in _subdirectories(path):
             visit(f"{path}/{name}", name, owners, in_pod=in_pod)
-    return found
+    return directories
 
 
 def processes_in(directories: Iterable[str]) -> dict[int, None]:

@@ -89,9 +89,9 @@ def mapped_as(procfs: Procfs, fd: int) -> tuple[str, int]:
     for line in text.split(b"\n"):
         fields = line.split(None, 5)
         if len(fields) >= 5:
-            start, end = (int(each, 16) for each in fields[0].split(b"-"))
+            start, end = (int(number, 16) for number in fields[0].split(b"-"))
             if start <= address < end:
-                major, minor = (int(each, 16) for each in fields[3].split(b":"))
+                major, minor = (int(number, 16) for number in fields[3].split(b":"))
                 return f"{major}:{minor}", int(fields[4])
     raise OSError(errno.ENOENT, "a mapping that was just made is not in /proc/self/maps")
 
@@ -101,9 +101,9 @@ def _mapped_files(procfs: Procfs, host_pid: int | str) -> Iterator[tuple[str, in
 
     A thread stands in for an exited leader.
     """
-    for each in procfs.threads(host_pid):
+    for thread in procfs.threads(host_pid):
         with suppress(ProcessGone):
-            yield from _mapped_by(f"{procfs.root}/{each}/maps")
+            yield from _mapped_by(f"{procfs.root}/{thread}/maps")
             return
     raise ProcessGone(f"{procfs.root}/{host_pid}/maps: the process ended")
 
@@ -136,9 +136,9 @@ def _by_query(fd: int, path: str) -> Iterator[tuple[str, int]]:
             if error.errno == errno.ENOENT:  # no more mappings
                 return
             raise
-        found = _QUERY.unpack_from(query)
-        yield f"{found[9]}:{found[10]}", found[8]
-        address = found[4]
+        mapping = _QUERY.unpack_from(query)
+        yield f"{mapping[9]}:{mapping[10]}", mapping[8]
+        address = mapping[4]
     raise TooLarge(f"{path} has more than {MAX_QUERIES} mappings, which is the limit")
 
 
@@ -195,26 +195,28 @@ def _described(procfs: Procfs, host_pid: int, fd: str) -> list[Descriptor]:
 
 def opened_by_name(procfs: Procfs, host_pid: int, name: str) -> Iterator[Descriptor]:
     """Yield files of that name open for writing. Raises `TooLarge` if the first files have none of that name."""
-    found = False
+    matched = False
     try:
         for fd, path in open_paths(procfs, host_pid):
             if path.endswith(f"/{name}"):
-                for each in _described(procfs, host_pid, fd):
-                    found = True
-                    if each.writable:
-                        yield each
+                for opened in _described(procfs, host_pid, fd):
+                    matched = True
+                    if opened.writable:
+                        yield opened
     except TooLarge:
-        if not found:
+        if not matched:
             raise
 
 
 def open_for_writing(procfs: Procfs, host_pid: int) -> list[Descriptor]:
     """Files (not pipes, sockets, memory) open for writing. Raises as `open_paths`."""
-    found = list[Descriptor]()
+    descriptors = list[Descriptor]()
     for fd, path in open_paths(procfs, host_pid):
         if path.startswith(("/", "(unreachable)")) and not path.startswith("/memfd:"):
-            found += [each for each in _described(procfs, host_pid, fd) if each.writable]
-    return found
+            descriptors += [
+                descriptor for descriptor in _described(procfs, host_pid, fd) if descriptor.writable
+            ]
+    return descriptors
 
 
 def open_names(procfs: Procfs, host_pid: int) -> set[str]:

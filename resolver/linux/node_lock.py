@@ -59,10 +59,10 @@ class NodeLock:
 
     def _is_in_place(self) -> bool:
         try:
-            there = os.stat(self.path, follow_symlinks=False)
+            status = os.stat(self.path, follow_symlinks=False)
         except (FileNotFoundError, NotADirectoryError):
             return False
-        return os.path.samestat(there, os.fstat(self._fd))
+        return os.path.samestat(status, os.fstat(self._fd))
 
     def __enter__(self) -> Self:
         return self
@@ -74,11 +74,11 @@ class NodeLock:
 
 
 def _unusable(run_dir: str, error: OSError) -> UsageError:
-    what = "check its file system" if os.geteuid() == 0 else "run as root"
+    remedy = "check its file system" if os.geteuid() == 0 else "run as root"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        what = "make room there"
+        remedy = "make room there"
     elif error.errno == errno.EROFS:
-        what = "mount it writable"
+        remedy = "mount it writable"
     return UsageError(
-        f"the run directory {run_dir} cannot be used ({error.strerror}): {what}, or name another with --run-dir"
+        f"the run directory {run_dir} cannot be used ({error.strerror}): {remedy}, or name another with --run-dir"
     )

@@ -62,8 +62,8 @@ class ClientSocket(socket.socket):
 
     def recv(self, bufsize: int, flags: int = 0, /) -> bytes:
         """Receive, as `socket.socket`; ConnectionResetError if the client passes descriptors, which stay queued."""
-        data, _, found, _ = self.recvmsg(bufsize, 0, flags | socket.MSG_PEEK)
-        if found & socket.MSG_CTRUNC:
+        data, _, message_flags, _ = self.recvmsg(bufsize, 0, flags | socket.MSG_PEEK)
+        if message_flags & socket.MSG_CTRUNC:
             raise ConnectionResetError(errno.ECONNRESET, "the client passes descriptors")
         return data if not data or flags & socket.MSG_PEEK else super().recv(len(data), flags)
 
@@ -188,16 +188,16 @@ def peer_of(connection: PeerSocket, procfs: Procfs, *, exact: bool = True) -> Pe
 def pidns_of(peer: Peer, procfs: Procfs) -> tuple[int, tuple[int, ...]]:
     """Return a living peer's PID namespace (inode) and PIDs, outermost first. Raises `PeerUnknown`."""
     try:
-        found = procfs.pidns(peer.host_pid), procfs.ns_pids(peer.host_pid)
+        namespace = procfs.pidns(peer.host_pid), procfs.ns_pids(peer.host_pid)
     except ProcessGone:
         raise _ended(peer.host_pid) from None
     except AccessDenied as error:
         raise PeerUnknown(PeerReason.ACCESS_DENIED, str(error)) from None
-    if not found[1]:
+    if not namespace[1]:
         raise PeerUnknown(PeerReason.NOT_PROVEN, "this kernel's status has no NSpid line: Linux 4.1 has it")
     if not peer.alive():
         raise _ended(peer.host_pid)
-    return found
+    return namespace
 
 
 def _ended(host_pid: int) -> PeerUnknown:

@@ -279,9 +279,9 @@ class Procfs:
         yield from (f"{host_pid}/task/{tid}" for tid in tids if tid != str(host_pid))
 
     def _mount_table(self, host_pid: int | str, limit: int) -> bytes:
-        for each in self.threads(host_pid):
+        for thread in self.threads(host_pid):
             with contextlib.suppress(ProcessGone):
-                return self.read(f"{each}/mountinfo", limit)
+                return self.read(f"{thread}/mountinfo", limit)
         raise ProcessGone(f"{self.root}/{host_pid}/mountinfo: the process ended")
 
     def mount_table(self, host_pid: int | str) -> bytes:

@@ -105,7 +105,7 @@ def _install(calls: _Numbers, *, listed: int, others: int) -> bool:
     if machine not in MACHINES:
         return False
     architecture, column = MACHINES[machine]
-    numbers = [number for each in calls.values() if (number := each[column]) is not None]
+    numbers = [number for numbers in calls.values() if (number := numbers[column]) is not None]
     text = program(numbers, architecture, listed=listed, others=others)
     given = _Program(len(text) // _INSTRUCTION.size, text)
     libc = ctypes.CDLL(None, use_errno=True)

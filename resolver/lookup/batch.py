@@ -79,14 +79,14 @@ class Batch:
             first[ns_pid] = kernel.identity(pidns, ns_pid)
             if self._slices.over():
                 await self._slices.give_way()
-        known = sum(identity is not None for identity in first.values())
+        count = sum(identity is not None for identity in first.values())
         rest = []
         try:
             # The namespace lasts as long as its first process: only at the end is it known to have been this one.
             with verify(self._procfs, init.host_pid) as handle:
                 if handle.process.start_time != init.arrival[1] // TICK:
                     return ns_pids  # its number is another's by now
-                listed = await self._members(init) if known >= _WORTH_LISTING else ()
+                listed = await self._members(init) if count >= _WORTH_LISTING else ()
                 for ns_pid, identity in first.items():
                     if identity is None:
                         answers[ns_pid] = NO_SUCH_PROCESS

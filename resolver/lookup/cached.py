@@ -57,7 +57,10 @@ class LiveLookup:
 
     def _knows(self, container_ids: list[str]) -> bool:
         """Check if all are known: a known id stays the container's that had it first."""
-        return all(len(each) != _FULL_ID or self.namespaces.rightful(each) for each in container_ids)
+        return all(
+            len(container_id) != _FULL_ID or self.namespaces.rightful(container_id)
+            for container_id in container_ids
+        )
 
     def process_in(
         self, first: FirstProcess, ns_pid: int, among: Container[int] = (), *, brief: bool = False
@@ -68,11 +71,11 @@ class LiveLookup:
         """
         candidates = self.pidmap.source.candidates(ns_pid, first.pidns)
         if among and len(candidates) > 1:
-            candidates = [each for each in candidates if each in among]
+            candidates = [process for process in candidates if process in among]
         within = partial(self._within, first)
         namespace, source = Namespace(first.pidns, first.level), self.pidmap.source.name
         if len(candidates) > 1:  # to check their namespaces is cheaper than to hold each
-            candidates = [each for each in candidates if self._is_in(each, first)]
+            candidates = [process for process in candidates if self._is_in(process, first)]
         try:
             return resolve(self._procfs, candidates, namespace, ns_pid, within, source, brief=brief)
         except AccessDenied:

@@ -52,11 +52,13 @@ def lookup(procfs: Procfs, cid: str, ns_pid: int, *, pidns: int | None = None) -
         where = f"container {container.container_id}"
         raise NotFound(f"{where} has no process {ns_pid} in its PID namespace {namespace.pidns}")
     within = partial(_within, procfs, wanted, container)
-    found = resolve(procfs, (each.host_pid for each in fitting), namespace, ns_pid, within, source)
-    if found is not None:
+    process = resolve(
+        procfs, (candidate.host_pid for candidate in fitting), namespace, ns_pid, within, source
+    )
+    if process is not None:
         with suppress(CannotKnow):
-            return found._replace(container_name=name_of(procfs, members, found.pod_uid))
-        return found
+            return process._replace(container_name=name_of(procfs, members, process.pod_uid))
+        return process
     raise ProcessGone(
         f"process {ns_pid} of container {container.container_id} ended while it was looked up "
         "(or has ended, and its parent has not waited for it)"
@@ -75,7 +77,7 @@ def lookup_many(procfs: Procfs, cid: str, ns_pids: Iterable[int]) -> dict[int, C
     within = partial(_within, procfs, wanted, container)
     answers: dict[int, ContainerProcess | None] = {}
     for ns_pid in ns_pids:
-        host_pids = [each.host_pid for each in by_number.get(ns_pid, ())]
+        host_pids = [candidate.host_pid for candidate in by_number.get(ns_pid, ())]
         answers[ns_pid] = resolve(procfs, host_pids, namespace, ns_pid, within, source, brief=True)
     return answers
 
@@ -85,7 +87,9 @@ def walk_own(procfs: Procfs, own: Namespace, ns_pids: Iterable[int]) -> dict[int
     members = members_of(procfs, procfs.entries())
     answers: dict[int, ContainerProcess | None] = {}
     for ns_pid in ns_pids:
-        fitting = [each.host_pid for each in members if each.ns_pids[own.level : own.level + 1] == (ns_pid,)]
+        fitting = [
+            process.host_pid for process in members if process.ns_pids[own.level : own.level + 1] == (ns_pid,)
+        ]
         try:
             answers[ns_pid] = resolve(procfs, fitting, own, ns_pid, procfs.container, "scan")
         except AccessDenied:
@@ -122,8 +126,8 @@ def _is_inside(wanted: Wanted, container: FoundContainer, host_pid: int, cgroup:
 def _pod_uid(cgroup: str, container_id: str) -> str | None:
     """Return the container's pod, ignoring pods nested in it."""
     for path in cgroup_paths(cgroup):
-        before, found, _ = path.rpartition(container_id)
-        if found and (pod_uid := pod_uid_of(before)) is not None:
+        before, separator, _ = path.rpartition(container_id)
+        if separator and (pod_uid := pod_uid_of(before)) is not None:
             return pod_uid
     return None
 

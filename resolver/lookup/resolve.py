@@ -76,20 +76,20 @@ def resolve(
     for host_pid in host_pids:
         try:
             with verify(procfs, host_pid) as handle:
-                found = has_number(procfs, handle.process, namespace, ns_pid) and within(host_pid)
-                comm = procfs.comm(host_pid) if found and not brief else ""
+                matches = has_number(procfs, handle.process, namespace, ns_pid) and within(host_pid)
+                comm = procfs.comm(host_pid) if matches and not brief else ""
         except ProcessGone:
             continue
         except AccessDenied as error:
             refused = error
             continue
-        if found:
+        if matches:
             return ContainerProcess(
-                container_id=found.container_id,
+                container_id=matches.container_id,
                 container_pid=ns_pid,
                 host_pid=host_pid,
                 pidns=namespace.pidns,
-                pod_uid=found.pod_uid,
+                pod_uid=matches.pod_uid,
                 container_name=None,
                 start_time=handle.process.start_time,
                 comm=comm,

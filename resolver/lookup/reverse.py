@@ -64,10 +64,10 @@ def reverse(procfs: Procfs, host_pid: int, pods: PodNames | None = None) -> Reve
         raise NotFound(f"no process or thread of this host has the number {host_pid}") from None
     try:
         with verify(procfs, tgid) as handle:
-            found = _read(procfs, handle.process, pods)
+            answer = _read(procfs, handle.process, pods)
             same = tgid == host_pid or procfs.tgid(host_pid) == tgid
         if same:
-            return found if tgid == host_pid else replace(found, tid=host_pid)
+            return answer if tgid == host_pid else replace(answer, tid=host_pid)
     except ProcessGone:
         pass
     raise ProcessGone(

@@ -95,8 +95,8 @@ class BpfSource(PidSource):
         if pidns is None:
             return sorted({*self.everywhere(ns_pid)} - {0})
         record = self._read(self.bpf.lookup, pidns, ns_pid)
-        found = {record.host_pid} if record and record.levels[-1] == (pidns, ns_pid) else set()
-        return sorted(found.union(self._scan.candidates(ns_pid)) if self._gaps else found)
+        host_pids = {record.host_pid} if record and record.levels[-1] == (pidns, ns_pid) else set()
+        return sorted(host_pids.union(self._scan.candidates(ns_pid)) if self._gaps else host_pids)
 
     def everywhere(self, ns_pid: int) -> Iterator[int]:
         """Look up each of the map's namespaces."""
@@ -116,10 +116,10 @@ class BpfSource(PidSource):
 
     def inits(self) -> Iterator[tuple[int, int]]:
         """Read the map's first processes, in one call."""
-        found = self._read(self.bpf.first_processes)
+        processes = self._read(self.bpf.first_processes)
         if self._gaps:
             yield from self._scan.inits()
-        yield from found or ()
+        yield from processes or ()
 
     def arrival(self, host_pid: int) -> int:
         """Start in nanoseconds since boot, or the scan's arrival."""

@@ -101,7 +101,7 @@ def load(constants: dict[str, int], *, python: str, btf: str, timeout: float, ke
 
 
 def _named(answer: dict[str, Any], descriptors: list[int]) -> Loaded:
-    names = [each["name"] for each in answer["maps"]], answer["programs"], answer["links"]
+    names = [kernel_map["name"] for kernel_map in answer["maps"]], answer["programs"], answer["links"]
     named, fds = sum(map(len, names)), iter(descriptors)
     if named != len(descriptors):
         for fd in descriptors:

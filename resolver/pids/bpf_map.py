@@ -75,7 +75,7 @@ class KernelMap:
         #: Number of living processes at the last walk.
         self.living: int = self.report["seeded"]
         self._kernel = Kernel()
-        described = {each["name"]: each for each in self.report["maps"]}
+        described = {kernel_map["name"]: kernel_map for kernel_map in self.report["maps"]}
         for name, (key, value) in _MAPS.items():
             sizes_there = described[name]["key_size"], described[name]["value_size"]
             if sizes_there != (key.size, value.size):
@@ -126,16 +126,16 @@ class KernelMap:
 
     def _outwards(self, host_pid: int, start_ns: int, levels: int, key: Level) -> tuple[Level, ...] | None:
         """All levels, the host's first; None if one is missing or another process's."""
-        found = []
+        outer = []
         for level in range(levels - 1, 0, -1):
-            found.append(key)
+            outer.append(key)
             if levels == 2:
                 break  # as most have: the host's entry names it
             entry = self._processes.lookup(*key)
             if entry is None or entry[:4] != (start_ns, host_pid, level, levels):
                 return None
             key = entry[4], entry[5]
-        return ((HOST_PIDNS, host_pid), *reversed(found))
+        return ((HOST_PIDNS, host_pid), *reversed(outer))
 
     def everywhere(self, ns_pid: int) -> Iterator[int]:
         """Yield the host PID, or 0, in each namespace, the host's first."""

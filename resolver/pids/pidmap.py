@@ -83,7 +83,9 @@ class PidMap:
         """Host PIDs in these namespaces, or in all if the source knows none."""
         if not self.source.namespaced:
             return self.source.candidates(ns_pid)
-        return sorted({each for pidns in namespaces for each in self.source.candidates(ns_pid, pidns)})
+        return sorted(
+            {candidate for pidns in namespaces for candidate in self.source.candidates(ns_pid, pidns)}
+        )
 
     def inits(self) -> Mapping[int, tuple[int, int]]:
         """``{host_pid: arrival}`` of first processes; the same object until one comes or goes."""

@@ -160,7 +160,7 @@ class EventStream:
             while events < until:
                 size = receive(buffer)
                 events += 1
-                index, value, sequence, ack, what, cpu, first, second, third, fourth = unpack(buffer)
+                index, value, sequence, ack, kind, cpu, first, second, third, fourth = unpack(buffer)
                 if size < _EVENT_SIZE or index != CN_IDX_PROC or value != CN_IDX_PROC:
                     self.incomplete = True
                     continue
@@ -169,15 +169,15 @@ class EventStream:
                         self.gaps += 1
                         self.incomplete = True
                     following[cpu] = (sequence + 1) & 0xFFFFFFFF
-                if what == _FORK:  # parent's tid and tgid, child's tid and tgid; a thread's differ
+                if kind == _FORK:  # parent's tid and tgid, child's tid and tgid; a thread's differ
                     if third == fourth:
                         touch(third)
-                elif what == _EXIT:  # tid, tgid
+                elif kind == _EXIT:  # tid, tgid
                     if first == second:
                         end(first)
-                elif what == _EXEC:  # a thread that execs takes over the PID of a leader that had exited
+                elif kind == _EXEC:  # a thread that execs takes over the PID of a leader that had exited
                     self.ended.discard(second)
-                elif what == _NONE and ack == self._awaited:
+                elif kind == _NONE and ack == self._awaited:
                     self._answer = first
         finally:
             self.events = events

@@ -68,7 +68,9 @@ class ScanSource(PidSource):
             self._listing[host_pid] = self.known[host_pid].inode
 
     def _forget_others(self, listed: dict[int, int]) -> None:
-        for host_pid in [each for each, known in self.known.items() if listed.get(each) != known.inode]:
+        for host_pid in [
+            host_pid for host_pid, read in self.known.items() if listed.get(host_pid) != read.inode
+        ]:
             self._forget(host_pid)
         self._unreadable &= listed.keys()
 
@@ -84,15 +86,15 @@ class ScanSource(PidSource):
             self._unreadable.add(host_pid)
             return
         self._unreadable.discard(host_pid)
-        self.known[host_pid] = known = Known(inode, ns_pids)
-        inner = _innermost(host_pid, known)
+        self.known[host_pid] = process = Known(inode, ns_pids)
+        inner = _innermost(host_pid, process)
         self._by_inner.setdefault(inner, set()).add(host_pid)
 
     def _forget(self, host_pid: int) -> None:
-        known = self.known.pop(host_pid, None)
-        if known is None:
+        process = self.known.pop(host_pid, None)
+        if process is None:
             return
-        inner = _innermost(host_pid, known)
+        inner = _innermost(host_pid, process)
         same = self._by_inner[inner]
         same.discard(host_pid)
         if not same:
@@ -108,8 +110,8 @@ class ScanSource(PidSource):
 
     def arrival(self, host_pid: int) -> int:
         """Its directory's inode, or 0."""
-        known = self.known.get(host_pid)
-        return known.inode if known else 0
+        process = self.known.get(host_pid)
+        return process.inode if process else 0
 
     def incomplete(self) -> str:
         """Count unreadable processes."""

@@ -245,8 +245,8 @@ class Connection:
         self, body: bytes, media_type: str, status: int = 200, headers: Mapping[str, str] | None = None
     ) -> None:
         """Send a whole answer. Raises `HangUp`."""
-        known = {} if status == 304 else {"content-type": media_type, "content-length": str(len(body))}
-        self._begin(status, known | dict(headers or {}))
+        fields = {} if status == 304 else {"content-type": media_type, "content-length": str(len(body))}
+        self._begin(status, fields | dict(headers or {}))
         view = memoryview(b"" if self.method == "HEAD" else body)
         for start in range(0, len(view), _PIECE_BYTES):
             await self._send(h11.Data(data=bytes(view[start : start + _PIECE_BYTES])))

@@ -76,9 +76,9 @@ class PortCredentials:
         return self._context is not None
 
     def _refresh(self) -> None:
-        files = [each for each in (self._context, self._token) if each is not None]
-        if any([each.changed() for each in files]):  # noqa: C419 - all of them
-            self._refused("; ".join(each.why for each in files if each.why))
+        files = [file for file in (self._context, self._token) if file is not None]
+        if any([file.changed() for file in files]):  # noqa: C419 - all of them
+            self._refused("; ".join(file.why for file in files if file.why))
 
 
 def _server_context(cert: str, key: str) -> ssl.SSLContext:

@@ -207,17 +207,17 @@ class Lanes:
     def _was_late(self, about: str) -> None:
         now = time.monotonic()
         self._counters[CounterName.TOO_SLOW] += 1
-        known = self._late.get(about)
-        pause = longer(known[1] if known else 0.0, FIRST_PAUSE, LONGEST_PAUSE)
+        lateness = self._late.get(about)
+        pause = longer(lateness[1] if lateness else 0.0, FIRST_PAUSE, LONGEST_PAUSE)
         self._late[about] = now + pause, pause
         self._slow.add(about)
 
     def tidy(self) -> None:
         """Forget quick and cheap containers, and end the lanes that nothing needs."""
         now = time.monotonic()
-        self._costly = {about: known for about, known in self._costly.items() if now < known[1]}
+        self._costly = {about: entry for about, entry in self._costly.items() if now < entry[1]}
         self._late = {
-            about: known for about, known in self._late.items() if now < known[0] + 2 * LONGEST_PAUSE
+            about: entry for about, entry in self._late.items() if now < entry[0] + 2 * LONGEST_PAUSE
         }
         self._slow &= self._late.keys()
         second = self._costly or self._slow - self._apart.keys()

@@ -142,7 +142,7 @@ class Nvml:
         nvml = self._pynvml
         for version in _LIST_VERSIONS:
             try:
-                found = fetch(nvml, getattr(nvml, name + version), handle)
+                entries = fetch(nvml, getattr(nvml, name + version), handle)
             except nvml.NVMLError_FunctionNotFound:
                 continue
             except nvml.NVMLError_NotSupported:
@@ -152,10 +152,10 @@ class Nvml:
                     raise
                 return None
             memory: dict[int, int | None] = {}
-            for entry in found:
+            for entry in entries:
                 if entry.pid > 0:  # drivers sometimes list PID 0
-                    known, used = memory.get(entry.pid, 0), entry.usedGpuMemory
+                    known_memory, used = memory.get(entry.pid, 0), entry.usedGpuMemory
                     # In MIG mode a process is listed once for each of its instances.
-                    memory[entry.pid] = None if known is None or used is None else known + used
+                    memory[entry.pid] = None if known_memory is None or used is None else known_memory + used
             return memory
         return without

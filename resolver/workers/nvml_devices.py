@@ -96,7 +96,7 @@ class DeviceReader:
 
     def xids(self) -> list[list[Any]]:
         """``[UUID, XID, count]`` of errors since the last look."""
-        now, found = time.monotonic(), dict[tuple[str, int], int]()
+        now, counts = time.monotonic(), dict[tuple[str, int], int]()
         if self._events is None or now < self._next_look:
             return []
         self._next_look = now + _LOOK_SECONDS
@@ -105,11 +105,11 @@ class DeviceReader:
             for _ in range(_AT_ONCE):
                 event = nvml.nvmlEventSetWait_v2(self._events, 0)
                 key = nvml.nvmlDeviceGetUUID(event.device), event.eventData
-                found[key] = found.get(key, 0) + 1
+                counts[key] = counts.get(key, 0) + 1
         except nvml.NVMLError as error:
             if error.value != nvml.NVML_ERROR_TIMEOUT:
                 self.close()  # e.g. a GPU is lost; recreated with the next reading of GPUs
-        return [[uuid, xid, count] for (uuid, xid), count in found.items()]
+        return [[uuid, xid, count] for (uuid, xid), count in counts.items()]
 
     def close(self) -> None:
         """Free the set of events, before the library's shutdown."""
@@ -179,18 +179,18 @@ class DeviceReader:
 
     def _nvlinks(self, handle: Any) -> dict[str, int]:
         """Count the active NVLinks by the PCI address at their other end: a GPU's, or a switch's."""
-        nvml, found = self._nvml, dict[str, int]()
+        nvml, counts = self._nvml, dict[str, int]()
         for link in range(_NVLINKS):
             try:
                 if nvml.nvmlDeviceGetNvLinkState(handle, link):
                     place = nvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link)
                     address = pci_address(place.busId) or "unknown"
-                    found[address] = found.get(address, 0) + 1
+                    counts[address] = counts.get(address, 0) + 1
             except (nvml.NVMLError_InvalidArgument, nvml.NVMLError_NotSupported):
                 if not link:
                     raise
                 break  # that was the last one
-        return found
+        return counts
 
     def _in_mig_mode(self, handle: Any) -> bool:
         nvml = self._nvml
@@ -204,7 +204,7 @@ class DeviceReader:
 
     def _instances(self, handle: Any) -> list[dict[str, Any]]:
         nvml = self._nvml
-        found = []
+        instances = []
         for index in range(min(nvml.nvmlDeviceGetMaxMigDeviceCount(handle), _MOST_INSTANCES)):
             try:
                 instance = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
@@ -212,7 +212,7 @@ class DeviceReader:
                 continue  # no instance at this index; there may be one at the next
             total, used = self.value("memory", partial(self._memory, instance), {}) or (None, None)
             name = self.value("name", partial(nvml.nvmlDeviceGetName, instance), {}) or ""
-            found.append(
+            instances.append(
                 {
                     "uuid": nvml.nvmlDeviceGetUUID(instance),
                     "gpu_instance": nvml.nvmlDeviceGetGpuInstanceId(instance),
@@ -223,7 +223,7 @@ class DeviceReader:
                     "profile": name.partition(" MIG ")[2],
                 }
             )
-        return found
+        return instances
 
 
 def throttled(bits: int) -> list[str]:

@@ -57,14 +57,14 @@ class DeviceClock:
     def read(self, ring: Mapping[int, int], wall: int, monotonic: int) -> tuple[int, dict[str, Any]]:
         """Take the device's whole ring; return the time, and the answer's fields about it. Raises ClockUnknownError."""
         before, late = self._ring, wall if self._ring is None else monotonic + self._ahead
-        known = {at: load for at, load in ring.items() if min(abs(at - wall), abs(at - late)) <= _PLAUSIBLE}
+        near = {at: load for at, load in ring.items() if min(abs(at - wall), abs(at - late)) <= _PLAUSIBLE}
         off = max(ring) - max(wall, late)
-        if not known or off > _PLAUSIBLE:
+        if not near or off > _PLAUSIBLE:
             raise ClockUnknownError(
                 f"the driver dates its samples {off / SECOND:+.0f} s from this machine's clock: their age is unknown"
             )
-        self._ring = known
-        new = sorted(known.keys() - (before or {}).keys())
+        self._ring = near
+        new = sorted(near.keys() - (before or {}).keys())
         if before is None:
             self._ahead = wall - monotonic
             if (age := wall - new[-1]) > SECOND:
@@ -78,9 +78,9 @@ class DeviceClock:
             raise ClockUnknownError(
                 "the driver's clock was set back: for ten seconds its samples are of two times"
             )
-        recent = [load for at, load in known.items() if at > now - SECOND]
+        recent = [load for at, load in near.items() if at > now - SECOND]
         start = max((at for at in (before or {}) if at <= now), default=0)
-        periods = [[at, known[at] if known[at] <= _MOST else None] for at in new if at > start > 0]
+        periods = [[at, near[at] if near[at] <= _MOST else None] for at in new if at > start > 0]
         return now, {"idle": bool(recent) and not any(recent), "start": start, "periods": periods}
 
     def assume(self, monotonic: int, *, early: bool, recent: bool, older: Callable[[], bool]) -> None:
@@ -138,16 +138,16 @@ class Samples:
         ring = self._ring(handle)
         wall, monotonic = time.time_ns() // 1000, time.monotonic_ns() // 1000
         if ring:
-            now, found = clock.read(ring, wall, monotonic)
+            now, reading = clock.read(ring, wall, monotonic)
             newest = self._processes(call, handle, now - SECOND)
         else:
             newest = self._processes(call, handle, wall - SECOND)
             early = bool(self._processes(call, handle, wall + SECOND))
             older = lambda: bool(self._processes(call, handle, 0))  # noqa: E731
             clock.assume(monotonic, early=early, recent=bool(newest), older=older)
-            found = {}
-        start = found.get("start", 0)
-        return found | {"newest": newest, "shares": self._processes(call, handle, start) if start else {}}
+            reading = {}
+        start = reading.get("start", 0)
+        return reading | {"newest": newest, "shares": self._processes(call, handle, start) if start else {}}
 
     def _ring(self, handle: Any) -> dict[int, int]:
         """Return the device's own periods: per cent by stamp; empty if there are none."""
@@ -161,7 +161,7 @@ class Samples:
     def _processes(self, call: Fetch, handle: Any, since: int) -> dict[int, int]:
         nvml = self._nvml
         try:
-            return {each.pid: each.smUtil for each in fetch(nvml, call, handle, since)}
+            return {sample.pid: sample.smUtil for sample in fetch(nvml, call, handle, since)}
         except nvml.NVMLError as error:
             # nvidia-ml-py raises even on success when the call that asks the size finds nothing to size.
             if error.value in (nvml.NVML_SUCCESS, nvml.NVML_ERROR_NOT_FOUND):

@@ -10,10 +10,10 @@ _BUS_ID = re.compile(r"([0-9A-Fa-f]{4,8}):([0-9A-Fa-f]{2}):([0-9A-Fa-f]{2})\.([0
 
 def pci_address(bus_id: str) -> str | None:
     """Convert NVML's ``00000000:3B:00.0`` to ``0000:3b:00.0``; None if malformed."""
-    found = _BUS_ID.fullmatch(bus_id)
-    if found is None:
+    match = _BUS_ID.fullmatch(bus_id)
+    if match is None:
         return None
-    domain, bus, device, function = found.groups()
+    domain, bus, device, function = match.groups()
     return f"{int(domain, 16):04x}:{bus.lower()}:{device.lower()}.{function}"
 
 

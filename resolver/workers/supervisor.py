@@ -152,8 +152,8 @@ class WorkerProcess:
                 channel = self._channel or self._start(request.descriptors)
             except (WorkerFailed, OSError) as error:
                 waiting, self._waiting = self._waiting, deque()
-                for each in waiting:
-                    each.fail(error)
+                for pending in waiting:
+                    pending.fail(error)
                 return
             try:
                 # A thousand descriptors would not fit; callers keep below the kernel's 253 (SCM_MAX_FD).

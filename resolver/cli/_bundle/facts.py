@@ -97,7 +97,9 @@ def versions() -> Any:
         "python": sys.version,
         "executable": sys.executable,
         "libc": " ".join(platform.libc_ver()),
-        "distributions": {each.name: each.version for each in metadata.distributions()},
+        "distributions": {
+            distribution.name: distribution.version for distribution in metadata.distributions()
+        },
     }
 
 

@@ -87,9 +87,9 @@ class Redactor:
             self._learn(_FIELDS[key], value)
 
     def _learn(self, kind: str, name: str) -> None:
-        known = self._whole if kind in _WHOLE_ONLY else self._pseudonyms
-        if name and name not in known:
-            known[name] = self._next(kind)
+        pseudonyms = self._whole if kind in _WHOLE_ONLY else self._pseudonyms
+        if name and name not in pseudonyms:
+            pseudonyms[name] = self._next(kind)
             self._pattern = None
 
     def _next(self, kind: str) -> str:
@@ -101,7 +101,9 @@ class Redactor:
         documents = list(_documents(text))
         if documents:
             lines = text.lstrip().startswith("{") and len(documents) > 1
-            shown = [json.dumps(self._in_value(each), indent=None if lines else 1) for each in documents]
+            shown = [
+                json.dumps(self._in_value(document), indent=None if lines else 1) for document in documents
+            ]
             return "\n".join(shown) + "\n"
         if re.search(r"^# (HELP|TYPE) ", text, re.MULTILINE):
             return "\n".join(map(self._in_metric, text.split("\n")))
@@ -136,8 +138,8 @@ class Redactor:
         # Not within pseudonyms: a container may be called ``uuid``.
         parts = re.split(r"(<[a-z-]+-\d+>)", text)
         for number, part in enumerate(parts):
-            found = self._pattern.sub(lambda name: self._pseudonyms[name[0]], part)
-            parts[number] = part[1:-1] if number % 2 else found
+            redacted = self._pattern.sub(lambda name: self._pseudonyms[name[0]], part)
+            parts[number] = part[1:-1] if number % 2 else redacted
         return "".join(parts)
 
     def _patterns(self, text: str) -> str:

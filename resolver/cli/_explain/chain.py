@@ -112,12 +112,12 @@ def explain(documents: Documents, container: Container) -> Explained:
 
 def _processes(view: ContainerView) -> Link:
     using = len({process.host_pid for process in view.processes})
-    found = f"{using} on a GPU, {several(len(view.slots), 'slot')} in use"
+    summary = f"{using} on a GPU, {several(len(view.slots), 'slot')} in use"
     if not view.container.container_id:
         cause = "no process of it is known: it has ended, or none of its slots has an owner yet"
         fix = "kubectl get pod shows whether it runs; the slots below say what is known of each"
-        return _unknown("processes", found, cause, fix)
-    return _ok("processes", found)
+        return _unknown("processes", summary, cause, fix)
+    return _ok("processes", summary)
 
 
 def _namespace(view: ContainerView) -> Link:
@@ -132,14 +132,14 @@ def _map(view: ContainerView) -> Link:
     source = view.documents.status.source
     if view.documents.no_daemon:
         return _ok("map", f"a scan of /proc, made now: {source.processes} processes")
-    found = f"{source.name}, {source.processes} processes"
+    summary = f"{source.name}, {source.processes} processes"
     read_only = any(slot.unresolved == UnresolvedReason.NOT_WRITABLE for slot in view.documents.slots)
     if source.not_ready and not read_only:  # that breaks at the slot
         fix = f"resolver doctor --only {source.name}"
-        return _breaks("map", found, source.not_ready, fix, "not_ready")
+        return _breaks("map", summary, source.not_ready, fix, "not_ready")
     if source.incomplete:
-        return _unknown("map", found, source.incomplete, "set map_size higher", "incomplete")
-    return _ok("map", found)
+        return _unknown("map", summary, source.incomplete, "set map_size higher", "incomplete")
+    return _ok("map", summary)
 
 
 def _cache_file(view: ContainerView) -> Link:
@@ -147,18 +147,18 @@ def _cache_file(view: ContainerView) -> Link:
     rejected = [file for file in view.documents.rejected if uid and f"/{uid}_{name}/" in f"{file.path}/"]
     if view.regions:
         region = view.regions[0]
-        found = f"{region.path.rsplit('/', 1)[-1]}, layout {region.layout}"
-        found += f", and {len(view.regions) - 1} more" if len(view.regions) > 1 else ""
+        summary = f"{region.path.rsplit('/', 1)[-1]}, layout {region.layout}"
+        summary += f", and {len(view.regions) - 1} more" if len(view.regions) > 1 else ""
         if any(region.quarantined for region in view.regions):
-            return _reason("cache file", found, UnresolvedReason.QUARANTINED)
-        return _ok("cache file", found)
+            return _reason("cache file", summary, UnresolvedReason.QUARANTINED)
+        return _ok("cache file", summary)
     if rejected:
         path, why = rejected[0].path, rejected[0].reason
         return _breaks("cache file", f"{path.rsplit('/', 1)[-1]} is ignored", *why.for_terminal(path), why)
     if view.documents.missing_dirs:
-        found = f"there is no {', '.join(searched(tuple(view.documents.missing_dirs)))}"
+        summary = f"there is no {', '.join(searched(tuple(view.documents.missing_dirs)))}"
         fix = "resolver doctor --only containers_dir"
-        return _breaks("cache file", found, "HAMi keeps its cache files there", fix)
+        return _breaks("cache file", summary, "HAMi keeps its cache files there", fix)
     if view.processes:
         reason = SampleReason.NO_SHARED_REGION
         return _breaks("cache file", "it has none", *reason.for_terminal(), reason)
@@ -175,11 +175,11 @@ def _driver(view: ContainerView) -> Link:
             return _breaks("driver", driver.error, *error.for_terminal(), UnresolvedReason.DRIVER_UNKNOWN)
         return _reason("driver", policy.why, UnresolvedReason.DRIVER_UNKNOWN)
     version = driver.version or "of an unknown version"
-    found = f"{version}: hostpid must be the {view.namespace} PID ({policy.origin})"
+    summary = f"{version}: hostpid must be the {view.namespace} PID ({policy.origin})"
     if driver.error:
         cause = f"NVML does not answer: {driver.error}"
-        return _unknown("driver", found, cause, "resolver doctor --only nvml")
-    return _ok("driver", found)
+        return _unknown("driver", summary, cause, "resolver doctor --only nvml")
+    return _ok("driver", summary)
 
 
 def _reason(name: str, found: str, reason: UnresolvedReason) -> Link:
@@ -269,9 +269,9 @@ def _left(view: ContainerView, name: str, found: str, reason: str, cause: str) -
 
 def _sample(view: ContainerView, samples: Sequence[tuple[str, int | None]]) -> Link:
     unknown = [uuid for uuid, value in samples if value is None]
-    found = _per_gpu(view, samples)
+    summary = _per_gpu(view, samples)
     if not unknown:
-        return _ok("sample", f"NVML: {found}")
+        return _ok("sample", f"NVML: {summary}")
     gpu, error = view.gpus.get(unknown[0]), view.documents.status.driver.error
     if error:
         age = f" (its last answer is {view.documents.age} old)" if view.documents.age else ""
@@ -282,7 +282,7 @@ def _sample(view: ContainerView, samples: Sequence[tuple[str, int | None]]) -> L
         fix = "docs/compatibility.md#gpus says what can be had; nvidia-smi shows the GPU as a whole"
     else:
         cause, fix = "NVML has not reported this process yet", "ask again in a few seconds"
-    return _unknown("sample", f"NVML: {found}", cause, fix)
+    return _unknown("sample", f"NVML: {summary}", cause, fix)
 
 
 def _value(
@@ -291,20 +291,20 @@ def _value(
     if values and all(value is None for _, value in values):
         cause = "its layout, of January 2024, has no place for utilization"
         return _breaks("value", "sm_util: none", cause, "a newer release of HAMi's library there")
-    found = f"sm_util: {_per_gpu(view, values)}"
+    summary = f"sm_util: {_per_gpu(view, values)}"
     if slot.stuck:
         fix = "docs/troubleshooting.md#a-slot-is-stuck has a fix for each cause"
-        return _breaks("value", found, slot.stuck, fix, "stuck")
+        return _breaks("value", summary, slot.stuck, fix, "stuck")
     if not any(
         value is not None and (nvml := samples.get(uuid)) is not None and differs(value, nvml)
         for uuid, value in values
     ):
-        return _ok("value", found)
+        return _ok("value", summary)
     cause = "it differs from NVML's at this moment; HAMi's watcher takes it in at its next tick"
     if view.documents.writes:
-        return _soon("value", found, cause, "nothing: the daemon corrects a value that stays wrong")
+        return _soon("value", summary, cause, "nothing: the daemon corrects a value that stays wrong")
     fix = "explain it again: a value that stays wrong needs a daemon that writes"
-    return _unknown("value", found, cause, fix)
+    return _unknown("value", summary, cause, fix)
 
 
 def _per_gpu(view: ContainerView, values: Sequence[tuple[str, int | None]]) -> str:
@@ -314,15 +314,15 @@ def _per_gpu(view: ContainerView, values: Sequence[tuple[str, int | None]]) -> s
 
 def _end(view: ContainerView, reported: Sequence[Reported], *, whole: bool) -> Link:
     """Return the last link: the number that HAMi's monitor reports."""
-    found = "; ".join(gpu.in_words() for gpu in reported)
-    if not whole or not found:
-        return (_ok if whole else _after)("monitor", found or "nothing, for no GPU")
+    summary = "; ".join(gpu.in_words() for gpu in reported)
+    if not whole or not summary:
+        return (_ok if whole else _after)("monitor", summary or "nothing, for no GPU")
     if view.dropped:
-        return _breaks("monitor", found, f"this is a file of HAMi 2.8.1: {DROPPED_WHY}", DROPPED_FIX)
+        return _breaks("monitor", summary, f"this is a file of HAMi 2.8.1: {DROPPED_WHY}", DROPPED_FIX)
     if any(gpu.monitor != gpu.monitor_2_6 for gpu in reported):
         cause = "monitors up to HAMi 2.9 also add up values left in slots of ended processes or copies of moved ones"
-        return _left(view, "monitor", found, "", cause)
+        return _left(view, "monitor", summary, "", cause)
     if any(gpu.nvml is None for gpu in reported):
         cause = "NVML gives no value for one of the container's processes"
-        return _unknown("monitor", found, cause, "resolver doctor --only nvml")
-    return _ok("monitor", found)
+        return _unknown("monitor", summary, cause, "resolver doctor --only nvml")
+    return _ok("monitor", summary)

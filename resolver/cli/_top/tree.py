@@ -221,7 +221,11 @@ class _Places:
         )
         same = [container for container in containers if container.container_id == region.container_id]
         if not same and pod_uid and name:
-            same = [each for each in containers if (each.pod_uid, each.container_name) == (pod_uid, name)]
+            same = [
+                container
+                for container in containers
+                if (container.pod_uid, container.container_name) == (pod_uid, name)
+            ]
         return (
             Named.of(same[0]) if len(same) == 1 else Named(region.container_id or "", "", "", name, pod_uid)
         )
