@@ -99,7 +99,9 @@ class DirectoryFinder:
         if watches is None or AUTO in self.missing_dirs or any(root.shared for root in expected):
             return False
         below = (directory for root in expected for directory in root.directories.values())
-        return all(_key(root) in watches for root in expected) and all(each.path in watches for each in below)
+        return all(_key(root) in watches for root in expected) and all(
+            directory.path in watches for directory in below
+        )
 
     def wants(self) -> float:
         """Return the next refresh's time."""
@@ -130,8 +132,8 @@ class DirectoryFinder:
         for root in self._roots:
             self._refresh_root(root, now, full=full)
         if self._auto:
-            there = any(root.known and root.fd >= 0 for root in self._roots)
-            (self.missing_dirs.discard if there else self.missing_dirs.add)(AUTO)
+            any_open = any(root.known and root.fd >= 0 for root in self._roots)
+            (self.missing_dirs.discard if any_open else self.missing_dirs.add)(AUTO)
         until, visited = time.thread_time() + REFRESH_SECONDS, 0
         for directory in self._order:
             # Where containers make the entries everything is listed often, for kubelet's sake.
@@ -150,8 +152,8 @@ class DirectoryFinder:
         """Wait for lanes; True if any answered."""
         asked: list[object] = [root.listing for root in self._roots]
         for directory in self._order:
-            asked += (directory.look, *(each.reading for each in directory.candidates.values()))
-        if tasks := [each for each in asked if isinstance(each, asyncio.Task)]:
+            asked += (directory.look, *(candidate.reading for candidate in directory.candidates.values()))
+        if tasks := [directory for directory in asked if isinstance(directory, asyncio.Task)]:
             await asyncio.wait(tasks)
         return any(asked)
 
@@ -253,7 +255,7 @@ class DirectoryFinder:
                 self._forget(directory.path)
                 self._register.drop_candidates(directory)
                 self.rejected.pop(directory.path, None)
-            self._order = [each for each in self._order if each.root.directories.get(each.name) is each]
+            self._order = [name for name in self._order if name.root.directories.get(name.name) is name]
 
     def _visit(self, directory: Directory, now: float) -> None:
         for candidate in list(directory.candidates.values()):
@@ -287,9 +289,9 @@ class DirectoryFinder:
     async def _look(self, directory: Directory) -> tuple[Any, ...]:
         """Return its content from a lane, and watch it. Raises `RegionRejected`."""
         root, payer = directory.root, directory.path
-        where, name, known = _link(root), directory.name, list(directory.candidates)
+        where, name, names = _link(root), directory.name, list(directory.candidates)
         if root.shared:  # anybody may have put other files before it
-            known = list(dict.fromkeys((KAI.file, *known)))
+            names = list(dict.fromkeys((KAI.file, *names)))
         try:
             held = -1, -1
             if self._watches is not None and not self._watches_it(directory):
@@ -297,12 +299,12 @@ class DirectoryFinder:
                 fd = take(offered, *held)
                 self._watch(directory, payer, fd)
                 let_go(fd)
-            found: tuple[Any, ...] = await self._reader.ask(payer, payer, look_into, where, name, known)
+            listing: tuple[Any, ...] = await self._reader.ask(payer, payer, look_into, where, name, names)
         except (OSError, CannotKnow, WorkerFailed) as error:
             raise refusal(error) from None
-        if held[0] >= 0 and tuple(held) != tuple(found[:2]):
+        if held[0] >= 0 and tuple(held) != tuple(listing[:2]):
             self._forget(payer)
-        return found
+        return listing
 
     def _take_look(self, directory: Directory, now: float) -> None:
         if directory.look is None or not directory.look.done():
@@ -324,14 +326,14 @@ class DirectoryFinder:
                 self._forget(directory.path)
                 directory.news = True  # to be watched, too
             directory.identity = device, inode
-        there = {name: (tuple(identity), changed) for name, *identity, changed in files}
+        listed = {name: (tuple(identity), changed) for name, *identity, changed in files}
         for candidate in list(directory.candidates.values()):
-            self._register.check(directory, candidate, there.pop(candidate.name, None), now)
+            self._register.check(directory, candidate, listed.pop(candidate.name, None), now)
         room = MAX_CACHES - len(directory.candidates)
-        self._register.report_unless(complete and len(there) <= room, directory.path, MAX_ENTRIES)
-        for name in list(there)[:room]:
+        self._register.report_unless(complete and len(listed) <= room, directory.path, MAX_ENTRIES)
+        for name in list(listed)[:room]:
             candidate = directory.candidates[name] = Candidate(directory, name)
-            self._register.check(directory, candidate, there[name], now)
+            self._register.check(directory, candidate, listed[name], now)
 
     def _watches_it(self, directory: Directory) -> bool:
         return self._watches is not None and directory.path in self._watches

@@ -62,12 +62,12 @@ def look_into(_procfs: Procfs, where: str, name: str, known: list[str]) -> tuple
         info = os.fstat(fd)
         names, complete = list_caches(fd)
         files = []
-        for each in dict.fromkeys(known + names):
+        for candidate in dict.fromkeys(known + names):
             try:
-                file = os.stat(each, dir_fd=fd, follow_symlinks=False)
+                file = os.stat(candidate, dir_fd=fd, follow_symlinks=False)
             except OSError:
                 continue
-            files.append([each, file.st_dev, file.st_ino, file.st_ctime])
+            files.append([candidate, file.st_dev, file.st_ino, file.st_ctime])
         return info.st_dev, info.st_ino, files, complete
     finally:
         os.close(fd)

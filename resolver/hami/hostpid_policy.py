@@ -158,8 +158,8 @@ def contradiction(policy: HostpidPolicy) -> str:
     if policy.origin is Origin.FORCED:
         return f"--hostpid-namespace {policy.namespace} is wrong for this driver: try auto"
     other = HostpidNamespace.CONTAINER if policy.namespace is HostpidNamespace.HOST else HostpidNamespace.HOST
-    said = f"the driver's samples do not carry {policy.namespace} PIDs as its version says"
-    return f"{said}: check with make gpu-check, then set --hostpid-namespace {other}"
+    message = f"the driver's samples do not carry {policy.namespace} PIDs as its version says"
+    return f"{message}: check with make gpu-check, then set --hostpid-namespace {other}"
 
 
 def contradicted(policy: HostpidPolicy, containers: int) -> HostpidPolicy:

@@ -110,13 +110,13 @@ class MappingFinder:
     @property
     def regions(self) -> Mapping[str, SharedRegion]:
         """Current regions by name."""
-        return {name: found.region for name, found in self.found.items()}
+        return {name: mapped.region for name, mapped in self.found.items()}
 
     def wants(self) -> float:
         """Return when a check ended or the next is due."""
         if self._task is not None:
             return 0.0 if self._task.done() else self._clock() + _POLL_SECONDS
-        return min((each.retry_at for each in self._processes.values()), default=math.inf)
+        return min((process.retry_at for process in self._processes.values()), default=math.inf)
 
     def refresh(self, *, full: bool) -> RegionChanges:  # noqa: ARG002
         """Drop regions after their last process, and begin to check due processes.
@@ -132,12 +132,12 @@ class MappingFinder:
         }
         refused = {process.refused_as for process in self._processes.values()}
         self.rejected = {name: why for name, why in self.rejected.items() if name in refused}
-        for name, found in list(self.found.items()):
-            if not self._in_use(name) and not any(map(self._lives, found.processes)):
-                changes.removed.append(found.region)
+        for name, mapped in list(self.found.items()):
+            if not self._in_use(name) and not any(map(self._lives, mapped.processes)):
+                changes.removed.append(mapped.region)
                 self._drop(name)
         # A process that ended before its report needs none.
-        added = [each for each in changes.added if each.region.fd >= 0]
+        added = [process for process in changes.added if process.region.fd >= 0]
         for host_pid, arrived in wanted.items():
             if host_pid not in self._processes:
                 self._processes[host_pid] = _Process(arrived)
@@ -149,9 +149,9 @@ class MappingFinder:
             now = self._clock()
             # Those that waited longest first.
             due = sorted(
-                (each.retry_at, host_pid)
-                for host_pid, each in self._processes.items()
-                if now >= each.retry_at
+                (process.retry_at, host_pid)
+                for host_pid, process in self._processes.items()
+                if now >= process.retry_at
             )
             if due:
                 pids = [host_pid for _, host_pid in due[:MAX_LOOKS]]
@@ -175,8 +175,8 @@ class MappingFinder:
 
     def reject(self, region: SharedRegion, why: RegionRejected) -> None:
         """Close a region and retry later."""
-        found = self.found.get(region.path)
-        if found is not None and found.region is region:
+        mapped = self.found.get(region.path)
+        if mapped is not None and mapped.region is region:
             self._drop(region.path)
             if why.reason is not RegionReason.GONE:
                 self.rejected[region.path] = why.reason
@@ -229,8 +229,8 @@ class MappingFinder:
         proof = MappedFile(SuperblockPath(*place), (device, inode), container_id)
         if not await self._reader.ask(payer, payer, maps_shared, host_pid, *proof.shown):
             raise RegionRejected(RegionReason.OTHER_DEVICE, "its process holds it open, and maps another")
-        known = next((each for each in self.found.values() if each.proof.file == proof.file), None)
-        if known is None:
+        mapped = next((other for other in self.found.values() if other.proof.file == proof.file), None)
+        if mapped is None:
             self._make_room(name, container_id)
             fd = take(*await self._reader.ask(payer, payer, open_held, held))
             try:
@@ -238,15 +238,15 @@ class MappingFinder:
             except BaseException:
                 let_go(fd)
                 raise
-            known = self.found[name] = _Found(region, proof)
+            mapped = self.found[name] = _Found(region, proof)
             # The path has no pod or container name.
             ownership = Ownership(container_id or name, container_id, placement=BARE.name)
             self._changes.added.append(FoundRegion(region, ownership, Location(proof, proof.shown)))
             self.rejected.pop(name, None)
-        known.processes = {each for each in known.processes if self._lives(each)} | {process}
+        mapped.processes = {process for process in mapped.processes if self._lives(process)} | {process}
 
     def _make_room(self, name: str, container_id: str) -> None:
-        in_container = sum(found.proof.container_id == container_id for found in self.found.values())
+        in_container = sum(mapped.proof.container_id == container_id for mapped in self.found.values())
         if name in self.found or in_container >= MAX_PER_CONTAINER:
             raise RegionRejected(RegionReason.TOO_MANY_ENTRIES, "its container has other regions already")
         if len(self.found) >= min(MAX_REGIONS, self.max_regions):

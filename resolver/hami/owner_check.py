@@ -68,7 +68,7 @@ def unreadable(error: Exception) -> Unfit:
 
 def worst(reasons: Collection[UnresolvedReason]) -> UnresolvedReason:
     """Return the reason to show; without any, there is no such process."""
-    return next((each for each in _WORST_FIRST if each in reasons), UnresolvedReason.NO_SUCH_PROCESS)
+    return next((reason for reason in _WORST_FIRST if reason in reasons), UnresolvedReason.NO_SUCH_PROCESS)
 
 
 _WORST_FIRST = (
@@ -164,7 +164,7 @@ class OwnerCheck:
         name = proof.file.path.rsplit("/", 1)[-1]
         await self._reader.ask(payer, self.tenant(host_pid), describe_written, host_pid, name)
         held = await self._reader.ask(payer, ALL, written_by_name, host_pid, name)
-        places = {SuperblockPath(*each) if each else None for each in held}
+        places = {SuperblockPath(*descriptor) if descriptor else None for descriptor in held}
         if proof.file in places:
             return
         raise Unfit(
@@ -204,10 +204,10 @@ class OwnerCheck:
                 mounted[host_pid] = await self.read_directories(host_pid, payer)
             except TooLarge as error:
                 mounted[host_pid] = error  # the most expensive answer of all
-        found = mounted[host_pid]
-        if isinstance(found, TooLarge):
-            raise found
-        return found
+        directories = mounted[host_pid]
+        if isinstance(directories, TooLarge):
+            raise directories
+        return directories
 
     async def read_directories(self, host_pid: int, payer: str = "") -> frozenset[SharedDirectory]:
         """Read them without remembering."""

@@ -35,8 +35,8 @@ class Columns:
         halves, words = layout.slot_size // 4, layout.slot_size // 8
         self._halves = [slice(at // 4, None, halves) for at in (0, 4, layout.status)]
         offsets = (layout.sm_util_offset(0, device) for device in range(device_num))
-        found = [offset - layout.procs for offset in offsets if offset is not None]
-        self._words = [slice(at // 8, None, words) for at in found]
+        columns = [offset - layout.procs for offset in offsets if offset is not None]
+        self._words = [slice(at // 8, None, words) for at in columns]
 
     def of(self, data: bytes) -> tuple[bytes, ...]:
         """Extract the columns of whole consecutive slots."""
@@ -108,11 +108,11 @@ class PackedSlots:
 
     def loaded(self) -> list[int]:
         """Return indexes of slots with any load."""
-        found: set[int] = set()
+        devices: set[int] = set()
         for column, packed in zip(self._sm_util, self.columns[_HALF_COLUMNS:], strict=True):
             if packed.count(0) != len(packed):
-                found.update(index for index, value in enumerate(column) if value)
-        return sorted(found)
+                devices.update(index for index, value in enumerate(column) if value)
+        return sorted(devices)
 
     def left_behind(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return unused slots' utilization, by device in per cent: below ``proc_num``, and above."""

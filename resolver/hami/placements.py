@@ -134,5 +134,7 @@ def may_be_mounted(root: bytes) -> bool:
 def searched(containers_dir: tuple[str, ...]) -> tuple[str, ...]:
     """Return directories to search with this setting."""
     return tuple(
-        dict.fromkeys(each for path in containers_dir for each in (KNOWN_DIRS if path == AUTO else (path,)))
+        dict.fromkeys(
+            directory for path in containers_dir for directory in (KNOWN_DIRS if path == AUTO else (path,))
+        )
     )

@@ -65,16 +65,16 @@ class PodOwner:
         self, proof: PodFile, ns_pid: int, payer: str, pause: Pause
     ) -> ProcessHandle | UnresolvedReason:
         """Return the slot's owner; the caller closes the handle."""
-        found = await self._namesakes(proof, ns_pid, payer, pause)
-        if found is None:
+        namesakes = await self._namesakes(proof, ns_pid, payer, pause)
+        if namesakes is None:
             return UnresolvedReason.OVER_BUDGET  # known with the next refresh
-        users = [host_pid for host_pid, known in found.items() if proof.shown in known.files]
+        users = [host_pid for host_pid, namesake in namesakes.items() if proof.shown in namesake.files]
         if len(users) > _MOST_USERS:
             return UnresolvedReason.TOO_LARGE
         reasons = {
-            known.hidden
-            for host_pid, known in found.items()
-            if known.hidden is not None and self._may_be_at_home(host_pid, proof)
+            namesake.hidden
+            for host_pid, namesake in namesakes.items()
+            if namesake.hidden is not None and self._may_be_at_home(host_pid, proof)
         }
         own: list[ProcessHandle] = []
         try:
@@ -96,8 +96,8 @@ class PodOwner:
         if len(own) > 1 or (own and UnresolvedReason.OTHER_CONTAINER in reasons):
             reasons.add(UnresolvedReason.AMBIGUOUS)
         if not reasons:
-            there = any(known.pod_uid == proof.pod_uid for known in found.values())
-            return UnresolvedReason.NOT_MAPPED if there else UnresolvedReason.NO_SUCH_PROCESS
+            in_pod = any(namesake.pod_uid == proof.pod_uid for namesake in namesakes.values())
+            return UnresolvedReason.NOT_MAPPED if in_pod else UnresolvedReason.NO_SUCH_PROCESS
         return worst(reasons)
 
     async def _namesakes(
@@ -134,12 +134,12 @@ class PodOwner:
         try:
             container = self._container(host_pid)
             tenant = container.container_id or f"process {host_pid}"
-            found = await self._reader.ask(payer, tenant, shared_files, host_pid)
+            answer = await self._reader.ask(payer, tenant, shared_files, host_pid)
         except ProcessGone:
             return _Mapped(set())
         except UNREADABLE as error:
             return _Mapped(set(), hidden=unreadable(error).reason)
-        return _Mapped({(device, inode) for device, inode in found} & files, container.pod_uid or "")
+        return _Mapped({(device, inode) for device, inode in answer} & files, container.pod_uid or "")
 
     async def _hold(self, host_pid: int, proof: PodFile, ns_pid: int, payer: str) -> ProcessHandle:
         """Hold the owner, with everything checked while held. Raises `Unfit` and ProcessGone, if unrelated."""
@@ -150,7 +150,7 @@ class PodOwner:
             tenant = self._container(host_pid).container_id or f"process {host_pid}"
             await self._reader.ask(payer, tenant, describe_written, host_pid)
             located = await self._reader.ask(payer, ALL, written_in, host_pid, *place)
-            held = {SuperblockPath(*each) if each else None for each in located}
+            held = {SuperblockPath(*file) if file else None for file in located}
             if not held or not await self._reader.ask(payer, tenant, maps_shared, host_pid, *proof.shown):
                 if self._container(host_pid).pod_uid == proof.pod_uid:
                     raise Unfit(UnresolvedReason.NOT_MAPPED)

@@ -100,10 +100,10 @@ def library_causes(procfs: Procfs, host_pid: int, first: int | None) -> list[Byp
 
 def hami_variables(procfs: Procfs, host_pid: int, start_time: int) -> list[str]:
     """Return GPU_CORE_UTILIZATION_POLICY and CUDA_VISIBLE_DEVICES of a process that began then."""
-    found = variables(procfs, host_pid, "GPU_CORE_UTILIZATION_POLICY", "CUDA_VISIBLE_DEVICES")
+    values = variables(procfs, host_pid, "GPU_CORE_UTILIZATION_POLICY", "CUDA_VISIBLE_DEVICES")
     if procfs.start_time(host_pid) != start_time:
         raise ProcessGone(f"process {host_pid} ended, and its number is another's")
-    return [value[:_LONGEST_VARIABLE] for value in found]
+    return [value[:_LONGEST_VARIABLE] for value in values]
 
 
 def mount_causes(procfs: Procfs, host_pid: int, found: list[str]) -> list[str]:
@@ -112,7 +112,7 @@ def mount_causes(procfs: Procfs, host_pid: int, found: list[str]) -> list[str]:
     if not any(b"vgpu" in line.split(b" ", 5)[4] for line in table.split(b"\n") if b"vgpu" in line):
         return [BypassReason.NOT_MOUNTED]
     if _PRELOAD in table:
-        found = [each for each in found if each != BypassReason.NOT_PRELOADED]
+        found = [cause for cause in found if cause != BypassReason.NOT_PRELOADED]
     missing = _PRELOAD in table and _preloads_a_missing_library(f"{procfs.root}/{host_pid}/root")
     return found or [BypassReason.PRELOAD_MISSING if missing else BypassReason.NOT_LOADED]
 
@@ -157,10 +157,10 @@ def has_mount(procfs: Procfs, host_pid: int, device: str, root: str) -> bool:
 def mounts_near(procfs: Procfs, host_pid: int, device: str, path: str) -> bool:
     """Check for a mount of that directory, one above (except the root) or below."""
     return any(
-        each.device == device
-        and each.root != "/"  # as the host itself has it
-        and (f"{path}/".startswith(f"{each.root}/") or each.root.startswith(f"{path}/"))
-        for each in procfs.mounts(host_pid)
+        mount.device == device
+        and mount.root != "/"  # as the host itself has it
+        and (f"{path}/".startswith(f"{mount.root}/") or mount.root.startswith(f"{path}/"))
+        for mount in procfs.mounts(host_pid)
     )
 
 
@@ -194,11 +194,11 @@ def written_in(
     """
     inside = f"{directory.rstrip('/')}/"
     held: list[SuperblockPath | None] = []
-    for each, where in _located(procfs, host_pid, open_for_writing(procfs, host_pid)):
+    for opened, where in _located(procfs, host_pid, open_for_writing(procfs, host_pid)):
         # A path through a missing mount is usually the one at its start.
         here = where is not None and where.device == device and where.path.startswith(inside)
-        unknown = where is None and each.inode == 0
-        if (here or unknown or 0 != each.inode == inode) and where not in held:
+        unknown = where is None and opened.inode == 0
+        if (here or unknown or 0 != opened.inode == inode) and where not in held:
             held.append(where)
     return held
 
@@ -217,9 +217,9 @@ def hold_written(procfs: Procfs, host_pid: int, name: str) -> tuple[OpenFile, st
 
     The file system is unchecked: one of a tenant's may never answer.
     """
-    for each in opened_by_name(procfs, host_pid, name):
-        link = f"{procfs.root}/{host_pid}/fd/{each.number}"
-        return OpenFile(os.open(link, os.O_PATH | os.O_CLOEXEC)), each.path
+    for opened in opened_by_name(procfs, host_pid, name):
+        link = f"{procfs.root}/{host_pid}/fd/{opened.number}"
+        return OpenFile(os.open(link, os.O_PATH | os.O_CLOEXEC)), opened.path
     return None
 
 
@@ -254,9 +254,9 @@ def _located(
     """Yield each with its place; parse only needed mounts, because tenants choose their number."""
     mounts: dict[int, Mount] = {}
     if opened:
-        ids = {str(each.mount_id).encode() for each in opened}
+        ids = {str(descriptor.mount_id).encode() for descriptor in opened}
         lines = [line for line in procfs.mount_table(host_pid).split(b"\n") if line.partition(b" ")[0] in ids]
         mounts = {mount.mount_id: mount for mount in parse_mountinfo(b"\n".join(lines))}
-    for each in opened:
-        found = [mounts[each.mount_id]] if each.mount_id in mounts else []
-        yield each, superblock_path(each, found)
+    for one in opened:
+        mounts_here = [mounts[one.mount_id]] if one.mount_id in mounts else []
+        yield one, superblock_path(one, mounts_here)

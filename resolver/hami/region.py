@@ -118,10 +118,10 @@ class SharedRegion:
         """Read by a lane at ``payer``'s expense. Raises as `read` does, `TooSlow` and `WorkerFailed`."""
         where = f"/proc/{os.getpid()}/fd/{self.fd}"
         try:
-            found = await reader.ask(payer, payer, read_open, where, self.path, self._end)
+            answer = await reader.ask(payer, payer, read_open, where, self.path, self._end)
         except OSError as error:
             raise translate(error) from None
-        return self.take(*found[1:])
+        return self.take(*answer[1:])
 
     def take(self, mtime_ns: int, header: Any, numbers: Sequence[int], columns: list[str]) -> RegionView:
         """Take a view from `read_open`."""
@@ -204,7 +204,11 @@ class SharedRegion:
             count = min(_CHUNK, self._end - start)
             data = self._bytes(layout.slot_offset(start), count * layout.slot_size)
             parts.append(self._columns.of(data))
-        return parts[0] if len(parts) == 1 else tuple([b"".join(each) for each in zip(*parts, strict=True)])
+        return (
+            parts[0]
+            if len(parts) == 1
+            else tuple([b"".join(columns) for columns in zip(*parts, strict=True)])
+        )
 
     async def pieces(
         self, reader: TenantReader, payer: str, places: Sequence[tuple[int, int]]
@@ -217,20 +221,20 @@ class SharedRegion:
         except BlockingIOError:
             where = f"/proc/{os.getpid()}/fd/{self.fd}"
             try:
-                found = await reader.ask(payer, payer, pieces_of_open, where, places)
+                pieces = await reader.ask(payer, payer, pieces_of_open, where, places)
             except (ResolverError, OSError):
                 return {}
             read = [
-                (start, binascii.a2b_base64(each)) for (start, _), each in zip(places, found, strict=True)
+                (start, binascii.a2b_base64(piece)) for (start, _), piece in zip(places, pieces, strict=True)
             ]
         except OSError:
             return {}
         finally:
             self._nowait = False
         return {
-            start: each
-            for (start, each), (_, length) in zip(read, places, strict=True)
-            if len(each) == length
+            start: piece
+            for (start, piece), (_, length) in zip(read, places, strict=True)
+            if len(piece) == length
         }
 
     def dump(self) -> dict[str, Any]:
@@ -299,9 +303,11 @@ async def adopt_by(reader: TenantReader, payer: str, fd: int, path: str) -> Shar
     check_plain(info)
     if info.st_size not in layouts.FILE_SIZES:
         layouts.identify(info.st_size, b"")
-    found = await reader.ask(payer, payer, read_open, f"/proc/{os.getpid()}/fd/{fd}", path, layouts.MAX_SLOTS)
-    region = SharedRegion(fd, info, layouts.LAYOUTS[found[0]], path)
-    region.take(*found[1:])
+    answer = await reader.ask(
+        payer, payer, read_open, f"/proc/{os.getpid()}/fd/{fd}", path, layouts.MAX_SLOTS
+    )
+    region = SharedRegion(fd, info, layouts.LAYOUTS[answer[0]], path)
+    region.take(*answer[1:])
     return region
 
 

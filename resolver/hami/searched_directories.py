@@ -125,11 +125,11 @@ def list_caches(dir_fd: int) -> tuple[list[str], bool]:
 
 def may_be_searched(root: Root, info: os.stat_result, roots: Sequence[Root]) -> bool:
     """Accept an automatic directory that is no duplicate and not made by users."""
-    others = (each for each in roots if each is not root and each.fd >= 0)
-    if any(each.identity == (info.st_dev, info.st_ino) for each in others):
+    others = (tree for tree in roots if tree is not root and tree.fd >= 0)
+    if any(other.identity == (info.st_dev, info.st_ino) for other in others):
         return False
     parts = root.path.split("/")
     if parts[1] != "tmp":
         return True
     above = [os.lstat("/".join(parts[:end])) for end in range(3, len(parts) + 1)]
-    return all(stat.S_ISDIR(each.st_mode) and each.st_uid == 0 for each in above)
+    return all(stat.S_ISDIR(directory.st_mode) and directory.st_uid == 0 for directory in above)

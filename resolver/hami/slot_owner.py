@@ -77,35 +77,35 @@ class OwnerFinder:
         if proof.mount is not None and self._check.in_shared_tree(proof.mount):
             return UnresolvedReason.UNPROVEN  # whoever has the tree can mount it as the device plugin does
         search = Search(proof, ns_pid, shown, payer, pause)
-        found = await self._search_known(search)
+        findings = await self._search_known(search)
         try:
-            if found is None or self._may_be_shared(found, proof):
+            if findings is None or self._may_be_shared(findings, proof):
                 # One at a time: when a node's containers start, all would walk, and read the same mount tables.
                 async with self._walks:
-                    found = found or await self._search_known(search)
-                    if found is None or self._may_be_shared(found, proof):
-                        found = await self._walk(search, found or _Findings())
-            if rival > 0 and rival not in found.asked:
-                found.add(await self._rival(rival, search))
+                    findings = findings or await self._search_known(search)
+                    if findings is None or self._may_be_shared(findings, proof):
+                        findings = await self._walk(search, findings or _Findings())
+            if rival > 0 and rival not in findings.asked:
+                findings.add(await self._rival(rival, search))
         except BaseException:  # as in `_search`, or the daemon ends
-            if found:
-                found.close()
+            if findings:
+                findings.close()
             raise
-        if found.cut:
-            found.close()
+        if findings.cut:
+            findings.close()
             return UnresolvedReason.OVER_BUDGET
-        return self._judge(found, proof)
+        return self._judge(findings, proof)
 
     async def _owner_in_pod(
         self, proof: PodFile, ns_pid: int, payer: str, pause: Pause
     ) -> ProcessHandle | UnresolvedReason:
         """Find it among all processes with that number: all have the whole tree."""
-        found = await self._in_pod.owner(proof, ns_pid, payer, pause)
+        owner = await self._in_pod.owner(proof, ns_pid, payer, pause)
         if self._pidmap.source.incomplete():
-            if isinstance(found, ProcessHandle):
-                found.close()
+            if isinstance(owner, ProcessHandle):
+                owner.close()
             return UnresolvedReason.ACCESS_DENIED
-        return found
+        return owner
 
     def _judge(self, found: _Findings, proof: Searched) -> ProcessHandle | UnresolvedReason:
         if len(found.fitting) == 1:
@@ -169,13 +169,13 @@ class OwnerFinder:
     def _by_key(self, namespaces: frozenset[int], ns_pid: int) -> list[int]:
         """Return host PIDs with that number in those namespaces or the host's."""
         searched = namespaces | {HOST_PIDNS}
-        found = []
+        processes = []
         for host_pid in self._pidmap.candidates_in(ns_pid, searched):
             with contextlib.suppress(ProcessGone, AccessDenied):  # it is reported when it is checked
                 if self._check.pidns(host_pid) not in searched:
                     continue
-            found.append(host_pid)
-        return found
+            processes.append(host_pid)
+        return processes
 
     async def _search_known(self, search: Search) -> _Findings | None:
         """Check the processes in the container's known PID namespaces; None without any."""
@@ -209,38 +209,38 @@ class OwnerFinder:
 
     async def _rival(self, host_pid: int, search: Search) -> _Findings:
         """Check it by its present mounts; if unreadable, the search is unfinished."""
-        found = _Findings()
+        findings = _Findings()
         try:
             same = self._procfs.ns_pids(host_pid)[-1:] == (search.ns_pid,)
             if same and search.proof in await self._check.read_directories(host_pid, search.payer):
                 own = frozenset({self._check.pidns(host_pid)})
-                found = await self._search([host_pid], search, own)
-                found.cut = bool(found.hidden)
+                findings = await self._search([host_pid], search, own)
+                findings.cut = bool(findings.hidden)
         except ProcessGone:
             pass
         except (*UNREADABLE, OSError):
-            found.cut = True
-        return found
+            findings.cut = True
+        return findings
 
     async def _search(self, host_pids: list[int], search: Search, namespaces: frozenset[int]) -> _Findings:
         """Check these processes."""
-        found = _Findings()
+        findings = _Findings()
         for host_pid in host_pids:
-            found.asked.append(host_pid)
+            findings.asked.append(host_pid)
             try:
                 handle = await self._check.examine(host_pid, search, namespaces)
                 if handle is not None:
-                    found.fitting.append(handle)
+                    findings.fitting.append(handle)
             except Unfit as unfit:
-                found.seen.add(unfit.reason)
+                findings.seen.add(unfit.reason)
                 if unfit.reason in _MAY_FIT:
-                    found.hidden.append(host_pid)
+                    findings.hidden.append(host_pid)
             except ProcessGone:
                 continue  # also an unreaped zombie: it owns nothing any more
             except BaseException:  # no descriptors left: none must be lost
-                found.close()
+                findings.close()
                 raise
-        return found
+        return findings
 
     def _any_beside(self, host_pid: int, others: list[int], beside: set[str]) -> bool:
         """Check if any other may, by cgroup, be in that process's container or a sibling.

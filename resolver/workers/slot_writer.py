@@ -115,9 +115,9 @@ class Words:
 
     def swap(self, offset: int, expected: int, new: int) -> int:
         """Compare and swap; returns the previous value."""
-        found = ctypes.c_uint64(expected)
-        self._exchange(self._start + offset, ctypes.byref(found), new, _ACQ_REL, _ACQUIRE)
-        return int(found.value)
+        previous = ctypes.c_uint64(expected)
+        self._exchange(self._start + offset, ctypes.byref(previous), new, _ACQ_REL, _ACQUIRE)
+        return int(previous.value)
 
     def close(self) -> None:
         """Release everything."""
@@ -172,19 +172,19 @@ def carry_out(
     if gone():
         return OWNER_GONE, 0
     first = MARK if guarded and not new else new
-    found = words.swap(target, expected, first)
-    if found != expected:
-        return DIFFERENT, found
+    previous = words.swap(target, expected, first)
+    if previous != expected:
+        return DIFFERENT, previous
     outcome = OWNER_GONE if gone() else MOVED if guarded and not holds() else DONE
     if outcome:
-        found = words.swap(target, first, expected)
+        previous = words.swap(target, first, expected)
     elif first != new and words.swap(target, first, new) != first:
-        outcome, found = MOVED, 0  # filled in meanwhile: what stands there is not ours
+        outcome, previous = MOVED, 0  # filled in meanwhile: what stands there is not ours
     else:
         return DONE, words.load(target)
     if new == 0 and slots:
         _take_back_copies(words, slots, target, expected)
-    return outcome, found
+    return outcome, previous
 
 
 def _take_back_copies(words: Words, slots: tuple[int, ...], target: int, expected: int) -> None:
