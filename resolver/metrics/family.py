@@ -85,7 +85,8 @@ def values(record: str, records: Sequence[tuple[tuple[str, ...], Any]]) -> Itera
     for family in FAMILIES.values():
         if family.record == record:
             rows = (
-                (labels[-len(family.labels) :], getattr(each, family.attribute)) for labels, each in records
+                (labels[-len(family.labels) :], getattr(record, family.attribute))
+                for labels, record in records
             )
             factor = family.factor
             yield metric(family.name, ((labels, n if n is None else n * factor) for labels, n in rows))

@@ -103,14 +103,14 @@ class _Group:
 def devices(snapshot: Snapshot) -> dict[str, Device]:
     """Return every GPU and MIG instance that NVML knows, by UUID."""
     asked = snapshot.joined.asked
-    found = {uuid: Device(uuid, "", OK) for uuid in asked}
+    by_uuid = {uuid: Device(uuid, "", OK) for uuid in asked}
     for gpu in snapshot.inventory.gpus:
         # The last collection is newer than the inventory; a GPU absent from it has failed.
         state = OK if gpu.uuid in asked else UNSUPPORTED if gpu.samples == UNSUPPORTED else FAILED
-        found[gpu.uuid] = Device(gpu.uuid, str(gpu.device_index), state)
+        by_uuid[gpu.uuid] = Device(gpu.uuid, str(gpu.device_index), state)
         for instance in gpu.mig_instances:
-            found[instance.uuid] = Device(instance.uuid, str(gpu.device_index), UNSUPPORTED)
-    return found
+            by_uuid[instance.uuid] = Device(instance.uuid, str(gpu.device_index), UNSUPPORTED)
+    return by_uuid
 
 
 def nvml_trouble(snapshot: Snapshot, now: float, longest: float) -> Unknown | None:
@@ -123,13 +123,13 @@ def nvml_trouble(snapshot: Snapshot, now: float, longest: float) -> Unknown | No
 
 def usages(snapshot: Snapshot, trouble: Unknown | None) -> Iterator[Usage]:
     """Yield every container on every GPU that it uses or may use, once."""
-    known, joined, groups = devices(snapshot), snapshot.joined, _groups(snapshot)
+    by_uuid, joined, groups = devices(snapshot), snapshot.joined, _groups(snapshot)
     sizes = snapshot.inventory.memory()
     shared = {path for path, n in Counter(p for g in groups.values() for p in g.regions).items() if n > 1}
     for names, group in groups.items():
         counted, last_kernel = _counted(group, snapshot, shared)
         for uuid, (position, limit, core_limit) in group.devices.items():
-            device = known.get(uuid)
+            device = by_uuid.get(uuid)
             processes = group.processes.get(uuid, [])
             utilization: float | Unknown
             memory: int | Unknown
@@ -214,7 +214,7 @@ def _add_without_id(
     if not owners or any(region.container_id for region in regions):
         return
     group = groups.setdefault(names, _Group())
-    group.add((each for each in snapshot.gpu_processes if each.host_pid in owners), regions)
+    group.add((process for process in snapshot.gpu_processes if process.host_pid in owners), regions)
     group.unresolved = any(slot.unresolved is not None for slot in slots)
 
 

@@ -82,25 +82,29 @@ class _Entry:
 
     def add(self, window: Window, used: float | None, total: float, processes: list[Process]) -> None:
         """Count a window's GPU-seconds, None if unknown, of these processes; the device's are ``total``."""
-        known, unknown, memory = window.known, window.unknown, [process.memory for process in processes]
+        seconds, unknown, memory = window.known, window.unknown, [process.memory for process in processes]
         if used is None:
-            known, unknown, used = 0.0, unknown + known, 0.0
+            seconds, unknown, used = 0.0, unknown + seconds, 0.0
         estimated = used if window.used is None else 0.0
         doubtful = total if estimated or 0 < used < total else 0.0
-        new = _Sums(known + unknown, used, estimated, unknown, doubtful)
+        new = _Sums(seconds + unknown, used, estimated, unknown, doubtful)
         self.sums = _Sums(*map(sum, zip(self.sums, new, strict=True)))
-        self.byte_seconds += known * sum(each for each in memory if each is not None) * (None not in memory)
+        self.byte_seconds += (
+            seconds
+            * sum(memory_used for memory_used in memory if memory_used is not None)
+            * (None not in memory)
+        )
         if used or not processes:
             self.idle = None
-        elif known:
-            self.idle = (self.idle or 0.0) + known
+        elif seconds:
+            self.idle = (self.idle or 0.0) + seconds
         if self.sums.at - self._history[-1].at >= _CHECKPOINT_SECONDS:
             self._history.append(self.sums)
             while len(self._history) > 1 and self._history[1].at <= self.sums.at - _FIVE_MINUTES:
                 self._history.popleft()
 
     def _before(self, seconds: float, now: _Sums) -> _Sums | None:
-        return next((each for each in reversed(self._history) if each.at <= now.at - seconds), None)
+        return next((window for window in reversed(self._history) if window.at <= now.at - seconds), None)
 
     def mean(self, seconds: float) -> float | None:
         """Return the mean utilization of the last ``seconds`` and up to 10 s before; None if that is not known."""
@@ -163,18 +167,18 @@ class Accounts:
         for process in processes:
             uuid, which = process.device_uuid, (process.host_pid, process.device_uuid)
             here.setdefault(uuid, []).append(process)
-            known = self._keys.get(which) if process.no_slot in _ENDED else None
-            if known is not None:
-                keys[which] = known
+            earlier = self._keys.get(which) if process.no_slot in _ENDED else None
+            if earlier is not None:
+                keys[which] = earlier
             elif process.container_id or process.container_name:
                 keys[which] = key_of(process, uuid)
                 begin = self._times[uuid].at if uuid in self._times else now  # all of the next window counts
                 age = time.monotonic() - begin
                 self._entries.setdefault(keys[which], _Entry(process, age)).names = process
         self._keys = keys
-        there = set(keys.values())
+        present = set(keys.values())
         for key, entry in self._entries.items():
-            entry.left = 0.0 if key in there else entry.left or now
+            entry.left = 0.0 if key in present else entry.left or now
         return here
 
     def _add(
@@ -203,9 +207,9 @@ class Accounts:
         for key, entry in self._entries.items():
             if key[3] != uuid:
                 continue
-            those = of.get(key, [])
-            unknown = any(process.sm_util is None for process in those)
-            entry.add(window, None if unknown else used.get(key, 0.0), total, those)
+            members = of.get(key, [])
+            unknown = any(process.sm_util is None for process in members)
+            entry.add(window, None if unknown else used.get(key, 0.0), total, members)
             if device.power is not None and not unknown:
                 entry.joules = (entry.joules or 0.0) + (joules * used.get(key, 0.0) / total if total else 0.0)
 
@@ -215,14 +219,14 @@ class Accounts:
         """Return every container's use of every GPU, by name."""
         limits = dict(_limits(regions, containers))
         now, clock = time.monotonic(), time.time()
-        found = []
+        uses = []
         for key, entry in self._entries.items():
             limit, state = limits.get(key, (None, LimitState.NO_LIMIT))
             silence = now - self._times[key[3]].at if key[3] in self._times else 0.0
             fresh = silence <= _STALE_SECONDS
             if limit is not None and state is LimitState.IN_FORCE and fresh and entry.exceeds(limit / 100):
                 state = LimitState.EXCEEDED
-            found.append(
+            uses.append(
                 ContainerUse(
                     namespace=entry.names.namespace,
                     pod=entry.names.pod,
@@ -245,10 +249,10 @@ class Accounts:
                     xids=entry.xids,
                 )
             )
-        found.sort(
+        uses.sort(
             key=lambda use: (use.namespace or "~", use.pod or "~", use.container_name or "", use.device_uuid)
         )
-        return tuple(found)
+        return tuple(uses)
 
 
 def key_of(named: Process | Container, device_uuid: str) -> Key:

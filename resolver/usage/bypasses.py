@@ -36,24 +36,25 @@ class Bypasses:
     def note(self, processes: tuple[Process, ...]) -> None:
         """Take over one collection's processes, and begin to read a cause for each container that lacks one."""
         now = time.monotonic()
-        without = [each for each in processes if each.no_slot in _WITHOUT]
+        without = [process for process in processes if process.no_slot in _WITHOUT]
         self._since = {
-            key: self._since.get(key, now) for key in ((each.host_pid, each.device_uuid) for each in without)
+            key: self._since.get(key, now)
+            for key in ((process.host_pid, process.device_uuid) for process in without)
         }
-        there = {each.host_pid for each in without}
-        self._causes = {host_pid: causes for host_pid, causes in self._causes.items() if host_pid in there}
+        present = {process.host_pid for process in without}
+        self._causes = {host_pid: causes for host_pid, causes in self._causes.items() if host_pid in present}
         due = {
-            each.container_id: each.host_pid
-            for each in without
-            if each.container_id and each.no_slot in _HAMIS and self._lacks_causes(each, now)
+            process.container_id: process.host_pid
+            for process in without
+            if process.container_id and process.no_slot in _HAMIS and self._lacks_causes(process, now)
         }
         if due and (self._reading is None or self._reading.done()):
             self._reading = asyncio.create_task(self._read(due))
 
     def _lacks_causes(self, process: Process, now: float) -> bool:
-        known = self._causes.get(process.host_pid, (BypassReason.UNREADABLE,))
+        causes = self._causes.get(process.host_pid, (BypassReason.UNREADABLE,))
         held = now - self._since[process.host_pid, process.device_uuid] >= _HELD_SECONDS
-        return held and BypassReason.UNREADABLE in known
+        return held and BypassReason.UNREADABLE in causes
 
     async def _read(self, due: dict[str, int]) -> None:
         """Read one process of each container: a tenant with many waits longer for its own."""
@@ -61,21 +62,21 @@ class Bypasses:
             container = self._census.get(container_id)
             first = container.init_host_pid if container else None
             try:
-                found = await self._reader.ask(container_id, container_id, library_causes, host_pid, first)
-                if not set(found) & _WITHOUT_MOUNTS:
-                    found = await self._reader.ask(container_id, ALL, mount_causes, host_pid, found)
+                causes = await self._reader.ask(container_id, container_id, library_causes, host_pid, first)
+                if not set(causes) & _WITHOUT_MOUNTS:
+                    causes = await self._reader.ask(container_id, ALL, mount_causes, host_pid, causes)
             except ProcessGone:
                 continue
             except (ResolverError, OSError):
-                found = [BypassReason.UNREADABLE]
-            self._causes[host_pid] = tuple(map(BypassReason, found))
+                causes = [BypassReason.UNREADABLE]
+            self._causes[host_pid] = tuple(map(BypassReason, causes))
 
     def report(self, processes: tuple[Process, ...]) -> tuple[WithoutSlot, ...]:
         """Return the processes that have had no slot for 30 s."""
-        now, found = time.monotonic(), []
+        now, report = time.monotonic(), []
         for process in processes:
             since = self._since.get((process.host_pid, process.device_uuid))
             if since is not None and process.no_slot is not None and now - since >= _HELD_SECONDS:
                 causes = self._causes.get(process.host_pid, ())
-                found.append(WithoutSlot(process=process, since=time.time() - (now - since), causes=causes))
-        return tuple(found)
+                report.append(WithoutSlot(process=process, since=time.time() - (now - since), causes=causes))
+        return tuple(report)

@@ -112,12 +112,12 @@ class GpuUsers:
         devices = {
             uuid: replace(samples, start=0, periods=None) for uuid, samples in collection.devices.items()
         }
-        said = collection.error, devices, owners.changes
-        if said == self._said and self._all_owners:
+        state = collection.error, devices, owners.changes
+        if state == self._said and self._all_owners:
             self.joined = self.joined._replace(at=collection.at)
         else:
             self.joined = await join(collection, owners, owners.by_container(), self._procfs, self._pidmap)
-            self._said = said
+            self._said = state
             self._all_owners = all(used.no_slot is None for used in self.joined.used)
         return collection
 
@@ -142,7 +142,7 @@ class GpuUsers:
         changed, before = await self.census.refresh(*self._see()), (self._disputed, self._in_hami)
         self._disputed = dict(self._disputes())
         self._in_hami = {
-            (each.pod_uid, each.container_name) for each in self._repairer.reports() if each.pod_uid
+            (report.pod_uid, report.container_name) for report in self._repairer.reports() if report.pod_uid
         }
         if not changed and self.joined.used is self._listed and (self._disputed, self._in_hami) == before:
             return
@@ -162,7 +162,9 @@ class GpuUsers:
         for region in self._repairer.reports():
             ids = set(region.container_ids)
             if region.claim:  # a container keeps it after its last process has ended
-                ids.update(each for each in self._claimants.get(region.path, ()) if self.census.get(each))
+                ids.update(
+                    claimant for claimant in self._claimants.get(region.path, ()) if self.census.get(claimant)
+                )
                 claimants[region.path] = ids
             for container_id in sorted(ids):
                 regions.setdefault(container_id, []).append(region.path)
@@ -184,12 +186,14 @@ class GpuUsers:
 
     def _on_device(self, uuid: str) -> list[str]:
         """Return the containers with a process on a GPU, as ``<namespace>/<pod>/<container>``, or their ids."""
-        found = {
-            f"{each.namespace}/{each.pod}/{each.container_name}" if each.pod else each.container_id or ""
-            for each in self.processes
-            if each.device_uuid == uuid
+        names = {
+            f"{process.namespace}/{process.pod}/{process.container_name}"
+            if process.pod
+            else process.container_id or ""
+            for process in self.processes
+            if process.device_uuid == uuid
         }
-        return sorted(found - {""})
+        return sorted(names - {""})
 
     def _comm(self, host_pid: int) -> str:
         process, now = (host_pid, self._pidmap.arrival(host_pid)), time.monotonic()
@@ -214,7 +218,7 @@ class GpuUsers:
             names = container.pod_uid, container.container_name, container.namespace, container.pod
         pod_uid, separator, name = container_id.partition("_")
         if separator:  # it has ended, and only its slot's directory is known
-            names = pod_uid, name, *(each or None for each in self.census.pods.of(pod_uid))
+            names = pod_uid, name, *(container or None for container in self.census.pods.of(pod_uid))
         no_slot = used.no_slot
         if no_slot is SampleReason.NO_SHARED_REGION and names[:2] in self._in_hami:
             no_slot = SampleReason.NO_SLOT  # none of its slots has an owner (yet)

@@ -97,20 +97,24 @@ class Census:
             report = self._known.pop(container_id).report
             self._journal.record("container_ended", level="debug", **_about(report))
         for container_id, (host_pid, pidns) in present.items():
-            known = self._known.get(container_id)
-            if known is None or known.host_pid != host_pid or (known.looks < _LOOKS and not _named(known)):
+            container = self._known.get(container_id)
+            if (
+                container is None
+                or container.host_pid != host_pid
+                or (container.looks < _LOOKS and not _named(container))
+            ):
                 await slices.breathe()
-                await self._look(container_id, host_pid, pidns, known)
+                await self._look(container_id, host_pid, pidns, container)
         await slices.breathe()
-        for container_id, known in self._known.items():
-            namespace, pod = (name or None for name in self.pods.of(known.report.pod_uid or ""))
+        for container_id, container in self._known.items():
+            namespace, pod = (name or None for name in self.pods.of(container.report.pod_uid or ""))
             paths = tuple(regions.get(container_id, ()))
-            seen = known.report
+            seen = container.report
             if (seen.namespace, seen.pod, seen.regions) != (namespace, pod, paths):
                 report = structs.replace(seen, namespace=namespace, pod=pod, regions=paths)
-                self._known[container_id] = known._replace(report=report)
+                self._known[container_id] = container._replace(report=report)
         # Missing names may be known next time.
-        complete = all(_named(known) or known.looks >= _LOOKS for known in self._known.values())
+        complete = all(_named(container) or container.looks >= _LOOKS for container in self._known.values())
         self._made_of, self._look_again = (made_of if complete else ()), now + _LOOK_AGAIN
         return again or self.containers() != before
 
@@ -122,13 +126,13 @@ class Census:
         claims: dict[str, list[tuple[int, int | None]]] = {}
         for first in self._namespaces.made_by_runtime():
             claims.setdefault(first.container_id, []).append((first.host_pid, first.pidns))
-        found = {}
+        containers = {}
         for container_id, claim in claims.items():
-            known = self._known.get(container_id)
-            rightful = [each for each in claim if known and each[0] == known.host_pid] or claim
+            container = self._known.get(container_id)
+            rightful = [pidns for pidns in claim if container and pidns[0] == container.host_pid] or claim
             if len(rightful) == 1:
-                found[container_id] = rightful[0]
-        return found
+                containers[container_id] = rightful[0]
+        return containers
 
     async def _look(self, container_id: str, host_pid: int, pidns: int | None, known: _Known | None) -> None:
         pod_uid, runtime, name = "", "", ""
@@ -168,12 +172,12 @@ class Census:
 
     def containers(self) -> tuple[Container, ...]:
         """Return all running containers."""
-        return tuple(known.report for known in self._known.values())
+        return tuple(container.report for container in self._known.values())
 
     def get(self, container_id: str) -> Container | None:
         """Return a running container by its id."""
-        known = self._known.get(container_id)
-        return known.report if known else None
+        container = self._known.get(container_id)
+        return container.report if container else None
 
 
 def _named(known: _Known) -> bool:

@@ -89,13 +89,13 @@ class DeviceTime(Generic[K]):
             return Window(0.0, gap, 0.0)
         if device.periods is None:
             return Window(gap, 0.0, None) if gap <= _LONGEST_ESTIMATE else Window(0.0, gap, None)
-        known = used = 0.0
+        seconds_known = used = 0.0
         before, continues = device.start, self._stamp in (0, device.start)
         for stamp, load in device.periods:
             seconds, before = (stamp - before) / 1e6, stamp
             if load is not None and seconds <= _LONGEST_PERIOD:
-                known += seconds
+                seconds_known += seconds
                 used += seconds * load / 100
         self._stamp = before
-        unknown = (before - device.start) / 1e6 - known if continues else gap - known
-        return Window(known, min(max(unknown, 0.0), gap), used)
+        unknown = (before - device.start) / 1e6 - seconds_known if continues else gap - seconds_known
+        return Window(seconds_known, min(max(unknown, 0.0), gap), used)
