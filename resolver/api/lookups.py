@@ -152,7 +152,7 @@ async def _own(
             break
         for ns_pid in missing:
             processes[ns_pid] = find_own(procfs, pidmap, own, ns_pid)
-            await slices.breathe()
+            await slices.yield_if_due()
         missing = [ns_pid for ns_pid in missing if processes[ns_pid] is None]
     if missing and pidmap.source.exact() is None:
         processes |= await context.tenants_walks.run(walk_own, procfs, own, missing)

@@ -23,7 +23,7 @@ SLICE_SECONDS = 0.005
 
 
 class Slices:
-    """Time slices of a task on the loop: call `breathe` between two steps."""
+    """Time slices of a task on the loop: call `yield_if_due` between two steps."""
 
     def __init__(self, seconds: float = SLICE_SECONDS) -> None:
         self._seconds = seconds
@@ -33,12 +33,12 @@ class Slices:
         """Check if the slice has ended."""
         return time.monotonic() >= self._until
 
-    async def breathe(self) -> None:
+    async def yield_if_due(self) -> None:
         """Yield to other tasks if the slice has ended."""
         if self.over():
-            await self.give_way()
+            await self.yield_now()
 
-    async def give_way(self) -> None:
+    async def yield_now(self) -> None:
         """Yield to other tasks, and start a new slice."""
         import asyncio  # `resolver slots` pays for every import
 

@@ -20,7 +20,7 @@ class Resident:
     def __init__(self) -> None:
         self._least, self._last, self._pause, self._next = 0, 0, _FIRST, 0.0
 
-    def look(self, now: float) -> None:
+    def trim(self, now: float) -> None:
         """Take 20 us, and where there may be something to give back some milliseconds; ``now`` is on any clock."""
         if now < self._next:
             return

@@ -107,7 +107,9 @@ class KnownNamespaces:
         self._of: dict[Hashable, frozenset[int]] = {}  # answers since the last refresh
         self._epoch = -1
 
-    def read_mounts(self, directories: Callable[[int], Coroutine[Any, Any, frozenset[Hashable]]]) -> None:
+    def on_mounts_needed(
+        self, directories: Callable[[int], Coroutine[Any, Any, frozenset[Hashable]]]
+    ) -> None:
         """Identify containers by ``directories(host_pid)``, those in a process's mount table."""
         self._directories = directories
 
@@ -122,7 +124,7 @@ class KnownNamespaces:
             self._epoch = self._pidmap.refreshes
             self._of.clear()
             for _ in self.steps(*((SLICE_SECONDS, READ_SECONDS) if bounded else ())):
-                await slices.breathe()
+                await slices.yield_if_due()
         for reads in (self._first, *(() if bounded else (self._again,))):
             if isinstance(reads.task, asyncio.Task):
                 await asyncio.wait({reads.task}, timeout=_MOUNTS_SECONDS if bounded else None)
@@ -221,7 +223,7 @@ class KnownNamespaces:
                 with suppress(ProcessGone, CannotKnow, WorkerFailed):
                     directories = await self._directories(first.host_pid)
                     if directories != first.directories and self._lives(first):
-                        self._take_out(first)
+                        self._remove(first)
                         first.directories = directories
                         for directory in directories:
                             self._with.setdefault(directory, set()).add(first.pidns)
@@ -246,17 +248,17 @@ class KnownNamespaces:
     def _forget(self, known: FirstProcess) -> None:
         del self._known[known.host_pid]
         _discard(self._by_id, known.container_id, known.host_pid)
-        self._take_out(known)
+        self._remove(known)
         if self._by_pidns.get(known.pidns) is known:
             del self._by_pidns[known.pidns]
             if known.parents:
                 _discard(self._below, known.parents[-1], known.pidns)
 
-    def _take_out(self, known: FirstProcess) -> None:
+    def _remove(self, known: FirstProcess) -> None:
         for directory in known.directories:
             _discard(self._with, directory, known.pidns)
 
-    def rightful(self, container_id: str) -> FirstProcess | None:
+    def first_process_of(self, container_id: str) -> FirstProcess | None:
         """Return the container's first process made by a runtime; None if two claim the id."""
         claims = self._by_id.get(container_id, ())
         if len(claims) != 1:

@@ -171,7 +171,7 @@ class Broker:
         try:
             with peer_of(connection, self._procfs, exact=False) as peer:
                 ns_pids = self._procfs.ns_pids(peer.host_pid)
-                self._pidmap.source.look(peer.host_pid)
+                self._pidmap.source.read(peer.host_pid)
                 if not peer.alive() or not ns_pids:
                     return BrokerRefusal.ENDED
         except PeerUnknown as unknown:
@@ -223,12 +223,12 @@ def _make(directory: str) -> None:
         with contextlib.suppress(FileExistsError):
             os.mkdir(path, 0o700)
             os.chmod(path, 0o711 if last else 0o755)  # whatever the umask says
-        found = os.lstat(path)
-        writable = found.st_mode & 0o022 and (last or not found.st_mode & stat.S_ISVTX)
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != 0 or writable:
+        status = os.lstat(path)
+        writable = status.st_mode & 0o022 and (last or not status.st_mode & stat.S_ISVTX)
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != 0 or writable:
             raise UsageError(
                 f"{path} is not a directory of root's alone, so HAMi's clients would not believe what is in it: "
                 f"chown root {path} && chmod go-w {path}, or name another place with --broker"
             )
-        if last and not found.st_mode & 0o001:
+        if last and not status.st_mode & 0o001:
             raise UsageError(f"{path} may not be entered by tenants that are not root: chmod 711 {path}")

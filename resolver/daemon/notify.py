@@ -37,10 +37,10 @@ class Systemd:
     def from_environment(cls, environment: MutableMapping[str, str] = os.environ) -> Systemd | None:
         """Return the notifier, None without a service manager; hide its variables from children."""
         path = environment.pop("NOTIFY_SOCKET", "")
-        micros, whose = environment.pop("WATCHDOG_USEC", ""), environment.pop("WATCHDOG_PID", "")
+        micros, watchdog_pid = environment.pop("WATCHDOG_USEC", ""), environment.pop("WATCHDOG_PID", "")
         if not path.startswith(("/", "@")):
             return None
-        ours = micros.isdecimal() and whose in ("", str(os.getpid()))
+        ours = micros.isdecimal() and watchdog_pid in ("", str(os.getpid()))
         return cls(path, int(micros) / 1e6 if ours else None)
 
     def send(self, **fields: str | int) -> None:
@@ -77,8 +77,10 @@ def summary(snapshot: Snapshot) -> str:
         return f"waits for the end of the daemon with PID {snapshot.holder}; source {snapshot.source.name}"
     slots = f"{snapshot.slot_counts().in_use} slots in use"
     parts = [f"source {snapshot.source.name}", f"{len(snapshot.regions)} cache files", slots]
-    state, known = ", ".join(parts), list(map(str, troubles(snapshot)))
-    whole = "; ".join((state, *known))
+    state, causes = ", ".join(parts), list(map(str, troubles(snapshot)))
+    whole = "; ".join((state, *causes))
     return (
-        whole if len(whole) <= _LONGEST else f"{state}; {several(len(known), 'trouble')}: see resolver status"
+        whole
+        if len(whole) <= _LONGEST
+        else f"{state}; {several(len(causes), 'trouble')}: see resolver status"
     )

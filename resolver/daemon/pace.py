@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from resolver.base.counters import CounterName
 from resolver.state import PassSeconds
-from resolver.workers.means import Means, shortage_of
+from resolver.workers.means import Shortages, shortage_of
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -46,7 +46,7 @@ class Pace:
         self,
         counters: Counter[str],
         journal: Journal,
-        means: list[Means],
+        means: list[Shortages],
         short_of: Callable[[Shortage], None],
     ) -> None:
         self._counters, self._journal = counters, journal
@@ -74,13 +74,13 @@ class Pace:
         self, due: Callable[[], float], step: Callable[[], Awaitable[None]], hurry: asyncio.Event, name: str
     ) -> None:
         """Repeat when it is ``due`` (monotonic; called after each step), sooner on request."""
-        errors, means = 0, Means(f"the step {name}", math.inf)
+        errors, means = 0, Shortages(f"the step {name}", math.inf)
         self._means.append(means)
         while not self._stopping.is_set():
             try:
                 await step()
                 errors = 0
-                means.sufficed()
+                means.recovered()
             except Exception as error:
                 lacks = shortage_of(error.errno) if isinstance(error, OSError) else None
                 if lacks is not None:

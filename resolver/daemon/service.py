@@ -36,7 +36,7 @@ from resolver.repair.repairer import Repairer
 from resolver.usage.gpu_users import GpuUsers
 from resolver.usage.running_containers import Census
 from resolver.workers.lanes import Lanes
-from resolver.workers.means import Means, shortage_of
+from resolver.workers.means import Shortages, shortage_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
@@ -89,7 +89,7 @@ class Service:
         )
         self.snapshots.holder = holder
         self._pace = Pace(counters, journal, self.snapshots.means, self._short_of)
-        self._connections = Means("connections")
+        self._connections = Shortages("connections")
         self.snapshots.means.append(self._connections)
         self._rights = Rights(self.ladder.steps, journal) if in_charge else None
         self._sockets: ApiSockets | None = None

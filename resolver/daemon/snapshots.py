@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from resolver.pids.pidmap import PidMap
     from resolver.repair.repairer import Repairer
     from resolver.usage.gpu_users import GpuUsers
-    from resolver.workers.means import Means
+    from resolver.workers.means import Shortages
     from resolver.workers.supervisor import WorkerProcess
 
 #: Age in seconds at which a reader gets a new snapshot without a pass.
@@ -49,7 +49,7 @@ class Snapshots:
         self.holder = ""
         self.inventories = EventLog(1)
         self._known: tuple[int, str] | None = None  # the inventory's version, and NVML's failure
-        self.means: list[Means] = []  # of the daemon's steps and sockets
+        self.means: list[Shortages] = []  # of the daemon's steps and sockets
         self._reloading, self._ladder, self._pidmap = reloading, ladder, pidmap
         self._decision, self._gpus, self._repairer, self._counters = decision, gpus, repairer, counters
         self._journal = journal
@@ -65,9 +65,9 @@ class Snapshots:
     def after_collection(self) -> None:
         """Count a collection's seconds; publish a change of the inventory, or of NVML's failure."""
         self._collections.add(self._gpus.answer_seconds)
-        known = self._gpus.inventory.version, self._gpus.joined.error
-        if known != self._known:
-            self._known, self.latest = known, None
+        state = self._gpus.inventory.version, self._gpus.joined.error
+        if state != self._known:
+            self._known, self.latest = state, None
             self.inventories.publish("inventory", {})
 
     def shown(self) -> Snapshot:
@@ -82,10 +82,10 @@ class Snapshots:
         gpus, repairer, ladder = self._gpus, self._repairer, self._ladder
         source, discoveries = self._pidmap.source, repairer.found.discoveries
         workers, means = self._workers(), self.all_means()
-        lacking = next(filter(None, (each.lacking() for each in means)), "")
+        lacking = next(filter(None, (shortage.lacking() for shortage in means)), "")
         counters = self._counters.copy()
-        for each in means:
-            for shortage, count in each.counts.items():
+        for one in means:
+            for shortage, count in one.counts.items():
                 counters[CounterByReason.SHORTAGES.of(shortage)] += count
         return Snapshot(
             at=time.time(),
@@ -108,7 +108,9 @@ class Snapshots:
             inventory=gpus.inventory,
             regions=repairer.reports(),
             rejected=repairer.found.rejected(),
-            missing_dirs=tuple(sorted({path for each in discoveries for path in each.missing_dirs})),
+            missing_dirs=tuple(
+                sorted({path for discovery in discoveries for path in discovery.missing_dirs})
+            ),
             containers=gpus.containers,
             gpu_processes=gpus.processes,
             joined=gpus.joined,
@@ -132,9 +134,9 @@ class Snapshots:
     def _workers(self) -> list[WorkerProcess]:
         return [self._gpus.sampler.worker, *self._repairer.workers]
 
-    def all_means(self) -> list[Means]:
+    def all_means(self) -> list[Shortages]:
         """Return those of all parts, children included."""
-        return [*self.means, self._repairer.owners.means, *(each.means for each in self._workers())]
+        return [*self.means, self._repairer.owners.means, *(worker.means for worker in self._workers())]
 
     def _used(self) -> UsageReport:
         gpus = self._gpus

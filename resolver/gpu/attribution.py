@@ -108,7 +108,7 @@ async def join(
             place = places.get(nvml_pid)
             if place is None:
                 place = places[nvml_pid] = _place(nvml_pid, owners, hami_containers, procfs, pidmap)
-                await slices.breathe()
+                await slices.yield_if_due()
             told = device.status == OK and nvml_pid not in device.dropped
             sm_util = min(device.newest.get(nvml_pid, 0), 100) if told else None
             memory, share = (device.memory or {}).get(nvml_pid), device.shares.get(nvml_pid, 0)

@@ -245,7 +245,7 @@ class Sampler:
     async def _call(self, shape: type[A], request: dict[str, Any], limit: float | None = None) -> A:
         """Ask the worker. Raises NVML's error, if it answers with one."""
         answer = json.decode(await self.worker.request(json.encode(request), limit=limit), type=shape)
-        self.worker.means.sufficed()
+        self.worker.means.recovered()
         if not answer.error:
             return answer
         if answer.error in _OLD_VIEW and time.monotonic() >= self._next_restart:

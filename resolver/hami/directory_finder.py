@@ -187,7 +187,7 @@ class DirectoryFinder:
                 root.news = False
                 root.listing = begin(_list_root(self._reader, root), self._answered)
             if root.listing is not None:
-                self._take_listing(root, now)
+                self._apply_listing(root, now)
         except (FileNotFoundError, NotADirectoryError):
             self._drop_root(root)
             if not root.known:
@@ -198,12 +198,12 @@ class DirectoryFinder:
             self._register.report(root.path, refusal(error))
         self.missing_dirs.discard(root.path)
 
-    def _take_listing(self, root: Root, now: float) -> None:
+    def _apply_listing(self, root: Root, now: float) -> None:
         if root.listing is None or not root.listing.done():
             return
         listing, root.listing = root.listing, None
         if root.news:  # since it was listed
-            self._look_again(now, now)
+            self._list_again(now, now)
         seen, complete = listing.result()
         if root.shared:
             seen, complete = self._of_kubelet(root, seen, complete=complete), True
@@ -261,18 +261,18 @@ class DirectoryFinder:
         for candidate in list(directory.candidates.values()):
             self._register.finish(candidate, now)
         if directory.look is not None or self._begin_look(directory, now):
-            self._take_look(directory, now)
+            self._apply_directory(directory, now)
             if directory.news:  # since it was listed
-                self._look_again(now, now)
+                self._list_again(now, now)
         for candidate in directory.candidates.values():
             if candidate.reading is not None or candidate.region is not None:
                 continue
             if candidate.retry_at <= now:  # on its way to being a region, or over its budget
-                self._look_again(candidate.seen_at, now)
+                self._list_again(candidate.seen_at, now)
             else:
                 self._wants = min(self._wants, candidate.retry_at)
 
-    def _look_again(self, since: float, now: float) -> None:
+    def _list_again(self, since: float, now: float) -> None:
         self._wants = min(self._wants, now + min(max(_SOON, now - since), _LATER))
 
     def _begin_look(self, directory: Directory, now: float) -> bool:
@@ -283,10 +283,10 @@ class DirectoryFinder:
             self._wants = min(self._wants, now + _LATER)
             return False
         directory.full, directory.news, directory.look_at = False, False, math.inf
-        directory.look = begin(self._look(directory), self._answered)
+        directory.look = begin(self._list_directory(directory), self._answered)
         return True
 
-    async def _look(self, directory: Directory) -> tuple[Any, ...]:
+    async def _list_directory(self, directory: Directory) -> tuple[Any, ...]:
         """Return its content from a lane, and watch it. Raises `RegionRejected`."""
         root, payer = directory.root, directory.path
         where, name, names = _link(root), directory.name, list(directory.candidates)
@@ -306,7 +306,7 @@ class DirectoryFinder:
             self._forget(payer)
         return listing
 
-    def _take_look(self, directory: Directory, now: float) -> None:
+    def _apply_directory(self, directory: Directory, now: float) -> None:
         if directory.look is None or not directory.look.done():
             return
         look, directory.look = directory.look, None

@@ -168,7 +168,7 @@ class MappingFinder:
     async def _check(self, due: list[int]) -> None:
         slices = Slices()
         for host_pid in due:
-            await slices.breathe()
+            await slices.yield_if_due()
             process = self._processes.get(host_pid)
             if process is not None:
                 await self._check_one(host_pid, process)
@@ -206,7 +206,7 @@ class MappingFinder:
                     hold = offered.fd if isinstance(offered, OpenFile) else take_offered(offered, os.O_PATH)
                     try:
                         name = f"{container_id or 'host'}:{printable(path)}"
-                        await self._take(handle.process, hold, name, container_id)
+                        await self._add_mapping(handle.process, hold, name, container_id)
                     finally:
                         let_go(hold)
                     process.refused_as = ""
@@ -216,7 +216,7 @@ class MappingFinder:
             process.refused_as = name
             self._report(name, refusal(error))
 
-    async def _take(self, process: ProcessIdentity, hold: int, name: str, container_id: str) -> None:
+    async def _add_mapping(self, process: ProcessIdentity, hold: int, name: str, container_id: str) -> None:
         """Check, then open a held file of the process."""
         host_pid = process.host_pid
         payer = container_id or f"process {host_pid}"

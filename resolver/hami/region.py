@@ -94,7 +94,7 @@ class SharedRegion:
             self._numbers = layouts.parse_tail_start(self._pread(layouts.TAIL_START_BYTES, layout.proc_num))
             self._end = max(self._end, was, self._numbers[0])  # a move leaves its slot behind, above proc_num
             data = self._bytes(0, layout.procs + min(_CHUNK, self._end) * layout.slot_size)
-            self._take_header(data[: layout.procs])
+            self._parse_header(data[: layout.procs])
             columns = self._read_slots(data[layout.procs :])
             if self._end > self._numbers[0]:
                 self._end, columns = without_idle(columns, self._numbers[0])
@@ -188,7 +188,7 @@ class SharedRegion:
         """Read all slots next time: unseen moves may have left copies."""
         self._end = layouts.MAX_SLOTS
 
-    def _take_header(self, data: bytes) -> None:
+    def _parse_header(self, data: bytes) -> None:
         if data == self._data:
             return
         layout = self.layout

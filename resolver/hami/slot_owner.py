@@ -51,7 +51,7 @@ class OwnerFinder:
         self._reader = reader or Direct(procfs)
         self._in_pod = PodOwner(procfs, pidmap, names or ContainerNames("", ""), self._reader)
         self._index, self._check = known, OwnerCheck(procfs, pidmap, known, self._reader)
-        self._index.read_mounts(self._check.read_directories)
+        self._index.on_mounts_needed(self._check.read_directories)
         self._walks = asyncio.Lock()
 
     async def owner(
@@ -69,7 +69,7 @@ class OwnerFinder:
         is checked even in a namespace too new to be known, or that has ended around it. ``pause`` is awaited between
         processes. The caller closes the handle. A PID reused meanwhile gives NO_SUCH_PROCESS.
         """
-        pause = pause or Slices(math.inf).breathe
+        pause = pause or Slices(math.inf).yield_if_due
         if isinstance(proof, PodFile):
             return await self._owner_in_pod(proof, ns_pid, payer, pause)
         if len(self._index.of(proof)) > MAX_NAMESPACES:

@@ -102,7 +102,7 @@ class PodEvents:
         while self._kinds:
             if time.monotonic() >= read_at:
                 read_at = time.monotonic() + READ_SECONDS
-                await self._take()
+                await self._read_accounts()
             key = min(self._due(), key=lambda key: self._states[key].since, default=None)
             if key is None:
                 await asyncio.sleep(max(0.0, read_at - time.monotonic()))
@@ -118,7 +118,7 @@ class PodEvents:
                 wait = max(wait, backoff.seconds(error))
             await asyncio.sleep(wait)
 
-    async def _take(self) -> None:
+    async def _read_accounts(self) -> None:
         try:
             usage = await in_a_thread(
                 lambda: get_json("/v1/usage", self._socket_path), name="reads the accounts"

@@ -164,9 +164,9 @@ class Reporter:
             self._journal.trouble("daemon", "", "daemon_unreachable", "daemon_answers")
             self._tally.daemon_up = True
             if gpus is not None:
-                self._take(gpus)
+                self._apply_gpus(gpus)
 
-    def _take(self, gpus: Json) -> None:
+    def _apply_gpus(self, gpus: Json) -> None:
         self._gpus = gpus
         if not gpus["error"]:
             self._failing_since = None
@@ -242,10 +242,10 @@ class Reporter:
             self._hami_cordon.node = None
             self._changed("the node is gone")
         elif kind in ("ADDED", "MODIFIED"):
-            self._take_node(metadata)
+            self._apply_node(metadata)
         self._node_version = str(metadata.get("resourceVersion") or self._node_version)
 
-    def _take_node(self, metadata: Json) -> None:
+    def _apply_node(self, metadata: Json) -> None:
         self._hami_cordon.node = metadata
         owner = OwnerReference(self._plan.node, str(metadata.get("uid", "")))
         marked = cordoned(metadata) | foreign_entries(metadata)

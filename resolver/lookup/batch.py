@@ -58,7 +58,7 @@ class Batch:
         await self._live.look_for(wanted)
         kernel = self._live.pidmap.source.exact()
         for container_id, ns_pids in wanted.items():
-            init = self._live.namespaces.rightful(container_id)
+            init = self._live.namespaces.first_process_of(container_id)
             answers: Answers = {}
             rest = list(ns_pids)
             if init is not None:
@@ -78,7 +78,7 @@ class Batch:
         for ns_pid in ns_pids:
             first[ns_pid] = kernel.identity(pidns, ns_pid)
             if self._slices.over():
-                await self._slices.give_way()
+                await self._slices.yield_now()
         count = sum(identity is not None for identity in first.values())
         rest = []
         try:
@@ -95,7 +95,7 @@ class Batch:
                     else:
                         rest.append(ns_pid)
                     if self._slices.over():
-                        await self._slices.give_way()
+                        await self._slices.yield_now()
         except (ProcessGone, AccessDenied):
             answers.clear()
             return ns_pids
@@ -110,7 +110,7 @@ class Batch:
                 rest.append(ns_pid)
             else:
                 answers[ns_pid] = Hit(process.host_pid, process.start_time)
-            await self._slices.breathe()
+            await self._slices.yield_if_due()
         return rest
 
     async def _members(self, init: FirstProcess) -> Collection[int]:

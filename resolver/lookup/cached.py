@@ -41,7 +41,7 @@ class LiveLookup:
         wanted = strip_scheme(cid.strip())
         if len(wanted) != _FULL_ID or ns_pid < 1:
             return None
-        first = self.namespaces.rightful(wanted)
+        first = self.namespaces.first_process_of(wanted)
         return self.process_in(first, ns_pid) if first else None
 
     async def look_for(self, cids: Iterable[str]) -> None:
@@ -53,12 +53,12 @@ class LiveLookup:
         if self._knows(wanted):
             return
         for _ in self.namespaces.steps(_LOOK_SECONDS, _LOOK_SECONDS):
-            await slices.breathe()
+            await slices.yield_if_due()
 
     def _knows(self, container_ids: list[str]) -> bool:
         """Check if all are known: a known id stays the container's that had it first."""
         return all(
-            len(container_id) != _FULL_ID or self.namespaces.rightful(container_id)
+            len(container_id) != _FULL_ID or self.namespaces.first_process_of(container_id)
             for container_id in container_ids
         )
 

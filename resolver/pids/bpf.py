@@ -51,10 +51,10 @@ class BpfSource(PidSource):
         self._check_gaps()
         return self._scan.refreshing() if self._gaps else iter(())
 
-    def look(self, host_pid: int) -> None:
+    def read(self, host_pid: int) -> None:
         """Scan one process, while incomplete."""
         if self._gaps:
-            self._scan.look(host_pid)
+            self._scan.read(host_pid)
 
     @property
     def tend_at(self) -> float:

@@ -77,7 +77,7 @@ async def find_canary(source: PidSource) -> Canary:
             for wait in (0.0, EVENT_SECONDS):
                 await asyncio.sleep(wait)
                 for _ in source.refreshing():
-                    await slices.breathe()
+                    await slices.yield_if_due()
                 trouble = _missed(source, host_pid, ns_pid, other)
                 if not trouble:
                     break

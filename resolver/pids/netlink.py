@@ -123,12 +123,12 @@ class NetlinkSource(ScanSource):
             yield from self._list()
             return
         for host_pid in named:
-            self.look(host_pid)
+            self.read(host_pid)
             yield
 
-    def look(self, host_pid: int) -> None:
+    def read(self, host_pid: int) -> None:
         """Read one process before its event."""
-        super().look(host_pid)
+        super().read(host_pid)
         if host_pid not in self.known:
             self.stream.ended.discard(host_pid)
 

@@ -46,18 +46,18 @@ class PidMap:
             self._past.update(before.counters())
         close(before)
 
-    async def catch_up(self, slices: Slices, *, unhurried: bool = True) -> bool:
-        """Refresh the source; False if ``unhurried`` and the last refresh is recent."""
+    async def catch_up(self, slices: Slices, *, rate_limited: bool = True) -> bool:
+        """Refresh the source; False if ``rate_limited`` and the last refresh is recent."""
         # One after the other: a refresh that began before this call may lack a process that has started since.
         async with self._catching_up:
-            if unhurried and time.monotonic() < self._next_refresh:
+            if rate_limited and time.monotonic() < self._next_refresh:
                 return False
             source, spent = self.source, 0.0
             began = time.thread_time()  # on a busy machine a refresh takes long, and costs no more
             for _ in source.refreshing():
                 if slices.over():
                     spent += time.thread_time() - began
-                    await slices.give_way()
+                    await slices.yield_now()
                     began = time.thread_time()
                 if self.source is not source:
                     self.source.refresh()
@@ -66,7 +66,7 @@ class PidMap:
             self.refreshes += 1
             self._next_refresh = time.monotonic() + spent * (_REST_FACTOR - 1)
             for _ in self._list_inits():
-                await slices.breathe()
+                await slices.yield_if_due()
             return True
 
     def _list_inits(self) -> Iterator[None]:

@@ -48,7 +48,7 @@ class ScanSource(PidSource):
         for number, (host_pid, inode) in enumerate(self._procfs.each_entry()):
             listed[host_pid] = inode
             if host_pid not in self.known or self.known[host_pid].inode != inode:
-                self.look(host_pid)
+                self.read(host_pid)
                 yield
             elif number % _AT_ONCE == 0:
                 yield
@@ -56,7 +56,7 @@ class ScanSource(PidSource):
             self._listing = None
             self._forget_others(listed)
 
-    def look(self, host_pid: int) -> None:
+    def read(self, host_pid: int) -> None:
         """Read one process, unless known."""
         inode = self._procfs.inode(host_pid)  # before the status: a reuse in between shows as another inode
         if host_pid in self.known and self.known[host_pid].inode == inode:

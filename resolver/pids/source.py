@@ -31,7 +31,7 @@ class PidSource(ABC):
             pass
 
     @abstractmethod
-    def look(self, host_pid: int) -> None:
+    def read(self, host_pid: int) -> None:
         """Learn of a process, if it exists."""
 
     @property

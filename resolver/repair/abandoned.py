@@ -71,8 +71,8 @@ class Abandoned:
 
     def suspect(self, repairs: RegionRepairs) -> None:
         """Add a file with an unowned slot and no PID namespace to prove its PID free."""
-        known = self._suspects.get(repairs.region.path)
-        if known is None or known.repairs is not repairs or known.mtime_ns != repairs.region.mtime_ns:
+        suspect = self._suspects.get(repairs.region.path)
+        if suspect is None or suspect.repairs is not repairs or suspect.mtime_ns != repairs.region.mtime_ns:
             self._suspects[repairs.region.path] = _Suspect(repairs)
 
     def forget(self, path: str) -> None:
@@ -81,7 +81,9 @@ class Abandoned:
 
     def wait(self) -> float:
         """Return seconds until `judge` has work; at most 0 is now."""
-        return min((each.retry_at for each in self._suspects.values()), default=math.inf) - self._clock()
+        return (
+            min((suspect.retry_at for suspect in self._suspects.values()), default=math.inf) - self._clock()
+        )
 
     async def judge(self, *, patient: bool = True) -> list[RegionRepairs]:
         """Judge the files that are due; return regions with newly dead slots.
@@ -106,7 +108,7 @@ class Abandoned:
             if slices.over():
                 await asyncio.sleep(_REST_SECONDS if patient else 0)
                 slices = Slices()
-            await self._look_at(host_pid, unclear)
+            await self._check_process(host_pid, unclear)
         return [suspect.repairs for suspect in judged if self._conclude(suspect)]
 
     async def _unwritten(self, region: SharedRegion) -> bool:
@@ -115,7 +117,7 @@ class Abandoned:
         except (TooSlow, WorkerFailed, OSError):
             return False
 
-    async def _look_at(self, host_pid: int, suspects: list[_Suspect]) -> None:
+    async def _check_process(self, host_pid: int, suspects: list[_Suspect]) -> None:
         """Mark suspects that this process may have open."""
         if host_pid == os.getpid():
             return  # read-only, and the slot writer's descriptors are gone with each batch
@@ -148,10 +150,10 @@ class Abandoned:
         if proof.mount is None or pod_uid_of(cgroup) or parse_cgroup(cgroup):
             return True
         try:
-            found: bool = await self._reader.ask("", ALL, mounts_near, host_pid, *proof.mount)
+            mounts: bool = await self._reader.ask("", ALL, mounts_near, host_pid, *proof.mount)
         except (ProcessGone, CannotKnow, WorkerFailed, OSError):
             return True
-        return found
+        return mounts
 
     @staticmethod
     def _elsewhere(suspect: _Suspect, pod_uid: str | None) -> bool:

@@ -182,8 +182,8 @@ class Agenda:
         ``watched``: the kernel reports attaching processes. Before ``quiet_until`` (0: now) no work is expected.
         ``right``: the slot of the last process is right, and only its guess may change that.
         """
-        known = self._look(path)
-        age = now - known.attached
+        entry = self._look(path)
+        age = now - entry.attached
         if watched and age >= STARTED:
             pause = max(interval, min(quiet_until - now, QUIET_INTERVALS * interval))
         else:
@@ -192,9 +192,9 @@ class Agenda:
             pause = min(interval, often, max(_SHORTEST, age))
             if watched and right:
                 pause = max(pause, min(_GROWN, _GROWTH * age, max(interval, quiet_until - now)))
-        known.regular, known.last = now + pause, now
+        entry.regular, entry.last = now + pause, now
         if not turn:
-            known.early = inf
+            entry.early = inf
 
     def forget(self, path: str) -> None:
         """Remove a region."""

@@ -70,7 +70,7 @@ class KnownRegions:
         agenda = self.agenda
         full, by_clock = agenda.search_due(this.now)
         by_clock = by_clock or this.everything
-        if full and all(len(each.regions) < each.max_regions for each in self.discoveries):
+        if full and all(len(discovery.regions) < discovery.max_regions for discovery in self.discoveries):
             self._journal.trouble("descriptors", "", "out_of_descriptors", "means_restored")
         for discovery in self.discoveries:
             if full:
@@ -100,9 +100,9 @@ class KnownRegions:
         changes = discovery.refresh(full=full)
         for region in changes.removed:
             self.drop(region.path)
-        for found in changes.added:
-            await this.slices.breathe()
-            self._add(found)
+        for addition in changes.added:
+            await this.slices.yield_if_due()
+            self._add(addition)
         for path, why in changes.rejected:
             self._count_rejected(path, why)
 
@@ -122,7 +122,7 @@ class KnownRegions:
 
     def rejected(self) -> dict[str, RegionReason]:
         """Return reasons of skipped files, by path."""
-        return {path: why for each in self.discoveries for path, why in each.rejected.items()}
+        return {path: why for discovery in self.discoveries for path, why in discovery.rejected.items()}
 
     def reject(self, region: SharedRegion, why: RegionRejected) -> None:
         """Drop a region with an unusable file."""
@@ -201,7 +201,7 @@ class KnownRegions:
             if this.slices.over():
                 if this.patient and now - began >= _READ_SECONDS:
                     break
-                await this.slices.give_way()
+                await this.slices.yield_now()
                 now = time.monotonic()
             since = now
         return busy
@@ -213,14 +213,14 @@ class KnownRegions:
             try:
                 view = await repairs.region.read_by(reader, account)
                 repairs.sees(unread=False)
-                stirs = not repairs.closed and self._look(repairs, view, this)
+                has_work = not repairs.closed and self._look(repairs, view, this)
             except RegionRejected as why:
-                stirs = False
+                has_work = False
                 self.reject(repairs.region, why)
             except (TooSlow, WorkerFailed):
-                stirs = False
+                has_work = False
                 self.put_off(repairs, this, UnresolvedReason.TOO_SLOW)
-            if not stirs:
+            if not has_work:
                 return False
         if this.settings.hami_metrics and repairs.counts_are_due(this.now) and not repairs.closed:
             await repairs.count(reader, this.now)
@@ -231,11 +231,11 @@ class KnownRegions:
         settings, watched = this.settings, repairs.region.path in self.watches
         for state in repairs.observe(view, watched=watched):
             self._search.owners.unwatch(state)
-        stirs = repairs.stirs(
+        has_work = repairs.has_work(
             this.now, this.policy, settings.write_utilization, settings.dry_run, ahead=this.ahead
         )
-        self._looked(repairs, this, 0.0 if stirs else repairs.quiet_until())
-        return stirs or (settings.hami_metrics and repairs.counts_are_due(this.now))
+        self._looked(repairs, this, 0.0 if has_work else repairs.quiet_until())
+        return has_work or (settings.hami_metrics and repairs.counts_are_due(this.now))
 
     def _watch(self, repairs: RegionRepairs) -> None:
         """Subscribe to kernel events on the file, before it is read."""

@@ -150,7 +150,7 @@ class Writing:
             return False
         repairs.record.answered()
         if all(outcome != slot_writer.NO_MEANS for outcome, _ in slot_writer.RESULT.iter_unpack(answer)):
-            self.worker.means.sufficed()
+            self.worker.means.recovered()
         zeroed: list[int] = []  # dead slots, each as often as one of its words
         for order, (outcome, word) in zip(orders, slot_writer.RESULT.iter_unpack(answer), strict=True):
             self._written(repairs, order, outcome, word)

@@ -13,7 +13,7 @@ from resolver.base.reasons import UnresolvedReason
 from resolver.hami.process_reads import hami_variables
 from resolver.linux.cgroup import NO_CONTAINER
 from resolver.linux.procfs import ProcessHandle
-from resolver.workers.means import Means, shortage_of
+from resolver.workers.means import Shortages, shortage_of
 
 if TYPE_CHECKING:
     from resolver.containers.log_names import ContainerNames
@@ -36,7 +36,7 @@ class Owners:
         self._exits = select.epoll()
         self._watched: dict[int, tuple[RegionRepairs, OwnedSlot]] = {}  # by the handle's descriptor
         self._unregistered = set[int]()  # polled, for lack of a pidfd or of an epoll watch
-        self.means = Means("the watch over owners")
+        self.means = Shortages("the watch over owners")
         self._slots = Counter[int]()  # by host PID
         self._owners: dict[int, tuple[ProcessIdentity, ContainerCgroup, str]] = {}
         self.changes = 0  # how often one came or went
@@ -58,7 +58,7 @@ class Owners:
 
     def by_container(self) -> dict[str, int]:
         """Return an owner's host PID per container with a resolved slot."""
-        owners = ((each.container_id, host_pid) for host_pid, (_, each, _) in self._owners.items())
+        owners = ((owner.container_id, host_pid) for host_pid, (_, owner, _) in self._owners.items())
         return {container_id: host_pid for container_id, host_pid in owners if container_id}
 
     @property
@@ -81,7 +81,7 @@ class Owners:
             if owner.is_pidfd:
                 self._exits.register(owner.fd, select.EPOLLIN)
                 self._unregistered.remove(owner.fd)
-                self.means.sufficed()
+                self.means.recovered()
         except OSError as error:
             why = f"the ends of slots' owners are polled: {error.strerror}"
             self.means.refused(shortage_of(error.errno) or Shortage.WATCHES, why)
@@ -150,21 +150,21 @@ class OwnerSearch:
         """Search the owner of the slot at this index."""
         slots, payer = repairs.slots, repairs.ownership.account
         ns_pid, hostpid, _ = slots.at(index)
-        found = await self.finder.owner(repairs.proof, repairs.shown, ns_pid, payer, hostpid, pause)
+        owner = await self.finder.owner(repairs.proof, repairs.shown, ns_pid, payer, hostpid, pause)
         if repairs.closed:
-            if isinstance(found, ProcessHandle):
-                found.close()
+            if isinstance(owner, ProcessHandle):
+                owner.close()
             return
         *_, state = slots.at(index)
         if state is not None:
-            if slots.keeps_owner(state, found):
+            if slots.keeps_owner(state, owner):
                 return
             self.owners.unwatch(state)
-        if isinstance(found, ProcessHandle):
-            self._own(repairs, slots.own(index, found))
+        if isinstance(owner, ProcessHandle):
+            self._own(repairs, slots.own(index, owner))
         else:
-            slots.unowned.not_found(index, found, now)
-            self._not_found(repairs, index, found)
+            slots.unowned.not_found(index, owner, now)
+            self._not_found(repairs, index, owner)
 
     def _not_found(self, repairs: RegionRepairs, index: int, why: UnresolvedReason) -> None:
         """Decide if the slot is dead or the file may be abandoned."""
@@ -198,5 +198,7 @@ class OwnerSearch:
             owner = state.owner.process
             about = self.owners.container_id(owner.host_pid) or payer
             with contextlib.suppress(ResolverError, OSError):
-                found = await self._reader.ask(payer, about, hami_variables, owner.host_pid, owner.start_time)
-                state.knows(*found)
+                variables = await self._reader.ask(
+                    payer, about, hami_variables, owner.host_pid, owner.start_time
+                )
+                state.knows(*variables)

@@ -100,9 +100,9 @@ class RegionPlan:
                 yield order
         for state in self.right:
             yield None
-            known = state.reason is None
-            orders, calm = self._values(state, writes if known else WriteUtilization.NEVER)
-            orders = orders if known else []
+            unexplained = state.reason is None
+            orders, calm = self._values(state, writes if unexplained else WriteUtilization.NEVER)
+            orders = orders if unexplained else []
             self.calm = self.calm and calm and not orders
             yield from orders if writes is not WriteUtilization.NEVER else ()
         yield from self._zeroes() if writes is not WriteUtilization.NEVER else ()

@@ -112,17 +112,17 @@ class RegionRepairs:
     def values_changed(self, host_pids: Container[int] | None) -> bool:
         """Note new NVML values (None: of all processes); True if a slot here is affected."""
         owners = (state.owner.process.host_pid for state in self.slots.owned.values())
-        known = any(host_pids is None or host_pid in host_pids for host_pid in owners)
-        if known:
+        changed = any(host_pids is None or host_pid in host_pids for host_pid in owners)
+        if changed:
             self.unsettle()
-        return known
+        return changed
 
     def abandon(self) -> None:
         """Mark the unowned slots as dead: no process has the file open."""
         self.slots.unowned.abandon()
         self.unsettle()
 
-    def stirs(self, now: float, *inputs: object, ahead: float = 0.0) -> bool:
+    def has_work(self, now: float, *inputs: object, ahead: float = 0.0) -> bool:
         """Check for work, or a search due within ``ahead`` seconds; new ``inputs`` recheck every slot."""
         inputs = (*inputs, self._paused(now))
         if inputs != self._inputs:
@@ -200,10 +200,10 @@ class RegionRepairs:
         places = [(layout.slot_offset(slot.index), length) for slot in owned]
         if layout.last_kernel_time is not None:
             places.append((layout.last_kernel_time, 8))
-        found = await self.region.pieces(reader, self.ownership.account, places)
+        pieces = await self.region.pieces(reader, self.ownership.account, places)
         sums = [(0, 0, 0, 0)] * device_num
         for slot in owned:
-            data = found.get(layout.slot_offset(slot.index), b"")
+            data = pieces.get(layout.slot_offset(slot.index), b"")
             if int.from_bytes(data[:4], "little", signed=True) != slot.pid:
                 sums = []
                 break
@@ -211,8 +211,8 @@ class RegionRepairs:
             sums = [
                 (a + e, b + f, c + g, d + h) for (a, b, c, d), (e, f, g, h) in zip(sums, used, strict=True)
             ]
-        last_kernel = int.from_bytes(found.get(layout.last_kernel_time or 0, b""), "little")
-        self.counts = HamiCounts(tuple(Counted(*each) for each in sums), last_kernel)
+        last_kernel = int.from_bytes(pieces.get(layout.last_kernel_time or 0, b""), "little")
+        self.counts = HamiCounts(tuple(Counted(*count) for count in sums), last_kernel)
 
     def let_go(self, now: float) -> None:
         """Hold no value for a while: they changed too often."""
@@ -239,10 +239,12 @@ class RegionRepairs:
                     by_host = state.slot.hostpid == host_pid
                     self.numbers.add(HostpidNamespace.HOST if by_host else HostpidNamespace.CONTAINER)
         unable = WatcherFinding.UNABLE if findings and self.finding is WatcherFinding.UNABLE else None
-        self.finding = next((each for each in WatcherFinding if each in findings), unable)
+        self.finding = next((finding for finding in WatcherFinding if finding in findings), unable)
         if self.finding is WatcherFinding.DOUBTS and self.region.layout.name != FILLS_NOTHING:
             # With another order of GPUs than NVML's, watchers write a GPU's value into another's place.
-            orders = {each.variables[1] if each.variables else None for each in self.slots.distinguished()}
+            orders = {
+                finding.variables[1] if finding.variables else None for finding in self.slots.distinguished()
+            }
             self.finding = WatcherFinding.CONTRADICTS if orders == {""} else self.finding
 
     def blind(self, refused: Container[str]) -> set[int]:

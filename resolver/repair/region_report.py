@@ -24,9 +24,9 @@ def region_report(
     states = repairs.slots.distinguished()
     claim = repairs.ownership.claim
     owned = tuple([_slot_report(state, uuids, joined, container_id if claim else None) for state in states])
-    found = (container_id(state.owner.process.host_pid) for state in states)
+    container_ids = (container_id(state.owner.process.host_pid) for state in states)
     # Only a ResourceClaim's file has several containers; any other has its first owner's.
-    first = next(filter(None, found), "")
+    first = next(filter(None, container_ids), "")
     ids = sorted({slot.container_id for slot in owned} - {""}) if claim else [first] if first else []
     named = "" if claim else next((state.names[1] for state in states if state.names[1]), "")
     ended, moved = view.slots.left_behind()

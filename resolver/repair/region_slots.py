@@ -30,22 +30,22 @@ class RegionSlots:
         """Match a new view's slots by PID, mark ambiguous or invalid ones; return owned slots that vanished."""
         before, self.view = self.view, view
         slots, unowned = view.slots, UnownedSlots(len(view.slots))
-        found: dict[int, int] = {}  # index by PID
+        by_pid: dict[int, int] = {}  # index by PID
         twice: set[int] = set()
         for index, ns_pid in slots.in_use():
             if ns_pid <= 0:
                 unowned.set_odd(index, UnresolvedReason.INVALID_PID)
             elif ns_pid in twice:
                 unowned.set_odd(index, UnresolvedReason.AMBIGUOUS)
-            elif ns_pid in found:
+            elif ns_pid in by_pid:
                 # The same PID twice: a slot in the middle of a move, or a lie. Neither is to be written.
                 twice.add(ns_pid)
                 unowned.set_odd(index, UnresolvedReason.AMBIGUOUS)
-                unowned.set_odd(found.pop(ns_pid), UnresolvedReason.AMBIGUOUS)
+                unowned.set_odd(by_pid.pop(ns_pid), UnresolvedReason.AMBIGUOUS)
             else:
-                found[ns_pid] = index
+                by_pid[ns_pid] = index
         known = {ns_pid: index for index, ns_pid in before.slots.in_use() if index in self.unowned}
-        for ns_pid, index in found.items():
+        for ns_pid, index in by_pid.items():
             if ns_pid in self.owned:
                 self.owned[ns_pid].observe(slots[index])
             elif ns_pid in known:
@@ -55,7 +55,7 @@ class RegionSlots:
                 self.next_look = 0.0
             if ns_pid in self._twice:
                 self.next_look = 0.0
-        gone = [self.owned.pop(ns_pid) for ns_pid in self.owned.keys() - found.keys() - twice]
+        gone = [self.owned.pop(ns_pid) for ns_pid in self.owned.keys() - by_pid.keys() - twice]
         self.unowned, self._twice = unowned, twice
         return gone
 

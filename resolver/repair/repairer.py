@@ -85,8 +85,8 @@ class Repairer:
         if self.settings.mapped_regions:
 
             def users_without_slot() -> set[int]:
-                known = (None, SampleReason.PROCESS_ENDED)  # None: it owns a slot
-                return {each.host_pid for each in (self._joined or NOTHING).used if each.no_slot not in known}
+                owner = (None, SampleReason.PROCESS_ENDED)  # None: it owns a slot
+                return {use.host_pid for use in (self._joined or NOTHING).used if use.no_slot not in owner}
 
             arrival, in_use = self.pidmap.arrival, self.found.in_use
             yield MappingFinder(procfs, users_without_slot, arrival, in_use, reader=self._reader)
@@ -113,10 +113,10 @@ class Repairer:
 
         Containers with the most budget left come first.
         """
-        self._resident.look(time.monotonic())  # some 20 ms, rarely: no reason to rest after the pass
-        this = Pass(self.settings, policy, joined, self.budgets, patient=patient, everything=everything)
-        await Metered(self._pass(this), this.spend)
-        self.agenda.rest_after(this.spent, self.settings.interval, time.monotonic())
+        self._resident.trim(time.monotonic())  # some 20 ms, rarely: no reason to rest after the pass
+        current = Pass(self.settings, policy, joined, self.budgets, patient=patient, everything=everything)
+        await Metered(self._pass(current), current.spend)
+        self.agenda.rest_after(current.spent, self.settings.interval, time.monotonic())
 
     async def _pass(self, this: Pass) -> None:
         self._take_in(this)
@@ -125,11 +125,11 @@ class Repairer:
             self._reader.tidy()
         self.journal.catch_up()
         await self.found.discover(this)
-        await this.slices.breathe()
+        await this.slices.yield_if_due()
         self._take_in_ends(this)
         if self._judging is not None and not this.patient:
             await asyncio.wait({self._judging})
-        await this.slices.breathe()
+        await this.slices.yield_if_due()
         await self.turns.take(await self.found.read_due(this, self.turns.going), this)
 
     async def _refresh(self, seen: float, this: Pass) -> bool:
@@ -138,7 +138,7 @@ class Repairer:
             if self._refreshed < seen:
                 began = time.monotonic()
                 # A task of its own is not charged to any container.
-                refresh = self.pidmap.catch_up(Slices(), unhurried=this.patient)
+                refresh = self.pidmap.catch_up(Slices(), rate_limited=this.patient)
                 if not await asyncio.create_task(refresh):
                     return False
                 await asyncio.create_task(self._namespaces.catch_up(Slices(), bounded=this.patient))
@@ -203,18 +203,18 @@ class Repairer:
         """Return the next known work's monotonic time."""
         interval = self.settings.interval
         wait = interval if self.owners.polled else max(interval, self._abandoned.wait())
-        wanted = min(each.wants() for each in self.found.discoveries)
+        wanted = min(discovery.wants() for discovery in self.found.discoveries)
         return self.agenda.next_pass(wait, wanted, time.monotonic(), self.turns.going)
 
     def watchers(self) -> dict[str, int]:
         """Count containers by what their watchers show of the policy: one sample found confirms it."""
-        found: dict[str, set[str]] = {each.value: set() for each in WatcherFinding}
+        counts: dict[str, set[str]] = {finding.value: set() for finding in WatcherFinding}
         for repairs in self.regions.values():
             if repairs.finding is not None:
-                found[repairs.finding].add(repairs.ownership.account)
+                counts[repairs.finding].add(repairs.ownership.account)
         for finding in (WatcherFinding.CONTRADICTS, WatcherFinding.DOUBTS):
-            found[finding] -= found[WatcherFinding.CONFIRMS]
-        return {finding: len(accounts) for finding, accounts in found.items()}
+            counts[finding] -= counts[WatcherFinding.CONFIRMS]
+        return {finding: len(accounts) for finding, accounts in counts.items()}
 
     def numbers(self) -> Counter[HostpidNamespace]:
         """Count containers by the number with which their watchers found samples."""
@@ -232,7 +232,7 @@ class Repairer:
     def hami_counts(self) -> dict[str, HamiCounts]:
         """Return HAMi-core's counts by path, as far as read."""
         counts = {path: repairs.counts for path, repairs in self.regions.items()}
-        return {path: each for path, each in counts.items() if each is not None}
+        return {path: count for path, count in counts.items() if count is not None}
 
     def reports(self) -> tuple[RegionReport, ...]:
         """Return every region's report, as of its last turn."""

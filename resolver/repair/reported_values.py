@@ -33,7 +33,7 @@ _MOST = 100  # per cent
 _ABSENCES = 2  # answers in a row
 _PEACE = 2  # answers in a row at which a watcher was right by itself
 #: Seconds after which a value that is contested, or wrong and not written, is reported.
-TOLD_AFTER = 3.0
+REPORTED_AFTER = 3.0
 _NEVER = float("-inf")
 
 
@@ -110,7 +110,7 @@ class ReportedValue:
         self.see(present, now)
         self._weigh(actual, new=new, idle=idle)
         if new and self.contested:
-            self._make_peace(actual, now)
+            self._note_right_answer(actual, now)
         if self._grows(before, present, actual, new=new, now=now) or present > MARK:
             self._contest(now)
         if present == actual or (not self.ours and not differs(present, actual)):
@@ -146,13 +146,13 @@ class ReportedValue:
 
     def undoes(self, now: float) -> bool:
         """Check if a watcher has set it to 0 against NVML for long enough to be reported."""
-        return self.contested and not self.fault and now - self.contested_since >= TOLD_AFTER
+        return self.contested and not self.fault and now - self.contested_since >= REPORTED_AFTER
 
     def _contest(self, now: float) -> None:
         if not self.contested:
             self.contested, self.contested_since, self.right = True, now, 0
 
-    def _make_peace(self, actual: int, now: float) -> None:
+    def _note_right_answer(self, actual: int, now: float) -> None:
         fresh = now - self.moved_at <= 2 * TWO_TICKS
         self.right = self.right + 1 if fresh and self.own and not differs(self.own, actual) else 0
         if self.right >= _PEACE:
@@ -172,7 +172,7 @@ class ReportedValue:
             return False
         return self.rising < self.moved_at and self.answered - self.rising >= TWO_TICKS
 
-    def ways(self) -> str:
+    def describe_fault(self) -> str:
         """Describe its watcher's effect."""
         if self.fault > (self.actual or 0):
             return "a watcher adds to sm_util instead of setting it, as HAMi 2.5 and 2.6 do"
@@ -183,7 +183,7 @@ class ReportedValue:
 
 def reordering(visible: str, uuids: tuple[str, ...]) -> str:
     """Explain the effect of CUDA_VISIBLE_DEVICES if it gives the GPUs another order than NVML's; empty if not."""
-    for place, entry in enumerate(each.strip() for each in visible.split(",")):
+    for place, entry in enumerate(device.strip() for device in visible.split(",")):
         by_uuid = [index for index, uuid in enumerate(uuids) if entry and uuid.startswith(entry)]
         number = int(entry) if entry.isdecimal() else by_uuid[0] if len(by_uuid) == 1 else None
         if number is None or number >= len(uuids):  # CUDA ignores the rest
@@ -244,7 +244,7 @@ class Evidence:
         if any(word.found_at > since for word in self.words.values()):
             return WatcherFinding.CONFIRMS
         undone = [device for device, word in self.words.items() if word.undoes(now)]
-        if not undone or now - since < TOLD_AFTER:
+        if not undone or now - since < REPORTED_AFTER:
             return None
         unable = all(device in blind for device in undone)
         return WatcherFinding.UNABLE if unable else WatcherFinding.DOUBTS
@@ -266,12 +266,16 @@ class Evidence:
                     f"NVML has no sample of {hostpid}, but its watcher fills in {word.seen} % after each 0, and the"
                     " GPU is busy: one of them is wrong, and no 0 is written any more"
                 )
-            if word.contested and now - word.contested_since >= TOLD_AFTER:
+            if word.contested and now - word.contested_since >= REPORTED_AFTER:
                 doubt = ""
                 if word.undoes(now) and self.finding(now) is WatcherFinding.DOUBTS and policy.namespace:
                     doubt = f"; or it works, and finds no sample of {hostpid}: {contradiction(policy)}"
-                return f"{order or word.ways()}; it is put right after each tick{'' if order else doubt}"
+                return f"{order or word.describe_fault()}; it is put right after each tick{'' if order else doubt}"
         for word in self.words.values():
-            if not word.contested and word.wrong_since is not None and now - word.wrong_since >= TOLD_AFTER:
+            if (
+                not word.contested
+                and word.wrong_since is not None
+                and now - word.wrong_since >= REPORTED_AFTER
+            ):
                 return f"it says {word.seen} % where NVML says {word.actual} %, and is not written to"
         return ""

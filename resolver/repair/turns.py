@@ -97,7 +97,7 @@ class Turns:
                 self._known.put_off(repairs, this, None)
 
     async def _turn(self, account: str, regions: list[RegionRepairs], this: Pass) -> None:
-        pause = Slices().breathe
+        pause = Slices().yield_if_due
         for repairs in regions:
             if this.over(account) and not repairs.closed:
                 self._known.put_off(repairs, this)
@@ -150,7 +150,7 @@ class Turns:
                 if len(batch) == slot_writer.MAX_ORDERS:
                     break
             elif slices.over():
-                await slices.give_way()
+                await slices.yield_now()
                 if repairs.closed:
                     return False
         more = len(batch) == slot_writer.MAX_ORDERS

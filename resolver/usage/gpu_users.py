@@ -150,7 +150,7 @@ class GpuUsers:
         slices, processes, containers = Slices(), [], self.census.containers()
         for used in self.joined.used:
             processes.append(self._process(used))
-            await slices.breathe()
+            await slices.yield_if_due()
         self.processes, self.containers = tuple(processes), containers
         old = time.monotonic() - _COMM_SECONDS
         self._comms = {process: read for process, read in self._comms.items() if read[0] > old}

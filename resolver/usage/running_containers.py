@@ -67,7 +67,7 @@ class Census:
         self._next_scan = 0.0
         self._asked: tuple[object, ...] = ()  # users and regions at the last one
         self._made_of: tuple[object, ...] = ()  # inputs of the list
-        self._look_again = 0.0
+        self._again_at = 0.0
 
     async def refresh(self, users: Mapping[str, int], regions: Mapping[str, list[str]]) -> bool:
         """Update the list; return True if anything changed, or may have: names of processes do.
@@ -80,13 +80,13 @@ class Census:
             await self._pidmap.catch_up(Slices())
         self._names.refresh()
         made_of = (self._pidmap.inits(), users, regions, self.pods.names)
-        again = now >= self._look_again
+        again = now >= self._again_at
         if made_of == self._made_of and not again:
             return False
         before = self.containers()
         slices = Slices()
         for _ in self._namespaces.steps():
-            await slices.breathe()
+            await slices.yield_if_due()
         present: dict[str, tuple[int, int | None]] = {
             cid: (host_pid, None) for cid, host_pid in users.items()
         }
@@ -103,9 +103,9 @@ class Census:
                 or container.host_pid != host_pid
                 or (container.looks < _LOOKS and not _named(container))
             ):
-                await slices.breathe()
-                await self._look(container_id, host_pid, pidns, container)
-        await slices.breathe()
+                await slices.yield_if_due()
+                await self._identify(container_id, host_pid, pidns, container)
+        await slices.yield_if_due()
         for container_id, container in self._known.items():
             namespace, pod = (name or None for name in self.pods.of(container.report.pod_uid or ""))
             paths = tuple(regions.get(container_id, ()))
@@ -115,7 +115,7 @@ class Census:
                 self._known[container_id] = container._replace(report=report)
         # Missing names may be known next time.
         complete = all(_named(container) or container.looks >= _LOOKS for container in self._known.values())
-        self._made_of, self._look_again = (made_of if complete else ()), now + _LOOK_AGAIN
+        self._made_of, self._again_at = (made_of if complete else ()), now + _LOOK_AGAIN
         return again or self.containers() != before
 
     def _by_inits(self) -> dict[str, tuple[int, int | None]]:
@@ -134,7 +134,9 @@ class Census:
                 containers[container_id] = rightful[0]
         return containers
 
-    async def _look(self, container_id: str, host_pid: int, pidns: int | None, known: _Known | None) -> None:
+    async def _identify(
+        self, container_id: str, host_pid: int, pidns: int | None, known: _Known | None
+    ) -> None:
         pod_uid, runtime, name = "", "", ""
         try:
             container = self._procfs.container(host_pid)

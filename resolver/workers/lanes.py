@@ -171,7 +171,7 @@ class Lanes:
             why = f"the {lane.name} could not work: {value[1]}"
             lane.means.refused(shortage_of(value[0]) or Shortage.MEMORY, why)
             raise WorkerFailed(why, waiting=True)
-        lane.means.sufficed()
+        lane.means.recovered()
         if error:
             raise _raised(error, value)
         return value

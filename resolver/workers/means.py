@@ -31,7 +31,7 @@ def shortage_of(code: int | None) -> Shortage | None:
     return _SHORTAGES.get(code or 0)
 
 
-class Means:
+class Shortages:
     """Shortages of one part; ``counts`` are refusals by kind, ever.
 
     One is over when the work was done, or ``seconds`` after the last refusal.
@@ -52,7 +52,7 @@ class Means:
         if self._since is None:
             self._since = self._last
 
-    def sufficed(self) -> None:
+    def recovered(self) -> None:
         """End the shortage: the work was done."""
         self._since = None
 

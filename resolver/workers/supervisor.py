@@ -20,7 +20,7 @@ from resolver.base.counters import Shortage
 from resolver.base.errors import WorkerFailed
 from resolver.base.retry import doubled
 from resolver.linux.procfs import run_delay, usage
-from resolver.workers.means import Means, shortage_of
+from resolver.workers.means import Shortages, shortage_of
 from resolver.workers.spawn import child, spawn
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class WorkerProcess:
         self.starts = 0
         self.failures = 0  # deaths, time-outs and malformed answers, ever
         self.last_failure = ""
-        self.means = Means(name)
+        self.means = Shortages(name)
         self._argv = child(module, name, rights, *paths)
         self._window, self._hello = window, hello
         self._process: subprocess.Popen[bytes] | None = None

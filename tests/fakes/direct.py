@@ -22,8 +22,8 @@ class Waiting(Direct):
         return await super().ask(payer, about, function, *arguments)
 
 
-def catch_up(pidmap: PidMap, *, unhurried: bool = False) -> bool:
-    return at_once(pidmap.catch_up(Slices(math.inf), unhurried=unhurried))
+def catch_up(pidmap: PidMap, *, rate_limited: bool = False) -> bool:
+    return at_once(pidmap.catch_up(Slices(math.inf), rate_limited=rate_limited))
 
 
 def at_once(work: Coroutine[Any, Any, _T]) -> _T:

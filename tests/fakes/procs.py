@@ -48,7 +48,7 @@ def maps(inode: int = INODE, device: str = "08:01", path: str = "/usr/local/vgpu
 def changes(source: ScanSource, look: int = 0) -> tuple[list[int], list[int]]:
     """Refresh, or look at one process: the PIDs that came, and those that went."""
     before = {host_pid: known.inode for host_pid, known in source.known.items()}
-    source.look(look) if look else source.refresh()
+    source.read(look) if look else source.refresh()
     after = {host_pid: known.inode for host_pid, known in source.known.items()}
     came = sorted(each for each, inode in after.items() if before.get(each) != inode)
     return came, sorted(each for each, inode in before.items() if after.get(each) != inode)

@@ -1,4 +1,4 @@
-"""Means of the daemon's own that others use up: it goes on if it can, says so if not, and blames no container."""
+"""Shortages of the daemon's own that others use up: it goes on if it can, says so if not, and blames no container."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def test_memory_goes_back_when_it_no_longer_grows(monkeypatch: pytest.MonkeyPatc
     resident = Resident()
     for now in range(200):
         size = 30 if now < 10 else min(60, 40 + now) if now < 150 else 31
-        resident.look(now)
+        resident.trim(now)
     tries = [after - before for before, after in itertools.pairwise(given)]
     assert 20 <= given[0] <= 26
     assert tries == sorted(tries)
@@ -38,13 +38,13 @@ LARGE_LIST = """
 from resolver.base import memory
 MIB = 1 << 20
 resident, before = memory.Resident(), memory._resident()
-resident.look(0.0)
+resident.trim(0.0)
 pinned = [[bytes(1 << 10) for _ in range(1 << 6)] for _ in range(1 << 9)]
 assert memory._resident() > before + 24 * MIB
 last = pinned[-1][-1]  # at the heap's end: without a trim what lies before it stays
 del pinned
 for now in (10.0, 20.0, 30.0):
-    resident.look(now)
+    resident.trim(now)
 assert memory._resident() < before + 4 * MIB
 assert last
 """

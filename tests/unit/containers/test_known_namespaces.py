@@ -72,7 +72,7 @@ class Room:
         self.procfs = Shown()
         self.clock: Callable[[], float] = time.monotonic
         self.index = KnownNamespaces(self.procfs, self.pidmap, lambda: self.clock())  # noqa: PLW0108 - tests exchange it
-        self.index.read_mounts(directories(lambda host_pid: frozenset({host_pid % 10})))
+        self.index.on_mounts_needed(directories(lambda host_pid: frozenset({host_pid % 10})))
 
     def lives(self, host_pids: range) -> None:
         self.source.now = {host_pid: host_pid + 7 for host_pid in host_pids}
@@ -191,7 +191,7 @@ def read_slowly(room: Room) -> list[int]:
         burn(0.001)
         return frozenset({host_pid})
 
-    room.index.read_mounts(slowly)
+    room.index.on_mounts_needed(slowly)
     return read
 
 
@@ -204,7 +204,7 @@ def test_a_mount_table_is_read_ever_more_rarely(room: Room) -> None:
         read.append(now)
         return frozenset({host_pid})
 
-    room.index.read_mounts(at)
+    room.index.on_mounts_needed(at)
     room.lives(range(1000, 1001))
     while now < 1000.0 + 7200.0:
         list(room.index.steps())
@@ -216,7 +216,7 @@ def test_a_mount_table_is_read_ever_more_rarely(room: Room) -> None:
 def test_new_process_is_read_before_hundreds_of_old_ones(room: Room) -> None:
     now = 1000.0
     room.clock = lambda: now
-    room.index.read_mounts(directories(lambda host_pid: frozenset({host_pid})))
+    room.index.on_mounts_needed(directories(lambda host_pid: frozenset({host_pid})))
     room.lives(range(1000, 1100))
     for _ in range(20):
         list(room.index.steps())
@@ -242,7 +242,7 @@ async def test_only_mounts_of_new_processes_are_awaited(room: Room) -> None:
         read.append(host_pid)
         return frozenset({host_pid})
 
-    room.index.read_mounts(slowly)
+    room.index.on_mounts_needed(slowly)
     room.lives(range(1000, 1100))
     await room.index.catch_up(Slices(), bounded=False)
     now += 600.0  # all are due again

@@ -92,7 +92,7 @@ class Room:
 
     def ask(self, proof: PodFile = PROOF) -> int | UnresolvedReason:
         """The answer in the same refresh."""
-        found = at_once(self.owner.owner(proof, 7, "", Slices(math.inf).breathe))
+        found = at_once(self.owner.owner(proof, 7, "", Slices(math.inf).yield_if_due))
         if isinstance(found, ProcessHandle):
             with found:
                 return found.process.host_pid
@@ -217,7 +217,7 @@ def test_a_process_is_read_once_for_all_files(room: Room, monkeypatch: pytest.Mo
 
     async def all_at_once() -> list[ProcessHandle | UnresolvedReason]:
         return await asyncio.gather(
-            *(room.owner.owner(each, 7, "", Slices(math.inf).breathe) for each in proofs)
+            *(room.owner.owner(each, 7, "", Slices(math.inf).yield_if_due) for each in proofs)
         )
 
     found = asyncio.run(all_at_once())

@@ -106,22 +106,22 @@ class Slow(ScanSource):
 
 def test_a_refresh_rests_five_times_as_long_as_it_took_of_a_cpu(clock: Clock) -> None:
     pidmap = PidMap(Slow(clock, 0.5, 0.5))
-    assert catch_up(pidmap, unhurried=True)
+    assert catch_up(pidmap, rate_limited=True)
     clock.now += 1.9  # 2.4 s after the last one began
-    assert not catch_up(pidmap, unhurried=True)
+    assert not catch_up(pidmap, rate_limited=True)
     assert pidmap.refreshes == 1
     assert catch_up(pidmap)  # a single pass does not wait
     clock.now += 2.1
-    assert catch_up(pidmap, unhurried=True)
+    assert catch_up(pidmap, rate_limited=True)
     assert pidmap.refreshes == 3
 
 
 def test_a_refresh_that_had_to_wait_for_a_cpu_is_not_rested_for(clock: Clock) -> None:
     """On a busy machine every other pass was without a map, and no slot was repaired in it."""
     pidmap = PidMap(Slow(clock, 1.0, 0.01))
-    assert catch_up(pidmap, unhurried=True)
+    assert catch_up(pidmap, rate_limited=True)
     clock.now += 0.05
-    assert catch_up(pidmap, unhurried=True)
+    assert catch_up(pidmap, rate_limited=True)
 
 
 _numbers = st.dictionaries(st.integers(1, 8), st.lists(st.integers(1, 4), max_size=2), max_size=8)
@@ -164,7 +164,7 @@ def test_new_source_keeps_counters_of_the_first() -> None:
     before = pidmap.arrival(100)
     pidmap.use(ScanSource(Told((100, 7))))
     assert first.closed
-    assert catch_up(pidmap, unhurried=True)
+    assert catch_up(pidmap, rate_limited=True)
     assert pidmap.source.candidates(7) == [100]
     assert pidmap.arrival(100) != before
     assert pidmap.counters() == {"lost": 3}

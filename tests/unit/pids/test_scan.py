@@ -148,7 +148,7 @@ def test_a_process_learned_during_a_listing_stays_known(
     steps = source.refreshing()
     next(steps)
     put(tmp_path, 900, 7)  # where the listing may have passed
-    source.look(900) if learn == "look" else source.refresh()
+    source.read(900) if learn == "look" else source.refresh()
     for _ in steps:
         pass
     assert 900 in source

@@ -53,7 +53,7 @@ class Life:
         due: list[int] = []
         if at.over_budget:
             repairs.slots.put_off(now)
-        elif repairs.stirs(now, at.policy, at.writes):
+        elif repairs.has_work(now, at.policy, at.writes):
             due = list(repairs.slots.due(now))
             self._find_owners(due, now, at)
             orders = self._carry_out(conflicts, now, at)

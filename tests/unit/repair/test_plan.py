@@ -254,13 +254,13 @@ def test_pending_value_is_checked_after_two_ticks(bench: Bench) -> None:
     bench.see((7, 4711, 1, (80, 0)))
     bench.own(7, 4711)
     bench.load = {(4711, "GPU-a"): 42}
-    bench.repairs.stirs(bench.now)
+    bench.repairs.has_work(bench.now)
     assert bench.plan() == []
     bench.repairs.slots.rest()
-    assert not bench.repairs.stirs(bench.now + TWO_TICKS / 2)
+    assert not bench.repairs.has_work(bench.now + TWO_TICKS / 2)
     assert bench.repairs.quiet_until() == bench.now + TWO_TICKS
     bench.now += TWO_TICKS + 0.01
-    assert bench.repairs.stirs(bench.now)
+    assert bench.repairs.has_work(bench.now)
     assert len(bench.plan()) == 1
 
 
@@ -413,11 +413,11 @@ def test_region_is_read_after_an_end_until_slot_stays_0(bench: Bench) -> None:
     bench.see((0, 4711, 0, (0, 0)))
     assert bench.plan() == []
     for seconds in (1.9, 0.2):
-        bench.repairs.stirs(bench.now)
+        bench.repairs.has_work(bench.now)
         bench.repairs.slots.rest()
         assert bench.repairs.quiet_until() == 0.0
         bench.now += seconds
-    bench.repairs.stirs(bench.now)
+    bench.repairs.has_work(bench.now)
     bench.plan()
     bench.repairs.slots.rest()
     assert bench.repairs.quiet_until() > bench.now
@@ -473,10 +473,10 @@ def test_late_writer_blames_only_repeated_lateness() -> None:
 
 def quiet(bench: Bench, *inputs: object) -> bool:
     """Whether nothing is to be done, once all that could be was."""
-    bench.repairs.stirs(bench.now, *inputs)
+    bench.repairs.has_work(bench.now, *inputs)
     assert bench.plan() == []
     bench.repairs.slots.rest()
-    return not bench.repairs.stirs(bench.now, *inputs)
+    return not bench.repairs.has_work(bench.now, *inputs)
 
 
 def test_a_region_is_quiet_until_anything_changes(bench: Bench) -> None:
@@ -484,27 +484,27 @@ def test_a_region_is_quiet_until_anything_changes(bench: Bench) -> None:
     bench.own(7, 4711)
     assert quiet(bench, HOST)
     assert bench.repairs.quiet_until() > bench.now
-    assert bench.repairs.stirs(bench.now, CONTAINER)
+    assert bench.repairs.has_work(bench.now, CONTAINER)
     assert quiet(bench, HOST)
     bench.see((7, 4711))  # read again: another view
-    assert bench.repairs.stirs(bench.now, HOST)
+    assert bench.repairs.has_work(bench.now, HOST)
     assert quiet(bench, HOST)
     bench.repairs.unsettle()
-    assert bench.repairs.stirs(bench.now, HOST)
+    assert bench.repairs.has_work(bench.now, HOST)
     assert quiet(bench, HOST)
     bench.repairs.values_changed({4712})
-    assert not bench.repairs.stirs(bench.now, HOST)
+    assert not bench.repairs.has_work(bench.now, HOST)
     bench.repairs.values_changed({4711})
-    assert bench.repairs.stirs(bench.now, HOST)
+    assert bench.repairs.has_work(bench.now, HOST)
     assert quiet(bench, HOST)
     bench.repairs._unwritable_until = bench.now + 5.0
-    assert bench.repairs.stirs(bench.now, HOST)
+    assert bench.repairs.has_work(bench.now, HOST)
     assert quiet(bench, HOST)
     bench.now += 5.0
-    assert bench.repairs.stirs(bench.now, HOST)
+    assert bench.repairs.has_work(bench.now, HOST)
     assert quiet(bench, HOST)
     assert bench.repairs.slots.ended(bench.state(7))
-    assert bench.repairs.stirs(bench.now, HOST)
+    assert bench.repairs.has_work(bench.now, HOST)
 
 
 def test_process_without_slot_needs_no_work(bench: Bench) -> None:

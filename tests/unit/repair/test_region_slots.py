@@ -27,20 +27,20 @@ def searched(bench: Bench, *ns_pids: int, times: int = EAGER_LOOKS + 2) -> None:
     for ns_pid in ns_pids:
         for _ in range(times):
             bench.miss(ns_pid)
-    bench.repairs.stirs(bench.now, HOST)
+    bench.repairs.has_work(bench.now, HOST)
     bench.plan()
     bench.repairs.slots.rest()
 
 
-def stirs(bench: Bench) -> bool:
-    return bench.repairs.stirs(bench.now, HOST)
+def has_work(bench: Bench) -> bool:
+    return bench.repairs.has_work(bench.now, HOST)
 
 
 def test_searches_are_due_in_their_time_the_last_slot_first(bench: Bench) -> None:
     bench.see((7, 0), (8, 0), (9, 0))
     assert list(bench.repairs.slots.due(0.0)) == [2, 1, 0]
     searched(bench, 7, 8, 9)
-    assert not stirs(bench)
+    assert not has_work(bench)
     assert bench.repairs.quiet_until() == bench.now + 2
     assert list(bench.repairs.slots.due(bench.now + 1.9)) == []
     assert list(bench.repairs.slots.due(bench.now + 2)) == [2, 1, 0]
@@ -58,19 +58,19 @@ def test_file_write_makes_all_slots_due(
     bench.repairs.region.start_with(3)
     view = bench.repairs.view
     bench.repairs.observe(view, watched=watched)
-    assert not stirs(bench)
+    assert not has_work(bench)
     if attached:
         bench.repairs.attached = True
     else:
         bench.repairs.region.mtime_ns += 1
     bench.repairs.observe(view, watched=watched)
-    assert stirs(bench)
+    assert has_work(bench)
     assert list(bench.repairs.slots.due(bench.now)) == [0]
     assert bench.repairs.region._end == (MAX_SLOTS if everything else 3)
     assert bench.state(8).followed is attached
     searched(bench, 7)
     bench.repairs.observe(view, watched=watched)
-    assert not stirs(bench), "once"
+    assert not has_work(bench), "once"
 
 
 def test_new_and_unique_again_slots_are_searched_at_once(bench: Bench) -> None:
@@ -92,14 +92,14 @@ def test_the_end_of_an_owner_is_looked_into_in_its_own_region(bench: Bench) -> N
         bench.own(ns_pid, host_pid)
     searched(bench)
     assert not bench.repairs.values_changed({4713})
-    assert not stirs(bench)
+    assert not has_work(bench)
     assert bench.repairs.values_changed({4712})
-    assert stirs(bench)
+    assert has_work(bench)
     searched(bench)
     state = bench.state(7)
     bench.end(7)
     assert not bench.repairs.slots.ended(state), "once"
-    assert stirs(bench)
+    assert has_work(bench)
     assert list(bench.repairs.slots.due(bench.now)) == [0]
 
 
@@ -141,7 +141,7 @@ def test_abandoned_slots_are_dead_and_checked(bench: Bench) -> None:
     bench.see((7, 0, 1, (50, 0)))
     searched(bench, 7)
     bench.repairs.abandon()
-    assert stirs(bench)
+    assert has_work(bench)
     assert [order.new for order in bench.plan()] == [0]
 
 

@@ -348,9 +348,9 @@ def quiet_life(bench: Bench, clock: Clock, files: int) -> Iterator[float]:
     """When passes are made once some containers, found at any times, have started."""
     repairer = bench.repairer
 
-    async def caught_up(slices: Slices, *, unhurried: bool = True) -> bool:
+    async def caught_up(slices: Slices, *, rate_limited: bool = True) -> bool:
         assert slices
-        return unhurried
+        return rate_limited
 
     bench.pidmap.catch_up = caught_up  # type: ignore[method-assign]
     for discovery in repairer.found.discoveries:

@@ -9,7 +9,7 @@ import pytest
 from resolver.config import HostpidNamespace
 from resolver.hami.hostpid_policy import HostpidPolicy, Origin, WatcherFinding
 from resolver.repair.reported_values import (
-    TOLD_AFTER,
+    REPORTED_AFTER,
     TWO_TICKS,
     UNABLE,
     Evidence,
@@ -144,7 +144,7 @@ def test_value_reset_after_writes_is_contested() -> None:
     assert scene.second(40, (None, None, 0, None)) == [WAIT, WRONG, WAIT, WAIT]
     assert scene.second(40, (None, None, 0, 0)) == [WAIT, WRONG, WRONG, WRONG]
     assert scene.word.contested
-    assert "HAMi 2.4.1" in scene.word.ways()
+    assert "HAMi 2.4.1" in scene.word.describe_fault()
 
 
 def test_the_cause_is_told_by_the_last_wrong_value() -> None:
@@ -158,7 +158,7 @@ def test_the_cause_is_told_by_the_last_wrong_value() -> None:
         word.see(0, 101.0)
         assert word.judge(40, 40, 99.0, 0.0, 101.0) is RIGHT
         word.contested, word.contested_since = True, 100.0
-    why = evidence.why(4711, FORCED, 101.0 + TOLD_AFTER)
+    why = evidence.why(4711, FORCED, 101.0 + REPORTED_AFTER)
     assert why.startswith("a watcher sets sm_util to 0 at every tick and fills nothing in")
     assert why.endswith("is wrong for this driver: try auto")
 
@@ -174,7 +174,7 @@ def test_added_value_is_contested_within_one_answer(load: int) -> None:
             scene.present += 2 * load
             scene.look()
     assert scene.word.contested
-    assert "2.5" in scene.word.ways()
+    assert "2.5" in scene.word.describe_fault()
     assert scene.present == load
 
 
@@ -259,7 +259,7 @@ def test_contested_value_is_calm_only_while_held() -> None:
 def test_a_small_value_where_nothing_works_was_added() -> None:
     word = ReportedValue(0)
     word.see(1, 100.0)
-    assert "adds to sm_util" in word.ways()
+    assert "adds to sm_util" in word.describe_fault()
 
 
 def test_watcher_gets_two_ticks_after_right_hostpid() -> None:
@@ -272,8 +272,8 @@ def test_fault_is_reported_after_a_while_with_details() -> None:
     def told(word: ReportedValue, policy: HostpidPolicy) -> str:
         evidence = Evidence()
         evidence.since, evidence.words[0] = 100.0, word
-        assert evidence.why(4711, policy, 100.0 + TOLD_AFTER - 0.1) == ""
-        return evidence.why(4711, policy, 100.01 + TOLD_AFTER)
+        assert evidence.why(4711, policy, 100.0 + REPORTED_AFTER - 0.1) == ""
+        return evidence.why(4711, policy, 100.01 + REPORTED_AFTER)
 
     added, zeroed = ReportedValue(500), ReportedValue(0)
     added.judge(500, 20, 99.0, 0.0, 100.0)
@@ -296,7 +296,7 @@ def test_unwritten_wrong_value_is_reported_as_such() -> None:
     evidence, now = Evidence(), 100.0
     for _ in range(20):
         evidence.word(1, 30).judge(30, 0, 99.0, 0.0, now)
-        assert now >= 100.0 + TOLD_AFTER or evidence.why(4711, BY_VERSION, now) == ""
+        assert now >= 100.0 + REPORTED_AFTER or evidence.why(4711, BY_VERSION, now) == ""
         now += PASS
     assert evidence.why(4711, BY_VERSION, now) == "it says 30 % where NVML says 0 %, and is not written to"
     evidence.word(1, 30).judge(0, 0, 99.0, 0.0, now)
@@ -383,20 +383,20 @@ def test_a_watcher_that_keeps_zeroing_doubts_it_after_a_while() -> None:
     assert watched.word.contested
     since = watched.word.contested_since
     assert {at: found for at, found in seen.items() if found} == {
-        at: DOUBTS for at in seen if at >= since + TOLD_AFTER
+        at: DOUBTS for at in seen if at >= since + REPORTED_AFTER
     }
     watched.evidence.since = now  # the number has just become right
     assert watched.evidence.finding(now) is None
-    assert watched.evidence.finding(now + TOLD_AFTER) is DOUBTS
+    assert watched.evidence.finding(now + REPORTED_AFTER) is DOUBTS
     watched.word.found_at = now + 0.1  # one sample found proves more than all that were not
-    assert watched.evidence.finding(now + TOLD_AFTER) is CONFIRMS
+    assert watched.evidence.finding(now + REPORTED_AFTER) is CONFIRMS
 
 
 def test_one_that_adds_does_not_doubt_the_number() -> None:
     watched = Watched()
     watched.look(500, 100.2)
     assert watched.word.contested
-    assert watched.look(500, 100.3 + TOLD_AFTER) is None
+    assert watched.look(500, 100.3 + REPORTED_AFTER) is None
 
 
 @pytest.mark.parametrize(
@@ -413,7 +413,7 @@ def test_another_order_of_gpus_is_said_as_the_cause() -> None:
     word = evidence.word(0, 60)
     evidence.word(1, 0)
     word.actual, word.contested, word.contested_since = 20, True, now
-    now += TOLD_AFTER
+    now += REPORTED_AFTER
     rival = "a watcher adds to sm_util instead of setting it, as HAMi 2.5 and 2.6 do; it is put right after each tick"
     assert evidence.why(4711, BY_VERSION, now) == rival
     assert (

@@ -199,7 +199,7 @@ def test_account_begins_with_the_first_time_that_counts(node: Node) -> None:
     assert node.use().since == pytest.approx(began, abs=0.01)
 
 
-def test_account_begins_with_the_answer_and_not_with_its_evaluation(node: Node) -> None:
+def test_account_begins_with_the_answer(node: Node) -> None:
     node.begin(p100=steady(0.5))
     answered, device = time.time(), node.answer()
     node.now += 0.9

@@ -30,7 +30,7 @@ def scene(tmp_path: Path, comm: str, mounts: str, names: ContainerNames | None =
         names or ContainerNames("", ""),
         Journal(),
     )
-    at_once(census._look(CONTAINER, 4711, 4026532000, None))
+    at_once(census._identify(CONTAINER, 4711, 4026532000, None))
     return census
 
 

@@ -170,7 +170,7 @@ EVERY_ERROR = [*range(1, 31), 999]
 
 
 @pytest.mark.parametrize("call", VALUES, ids=lambda call: call.name)
-def test_a_value_that_fails_is_none_with_its_reason_and_nothing_else_is(
+def test_failing_value_alone_is_none_with_reason(
     driver: Driver, nvml: Nvml, call: Answer
 ) -> None:
     device = replace(DEFAULT_DEVICES[0], mig_enabled=call is Answer.MIG_DEVICES)

@@ -358,7 +358,7 @@ async def test_a_refused_process_is_a_shortage_and_tried_again_soon(
 def test_a_shortage_that_nothing_runs_into_any_more_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [5.0]
     monkeypatch.setattr(means, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    own = means.Means("this test")
+    own = means.Shortages("this test")
     own.refused(Shortage.MEMORY, "no memory")
     assert (own.short(), own.lacking()) == ("no memory", "")
     for _ in range(4):
