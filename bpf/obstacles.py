@@ -190,7 +190,7 @@ def forbidden(kernel: Kernel, code: int, *, reached: bool) -> LoadError:
     cause = "by the seccomp filter of this process" + (f", or by {holder}" if profile else "")
     return LoadError(
         "seccomp",
-        f"bpf() is forbidden here ({error_name}) {cause}. Containerd before 1.7 and Docker before 23 forbid it "
+        f"bpf() is forbidden here ({error_name}) {cause}. Containerd before 1.6.20 and Docker before 23 forbid it "
         f"to all but CAP_SYS_ADMIN: take deploy/seccomp/resolver.json in its place, or {_OTHERWISE}",
     )
 

@@ -37,7 +37,7 @@ class SourceFailure(ReasonWithWords):
     SECCOMP = (
         "seccomp",
         "a seccomp filter forbids bpf()",
-        "use `deploy/seccomp/resolver.json`, or the default profile of containerd 1.7 or Docker 23 and later",
+        "use `deploy/seccomp/resolver.json`, or the default profile of containerd 1.6.20 or Docker 23 and later",
     )
     MODULE = (
         "module",

@@ -170,9 +170,7 @@ EVERY_ERROR = [*range(1, 31), 999]
 
 
 @pytest.mark.parametrize("call", VALUES, ids=lambda call: call.name)
-def test_failing_value_alone_is_none_with_reason(
-    driver: Driver, nvml: Nvml, call: Answer
-) -> None:
+def test_failing_value_alone_is_none_with_reason(driver: Driver, nvml: Nvml, call: Answer) -> None:
     device = replace(DEFAULT_DEVICES[0], mig_enabled=call is Answer.MIG_DEVICES)
     driver.gpu.set_devices([device, DEFAULT_DEVICES[1]])
     sound, other = nvml.devices()["devices"]
