@@ -227,7 +227,7 @@ def test_nothing_is_kept_of_a_region_that_goes(bench: Bench) -> None:
 
 def test_giving_memory_back_puts_no_pass_off(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes some 20 ms, and a pass rests for twice its time: 40 ms more for a new container."""
-    monkeypatch.setattr(bench.repairer._resident, "look", lambda _now: burn(0.1))
+    monkeypatch.setattr(bench.repairer._resident, "trim", lambda _now: burn(0.1))
     bench.step()
     assert bench.repairer.agenda.not_before < time.monotonic() + 0.1
 
