@@ -72,8 +72,8 @@ LOOP_CALLS: Final = (
     Allowed("close", "file of pidfd", "holds a process's number, nothing of the process"),
     Allowed(
         "openat",
-        r"/proc/self/.*|/proc|/proc/stat|/proc/#/(stat|schedstat)|/dev/null",
-        "its own files, and its children's",
+        r"/proc/self/.*|/proc|/proc/stat|/proc/sys/vm/overcommit_memory|/proc/#/(stat|schedstat)|/dev/null",
+        "its own files, its children's, and the setting that malloc reads before it gives memory back",
     ),
     Allowed(
         "openat openat2",

@@ -97,8 +97,8 @@ def test_forks_in_a_namespace_that_uses_its_numbers_again(pidmap: KernelMap, liv
 
 
 def test_a_crowded_map_has_every_process(lives: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has room for few more, and uses each place again and again."""
-    with contextlib.closing(start_with_room_for(1000, monkeypatch)) as crowded:
+    """It uses each place again; its room allows for the processes of other tests."""
+    with contextlib.closing(start_with_room_for(4000, monkeypatch)) as crowded:
         with life(lives, "many", "300") as many:
             many.ready()
             for host_pid in children_of(many.host_pid):
