@@ -301,11 +301,7 @@ class KnownNamespaces:
         before = self._learned.setdefault(key, {})
         if before.get(pidns) != learned:
             if len(before) >= 2 * MAX_NAMESPACES:  # a container may make one after the other
-                before = {
-                    pidns: learned_one
-                    for pidns, learned_one in before.items()
-                    if self._still_there(learned_one)
-                }
+                before = {pidns: entry for pidns, entry in before.items() if self._still_there(entry)}
                 self._learned[key] = before
             before[pidns] = learned
             self._of.pop(key, None)

@@ -120,8 +120,8 @@ async def join(
                 # Its slot may be found before the next NVML answer: unknown until then, never idle.
                 values[nvml_pid, uuid] = None
         every += used.values()
-        owned = (used_one for used_one in used.values() if used_one.no_slot is None)
-        values |= {(used_one.host_pid, uuid): used_one.sm_util for used_one in owned if used_one.sm_util != 0}
+        owned = (record for record in used.values() if record.no_slot is None)
+        values |= {(record.host_pid, uuid): record.sm_util for record in owned if record.sm_util != 0}
     devices = collection.devices.items()
     return Joined(
         collection.at,
