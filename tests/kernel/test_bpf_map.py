@@ -96,8 +96,9 @@ def test_forks_in_a_namespace_that_uses_its_numbers_again(pidmap: KernelMap, liv
     assert left is None or left[0] != init, "another process may have this number of a namespace by now"
 
 
+@pytest.mark.alone
 def test_a_crowded_map_has_every_process(lives: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It uses each place again; its room allows for the processes of other tests."""
+    """It uses each place again."""
     with contextlib.closing(start_with_room_for(4000, monkeypatch)) as crowded:
         with life(lives, "many", "300") as many:
             many.ready()

@@ -26,7 +26,9 @@ GPUS: Final = tuple(
 LOADS: Final = (30, 40)
 SECONDS, LOOK = 14.0, 0.01
 NEAR: Final = 4  # points: sums of floating point are rounded up
-MOST_WRONG: Final = 0.001  # of the looks
+#: Of the looks. A watcher that loses its CPU between clearing a value and filling it in shows its 0 that long: up to
+#: 0.2 % on a crowded machine, 0.06 % on a quiet one. Zeros written over right values were 32 %.
+MOST_WRONG: Final = 0.02
 
 
 @pytest.fixture(params=["550.163.01", "535.261.03"])

@@ -14,7 +14,13 @@ struct call {
     char path[NAME];
 };
 
-BPF_HASH(watched, u32, u32, 1024);
+/* Its number may be another thread's later, which has another start. */
+struct thread {
+    u64 start; /* clock ticks, as in /proc/<tid>/stat */
+    u64 signals;
+};
+
+BPF_HASH(watched, u32, struct thread, 1024);
 struct seen {
     u64 count, signal; /* number of the signal that it caused, from 1 on; or 0 */
 };
@@ -77,22 +83,16 @@ static u64 below(struct call *call, u64 path)
     return after_number(rest + 6);
 }
 
-/* Its number may be another thread's soon. */
-int on_thread_exit(void *ctx)
-{
-    u32 tid = (u32)bpf_get_current_pid_tgid();
-    watched.delete(&tid);
-    return 0;
-}
-
 int on_call(struct bpf_raw_tracepoint_args *ctx)
 {
     u32 tid = (u32)bpf_get_current_pid_tgid(), zero = 0, number = ctx->args[1];
-    u64 first, second;
+    u64 first, second, start = 0;
     struct seen *seen, new = {1, 0};
-    u32 *signals;
-    signals = watched.lookup(&tid);
-    if (!signals || UNCOUNTED(number))
+    struct thread *thread = watched.lookup(&tid);
+    if (!thread || UNCOUNTED(number))
+        return 0;
+    bpf_probe_read_kernel(&start, sizeof start, (char *)bpf_get_current_task() + TASK_START);
+    if (start / NS_PER_TICK != thread->start)
         return 0;
     struct call *call = rooms.lookup(&zero);
     if (!call)
@@ -118,7 +118,7 @@ int on_call(struct bpf_raw_tracepoint_args *ctx)
         __sync_fetch_and_add(&seen->count, 1);
     } else {
         if (!UNSIGNALLED(number) && bpf_send_signal_thread(23) == 0) /* SIGURG */
-            new.signal = ++*signals;
+            new.signal = ++thread->signals;
         calls.update(call, &new);
     }
     return 0;
