@@ -9,7 +9,7 @@ import shlex
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -42,6 +42,16 @@ def and_after(served: Served, tmp_path: Path) -> str:
     return AND_AFTER.format(shlex.quote(str(tmp_path)), command)
 
 
+def shows(*texts: str, lacks: str = "\0") -> Callable[[str], bool]:
+    """A whole frame with these texts: the terminal may be read between two writes of one."""
+
+    def is_it(text: str) -> bool:
+        whole = text.startswith("resolver top") and text.count("resolver top") == 1 and "q quit" in text
+        return whole and lacks not in text and all(shown in text for shown in texts)
+
+    return is_it
+
+
 def left_as_it_was(terminal: Terminal, tmp_path: Path) -> None:
     """Modes, screen and cursor are those from before."""
     terminal.wait("ended with")
@@ -52,18 +62,16 @@ def left_as_it_was(terminal: Terminal, tmp_path: Path) -> None:
 
 def test_another_size_is_another_frame(served: Served) -> None:
     with Terminal(top(served), 200, 50) as terminal:
-        terminal.wait("research/llm-serving-0/vllm")
+        terminal.wait(shows("research/llm-serving-0/vllm"))
         for width, height, shown, hidden in (
             (80, 24, "NOTE", "x1b[31mbad.cache"),
             (60, 10, "MEMORY", "NOTE"),
             (120, 60, "unknown_size", "no container"),
         ):
             terminal.resize(width, height)
-            text = terminal.wait(lambda text, s=shown, h=hidden: s in text and h not in text)  # type: ignore[misc]
-            assert text.startswith("resolver top")
-            assert text.count("resolver top") == 1
-        for name in (r"\x1b[2Jevil\x07\n", r"\x1b[31mbad.cache", "模型服务"):  # shown, and not obeyed
-            assert name in text
+            terminal.wait(shows(shown, lacks=hidden))
+        # Shown, and not obeyed.
+        terminal.wait(shows(r"\x1b[2Jevil\x07\n", r"\x1b[31mbad.cache", "模型服务"))
         assert terminal.get("pane_title") != "owned"
 
 
@@ -217,32 +225,28 @@ def test_a_terminal_that_goes_away_ends_it(served: Served) -> None:
 
 def test_a_daemon_that_goes_away_is_told_and_waited_for(served: Served) -> None:
     with Terminal(top(served), 120, 40) as terminal:
-        terminal.wait("research/llm-serving-0/vllm")
+        terminal.wait(shows("research/llm-serving-0/vllm"))
         served.stop()
-        text = terminal.wait("no daemon since ")
-        assert re.search(r"no daemon since \d\d:\d\d:\d\d, retrying; the values shown are from before", text)
-        assert "research/llm-serving-0/vllm" in text
+        stale = r"no daemon since \d\d:\d\d:\d\d, retrying; the values shown are from before"
+        terminal.wait(lambda text: re.search(stale, text) and shows("research/llm-serving-0/vllm")(text))
         terminal.press("n")  # keys work as before
         terminal.wait("by name")
         served.start()
-        terminal.wait(lambda text: "no daemon" not in text)
+        terminal.wait(shows("by name", lacks="no daemon"))
         served.hang()
         terminal.wait("it does not answer in time")
         terminal.press("u")
-        assert "it does not answer in time" in terminal.wait("by utilization")
+        terminal.wait(shows("it does not answer in time", "by utilization"))
         served.recover()
-        terminal.wait(lambda text: "no daemon" not in text)
+        terminal.wait(shows("by utilization", lacks="no daemon"))
 
 
 # ---- looks --------------------------------------------------------------------------------------------------------
 
 
-def styled(served: Served, environment: dict[str, str], *options: str) -> str:
-    command = f"{TOP} --socket {served.path} {' '.join(options)}"
-    with Terminal(f"{command}; echo over; exec cat", 120, 60, environment) as terminal:
-        terminal.wait("unknown_size")
-        if options:
-            terminal.wait("over")
+def styled(served: Served, environment: dict[str, str]) -> str:
+    with Terminal(top(served), 120, 60, environment) as terminal:
+        terminal.wait(shows("unknown_size"))
         return terminal.styled()
 
 
@@ -271,9 +275,9 @@ def test_a_terminal_without_unicode(served: Served, locale: str) -> None:
 def test_once_and_on_a_dumb_terminal_it_is_a_plain_table(
     served: Served, options: str, environment: dict[str, str]
 ) -> None:
-    command = f"{TOP} --socket {served.path} {options}; echo over; exec cat"
+    command = f"{TOP} --socket {served.path} {options}; echo ended with $?; exec cat"
     with Terminal(command, 160, 60, environment) as terminal:
-        text = terminal.wait("over")
+        text = terminal.wait("ended with 0")
         assert "unknown_size" in text
         assert re.search(r"^container +0 +ml-prod/", text, re.MULTILINE)
         assert "q quit" not in text
