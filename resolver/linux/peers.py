@@ -1,8 +1,7 @@
 """The process at the other end of a Unix socket, identified by the kernel.
 
 The caller of ``connect`` can hand the connection over and end, and its PID can be reused. So it is held, and must be
-alive: by SO_PEERPIDFD (Linux 6.5), else by its number if it is older than the connection can be (`Listener`), or has
-the other end open (sock_diag(7), in the same network namespace).
+alive: by SO_PEERPIDFD (Linux 6.5), else by its number if it is older than the connection can be (`Listener`).
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from resolver.base.errors import AccessDenied, CannotKnow, ProcessGone
 from resolver.base.reasons import PeerReason
-from resolver.linux.mappings import open_paths
 from resolver.linux.pidfd import HeldProcess
 from resolver.linux.safe_open import let_go
 
@@ -30,19 +28,6 @@ _SO_PEERPIDFD = 77  # Linux 6.5
 _SO_PASSRIGHTS = 83  # Linux 6.16
 _UCRED = struct.Struct("=iII")
 _MOST_GROUP_BYTES = 1024  # the limit of Python's getsockopt: 256 groups
-
-# include/uapi/linux/sock_diag.h, unix_diag.h and netlink.h
-_NETLINK_SOCK_DIAG = 4
-_SOCK_DIAG_BY_FAMILY = 20
-_NLM_F_REQUEST = 1
-_UDIAG_SHOW_PEER = 4
-_UNIX_DIAG_PEER = 2
-_ANY_COOKIE = 0xFFFFFFFF
-_HEADER = struct.Struct("=IHHII")
-_REQUEST = struct.Struct("=BBHIIIII")
-_ANSWER_BYTES = _HEADER.size + 16  # struct unix_diag_msg
-_ATTRIBUTE = struct.Struct("=HHI")  # struct nlattr, and the number that these attributes hold
-
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -137,14 +122,13 @@ class Credentials(NamedTuple):
 
 
 class Peer(HeldProcess):
-    """Process that connected; not ``exact`` if guessed."""
+    """Process that connected."""
 
-    __slots__ = ("credentials", "exact")
+    __slots__ = ("credentials",)
 
-    def __init__(self, credentials: Credentials, fd: int, *, is_pidfd: bool, exact: bool) -> None:
+    def __init__(self, credentials: Credentials, fd: int, *, is_pidfd: bool) -> None:
         super().__init__(fd, is_pidfd=is_pidfd)
         self.credentials = credentials
-        self.exact = exact
 
     @property
     def host_pid(self) -> int:
@@ -216,7 +200,7 @@ def _by_pidfd(connection: PeerSocket, credentials: Credentials) -> Peer | None:
             raise _ended(credentials.host_pid) from None
         raise
     (fd,) = struct.unpack("=i", answer)
-    return Peer(credentials, fd, is_pidfd=True, exact=True)
+    return Peer(credentials, fd, is_pidfd=True)
 
 
 def _by_number(connection: PeerSocket, procfs: Procfs, credentials: Credentials, *, exact: bool) -> Peer:
@@ -227,62 +211,12 @@ def _by_number(connection: PeerSocket, procfs: Procfs, credentials: Credentials,
         raise _ended(host_pid) from None
     except AccessDenied as error:
         raise PeerUnknown(PeerReason.ACCESS_DENIED, str(error)) from None
-    peer = Peer(credentials, handle.fd, is_pidfd=handle.is_pidfd, exact=True)
-    try:
-        older = (handle.process.start_time + 1) / _TICKS <= _made_after.get(connection.fileno(), 0.0)
-        if not older and not _has_socket(procfs, host_pid, _other_end(connection)):
-            if exact:
-                raise PeerUnknown(
-                    PeerReason.NOT_PROVEN,
-                    f"whether PID {host_pid} is still the process that connected cannot be determined on this kernel. "
-                    "Linux 6.5 shows it; before, the peer must be in the host's network namespace, or have started "
-                    "well before it connects: let it try again",
-                )
-            peer.exact = False
-    except BaseException:
-        peer.close()
-        raise
-    return peer
-
-
-def _other_end(connection: PeerSocket) -> int:
-    """Inode of the other end; 0 if unknown."""
-    inode = os.fstat(connection.fileno()).st_ino
-    request = _REQUEST.pack(socket.AF_UNIX, 0, 0, 0, inode, _UDIAG_SHOW_PEER, _ANY_COOKIE, _ANY_COOKIE)
-    header = _HEADER.pack(_HEADER.size + len(request), _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST, 1, 0)
-    try:
-        with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG) as diag:
-            diag.setblocking(False)
-            diag.sendto(header + request, (0, 0))
-            answer = diag.recv(4096)  # the kernel answers within the call that asks
-    except OSError as error:
-        if error.errno in (errno.EMFILE, errno.ENFILE):
-            raise
-        return 0
-    return _parse_other_end(answer, inode)
-
-
-def _parse_other_end(answer: bytes, inode: int) -> int:
-    """Parse the peer's inode; 0 for an error, or another socket."""
-    if len(answer) < _ANSWER_BYTES:
-        return 0
-    length, kind, *_ = _HEADER.unpack_from(answer)
-    (about,) = struct.unpack_from("=I", answer, _HEADER.size + 4)
-    if kind != _SOCK_DIAG_BY_FAMILY or about != inode:
-        return 0
-    at, end = _ANSWER_BYTES, min(length, len(answer))
-    while at + 4 <= end:
-        size, attribute = struct.unpack_from("=HH", answer, at)
-        if attribute == _UNIX_DIAG_PEER and size == _ATTRIBUTE.size and at + size <= end:
-            return int(_ATTRIBUTE.unpack_from(answer, at)[2])
-        at += max(size + 3 & ~3, 4)
-    return 0
-
-
-def _has_socket(procfs: Procfs, host_pid: int, inode: int) -> bool:
-    if not inode:
-        return False
-    try:
-        return any(path == f"socket:[{inode}]" for _, path in open_paths(procfs, host_pid))
-    except (CannotKnow, ProcessGone, AccessDenied):
-        return False
+    older = (handle.process.start_time + 1) / _TICKS <= _made_after.get(connection.fileno(), 0.0)
+    if exact and not older:
+        handle.close()
+        raise PeerUnknown(
+            PeerReason.NOT_PROVEN,
+            f"whether PID {host_pid} is still the process that connected cannot be determined on this kernel. "
+            "Linux 6.5 shows it; before, the peer must have started well before it connects: let it try again",
+        )
+    return Peer(credentials, handle.fd, is_pidfd=handle.is_pidfd)

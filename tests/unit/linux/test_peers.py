@@ -1,4 +1,4 @@
-"""Who is on the other end: by the kernel's words, its errors, and the bytes of sock_diag. Attacks: tests/kernel."""
+"""Who is on the other end: by the kernel's words and its errors. Attacks: tests/kernel."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 
 from resolver.base.errors import AccessDenied, CannotKnow
 from resolver.base.reasons import PeerReason
-from resolver.linux import mappings, peers
+from resolver.linux import peers
 from resolver.linux.peers import Listener, PeerUnknown, credentials_of, peer_of, pidns_of
 from resolver.linux.procfs import Procfs
 from tests.descriptors import is_open, pidfds_of
@@ -30,7 +30,7 @@ SO_PEERGROUPS, SO_PEERPIDFD = 59, 77
 @pytest.fixture
 def pair(tmp_path: Path) -> Iterator[tuple[socket.socket, socket.socket]]:
     """Our own connection to ourselves: client and server end."""
-    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as client:
+    with Listener() as listener, socket.socket(socket.AF_UNIX) as client:
         listener.bind(str(tmp_path / "s"))
         listener.listen()
         client.connect(str(tmp_path / "s"))
@@ -85,7 +85,6 @@ def test_a_living_peer_is_held(
 ) -> None:
     procfs = Procfs(use_pidfd=use_pidfd)
     with peer_of(Scripted(pair[1], **way), procfs) as peer:
-        assert peer.exact
         assert peer.is_pidfd is (use_pidfd or not way)
         assert peer.host_pid == os.getpid()
         assert peer.alive()
@@ -113,8 +112,6 @@ def test_each_kernels_word_about_a_peer(pair: tuple[socket.socket, socket.socket
     for refusal in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
         with pytest.raises(OSError, match=r"open files|memory"):
             peer_of(Scripted(pair[1], pidfd=refusal), Procfs())
-    with peer_of(Scripted(pair[1], pidfd=errno.ENOPROTOOPT), Procfs()) as peer:
-        assert peer.exact
 
 
 def test_the_number_of_another_is_not_proven(pair: tuple[socket.socket, socket.socket]) -> None:
@@ -130,7 +127,6 @@ def test_the_number_of_another_is_not_proven(pair: tuple[socket.socket, socket.s
             assert not is_open(Path(f"/proc/{other.pid}"))
             until(lambda: set(os.listdir("/proc/self/fd")) <= before, "no further descriptor")
             with peer_of(reused, Procfs(), exact=False) as peer:
-                assert not peer.exact
                 assert peer.host_pid == other.pid
         finally:
             other.kill()
@@ -164,7 +160,7 @@ def test_a_peer_that_ends_while_it_is_looked_at(tmp_path: Path, way: dict[str, i
         listener.listen()
         say(process)
         server, _ = listener.accept()
-        with server, peer_of(Scripted(server, **way), Procfs()) as peer:
+        with server, peer_of(Scripted(server, **way), Procfs(), exact=False) as peer:
             assert pidns_of(peer, Procfs())[1][0] == process.pid
             process.kill()
             os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # not reaped: its PID is still taken
@@ -182,7 +178,6 @@ def test_a_peer_that_ends_while_it_is_looked_at(tmp_path: Path, way: dict[str, i
 def test_one_that_is_older_than_its_connection_is_proven(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(peers, "_other_end", lambda _connection: 0)  # as of another network namespace
     monkeypatch.setattr(peers, "_made_after", {})
     procfs, path = Procfs(), tmp_path / "s"
     with Listener() as listener, client(path) as old:
@@ -205,7 +200,6 @@ def test_one_that_is_older_than_its_connection_is_proven(
             first, second = listener.accept()[0], listener.accept()[0]
             with first, second:
                 with peer_of(Scripted(first, pidfd=errno.ENOPROTOOPT), procfs) as peer:
-                    assert peer.exact
                     assert peer.host_pid == old.pid
                 with pytest.raises(PeerUnknown) as caught:
                     peer_of(Scripted(second, pidfd=errno.ENOPROTOOPT), procfs)
@@ -233,56 +227,3 @@ def test_peer_with_hidden_numbers(
     with peer_of(pair[1], Procfs()) as peer, pytest.raises(PeerUnknown, match=says) as caught:
         pidns_of(peer, Other())
     assert caught.value.reason is reason
-
-
-# ---- sock_diag ------------------------------------------------------------------------------------------------------
-
-
-def test_the_other_end_is_the_one_that_is_connected(pair: tuple[socket.socket, socket.socket]) -> None:
-    client_inode, server_inode = (os.fstat(end.fileno()).st_ino for end in pair)
-    assert peers._other_end(pair[1]) == client_inode
-    assert peers._other_end(pair[0]) == server_inode
-    pair[0].close()
-    assert peers._other_end(pair[1]) == 0
-
-
-def answer(*attributes: bytes, about: int = 7, kind: int = 20) -> bytes:
-    body = struct.pack("=BBBBIII", 1, 1, 1, 0, about, 0, 0) + b"".join(attributes)
-    return struct.pack("=IHHII", 16 + len(body), kind, 0, 1, 0) + body
-
-
-def attribute(kind: int, value: bytes) -> bytes:
-    return struct.pack("=HH", 4 + len(value), kind) + value + bytes(-len(value) % 4)
-
-
-PEER = attribute(2, struct.pack("=I", 4711))
-
-
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        (answer(PEER), 4711),
-        (answer(attribute(0, b"name\0"), attribute(1, bytes(8)), PEER), 4711),
-        (answer(), 0),
-        (answer(PEER, about=8), 0),  # about another socket
-        (answer(PEER, kind=2), 0),  # an error
-        (answer(attribute(2, b"")), 0),
-        (answer(struct.pack("=HH", 0, 0) * 3), 0),  # lengths that lead nowhere
-        (answer(PEER)[:-1], 0),
-        (struct.pack("=IHHIIi", 36, 2, 0, 1, 0, -errno.ENOENT) + bytes(16), 0),
-        (b"", 0),
-    ],
-)
-def test_the_kernels_answer_is_read_strictly(text: bytes, found: int) -> None:
-    assert peers._parse_other_end(text, 7) == found
-
-
-def test_among_a_million_descriptors_it_is_not_looked_for(
-    pair: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    inode = os.fstat(pair[0].fileno()).st_ino
-    assert peers._has_socket(Procfs(), os.getpid(), inode)
-    assert not peers._has_socket(Procfs(), os.getpid(), 0)
-    assert not peers._has_socket(Procfs("/nowhere"), os.getpid(), inode)
-    monkeypatch.setattr(mappings, "MAX_DESCRIPTORS", 2)
-    assert not peers._has_socket(Procfs(), os.getpid(), inode)
