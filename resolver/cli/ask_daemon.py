@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
-
 from resolver import client
 from resolver.base.errors import CannotKnow, NotFound
 
+TYPE_CHECKING = False  # as typing's, which a look-up does without
 if TYPE_CHECKING:
     import argparse
+    from typing import TypeVar
 
-T = TypeVar("T")
+    T = TypeVar("T")
 
 _OTHER_VERSION = "is it of this version? Restart it after an upgrade"
 AS_IT_IS = "print the daemon's answer as it is"
@@ -41,4 +41,4 @@ def print_answer(path: str, socket_path: str | None) -> None:
     """Print a route's answer as it is, with fields that only a newer daemon has."""
     from resolver.cli.show import print_json
 
-    print_json(ask(dict[str, Any], path, socket_path))
+    print_json(ask(dict[str, object], path, socket_path))

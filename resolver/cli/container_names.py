@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-import re
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
 
 from resolver import client
 from resolver.base.errors import Ambiguous, NotFound, ResolverError, UsageError
 from resolver.base.lock_holder import UNIT_SETTINGS
+from resolver.base.records import NamedTuple
 from resolver.cli.ask_daemon import ask
+from resolver.linux.cgroup import is_uid
 
+TYPE_CHECKING = False  # as typing's, which a look-up does without
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -21,7 +22,6 @@ _NAMES = "use NAMESPACE/POD, NAMESPACE/POD/NAME, POD_UID/NAME, NAME or an id"
 _SHORTEST_UID = 6
 #: The title of processes of the host.
 HOST = "not in a container"
-_UID = "[0-9a-f]{8}[-_]([0-9a-f]{4}[-_]){3}[0-9a-f]{12}"
 
 
 class Named(NamedTuple):
@@ -77,13 +77,10 @@ def resolve(text: str, socket_path: str | None, *, is_no_id: bool = False) -> st
     ``is_no_id``: the kernel knows no container with such an id.
     """
     text = text.strip()
-    if (
-        re.fullmatch(rf"{_UID}/[^/]+", text)
-        or "://" in text
-        or (is_id(text) and not is_no_id and _by_kernel(text))
-    ):
-        return text
     parts = text.split("/")
+    in_pod = len(parts) == 2 and "" not in parts and is_uid(parts[0].replace("_", "-"))
+    if in_pod or "://" in text or (is_id(text) and not is_no_id and _by_kernel(text)):
+        return text
     if len(parts) > 3 or (len(parts) > 1 and "" in parts):
         raise UsageError(f"{text!r} is not a container name: {_NAMES}")
     matches = {
@@ -106,7 +103,7 @@ def resolve(text: str, socket_path: str | None, *, is_no_id: bool = False) -> st
 
 def is_id(text: str) -> bool:
     """Check if it looks like an id or the start of one."""
-    return re.fullmatch("[0-9a-f]{6,64}", text) is not None
+    return 6 <= len(text) <= 64 and not text.strip("0123456789abcdef")
 
 
 def _by_kernel(text: str) -> set[str]:

@@ -179,8 +179,9 @@ def name_of(procfs: Procfs, members: list[Member], pod_uid: str | None) -> str |
 def _by_directories(wanted: Wanted, roots: Sequence[str]) -> list[FoundContainer]:
     """Find containers with processes in the hierarchies' directories; an id in the first that has ids."""
     by_key: dict[str, list[str]] = {}
+    container_id = wanted.text if wanted.is_id and len(wanted.text) == FULL_ID else ""
     for root in roots:
-        for key, directories in find_directories(root, wanted.match).items():
+        for key, directories in find_directories(root, wanted.match, container_id=container_id).items():
             by_key.setdefault(key, []).extend(directories)
         if wanted.is_id and wanted.sees_ids:
             break

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
-import re
 import time
-from typing import TYPE_CHECKING, NamedTuple
 
+from resolver.base.records import NamedTuple
+
+TYPE_CHECKING = False  # as typing's, which a look-up does without
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 #: Kubelet cuts a link's name at 255 bytes (``logSymlink`` in pkg/kubelet/kuberuntime/legacy.go), and so its id.
-_LINK = re.compile(r"([^_]+)_([^_]+)_([^_]+)-([0-9a-f]{12,64})\.log")
+_SHORTEST_ID = 12
+_HEX = frozenset("0123456789abcdef")
 #: Kubelet's directory of pods' logs, by default.
 POD_LOGS_DIR = "/var/log/pods"
 _ID_DIGITS, _LONGEST_LINK = 64, 255
@@ -129,11 +131,17 @@ def parse_links(entries: list[str]) -> dict[str, LogName]:
     names: dict[str, LogName] = {}
     shared: set[str] = set()
     for entry in entries:
-        match = _LINK.fullmatch(entry)
-        if match is None:
+        stem, _, container_id = entry.removesuffix(".log").rpartition("-")
+        parts, digits = stem.split("_"), len(container_id)
+        if (
+            len(parts) != 3
+            or not all(parts)
+            or not entry.endswith(".log")
+            or not _HEX.issuperset(container_id)
+        ):
             continue
-        pod, namespace, container, container_id = match.groups()
-        if len(container_id) == _ID_DIGITS or len(entry) == _LONGEST_LINK:
+        pod, namespace, container = parts
+        if digits == _ID_DIGITS or (_SHORTEST_ID <= digits < _ID_DIGITS and len(entry) == _LONGEST_LINK):
             name = LogName(namespace, pod, container)
             if names.setdefault(container_id, name) != name:
                 shared.add(container_id)

@@ -1,11 +1,11 @@
 """Container ids and pod UIDs in cgroup paths of containerd, CRI-O, Docker and Podman, under both cgroup drivers.
 
-Names without 64 hexadecimal digits (``ctr``, ``runc``) must be known (`parts_of`).
+Names without 64 hexadecimal digits (``ctr``, ``runc``) must be known (`parts_of`). Without ``re``: it takes a third of
+a look-up's imports.
 """
 
 from __future__ import annotations
 
-import re
 from functools import lru_cache
 
 from resolver.base.records import NamedTuple
@@ -14,19 +14,9 @@ TYPE_CHECKING = False  # as typing's, which a look-up does without
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# 64 digits that end a path component, or end it but for the unit's suffix. The kernel appends " (deleted)"
-# to the path of a removed cgroup that still holds a zombie (proc_cgroup_show in kernel/cgroup/cgroup.c).
-_ID = re.compile(r"(?<![0-9a-f])[0-9a-f]{64}(?=(?:\.scope)?(?: \(deleted\))?(?:/|\n|\Z))")
-# An API server's UID, or the hash that kubelet gives a static pod. Systemd slices have '_' for '-'.
-_UUID = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
-_POD = re.compile(
-    r"(?<![0-9A-Za-z_])pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})(?![0-9A-Za-z_-])"
-)
-#: Names without 64 digits, by engine; see `names_in`.
-_NAMED = re.compile(
-    r"lxc\.payload\.(.+)|systemd-nspawn@(.+)\.service|system\.slice:docker:([a-z0-9]{25})"
-    rf"|(({_UUID})\..+)\.scope"
-)
+_HEX = frozenset("0123456789abcdef")
+_WORD = frozenset("0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_")
+_ID_DIGITS, _BUILD_DIGITS = 64, 25
 _RUNTIMES = {
     "cri-containerd": "containerd",
     "crio": "cri-o",
@@ -58,24 +48,19 @@ def parse_cgroup_path(path: str) -> ContainerCgroup | None:
 
     An id before the pod is a node in a container (kind, k3d). Tenants may choose names below their container's cgroup.
     """
-    if len(path) < 64:
-        return None
-    pod = _POD.search(path)
-    for at in (pod.end(), 0) if pod else (0,):
-        for match in _ID.finditer(path, at):
-            start = path.rfind("/", 0, match.start()) + 1
-            prefix = path[start : match.start()]
-            if _is_container(prefix):
-                return ContainerCgroup(
-                    match[0], _last_pod(path[: match.start()]), _runtime(path[:start], prefix)
-                )
+    pods = _pods(path)
+    for at in (pods[0][1], 0) if pods else (0,):
+        for start, id_start, container_id in _ids(path):
+            if id_start >= at and _is_container(path[start:id_start]):
+                pod_uid = next((uid for uid, end in reversed(pods) if end <= id_start), None)
+                return ContainerCgroup(container_id, pod_uid, _runtime(path[:start], path[start:id_start]))
     return None
 
 
 @lru_cache(maxsize=128)  # all processes of a container have the same text
 def parse_cgroup(text: str) -> ContainerCgroup | None:
     """Parse ``/proc/<pid>/cgroup``: the first line with a container counts."""
-    if _ID.search(text) is None:
+    if len(text) < _ID_DIGITS:
         return None
     for path in cgroup_paths(text):
         if (key := parse_cgroup_path(path)) is not None:
@@ -90,11 +75,10 @@ def only_container(text: str) -> ContainerCgroup | None:
     """
     key: ContainerCgroup | None = None
     for path in cgroup_paths(text):
-        pods = list(_POD.finditer(path))
+        pods = _pods(path)
         if not pods:
             continue
-        below = path[pods[0].end() :]
-        ids = list(_ID.finditer(below))
+        ids = [container_id for _, start, container_id in _ids(path) if start >= pods[0][1]]
         container = parse_cgroup_path(path)
         if len(pods) != 1 or len(ids) != 1 or container is None:
             return None
@@ -110,8 +94,8 @@ def only_container(text: str) -> ContainerCgroup | None:
 def pod_uid_of(text: str) -> str | None:
     """Innermost pod UID in a path or ``/proc/<pid>/cgroup``."""
     for path in cgroup_paths(text):
-        if (pod_uid := _last_pod(path)) is not None:
-            return pod_uid
+        if pods := _pods(path):
+            return pods[-1][0]
     return None
 
 
@@ -126,8 +110,9 @@ def cgroup_paths(text: str) -> Iterator[str]:
 
 def container_id_of(name: str) -> str | None:
     """Container id in a name."""
-    match = _ID.search(name)
-    return match[0] if match is not None and _is_container(name[: match.start()]) else None
+    for start, id_start, container_id in _ids(name):
+        return container_id if _is_container(name[start:id_start]) else None
+    return None
 
 
 def names_in(name: str) -> tuple[str, ...]:
@@ -136,9 +121,27 @@ def names_in(name: str) -> tuple[str, ...]:
     Samples: ``lxc.payload.web``, ``systemd-nspawn@web.service``, ``system.slice:docker:q3v...`` (BuildKit) and
     ``<allocation's UUID>.<task>.scope`` (Nomad).
     """
-    match = _NAMED.fullmatch(name)
-    names = tuple(text for text in match.groups() if text) if match is not None else ()
-    return (*names, name)
+    stem, _, suffix = name.rpartition(".")
+    build = name.removeprefix("system.slice:docker:")
+    if name.startswith("lxc.payload."):
+        return name.removeprefix("lxc.payload.") or name, name
+    if suffix == "service" and stem.startswith("systemd-nspawn@"):
+        return stem.removeprefix("systemd-nspawn@") or name, name
+    if build != name and len(build) == _BUILD_DIGITS and build.isalnum():
+        return build, name
+    allocation, _, task = stem.partition(".")
+    if suffix == "scope" and task and is_uid(allocation):
+        return stem, allocation, name
+    return (name,)
+
+
+def names_in_pod(pod: str, container_id: str) -> tuple[str, ...]:
+    """Names of a container's cgroup in its pod's, by runtime; empty unless ``pod`` may be a pod's."""
+    if len(pod.rpartition("pod")[2]) < 32:
+        return ()
+    if pod.endswith(".slice"):
+        return tuple(f"{runtime}-{container_id}.scope" for runtime in ("cri-containerd", "crio", "docker"))
+    return container_id, f"crio-{container_id}"
 
 
 def is_monitor(path: str) -> bool:
@@ -165,9 +168,37 @@ def _is_container(prefix: str) -> bool:
     return not prefix or (prefix[-1] in "-:" and not prefix.endswith("conmon-"))
 
 
-def _last_pod(path: str) -> str | None:
-    pods = _POD.findall(path)
-    return pods[-1].replace("_", "-") if pods else None
+def is_uid(text: str) -> bool:
+    """Check for an API server's UID, or the hash that kubelet gives a static pod."""
+    parts = text.split("-")
+    return [len(part) for part in parts] in ([8, 4, 4, 4, 12], [32]) and _HEX.issuperset("".join(parts))
+
+
+def _pods(path: str) -> list[tuple[str, int]]:
+    """UIDs of the pods in a path, each with its end; systemd slices have '_' for '-'."""
+    pods, at = [], -1
+    while (at := path.find("pod", at + 1)) >= 0:
+        text = path[at + 3 : at + 39].replace("_", "-")
+        uid = next((uid for uid in (text, text[:32]) if is_uid(uid)), "")
+        end = at + 3 + len(uid)
+        if uid and path[at - 1 : at] not in _WORD and path[end : end + 1] not in {*_WORD, "-"}:
+            pods.append((uid, end))
+    return pods
+
+
+def _ids(path: str) -> Iterator[tuple[int, int, str]]:
+    """Yield ids, components' last 64 digits but for the unit's suffix: the component's start, the id's start, the id.
+
+    The kernel appends " (deleted)" to the path of a removed cgroup that still holds a zombie (proc_cgroup_show in
+    kernel/cgroup/cgroup.c).
+    """
+    start = 0
+    for part in path.split("/"):
+        name = part.removesuffix(" (deleted)").removesuffix(".scope")
+        at = len(name) - _ID_DIGITS
+        if at >= 0 and name[at - 1 : at] not in _HEX and _HEX.issuperset(name[at:]):
+            yield start, start + at, name[at:]
+        start += len(part) + 1
 
 
 def _runtime(parent: str, prefix: str) -> str | None:

@@ -6,6 +6,7 @@ import errno
 import os
 
 from resolver.base.errors import AccessDenied
+from resolver.linux.cgroup import names_in_pod
 
 TYPE_CHECKING = False  # as typing's, which a look-up does without
 if TYPE_CHECKING:
@@ -32,13 +33,15 @@ def cgroup_roots(mounts: Iterable[Mount]) -> list[str]:
     return [mount_point for _, _, mount_point in sorted(best.values())]
 
 
-def find_directories(root: str, match: Match, top: str = "") -> dict[str, list[str]]:
+def find_directories(root: str, match: Match, top: str = "", container_id: str = "") -> dict[str, list[str]]:
     """``{key: directories}`` of containers that ``match`` knows, parents first.
 
-    ``top`` limits the walk. Raises `AccessDenied` if a directory can't be listed.
+    ``top`` limits the walk. With the complete ``container_id``, pods are listed only if none has a cgroup that runtimes
+    name after it. Raises `AccessDenied` if a directory can't be listed.
     """
     directories: dict[str, list[str]] = {}
     stack: list[tuple[str, tuple[str, ...], bool]] = []
+    pods: list[tuple[str, tuple[str, ...], bool]] = []
 
     def visit(path: str, name: str, owners: tuple[str, ...], *, in_pod: bool) -> None:
         key, in_pod = match(path[len(root) :], name, in_pod)
@@ -46,7 +49,11 @@ def find_directories(root: str, match: Match, top: str = "") -> dict[str, list[s
             owners = (*owners, key)
         for owner in owners:
             directories.setdefault(owner, []).append(path)
-        if _may_have_children(path):
+        if container_id and not owners and (names := names_in_pod(name, container_id)):
+            for child in (child for child in names if os.access(f"{path}/{child}", os.F_OK)):
+                visit(f"{path}/{child}", child, owners, in_pod=in_pod)
+            pods.append((path, owners, in_pod))
+        elif _may_have_children(path):
             stack.append((path, owners, in_pod))
 
     if top:
@@ -57,6 +64,8 @@ def find_directories(root: str, match: Match, top: str = "") -> dict[str, list[s
         path, owners, in_pod = stack.pop()
         for name in _subdirectories(path):
             visit(f"{path}/{name}", name, owners, in_pod=in_pod)
+        if not stack and not directories:
+            stack, pods, container_id = pods, [], ""
     return directories
 
 

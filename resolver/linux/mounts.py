@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 
 from resolver.base.records import NamedTuple
 
@@ -25,7 +24,8 @@ class Mount(NamedTuple):
 
 def _unescape(field: bytes) -> str:
     if b"\\" in field:
-        field = re.sub(rb"\\([0-7]{3})", lambda match: bytes((int(match[1], 8) & 0xFF,)), field)
+        first, *rest = field.split(b"\\")
+        field = first + b"".join(bytes((int(part[:3], 8) & 0xFF,)) + part[3:] for part in rest)
     return os.fsdecode(field)
 
 

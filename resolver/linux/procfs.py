@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import re
 import struct
 from fcntl import ioctl
 
@@ -312,7 +311,7 @@ class Procfs:
         """
         text = self.mount_table(host_pid)
         tail = os.fsencode(root.rsplit("/", 1)[-1])
-        if b"\\" not in tail and not re.search(rb"[ \t\n]", tail):
+        if tail.translate(None, b"\\ \t\n") == tail:
             # Most lines are others', and to parse one takes as long as the kernel needs to make it.
             text = b"\n".join(line for line in text.split(b"\n") if tail in line)
         return any(mount.device == device and mount.root == root for mount in parse_mountinfo(text))
@@ -375,8 +374,8 @@ class Procfs:
         except OSError as error:
             raise translate(error, path) from None
         try:
-            tgid = re.search(rb"\nTgid:\t(\d+)\n", self.status_text(host_pid))
-            if tgid and int(tgid[1]) != host_pid:
+            tgid = self.status_text(host_pid).partition(b"\nTgid:\t")[2].partition(b"\n")[0]
+            if tgid and int(tgid) != host_pid:
                 raise NotAProcess(f"PID {host_pid} is a thread, not a process")
         except BaseException:
             held.close()

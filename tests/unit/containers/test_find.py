@@ -20,6 +20,7 @@ from resolver.containers.namespaces import (
     nested_namespace,
     own_namespace,
 )
+from resolver.linux import cgroup_directories
 from resolver.linux.cgroup_directories import cgroup_roots, find_directories, processes_in
 from resolver.linux.mounts import Mount
 from resolver.linux.procfs import HOST_PIDNS, Procfs
@@ -174,14 +175,41 @@ def test_id_is_searched_in_one_hierarchy_with_ids(
     roots: list[str] = []
     walk = find_directories
 
-    def walks(root: str, match: Any) -> dict[str, list[str]]:
+    def walks(root: str, match: Any, **given: str) -> dict[str, list[str]]:
         roots.append(root)
-        return walk(root, match)
+        return walk(root, match, **given)
 
     monkeypatch.setattr(find, "find_directories", walks)
     empty = tree / "system.slice"  # has no container, so the next one is searched too
     find._by_directories(Wanted(text), [str(empty), str(tree), str(tree)])
     assert roots == [str(empty), *[str(tree)] * walked]
+
+
+@pytest.mark.parametrize(
+    ("pod", "name", "listed"),
+    [
+        (f"pod{UID}", A, False),
+        (f"pod{STATIC}", f"crio-{A}", False),
+        (f"kubepods-pod{UID.replace('-', '_')}.slice", f"cri-containerd-{A}.scope", False),
+        (f"pod{UID}", f"new-{A}", True),  # a runtime that no table names
+    ],
+)
+def test_pods_are_listed_for_unknown_runtimes_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pod: str, name: str, *, listed: bool
+) -> None:
+    other, top = tmp_path / f"kubepods/pod{'0' * 32}", tmp_path / "kubepods" / pod / name
+    for directory in (other / B, top / "init"):
+        directory.mkdir(parents=True)
+    seen: list[str] = []
+    subdirectories = cgroup_directories._subdirectories
+
+    def lists(path: str) -> list[str]:
+        seen.append(path)
+        return subdirectories(path)
+
+    monkeypatch.setattr(cgroup_directories, "_subdirectories", lists)
+    found = find_directories(str(tmp_path), Wanted(A).match, container_id=A)
+    assert (found, str(other) in seen) == ({A: [str(top), f"{top}/init"]}, listed)
 
 
 def test_a_symbolic_link_is_no_cgroup(tree: Path) -> None:
