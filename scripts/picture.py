@@ -14,8 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from resolver.base.reasons import RepairReason, SampleReason, UnresolvedReason
-from resolver.cli._top.tree import Reading
-from resolver.cli._top.view import LiveView
+from resolver.cli._top import screen
 from resolver.state import Process, Snapshot
 from tests.fakes.busy import GIB, GPUS, Builder
 from tests.fakes.served import tree_of
@@ -65,16 +64,14 @@ def node() -> Snapshot:
 
 def draw() -> str:
     """Return the picture as SVG, the same bytes for the same code."""
-    tree = tree_of(node())
     read_at = time.mktime((2026, 1, 15, 10, 10, 5, 0, 0, -1))  # in whatever time zone
-    view = LiveView("gpu-node-7")
-    view.lines(Reading(tree, read_at), *SIZE)
-    view.press("down")
-    view.press("down")
+    reading, shown = screen.Reading(tree_of(node()), read_at), screen.Screen("gpu-node-7")
+    shown.press("KEY_DOWN")
+    shown.press("KEY_DOWN")
     console = Console(
         record=True, width=SIZE[0], file=io.StringIO(), force_terminal=True, color_system="truecolor"
     )
-    for line in view.lines(Reading(tree, read_at), *SIZE):
+    for line in shown.frame(reading, *SIZE):
         parts = [(text, STYLES.get(style, style)) for text, style in line]
         console.print(Text.assemble(*parts), no_wrap=True, overflow="crop")
     fonts = re.sub(

@@ -27,15 +27,6 @@ _CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33"}
 #: Texts, each with the name of its style; `screen` knows how the styles look.
 Line = list[tuple[str, str]]
 
-#: Our own signs in ASCII.
-ASCII_SIGNS = str.maketrans("━─✓…≥·↑↓", "#.*~>|^v")
-
-
-def in_ascii(text: str) -> str:
-    """Return the text in ASCII and in as many cells; ``?`` for letters of other alphabets."""
-    signs = text.translate(ASCII_SIGNS)
-    return signs if signs.isascii() else "".join(c if c.isascii() else "?" * cells(c) for c in signs)
-
 
 def cells(text: str) -> int:
     """Return how many cells of a terminal a text takes."""
@@ -68,17 +59,20 @@ def fit(text: str, width: int, *, middle: bool = False, ellipsis: str = "…") -
     return start + " " * (room - cells(start)) + ellipsis + end
 
 
-def clip(line: Line, width: int) -> Line:
-    """Return the line in at most ``width`` cells, without characters that a terminal obeys."""
-    clipped: Line = []
+def clip(line: Line, width: int, left: int = 0) -> Line:
+    """Return ``width`` cells of the line from ``left`` on, without characters that a terminal obeys."""
+    clipped, at = Line(), 0
     for words, style in line:
-        text = printable(words)
-        length = cells(text)
-        if length > width:
-            return [*clipped, (fit(text, width), style)] if width > 0 else clipped
-        if length:
-            clipped.append((text, style))
-        width -= length
+        shown = ""
+        for character in printable(words):
+            end = at + cells(character)
+            if at >= left and end <= left + width:
+                shown += character
+            elif end > left > at:  # half of a wide one
+                shown += " "
+            at = end
+        if shown:
+            clipped.append((shown, style))
     return clipped
 
 

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from typing import TYPE_CHECKING, Any
 
 from resolver.base.errors import UsageError
 from resolver.cli.ask_daemon import add_socket
 from resolver.cli.container_names import not_found
 from resolver.cli.parser import seconds
-from resolver.cli.show import ASCII_SIGNS, as_json, print_json, print_table
+from resolver.cli.show import as_json, print_json, print_table
 
 if TYPE_CHECKING:
     import argparse
@@ -46,12 +45,17 @@ def run(args: argparse.Namespace) -> int:
     """Show it; returns 4 without a daemon, 1 if no container has the name, else 0."""
     if not 0.1 <= args.interval <= 3600:
         raise UsageError(f"--interval {args.interval:g}s: it takes a time from 100ms to 1h")
-    from resolver.cli._top.tree import Reading, read
+    from resolver.cli._top.tree import build
+    from resolver.cli.documents import from_daemon
+
+    def read() -> Tree:
+        tree = build(from_daemon(args.socket))
+        return tree.part(args.name) if args.name else tree
 
     plain_terminal = not sys.stdin.isatty() or os.environ.get("TERM", "dumb") in ("dumb", "unknown")
     once = args.json or args.once or plain_terminal or not sys.stdout.isatty()
     args.every = None if once else args.interval
-    tree = read(args.socket, args.name)
+    tree = read()
     if args.name and not tree.gpus:
         raise not_found(args.name, ". Containers without a GPU are not shown")
     if args.json:
@@ -61,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         from resolver.cli._top.screen import watch
 
-        return watch(args.socket, args.interval, Reading(tree, time.time()), args.name)
+        return watch(read, args.interval, tree)
     return 0
 
 
@@ -69,18 +73,17 @@ def _document(tree: Tree) -> dict[str, Any]:
     """Return GPUs with containers and processes, and unresolved items; null is "not known" or "none"."""
     gpus = []
     for gpu in tree.gpus:
-        containers = [{**container.names._asdict(), **container._asdict()} for container in gpu.containers]
+        containers = [as_json({**node.names._asdict(), **node._asdict()}) for node in gpu.containers]
         for container in containers:
             del container["names"]
         gpus.append({"uuid": gpu.key, **(as_json(gpu.report) or {}), "containers": _with_null(containers)})
     driver = tree.status.driver
     state = {"at": tree.status.at, "driver_version": driver.version, "driver_error": driver.error}
-    return {**state, "gpus": gpus, "unresolved": _with_null(tree.unresolved)}
+    return {**state, "gpus": gpus, "unresolved": _with_null(as_json(tree.unresolved))}
 
 
 def _with_null(value: Any) -> Any:
-    """Return a record as JSON has it, an empty text as null."""
-    value = as_json(value)
+    """Return JSON with null for an empty text."""
     if isinstance(value, dict):
         return {name: _with_null(field) for name, field in value.items()}
     return list(map(_with_null, value)) if isinstance(value, list) else None if value == "" else value
@@ -106,5 +109,5 @@ def _lines(rows: list[Row]) -> Iterator[tuple[str, ...]]:
             container = row.title
             gpu = gpu if row.kind == "container" else ""
         process = row.title if row.depth == 2 else ""
-        use = (row.host_pid, row.ns_pid, row.percent(), row.memory)
-        yield tuple(text.translate(ASCII_SIGNS) for text in (row.kind, gpu, container, process, *use, note))
+        use = (text.replace("≥", ">") for text in (row.host_pid, row.ns_pid, row.percent(), row.memory))
+        yield (row.kind, gpu, container, process, *use, note)

@@ -14,8 +14,7 @@ from resolver.gpu.inventory import Gpu
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from resolver.cli._top.tree import GpuNode, Tree, UnresolvedNode
-    from resolver.gpu.inventory import MigInstance
+    from resolver.cli._top.tree import Tree, UnresolvedNode
 
 #: Sort keys of a list. The largest values come first; names ascend.
 SORTS = ("utilization", "memory", "name", "idle time")
@@ -60,77 +59,65 @@ class Choice(NamedTuple):
 
 def rows_of(tree: Tree, choice: Choice) -> list[Row]:
     """Return the chosen rows: those that contain the text, with the rows that they are in and those in them."""
-    rows = [row for gpu in tree.gpus for row in _gpu(gpu, choice, answers=not tree.status.driver.error)]
-    if tree.unresolved:
-        title, detail = f"unresolved ({len(tree.unresolved)})", "docs/troubleshooting.md explains each reason"
-        rows.append(Row(UNRESOLVED, 0, UNRESOLVED, title, tone="warn", detail=detail))
-        rows += [_unresolved(f"{UNRESOLVED}/{number}", node) for number, node in enumerate(tree.unresolved)]
     path: list[Row] = []
-    kept = set[str]()
-    for row in rows:
+    kept = dict[str, Row]()
+    for row in _every(tree, choice):
         path = [*path[: row.depth], row]
         if any(above.contains(choice.needle) for above in path):
-            kept.update(above.key for above in path)
-    return [row for row in rows if row.key in kept and not (choice.folded and row.kind == "process")]
+            kept |= {above.key: above for above in path}
+    return [row for row in kept.values() if not (choice.folded and row.kind == "process")]
 
 
-def _joined(*facts: str) -> str:
+def _every(tree: Tree, choice: Choice) -> Iterator[Row]:
+    for gpu in tree.gpus:
+        report = gpu.report or Gpu(gpu.key, 0, samples="failed")
+        yield _gpu(gpu.key, gpu.report)
+        if not gpu.containers:
+            asked = not tree.status.driver.error and report.samples != "failed"
+            words = "no container uses it" if asked else "its users are not known"
+            yield Row(f"{gpu.key}/", 1, "empty", words, tone="dim")
+        for container in _sorted(gpu.containers, choice):
+            row = _container(f"{gpu.key}/{container.names.key}", container)
+            yield row
+            for process in _sorted(container.processes, choice):
+                yield _process(row, report, process)
+    if tree.unresolved:
+        title, detail = f"unresolved ({len(tree.unresolved)})", "docs/troubleshooting.md explains each reason"
+        yield Row(UNRESOLVED, 0, UNRESOLVED, title, tone="warn", detail=detail)
+    for number, node in enumerate(tree.unresolved):
+        yield _unresolved(f"{UNRESOLVED}/{number}", node)
+
+
+def _joined(*facts: str | None) -> str:
     return " · ".join(filter(None, facts))
 
 
-def _gpu(gpu: GpuNode, choice: Choice, *, answers: bool) -> Iterator[Row]:
-    """Yield the row of a GPU and those below it. ``answers``: the driver does."""
-    report = gpu.report or Gpu(gpu.key, 0, samples="failed")
-    title, (note, tone) = f"{report.device_index} {printable(report.name)}", _gpu_note(report)
-    if gpu.report is None:
-        title, note, tone = gpu.key, "not in inventory", "warn"
-    ill = "; ".join(
-        f"{illness.reason} since {time.strftime('%Y-%m-%d %H:%M', time.localtime(illness.since))} ({illness.detail})"
-        for illness in report.illnesses
-    )
-    uuid = gpu.key if gpu.report else "not in the inventory"
-    detail = _joined(f"GPU {title}", uuid, ill and f"unhealthy: {ill}", report.samples_why or "")
-    yield Row(
-        gpu.key, 0, "gpu", title, "", "", Amount(report.utilization), _share(report), note, tone, detail
-    )
-    yield from map(_mig, report.mig_instances)
-    if not gpu.containers:
-        asked = answers and report.samples != "failed"
-        words = "no container uses it" if asked else "its users are not known"
-        yield Row(f"{gpu.key}/", 1, "empty", words, tone="dim", detail=detail)
-    for container in _sorted(gpu.containers, choice):
-        above = _container(gpu, container)
-        yield above
-        yield from (_process(above, report, process) for process in _sorted(container.processes, choice))
-
-
-def _gpu_note(report: Gpu) -> tuple[str, str]:
-    """Return the most important fact about a GPU in a few letters, and its tone."""
+def _gpu(key: str, report: Gpu | None) -> Row:
+    """Return the row of a GPU, with the most important fact about it as its note."""
+    if report is None:
+        return Row(key, 0, "gpu", key, "", "", Amount(None), "?", "not in inventory", "warn", f"GPU {key}")
+    measured = (report.temperature, "C"), (report.power, "W")
+    note, tone = " ".join(f"{value:.0f}{unit}" for value, unit in measured if value is not None), ""
     if report.illnesses:
-        return "unhealthy: " + ", ".join(illness.reason for illness in report.illnesses), "bad"
-    if report.mig:
-        return "MIG", ""
-    if report.samples != "ok":
-        return f"samples {report.samples}", "warn"
-    temperature, power = report.temperature, report.power
-    parts = ("" if temperature is None else f"{temperature}C", "" if power is None else f"{power:.0f}W")
-    return " ".join(filter(None, parts)), ""
-
-
-def _mig(instance: MigInstance) -> Row:
-    title = f"MIG {instance.gpu_instance}/{instance.compute_instance}"
-    detail = f"MIG instance {instance.uuid}: NVML does not report its utilization"
-    memory = _share(instance)
-    return Row(instance.uuid, 1, "mig", title, "", "", Amount(None), memory, "unsupported", "dim", detail)
+        note, tone = "unhealthy: " + ", ".join(illness.reason for illness in report.illnesses), "bad"
+    elif report.mig:
+        note = "MIG"
+    elif report.samples != "ok":
+        note, tone = f"samples {report.samples}", "warn"
+    used, whole = report.memory_used, report.memory_total
+    memory = "?" if used is None and whole is None else f"{_size(used)}/{_size(whole)}"
+    ill = (f"unhealthy: {illness.reason} ({illness.detail})" for illness in report.illnesses)
+    title = f"{report.device_index} {printable(report.name)}"
+    detail = _joined(f"GPU {title}", key, *ill, report.samples_why)
+    return Row(key, 0, "gpu", title, "", "", Amount(report.utilization), memory, note, tone, detail)
 
 
 def _sorted(nodes: Iterable[Any], choice: Choice) -> list[Any]:
     """Sort containers or processes: unknown values last, equal ones by name."""
     by_name = sorted(nodes, key=lambda node: _value(node, "name"))
     with_value = [node for node in by_name if _value(node, choice.sort) is not None]
-    with_value.sort(
-        key=lambda node: _value(node, choice.sort), reverse=choice.reverse is (choice.sort == "name")
-    )
+    down = choice.reverse is (choice.sort == "name")
+    with_value.sort(key=lambda node: _value(node, choice.sort), reverse=down)
     return with_value + [node for node in by_name if _value(node, choice.sort) is None]
 
 
@@ -146,9 +133,14 @@ def _value(node: ContainerNode | ProcessNode, sort: str) -> Any:
     return dict(zip(SORTS, (by_use, by_memory, name, idle), strict=True))[sort]
 
 
-def _container(gpu: GpuNode, container: ContainerNode) -> Row:
-    names, over, limit = container.names, container.over(), container.memory_limit
-    title, note, tone = printable(names.title), "", ""
+def _container(key: str, container: ContainerNode) -> Row:
+    names, over, limit, busy = (
+        container.names,
+        container.over(),
+        container.memory_limit,
+        container.utilization,
+    )
+    title, tone = printable(names.title), ""
     core = "" if container.core_limit is None else f"core limit {container.core_limit}%"
     if core and container.limit_state not in ("", "in_force"):
         core += f", {container.limit_state.replace('_', ' ')}"
@@ -156,21 +148,19 @@ def _container(gpu: GpuNode, container: ContainerNode) -> Row:
     if over:
         note, tone = f"over {over}", "warn"
     elif not container.processes:
-        note, tone = "not sampled" if container.utilization.value is None else "no process", "dim"
+        note, tone = "not sampled" if busy.value is None else "no process", "dim"
+    idle = container.idle_since
     detail = _joined(
         title,
         core,
-        "" if limit is None else f"memory limit {size(limit)}",
-        over and f"over its {over} limit",
-        f"idle for {duration(time.time() - container.idle_since)}" if container.idle_since else "",
+        f"idle for {duration(time.time() - idle)}" if idle else "",
         names.container_id and f"container {names.container_id[:12]}",
         names.pod_uid and f"pod {names.pod_uid}",
-        "the utilization of some of its processes is not known" * container.utilization.at_least,
+        "the utilization of some of its processes is not known" * busy.at_least,
     )
     memory = f"{'≥' * container.memory.at_least}{_size(container.memory.value)}"
     memory += "" if limit is None else f"/{size(limit)}"
-    key, amount = f"{gpu.key}/{names.key}", container.utilization
-    return Row(key, 1, "container", title, "", "", amount, memory, note, tone, detail)
+    return Row(key, 1, "container", title, "", "", busy, memory, note, tone, detail)
 
 
 def _process(container: Row, gpu: Gpu, process: ProcessNode) -> Row:
@@ -214,8 +204,3 @@ def _number(value: int | None) -> str:
 
 def _size(count: int | None) -> str:
     return "?" if count is None else size(count)
-
-
-def _share(report: Gpu | MigInstance) -> str:
-    used, whole = report.memory_used, report.memory_total
-    return "?" if used is None and whole is None else f"{_size(used)}/{_size(whole)}"

@@ -1,4 +1,4 @@
-"""The terminal: lines painted and keys read by curses, until the person quits."""
+"""The terminal: a frame of rows, painted by curses, and the action of each key, until the person quits."""
 
 from __future__ import annotations
 
@@ -12,20 +12,23 @@ import sys
 import termios
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
 
+from resolver.base.errors import ResolverError
 from resolver.base.retry import started
-from resolver.cli._top.view import LiveView
-from resolver.cli.show import in_ascii
+from resolver.base.text import several
+from resolver.cli._top.rows import SORTS, Choice, Row, rows_of
+from resolver.cli.show import Line, cells, clip, fit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from concurrent.futures import Future
     from types import FrameType
 
-    from resolver.cli._top.tree import Reading
+    from resolver.cli._top.tree import Tree
 
 _POLL_SECONDS: Final = 0.1
+#: Cells of the columns at the width below which the list is scrolled sideways, and of one step of it.
+_LEAST, _TITLE, _BAR, _PIDS, _PERCENT, _MEMORY, _STEP = 80, 21, 8, 17, 6, 12, 8
 #: Attribute and colour of each style.
 _STYLES: Final = {
     "": (curses.A_NORMAL, -1),
@@ -38,15 +41,157 @@ _STYLES: Final = {
     "warn": (curses.A_NORMAL, curses.COLOR_YELLOW),
     "bad": (curses.A_BOLD, curses.COLOR_RED),
 }
-_NAMED: Final = ("up", "down", "ppage", "npage", "home", "end", "backspace", "enter")
-_LETTERS: Final = {"\r": "enter", "\n": "enter", "\x7f": "backspace", "\x08": "backspace", "\x1b": "escape"}
-_KEYS: Final = _LETTERS | {getattr(curses, f"KEY_{name.upper()}"): name for name in _NAMED}
+_SORTS: Final = dict(zip("umni", SORTS, strict=True))
+_BACKSPACE: Final = ("\x7f", "\x08", "KEY_BACKSPACE")
+_BOTTOM: Final = "q quit  ↑↓←→ move  u m n i sort  r reverse  f fold  / filter  Ctrl-Z suspend"
 
 
-def watch(socket_path: str | None, interval: float, first: Reading, name: str) -> int:
+class Reading(NamedTuple):
+    """The last reading that succeeded, and the error of those after it, since when (Unix time)."""
+
+    tree: Tree
+    read_at: float
+    error: str = ""
+    since: float = 0.0
+
+    def next(self, read: Callable[[], Tree], interval: float) -> Reading:
+        """Return the reading after a pause: this one with an error if the daemon does not answer."""
+        time.sleep(interval)
+        now = time.time()
+        try:
+            return Reading(read(), now)
+        except ResolverError as error:
+            return self._replace(error=str(error), since=self.since or now)
+
+    def problems(self) -> list[str]:
+        """Return reasons to doubt the numbers."""
+        since = time.strftime("%H:%M:%S", time.localtime(self.since))
+        stale = [f"no daemon since {since}, retrying; the values shown are from before", self.error]
+        troubles = self.tree.status.troubles
+        doubts = [str(trouble) for trouble in troubles if trouble.grave or trouble.reason == "dry_run"]
+        return [*(stale if self.error else []), *doubts]
+
+
+class Screen:
+    """What the keys choose: the order, the filter, and the part of the list that is seen."""
+
+    def __init__(self, node: str) -> None:
+        self.choice, self.rows, self.cursor = Choice(), list[Row](), 0
+        self._node, self._top, self._left, self._room, self._editing = node, 0, 0, 1, False
+
+    def press(self, key: str) -> bool:
+        """Do the key's action: a letter's, or that of a key by its name in curses; False to quit."""
+        choice = self.choice
+        if self._editing:
+            self._editing = key not in ("\n", "\r", "KEY_ENTER", "\x1b")
+            needle = choice.needle + (key if len(key) == 1 and key.isprintable() else "")
+            needle = "" if key == "\x1b" else needle[:-1] if key in _BACKSPACE else needle
+            self.choice = choice._replace(needle=needle)
+            return True
+        many = len(self.rows)
+        down = {"KEY_UP": -1, "k": -1, "KEY_DOWN": 1, "j": 1, "KEY_HOME": -many, "KEY_END": many}
+        down |= {"KEY_PPAGE": -self._room, "KEY_NPAGE": self._room}
+        self.cursor += down.get(key, 0)
+        self._left += {"KEY_LEFT": -_STEP, "KEY_RIGHT": _STEP}.get(key, 0)
+        if key in _SORTS:
+            self.choice = choice._replace(sort=_SORTS[key], reverse=False)
+        elif key == "r":
+            self.choice = choice._replace(reverse=not choice.reverse)
+        elif key == "f":
+            self.choice = choice._replace(folded=not choice.folded)
+        elif key == "\x1b":
+            self.choice = choice._replace(needle="")
+        self._editing = key == "/"
+        return key != "q"
+
+    def frame(self, reading: Reading, width: int, height: int) -> list[Line]:
+        """Return the lines of a screen of this size."""
+        wide, choice = max(width, _LEAST), self.choice
+        problems: list[Line] = [[(problem, "bad")] for problem in reading.problems()[: max(height - 8, 1)]]
+        self._room = room = max(height - len(problems) - 5, 1)
+        self._select(rows_of(reading.tree, choice))
+        last = min(self._top + room, len(self.rows))
+        body = [row_line(row, wide) for row in self.rows[self._top : last]]
+        detail, keys = self.rows[self.cursor].detail if body else "", _BOTTOM
+        if body:
+            text = "".join(text for text, _ in body[self.cursor - self._top])
+            body[self.cursor - self._top] = [(fit(text, wide), "selected")]
+        elif choice.needle:
+            detail = f"nothing contains {choice.needle!r}"
+        else:
+            detail = f"no GPU: {reading.tree.status.driver.error or 'none on this node'}"
+        if self._editing:
+            keys = f"filter: {choice.needle}_   Enter keep  Esc clear"
+        elif choice.needle:
+            keys = f"filter: {choice.needle}   Esc shows all  {keys}"
+        title, bar = _columns(wide)
+        heads = f"{'GPU / CONTAINER / PROCESS'[:title]:{title}}{'HOST PID':>9}{'PID':>8} "
+        heads += f"{'UTILIZATION':{bar + _PERCENT}}{'MEMORY':>{_MEMORY}} NOTE"
+        body = [[(heads, "head")], *body[:room], *[[]] * (room - len(body)), [(detail, "dim")]]
+        widest = max(sum(cells(text) for text, _ in line) for line in body)
+        self._left = max(min(self._left, widest - width), 0)
+        order = f"by {choice.sort}{', reversed' * choice.reverse}"
+        fixed = (
+            _above(self._node, reading, f"{order}   {self._top + 1}-{last} of {len(self.rows)}") + problems
+        )
+        lines = [clip(line, width) for line in fixed] + [clip(line, width, self._left) for line in body]
+        return [*lines, clip([(keys, "bold")], width)][:height]
+
+    def _select(self, rows: list[Row]) -> None:
+        """Show these rows; the cursor stays on its row wherever that goes, and is visible."""
+        at = max(min(self.cursor, len(self.rows) - 1), 0)
+        key = self.rows[at].key if at else ""
+        self.rows, last = rows, max(len(rows) - 1, 0)
+        self.cursor = next((number for number, row in enumerate(rows) if row.key == key), min(at, last))
+        self._top = max(min(self._top, self.cursor, len(rows) - self._room), self.cursor - self._room + 1, 0)
+
+
+def _above(node: str, reading: Reading, order: str) -> list[Line]:
+    """Return the two lines about the node."""
+    status, lost = reading.tree.status, len(reading.tree.unresolved)
+    fixed, when = status.totals.slots_repaired, time.strftime("%H:%M:%S", time.localtime(reading.read_at))
+    about = f"   driver {status.driver.version or '?'}   source {status.source.name}   {when}"
+    repaired = (f"  {fixed} repaired", "good" if fixed else "dim")
+    unresolved = (f"  {lost} unresolved", "warn" if lost else "dim")
+    return [
+        [("resolver top", "bold"), (f"  {node}", ""), (about, "dim")],
+        [(several(len(reading.tree.gpus), "GPU"), ""), repaired, unresolved, (f"   {order}", "dim")],
+    ]
+
+
+def _columns(width: int) -> tuple[int, int]:
+    """Return the widths of title and bar; the note has the rest."""
+    return min(_TITLE + (width - _LEAST) // 2, 64), min(_BAR + (width - _LEAST) // 4, 30)
+
+
+def row_line(row: Row, width: int) -> Line:
+    """Return a row in its columns. A row without PIDs has their room for its title."""
+    title, bar = _columns(width)
+    indent, numbers = "  " * row.depth, ""
+    if row.host_pid or row.ns_pid:
+        numbers = f" {row.host_pid:>8} {row.ns_pid:>7}"
+    else:
+        title += _PIDS
+    name = fit(row.title, title - len(indent), middle=row.kind in ("container", "slot", "file"))
+    dim, value = "dim" if row.tone == "dim" else "", row.amount and row.amount.value
+    line: Line = [(indent + name, dim or ("bold", "container", "")[row.depth]), (numbers, dim)]
+    if value is None:
+        line.append((" " * (bar + 1), ""))
+    else:
+        filled = min(max(round(value * bar / 100), value > 0), bar)  # a small one is seen all the same
+        line += [(" " + "━" * filled, "good"), ("─" * (bar - filled), "dim")]
+    tone = "warn" if value is None else "bold" if value else "dim"
+    line += [(f"{row.percent():>{_PERCENT}}", tone), (f"{row.memory:>{_MEMORY}}", dim)]
+    return [*line, (f" {row.note}", row.tone)]
+
+
+# ---- the terminal ---------------------------------------------------------------------------------------------------
+
+
+def watch(read: Callable[[], Tree], interval: float, first: Tree) -> int:
     """Show the readings; returns the exit code. The terminal gets its modes back, whatever ends this."""
-    with contextlib.suppress(locale.Error):  # one of another machine, by ssh, that this one doesn't have
-        locale.setlocale(locale.LC_ALL, "")
+    with contextlib.suppress(locale.Error):
+        locale.setlocale(locale.LC_CTYPE, "C.UTF-8")  # the frame's signs, in whatever locale
     curses.set_escdelay(50)
     try:
         curses.setupterm()
@@ -54,12 +199,8 @@ def watch(socket_path: str | None, interval: float, first: Reading, name: str) -
         os.environ["TERM"] = "xterm"
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
         signal.signal(number, _end)
-
-    def read_next(last: Reading) -> Future[Reading]:
-        """Read in a thread, so that a hanging daemon delays no key."""
-        return started(partial(last.next, socket_path, name, interval), name="reader")
-
-    return curses.wrapper(_show, first, read_next)
+    read_next = partial(Reading.next, read=read, interval=interval)
+    return curses.wrapper(_show, Reading(first, time.time()), read_next)
 
 
 def _end(number: int, _frame: FrameType | None) -> NoReturn:
@@ -67,10 +208,9 @@ def _end(number: int, _frame: FrameType | None) -> NoReturn:
     raise SystemExit(128 + number)
 
 
-def _show(window: curses.window, reading: Reading, read_next: Callable[[Reading], Future[Reading]]) -> int:
+def _show(window: curses.window, reading: Reading, read_next: Callable[[Reading], Reading]) -> int:
     """Repaint on a key, a new reading or another size, and each second; returns the exit code."""
-    view, styles = LiveView(os.uname().nodename), _styles()
-    encode = str if locale.nl_langinfo(locale.CODESET) == "UTF-8" else in_ascii
+    screen, styles, due = Screen(os.uname().nodename), _styles(), 0.0
     with contextlib.suppress(curses.error):
         curses.curs_set(0)
     window.nodelay(True)
@@ -79,48 +219,43 @@ def _show(window: curses.window, reading: Reading, read_next: Callable[[Reading]
     modes[0] &= ~termios.IXON
     termios.tcsetattr(sys.stdin, termios.TCSANOW, modes)
     curses.def_prog_mode()  # also after Ctrl-Z
-    coming, due, empty = read_next(reading), 0.0, 0
+    coming = started(partial(read_next, reading), name="reader")  # a hanging daemon delays no key
     while True:
+        try:
+            size = os.get_terminal_size(sys.stdin.fileno())
+        except OSError:  # the terminal is gone
+            return 0
+        # A stopped program gets no signal of another size.
+        if all(size) and curses.is_term_resized(size.lines, size.columns):
+            curses.resizeterm(size.lines, size.columns)
+            due = 0.0
         if coming.done():
             reading, due = coming.result(), 0.0
-            coming = read_next(reading)
-        if _is_resized() or time.monotonic() >= due:
+            coming = started(partial(read_next, reading), name="reader")
+        if time.monotonic() >= due:
             height, width = window.getmaxyx()
             window.erase()
-            for number, line in enumerate(view.lines(reading, width, height)):
+            for number, line in enumerate(screen.frame(reading, width, height)):
                 window.move(number, 0)
                 for text, style in line:
                     with contextlib.suppress(curses.error):  # after the last cell is no place for the cursor
-                        window.addstr(encode(text), styles[style])
+                        window.addstr(text, styles[style])
             window.refresh()
             due = time.monotonic() + 1
-        ready = select.select([sys.stdin], [], [], _POLL_SECONDS)[0]
+        select.select([sys.stdin], [], [], _POLL_SECONDS)
         keys = _typed(window)
-        if not all(view.press(key) for key in keys if key):
+        if not all(map(screen.press, keys)):
             return 0
         due = 0.0 if keys else due
-        empty = empty + 1 if ready and not keys else 0
-        if empty > 2:  # the other end of the terminal is gone
-            return 0
-
-
-def _is_resized() -> bool:
-    """Adopt another size of the terminal, of which a stopped program gets no signal."""
-    with contextlib.suppress(OSError):  # the terminal is gone
-        width, height = os.get_terminal_size(sys.stdout.fileno())
-        if width and height and curses.is_term_resized(height, width):
-            curses.resizeterm(height, width)
-            return True
-    return False
 
 
 def _typed(window: curses.window) -> list[str]:
-    """Return the keys that were pressed, by letter or name; another size and an unknown key are empty."""
+    """Return the keys that were pressed: letters, and names of the others."""
     keys = []
     with contextlib.suppress(curses.error):  # no more
         while True:
             key = window.get_wch()
-            keys.append(_KEYS.get(key) or (key if isinstance(key, str) and key.isprintable() else ""))
+            keys.append(key if isinstance(key, str) else curses.keyname(key).decode())
     return keys
 
 
@@ -128,8 +263,9 @@ def _styles() -> dict[str, int]:
     styles = {name: attribute for name, (attribute, _) in _STYLES.items()}
     if curses.has_colors():
         curses.use_default_colors()
-        for number, (name, (_, colour)) in enumerate(_STYLES.items(), 1):
-            if colour >= 0 and not os.environ.get("NO_COLOR"):
-                curses.init_pair(number, colour, -1)
-                styles[name] |= curses.color_pair(number)
+        for number, (name, (_, colour)) in enumerate(
+            () if os.environ.get("NO_COLOR") else _STYLES.items(), 1
+        ):
+            curses.init_pair(number, colour, -1)
+            styles[name] |= curses.color_pair(number)
     return styles
