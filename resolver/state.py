@@ -274,8 +274,8 @@ class ContainerUse(Struct, frozen=True):
     """Use of one GPU by one container ``since`` the daemon first saw it there (Unix time). Null means unknown.
 
     ``gpu_seconds`` is SM utilization from 0 to 1 times seconds, integrated from the device's own samples and divided
-    among its processes; its part ``estimated_seconds`` is an upper bound, of devices without such samples. ``error`` is
-    its largest error as a share of it: 0.03, and more where time is unknown or containers used the GPU at once.
+    among its processes. ``error`` is its largest error as a share of it: 0.03, and more where time is unknown or
+    containers used the GPU at once.
     ``unknown_seconds`` is the time that NVML doesn't tell, which is in none of the sums. ``energy`` is an estimate in
     joules: the GPU's power in proportion to use. ``used_1m`` and ``used_5m`` are mean utilization (of up to 10 s more),
     ``core_limit`` is in per cent. ``idle_since`` is when its processes, which still hold memory, last used the GPU,
@@ -299,7 +299,6 @@ class ContainerUse(Struct, frozen=True):
     core_limit: int | None
     limit_state: LimitState
     xids: int
-    estimated_seconds: float = 0.0
     error: float | None = None
 
 

@@ -53,7 +53,7 @@ class DeviceSamples(Struct, frozen=True):
 
     ``periods`` are the device's own samples since the answer before, oldest first: a time stamp (microseconds by the
     driver's clock), and the utilization until then (per cent of the time; None: impossible). Each period begins at the
-    stamp before it, the first at ``start``. None if the device has no such samples; empty in the first answer.
+    stamp before it, the first at ``start``. Empty in the first answer.
     ``shares`` are as ``newest``, since ``start``.
     """
 
@@ -65,16 +65,15 @@ class DeviceSamples(Struct, frozen=True):
     power: float | None = None
     idle: bool = False
     start: int = 0
-    periods: tuple[tuple[int, int | None], ...] | None = None
+    periods: tuple[tuple[int, int | None], ...] = ()
     shares: dict[int, int] = {}
     mps: tuple[int, ...] | None = None
 
     @property
     def quiet(self) -> float:
         """Return the seconds without load at the end of its periods."""
-        periods = self.periods or ()
-        busy = (at for at, load in periods if load != 0)
-        return (periods[-1][0] - max(busy, default=self.start)) / 1e6 if periods else 0.0
+        busy = (at for at, load in self.periods if load != 0)
+        return (self.periods[-1][0] - max(busy, default=self.start)) / 1e6 if self.periods else 0.0
 
     @property
     def legacy_call_refused(self) -> bool:

@@ -37,16 +37,12 @@ Key = tuple[str, str, str, str]
 
 
 class _Sums(NamedTuple):
-    """Seconds accounted for, GPU-seconds, those of them that are upper bounds, and unknown seconds.
-
-    ``doubtful`` are GPU-seconds of a device that several containers used at once, or that are upper bounds.
-    """
+    """Seconds accounted for, GPU-seconds, unknown seconds, and GPU-seconds while several containers used the device."""
 
     at: float = 0.0
     used: float = 0.0
-    estimated: float = 0.0
     unknown: float = 0.0
-    doubtful: float = 0.0
+    shared: float = 0.0
 
     def since(self, before: _Sums) -> _Sums:
         return _Sums(*(now - then for now, then in zip(self, before, strict=True)))
@@ -59,7 +55,7 @@ class _Sums(NamedTuple):
 
     def error(self) -> float | None:
         """Return the largest error of the use, as a share of it; None if it may be all wrong."""
-        missing = self.unknown + self.doubtful
+        missing = self.unknown + self.shared
         if not missing:
             return _ERROR
         error = _ERROR + missing / self.used if self.used else 1.0
@@ -85,9 +81,7 @@ class _Entry:
         seconds, unknown, memory = window.known, window.unknown, [process.memory for process in processes]
         if used is None:
             seconds, unknown, used = 0.0, unknown + seconds, 0.0
-        estimated = used if window.used is None else 0.0
-        doubtful = total if estimated or 0 < used < total else 0.0
-        new = _Sums(seconds + unknown, used, estimated, unknown, doubtful)
+        new = _Sums(seconds + unknown, used, unknown, total if 0 < used < total else 0.0)
         self.sums = _Sums(*map(sum, zip(self.sums, new, strict=True)))
         self.byte_seconds += (
             seconds
@@ -118,8 +112,7 @@ class _Entry:
             begin = self._before(_MINUTE, end)
             if begin is None:
                 return False
-            minute = end.since(begin)
-            mean = minute._replace(used=minute.used - minute.estimated).mean()
+            mean = end.since(begin).mean()
             if mean is None or mean * (1 - _ERROR) <= limit + _TOLERANCE:
                 return False
             end = begin
@@ -195,8 +188,7 @@ class Accounts:
         for host_pid, process in processes.items():
             key = self._keys.get((host_pid, uuid))
             of.setdefault(key, []).append(process)
-            value = (process.sm_util or 0) if device.periods is None else shares.get((host_pid, uuid), 0)
-            values[key] = values.get(key, 0) + value
+            values[key] = values.get(key, 0) + shares.get((host_pid, uuid), 0)
         taken = self._times.setdefault(uuid, DeviceTime(now)).take(device, now, values)
         if taken is None:
             return
@@ -236,7 +228,6 @@ class Accounts:
                     device_uuid=key[3],
                     since=entry.since,
                     gpu_seconds=entry.sums.used,
-                    estimated_seconds=entry.sums.estimated,
                     error=entry.sums.error(),
                     memory_byte_seconds=entry.byte_seconds,
                     unknown_seconds=entry.sums.unknown + max(0.0, silence - KEPT_SECONDS),

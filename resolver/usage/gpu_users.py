@@ -110,7 +110,7 @@ class GpuUsers:
         owners = self._repairer.owners
         # Periods differ in every answer, and no value depends on them.
         devices = {
-            uuid: replace(samples, start=0, periods=None) for uuid, samples in collection.devices.items()
+            uuid: replace(samples, start=0, periods=()) for uuid, samples in collection.devices.items()
         }
         state = collection.error, devices, owners.changes
         if state == self._said and self._all_owners:

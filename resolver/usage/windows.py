@@ -20,33 +20,26 @@ K = TypeVar("K")
 KEPT_SECONDS: Final = 12.0
 #: A longer one contains samples that were lost: drivers take one each 139 to 167 ms.
 _LONGEST_PERIOD: Final = 1.0
-#: Seconds between two answers after which values without periods say nothing about the time between.
-_LONGEST_ESTIMATE: Final = 5.0
 
 
 class Window(NamedTuple):
     """Seconds ``known`` and ``unknown`` since the window before, and the load's integral over the known ones.
 
-    ``used`` is in seconds of the whole device; None for a device without samples of its own.
+    ``used`` is in seconds of the whole device.
     """
 
     known: float
     unknown: float
-    used: float | None
+    used: float
 
     def plus(self, other: Window) -> Window:
         """Return one window for both times."""
-        used = None if None in (self.used, other.used) else (self.used or 0.0) + (other.used or 0.0)
-        return Window(self.known + other.known, self.unknown + other.unknown, used)
+        return Window(*map(sum, zip(self, other, strict=True)))
 
     def split(self, shares: Mapping[K, int]) -> dict[K, float]:
-        """Divide the use by NVML's values, in per cent: GPU-seconds, never more than the sum.
-
-        Without the device's integral they are upper bounds.
-        """
+        """Divide the use by NVML's values, in per cent: GPU-seconds, never more than the sum."""
         total = sum(shares.values())
-        used = self.known * min(total, 100) / 100 if self.used is None else self.used
-        return {key: used * share / total if total else 0.0 for key, share in shares.items()}
+        return {key: self.used * share / total if total else 0.0 for key, share in shares.items()}
 
 
 class DeviceTime(Generic[K]):
@@ -82,13 +75,11 @@ class DeviceTime(Generic[K]):
 
     def _window(self, device: DeviceSamples, now: float) -> Window | None:
         gap = now - self.at
-        if device.status == FAILED or (device.periods == () and device.start):
+        if device.status == FAILED or (device.start and not device.periods):
             return None
-        if device.status != OK or device.periods == ():
+        if device.status != OK or not device.periods:
             self._stamp = 0
             return Window(0.0, gap, 0.0)
-        if device.periods is None:
-            return Window(gap, 0.0, None) if gap <= _LONGEST_ESTIMATE else Window(0.0, gap, None)
         seconds_known = used = 0.0
         before, continues = device.start, self._stamp in (0, device.start)
         for stamp, load in device.periods:

@@ -23,7 +23,6 @@ SECOND = 1_000_000
 _NEWEST_AGE = 300_000
 #: A stamp that differs more from the machine's clock, and from the driver's as it is known, dates nothing.
 _PLAUSIBLE = 60 * SECOND
-_RING = 12 * SECOND  # the driver keeps no sample for longer
 _MOST = 100  # per cent
 _SIZE_RETRIES = 5
 LEGACY_REFUSED = (
@@ -51,8 +50,6 @@ class DeviceClock:
     def __init__(self) -> None:
         self._ring: Mapping[int, int] | None = None  # of the last answer: per cent by stamp
         self._ahead = 0  # of the monotonic clock
-        self._early_at = -_RING  # when the machine's clock was last seen to be late, by the monotonic one
-        self._sampled = False  # a process had a sample in the last second by the machine's clock
 
     def read(self, ring: Mapping[int, int], wall: int, monotonic: int) -> tuple[int, dict[str, Any]]:
         """Take the device's whole ring; return the time, and the answer's fields about it. Raises ClockUnknownError."""
@@ -82,24 +79,6 @@ class DeviceClock:
         start = max((at for at in (before or {}) if at <= now), default=0)
         periods = [[at, near[at] if near[at] <= _MOST else None] for at in new if at > start > 0]
         return now, {"idle": bool(recent) and not any(recent), "start": start, "periods": periods}
-
-    def assume(self, monotonic: int, *, early: bool, recent: bool, older: Callable[[], bool]) -> None:
-        """Take the machine's clock for the driver's, if no process's samples contradict. Raises ClockUnknownError.
-
-        ``early``: a process was busy more than a second from now; ``recent``: in the last second; ``older``: ever.
-        """
-        if self._ring is not None:
-            self._ring = None  # the next answer is taken as it is
-            raise ClockUnknownError("the device has none of its own samples any more")
-        if early:
-            self._early_at = monotonic
-        if monotonic < self._early_at + _RING:
-            raise ClockUnknownError(
-                "the driver's clock is ahead of this machine's, and the device has no samples"
-            )
-        self._sampled = self._sampled or recent
-        if not self._sampled and older():
-            raise ClockUnknownError("the device has no samples that show whether the driver's clock is late")
 
 
 class Samples:
@@ -137,25 +116,21 @@ class Samples:
         clock = self._clocks.setdefault(uuid, DeviceClock())
         ring = self._ring(handle)
         wall, monotonic = time.time_ns() // 1000, time.monotonic_ns() // 1000
-        if ring:
-            now, reading = clock.read(ring, wall, monotonic)
-            newest = self._processes(call, handle, now - SECOND)
-        else:
-            newest = self._processes(call, handle, wall - SECOND)
-            early = bool(self._processes(call, handle, wall + SECOND))
-            older = lambda: bool(self._processes(call, handle, 0))  # noqa: E731
-            clock.assume(monotonic, early=early, recent=bool(newest), older=older)
-            reading = {}
-        start = reading.get("start", 0)
-        return reading | {"newest": newest, "shares": self._processes(call, handle, start) if start else {}}
+        now, reading = clock.read(ring, wall, monotonic)
+        start = reading["start"]
+        newest = self._processes(call, handle, now - SECOND)
+        shares = self._processes(call, handle, start) if start else {}
+        return reading | {"newest": newest, "shares": shares}
 
     def _ring(self, handle: Any) -> dict[int, int]:
-        """Return the device's own periods: per cent by stamp; empty if there are none."""
+        """Return the device's own periods: per cent by stamp."""
         nvml = self._nvml
         try:
             _kind, ring = nvml.nvmlDeviceGetSamples(handle, nvml.NVML_GPU_UTILIZATION_SAMPLES, 0)
-        except (nvml.NVMLError_NotFound, nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound):
-            return {}
+        except nvml.NVMLError_NotFound:
+            ring = []
+        if not ring:
+            raise ClockUnknownError("the device has no samples of its own, which date those of processes")
         return {period.timeStamp: period.sampleValue.uiVal for period in ring}
 
     def _processes(self, call: Fetch, handle: Any, since: int) -> dict[int, int]:

@@ -109,12 +109,6 @@ class Node:
         self.loads = {int(pid[1:]): load for pid, load in loads.items()}
         self.used.clear()
 
-    def estimate(self, *processes: Process, seconds: int) -> None:
-        """A device without samples of its own."""
-        for _ in range(seconds):
-            self.now += 1
-            self.collect(*processes, device=DeviceSamples(OK, ""))
-
     def use(self, region: RegionReport = REGION, pod: str = "pod") -> ContainerUse:
         (use,) = (each for each in self.accounts.uses([region], [CONTAINER]) if each.pod == pod)
         return use
@@ -142,7 +136,7 @@ def test_gpu_seconds_are_the_integral_of_bursts(node: Node, load: Load, every: f
     node.begin(PROCESS, p100=load)
     node.work(PROCESS, seconds=120, every=every)
     assert node.use().gpu_seconds == pytest.approx(node.used[100], rel=0.03)
-    assert (node.use().estimated_seconds, node.use().error) == (0, 0.03)
+    assert node.use().error == 0.03
 
 
 def test_two_processes_share_the_devices_use(node: Node) -> None:
@@ -223,11 +217,8 @@ def test_periods_without_a_value_are_unknown(node: Node) -> None:
     node.begin(PROCESS, p100=steady(0.5))
     node.run(10)
     answer = node.answer()
-    periods = answer.periods or ()
-    node.collect(
-        PROCESS,
-        device=replace(answer, periods=tuple((at, None) for at, _ in periods[:36]) + periods[36:]),
-    )
+    unread = tuple((at, None) for at, _ in answer.periods[:36])
+    node.collect(PROCESS, device=replace(answer, periods=unread + answer.periods[36:]))
     use = node.use()
     assert use.unknown_seconds == pytest.approx(5, abs=0.3)
     assert use.gpu_seconds == pytest.approx(2.5, abs=0.2)
@@ -246,15 +237,6 @@ def test_unknown_values_of_one_container_leave_others_known(node: Node) -> None:
     assert node.use(pod="zz").unknown_seconds == pytest.approx(20, abs=0.2)
     assert node.use().energy == pytest.approx(2000, rel=0.03)
     assert node.use(pod="zz").energy is None
-
-
-def test_without_device_samples_use_is_an_upper_bound(node: Node) -> None:
-    node.estimate(replace(PROCESS, sm_util=95), seconds=200)
-    use = node.use()
-    assert use.estimated_seconds == use.gpu_seconds == pytest.approx(0.95 * 199)
-    assert use.used_1m == pytest.approx(0.95)
-    assert use.error is None
-    assert use.limit_state is LimitState.IN_FORCE  # it may be far less
 
 
 def test_mig_mode_is_unknown(node: Node) -> None:

@@ -273,12 +273,14 @@ def test_samples(driver: Driver, nvml: Nvml) -> None:
     assert list(nvml.samples(SECOND)["newest"]) == ["4713"]
 
 
-@pytest.mark.parametrize("code", [3, 6, 13], ids=str)
-def test_device_without_own_samples_has_those_of_processes(driver: Driver, nvml: Nvml, code: int) -> None:
+@pytest.mark.parametrize(("code", "status"), [(3, "unsupported"), (6, "failed"), (13, "unsupported")])
+def test_without_samples_of_the_device_none_is_dated(
+    driver: Driver, nvml: Nvml, code: int, status: str
+) -> None:
     driver.gpu.set_errors({Answer.PERIODS: code})
     driver.sample(4711, 30)
     answer = nvml.samples()
-    assert (answer["newest"], answer.get("periods"), answer.get("idle")) == ({"4711": 30}, None, None)
+    assert (answer["status"], answer.get("newest")) == (status, None)
 
 
 @pytest.mark.parametrize("version", ["470.256.02", "510.108.03", "550.54.15"])

@@ -38,7 +38,7 @@ class Driver:
         self.ahead = int(ahead * SECOND)  # the driver's clock less the machine's
         self.busy: list[tuple[int, int]] = []  # PID and per cent: they take turns
         self.ring: list[tuple[int, int, int]] = [(0, 0, 0)] * PLACES  # stamp, PID, per cent
-        self.refused = False  # to hand out the device's own samples
+        self.refused = self.empty = False  # the device's own samples
         self._periods = 0
         self.nvmlDeviceGetProcessesUtilizationInfo = self.nvmlDeviceGetProcessUtilization
         self._samples = Samples(self, ())
@@ -63,6 +63,8 @@ class Driver:
     def nvmlDeviceGetSamples(self, _handle: object, _kind: int, since: int) -> tuple[int, list[Any]]:  # noqa: N802
         if self.refused:
             raise self.NVMLError_NotSupported
+        if self.empty:
+            raise NotFound
         return 1, [
             SimpleNamespace(timeStamp=stamp, sampleValue=SimpleNamespace(uiVal=load))
             for stamp, _, load in self.ring
@@ -226,28 +228,20 @@ def test_sleeping_device_is_idle_from_its_second_answer(driver: Driver) -> None:
     assert driver.load() == {7: 30}
 
 
-def test_device_that_loses_its_samples_is_unknown_once(driver: Driver) -> None:
+def test_device_without_samples_of_its_own_is_unsupported(driver: Driver) -> None:
     driver.busy = [(7, 30)]
     driver.run(1.0)
     assert driver.load() == {7: 30}
     driver.refused = True
-    assert [driver.load(), driver.load()] == [None, {7: 30}]
+    assert driver.ask()["status"] == "unsupported"
+    driver.refused = False
+    driver.run(1.0)
+    assert driver.load() == {7: 30}
 
 
-@pytest.mark.parametrize("ahead", [0.0, 3.0, -3.0, 3600.0, -3600.0])
-def test_device_without_samples_has_values_if_clocks_agree(
-    monkeypatch: pytest.MonkeyPatch, ahead: float
-) -> None:
-    driver = Driver(monkeypatch, ahead)
-    driver.refused = True
-    assert "periods" not in driver.ask()
-    driver.busy = [(7, 30)]
-    driver.run(3.0)
-    assert driver.load() == ({7: 30} if ahead == 0 else None)
-    driver.busy = []
-    driver.run(2.0)
-    assert driver.load() == ({} if ahead == 0 else None)
-    assert ahead or "idle" not in driver.ask()
+def test_values_are_unknown_until_the_device_has_a_sample(driver: Driver) -> None:
+    driver.empty = True
+    assert driver.ask()["status"] == "failed"
 
 
 @pytest.mark.parametrize("seed", range(20))
