@@ -48,10 +48,10 @@ NEEDS_ROOT = ("tests/kernel/", "tests/runtime/")
 
 #: A file runs in one piece: those that take longest begin, in this order, and the rest fills the gaps.
 FIRST = (
-    "unit/suite/test_style", "kernel/test_sources", "kernel/test_repair", "kernel/test_slot_writer",
-    "kernel/test_metrics", "kernel/test_daemon", "kernel/test_hostile_daemon", "kernel/test_hostpid_policy",
+    "unit/suite/test_style", "kernel/test_sources", "kernel/test_repairer", "kernel/test_slot_writer",
+    "kernel/test_collector", "kernel/test_daemon", "kernel/test_hostile_daemon", "kernel/test_hostpid_policy",
     "kernel/test_reported_values", "kernel/test_seccomp", "kernel/test_mapping_finder", "kernel/test_lookups",
-    "unit/kube/test_reporter", "kernel/test_hostile_costs", "kernel/test_capabilities", "kernel/test_prometheus",
+    "unit/kube/test_reporter", "kernel/test_budget", "kernel/test_capabilities", "kernel/test_prometheus",
     "kernel/test_bpf_map", "kernel/test_health", "kernel/test_access", "runtime/test_pods",
 )  # fmt: skip
 
@@ -155,7 +155,6 @@ def program(doors: tuple[Path, Path]) -> Path:
 
 @pytest.fixture(autouse=True)
 def the_machine(request: pytest.FixtureRequest, doors: tuple[Path, Path]) -> Iterator[None]:
-    """The machine: shared with others, or not."""
     alone = request.node.get_closest_marker("alone") is not None
     with ExitStack() as stack:
         door, room = (stack.enter_context(path.open("w")) for path in doors)

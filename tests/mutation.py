@@ -135,7 +135,6 @@ def _shown(tree: ast.AST, functions: Sequence[str]) -> Iterator[ast.AST]:
 
 
 def codes(code: CodeType) -> Iterator[CodeType]:
-    """The code and all that is within it."""
     yield code
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
@@ -190,7 +189,6 @@ class Examiner:
         hypothesis.settings.load_profile("mutation")
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        """In the place of pytest's own loop."""
         source = self.path.read_text()
         known = {(each["line"], each["change"]) for each in json.loads(KNOWN.read_text()).get(self.name, ())}
         began = time.monotonic()

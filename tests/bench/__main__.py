@@ -42,7 +42,6 @@ class Row(NamedTuple):
 
 
 def main() -> int:
-    """Run everything, or the parts that are named."""
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
     parser.add_argument(
         "parts", nargs="*", help=f"{', '.join(PARTS)} (default: all but hostile, which takes long)"
@@ -103,7 +102,6 @@ def as_installed() -> None:
 
 
 def _measured(args: argparse.Namespace, wanted: Sequence[str], scratch: Path) -> Iterator[RowValues]:
-    """Run the parts one after the other."""
     if "lookup" in wanted:
         yield from lookup.measure_containers(progress)
     if {"lookup", "api"} & set(wanted):
@@ -131,12 +129,10 @@ def _measured(args: argparse.Namespace, wanted: Sequence[str], scratch: Path) ->
 
 
 def progress(text: str) -> None:
-    """Long work shows what it is at."""
     print(f"... {text}", file=sys.stderr, flush=True)
 
 
 def show(rows: list[Row]) -> None:
-    """The table: aligned, plain."""
     width = max((len(row.name) for row in rows), default=0)
     for row in rows:
         value = "-" if row.value is None else f"{row.value:.2f}"

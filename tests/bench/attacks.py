@@ -51,6 +51,9 @@ class Scene(NamedTuple):
     metrics: int
 
 
+Begin = Callable[[Scene, int], AbstractContextManager[None]]
+
+
 class Attack(NamedTuple):
     """``begin(scene, size)`` is the attack. ``named`` has a place for the size, for people.
 
@@ -61,7 +64,7 @@ class Attack(NamedTuple):
 
     named: str
     sizes: tuple[int, ...]
-    begin: Callable[[Scene, int], AbstractContextManager[None]]
+    begin: Begin
     seconds: float = 12.0
     at_socket: bool = False
     everywhere: bool = False
@@ -69,7 +72,6 @@ class Attack(NamedTuple):
     bounds: Mapping[str, float] = MappingProxyType({})
 
     def name(self, size: int) -> str:
-        """The attack at that size, in words."""
         return self.named.format(size)
 
 
@@ -143,7 +145,7 @@ def _nothing(_scene: Scene, _size: int) -> Iterator[None]:
     yield
 
 
-def _costly(program: str, amount: int) -> Callable[[Scene, int], AbstractContextManager[None]]:
+def _costly(program: str, amount: int) -> Begin:
     """One container with processes that are expensive to read, and whose slots change all the time."""
 
     @contextlib.contextmanager
@@ -166,7 +168,7 @@ def _namespaces(scene: Scene, size: int) -> Iterator[None]:
         yield
 
 
-def _files(what: str, *, devices: int, load: int) -> Callable[[Scene, int], AbstractContextManager[None]]:
+def _files(what: str, *, devices: int, load: int) -> Begin:
     @contextlib.contextmanager
     def begin(scene: Scene, size: int) -> Iterator[None]:
         """Seven files for each container."""
@@ -184,14 +186,22 @@ def _files(what: str, *, devices: int, load: int) -> Callable[[Scene, int], Abst
     return begin
 
 
-def _in_file(program: str) -> Callable[[Scene, int], AbstractContextManager[None]]:
-    """One container with a process that uses its cache file, and makes whoever reads of it wait."""
+def _open(directory: Path) -> None:
+    """Make a directory of KAI's, which every container can reach."""
+    directory.mkdir()
+    directory.chmod(0o777)
+
+
+def _flipping(program: str, placement: str = "hami", *more: int, inside: bool = True) -> Begin:
+    """One container with a process, of its cache file if `inside`, that is expensive to read, and flipped slots."""
 
     @contextlib.contextmanager
     def attack(scene: Scene, size: int) -> Iterator[None]:
-        with hostile_containers(scene.node, 1) as (container,):
+        with hostile_containers(scene.node, 1, placement) as (container,):
+            if placement == "kai":
+                _open(container.directory)
             claims(container.cache, [1])
-            run(container, program, container.inside, size)
+            run(container, program, *([container.inside] if inside else []), *more, size)
             claims(container.cache, [process.ns_pid for process in container.processes])
             flip(container, "hostpid", [container.cache_name])
             yield
@@ -199,22 +209,25 @@ def _in_file(program: str) -> Callable[[Scene, int], AbstractContextManager[None
     return attack
 
 
-@contextlib.contextmanager
-def _copies(scene: Scene, size: int) -> Iterator[None]:
-    with hostile_containers(scene.node, 1) as (container,):
-        run(container, "copies", size)
-        claims(container.cache, [process.ns_pid for process in container.processes])
-        flip(container, "hostpid", [container.cache_name])
-        yield
+def _runs(words: Callable[[Scene, int], tuple[object, ...]], *, in_each: bool = False) -> Begin:
+    """A program with these words, in one container, or in as many as the size says."""
+
+    @contextlib.contextmanager
+    def attack(scene: Scene, size: int) -> Iterator[None]:
+        with hostile_containers(scene.node, size if in_each else 1) as containers:
+            for container in containers:
+                run(container, *words(scene, size))
+            yield
+
+    return attack
 
 
-def _in_directory(program: str, placement: str) -> Callable[[Scene, int], AbstractContextManager[None]]:
+def _in_directory(program: str, placement: str) -> Begin:
     @contextlib.contextmanager
     def attack(scene: Scene, size: int) -> Iterator[None]:
         with hostile_containers(scene.node, 1, placement) as (container,):
             if placement == "kai":
-                container.directory.mkdir()
-                container.directory.chmod(0o777)
+                _open(container.directory)
             claims(container.cache, [1])
             above = Path(container.inside).parent
             run(container, program, above.parent if placement == "kai" else above, size)
@@ -223,23 +236,14 @@ def _in_directory(program: str, placement: str) -> Callable[[Scene, int], Abstra
     return attack
 
 
-@contextlib.contextmanager
-def _opens(scene: Scene, size: int) -> Iterator[None]:
-    with hostile_containers(scene.node, 1, "kai") as (container,):
-        container.directory.mkdir()
-        container.directory.chmod(0o777)
-        claims(container.cache, [1])
-        run(container, "opens", container.inside, MOUNTS, size)
-        claims(container.cache, [process.ns_pid for process in container.processes])
-        flip(container, "hostpid", [container.cache_name])
-        yield
+_OPENS: Final = _flipping("opens", "kai", MOUNTS)
 
 
 @contextlib.contextmanager
 def _many_opens(scene: Scene, size: int) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for _ in range(size):
-            stack.enter_context(_opens(scene, 3_500))
+            stack.enter_context(_OPENS(scene, 3_500))
         yield
 
 
@@ -297,28 +301,12 @@ def _tree(scene: Scene, size: int) -> Iterator[None]:
     """
     with hostile_containers(scene.node, size, "kai") as containers:
         for container in containers:
-            container.directory.mkdir()
-            container.directory.chmod(0o777)
+            _open(container.directory)
             claims(container.cache, [1])
         worst = containers[0]
         claims(worst.cache, range(1, SLOTS + 1))
         flip(worst, "hostpid", [worst.cache_name])
         _make_events(worst)
-        yield
-
-
-@contextlib.contextmanager
-def _flight(scene: Scene, size: int) -> Iterator[None]:
-    with hostile_containers(scene.node, 1) as (container,):
-        run(container, "flight", size)
-        yield
-
-
-@contextlib.contextmanager
-def _bodies(scene: Scene, size: int) -> Iterator[None]:
-    with hostile_containers(scene.node, size) as containers:
-        for container in containers:
-            run(container, "bodies", scene.tenant_socket, 16, 2 << 20)
         yield
 
 
@@ -381,35 +369,6 @@ def _named(scene: Scene, size: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _scrapes(scene: Scene, size: int) -> Iterator[None]:
-    with hostile_containers(scene.node, 1) as (container,):
-        run(container, "scrapes", scene.metrics, size)
-        yield
-
-
-@contextlib.contextmanager
-def _knocks(scene: Scene, size: int) -> Iterator[None]:
-    with hostile_containers(scene.node, size) as containers:
-        for container in containers:
-            run(container, "knocks", scene.tenant_socket)
-        yield
-
-
-@contextlib.contextmanager
-def _passes(scene: Scene, size: int) -> Iterator[None]:
-    with hostile_containers(scene.node, 1) as (container,):
-        run(container, "passes", scene.tenant_socket, size)
-        yield
-
-
-@contextlib.contextmanager
-def _holds(scene: Scene, size: int) -> Iterator[None]:
-    with hostile_containers(scene.node, 1) as (container,):
-        run(container, "holds", scene.tenant_socket, size, 16)
-        yield
-
-
-@contextlib.contextmanager
 def _all(scene: Scene, _size: int) -> Iterator[None]:
     """Every other attack at its first size, with the lowest CPU weight.
 
@@ -454,12 +413,16 @@ ATTACKS: Final = {
     "extents": Attack(
         "{} extents freed beyond a file's end, again and again",
         (5_000, 30_000, 60_000, 150_000),
-        _in_file("extents"),
+        _flipping("extents"),
     ),
     "protects": Attack(
-        "{} mappings whose rights change all the time", (200, 400, 1_000, 2_000), _in_file("protects")
+        "{} mappings whose rights change all the time", (200, 400, 1_000, 2_000), _flipping("protects")
     ),
-    "copies": Attack("a mount namespace of {} mounts copied by eight processes", (3_000, 6_000), _copies),
+    "copies": Attack(
+        "a mount namespace of {} mounts copied by eight processes",
+        (3_000, 6_000),
+        _flipping("copies", inside=False),
+    ),
     "swollen": Attack(
         "a directory in which {} names were", (800_000, 1_600_000), _in_directory("names", "hami")
     ),
@@ -471,26 +434,53 @@ ATTACKS: Final = {
         (800_000, 1_600_000),
         _in_directory("removes", "hami"),
     ),
-    "opens": Attack("{} descriptors behind 2,450 mounts", (4_090, 8_180), _opens, everywhere=True),
+    "opens": Attack("{} descriptors behind 2,450 mounts", (4_090, 8_180), _OPENS, everywhere=True),
     "many-opens": Attack(
         "{} tenants with 3,500 descriptors behind 2,450 mounts each", (12, 24), _many_opens, everywhere=True
     ),
     "groups": Attack("{} forks a second with 65,536 supplementary groups", (200, 400), _groups),
     "locks": Attack("{} file locks, and readers of their list", (300_000, 600_000), _locks),
     "holes": Attack(
-        "{} processes with 65,000 mappings of one page, where holes are punched", (8, 16), _in_file("holes")
+        "{} processes with 65,000 mappings of one page, where holes are punched", (8, 16), _flipping("holes")
     ),
     "cuts": Attack("{} tenants that cut two files each under the writer", (16, 32), _cuts),
     "flight": Attack(
-        "{} descriptors of root's in flight, or all that its limit allows", (20_240, 2_000_000), _flight
+        "{} descriptors of root's in flight, or all that its limit allows",
+        (20_240, 2_000_000),
+        _runs(lambda _, size: ("flight", size)),
     ),
-    "bodies": Attack("{} tenants with 16 stalled bodies of 2 MB each", (1, 8, 16), _bodies, at_socket=True),
+    "bodies": Attack(
+        "{} tenants with 16 stalled bodies of 2 MB each",
+        (1, 8, 16),
+        _runs(lambda at, _: ("bodies", at.tenant_socket, 16, 2 << 20), in_each=True),
+        at_socket=True,
+    ),
     "given-up": Attack("{} clients of root's that give batches of 10,000 up", (1, 2), _given_up),
     "named": Attack("{} tenants whose control groups are named as others'", (1, 2), _named),
-    "scrapes": Attack("{} scrapes a second, each hung up on", (350, 700), _scrapes, seconds=25.0),
-    "knocks": Attack("{} tenants that connect and close", (2, 4), _knocks, at_socket=True),
-    "passes": Attack("passed sockets that linger for {} s", (8, 30), _passes, at_socket=True),
-    "holds": Attack("{} nested PID namespaces with 16 connections each", (9, 18), _holds, at_socket=True),
+    "scrapes": Attack(
+        "{} scrapes a second, each hung up on",
+        (350, 700),
+        _runs(lambda at, size: ("scrapes", at.metrics, size)),
+        seconds=25.0,
+    ),
+    "knocks": Attack(
+        "{} tenants that connect and close",
+        (2, 4),
+        _runs(lambda at, _: ("knocks", at.tenant_socket), in_each=True),
+        at_socket=True,
+    ),
+    "passes": Attack(
+        "passed sockets that linger for {} s",
+        (8, 30),
+        _runs(lambda at, size: ("passes", at.tenant_socket, size)),
+        at_socket=True,
+    ),
+    "holds": Attack(
+        "{} nested PID namespaces with 16 connections each",
+        (9, 18),
+        _runs(lambda at, size: ("holds", at.tenant_socket, size, 16)),
+        at_socket=True,
+    ),
     "all": Attack(
         "all of these at once",
         (1,),

@@ -57,7 +57,6 @@ def ask(place: str | tuple[str, int], path: str, *, queue: bool = False) -> tupl
 
 
 def main() -> None:
-    """Ask until the input ends."""
     kind, place, *rest = sys.argv[1:]
     if kind != "scrape":
         where: str | tuple[str, int] = place

@@ -45,9 +45,6 @@ def loaded() -> Iterator[KernelMap]:
         pidmap.close()
 
 
-# -- fork and exit --------------------------------------------------------------------------------------------
-
-
 def _fork_and_end(count: int) -> None:
     for _ in range(count):
         child = os.fork()
@@ -103,9 +100,6 @@ def _empty(pidmap: KernelMap) -> None:
     level = LAYOUTS["level"]
     for key in [each for keys, _ in pidmap._processes.batches() for each in level.iter_unpack(keys)]:
         put(pidmap._processes, level.pack(*key), b"")
-
-
-# -- the whole node ----------------------------------------------------------------------------------------------
 
 
 def _seeding() -> list[RowValues]:

@@ -71,7 +71,6 @@ class Figures:
         raise FigureError(f"{name!r} was not measured: run all of `make bench`")
 
     def value(self, name: str) -> float:
-        """Its number, in its unit."""
         value = self.row(name)["value"]
         if value is None:
             raise FigureError(f"{name!r} has no value: {self.row(name)['beside']}")
@@ -103,7 +102,6 @@ def whole_table(found: Figures) -> str:
 
 
 def _line(row: dict[str, Any]) -> str:
-    """One row of the bench."""
     name = row["name"].replace("|", "\\|")
     name = f"… {name.strip()}" if name.startswith("  ") else name
     value = "not measured" if row["value"] is None else f"{number(row['value'])} {row['unit']}".strip()
@@ -114,8 +112,6 @@ def _line(row: dict[str, Any]) -> str:
 
 
 def short_table(found: Figures) -> str:
-    """The three figures of README.md."""
-
     def told(name: str) -> str:
         return number(found.value(name))
 
@@ -239,7 +235,6 @@ TABLES: Final[dict[tuple[str, str], Callable[[Figures], str]]] = {
 
 
 def with_table(text: str, table: str, place: str) -> str:
-    """The document with this table in its place."""
     parts = re.split(rf"(?<=<!-- {place} -->\n)(.*?)(?=<!-- /{place} -->)", text, flags=re.DOTALL)
     if len(parts) != 3:
         raise FigureError(f"a document has no place for the figures: <!-- {place} --> and <!-- /{place} -->")

@@ -117,15 +117,12 @@ class Good:
         self.parent = self.container.tenant(load=21, guess="none")
 
     def end(self) -> None:
-        """Gone, with its directory."""
         self.container.stop()
         self.node.containers.remove(self.container)
         shutil.rmtree(self.container.directory)
 
 
 class Seen(NamedTuple):
-    """What one attack did."""
-
     repairs: list[Sample]
     api: list[Sample]
     scrapes: list[Sample]
@@ -182,7 +179,6 @@ class Stage:
         self.daemon = self._stack.enter_context(contextlib.closing(daemon))
 
     def client(self, *arguments: str) -> Client:
-        """One on the host, as root."""
         process = subprocess.Popen(
             [sys.executable, "-I", str(_HERE / "beside.py"), *arguments],
             stdin=subprocess.PIPE,
@@ -231,7 +227,6 @@ def measure(progress: Progress, *, only: str = "", tree: Path = ROOT) -> Iterato
 
 
 def under(attack: Attack, size: int, scratch: Path, *, tree: Path = ROOT) -> Seen:
-    """Measure one attack at one size."""
     with Tracer() as tracer, Stage(scratch, tree=tree, everywhere=attack.everywhere) as stage:
         daemon = stage.daemon
         tracer.watch(daemon.process.pid)

@@ -32,7 +32,6 @@ class Idle(NamedTuple):
 
 
 def measure(scratch: Path, progress: Progress) -> list[RowValues]:
-    """With little to do, and with much."""
     return [*_quiet(scratch, progress), *_busy(scratch, progress)]
 
 

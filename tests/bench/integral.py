@@ -156,8 +156,6 @@ class Work(threading.Thread):
 
 
 class Usage:
-    """The node, its containers, and the rows."""
-
     def __init__(self, node: Node) -> None:
         node.gpu.turns = True
         self.node = node
@@ -184,7 +182,6 @@ class Usage:
         self.ended = 0  # containers
 
     def _without_hami(self, name: str, processes: int, *environment: str) -> Process:
-        """Start processes on the steady container's GPU."""
         where = str(self.node.driver_socket), GPUS[STEADY].uuid
         container = self.node.container(name=name, devices=GPUS[:1])
         process = container.spawn(
@@ -217,7 +214,6 @@ class Usage:
             self.work.looking.set()
 
     def rows(self, run: str, daemon: Daemon, seconds: float) -> Iterator[RowValues]:
-        """The integral beside the figures, and the states."""
         answer = get_json("/v1/usage", str(daemon.socket))
         uses, now = by_container(answer), time.time()
         for number, case in enumerate(CASES):
@@ -272,7 +268,6 @@ class Usage:
         )
 
     def silence(self, run: str, daemon: Daemon) -> Iterator[RowValues]:
-        """NVML fails for a while."""
         before, began = by_container(get_json("/v1/usage", str(daemon.socket))), time.time()
         self.work.paused.clear()
         time.sleep(3)  # all that becomes unknown is of the load
@@ -347,5 +342,4 @@ def _row(name: str, actual: float, shown: float, state: str, expected: str, most
 
 
 def by_container(answer: Mapping[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
-    """Uses by container and GPU."""
     return {(use["container_name"], use["device_uuid"]): use for use in answer["containers"]}

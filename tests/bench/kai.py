@@ -29,7 +29,6 @@ class Seen(NamedTuple):
 
 
 def measure(scratch: Path, progress: Progress) -> list[RowValues]:
-    """All rows."""
     rows: list[RowValues] = []
     for source in SOURCES:
         progress(f"{CONTAINERS} containers of KAI's with {PROCESSES} processes each, --source {source}")
@@ -46,7 +45,6 @@ def measure(scratch: Path, progress: Progress) -> list[RowValues]:
 
 
 def run(scratch: Path, source: str, containers: int = CONTAINERS, processes: int = PROCESSES) -> Seen:
-    """One source."""
     with contextlib.ExitStack() as stack:
         node = stack.enter_context(Node(scratch / "node", "535.183.01"))
         made = [

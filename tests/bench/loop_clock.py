@@ -40,7 +40,6 @@ class _Watching(selectors.DefaultSelector):
     figures: mmap.mmap
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """As of the selector that it replaces."""
         figures, began = self.figures, get(self.figures, BEGAN)
         if began:
             taken = time.thread_time_ns() - began
@@ -98,7 +97,6 @@ def mapped(path: Path) -> mmap.mmap:
 
 
 def main() -> None:
-    """Become the daemon."""
     _Watching.figures = mapped(Path(sys.argv[1]))
     selectors.DefaultSelector = _Watching  # type: ignore[misc]
     if _stacks:

@@ -47,7 +47,6 @@ class Scrape(NamedTuple):
 
 
 def measure(progress: Progress) -> list[RowValues]:
-    """Rows of the bench: each shape's scrape."""
     rows: list[RowValues] = []
     for shape in SHAPES:
         progress(f"the scrape of a node with {told(shape)}")
@@ -60,7 +59,6 @@ def measure(progress: Progress) -> list[RowValues]:
 
 
 def told(shape: tuple[int, int, int, int]) -> str:
-    """A shape in words."""
     gpus, containers, each, _ = shape
     on = " on all of them" if each == gpus > 1 else ""
     return f"{gpus} GPU{'s' * (gpus > 1)}, {containers} containers{on}"

@@ -59,7 +59,6 @@ class Soak:
         self._lives = 0
 
     def run(self, seconds: float) -> None:
-        """Round after round."""
         print(
             f"{'s':>6} {'MiB':>6} {'child':>6} {'fds':>4} {'objects':>8} {'block':>7} {'repair':>7} {'API':>7} "
             f"{'scrape':>7}  attack, and what was done to the daemon",
@@ -172,13 +171,11 @@ class Soak:
 
 
 def _high(samples: list[Sample]) -> float:
-    """The 99th percentile, in seconds."""
     ordered = sorted(each.seconds for each in samples)
     return ordered[len(ordered) * 99 // 100] if ordered else float("nan")
 
 
 def main() -> int:
-    """Soak for as long as is wanted."""
     parser = argparse.ArgumentParser(
         prog="make soak", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

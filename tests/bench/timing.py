@@ -14,7 +14,6 @@ Progress = Callable[[str], None]
 
 
 def medians(steps: dict[str, Callable[[], object]], turns: int) -> dict[str, float]:
-    """Median seconds of each step, run in turns."""
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(turns):
         for name, step in steps.items():

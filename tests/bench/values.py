@@ -96,7 +96,6 @@ class Case:
         self._phase, self._changed = "", 0.0
 
     def change(self, phase: str, *loads: Loads) -> None:
-        """The next phase; ends the one before."""
         self.end_phase()
         for place, load in enumerate(loads):
             tenant = self.tenants[place]
@@ -149,7 +148,6 @@ class Case:
         return all(right for right, _ in self._errors().values())
 
     def look(self) -> None:
-        """Compare once."""
         errors, after = self._errors(), time.monotonic() - self._changed
         self.looks += after > GRACE_S
         for rule, (right, error) in errors.items():
@@ -166,7 +164,6 @@ class Case:
             self.longest[rule] = max(self.longest[rule], (took, self._phase))
 
     def seen(self) -> Iterator[Seen]:
-        """The verdicts."""
         for rule in RULES:
             share = self.wrong[rule] / self.looks if self.looks else 0.0
             name, driver = self.container.release.name, self.container.node.gpu.driver_version
@@ -208,7 +205,6 @@ def _groups(every: Sequence[tuple[Release, int]]) -> list[list[tuple[Release, in
 def _live(
     node: Node, group: Sequence[tuple[Release, int]], progress: Progress, options: Sequence[str]
 ) -> Iterator[Seen]:
-    """One daemon, and the lives of these containers."""
     cases: list[Case] = []
     first = 0
     for release, gpus in group:

@@ -48,18 +48,15 @@ class WatchedDaemon(Daemon):
         )
 
     def wait_until_it_listens(self) -> None:
-        """Return as soon as its socket is there."""
         until(lambda: self.socket.exists() or not self.alive, "its socket", _GIVE_UP_SECONDS)
         assert self.alive, f"it ended: {self.tail()}"
 
     def close(self) -> None:
-        """Nothing of it is left."""
         self.kill()
         self._figures.close()
         clock.stacks_of(self.process.pid).unlink(missing_ok=True)
 
     def reset_longest(self) -> None:
-        """From now on."""
         clock.set_to(self._figures, clock.LONGEST, 0)
         clock.set_to(self._figures, clock.LONGEST_WALL, 0)
 

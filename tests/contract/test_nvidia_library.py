@@ -162,8 +162,6 @@ ROWS: Final = [
 
 
 class Pair:
-    """The stand-in and NVIDIA's library over one state."""
-
     def __init__(self, stack: ExitStack, version: str, state: str) -> None:
         root = Path(stack.enter_context(TemporaryDirectory()))
         gpu = Gpu(root / "state", root / "sock", version, DEVICES, sample_period_s=1e6)
@@ -185,7 +183,6 @@ class Pair:
             self.answers.append(probe)
 
     def ask(self, call: Call) -> list[Any]:
-        """Both answers, or the names of the errors."""
         found: list[Any] = []
         for probe in self.answers:
             try:

@@ -251,7 +251,7 @@ class Container:
             ]
         arguments += ["--init-ms", str(round(init_s * 1000))] + ["--init-waits"] * init_waits
         host_pid, stdin, stdout = self._spawn([*arguments, *options], nested=nested)
-        tenant = Tenant(host_pid, stdin, stdout, load)
+        tenant = Tenant(host_pid, stdin, stdout, load, self.region)
         self.processes.append(tenant)
         tenant.read_line()
         return tenant

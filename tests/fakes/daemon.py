@@ -98,7 +98,6 @@ class Daemon:
 
     @property
     def socket(self) -> Path:
-        """The API's, where no option names another."""
         return self.run_dir / "resolver.sock"
 
     def __enter__(self) -> Self:

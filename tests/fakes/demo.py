@@ -100,7 +100,6 @@ def _need_root_or_a_user_namespace() -> None:
 
 
 def _need_what_containers_need() -> None:
-    """Tries it, before anything is built or started."""
     absent = missing()
     if os.environ.get(INSIDE) and (hidden := hidden_containers()):
         absent.append(hidden)

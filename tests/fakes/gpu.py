@@ -47,8 +47,6 @@ LATE_S: Final = 1.5  # that a slot's value may be old: the daemon asks once a se
 
 @dataclass(frozen=True, slots=True)
 class Mig:
-    """One MIG instance of a device."""
-
     uuid: str
     gpu_instance: int
     compute_instance: int = 0
@@ -269,7 +267,6 @@ class Gpu:
             self._busy[device] += seconds * min(total, 100)
 
     def _end_periods(self) -> None:
-        """Append one sample for each device."""
         before, self._period_us = self._period_us, self._now_us()
         for device in range(len(self.devices)):
             active = [

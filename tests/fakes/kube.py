@@ -67,8 +67,6 @@ class Asked(NamedTuple):
 
 
 class RefusedError(Exception):
-    """A request that is not carried out."""
-
     def __init__(self, status: int, message: str, headers: Json | None = None) -> None:
         super().__init__(message)
         self.status, self.headers = status, headers or {}
@@ -137,7 +135,6 @@ class KubeServer:
         return asyncio.run_coroutine_threadsafe(run(), self._loop).result(60)
 
     def start(self) -> None:
-        """Listen, on the same port as before."""
         asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(60)
 
     def stop(self) -> None:
@@ -577,7 +574,6 @@ def _merged(value: Any, patch: Any) -> Any:
 
 
 def rules_of(manifests: Sequence[Json]) -> Iterator[Rule]:
-    """What the roles among these manifests allow."""
     for each in manifests:
         if each["kind"] in ("ClusterRole", "Role"):
             for rule in each["rules"]:

@@ -46,7 +46,6 @@ class Query(NamedTuple):
 
 
 def dashboard() -> dict[str, Any]:
-    """The dashboard as it is shipped."""
     found: dict[str, Any] = json.loads(DASHBOARD.read_text())
     return found
 
@@ -65,7 +64,6 @@ def queries(panels: Sequence[Mapping[str, Any]]) -> Iterator[Query]:
 
 
 def legend(template: str, labels: Mapping[str, str]) -> str:
-    """A series' name as Grafana makes it."""
     if not template:
         return ", ".join(labels.values())
     return re.sub(r"\{\{(\w+)\}\}", lambda found: labels.get(found[1], ""), template)

@@ -28,8 +28,6 @@ from tests.fakes.process import NodeError
 
 
 class Logged(Protocol):
-    """What kubelet knows of a container."""
-
     pod_uid: str
     name: str
     container_id: str
@@ -132,7 +130,6 @@ class Node:
         }
 
     def tenant_environment(self) -> dict[str, str]:
-        """The little that a container's processes need."""
         full = self.environment()
         return {
             name: full[name] for name in ("PATH", "LD_LIBRARY_PATH", "NVML_STANDIN_STATE") if name in full

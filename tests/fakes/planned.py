@@ -79,7 +79,6 @@ class Bench:
         return self.repairs.slots.unowned
 
     def index(self, ns_pid: int) -> int:
-        """The index of this PID's only slot."""
         (index,) = (index for index, pid in self.repairs.view.slots.in_use() if pid == ns_pid)
         return index
 

@@ -9,10 +9,11 @@ import selectors
 import signal
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from tests.fakes.chain import read_chain
-from tests.patience import PATIENCE_S
+from tests.fakes.regions import ProcSlot, Region
+from tests.patience import PATIENCE_S, until
 
 START_TIMEOUT_S: Final = PATIENCE_S
 #: The kernel reaps a container's processes a moment after their end, on a busy machine a long one.
@@ -100,11 +101,38 @@ class Process:
 
 
 class Tenant(Process):
-    """A process that uses HAMi's cache protocol and the GPU (`tenant/tenant.c`)."""
+    """A process that uses HAMi's cache protocol and the GPU (`tenant/tenant.c`); `region` reads its cache file."""
 
-    def __init__(self, host_pid: int, stdin: int, stdout: int, load: int) -> None:
+    def __init__(
+        self, host_pid: int, stdin: int, stdout: int, load: int, region: Callable[[], Region]
+    ) -> None:
         super().__init__(host_pid, stdin, stdout)
-        self.load = load
+        self.load, self._region = load, region
+
+    @property
+    def stored(self) -> ProcSlot:
+        """Its slot as the file has it."""
+        region = self._region()
+        slot = region.slot(self.ns_pid)
+        assert slot is not None, f"no slot of PID {self.ns_pid}: {region.slots}"
+        return slot
+
+    @property
+    def hostpid(self) -> int:
+        return self.stored.hostpid
+
+    @property
+    def sm_util(self) -> tuple[int, ...]:
+        return self.stored.sm_util
+
+    def until_repaired(self, timeout_s: float = PATIENCE_S) -> Self:
+        """Wait until its slot holds its host PID."""
+        until(lambda: self.hostpid == self.host_pid, f"the repair of PID {self.ns_pid}", timeout_s)
+        return self
+
+    def until_load(self, *sm_util: int) -> None:
+        """Wait until its slot holds this utilization of each device."""
+        until(lambda: self.sm_util == sm_util, f"{sm_util} % of PID {self.ns_pid}")
 
     def command(self, text: str) -> Any:
         """Sends one command, returns its JSON answer. Raises NodeError when the tenant refuses."""

@@ -113,7 +113,6 @@ class FakeProc:
     def ask(
         self, ns_pid: int = 7, directory: SharedDirectory = OURS, inode: int = INODE, **more: Any
     ) -> object:
-        """The same as of the last refresh."""
         before = self.held()
         found = at_once(self.containers.owner(directory, (directory.device, inode), ns_pid, **more))
         if isinstance(found, ProcessHandle):

@@ -51,8 +51,6 @@ class Series(NamedTuple):
 
 
 class Prometheus:
-    """The server. `scrape` are entries of `scrape_configs`."""
-
     def __init__(self, place: Path, scrape: Sequence[Mapping[str, Any]]) -> None:
         self._place = place
         place.mkdir()
@@ -136,7 +134,6 @@ class Prometheus:
         return [Series(each["metric"], list(map(_point, each["values"]))) for each in found["result"]]
 
     def label_values(self, expression: str) -> list[str]:
-        """What Grafana's `label_values(<series>, <label>)` gives for a variable."""
         found = re.fullmatch(r"label_values\((.*), (\w+)\)", expression)
         if found is None:
             raise PrometheusError(f"no label_values: {expression}")

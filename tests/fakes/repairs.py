@@ -36,8 +36,6 @@ Lines = Callable[[], list[dict[str, Any]]]
 
 
 class ToldOwners:
-    """Stands where `OwnerFinder` is: what it would find."""
-
     def __init__(self) -> None:
         self.host_pids: dict[int, int] = {}
         self.reasons: dict[int, UnresolvedReason] = {}
@@ -131,7 +129,6 @@ class Bench:
 
 
 def slot(path: Path, index: int = 0) -> tuple[int, int, int]:
-    """``(pid, hostpid, sm_util)`` as the file has it."""
     data = path.read_bytes()
     pid, hostpid = struct.unpack_from("<ii", data, V1_2.slot_offset(index))
     return pid, hostpid, struct.unpack_from("<Q", data, V1_2.sm_util_offset(index, 0) or 0)[0]

@@ -16,8 +16,6 @@ from tests.fakes.scraper import get
 
 
 class Reporter:
-    """The process."""
-
     def __init__(self, kube: KubeServer, daemon: str, *options: str) -> None:
         self.port = free_port()
         self.process = subprocess.Popen(

@@ -26,8 +26,6 @@ def get(port: int | str, path: str, accept: str = "") -> tuple[int, str]:
 
 
 class Scraper:
-    """Somebody who reads the metrics of one daemon."""
-
     def __init__(self, daemon: Daemon) -> None:
         self.daemon = daemon
         self.port = int(str(daemon.wait_for("metrics_on")["address"]).rpartition(":")[2])

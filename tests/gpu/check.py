@@ -382,7 +382,6 @@ def report(findings: Findings) -> str:
 
 
 def row(findings: Findings) -> str:
-    """The line of the table in docs/compatibility.md."""
     inside = {each.call: each.which for each in findings.seen if each.where == "inside"}
     result = "wrong" if findings.wrong else "right"
     cells = (

@@ -61,7 +61,6 @@ class RealNode(Node):
                 stack.callback(container.stop)
 
     def environment(self) -> dict[str, str]:
-        """That of the machine, as it is."""
         return dict(os.environ)
 
     def tenant_environment(self) -> dict[str, str]:

@@ -184,9 +184,6 @@ def node(tmp_path: Path) -> Iterator[Node]:
         yield node
 
 
-# ---- looking at processes -----------------------------------------------------------------------------------------
-
-
 def command(node: Node, run_dir: Path, pods: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """Run ``resolver`` as a person at the node does, beside the daemon of ``run_dir`` if there is one."""
     places = {
@@ -202,18 +199,10 @@ def cpu_seconds(host_pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-# ---- looking at, and tampering with, a region ---------------------------------------------------------------------
-
-
 def slot_of(container: Container, ns_pid: int) -> ProcSlot:
     slot = container.region().slot(ns_pid)
     assert slot is not None, f"no slot of PID {ns_pid} in {container.name}: {container.region().slots}"
     return slot
-
-
-def hostpid_of(container: Container, tenant: Tenant) -> int:
-    """What the tenant's slot says, read from the file."""
-    return slot_of(container, tenant.ns_pid).hostpid
 
 
 def write_sm_util(container: Container, slot: int, value: int) -> None:
@@ -228,8 +217,9 @@ def write_sm_util(container: Container, slot: int, value: int) -> None:
 def write_hostpid(container: Container, tenant: Tenant, hostpid: int) -> None:
     """Another writer: sets a slot's `hostpid`; the slot stands still."""
     layout = LAYOUTS[container.layout]
-    index = slot_of(container, tenant.ns_pid).index
-    write_at(container.cache, layout.procs + index * layout.slot_size + 4, struct.pack("<i", hostpid))
+    write_at(
+        container.cache, layout.procs + tenant.stored.index * layout.slot_size + 4, struct.pack("<i", hostpid)
+    )
 
 
 def write_at(path: Path, offset: int, data: bytes) -> None:

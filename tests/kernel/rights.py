@@ -10,8 +10,6 @@ from typing import NamedTuple
 from resolver.linux.capabilities import NUMBERS
 from tests.fakes.daemon import Daemon
 from tests.fakes.node import Node
-from tests.kernel.conftest import hostpid_of, slot_of
-from tests.patience import until
 
 
 class Rights(NamedTuple):
@@ -56,18 +54,17 @@ def works(node: Node, daemon: Daemon, source: str) -> None:
     daemon.wait_for("source", source=source)  # on a busy machine it may climb to it
     container, free = node.container(), node.container(name="free", watcher=False)
     nesting, host = node.container(name="nesting"), node.container(name="host", pid_namespace="host")
-    tenants = {
-        container.tenant(load=5, guess="wrong"): container,
-        nesting.tenant(guess="none", nested=True): nesting,
-        free.tenant(load=40, guess="none"): free,
-        host.tenant(guess="none"): host,
-    }
-    for tenant, where in tenants.items():
-        until(lambda t=tenant, c=where: hostpid_of(c, t) == t.host_pid, "a repair")  # type: ignore[misc]
-    (lone,) = [tenant for tenant, where in tenants.items() if where is free]
-    until(lambda: slot_of(free, lone.ns_pid).sm_util == (40,), "a load")
+    sharing = node.container(container.pod_uid, "sharing", pid_namespace=container)
+    tenants = [container.tenant(load=5, guess="wrong"), nesting.tenant(guess="none", nested=True)]
+    tenants += [
+        each.tenant(guess=guess) for each, guess in ((nesting, "self"), (sharing, "self"), (host, "none"))
+    ]
+    lone = free.tenant(load=40, guess="none")
+    for tenant in (*tenants, lone):
+        tenant.until_repaired()
+    lone.until_load(40)
     lone.kill()
-    until(lambda: slot_of(free, lone.ns_pid).sm_util == (0,), "the end of a dead one's load")
+    lone.until_load(0)
     assert daemon.said("write_failed") == []
 
 

@@ -77,8 +77,6 @@ FLOOD = ASKER + textwrap.dedent(
 
 
 class Asker:
-    """A process that asks; wherever it was started."""
-
     def __init__(self, process: Process) -> None:
         self._process = process
         assert process.read_line() == "ready"

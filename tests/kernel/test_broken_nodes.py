@@ -27,8 +27,6 @@ UNIT_ERROR: Final = "resolver run: RESOLVER_INTERVAL: 'soon' is no time"
 
 
 class Commands(NamedTuple):
-    """How commands are run on the broken node."""
-
     containers_dir: Path
     wrapper: tuple[str, ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
@@ -105,7 +103,6 @@ def no_proc(scene: Scene) -> Commands:
 
 
 def no_proc_sys(scene: Scene) -> Commands:
-    """Nothing of ours reads it."""
     wrapper = mounted("mount -t tmpfs none /proc/sys")
     scene.daemon(wrapper=wrapper)
     return scene.commands(*wrapper)

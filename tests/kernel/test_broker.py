@@ -41,8 +41,6 @@ UNKNOWN = HostpidPolicy(None, "for a test")
 
 
 class Told(Journal):
-    """Keeps what is said."""
-
     def __init__(self) -> None:
         super().__init__()
         self.lines: list[tuple[str, dict[str, Any]]] = []
@@ -110,9 +108,6 @@ def raw(path: Path, sent: bytes = b"", *, end: bool = False) -> bytes:
         return receive(connection)
 
 
-# ---- the protocol -------------------------------------------------------------------------------------------------
-
-
 def test_the_bytes_of_an_exchange(served: Serving, path: Path) -> None:
     answer = raw(path, bytes.fromhex("48504944 0001 0001"))
     assert answer == bytes.fromhex("48504944 0001 0000") + struct.pack(">I", os.getpid())
@@ -153,9 +148,6 @@ def test_half_a_request_is_invalid_and_none_is_none(served: Serving, path: Path)
     connect(str(path)).close()
     assert ask(str(path)) == (0, os.getpid())
     assert served.counters == {"broker_answers": 1, "broker_refused_invalid": 1}
-
-
-# ---- which number -------------------------------------------------------------------------------------------------
 
 
 def test_while_the_policy_is_unknown_nothing_is_said(served: Serving, path: Path) -> None:
@@ -238,9 +230,6 @@ def test_answer_is_never_about_a_reused_pid(node: Node, path: Path) -> None:
         place.close()
 
 
-# ---- limits -------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def many_descriptors() -> Iterator[None]:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -307,9 +296,6 @@ def test_when_descriptors_run_out_clients_wait(served: Serving, path: Path) -> N
         until(lambda: served.counters["broker_busy"], "that it cannot be accepted")
         stack.close()
         assert parse(receive(client)) == (0, os.getpid())
-
-
-# ---- the place ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])

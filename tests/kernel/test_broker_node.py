@@ -11,7 +11,7 @@ import pytest
 from tests.fakes.broker_client import ask
 from tests.fakes.daemon import Daemon
 from tests.fakes.node import Node
-from tests.kernel.conftest import ROWS, Start, driver, hostpid_of, right_number, slot_of
+from tests.kernel.conftest import ROWS, Start, driver, right_number, slot_of
 from tests.patience import until
 
 #: One pass only: later right values are not its repairs.
@@ -43,8 +43,8 @@ def test_every_slot_is_right_from_the_beginning(
         tenants = [container.tenant(load=load, guess=guess) for load, guess in ((30, "list"), (47, "wrong"))]
         nested = node.container(broker_dir=place).tenant(load=12, guess="none", nested=True)
         for tenant in (*tenants, nested):
-            assert tenant.slot()["hostpid"] == right_number(tenant, namespace)
-            until(lambda t=tenant: t.slot()["sm_util"] == [t.load], "the true load, by its own watcher")  # type: ignore[misc]
+            assert tenant.hostpid == right_number(tenant, namespace)
+            tenant.until_load(tenant.load)
         child = tenants[0].fork()
         host_pid = node.gpu.host_pid(container.pidns, child)
         assert slot_of(container, child).hostpid == (host_pid if namespace == "host" else child)
@@ -63,11 +63,11 @@ def test_a_container_lives_through_a_restart_of_the_daemon(node: Node, start: St
     with pytest.raises(ConnectionRefusedError):
         ask(str(place / "broker.sock"))
     lonely = container.tenant(load=10, guess="wrong")  # without an answer it guesses
-    assert hostpid_of(container, lonely) == 999999
+    assert lonely.hostpid == 999999
     start_with_broker(start, node)
     second = container.tenant(load=10)
     for tenant in (first, second):
-        assert hostpid_of(container, tenant) == tenant.host_pid
+        assert tenant.hostpid == tenant.host_pid
 
 
 #: The user nobody, with the right to read everything.

@@ -16,7 +16,7 @@ from resolver.linux.procfs import Procfs
 from resolver.workers.canary import is_first
 from tests.fakes.halted import stopped_in_its_exit
 from tests.fakes.node import Node
-from tests.kernel.conftest import EVERY_SOURCE, FAST, NVML, ROOT, WRITER, Start, hostpid_of
+from tests.kernel.conftest import EVERY_SOURCE, FAST, NVML, ROOT, WRITER, Start
 from tests.kernel.rights import FRAGILE, held, rights, with_nothing_but, works
 from tests.patience import until
 
@@ -158,5 +158,4 @@ def test_remaining_rights_suffice_to_fall_and_climb(node: Node, start: Start) ->
         assert failed["why"].startswith("the map cannot be read")
         daemon.wait_for("source", source="scan", count=count)
         daemon.wait_for("source", source="bpf", count=count + 1)
-        tenant = container.tenant(guess="none")
-        until(lambda t=tenant: hostpid_of(container, t) == t.host_pid, "a repair")  # type: ignore[misc]
+        container.tenant(guess="none").until_repaired()

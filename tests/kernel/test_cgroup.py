@@ -12,9 +12,8 @@ import pytest
 from tests.fakes.container import Container
 from tests.fakes.node import Node
 from tests.fakes.process import Tenant
-from tests.kernel.conftest import Start, command, hostpid_of
+from tests.kernel.conftest import Start, command
 from tests.kernel.rights import patched
-from tests.patience import until
 
 #: So many names of 255 bytes make a path that is longer than the kernel takes or shows.
 DEEP = 17
@@ -73,11 +72,10 @@ def test_too_deep_cgroups_hide_no_other(node: Node, start: Start, wrapper: tuple
         for container, tenant in tenants.items():
             assert lookup(node, container, tenant) == tenant.host_pid
         daemon = start(node, "--interval", "50ms", "--nvml-interval", "50ms", wrapper=wrapper)
-        for container, tenant in tenants.items():
-            until(lambda c=container, t=tenant: hostpid_of(c, t) == t.host_pid, container.name)  # type: ignore[misc]
+        for tenant in tenants.values():
+            tenant.until_repaired()
         for _ in range(3):
-            later = good.tenant(guess="none")
-            until(lambda t=later: hostpid_of(good, t) == t.host_pid, "a later one's repair")  # type: ignore[misc]
+            later = good.tenant(guess="none").until_repaired()
             assert lookup(node, good, later) == later.host_pid
         assert daemon.process.poll() is None, daemon.tail()
 
@@ -101,7 +99,7 @@ def test_forged_cgroup_name_belongs_to_its_maker(node: Node, start: Start) -> No
         _move([bad.host_pid], named)
         start(node, "--interval", "50ms", "--nvml-interval", "50ms")
         for container, tenant in ((victim, good), (evil, bad)):
-            until(lambda c=container, t=tenant: hostpid_of(c, t) == t.host_pid, container.name)  # type: ignore[misc]
+            tenant.until_repaired()
             done = command(
                 node, node.root / "run", node.pod_logs_dir, "reverse", str(tenant.host_pid), "--json"
             )

@@ -13,7 +13,7 @@ from resolver.config import Settings
 from tests.fakes.command import run
 from tests.fakes.daemon import Daemon
 from tests.fakes.node import Node
-from tests.kernel.conftest import ROOT, Start, hostpid_of, write_hostpid
+from tests.kernel.conftest import ROOT, Start, write_hostpid
 from tests.kernel.serving import serving
 from tests.patience import until
 
@@ -32,7 +32,7 @@ def test_events_are_followed_until_the_daemon_ends(node: Node, start: Start, sou
     container = node.container()
     tenant = container.tenant()
     daemon = serving(start, node)
-    until(lambda: hostpid_of(container, tenant) == tenant.host_pid, "the first repair")
+    tenant.until_repaired()
     first = json.loads(command(daemon, "events", "--json", "--kind", "repair"))
     assert first["fields"]["ns_pid"] == tenant.ns_pid
     words = ["events", "-f", "--json", "--kind", "repair", "--socket", str(daemon.socket)]

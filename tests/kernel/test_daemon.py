@@ -33,8 +33,6 @@ from tests.kernel.conftest import (
     Start,
     cpu_seconds,
     hand_on,
-    hostpid_of,
-    slot_of,
     with_every_source,
 )
 from tests.patience import never, until
@@ -52,9 +50,6 @@ def once(node: Node, *arguments: str) -> subprocess.CompletedProcess[str]:
     return run_daemon(node, "--once", "--run-dir", str(node.root / "run"), *arguments)
 
 
-# ---- once ---------------------------------------------------------------------------------------------------------
-
-
 @EVERY_SOURCE
 def test_once_repairs_and_sums_up(node: Node, source: str, program: Path) -> None:
     hand_on(program, node.root / "run" / program.name)
@@ -66,8 +61,8 @@ def test_once_repairs_and_sums_up(node: Node, source: str, program: Path) -> Non
     assert lines[:2] == ["2 regions, 2 slots in use, 0 of them dead", "repaired: 1 missing, 1 stale"]
     assert lines[2] == "hostpid: host (driver 535.183.01: samples carry host PIDs up to 565.77)"
     assert lines[3] == "NVML: driver 535.183.01"
-    assert (hostpid_of(container, tenant), hostpid_of(free, busy)) == (tenant.host_pid, busy.host_pid)
-    assert slot_of(free, busy.ns_pid).sm_util == (33,)
+    assert (tenant.hostpid, busy.hostpid) == (tenant.host_pid, busy.host_pid)
+    assert busy.sm_util == (33,)
     again = once(node)
     assert again.returncode == 0
     assert "repaired: nothing" in again.stdout.splitlines()
@@ -103,17 +98,7 @@ def test_a_dry_run_lists_each_slot_and_where_a_core_limit_begins(node: Node) -> 
         ]
     )
     assert "In 2 of them a core limit begins to bite" in done.stdout
-    assert hostpid_of(limited, missing) == 0
-
-
-def test_once_lists_unresolved_slots(node: Node) -> None:
-    container = node.container()
-    container.tenant(guess="none", nested=True)
-    container.tenant(guess="none", nested=True)
-    done = once(node)
-    assert done.returncode == 1
-    unresolved = f"unresolved: {container.directory.name} slot 0 pid 1: ambiguous"
-    assert unresolved in done.stdout.splitlines()
+    assert missing.hostpid == 0
 
 
 def test_once_calls_a_dead_slot_dead_and_not_unresolved(node: Node) -> None:
@@ -136,15 +121,12 @@ def test_once_without_nvml_says_so(node: Node) -> None:
     assert "driver_unknown" in done.stdout
 
 
-# ---- ending -------------------------------------------------------------------------------------------------------
-
-
 @with_every_source("number", [signal.SIGINT, signal.SIGTERM])
 def test_it_ends_cleanly(node: Node, start: Start, source: str, number: signal.Signals) -> None:
     container = node.container()
     tenant = container.tenant(guess="none")
     daemon = start(node, *FAST)
-    until(lambda: hostpid_of(container, tenant) == tenant.host_pid, "it at work")
+    tenant.until_repaired()
     daemon.wait_for("repair")  # the slot is right before the writer's answer has come
     children = daemon.children()
     assert set(children) == {WRITER, NVML, "reader"}
@@ -175,16 +157,13 @@ def test_it_ends_whenever_it_is_told_to(node: Node, start: Start) -> None:
         assert daemon.stop() == 0
 
 
-# ---- settings -----------------------------------------------------------------------------------------------------
-
-
 def test_a_reload_takes_new_settings_and_refuses_bad_ones(node: Node, start: Start) -> None:
     container = node.container(watcher=False)
     tenant = container.tenant(load=40, guess="none")
     settings = node.root / "resolver.toml"
     settings.write_text('interval = "50ms"\nnvml-interval = "200ms"\nwrite_utilization = "never"\n')
     daemon = start(node, "--config", str(settings))
-    until(lambda: hostpid_of(container, tenant) == tenant.host_pid, "the repair")
+    tenant.until_repaired()
     assert tenant.slot()["sm_util"] == [0]
 
     for number, bad in enumerate(
@@ -204,7 +183,7 @@ def test_a_reload_takes_new_settings_and_refuses_bad_ones(node: Node, start: Sta
     line = daemon.wait_for("settings_reloaded")
     assert sorted(line["changed"]) == ["interval", "write_utilization"]
     assert line["need_a_restart"] == ["map_size"]
-    until(lambda: tenant.slot()["sm_util"] == [40], "what the new settings ask for")
+    tenant.until_load(40)
     assert len(daemon.said("settings_reloaded")) == 1
 
 
@@ -218,13 +197,10 @@ def test_a_reload_can_force_the_policy(node: Node, start: Start) -> None:
     daemon.wait_for("policy", hostpid_namespace="unknown", why=_UNKNOWN)
     settings.write_text('hostpid_namespace = "host"\n')
     daemon.signal(signal.SIGHUP)
-    until(lambda: hostpid_of(container, tenant) == tenant.host_pid, "the repair by the forced policy")
+    tenant.until_repaired()
 
 
 _UNKNOWN = "driver 566.03 lies between those known to differ; set --hostpid-namespace (make gpu-check measures which)"
-
-
-# ---- one per node -------------------------------------------------------------------------------------------------
 
 
 def test_a_second_writer_is_refused_and_a_second_reader_is_not(node: Node, start: Start) -> None:
@@ -239,12 +215,9 @@ def test_a_second_writer_is_refused_and_a_second_reader_is_not(node: Node, start
     tenant = container.tenant(guess="none")
     dry = start(node, "--dry-run", *FAST)
     dry.wait_for("started")
-    until(lambda: hostpid_of(container, tenant) == tenant.host_pid, "the first one's repair")
+    tenant.until_repaired()
     assert first.stop() == 0
     assert once(node).returncode == 0
-
-
-# ---- waiting ------------------------------------------------------------------------------------------------------
 
 
 def test_it_waits_for_the_containers_directory(node: Node, start: Start) -> None:
@@ -256,7 +229,7 @@ def test_it_waits_for_the_containers_directory(node: Node, start: Start) -> None
     never(lambda: len(daemon.said("containers_dir_missing")) > 1, "the same said again", 1.5)
     place.symlink_to(node.containers_dir)
     daemon.wait_for("containers_dir_found", path=str(place))
-    until(lambda: hostpid_of(container, tenant) == tenant.host_pid, "the repair")
+    tenant.until_repaired()
     place.unlink()
     daemon.wait_for("containers_dir_missing", count=2)
     daemon.wait_for("region_gone")
@@ -275,8 +248,8 @@ def test_it_waits_for_nvml(node: Node, start: Start) -> None:
     assert container.cache.read_bytes() == before
     shutil.copy(node.library_dir / "libnvidia-ml.so.1", libraries)
     daemon.wait_for("nvml_available")
-    until(lambda: tenant.slot()["sm_util"] == [27], "the load")
-    assert hostpid_of(container, tenant) == tenant.host_pid
+    tenant.until_load(27)
+    assert tenant.hostpid == tenant.host_pid
 
 
 def test_a_container_that_comes_and_goes(node: Node, start: Start) -> None:
@@ -286,8 +259,7 @@ def test_a_container_that_comes_and_goes(node: Node, start: Start) -> None:
     before = len(_descriptors(daemon.process.pid))
     for turn in range(3):
         container = node.container(name=f"turn-{turn}")
-        tenant = container.tenant(guess="none")
-        until(lambda c=container, t=tenant: hostpid_of(c, t) == t.host_pid, "the repair")  # type: ignore[misc]
+        container.tenant(guess="none").until_repaired()
         container.stop()
         shutil.rmtree(container.directory)
         daemon.wait_for("region_gone", container=container.directory.name)
@@ -297,9 +269,6 @@ def test_a_container_that_comes_and_goes(node: Node, start: Start) -> None:
 
 def _descriptors(host_pid: int) -> list[str]:
     return os.listdir(f"/proc/{host_pid}/fd")
-
-
-# ---- quiet and thrifty --------------------------------------------------------------------------------------------
 
 
 def test_quiet_node_gets_no_log_lines_and_little_work(node: Node, start: Start) -> None:
@@ -320,14 +289,14 @@ def test_daemon_works_with_few_descriptors(node: Node, start: Start) -> None:
     daemon = start(node, *FAST, "--hostpid-namespace", "host", wrapper=limit)
 
     def right() -> int:
-        return sum(hostpid_of(c, t) == t.host_pid for c, t in zip(containers, tenants, strict=True))
+        return sum(t.hostpid == t.host_pid for c, t in zip(containers, tenants, strict=True))
 
     until(lambda: right() > 1, "some repairs")
     line = daemon.wait_for("out_of_descriptors")
     assert "raise the limit (ulimit -n)" in line["why"]
     never(lambda: daemon.process.poll() is not None, "its end", 1.0)
     print(f"{right()} of {len(tenants)} repaired with 64 descriptors")
-    assert all(hostpid_of(c, t) in (0, t.host_pid) for c, t in zip(containers, tenants, strict=True))
+    assert all(t.hostpid in (0, t.host_pid) for c, t in zip(containers, tenants, strict=True))
 
     def kept(container: Container) -> bool:
         gone = {line["container"] for line in daemon.said("region_gone")}
@@ -339,14 +308,11 @@ def test_daemon_works_with_few_descriptors(node: Node, start: Start) -> None:
         for container in filter(kept, containers):  # on a busy machine the last one kept is repaired last
             if container not in later:
                 later[container] = container.tenant(guess="none")
-        return any(hostpid_of(container, tenant) == tenant.host_pid for container, tenant in later.items())
+        return any(tenant.hostpid == tenant.host_pid for container, tenant in later.items())
 
     until(repaired_later, "a later repair")
     soft, _ = resource.prlimit(daemon.process.pid, resource.RLIMIT_NOFILE)
     assert soft == 64
-
-
-# ---- kernels before 5.3 -------------------------------------------------------------------------------------------
 
 
 def test_without_pidfds(node: Node, tmp_path: Path) -> None:
@@ -366,8 +332,8 @@ def test_without_pidfds(node: Node, tmp_path: Path) -> None:
                 await service.pass_once(patient=False)
             owners = [s.owner for r in service.repairer.regions.values() for s in r.slots.owned.values()]
             assert [owner is not None and owner.is_pidfd for owner in owners] == [False, False]
-            assert hostpid_of(container, tenant) == tenant.host_pid
-            assert hostpid_of(container, victim) == victim.host_pid
+            assert tenant.hostpid == tenant.host_pid
+            assert victim.hostpid == victim.host_pid
             victim.kill()
             for _ in range(3):
                 await service.pass_once(patient=False)
@@ -378,7 +344,7 @@ def test_without_pidfds(node: Node, tmp_path: Path) -> None:
             assert after.ns_pid == tenant.ns_pid
             for _ in range(3):
                 await service.pass_once(patient=False)
-            assert hostpid_of(container, after) == after.host_pid
+            assert after.hostpid == after.host_pid
         finally:
             service.close()
         assert service.counters["internal_errors"] == 0

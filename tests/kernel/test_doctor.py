@@ -56,9 +56,6 @@ def without(*capabilities: str) -> tuple[str, ...]:
     return ("setpriv", "--inh-caps", lost, "--bounding-set", lost)
 
 
-# ---- rights and views ---------------------------------------------------------------------------------------------
-
-
 PTRACE, NETWORK = (
     without("sys_ptrace"),
     ("unshare", "--net", *without("sys_admin", "sys_ptrace", "net_admin")),
@@ -145,9 +142,6 @@ def test_files_that_are_closed_to_others(tmp_path: Path) -> None:
     names(doctor("regions", options=options)["regions"], "ok")
     result = doctor("regions", options=options, wrapper=without("dac_override"))["regions"]
     names(result, "failed", "not writable", "umask", "CAP_DAC_OVERRIDE")
-
-
-# ---- daemons ------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

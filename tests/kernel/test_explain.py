@@ -12,7 +12,7 @@ import pytest
 
 from tests.fakes.node import Node
 from tests.fakes.scene import DRIVERS, Case, full_scene, settle
-from tests.kernel.conftest import Start, command, hostpid_of
+from tests.kernel.conftest import Start, command
 from tests.patience import until
 
 #: The container's name, and its broken link after all repairs.
@@ -37,7 +37,7 @@ def test_node_is_explained_with_and_without_daemon(cases: list[Case], tmp_path: 
     train = cases[0].container
     pods = tmp_path / "pods"
     (pods / f"research_train-0_{train.pod_uid}" / "train").mkdir(parents=True)
-    before = [hostpid_of(case.container, case.tenant) for case in cases if not case.ended]
+    before = [case.tenant.hostpid for case in cases if not case.ended]
     os.mkdir(tmp_path / "run")
 
     code, document = explain(cases[0], tmp_path / "run", pods, "research/train-0", "--json")
@@ -51,7 +51,7 @@ def test_node_is_explained_with_and_without_daemon(cases: list[Case], tmp_path: 
     assert f"2, but must be {cases[0].tenant.host_pid}: wrong_namespace" in text
     assert "writes nothing" in text
     # It has not so much as touched them.
-    assert before == [hostpid_of(case.container, case.tenant) for case in cases if not case.ended]
+    assert before == [case.tenant.hostpid for case in cases if not case.ended]
 
     daemon = start(train.node, "--pod-logs-dir", str(pods), "--interval", "50ms", "--nvml-interval", "200ms")
     daemon.wait_for("repair")

@@ -134,7 +134,6 @@ class Bench:
 
 @pytest.fixture
 def library(tmp_path: Path, node: Node, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the children of this process find NVML."""
     place = tmp_path / "lib" / "libnvidia-ml.so.1"
     place.parent.mkdir()
     place.symlink_to(node.library_dir / place.name)

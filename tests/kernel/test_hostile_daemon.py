@@ -25,7 +25,7 @@ from tests.fakes.halted import halted_when_it_maps, wait_until_halted
 from tests.fakes.node import Node
 from tests.fakes.process import Tenant, watched
 from tests.fakes.regions import LAYOUTS
-from tests.kernel.conftest import WRITER, Start, hostpid_of, write_hostpid
+from tests.kernel.conftest import WRITER, Start, write_hostpid
 from tests.kernel.rights import patched
 from tests.patience import PATIENCE_S, until
 
@@ -156,7 +156,7 @@ def repaired_once_more(good: Good) -> None:
 
 def check(good: Good) -> None:
     assert good.right()
-    until(lambda: good.parent.slot()["sm_util"] == [21], "a good container's load")
+    good.parent.until_load(21)
 
 
 def test_everything_at_once(node: Node, start: Start, source: str, request: pytest.FixtureRequest) -> None:
@@ -250,9 +250,6 @@ def _unresolved(node: Node) -> dict[str, set[str]]:
     return found
 
 
-# ---- the writer's own dangers -------------------------------------------------------------------------------------
-
-
 #: The writer is halted for as long as the test takes.
 PATIENT = patched("from resolver.repair import orders; orders._WRITER_SECONDS = 180.0")
 
@@ -286,7 +283,7 @@ def test_tenant_that_truncates_its_file_is_quarantined(
     subprocess.run(["fallocate", "--length", str(V1_2.size), str(good.container.cache)], check=True)
     tenant = other.tenant(guess="none")
     daemon = start(small, "--interval", "10ms", "--hostpid-namespace", "host", wrapper=PATIENT, anew=False)
-    until(lambda: hostpid_of(other, tenant) == tenant.host_pid, "the repair before it")
+    tenant.until_repaired()
     writer = daemon.child(WRITER)
     with halted_when_it_maps(other.cache, writer):
         write_hostpid(other, tenant, 0)
@@ -318,7 +315,7 @@ def test_hanging_writer_is_killed_and_replaced(node: Node, start: Start) -> None
             os.kill(stuck, signal.SIGSTOP)
             another = other.tenant(guess="none")
             until(lambda: another.host_pid in repaired(), "the next writer's answer")  # noqa: B023 - it is over
-            assert hostpid_of(other, another) == another.host_pid
+            assert another.hostpid == another.host_pid
             until(gone, "the end of the one that hung")
     until(lambda: len(daemon.said("writer_failed")) >= 3, "three failures of the writer")
     assert all("did not answer within 1 s" in line["why"] for line in daemon.said("writer_failed"))

@@ -12,10 +12,8 @@ from tests.fakes.gpu import DEFAULT_DEVICES
 from tests.fakes.node import Node
 from tests.fakes.process import watched
 from tests.fakes.state import Hang
-from tests.kernel.conftest import FAST, NVML, ROWS, Start, driver, hostpid_of, right_number
+from tests.kernel.conftest import FAST, NVML, ROWS, Start, driver, right_number
 from tests.patience import never, until
-
-# ---- the four rows ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("version", "namespace"), ROWS)
@@ -33,13 +31,13 @@ def test_the_tenants_own_watcher_reports_the_truth(
         busy = free.tenant(load=23, guess="none")
         daemon = start(node, *FAST)
         for tenant in tenants.values():
-            until(lambda t=tenant: t.slot()["hostpid"] == right_number(t, namespace), "the right number")  # type: ignore[misc]
-            until(lambda t=tenant: t.slot()["sm_util"] == [t.load], "the true load, by its own watcher")  # type: ignore[misc]
+            until(lambda t=tenant: t.hostpid == right_number(t, namespace), "the right number")  # type: ignore[misc]
+            tenant.until_load(tenant.load)
         until(lambda: sum(container.monitor_view().values()) == 77, "the sum, in the monitor")
-        until(lambda: nested.slot()["sm_util"] == [12], "the nested one's load, by its own watcher")
-        assert nested.slot()["hostpid"] == right_number(nested, namespace)
-        until(lambda: busy.slot()["sm_util"] == [23], "the load that no watcher writes")
-        assert idle.slot()["hostpid"] == right_number(idle, namespace)
+        nested.until_load(12)
+        assert nested.hostpid == right_number(nested, namespace)
+        busy.until_load(23)
+        assert idle.hostpid == right_number(idle, namespace)
         assert idle.slot()["sm_util"] == [0]
         assert daemon.said("policy")[-1]["hostpid_namespace"] == namespace
 
@@ -66,21 +64,17 @@ def _between(version: str) -> str:
     return f"driver {version} lies between those known to differ; {remedy}"
 
 
-# ---- NVML that fails ----------------------------------------------------------------------------------------------
-
-
 def repaired(daemon: Daemon, node: Node, name: str) -> None:
     """A new tenant is repaired now, not when a call of five seconds has timed out."""
     container = node.container(name=name)
-    tenant = container.tenant(guess="none")
-    until(lambda: hostpid_of(container, tenant) == tenant.host_pid, f"a repair ({name})")
+    container.tenant(guess="none").until_repaired()
 
 
 def test_a_call_that_hangs_costs_a_worker_and_no_repair(node: Node, start: Start) -> None:
     free = node.container(name="free", watcher=False)
     tenant = free.tenant(load=50, guess="none")
     daemon = start(node, *FAST)
-    until(lambda: tenant.slot()["sm_util"] == [50], "the load")
+    tenant.until_load(50)
     first = daemon.child(NVML)
     with watched(first) as gone:
         node.gpu.set_faults(hang=Hang.UTILIZATION)
@@ -98,7 +92,7 @@ def test_a_call_that_hangs_costs_a_worker_and_no_repair(node: Node, start: Start
     assert tenant.slot()["sm_util"] == [50]
     node.gpu.set_faults()
     daemon.wait_for("nvml_available")
-    until(lambda: tenant.slot()["sm_util"] == [0], "the truth again")
+    tenant.until_load(0)
     assert daemon.child(NVML) != first
 
 
@@ -109,7 +103,7 @@ def test_mig_is_unsupported_and_not_idle(tmp_path: Path, start: Start) -> None:
         tenant = container.tenant(load=50, guess="none")
         daemon = start(node, "--write-utilization", "always", *FAST)
         daemon.wait_for("device_without_samples", device=devices[0].uuid)
-        until(lambda: hostpid_of(container, tenant) == tenant.host_pid, "the repair")
+        tenant.until_repaired()
         never(lambda: tenant.slot()["sm_util"] != [0], "a utilization that NVML cannot tell", 0.6)
         daemon.stop()
         assert "utilization_writes" not in daemon.counters()

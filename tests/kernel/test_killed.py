@@ -17,7 +17,7 @@ from tests.fakes.daemon import runs
 from tests.fakes.node import Node
 from tests.fakes.process import Tenant
 from tests.fakes.regions import LAYOUTS
-from tests.kernel.conftest import NVML, WRITER, Start, hostpid_of, lock_words, slot_of, write_hostpid
+from tests.kernel.conftest import NVML, WRITER, Start, lock_words, write_hostpid
 from tests.kernel.rights import patched
 from tests.patience import until
 
@@ -40,7 +40,7 @@ class Locked:
             write_hostpid(self.container, tenant, (0, tenant.ns_pid, 4711)[index])
 
     def right(self) -> bool:
-        return all(hostpid_of(self.container, tenant) == tenant.host_pid for tenant in self.tenants)
+        return all(tenant.hostpid == tenant.host_pid for tenant in self.tenants)
 
     def check(self) -> None:
         """Nothing but `hostpid` and the words of `device_util` has changed since the beginning."""
@@ -184,7 +184,7 @@ def test_the_nvml_worker(node: Node, start: Start, locked: Locked, kills: int) -
     free = node.container(name="free", watcher=False)
     tenant = free.tenant(load=1, guess="none")
     daemon = start(node, "--interval", "50ms", "--nvml-interval", "150ms")
-    until(lambda: slot_of(free, tenant.ns_pid).sm_util == (1,), "the beginning")
+    tenant.until_load(1)
     until(locked.right, "the beginning")
     for turn in range(kills):
         before, load = tenant.load, 2 + turn % 99
@@ -195,7 +195,7 @@ def test_the_nvml_worker(node: Node, start: Start, locked: Locked, kills: int) -
             os.kill(worker, signal.SIGKILL)
 
         def right(before: int = before, load: int = load) -> bool:
-            (sm_util,) = slot_of(free, tenant.ns_pid).sm_util
+            (sm_util,) = tenant.sm_util
             # The mean of the last second, which may have both loads in it.
             assert min(before, load) <= sm_util <= max(before, load), "unknown is not 0"
             return sm_util == load
@@ -203,4 +203,4 @@ def test_the_nvml_worker(node: Node, start: Start, locked: Locked, kills: int) -
         until(right, "the new load")
         assert locked.right()
     assert daemon.process.poll() is None
-    assert hostpid_of(free, tenant) == tenant.host_pid
+    assert tenant.hostpid == tenant.host_pid

@@ -118,9 +118,6 @@ def test_by_a_name_alone(start_as: StartAs) -> None:
     assert "is it running" in refused(1, "nginx-2", 1)
 
 
-# ---- pod and container name ---------------------------------------------------------------------------------------
-
-
 def test_by_pod_and_name(node: Node) -> None:
     trainer, sidecar = node.container(UID, "trainer"), node.container(UID, "sidecar")
     child = trainer.spawn(SLEEP)
@@ -129,9 +126,6 @@ def test_by_pod_and_name(node: Node) -> None:
     assert host_pid(f"{UID}/sidecar", 1) == sidecar.init_host_pid
     assert "it has: sidecar, trainer" in refused(1, f"{UID}/trainer2", 1)
     assert "is it running" in refused(1, f"{uuid.uuid4()}/trainer", 1)
-
-
-# ---- namespaces ---------------------------------------------------------------------------------------------------
 
 
 def test_a_container_in_the_host_namespace(node: Node) -> None:
@@ -236,9 +230,6 @@ def test_without(node: Node, root: Path, what: str) -> None:
 )
 def test_wrong_usage(arguments: tuple[str, ...]) -> None:
     refused(2, *arguments)
-
-
-# ---- while processes end and PIDs are used again ------------------------------------------------------------------
 
 
 class Interrupted(Procfs):

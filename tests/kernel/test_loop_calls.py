@@ -12,7 +12,7 @@ from tests.fakes.node import Node
 from tests.fakes.overlay import Docker
 from tests.fakes.scraper import Scraper
 from tests.fakes.traced import Call, Tracer
-from tests.kernel.conftest import EVERY_SOURCE, Start, hostpid_of
+from tests.kernel.conftest import EVERY_SOURCE, Start
 from tests.kernel.serving import SLEEP, serving
 from tests.patience import PATIENCE_S, until
 
@@ -51,7 +51,7 @@ def test_the_loop_calls_nothing_that_a_tenant_delays(node: Node, start: Start, s
         answers = client.look_up_many(pairs, socket_path=where, seconds=PATIENCE_S)["answers"]
         return [each.get("host_pid") for each in answers]
 
-    until(lambda: hostpid_of(container, tenant) == tenant.host_pid, "a repair")
+    tenant.until_repaired()
     until(lambda: docker.hostpid(mapped) == mapped.host_pid, "a repair in a container")
     until(lambda: found() == [each.host_pid for each in processes], "every process")
     client.reverse(tenant.host_pid, socket_path=where, seconds=PATIENCE_S)

@@ -216,7 +216,6 @@ def test_a_file_that_two_containers_share_is_never_guessed(node: Node, start: St
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Path]:
-    """A btrfs with an empty subvolume ``base``."""
     with btrfs(tmp_path / "btrfs.img", tmp_path / "btrfs") as place:
         subprocess.check_call(["btrfs", "--quiet", "subvolume", "create", str(place / "base")])
         yield place

@@ -18,7 +18,7 @@ import pytest
 from resolver import client
 from tests.fakes.daemon import Daemon
 from tests.fakes.node import Node
-from tests.kernel.conftest import ROOT, USUAL, WRITER, Start, hostpid_of, slot_of, write_hostpid
+from tests.kernel.conftest import ROOT, USUAL, WRITER, Start, slot_of, write_hostpid
 from tests.kernel.rights import patched
 from tests.patience import PATIENCE_S, until
 
@@ -61,7 +61,7 @@ def test_descriptors_in_flight_stop_no_repair(node: Node, start: Start) -> None:
     container = node.container(watcher=False)
     tenant = container.tenant(load=0, guess="none")
     daemon = start(node, "--interval", "100ms")
-    until(lambda: hostpid_of(container, tenant) == tenant.host_pid, "the first repair")
+    tenant.until_repaired()
     limit(daemon)
     with in_flight(2 * _LIMIT):
         for _ in range(5):
@@ -69,8 +69,7 @@ def test_descriptors_in_flight_stop_no_repair(node: Node, start: Start) -> None:
             host_pid = node.gpu.host_pid(container.pidns, ns_pid)
             until(lambda this=ns_pid, right=host_pid: slot_of(container, this).hostpid == right, "a repair")  # type: ignore[misc]
         other = node.container(watcher=False)
-        second = other.tenant(load=0, guess="none")
-        until(lambda: hostpid_of(other, second) == second.host_pid, "the repair of a new container")
+        other.tenant(load=0, guess="none").until_repaired()
     assert daemon.said("region_quarantined") == daemon.said("out_of_means") == []
 
 
@@ -99,13 +98,13 @@ def test_repeatedly_killed_writer_makes_daemon_not_ready(node: Node, start: Star
         str(spoiled),
     )
     daemon = start(node, "--interval", "50ms", wrapper=spoils)
-    until(lambda: hostpid_of(container, tenant) == tenant.host_pid, "the first repair")
+    tenant.until_repaired()
     spoiled.touch()
     os.kill(daemon.child(WRITER), signal.SIGKILL)
     write_hostpid(container, tenant, 4711)
     until(lambda: "was killed by SIGKILL" in not_ready(daemon), "not ready, and why")
     spoiled.unlink()
-    until(lambda: hostpid_of(container, tenant) == tenant.host_pid, "the repair afterwards")
+    tenant.until_repaired()
     until(lambda: not not_ready(daemon), "ready again")
     daemon.wait_for("means_restored")
     assert daemon.said("region_quarantined") == []
@@ -128,7 +127,7 @@ def test_a_reader_of_the_log_that_stands_still_stops_nothing(node: Node, tmp_pat
         stderr=writing,
     ) as daemon:
         os.close(writing)
-        until(lambda: hostpid_of(container, tenant) == tenant.host_pid, "a repair")
+        tenant.until_repaired()
         daemon.terminate()
         assert daemon.wait(PATIENCE_S) == 0
     os.close(reading)

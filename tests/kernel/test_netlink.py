@@ -33,8 +33,6 @@ ROOT: Final = Path(__file__).parent.parent.parent
 
 
 class Known(NamedTuple):
-    """A process as `/proc` has it."""
-
     start_time: str
     ns_pids: tuple[int, ...]
 
@@ -57,8 +55,6 @@ def processes(meanwhile: Callable[[], None]) -> dict[int, Known]:
 
 
 class Checked:
-    """A source, and its changes."""
-
     def __init__(self, source: NetlinkSource) -> None:
         self.source = source
 
@@ -93,9 +89,6 @@ def checked() -> Iterator[Checked]:
     yield checked
     assert checked.source.trouble() == ""
     checked.source.close()
-
-
-# ---- right, whatever happens --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rounds", [4, pytest.param(20, marks=pytest.mark.long)])
@@ -172,9 +165,6 @@ def test_a_pid_that_is_used_again_at_once_is_another_process(checked: Checked) -
             assert numbers(checked.source)[first.pid] == (first.pid, 1)
 
 
-# ---- losses -------------------------------------------------------------------------------------------------------
-
-
 @contextlib.contextmanager
 def listening() -> Iterator[None]:
     with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, 11) as other:
@@ -199,8 +189,6 @@ def test_a_source_that_never_keeps_up_says_so() -> None:
     assert checked.source.trouble() == ""
     checked.source.close()
 
-
-# ---- where it cannot work, and says so ----------------------------------------------------------------------------
 
 OPEN: Final = """
     import os, subprocess, sys

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from resolver import client
 from tests.fakes.node import Node
-from tests.kernel.conftest import EVERY_SOURCE, Start, hostpid_of
+from tests.kernel.conftest import EVERY_SOURCE, Start
 from tests.patience import until
 
 #: Calls that make a socket or name a peer.
@@ -38,7 +38,7 @@ def test_nothing_is_sent_beyond_the_node(node: Node, start: Start, source: str, 
         wrapper=("strace", "-D", "-f", "-qq", "-e", f"trace={_CALLS}", "-o", str(trace)),
     )
     port = int(daemon.wait_for("metrics_on")["address"].rpartition(":")[2])
-    until(lambda: hostpid_of(container, tenant) == tenant.host_pid, "the repair")
+    tenant.until_repaired()
     until(daemon.socket.exists, "its socket")
     path = str(daemon.socket)
     until(lambda: "train-0" in str(client.get_json("/v1/containers", path)), "the pod's name")

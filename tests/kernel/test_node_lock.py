@@ -8,7 +8,7 @@ import pytest
 
 from tests.fakes.daemon import Daemon, children_of
 from tests.fakes.node import Node
-from tests.kernel.conftest import Start, hostpid_of, write_hostpid
+from tests.kernel.conftest import Start, write_hostpid
 from tests.patience import never, until
 
 INTERVAL = 0.1
@@ -30,7 +30,7 @@ def test_it_takes_over(node: Node, start: Start, end: signal.Signals) -> None:
     tenant = container.tenant(load=40)
     first, second = first_and_second(node, start)
     first.wait_for("repair")
-    until(lambda: hostpid_of(container, tenant) == tenant.host_pid, "the first's repair")
+    tenant.until_repaired()
     never(
         lambda: second.said("repair") or "slot writer" in children_of(second.process.pid),
         "a write of the second's",
@@ -38,11 +38,11 @@ def test_it_takes_over(node: Node, start: Start, end: signal.Signals) -> None:
     assert (first.run_dir / "resolver.sock").exists()
     first.signal(end)
     first.process.wait()
-    assert hostpid_of(container, tenant) == tenant.host_pid
+    assert tenant.hostpid == tenant.host_pid
     write_hostpid(container, tenant, 1)  # an upgrade must not lose a wrong guess
     second.wait_for("took_over")
     repaired = second.wait_for("repair")
-    until(lambda: hostpid_of(container, tenant) == tenant.host_pid, "the second's repair")
+    tenant.until_repaired()
     assert (repaired["ns_pid"], repaired["before"], repaired["after"]) == (tenant.ns_pid, 1, tenant.host_pid)
     until((second.run_dir / "resolver.sock").exists, "its socket")
 
@@ -52,7 +52,8 @@ def test_back_again(node: Node, start: Start) -> None:
     container = node.container()
     tenants = [container.tenant() for _ in range(2)]
     first, second = first_and_second(node, start)
-    until(lambda: all(hostpid_of(container, t) == t.host_pid for t in tenants), "the first's repairs")
+    for tenant in tenants:
+        tenant.until_repaired()
     again = start(node, *FAST, "--wait")
     again.wait_for("waiting")
     assert first.stop() == 0

@@ -14,7 +14,7 @@ import pytest
 from tests.fakes.gpu import Device
 from tests.fakes.node import Node
 from tests.fakes.rm.fetch import library
-from tests.kernel.conftest import Start, hostpid_of, slot_of
+from tests.kernel.conftest import Start
 from tests.patience import until
 
 pytestmark = pytest.mark.nvidia
@@ -43,8 +43,8 @@ def test_steady_loads_are_never_zeroed(real: Node, start: Start) -> None:
         container = real.container(name=f"on-{gpu.minor}", release="2.8.2", sm_limit=0, devices=[gpu])
         pairs.append((container, container.tenant(load=load), gpu.uuid, load))
     daemon = start(real, "--nvml-interval", "1s")
-    for container, tenant, _, _ in pairs:
-        until(lambda: hostpid_of(container, tenant) == tenant.host_pid, "a repair")  # noqa: B023
+    for _, tenant, _, _ in pairs:
+        tenant.until_repaired()
     time.sleep(2.5)
     looks = wrong = 0
     end = time.monotonic() + SECONDS
@@ -67,11 +67,11 @@ def test_two_processes_in_turn_have_their_halves(real: Node, start: Start) -> No
     tenants = [container.tenant(load=45), container.tenant(load=45)]
     start(real, "--nvml-interval", "1s")
     for tenant in tenants:
-        until(lambda: hostpid_of(container, tenant) == tenant.host_pid, "a repair")  # noqa: B023
+        tenant.until_repaired()
     time.sleep(2.5)
     values: list[int] = []
     for _ in range(100):
-        values += [slot_of(container, tenant.ns_pid).sm_util[0] for tenant in tenants]
+        values += [tenant.sm_util[0] for tenant in tenants]
         time.sleep(0.1)
     assert values.count(0) <= 2  # a watcher sets 0 at each tick before it fills the value in
     assert 42 <= sum(values) / len(values) <= 49

@@ -15,8 +15,8 @@ from tests.fakes.daemon import Daemon
 from tests.fakes.node import Node
 from tests.fakes.process import Tenant
 from tests.fakes.regions import read_file
-from tests.kernel.conftest import Start, hostpid_of, slot_of
-from tests.patience import PATIENCE_S, never, until
+from tests.kernel.conftest import Start
+from tests.patience import never, until
 
 pytestmark = pytest.mark.usefixtures("source")
 
@@ -79,20 +79,15 @@ def tree(node: Node, start: Start) -> Tree:
     return Tree(node, start)
 
 
-def repaired(container: Container, tenant: Tenant, timeout_s: float = PATIENCE_S) -> None:
-    right = f"the repair of {container.name}"
-    until(lambda: hostpid_of(container, tenant) == tenant.host_pid, right, timeout_s)
-
-
 def test_a_guest_in_a_victims_file_is_not_written_into_it(tree: Tree) -> None:
     mine = tree.victim.tenant(guess="wrong")
     tree.watch()
-    repaired(tree.victim, mine)
+    mine.until_repaired()
     guest = tree.numbered(tree.attacker, mine.ns_pid, tree.victim.inside)
     tree.says(tree.victim.cache, guest.ns_pid, "other_pod")
-    never(lambda: slot_of(tree.victim, guest.ns_pid).hostpid, "the guest's number", SETTLED)
+    never(lambda: guest.hostpid, "the guest's number", SETTLED)
     second = tree.victim.tenant(guess="none")  # the file is certain by now
-    repaired(tree.victim, second)
+    second.until_repaired()
 
 
 def test_with_a_guest_from_the_start_nothing_is_certain(tree: Tree) -> None:
@@ -101,9 +96,9 @@ def test_with_a_guest_from_the_start_nothing_is_certain(tree: Tree) -> None:
     tree.watch()
     tree.says(tree.victim.cache, guest.ns_pid, "other_pod")
     tree.says(tree.victim.cache, mine.ns_pid, "other_pod")
-    never(lambda: hostpid_of(tree.victim, mine) != 999999, "a write", SETTLED)
+    never(lambda: mine.hostpid != 999999, "a write", SETTLED)
     guest.kill()
-    repaired(tree.victim, mine)
+    mine.until_repaired()
 
 
 def test_guest_with_same_pid_leaves_slot_unowned(tree: Tree) -> None:
@@ -112,9 +107,9 @@ def test_guest_with_same_pid_leaves_slot_unowned(tree: Tree) -> None:
     assert guest.ns_pid == mine.ns_pid
     tree.watch()
     tree.says(tree.victim.cache, mine.ns_pid, "other_pod")
-    never(lambda: slot_of(tree.victim, mine.ns_pid).hostpid, "a number", SETTLED)
+    never(lambda: mine.hostpid, "a number", SETTLED)
     guest.kill()
-    repaired(tree.victim, mine)
+    mine.until_repaired()
 
 
 @pytest.mark.parametrize("when", ["before", "while"])
@@ -126,8 +121,8 @@ def test_exchanged_directories_change_no_owner(tree: Tree, when: str) -> None:
     victims, attackers = (os.open(each.cache, os.O_RDONLY) for each in (tree.victim, tree.attacker))
     if when == "while":
         tree.watch()
-        repaired(tree.victim, mine)
-        repaired(tree.attacker, own)
+        mine.until_repaired()
+        own.until_repaired()
     tree.exchange()
     if when == "before":
         tree.watch()
@@ -144,8 +139,8 @@ def test_exchanged_directories_change_no_owner(tree: Tree, when: str) -> None:
     assert written(attackers) <= {0, own.host_pid}
     guest.kill()
     tree.exchange()
-    repaired(tree.victim, mine)
-    repaired(tree.attacker, own)
+    mine.until_repaired()
+    own.until_repaired()
     os.close(victims)
     os.close(attackers)
 
@@ -153,13 +148,13 @@ def test_exchanged_directories_change_no_owner(tree: Tree, when: str) -> None:
 def test_a_living_victims_load_is_not_zeroed_below_another_name(tree: Tree) -> None:
     mine = tree.victim.tenant(guess="none", load=64)
     daemon = tree.watch()
-    until(lambda: slot_of(tree.victim, mine.ns_pid).sm_util == (64,), "its load")
+    mine.until_load(64)
     daemon.stop()
     tree.attacker.directory.mkdir(exist_ok=True)
     tree.exchange()
     tree.watch()
     tree.says(tree.attacker.cache, mine.ns_pid, "other_pod")
-    never(lambda: slot_of(tree.attacker, mine.ns_pid).sm_util != (64,), "a change", SETTLED)
+    never(lambda: mine.sm_util != (64,), "a change", SETTLED)
 
 
 def test_forged_directory_names_are_reported(tree: Tree) -> None:
@@ -175,7 +170,7 @@ def test_forged_directory_names_are_reported(tree: Tree) -> None:
     assert str(stranger) in tree.rejected()
     assert daemon.said("region_found") == []
     mine = tree.victim.tenant(guess="wrong")
-    repaired(tree.victim, mine)
+    mine.until_repaired()
 
 
 def test_a_second_name_for_the_victims_file_is_refused(tree: Tree) -> None:
@@ -185,9 +180,9 @@ def test_a_second_name_for_the_victims_file_is_refused(tree: Tree) -> None:
     tree.watch()
     both = {str(tree.victim.cache): "hard_link", str(tree.attacker.cache): "hard_link"}
     until(lambda: tree.rejected() == both, "two refusals")
-    assert slot_of(tree.victim, mine.ns_pid).hostpid == 0
+    assert mine.hostpid == 0
     tree.attacker.cache.unlink()
-    repaired(tree.victim, mine)
+    mine.until_repaired()
 
 
 def test_victim_is_not_written_into_attackers_file(tree: Tree) -> None:
@@ -198,7 +193,7 @@ def test_victim_is_not_written_into_attackers_file(tree: Tree) -> None:
     tree.watch()
     until(lambda: tree.rejected().get(str(tree.victim.cache)) == "symlink", "the refusal of the link")
     tree.says(tree.attacker.cache, led.ns_pid, "other_pod")
-    never(lambda: slot_of(tree.attacker, led.ns_pid).hostpid, "the victim's number", SETTLED)
+    never(lambda: led.hostpid, "the victim's number", SETTLED)
 
 
 def test_two_containers_of_a_pod_in_one_file_are_not_guessed(tree: Tree) -> None:
@@ -208,9 +203,9 @@ def test_two_containers_of_a_pod_in_one_file_are_not_guessed(tree: Tree) -> None
     assert guest.ns_pid == mine.ns_pid
     tree.watch()
     tree.says(tree.victim.cache, mine.ns_pid, "ambiguous")
-    never(lambda: slot_of(tree.victim, mine.ns_pid).hostpid, "a number", SETTLED)
+    never(lambda: mine.hostpid, "a number", SETTLED)
     guest.kill()
-    repaired(tree.victim, mine)
+    mine.until_repaired()
 
 
 def test_a_process_beside_in_the_same_pod_is_not_the_owner(tree: Tree) -> None:
@@ -218,7 +213,7 @@ def test_a_process_beside_in_the_same_pod_is_not_the_owner(tree: Tree) -> None:
     mine = tree.victim.tenant(guess="none")
     guest = tree.numbered(beside, mine.ns_pid, tree.victim.inside)
     tree.watch()
-    repaired(tree.victim, mine)
+    mine.until_repaired()
     tree.says(tree.victim.cache, guest.ns_pid, "other_container")
 
 
@@ -234,7 +229,7 @@ def test_monitor_mapping_every_file_owns_no_slot(tree: Tree) -> None:
     assert monitor.read_line() == "ready"
     assert monitor.ns_pid == mine.ns_pid
     tree.watch()
-    repaired(tree.victim, mine)
+    mine.until_repaired()
 
 
 def test_without_kubelets_names_nothing_is_touched(node: Node, start: Start, tmp_path: Path) -> None:
@@ -252,9 +247,9 @@ def test_without_kubelets_names_nothing_is_touched(node: Node, start: Start, tmp
 def test_a_dead_slot_is_zeroed_once_its_owner_was_seen_to_end(tree: Tree) -> None:
     mine = tree.victim.tenant(guess="none", load=64)
     tree.watch()
-    until(lambda: slot_of(tree.victim, mine.ns_pid).sm_util == (64,), "its load")
+    mine.until_load(64)
     mine.kill()
-    until(lambda: slot_of(tree.victim, mine.ns_pid).sm_util == (0,), "the end of its load")
+    mine.until_load(0)
 
 
 #: Opens a file with a path too long for the kernel to show, and becomes a tenant.
@@ -276,9 +271,9 @@ def test_open_file_without_path_hides_no_other(tree: Tree, tmp_path: Path) -> No
     holder = tree.attacker.spawn([sys.executable, "-c", HOLDS_A_LONG_PATH, str(tmp_path), *theirs])
     assert "ready" in holder.read_line()
     tree.watch()
-    repaired(tree.victim, mine)
+    mine.until_repaired()
     second = tree.victim.tenant(guess="none")
-    repaired(tree.victim, second)
+    second.until_repaired()
     tree.says(tree.attacker.cache, holder.ns_pid, "access_denied")
 
 
@@ -287,9 +282,9 @@ def test_a_new_container_where_the_directory_is_closed(tree: Tree) -> None:
     tree.root.chmod(0o755)
     repaired_first = tree.victim.tenant(guess="wrong")
     tree.watch()
-    repaired(tree.victim, repaired_first)
+    repaired_first.until_repaired()
     new = tree.container("new")
-    repaired(new, new.tenant(guess="wrong"), BEFORE_LISTING_S)
+    new.tenant(guess="wrong").until_repaired(BEFORE_LISTING_S)
 
 
 def test_a_directory_that_is_opened_later_keeps_everybodys_files(tree: Tree) -> None:
@@ -297,8 +292,8 @@ def test_a_directory_that_is_opened_later_keeps_everybodys_files(tree: Tree) -> 
     hami = tree.node.container(name="hami", watcher=False)
     tree.node.containers_dir.chmod(0o755)
     daemon = tree.watch()
-    repaired(hami, hami.tenant(guess="wrong"))
+    hami.tenant(guess="wrong").until_repaired()
     tree.node.containers_dir.chmod(0o1777)
     until(lambda: daemon.said("region_gone"), "the change")
-    repaired(hami, hami.tenant(guess="wrong"), BEFORE_LISTING_S)
+    hami.tenant(guess="wrong").until_repaired(BEFORE_LISTING_S)
     until(lambda: tree.placement(hami.cache) == "hami", "its name")

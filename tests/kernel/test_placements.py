@@ -15,7 +15,7 @@ from tests.fakes.halted import stopped_in_its_exit
 from tests.fakes.node import Node
 from tests.fakes.placements import PLACEMENTS
 from tests.fakes.regions import read_file
-from tests.kernel.conftest import EVERY_SOURCE, FAST, Start, hostpid_of, slot_of, write_hostpid
+from tests.kernel.conftest import EVERY_SOURCE, FAST, Start, write_hostpid
 from tests.patience import never, until
 
 pytestmark = pytest.mark.usefixtures("source")
@@ -27,22 +27,13 @@ def watching(start: Start, node: Node, *options: str) -> Daemon:
 
 @EVERY_SOURCE
 def test_every_placement_is_found_and_repaired_beside_the_others(node: Node, start: Start) -> None:
-    containers = {name: node.container(name=f"c-{name}", placement=name) for name in PLACEMENTS}
-    tenants = {
-        container.tenant(load=10 + number, guess="wrong"): container
-        for number, container in enumerate(containers.values())
-    }
+    containers = [node.container(name=f"c-{name}", placement=name) for name in PLACEMENTS]
+    tenants = [each.tenant(load=10 + number, guess="wrong") for number, each in enumerate(containers)]
     daemon = watching(start, node)
-    for tenant, container in tenants.items():
-        until(lambda t=tenant, c=container: hostpid_of(c, t) == t.host_pid, f"{container.name}'s repair")  # type: ignore[misc]
-        until(
-            lambda t=tenant, c=container: slot_of(c, t.ns_pid).sm_util == (t.load,),  # type: ignore[misc]
-            f"{container.name}'s load",
-        )
+    for tenant in tenants:
+        tenant.until_repaired()
+        tenant.until_load(tenant.load)
     assert daemon.said("region_rejected") == []
-
-
-# ---- lifecycles ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("placement", ["volcano", "koordinator", "hami"])
@@ -53,7 +44,7 @@ def test_a_directory_that_is_made_anew_below_a_running_container(
     old = node.container(name="main", placement=placement, watcher=False)
     before = old.tenant(load=30, guess="wrong")
     daemon = watching(start, node)
-    until(lambda: hostpid_of(old, before) == before.host_pid, "the first repair")
+    before.until_repaired()
     kept = old.cache.open("rb")
     shutil.rmtree(old.directory)
     daemon.wait_for("region_gone", path=str(old.cache))
@@ -61,14 +52,11 @@ def test_a_directory_that_is_made_anew_below_a_running_container(
     assert again.directory == old.directory
     after = again.tenant(load=20, guess="wrong")
     assert after.ns_pid == before.ns_pid  # and it lives, with the deleted file
-    until(lambda: hostpid_of(again, after) == after.host_pid, "the repair of the new file")
-    until(lambda: slot_of(again, after.ns_pid).sm_util == (20,), "the new one's load")
+    after.until_repaired()
+    after.until_load(20)
     region = read_file(Path(f"/proc/self/fd/{kept.fileno()}"))
     assert [(slot.pid, slot.hostpid) for slot in region.slots] == [(before.ns_pid, before.host_pid)]
     kept.close()
-
-
-# ---- claims -------------------------------------------------------------------------------------------------------
 
 
 def share(node: Node, placement: str = "dra") -> tuple[Container, Container]:
@@ -91,7 +79,7 @@ def test_process_hanging_in_ended_namespace_keeps_slot(node: Node, start: Start)
     with stopped_in_its_exit(one.host_pid):
         daemon = watching(start, node)
         daemon.wait_for("region_found", path=str(first.cache))
-        never(lambda: hostpid_of(first, one) != one.host_pid, "another process's number")
+        never(lambda: one.hostpid != one.host_pid, "another process's number")
 
 
 @EVERY_SOURCE
@@ -103,7 +91,7 @@ def test_a_claim_that_two_pods_share(node: Node, start: Start) -> None:
     two = second.tenant(load=20, guess="wrong")
     daemon = watching(start, node)
     for tenant in (one, two):
-        until(lambda t=tenant: hostpid_of(first, t) == t.host_pid, "a repair")  # type: ignore[misc]
+        tenant.until_repaired()
     path = f"{daemon.run_dir}/resolver.sock"
     until(lambda: client.get_json("/v1/regions", path)["regions"], "the report of the region")
 
@@ -146,7 +134,7 @@ def test_right_hostpid_of_duplicate_pid_is_kept(node: Node, start: Start, placem
     first, second = share(node, placement)
     one = first.tenant(guess="none")
     daemon = watching(start, node)
-    until(lambda: hostpid_of(first, one) == one.host_pid, "the first one's repair")
+    one.until_repaired()
     two = second.tenant(guess="none")
     assert one.ns_pid == two.ns_pid
     two.command(f"hostpid {two.host_pid}")
@@ -156,7 +144,7 @@ def test_right_hostpid_of_duplicate_pid_is_kept(node: Node, start: Start, placem
         return [slot["unresolved"] for slot in told]
 
     until(lambda: unresolved() == ["ambiguous"], "that nobody knows who owns it")
-    never(lambda: hostpid_of(first, one) != two.host_pid, "a write into the other one's slot", 1.0)
+    never(lambda: one.hostpid != two.host_pid, "a write into the other one's slot", 1.0)
     one.kill()
     two.command(f"hostpid {one.host_pid}")
-    until(lambda: hostpid_of(first, two) == two.host_pid, "the repair of the one that is left")
+    two.until_repaired()

@@ -13,13 +13,12 @@ import pytest
 
 from resolver.client import get_json
 from tests.bench.values import GPUS, IDLE, Case
-from tests.fakes.container import Container
 from tests.fakes.daemon import Daemon
 from tests.fakes.node import Node
 from tests.fakes.process import Tenant
 from tests.fakes.releases import BEHAVIOURS
 from tests.fakes.state import Fault
-from tests.kernel.conftest import DRIVER, Start, command, hostpid_of, slot_of
+from tests.kernel.conftest import DRIVER, Start, command
 from tests.kernel.rights import patched
 from tests.patience import never, until
 
@@ -74,7 +73,7 @@ def test_watcher_that_undoes_repairs_is_reported(
         )
         assert word in line["why"]
         device = 0 if release == "2.4.1" else 1
-        until(lambda: slot_of(container, tenant.ns_pid).sm_util[device] == 40, "the right value again")
+        until(lambda: tenant.sm_util[device] == 40, "the right value again")
 
 
 @pytest.mark.parametrize("order", ["1", "1,0", "2,3", "3,2,1,0"])
@@ -103,20 +102,6 @@ def test_gpus_in_another_order_are_right_and_named_as_a_cause(
         assert all("CUDA_VISIBLE_DEVICES" in line["why"] for line in daemon.said("slot_stuck"))
 
 
-def test_the_dead_and_the_unknown_are_not_compared(node: Node, start: Start) -> None:
-    """NVML that does not answer leaves what is there, also a value that stands still."""
-    container = node.container(watcher=False)
-    tenant = container.tenant(load=40)
-    daemon = start(node, *FAST)
-    until(lambda: slot_of(container, tenant.ns_pid).sm_util == (40,), "the load")
-    node.gpu.set_faults(Fault.DRIVER_NOT_LOADED)
-    daemon.wait_for("nvml_unavailable")
-    tenant.set_load(0)
-    never(lambda: slot_of(container, tenant.ns_pid).sm_util != (40,), "a value that nobody knows", 2.0)
-    node.gpu.set_faults()
-    until(lambda: slot_of(container, tenant.ns_pid).sm_util == (0,), "0 again")
-
-
 def test_a_number_of_the_wrong_namespace_shows(node: Node, start: Start) -> None:
     """Forced against the driver, the watcher never finds it, and sets 0: said once, and of nobody else."""
     container, idle = node.container(), node.container(name="idle")
@@ -125,7 +110,7 @@ def test_a_number_of_the_wrong_namespace_shows(node: Node, start: Start) -> None
     idle.tenant(load=0, guess="none")
     free.tenant(load=20, guess="none")
     daemon = start(node, "--hostpid-namespace", "container", *FAST)
-    until(lambda: hostpid_of(container, tenant) == tenant.ns_pid, "the number that was asked for")
+    until(lambda: tenant.hostpid == tenant.ns_pid, "the number that was asked for")
     line = daemon.wait_for("slot_stuck")
     assert (line["level"], line["container"]) == ("warning", container.directory.name)
     assert (line["ns_pid"], line["host_pid"]) == (tenant.ns_pid, tenant.host_pid)
@@ -133,7 +118,7 @@ def test_a_number_of_the_wrong_namespace_shows(node: Node, start: Start) -> None
         assert line["why"].startswith("a watcher sets sm_util to 0 at every tick and fills nothing in")
         assert line["why"].endswith("--hostpid-namespace container is wrong for this driver: try auto")
     never(lambda: len(daemon.said("slot_stuck")) > 1, "a second report", 1.0)
-    assert hostpid_of(container, tenant) == tenant.ns_pid  # nothing flips by itself
+    assert tenant.hostpid == tenant.ns_pid  # nothing flips by itself
     daemon.stop()
     assert daemon.counters()["slots_stuck"] == 1
 
@@ -152,12 +137,9 @@ def test_watchers_expose_a_lying_driver(node: Node, start: Start, release: str, 
     """Its version decides, wrongly. Watchers of HAMi 2.4.1 would look the same in a file of 2.8.0."""
     environment = {**node.environment(), "NVML_STANDIN_SAYS": "570.86.15"}
 
-    def tenants(*names: str) -> dict[Tenant, Container]:
-        made = {}
-        for name in names:
-            container = node.container(name=name, release=release)
-            made[container.tenant(load=40, guess="none")] = container
-        return made
+    def tenants(*names: str) -> list[Tenant]:
+        containers = [node.container(name=name, release=release) for name in names]
+        return [container.tenant(load=40, guess="none") for container in containers]
 
     first = tenants("one", "two")
     daemon = start(node, *FAST, wrapper=IMPATIENT, environment=environment)
@@ -172,7 +154,7 @@ def test_watchers_expose_a_lying_driver(node: Node, start: Start, release: str, 
         daemon.wait_for("policy", hostpid_namespace="unknown")
         others = tenants("three", "four")
         for tenant in others:
-            never(lambda t=tenant: t.slot()["hostpid"], "a write", 0.5)  # type: ignore[misc]
+            never(lambda t=tenant: t.hostpid, "a write", 0.5)  # type: ignore[misc]
             tenant.command(f"hostpid {tenant.host_pid}")
         loads = itertools.cycle((40, 55, 70))
 
@@ -184,12 +166,10 @@ def test_watchers_expose_a_lying_driver(node: Node, start: Start, release: str, 
 
         until(decided, "watchers that find samples by the other number")
         assert daemon.said("policy")[2]["origin"] == "by watchers"
-        for tenant, container in first.items():
-            until(lambda t=tenant, c=container: hostpid_of(c, t) == t.host_pid, "the other number")  # type: ignore[misc]
+        for tenant in first:
+            tenant.until_repaired()
         return
-    assert [hostpid_of(container, tenant) for tenant, container in first.items()] == [
-        tenant.ns_pid for tenant in first
-    ]
+    assert [tenant.hostpid for tenant in first] == [tenant.ns_pid for tenant in first]
 
 
 def test_working_watcher_confirms_hostpid_and_is_not_stuck(node: Node, start: Start) -> None:
@@ -213,7 +193,7 @@ def test_working_watcher_confirms_hostpid_and_is_not_stuck(node: Node, start: St
 
     until(confirmed, "a watcher that finds its samples")
     for tenant in tenants:
-        until(lambda t=tenant: t.slot()["sm_util"] == [t.load], "the load")  # type: ignore[misc]
+        tenant.until_load(tenant.load)
     never(lambda: daemon.said("slot_stuck"), "a slot that is called stuck", 4.0)
 
 

@@ -31,8 +31,7 @@ from tests.fakes.container import Container
 from tests.fakes.node import Node
 from tests.fakes.process import Process, readable
 from tests.fakes.regions import LAYOUTS
-from tests.kernel.conftest import EVERY_SOURCE, Start, hostpid_of
-from tests.patience import until
+from tests.kernel.conftest import EVERY_SOURCE, Start
 
 INVENTED = 1000  # the first PID that the mover invents
 WITH_UTILIZATION = [name for name, layout in LAYOUTS.items() if layout.device_util is not None]
@@ -94,7 +93,7 @@ def test_no_write_lands_on_another_owner(node: Node, start: Start, layout: str, 
     bystander = node.container(name="bystander")
     first = bystander.tenant(guess="none")
     start(node, "--interval", "10ms", "--nvml-interval", "100ms", "--write-utilization", "always")
-    until(lambda: hostpid_of(bystander, first) == first.host_pid, "the daemon at work")
+    first.until_repaired()
     slots, landed, moved_away, seen = 20, 0, 0, 0
     # Until it was a race: writes landed, and slots moved away under others. One isn't enough on a busy machine.
     for number in itertools.count():
@@ -118,7 +117,7 @@ def test_no_write_lands_on_another_owner(node: Node, start: Start, layout: str, 
         seen += verdict["right_hostpid_seen"]
         if min(landed, moved_away) > 50 and seen > 0:
             break
-    assert hostpid_of(bystander, first) == first.host_pid
+    assert first.hostpid == first.host_pid
 
 
 async def zero_what_nobody_has(container: Container, mover: Process) -> Counter[int]:
@@ -183,7 +182,8 @@ def test_tenants_that_compact_while_the_daemon_repairs(node: Node, start: Start,
     container = node.container()
     elders = [container.tenant(load=1 + n, guess="none") for n in range(3)]
     daemon = start(node, "--interval", "10ms", "--nvml-interval", "100ms", "--write-utilization", "always")
-    until(lambda: all(hostpid_of(container, t) == t.host_pid for t in elders), "the elders")
+    for tenant in elders:
+        tenant.until_repaired()
     deadline, truth = time.monotonic() + 2, {t.ns_pid: t.host_pid for t in elders}
     births, living = 0, deque[int]()
     while births <= 30 or time.monotonic() < deadline:
@@ -202,5 +202,5 @@ def test_tenants_that_compact_while_the_daemon_repairs(node: Node, start: Start,
                 assert slot.hostpid in (0, truth[slot.pid]), slot
     assert container.region().owner_pid == 0
     for elder in elders:
-        until(lambda t=elder: t.slot()["sm_util"] == [t.load], "the elders' true load")  # type: ignore[misc]
+        elder.until_load(elder.load)
     assert daemon.said("conflict") == []

@@ -15,7 +15,7 @@ import pytest
 from resolver import client
 from tests.fakes.daemon import Daemon, runs
 from tests.fakes.node import Node
-from tests.kernel.conftest import FAST, Start, hostpid_of
+from tests.kernel.conftest import FAST, Start
 from tests.kernel.rights import NO_BTF, held, with_python
 from tests.patience import PATIENCE_S, until
 
@@ -68,9 +68,6 @@ def orphans() -> Iterator[Callable[[], set[int]]]:
     libc.prctl(36, 0)
 
 
-# ---- the best that works ------------------------------------------------------------------------------------------
-
-
 def test_no_repair_waits_for_the_map(node: Node, start: Start, tmp_path: Path) -> None:
     container, go = node.container(), tmp_path / "go"
     tenant = container.tenant(guess="none")
@@ -82,7 +79,7 @@ def test_no_repair_waits_for_the_map(node: Node, start: Start, tmp_path: Path) -
     assert (source["source"], source["not_used"]) == ("bpf", {})
     told = client.get_json("/v1/status", str(daemon.socket), seconds=PATIENCE_S)
     assert told["source"]["map_size"] >= 32_768
-    assert hostpid_of(container, tenant) == tenant.host_pid
+    assert tenant.hostpid == tenant.host_pid
 
 
 @pytest.mark.parametrize("why", ["no bcc", "no BTF", "no capability"])
@@ -95,8 +92,7 @@ def test_without_the_map_the_connector_is_taken(node: Node, start: Start, tmp_pa
     assert source["not_used"]["bpf"].startswith(SAYS[why])
     (refused,) = daemon.said("source_unavailable")
     assert refused["why"] == source["not_used"]["bpf"]
-    tenant = container.tenant(guess="none")
-    until(lambda: hostpid_of(container, tenant) == tenant.host_pid, "a repair by it")
+    container.tenant(guess="none").until_repaired()
 
 
 def test_where_nothing_else_works_it_stays_with_the_scan(node: Node, start: Start) -> None:
@@ -108,7 +104,7 @@ def test_where_nothing_else_works_it_stays_with_the_scan(node: Node, start: Star
     assert source["not_used"]["bpf"].startswith(SAYS["no capability"])
     assert source["not_used"]["netlink"].startswith(SAYS["no network"])
     assert "hostNetwork: true" in source["not_used"]["netlink"]
-    until(lambda: hostpid_of(container, tenant) == tenant.host_pid, "a repair by it")
+    tenant.until_repaired()
     assert len(daemon.said("source_unavailable")) == 2
 
 

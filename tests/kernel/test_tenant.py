@@ -25,9 +25,6 @@ def node(tmp_path: Path) -> Iterator[Node]:
         yield node
 
 
-# ---- the famous failure ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("version", ["560.35.03", "565.57.01"])
 @pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "v0-no-util"])
 def test_the_tenant_guesses_wrong_and_the_true_host_pid_heals_it(
@@ -36,14 +33,11 @@ def test_the_tenant_guesses_wrong_and_the_true_host_pid_heals_it(
     with driver(tmp_path, version) as node:
         container = node.container(layout=layout)
         tenant = container.tenant(load=87)
-        assert tenant.slot()["hostpid"] == tenant.ns_pid != tenant.host_pid
+        assert tenant.hostpid == tenant.ns_pid != tenant.host_pid
         never(lambda: tenant.slot()["sm_util"] != [0], "utilization with a wrong hostpid")
         write_hostpid(container, tenant, tenant.host_pid)
-        until(lambda: tenant.slot()["sm_util"] == [87], "the true utilization")
+        tenant.until_load(87)
         until(lambda: set(container.monitor_view().values()) == {87}, "the same, in the monitor")
-
-
-# ---- layouts ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -65,9 +59,6 @@ def test_a_tenant_lays_the_region_out_as_the_layout_says(node: Node, layout: str
     if table.device_util is not None:
         until(lambda: container.region().slots[0].sm_util == (0, 40), "the second device's utilization")
     assert container.cache.stat().st_mode & 0o777 == 0o666
-
-
-# ---- containers ---------------------------------------------------------------------------------------------------
 
 
 def test_nothing_is_left_of_a_node(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from tests.fakes.container import Container
 from tests.fakes.daemon import Daemon
 from tests.fakes.node import Node
 from tests.fakes.terminal import Terminal
-from tests.kernel.conftest import FAST, Start, hostpid_of
+from tests.kernel.conftest import FAST, Start
 from tests.patience import until
 
 
@@ -28,7 +28,7 @@ def test_a_repaired_slot_on_the_screen(node: Node, start: Start, source: str) ->
     other = idle.tenant(load=0)
     daemon = start(node, *FAST)
     daemon.wait_for("repair", ns_pid=tenant.ns_pid)
-    until(lambda: hostpid_of(busy, tenant) == tenant.host_pid, "the repair")
+    tenant.until_repaired()
     until(daemon.socket.exists, "its socket")
     with Terminal(" ".join(["exec", *command(daemon, "--interval", "200ms")]), 120, 40) as terminal:
         for line in (

@@ -18,7 +18,7 @@ import pytest
 from tests.fakes.daemon import free_port
 from tests.fakes.node import Node
 from tests.fakes.scene import DRIVERS, Case, full_scene, settle
-from tests.kernel.conftest import ROOT, SOURCES, hostpid_of
+from tests.kernel.conftest import ROOT, SOURCES
 from tests.patience import PATIENCE_S
 
 PAGE: Final = ROOT / "docs/walk-through.md"
@@ -102,10 +102,10 @@ def test_every_command_that_needs_root_says_sudo() -> None:
 def test_the_page_holds_from_its_first_command_to_its_last(user: User) -> None:
     assert len(STEPS) > 10
     train = user.cases[0]
-    assert hostpid_of(train.container, train.tenant) == train.tenant.ns_pid
+    assert train.tenant.hostpid == train.tenant.ns_pid
     for step in STEPS:
         follow(user, step)
-    assert hostpid_of(train.container, train.tenant) == train.tenant.host_pid
+    assert train.tenant.hostpid == train.tenant.host_pid
     looked_up, _ = user.types("resolver lookup research/train-0 2")
     assert looked_up == f"{train.tenant.host_pid}\n"
     with tarfile.open(user.home / "bundle.tar.gz") as archive:

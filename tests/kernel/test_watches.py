@@ -17,7 +17,7 @@ from pathlib import Path
 from tests.fakes.container import Container
 from tests.fakes.node import Node
 from tests.fakes.process import Process
-from tests.kernel.conftest import Start, hostpid_of
+from tests.kernel.conftest import Start
 from tests.kernel.rights import patched
 from tests.patience import until
 
@@ -57,10 +57,9 @@ def test_attachment_and_guess_wake_through_container_mount(node: Node, start: St
     known.tenant(guess="none")
     daemon = start(node, *SLOW)
     until(lambda: all(slot.hostpid for slot in known.region().slots), "the first repair", SECONDS)
-    tenant = known.tenant(guess="wrong", init_waits=True)
-    until(lambda: hostpid_of(known, tenant) == tenant.host_pid, "its slot", SECONDS)
+    tenant = known.tenant(guess="wrong", init_waits=True).until_repaired(SECONDS)
     tenant.init()
-    until(lambda: hostpid_of(known, tenant) == tenant.host_pid, "the slot after its guess", SECONDS)
+    tenant.until_repaired(SECONDS)
     daemon.wait_for("repair", ns_pid=tenant.ns_pid, count=2)
 
 
@@ -69,8 +68,7 @@ def test_a_new_container_is_found_at_once(node: Node, start: Start) -> None:
     daemon = start(node, *SLOW)
     daemon.wait_for("repair")
     late = node.container(name="late")
-    tenant = late.tenant(guess="none")
-    until(lambda: hostpid_of(late, tenant) == tenant.host_pid, "its repair", SECONDS)
+    late.tenant(guess="none").until_repaired(SECONDS)
 
 
 def test_an_end_is_seen_at_once(node: Node, start: Start) -> None:
@@ -97,7 +95,7 @@ def test_when_events_are_lost_everything_is_looked_at(node: Node, start: Start) 
         tenant = good.tenant(guess="none")  # the queue is full: no wake-up
     finally:
         daemon.signal(signal.SIGCONT)
-    until(lambda: hostpid_of(good, tenant) == tenant.host_pid, "its repair", SECONDS)
+    tenant.until_repaired(SECONDS)
     daemon.stop()
     assert daemon.counters()["watch_overflows"] == 1
 
@@ -114,11 +112,9 @@ def test_without_inotify_the_clock_does_it(node: Node, start: Start, tmp_path: P
     daemon = start(node, *options, wrapper=("env", f"LD_PRELOAD={library}"))
     assert "max_user_instances" in daemon.wait_for("not_watched")["why"]
     for _ in range(2):
-        tenant = container.tenant(guess="none")
-        until(lambda t=tenant: hostpid_of(container, t) == t.host_pid, "its repair")  # type: ignore[misc]
+        container.tenant(guess="none").until_repaired()
     late = node.container(name="late")
-    tenant = late.tenant(guess="none")
-    until(lambda: hostpid_of(late, tenant) == tenant.host_pid, "the repair in a new container")
+    late.tenant(guess="none").until_repaired()
     assert len(daemon.said("not_watched")) == 1
 
 

@@ -20,7 +20,6 @@ StartPod = Callable[..., Pod]
 
 
 def fast(pod: Manifest, **environment: str) -> Manifest:
-    """The pod at a test's pace."""
     pace = {"RESOLVER_INTERVAL": "50ms", "RESOLVER_NVML_INTERVAL": "200ms", **environment}
     pod = copy.deepcopy(pod)
     container = container_of(pod)

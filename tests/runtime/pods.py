@@ -241,9 +241,6 @@ def _bytes(quantity: str) -> int:
     return int(quantity[:-2]) << 20
 
 
-# ---- seccomp ------------------------------------------------------------------------------------------------------
-
-
 def _seccomp(
     profile: Mapping[str, str], profiles: Mapping[str, Path], capabilities: list[str]
 ) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import pytest
 from resolver.base.version import VERSION
 from tests.fakes.daemon import children_of, runs
 from tests.fakes.node import Node
-from tests.kernel.conftest import DRIVER, NVML, WRITER, hostpid_of
+from tests.kernel.conftest import DRIVER, NVML, WRITER
 from tests.kernel.rights import works
 from tests.manifests import KUSTOMIZE, container_of, pod_of, render
 from tests.patience import until
@@ -148,7 +148,7 @@ def test_its_commands_are_there_for_exec(node: Node, start_pod: StartPod, image:
     container = node.container()
     tenant = container.tenant(guess="none", load=30)
     pod = start_pod(fast(pod_of(render(KUSTOMIZE / "base"))), image=image)
-    until(lambda: hostpid_of(container, tenant) == tenant.host_pid, "a repair")
+    tenant.until_repaired()
     pod.wait_for("source", source="bpf")
     assert pod.inside("resolver", "--version") == f"resolver {VERSION}\n"
     found = pod.inside("resolver", "lookup", container.container_id, str(tenant.ns_pid))

@@ -11,7 +11,6 @@ import pytest
 
 from resolver.base.source_records import SOURCE_RECORDS
 from tests.fakes.node import Node
-from tests.kernel.conftest import hostpid_of
 from tests.kernel.rights import rights, works
 from tests.manifests import KUSTOMIZE, ROOT, container_of, pod_of, render
 from tests.patience import never, until
@@ -57,7 +56,7 @@ def test_mounts_suffice_for_lookup_by_container(node: Node, start_pod: StartPod)
     container = node.container()
     tenant = container.tenant(guess="none")
     pod = start_pod(fast(pod_of(render(KUSTOMIZE / "base"))))
-    until(lambda: hostpid_of(container, tenant) == tenant.host_pid, "a repair")
+    tenant.until_repaired()
     pod.wait_for("source", source="bpf")
     lookup = [
         sys.executable,
@@ -98,6 +97,5 @@ def test_daemon_started_before_hami_repairs_later_slots(
     made = node.containers_dir.stat()
     assert (made.st_uid, made.st_gid, made.st_mode & 0o7777) == (0, 0, 0o755)
     container = node.container()
-    tenant = container.tenant(guess="none")
-    until(lambda: hostpid_of(container, tenant) == tenant.host_pid, "a repair")
+    container.tenant(guess="none").until_repaired()
     assert pod.stop() == 0

@@ -11,7 +11,7 @@ from tests.fakes.container import Container
 from tests.fakes.daemon import children_of
 from tests.fakes.node import Node
 from tests.fakes.process import Tenant
-from tests.kernel.conftest import ROOT, hostpid_of, write_hostpid
+from tests.kernel.conftest import ROOT, write_hostpid
 from tests.manifests import KUSTOMIZE, Manifest, pod_of, render
 from tests.patience import until
 from tests.runtime.conftest import StartPod, fast
@@ -35,7 +35,6 @@ def versions(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def on_the_node(*places: Path) -> dict[str, tuple[int, int, int]]:
-    """Everything below: mode, owner and size by path."""
     found = {}
     for place in places:
         for path in (place, *place.rglob("*")):
@@ -50,7 +49,7 @@ def ready(pod: Pod) -> None:
 
 
 def repaired(container: Container, tenants: list[Tenant]) -> None:
-    until(lambda: all(hostpid_of(container, each) == each.host_pid for each in tenants), "the repairs")
+    until(lambda: all(each.hostpid == each.host_pid for each in tenants), "the repairs")
 
 
 def replace(old: Pod, new: Pod, container: Container, tenants: list[Tenant]) -> None:

@@ -276,9 +276,6 @@ def test_refused_caller_learns_permitted_users(root: Path) -> None:
     assert "Start one" not in done.stderr
 
 
-# ---- the plain question, which costs as little as can be -----------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "words",
     [
@@ -330,9 +327,6 @@ def test_a_plain_question_loads_no_parser(serve: Serve, where: Path, cid: str, *
         "resolver.base.reasons",
     }
     assert not loaded & (never | ({"json", "resolver.lookup"} if there else {"socket"}))
-
-
-# ---- a daemon that is late ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

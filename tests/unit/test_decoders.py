@@ -28,9 +28,6 @@ WORD: Final = st.integers(0, 2**32 - 1)
 FORK, EXEC, EXIT = 1, 2, 0x80000000
 
 
-# ---- netlink --------------------------------------------------------------------------------------------------------
-
-
 def drained(messages: list[bytes]) -> EventStream:
     ours, kernels = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     with ours, kernels:
@@ -64,8 +61,6 @@ def test_event_names_its_process(events: list[tuple[int, ...]]) -> None:
     assert stream.ended <= {words[0] for what, *words in events if what == EXIT and words[0] == words[1]}
     assert not stream.incomplete
 
-
-# ---- children -------------------------------------------------------------------------------------------------------
 
 JSON: Final = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),

@@ -39,8 +39,6 @@ _SECONDS: Final = {"loader": 600, "auto": 600, "doctor": 900, "demo": 1800}
 
 
 class Ready(NamedTuple):
-    """A guest with everything that it needs."""
-
     guest: Guest
     kernel: Kernel
     root: Path
@@ -180,7 +178,6 @@ class Workshop:
 
 
 def wish_of(row: Row) -> Expected:
-    """What this row's guest has to come to."""
     variant, plain = VARIANTS[row.get("under", "")], report.expected(row["kernel"])
     return Expected(
         plain.loads if variant.loads is None else variant.loads,
@@ -217,7 +214,6 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """See the module's docstring for the exit status."""
     options = parser().parse_args(arguments)
     if options.loader:
         options.steps = "loader"

@@ -70,8 +70,6 @@ def main() -> None:
 
 
 class Report:
-    """The raw disk that the host reads."""
-
     def __init__(self, path: str) -> None:
         self._fd = os.open(path, os.O_WRONLY | os.O_SYNC)
 
@@ -82,7 +80,6 @@ class Report:
 
 
 def work() -> None:
-    """Everything that the command line asks for."""
     os.setsid()
     begun = time.monotonic()
     for what, where, kind, options in _MOUNTS:
@@ -124,7 +121,6 @@ def _wishes() -> dict[str, str]:
 
 
 def about() -> dict[str, Any]:
-    """What this guest is."""
     words = "import bcc; print(bcc.__version__)"
     bcc = subprocess.run(["/usr/bin/python3", "-c", words], capture_output=True, text=True, check=False)
     system = dict(

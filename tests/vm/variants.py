@@ -24,8 +24,6 @@ from typing import Final, NamedTuple
 
 
 class Variant(NamedTuple):
-    """See the module's docstring."""
-
     cmdline: str = ""
     packages: tuple[str, ...] = ()
     script: str = ""

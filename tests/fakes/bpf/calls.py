@@ -34,7 +34,6 @@ ARGUMENTS = {"x86_64": (112, 104), "aarch64": (0, 8)}
 
 
 def main() -> None:
-    """Answer until standard input ends."""
     numbers = json.loads(sys.argv[1])
     with open("/sys/kernel/btf/vmlinux", "rb") as file:
         btf = Btf(file.read())

@@ -52,7 +52,6 @@ class Life:
         self.end()
 
     def line(self) -> str:
-        """Its next line; fails when it ends instead."""
         line = self.stdout.readline().decode()
         assert line, f"{self._process.args!r} ended and said nothing"
         return line.strip()
@@ -62,7 +61,6 @@ class Life:
         return self
 
     def nudge(self) -> None:
-        """One byte."""
         assert self._process.stdin is not None
         self._process.stdin.write(b"x")
         self._process.stdin.flush()
@@ -109,7 +107,6 @@ def put(table: BpfMap, key: bytes, value: bytes) -> None:
 
 
 def take_out(pidmap: KernelMap, host_pid: int) -> None:
-    """Leave the map as a missed fork would."""
     put(pidmap._processes, LAYOUTS["level"].pack(HOST_PIDNS, host_pid), b"")
     assert pidmap.by_host(host_pid) is None
 

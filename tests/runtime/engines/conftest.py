@@ -25,13 +25,11 @@ Row = dict[str, Any]
 
 @pytest.fixture
 def view() -> str:
-    """What an engine finds of the cgroup hierarchies."""
     return views()[0]
 
 
 @pytest.fixture(scope="session")
 def engines_root() -> Path:
-    """The Debian with the engines."""
     return debian.root(SUITE)
 
 
@@ -59,15 +57,11 @@ def machine(open_place: Path, node: Node, engines_root: Path, view: str) -> Iter
 
 
 class Tell(Protocol):
-    """Takes down what was seen, for the table."""
-
     def __call__(self, engine: str, how: str, seen: Row) -> None: ...
 
 
 @pytest.fixture
 def tell(request: pytest.FixtureRequest, view: str) -> Tell:
-    """A test has one row or none."""
-
     def told(engine: str, how: str, seen: Row) -> None:
         row = {"engine": engine, "how": how, "cgroups": view, **seen}
         request.node.user_properties.append(("row", json.dumps(row)))

@@ -90,7 +90,6 @@ class Cri(Containerd):
         self.sandbox = self._tell("RunPodSandbox", {1: self._config})[1][0].decode()
 
     def start(self, asked: Asked, *options: str) -> None:
-        """An option is the number of the attempt."""
         config = {
             1: {1: asked.name, 2: int(options[0]) if options else 0},
             2: {1: NAME},
@@ -111,7 +110,6 @@ class Cri(Containerd):
         self._tell("ExecSync", {1: self._ids[name], 2: words, 3: 30})
 
     def ids(self, name: str) -> dict[str, str]:
-        """As crictl and kubectl print them."""
         listed = [decode(each) for each in self._tell("ListContainers", {})[1]]
         (container_id,) = (each[1][0].decode() for each in listed if decode(each[3][0])[1] == [name.encode()])
         return {
@@ -122,7 +120,6 @@ class Cri(Containerd):
         }
 
     def kill(self, name: str) -> None:
-        """Ends it at once, and removes it."""
         self._tell("StopContainer", {1: self._ids[name], 2: 0})
         self._tell("RemoveContainer", {1: self._ids.pop(name)})
 

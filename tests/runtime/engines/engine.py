@@ -20,8 +20,6 @@ NAME = "tenant-of-gpu"
 
 
 class Mount(NamedTuple):
-    """A directory of the host in a container."""
-
     source: Path
     target: str
     read_only: bool = False

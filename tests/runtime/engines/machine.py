@@ -173,9 +173,6 @@ def environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
     return {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", **(more or {})}
 
 
-# ---- cgroups ------------------------------------------------------------------------------------------------------
-
-
 def _make_cgroup(directory: Path) -> None:
     """A directory for the machine, and one below for the engines: one with controllers on may have no processes."""
     for place in (directory, directory / "engines"):

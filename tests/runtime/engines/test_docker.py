@@ -54,12 +54,8 @@ def test_in_a_user_namespace(machine: Machine, node: Node, start: Start, tell: T
     tenants.stop()
 
 
-# ---- without HAMi's directory -------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def on_btrfs(open_place: Path) -> Iterator[Path]:
-    """A btrfs where Docker has its data."""
     with btrfs(open_place / "btrfs.img", open_place / "m/docker") as place:
         yield place
 

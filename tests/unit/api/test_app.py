@@ -320,9 +320,6 @@ def test_defect_goes_to_the_log_only(served: Served, capsys: pytest.CaptureFixtu
     assert "NoneType" in "".join(capsys.readouterr())
 
 
-# ---- how long it waits --------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def impatient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
     monkeypatch.setattr(access, "ROOT_LIMITS", access.ROOT_LIMITS._replace(seconds=0.3))
@@ -453,9 +450,6 @@ def test_refusals_are_errors_with_a_sentence(served: Served, tmp_path: Path) -> 
             next(client.stream_events(str(where)))
     with pytest.raises(UsageError, match="kind"):
         next(client.stream_events(served.path, kinds=("nonsense",)))
-
-
-# ---- accounts -----------------------------------------------------------------------------------------------------
 
 
 def test_an_account_is_spent_and_filled_again(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:

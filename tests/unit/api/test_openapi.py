@@ -161,8 +161,6 @@ def test_a_generated_client_gets_its_answers(
 
 
 class UnixConnection(urllib3.connection.HTTPConnection):
-    """To the API's socket, whatever the host's name."""
-
     path = ""
 
     def _new_conn(self) -> socket.socket:
@@ -194,8 +192,6 @@ def test_it_keeps_to_its_description(tmp_path: Path, description: dict[str, Any]
 
 
 def hold(cases: Any, session: requests.Session) -> None:
-    """Hold each answer to the description."""
-
     @hypothesis.settings(
         max_examples=8, derandomize=True, database=None, suppress_health_check=list(hypothesis.HealthCheck)
     )

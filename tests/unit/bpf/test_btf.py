@@ -25,8 +25,6 @@ def btf() -> ModuleType:
 
 
 class Blob:
-    """Makes BTF by hand."""
-
     def __init__(self) -> None:
         self.types, self.strings, self.count = b"", b"\0", 0
 

@@ -86,9 +86,6 @@ def test_impossible_queries_are_refused(asked: str) -> None:
         Wanted(asked)
 
 
-# -- the name in the mount table -----------------------------------------------------------------------
-
-
 def mounts(*roots: str) -> list[Mount]:
     return [Mount(i, "8:1", root, f"/m{i}", "ext4", "rw") for i, root in enumerate(roots)]
 
@@ -121,9 +118,6 @@ def mounts(*roots: str) -> list[Mount]:
 def test_the_container_name_in_mount_roots(name: str | None, roots: list[str]) -> None:
     assert container_name(mounts(*roots), UID) == name
     assert container_name(mounts(*roots), None) is None
-
-
-# -- the hierarchies -----------------------------------------------------------------------------------
 
 
 def test_each_hierarchy_once_and_v2_first() -> None:

@@ -38,8 +38,6 @@ class Firsts(ScanSource):
 
 
 class Shown(Procfs):
-    """What the index asks of /proc."""
-
     def __init__(self) -> None:
         super().__init__()
         self.hidden: set[int] = set()

@@ -120,9 +120,6 @@ def test_the_settings_in_it_are_settings(name: str) -> None:
     assert ("readinessProbe" in probes) is (name != "sidecar")
 
 
-# ---- the reporter -------------------------------------------------------------------------------------------------
-
-
 def test_reporter_rights_equal_its_requests() -> None:
     """The stand-in API server refuses the rest: every test of the reporter runs with just these rights."""
     manifests = render(REPORTING)
@@ -162,9 +159,6 @@ def test_reporter_mounts_only_the_socket() -> None:
     assert daemon["automountServiceAccountToken"] is False
     selectors = [each["spec"]["selector"]["matchLabels"] for each in manifests if each["kind"] == "DaemonSet"]
     assert selectors[0] != selectors[1]
-
-
-# ---- after an uninstall ---------------------------------------------------------------------------------------------
 
 
 def test_cleanup_removes_only_the_daemons_files(tmp_path: Path) -> None:
@@ -215,9 +209,6 @@ def test_page_removes_the_reporters_objects(tmp_path: Path) -> None:
     ]
 
 
-# ---- the sidecar --------------------------------------------------------------------------------------------------
-
-
 def test_the_sidecar_is_the_base_s_container() -> None:
     base, sidecar = (container_of(pod_of(render(EVERY[name]))) for name in ("base", "sidecar"))
     probes = {each for each in base if each.endswith("Probe")}
@@ -242,9 +233,6 @@ def test_sidecar_keeps_hami_and_can_be_removed() -> None:
     assert len(names) == len(set(names)) == 2
     (out,) = load(SIDECAR / "remove.yaml")
     assert merged(patched, out) == before
-
-
-# ---- seccomp ------------------------------------------------------------------------------------------------------
 
 
 def test_seccomp_profile_allows_bpf_and_less_than_default() -> None:

@@ -333,7 +333,6 @@ STATUS = {
 
 
 def told(node: Node, **changes: Any) -> Node:
-    """A node whose daemon says this."""
     from resolver.base.version import VERSION
 
     node.__dict__["status"] = {**STATUS, "at": time.time(), "version": VERSION} | changes

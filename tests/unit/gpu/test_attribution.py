@@ -64,8 +64,6 @@ def threads() -> Iterator[tuple[int, list[int]]]:
 
 
 class Proc(FakeProc):
-    """Processes in containers that nobody has to start."""
-
     def process(self, host_pid: int, cgroup: str, tgid: int | None = None) -> None:
         place = self.put(host_pid, 7)
         (place / "cgroup").write_text(f"0::{cgroup}\n")
@@ -156,9 +154,6 @@ def test_a_number_that_no_process_has_had(nvml_pid: int) -> None:
     result = joined({nvml_pid: 30})
     assert result.orphan_reasons() == Counter({SampleReason.PID_UNKNOWN: 1})
     assert result.used == (Used(nvml_pid, "GPU-a", "", 30, None, SampleReason.PID_UNKNOWN),)
-
-
-# ---- every process on every device --------------------------------------------------------------------------------
 
 
 def listed(load: dict[int, int], memory: dict[int, int | None] | None, **changes: Any) -> DeviceSamples:

@@ -29,7 +29,6 @@ def gpu(uuid: str = "GPU-a", index: int = 0, *reasons: str, **more: Any) -> Gpu:
 
 
 def told(before: list[Gpu], after: list[Gpu]) -> list[tuple[str, str, Any]]:
-    """Kind, device, and what is said of it."""
     old, new = (Inventory(n, 0.0, "1", tuple(gpus)) for n, gpus in enumerate((before, after)))
     found = list(changes(old, new))
     assert {kind for kind, _ in found} <= KINDS.keys()

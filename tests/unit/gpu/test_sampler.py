@@ -85,9 +85,6 @@ def test_impossible_value_is_unknown_while_it_is_in_the_answer(driver: Driver, b
     assert (idle.dropped, idle.newest) == (frozenset({0}), {})
 
 
-# ---- processes -----------------------------------------------------------------------------------
-
-
 def test_the_processes_of_each_device_have_their_memory(driver: Driver, bench: Bench) -> None:
     with driver.client() as client:
         client.context(FIRST, 5 << 20)
@@ -120,9 +117,6 @@ def test_mps_client_is_unknown_while_server_has_samples(driver: Driver, bench: B
         assert client.host_pid in device.newest
         assert device.dropped == frozenset()
         assert bench.sampler.implausible == 0
-
-
-# ---- the inventory -------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -243,9 +237,6 @@ def test_lost_device_keeps_its_index(driver: Driver, bench: Bench, always_again:
     assert uuids(lost[1], third) == ["", "GPU-third"]  # not the removed first one: it can't be known
     assert uuids(lost[2]) == [""]
     assert uuids(first, second, third) == [FIRST, SECOND, "GPU-third"]
-
-
-# ---- a driver that does not answer ---------------------------------------------------------------
 
 
 def test_busy_thread_makes_no_driver_silent(bench: Bench) -> None:

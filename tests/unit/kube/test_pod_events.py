@@ -42,8 +42,6 @@ def use(pod: str = "trainer-0", **more: Any) -> dict[str, Any]:
 
 
 class Accounts:
-    """A daemon's ``/v1/usage``."""
-
     def __init__(self, *uses: dict[str, Any]) -> None:
         self.uses = list(uses)
         self.without: list[dict[str, Any]] = []
@@ -220,7 +218,6 @@ POD = {
 
 
 def documents(events: list[Any]) -> dict[str, Any]:
-    """Return what kubectl asks an API server for."""
     return {
         "/api": {"kind": "APIVersions", "versions": ["v1"]},
         "/apis": {"kind": "APIGroupList", "groups": []},

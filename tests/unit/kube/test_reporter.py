@@ -438,9 +438,6 @@ async def test_an_event_that_is_refused_is_tried_again(kube: KubeServer, run: Ru
     assert sum(each.path == EVENTS for each in kube.asked) >= 2
 
 
-# ---- the node's condition -------------------------------------------------------------------------------------------
-
-
 def test_the_nodes_condition_if_it_is_wanted(kube: KubeServer) -> None:
     kube.rules = RULES | {Rule("", "nodes/status", "patch")}
 

@@ -316,9 +316,6 @@ def test_forking_process_is_searched_again() -> None:
     assert asyncio.run(ladder.find_canary(Late(Procfs()))).trouble == ""
 
 
-# ---- the size of the map ------------------------------------------------------------------------------------------
-
-
 def a_node(root: Path, processes: int, pid_max: str) -> Procfs:
     for host_pid in range(1, processes + 1):
         (root / str(host_pid)).mkdir()

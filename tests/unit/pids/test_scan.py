@@ -15,8 +15,6 @@ from tests.fakes.procs import changes, numbers
 
 
 class Noted(Procfs):
-    """Counts reads, and refuses some of them."""
-
     def __init__(self, root: str) -> None:
         super().__init__(root)
         self.reads: list[int] = []

@@ -21,9 +21,6 @@ from tests.fakes.prometheus import program
 ALERTS = CHART / "files/resolver.rules.yaml"
 
 
-# ---- the dashboard ------------------------------------------------------------------------------------------------
-
-
 def lost(there: Any, understood: Any, place: str = "") -> list[str]:
     """What is in the one and not, or otherwise, in the other; what that has besides does not matter."""
     if isinstance(there, dict) and isinstance(understood, dict):
@@ -52,9 +49,6 @@ def test_no_panel_makes_a_figure_out_of_no_data() -> None:
     text = json.dumps(dashboard())
     assert "resolver_build_info" in text
     assert not re.search(r"\bvector\(", text)
-
-
-# ---- the alerts ---------------------------------------------------------------------------------------------------
 
 
 def rules() -> list[dict[str, Any]]:

@@ -330,9 +330,6 @@ async def test_others_get_their_turn_while_a_long_text_is_made() -> None:
     assert turns > 30
 
 
-# ---- the daemon's side --------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> Mock:
     log = Mock()
@@ -382,9 +379,6 @@ async def test_a_defect_is_shown_and_the_next_request_is_answered(log: Mock) -> 
     broken = False
     assert b"resolver_build_info" in await get(port)
     task.cancel()
-
-
-# ---- addresses ----------------------------------------------------------------------------------------------------
 
 
 def test_without_a_host_every_address_is_listened_on() -> None:

@@ -28,9 +28,6 @@ def test_kernel_with_16k_pages_is_booted_on_arm64(arch: str, *, there: bool) -> 
     assert ("16k" in {guest.pick for guest in guests}) is there
 
 
-# ---- the report ----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("fields", "found"),
     [

@@ -40,8 +40,6 @@ class Reader:
 
 
 class Collected:
-    """Collections at times that the test sets."""
-
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.reader = 1000.0, Reader()
         monkeypatch.setattr(time, "monotonic", lambda: self.now)

@@ -19,8 +19,6 @@ AT = V1_2.sm_util_offset(0, 0) or 0
 
 
 class Ticking(Clock):
-    """In the place of the module ``time``."""
-
     def monotonic(self) -> float:
         return self.now
 

@@ -199,9 +199,6 @@ def test_failing_value_alone_is_none_with_reason(driver: Driver, nvml: Nvml, cal
     assert (nvml.worker.starts, nvml.worker.failures) == (1, 0)
 
 
-# ---- processes --------------------------------------------------------------------------------
-
-
 def test_processes_and_their_memory(driver: Driver, nvml: Nvml) -> None:
     with driver.client() as known, driver.client() as unknown:
         known.context(FIRST, 3 << 30)
@@ -255,9 +252,6 @@ def test_a_list_may_grow_between_the_calls_and_be_old(driver: Driver, nvml: Nvml
             assert nvml.samples()["memory"].items() > listed.items()
             driver.gpu.set_faults()
             assert nvml.samples()["memory"] == listed
-
-
-# ---- samples ----------------------------------------------------------------------------------
 
 
 def test_samples(driver: Driver, nvml: Nvml) -> None:

@@ -18,8 +18,6 @@ MINUTE = 60.0
 
 
 class NotFound(Exception):
-    """As NVMLError_NotFound."""
-
     value = 6
 
 
@@ -49,7 +47,6 @@ class Driver:
         self.run(12.0)
 
     def run(self, seconds: float, *, asleep: bool = False) -> None:
-        """Time passes, and periods end."""
         end = self.now + int(seconds * SECOND)
         while self._ended + PERIOD <= end:
             self._ended += PERIOD
@@ -72,7 +69,6 @@ class Driver:
         ]
 
     def nvmlDeviceGetProcessUtilization(self, _handle: object, since: int) -> list[Any]:  # noqa: N802
-        """Own periods over active periods."""
         active = [(pid, load) for stamp, pid, load in self.ring if stamp > since and pid]
         if not active:
             raise NotFound
@@ -80,7 +76,6 @@ class Driver:
         return [SimpleNamespace(pid=pid, smUtil=sums[pid] // len(active)) for pid in sums]
 
     def ask(self) -> dict[str, Any]:
-        """One answer."""
         return self._samples.read("GPU-1", None)
 
     def load(self) -> dict[int, int] | None:

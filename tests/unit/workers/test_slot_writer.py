@@ -33,8 +33,6 @@ Order = tuple[int, int, int, int, int, int, int]
 
 
 class Bench:
-    """A region's file, and the child."""
-
     def __init__(self, path: Path, layout: layouts.Layout = V1_2) -> None:
         self.path, self.layout = path, layout
         self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -92,7 +90,6 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 @contextmanager
 def mapped(bench: Bench) -> Iterator[Words]:
-    """Its words, in this process."""
     Words.load_functions()
     words = Words(bench.fd, bench.layout.file_bytes)
     yield words

@@ -73,7 +73,6 @@ def puppet(tmp_path: Path) -> Iterator[Callable[..., WorkerProcess]]:
 
 @pytest.fixture
 def files() -> Iterator[list[int]]:
-    """Two open files to hand over."""
     fds = [os.open(path, os.O_RDONLY) for path in ("/dev/zero", "/dev/full")]
     yield fds
     for fd in fds:

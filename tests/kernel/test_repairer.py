@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import textwrap
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -12,13 +11,12 @@ import pytest
 from tests.fakes.container import Container
 from tests.fakes.daemon import Daemon
 from tests.fakes.node import Node
-from tests.fakes.process import Process, Tenant
+from tests.fakes.process import Process
 from tests.fakes.regions import LAYOUTS
 from tests.kernel.conftest import (
     EVERY_SOURCE,
     FAST,
     Start,
-    hostpid_of,
     lock_words,
     slot_of,
     with_every_source,
@@ -40,17 +38,9 @@ def repairs_of(
     return [(line["reason"], line["before"], line["after"], line["host_pid"]) for line in lines]
 
 
-def all_right(tenants: Mapping[Tenant, Container]) -> bool:
-    return all(hostpid_of(container, tenant) == tenant.host_pid for tenant, container in tenants.items())
-
-
 def passes(daemon: Daemon, container: Container) -> None:
     """Waits until the daemon has surely made some more passes: until a new tenant is repaired."""
-    tenant = container.tenant(guess="none")
-    until(lambda: hostpid_of(container, tenant) == tenant.host_pid, "a later repair")
-
-
-# ---- the four reasons ---------------------------------------------------------------------------------------------
+    container.tenant(guess="none").until_repaired()
 
 
 @with_every_source("layout", LAYOUTS)
@@ -62,10 +52,11 @@ def test_each_reason_is_repaired_once(node: Node, start: Start, layout: str) -> 
     twins = [container.tenant(load=3, guess=4711), container.tenant(load=4, guess=4711)]
     locked = lock_words(container)
     daemon = start(node, *FAST)
-    tenants = dict.fromkeys((missing, wrong_namespace, stale, *twins), container)
-    until(lambda: all_right(tenants), "five right slots")
+    tenants = (missing, wrong_namespace, stale, *twins)
+    for tenant in tenants:
+        tenant.until_repaired()
     late = container.tenant(load=6, guess=missing.host_pid)  # another's right number
-    until(lambda: hostpid_of(container, late) == late.host_pid, "the late one's repair")
+    late.until_repaired()
     passes(daemon, container)
     assert repairs_of(daemon, container, missing) == [("missing", 0, missing.host_pid, missing.host_pid)]
     assert repairs_of(daemon, container, wrong_namespace) == [
@@ -81,37 +72,12 @@ def test_each_reason_is_repaired_once(node: Node, start: Start, layout: str) -> 
     # A slot is missing (0) before it has its guess: the daemon may be the faster one.
     ((reason, *_),) = repairs_of(daemon, container, late)[-1:]
     assert reason in ("duplicate", "missing")
-    assert all_right({**tenants, late: container})
+    assert [each.hostpid for each in (*tenants, late)] == [each.host_pid for each in (*tenants, late)]
     assert lock_words(container) == locked
     if layout in WITH_UTILIZATION:
         until(lambda: sum(container.monitor_view().values()) == 11 + 22 + 5 + 3 + 4 + 6, "the true load")
         for tenant in (*tenants, late):
-            until(lambda t=tenant: t.slot()["sm_util"] == [t.load], "the tenant's own utilization")  # type: ignore[misc]
-
-
-# ---- PID namespaces -----------------------------------------------------------------------------------------------
-
-
-@EVERY_SOURCE
-def test_shared_host_and_nested_pid_namespaces(node: Node, start: Start) -> None:
-    first = node.container(name="a")
-    second = node.container(first.pod_uid, "b", pid_namespace=first)
-    on_host = node.container(name="host", pid_namespace="host")
-    nesting = node.container(name="nesting")
-    tenants = {
-        first.tenant(load=1, guess="none"): first,
-        second.tenant(load=2, guess="self"): second,
-        second.tenant(load=3, guess="wrong"): second,
-        on_host.tenant(load=4, guess="none"): on_host,
-        nesting.tenant(load=5, guess="none", nested=True): nesting,
-        nesting.tenant(load=6, guess="self"): nesting,
-    }
-    start(node, *FAST)
-    until(lambda: all_right(tenants), "right slots in every kind of PID namespace")
-    assert [t.ns_pid for t in tenants][3:5] == [[t.host_pid for t in tenants][3], 1]
-    loads = [(first, 1), (second, 5), (on_host, 4), (nesting, 11)]
-    for container, load in loads:
-        until(lambda c=container, n=load: sum(c.monitor_view().values()) == n, f"{load} %")  # type: ignore[misc]
+            tenant.until_load(tenant.load)
 
 
 @EVERY_SOURCE
@@ -125,14 +91,11 @@ def test_duplicate_pid_in_container_is_not_guessed(node: Node, start: Start) -> 
     daemon = start(node, "--once", *FAST)
     assert daemon.wait() == 1
     assert container.cache.read_bytes() == before
-    assert hostpid_of(node.containers[1], lone) == lone.host_pid
+    assert lone.hostpid == lone.host_pid
     other.kill()
     start(node, *FAST)
     until(lambda: container.region().slots[0].hostpid != 0, "the one that is left")
     assert container.region().slots[0].hostpid == container.processes[0].host_pid
-
-
-# ---- the course of a process's life -------------------------------------------------------------------------------
 
 
 @EVERY_SOURCE
@@ -140,11 +103,11 @@ def test_restarted_container_takes_same_slot_again(node: Node, start: Start) -> 
     container = node.container()
     before = container.tenant(guess="none")
     daemon = start(node, *FAST)
-    until(lambda: hostpid_of(container, before) == before.host_pid, "the first repair")
+    before.until_repaired()
     container.restart()
     after = container.tenant(guess="none")
     assert (after.ns_pid, after.host_pid != before.host_pid) == (before.ns_pid, True)
-    until(lambda: hostpid_of(container, after) == after.host_pid, "the repair after the restart")
+    after.until_repaired()
     assert repairs_of(daemon, container, after, 2) == [
         ("missing", 0, before.host_pid, before.host_pid),
         ("stale", before.host_pid, after.host_pid, after.host_pid),
@@ -188,11 +151,8 @@ def test_a_process_that_execs_keeps_its_slot_right(node: Node, start: Start) -> 
     until(lambda: "ready" in process.read_line(), "the tenant that it became")
     until(lambda: slot_of(container, process.ns_pid).sm_util == (35,), "its load, by its own watcher")
     assert slot_of(container, process.ns_pid).hostpid == process.host_pid
-    assert hostpid_of(container, first) == first.host_pid
+    assert first.hostpid == first.host_pid
     assert len(repairs_of(daemon, container, process)) == 1
-
-
-# ---- utilization --------------------------------------------------------------------------------------------------
 
 
 def test_auto_writes_only_without_another_writer(node: Node, start: Start) -> None:

@@ -9,9 +9,8 @@ from typing import Final
 import pytest
 
 from tests.fakes.node import Node
-from tests.kernel.conftest import Start, hostpid_of, slot_of, write_hostpid
+from tests.kernel.conftest import Start, write_hostpid
 from tests.kernel.rights import patched
-from tests.patience import until
 
 HOUR: Final = 3600.0
 #: The daemon's wall clock is as much ahead as the file says.
@@ -35,7 +34,7 @@ def test_clocks_that_are_set_while_the_daemon_runs(
     busy, others = container.tenant(load=40, guess="none"), node.container(name="others", watcher=False)
     options = ("--interval", "100ms", "--nvml-interval", "250ms", "--hostpid-namespace", "host")
     daemon = start(node, *options, wrapper=patched(SHIFTED, str(ahead)), anew=False)
-    until(lambda: slot_of(container, busy.ns_pid).sm_util == (40,), "its load")
+    busy.until_load(40)
     for jump in (45.0, 35.0, -10.0, 0.0) if follows else (HOUR, -HOUR, 10 * 365 * 24 * HOUR, 0.0):
         new = tmp_path / "new"
         new.write_text(str(jump))
@@ -43,27 +42,14 @@ def test_clocks_that_are_set_while_the_daemon_runs(
         node.gpu.ahead_s = jump if follows else 0.0
         end = time.monotonic() + 2.5
         while time.monotonic() < end:
-            assert slot_of(container, busy.ns_pid).sm_util == (40,)
+            assert busy.sm_util == (40,)
             time.sleep(0.02)
         write_hostpid(container, busy, 4711)
-        until(lambda: hostpid_of(container, busy) == busy.host_pid, "a repair")
+        busy.until_repaired()
         brief = others.tenant(load=70, guess="none")
-        until(lambda: slot_of(others, brief.ns_pid).sm_util == (70,), "another's load")  # noqa: B023
+        brief.until_load(70)
         brief.kill()
-        until(lambda: slot_of(others, brief.ns_pid).sm_util == (0,), "the end of its load")  # noqa: B023
+        brief.until_load(0)
     assert daemon.said("slot_stuck") == []
     # For ten seconds after a driver's clock was set back, its samples are of two times.
     assert follows or daemon.said("device_without_samples") == []
-
-
-@pytest.mark.parametrize("ahead", [50.0, -50.0])
-def test_driver_with_wrong_clock_has_values(node: Node, start: Start, ahead: float) -> None:
-    node.gpu.ahead_s = ahead
-    container = node.container(watcher=False)
-    busy, idle = container.tenant(load=40, guess="none"), container.tenant(guess="none")
-    start(node, "--interval", "100ms", "--nvml-interval", "250ms", "--hostpid-namespace", "host")
-    until(lambda: slot_of(container, busy.ns_pid).sm_util == (40,), "its load")
-    busy.set_load(0)
-    idle.set_load(30)
-    until(lambda: slot_of(container, busy.ns_pid).sm_util == (0,), "the end of its load")
-    until(lambda: slot_of(container, idle.ns_pid).sm_util == (30,), "the other's load")

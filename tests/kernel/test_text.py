@@ -9,8 +9,8 @@ import pytest
 from resolver import client
 from tests.fakes.cachefiles import recorded, write
 from tests.fakes.node import Node
-from tests.kernel.conftest import Start, command, hostpid_of
-from tests.patience import PATIENCE_S, until
+from tests.kernel.conftest import Start, command
+from tests.patience import PATIENCE_S
 
 _LISTS = ("containers", "regions", "slots", "processes", "gpus", "unresolved", "status", "events")
 
@@ -25,7 +25,7 @@ def test_no_name_of_a_file_stops_an_answer(node: Node, start: Start, name: bytes
     write(other, recorded("v1.2"))
     os.rename(bytes(other), bytes(evil.directory) + b"/" + name)
     daemon = start(node, "--interval", "50ms")
-    until(lambda: hostpid_of(good, tenant) == tenant.host_pid, "a repair")
+    tenant.until_repaired()
     line = daemon.wait_for("region_rejected")
     assert line["reason"] == "bad_name"
     assert line["path"].isprintable()

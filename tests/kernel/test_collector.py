@@ -21,9 +21,6 @@ UNKNOWN = "resolver_container_unknown_values"
 FIRST, SECOND = (device.uuid for device in DEFAULT_DEVICES)
 
 
-# ---- containers ---------------------------------------------------------------------------------------------------
-
-
 def test_a_busy_container_is_never_0(
     node: Node, scraping: Callable[..., Scraper], source: str, tmp_path: Path
 ) -> None:
@@ -85,9 +82,6 @@ def test_hami_names_count_living_processes(
         os.pwrite(file.fileno(), (int(time.time()) - 60).to_bytes(8, "little"), at)
     elapsed = "hami_container_last_kernel_elapsed_seconds"
     until(lambda: 60 <= (scraper.read().one(elapsed, **labels) or 0) < 120, "the last kernel")
-
-
-# ---- NVML that does not answer ------------------------------------------------------------------------------------
 
 
 def test_while_nvml_hangs_metrics_answer_and_say_so(

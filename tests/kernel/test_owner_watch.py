@@ -15,7 +15,7 @@ from tests.fakes.node import Node
 from tests.fakes.process import Process
 from tests.fakes.regions import LAYOUTS
 from tests.fakes.releases import BEHAVIOURS
-from tests.kernel.conftest import DRIVER, Start, hostpid_of, slot_of, write_sm_util
+from tests.kernel.conftest import DRIVER, Start, slot_of, write_sm_util
 from tests.patience import never, until
 
 FAST = ("--interval", "50ms", "--nvml-interval", "100ms", "--hostpid-namespace", "host")
@@ -75,7 +75,7 @@ def test_a_process_that_left_the_mounts_is_alive_and_the_owner(node: Node, start
     companion = container.tenant(guess="none")
     process = leaving(container, how)
     daemon = start(node, *FAST, "--source", "scan")
-    until(lambda: hostpid_of(container, companion) == companion.host_pid, "its companion's repair")
+    companion.until_repaired()
     until(lambda: slot_of(container, process.ns_pid).hostpid == process.host_pid, "its repair")
     never(lambda: daemon.said("dead_slots_zeroed"), "a living process called dead", 1.0)
 
@@ -91,8 +91,7 @@ def test_process_of_unknown_container_is_alive(node: Node, start: Start) -> None
     other = node.container(name="other")
     daemon = start(node, *FAST, "--source", "scan")
     for _ in range(4):
-        tenant = other.tenant(guess="none")
-        until(lambda tenant=tenant: hostpid_of(other, tenant) == tenant.host_pid, "another one's repair")  # type: ignore[misc]
+        other.tenant(guess="none").until_repaired()
     assert process.host_pid
     assert container.cache.read_bytes() == before
     assert not daemon.said("dead_slots_zeroed")
@@ -127,9 +126,6 @@ def test_no_monitor_counts_a_process_that_has_ended(tmp_path: Path, start: Start
         reported(0, "the end of the last one")
 
 
-# ---- containers that ended while no daemon ran ----------------------------------------------------------------------
-
-
 def ended(node: Node, name: str) -> Container:
     """One that ended while its slot said 64 %."""
     container = node.container(name=name, watcher=False)
@@ -137,7 +133,7 @@ def ended(node: Node, name: str) -> Container:
     slot = slot_of(container, victim.ns_pid)
     write_sm_util(container, slot.index, 64)
     container.stop()
-    assert slot_of(container, victim.ns_pid).sm_util == (64,)
+    assert victim.sm_util == (64,)
     return container
 
 

@@ -605,8 +605,6 @@ def test_every_declared_family_is_served() -> None:
     assert declared <= helped
 
 
-# ---- names that anybody may choose --------------------------------------------------------------------------------
-
 NAMES = st.text(st.characters() | st.sampled_from('"\\\n\r\t{},= \x00\x85\u2028\udc80é'), max_size=12)
 
 
@@ -671,7 +669,6 @@ def test_daemon_without_passes_is_not_healthy(
 
 
 def answer(path: str, shown: Snapshot) -> tuple[int, bytes]:
-    """Status and text."""
     page = Page(lambda: shown, Settings())
     return asyncio.run(page.answer(path, ""))[::2]
 
