@@ -31,7 +31,7 @@ MOST_CONNECTIONS, _MOST_REFUSED = 512, 16
 #: Connections to the tenants' socket, and of each container.
 MOST_TENANTS, _MOST_EACH = 128, 16
 #: Of all bodies on one socket that are in memory at a time.
-_MOST_BODIES_BYTES = 8 << 20
+MOST_BODIES_BYTES = 8 << 20
 _MOST_STREAMS = 32
 #: Requests a second that may be asked for ever, and at once; a pair of a batch is a hundredth of one.
 _RATE, _BURST = 2000.0, 4000.0
@@ -179,7 +179,7 @@ class ApiGatekeeper(Gatekeeper):
     def hold(self, count: int) -> None:
         """Count bytes of a body in memory, negative if they are freed. Raises `Problem` if there are too many."""
         self._body_bytes += count
-        if count > 0 and self._body_bytes > _MOST_BODIES_BYTES:
+        if count > 0 and self._body_bytes > MOST_BODIES_BYTES:
             why = "the bodies of other requests take all the memory that there is for them"
             raise Problem(503, Reason.BUSY, why, headers={"Retry-After": "1", "Connection": "close"})
 

@@ -199,7 +199,7 @@ async def look_up_many(context: Context, request: Request) -> Answer:
     """``POST /v1/lookup``: up to 10,000 pairs, answered in order."""
     number, steps = _steps(await request.body())
     request.access.spend(number / _PAIRS_PER_REQUEST)
-    every = _every if request.access.tenant is None else partial(_every_own, request.access.tenant)
+    every = answer_pairs if request.access.tenant is None else partial(_every_own, request.access.tenant)
     deadline = time.monotonic() + _WALK_SECONDS
     answers: list[bytes] = []
     for text in steps:
@@ -243,7 +243,9 @@ def _answers(found: Mapping[int, ContainerProcess | None]) -> Answers:
     }
 
 
-async def _every(context: Context, wanted: dict[str, dict[int, None]], deadline: float) -> dict[str, Answers]:
+async def answer_pairs(
+    context: Context, wanted: dict[str, dict[int, None]], deadline: float
+) -> dict[str, Answers]:
     """Answer from the map, and by walks for the rest until the deadline."""
     named = {cid: ns_pids for cid, ns_pids in wanted.items() if cid}
     batch = Batch(context.view.procfs, context.view.live)

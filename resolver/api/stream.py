@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from resolver.base.event_log import Event
 
 #: A silent stream says so, so that both ends notice when the other is gone.
-_SILENCE = 30.0
+SILENCE = 30.0
 
 _KIND = "only events of this kind; may be given more than once"
 _AFTER = "the id of the last event that is known, as in the header Last-Event-ID; 0: all that are still kept come first"
@@ -70,7 +70,7 @@ async def _pieces(context: Context, number: int, kinds: frozenset[str]) -> Async
     yield b": these are the events of resolver\n\n"
     while True:
         try:
-            async with asyncio.timeout(_SILENCE):
+            async with asyncio.timeout(SILENCE):
                 news = await context.view.events.wait(number)
         except TimeoutError:
             yield b": nothing happened\n\n"

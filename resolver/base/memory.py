@@ -24,11 +24,11 @@ class Resident:
         """Take 20 us, and where there may be something to give back some milliseconds; ``now`` is on any clock."""
         if now < self._next:
             return
-        resident = _resident()
+        resident = resident_bytes()
         grown = resident > self._last + _WORTH
         if self._least and not grown and resident > self._least + _WORTH:
-            _give_back()
-            resident = _resident()
+            give_back()
+            resident = resident_bytes()
             self._pause = longer(self._pause, _FIRST, _LONGEST)
         else:
             self._pause = _FIRST
@@ -36,12 +36,14 @@ class Resident:
         self._least, self._last = min(self._least or resident, resident), resident
 
 
-def _resident() -> int:
+def resident_bytes() -> int:
+    """Return the resident memory of this process."""
     with open("/proc/self/statm", "rb") as statm:
         return int(statm.read().split()[1]) * PAGESIZE
 
 
-def _give_back() -> None:
+def give_back() -> None:
+    """Return free memory to the kernel."""
     import ctypes
 
     gc.collect()

@@ -108,7 +108,7 @@ def find_container(procfs: Procfs, wanted: Wanted, mounts: Iterable[Mount]) -> t
     Raises NotFound, Ambiguous, CannotKnow and UsageError.
     """
     source = "cgroup"
-    containers = _by_directories(wanted, cgroup_roots(mounts))
+    containers = by_directories(wanted, cgroup_roots(mounts))
     if not containers:
         containers, source = _by_scan(procfs, wanted), "scan"
     if any(wanted.is_exact(key) for container in containers for key in container.keys):
@@ -176,7 +176,7 @@ def name_of(procfs: Procfs, members: list[Member], pod_uid: str | None) -> str |
     return None
 
 
-def _by_directories(wanted: Wanted, roots: Sequence[str]) -> list[FoundContainer]:
+def by_directories(wanted: Wanted, roots: Sequence[str]) -> list[FoundContainer]:
     """Find containers with processes in the hierarchies' directories; an id in the first that has ids."""
     by_key: dict[str, list[str]] = {}
     container_id = wanted.text if wanted.is_id and len(wanted.text) == FULL_ID else ""

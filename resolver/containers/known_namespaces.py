@@ -92,12 +92,12 @@ class KnownNamespaces:
         self._procfs, self._pidmap, self._clock = procfs, pidmap, clock
         self._directories: Callable[[int], Coroutine[Any, Any, frozenset[Hashable]]] | None = None
         self._first, self._again = _Readings(), _Readings()  # of those never read before, and of all others
-        self._known: dict[int, FirstProcess] = {}  # by host PID
+        self.firsts: dict[int, FirstProcess] = {}  # by host PID
         self._seen: object = None  # the `PidMap.inits` that they are from
         self._unplaced: list[
             FirstProcess
         ] = []  # the newest last, which is placed first: requests are mostly about it
-        self._not_placed: list[FirstProcess] = []  # it was tried, and is again with the next refresh
+        self.not_placed: list[FirstProcess] = []  # it was tried, and is again with the next refresh
         self._due: list[FirstProcess] = []  # a heap by time
         self._by_pidns: dict[int, FirstProcess] = {}
         self._by_id: dict[str, set[int]] = {}  # host PIDs of those that a runtime made, by container id
@@ -133,14 +133,14 @@ class KnownNamespaces:
         """Place new namespaces, then read due ones, for so many seconds; consistent after each step."""
         while (inits := self._pidmap.inits()) is not self._seen:
             yield from self._follow(inits)
-        self._unplaced.extend(self._not_placed)
-        self._not_placed.clear()
+        self._unplaced.extend(self.not_placed)
+        self.not_placed.clear()
         yield from _repeat(self._place_next, placing)
         yield from _repeat(partial(self._read_next, self._clock()), reading)
 
     def _follow(self, inits: Mapping[int, tuple[int, int]]) -> Iterator[None]:
         """Keep exactly these first processes; end if there are newer ones."""
-        for number, first in enumerate(list(self._known.values())):
+        for number, first in enumerate(list(self.firsts.values())):
             if inits.get(first.host_pid) != first.arrival and self._lives(first):
                 self._forget(first)
             if number % _AT_ONCE == 0:
@@ -148,31 +148,31 @@ class KnownNamespaces:
                 if self._pidmap.inits() is not inits:
                     return
         for number, (host_pid, arrival) in enumerate(inits.items()):
-            if host_pid not in self._known:
-                new = self._known[host_pid] = FirstProcess(host_pid, arrival)
+            if host_pid not in self.firsts:
+                new = self.firsts[host_pid] = FirstProcess(host_pid, arrival)
                 self._unplaced.append(new)
             if number % _AT_ONCE == 0:
                 yield
                 if self._pidmap.inits() is not inits:
                     return
         self._seen = inits
-        if len(self._due) > 2 * len(self._known):  # thousands have ended: emptied tables keep their memory
+        if len(self._due) > 2 * len(self.firsts):  # thousands have ended: emptied tables keep their memory
             self._due = list(filter(self._lives, self._due))
             heapq.heapify(self._due)
-            self._known, self._by_pidns = dict(self._known), dict(self._by_pidns)
+            self.firsts, self._by_pidns = dict(self.firsts), dict(self._by_pidns)
             self._with = {directory: set(namespaces) for directory, namespaces in self._with.items()}
             self._below = {above: set(namespaces) for above, namespaces in self._below.items()}
 
     def _lives(self, known: FirstProcess) -> bool:
         """Check if still in the index."""
-        return self._known.get(known.host_pid) is known
+        return self.firsts.get(known.host_pid) is known
 
     def _place_next(self) -> bool:
         if not self._unplaced:
             return False
         first = self._unplaced.pop()
         if self._lives(first) and not self._place(first):
-            self._not_placed.append(first)
+            self.not_placed.append(first)
         return True
 
     def _place(self, known: FirstProcess) -> bool:
@@ -246,7 +246,7 @@ class KnownNamespaces:
                 self._by_id.setdefault(known.container_id, set()).add(host_pid)
 
     def _forget(self, known: FirstProcess) -> None:
-        del self._known[known.host_pid]
+        del self.firsts[known.host_pid]
         _discard(self._by_id, known.container_id, known.host_pid)
         self._remove(known)
         if self._by_pidns.get(known.pidns) is known:
@@ -264,12 +264,12 @@ class KnownNamespaces:
         if len(claims) != 1:
             return None
         (host_pid,) = claims
-        first = self._known[host_pid]
+        first = self.firsts[host_pid]
         return first if self._pidmap.arrival(host_pid) == first.arrival else None
 
     def made_by_runtime(self) -> Iterator[FirstProcess]:
         """Yield those made by a runtime."""
-        return (self._known[host_pid] for claims in self._by_id.values() for host_pid in claims)
+        return (self.firsts[host_pid] for claims in self._by_id.values() for host_pid in claims)
 
     def of(self, key: Hashable) -> frozenset[int]:
         """PID namespaces; empty if unknown."""

@@ -22,7 +22,7 @@ _TICK_NS = 50_000_000
 _UNKNOWN = ("", "")
 
 
-class _Listing:
+class Listing:
     """Entries of a directory, read again only after a change."""
 
     def __init__(self, directory: str) -> None:
@@ -48,7 +48,7 @@ class PodNames:
     """``names`` are ``(namespace, pod)`` by pod UID; empty if two directories disagree."""
 
     def __init__(self, directory: str) -> None:
-        self._listing = _Listing(directory)
+        self._listing = Listing(directory)
         self.names: dict[str, tuple[str, str]] = {}
 
     def refresh(self) -> None:
@@ -75,7 +75,7 @@ class ContainerNames:
 
     def __init__(self, containers_dir: str, pods_dir: str) -> None:
         self.pods = PodNames(pods_dir)
-        self._listing = _Listing(containers_dir)
+        self._listing = Listing(containers_dir)
         self._by_id: dict[str, LogName] = {}
         self._by_pod: dict[tuple[str, str], set[str]] = {}
         self._cut: list[int] = []  # lengths of ids that kubelet has cut

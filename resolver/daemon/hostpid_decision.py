@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from resolver.hami.hostpid_policy import HostpidPolicy
 
 #: Containers that doubt the policy, none confirming it for so many seconds, cause a warning.
-_DOUBTING, _DOUBTED_SECONDS = 2, 30.0
+_DOUBTING, DOUBTED_SECONDS = 2, 30.0
 #: Containers that must find samples by the same number, and none by the other, where nothing else decides.
 _CONFIRMING = 2
 
@@ -88,4 +88,4 @@ class Decision:
         if containers < _DOUBTING:
             self._since.pop(finding, None)
             return False
-        return now - self._since.setdefault(finding, now) >= _DOUBTED_SECONDS
+        return now - self._since.setdefault(finding, now) >= DOUBTED_SECONDS

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from resolver.workers.supervisor import WorkerProcess
 
 #: Age in seconds at which a reader gets a new snapshot without a pass.
-_SHOWN_SECONDS = 0.25
+SHOWN_SECONDS = 0.25
 
 
 class Snapshots:
@@ -45,7 +45,7 @@ class Snapshots:
         journal: Journal,
     ) -> None:
         self.latest: Snapshot | None = None  # none since the last pass
-        self.passes, self._passed_at = 0, 0.0
+        self.passes, self.passed_at = 0, 0.0
         self.holder = ""
         self.inventories = EventLog(1)
         self._known: tuple[int, str] | None = None  # the inventory's version, and NVML's failure
@@ -60,7 +60,7 @@ class Snapshots:
     def after_pass(self, seconds: float) -> None:
         """Count a pass's seconds; the next reader gets a new snapshot."""
         self._durations.add(seconds)
-        self.passes, self._passed_at, self.latest = self.passes + 1, time.time(), None
+        self.passes, self.passed_at, self.latest = self.passes + 1, time.time(), None
 
     def after_collection(self) -> None:
         """Count a collection's seconds; publish a change of the inventory, or of NVML's failure."""
@@ -72,7 +72,7 @@ class Snapshots:
 
     def shown(self) -> Snapshot:
         """Return the latest snapshot, or a new one."""
-        if self.latest is None or not 0 <= time.time() - self.latest.at < _SHOWN_SECONDS:
+        if self.latest is None or not 0 <= time.time() - self.latest.at < SHOWN_SECONDS:
             self.latest = self.take()
         return self.latest
 
@@ -91,7 +91,7 @@ class Snapshots:
             at=time.time(),
             started_at=self._started_at,
             passes=self.passes,
-            passed_at=self._passed_at,
+            passed_at=self.passed_at,
             pass_seconds=self._durations.seen(),
             nvml_seconds=self._collections.seen(),
             source=Source(

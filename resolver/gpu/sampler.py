@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
     from resolver.gpu.inventory import Gpu
 
-_DEVICES_EVERY, _DETAILS_EVERY = 60.0, 10.0
-_INCOMPLETE_SECONDS = 2.0  # each time, a lost GPU makes the worker restart the library
-_CALL_SECONDS = 5.0
+DEVICES_EVERY, _DETAILS_EVERY = 60.0, 10.0
+INCOMPLETE_SECONDS = 2.0  # each time, a lost GPU makes the worker restart the library
+CALL_SECONDS = 5.0
 _IN_ONE_CALL = 8  # devices that share that time; more devices get more
 _TICKS = 20
 #: Starting the library opens every GPU, which takes seconds each without a persistence daemon.
@@ -115,11 +115,11 @@ class Sampler:
     def __init__(self, *, details: bool = False) -> None:
         """Read optional ``details`` of each GPU, more often."""
         purelib = sysconfig.get_paths()["purelib"]
-        self.worker = WorkerProcess("nvml worker", "resolver.workers.nvml", purelib, timeout=_CALL_SECONDS)
+        self.worker = WorkerProcess("nvml worker", "resolver.workers.nvml", purelib, timeout=CALL_SECONDS)
         self.implausible = 0
         self._details = details
         self._keeper = InventoryKeeper()
-        self._devices_until = 0.0
+        self.devices_until = 0.0
         self._count = 0  # of the devices, when they were last read
         self._well = set[str]()  # UUIDs of devices that answered in full
         self._answered = False  # all of the last collection
@@ -129,14 +129,14 @@ class Sampler:
         self._next_restart = 0.0
         self._clients: dict[str, tuple[int, ...]] = {}  # of MPS servers, which have their samples, by UUID
 
-    async def collect(self, patience: float = _CALL_SECONDS) -> Collection:
+    async def collect(self, patience: float = CALL_SECONDS) -> Collection:
         """Read every device's news. Never raises; failures are in the answer.
 
         Without an answer within ``patience`` seconds everything is unknown; the next call goes on waiting. The error is
         then the last one while a worker starts, `STARTING` at first.
         """
         if not self._answered:
-            patience = max(patience, _CALL_SECONDS)
+            patience = max(patience, CALL_SECONDS)
         pending = self._pending = self._pending or asyncio.create_task(self._collect())
         try:
             await _wait(pending, patience)
@@ -165,7 +165,7 @@ class Sampler:
 
     async def _collect(self) -> Collection:
         try:
-            if time.monotonic() >= self._devices_until:
+            if time.monotonic() >= self.devices_until:
                 await self._find_devices()
             devices = await self._ask(self._keeper.answering)
             states = {uuid: (device.status, device.why) for uuid, device in devices.items()}
@@ -184,7 +184,7 @@ class Sampler:
 
     def _none(self, why: Exception) -> Collection:
         """Return an empty answer; the devices are read again next time."""
-        self._devices_until, self._complete = 0.0, False
+        self.devices_until, self._complete = 0.0, False
         if "(DriverNotLoaded)" in str(why):
             self._keeper.driver_gone()
         return self._collection(str(why), {})
@@ -196,9 +196,9 @@ class Sampler:
         self._complete = self._keeper.take(answer.driver_version, answer.devices, time.time())
         self._count = len(answer.devices)
         # Soon again after a silent device, and of a driver without devices.
-        every = _DETAILS_EVERY if self._details else _DEVICES_EVERY
-        wait = every if self._complete and self._count else _INCOMPLETE_SECONDS
-        self._devices_until = time.monotonic() + wait
+        every = _DETAILS_EVERY if self._details else DEVICES_EVERY
+        wait = every if self._complete and self._count else INCOMPLETE_SECONDS
+        self.devices_until = time.monotonic() + wait
         for gone in self._clients.keys() - {gpu.uuid for gpu in self._keeper.answering}:
             del self._clients[gone]
 
@@ -215,12 +215,12 @@ class Sampler:
                 answers[gpu.uuid] = self._plausible(gpu, samples)
             bad = [self._keeper.reported(*error) for error in answer.xids]
             if any(bad) or answer.count != self._count:
-                self._devices_until = 0.0
+                self.devices_until = 0.0
         well = {uuid for uuid, sample in answers.items() if sample.status == OK and sample.memory is not None}
         if self._well & answers.keys() - well:
-            self._devices_until = 0.0
+            self.devices_until = 0.0
         elif any(sample.status == FAILED for sample in answers.values()):  # at a limited rate
-            self._devices_until = min(self._devices_until, time.monotonic() + _INCOMPLETE_SECONDS)
+            self.devices_until = min(self.devices_until, time.monotonic() + INCOMPLETE_SECONDS)
         self._well = well
         return answers
 

@@ -31,7 +31,7 @@ MERGE_PATCH, STRATEGIC_PATCH = "application/merge-patch+json", "application/stra
 #: Metadata only: a node's status is large, and changes all the time.
 METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 
-_CONNECT_SECONDS, _ANSWER_SECONDS = 5.0, 10.0
+_CONNECT_SECONDS, ANSWER_SECONDS = 5.0, 10.0
 #: A longer silence restarts the watch; an API server sends a bookmark each minute.
 _SILENCE_SECONDS = 300.0
 _MOST_LINE_BYTES = 4 << 20
@@ -153,7 +153,7 @@ class ApiServer:
         client = await self._connected()
         try:
             # A server that drips bytes must not block.
-            async with asyncio.timeout(_ANSWER_SECONDS + _CONNECT_SECONDS):
+            async with asyncio.timeout(ANSWER_SECONDS + _CONNECT_SECONDS):
                 response = await client.request(
                     method, path, params=dict(params), content=content, headers=headers
                 )
@@ -181,7 +181,7 @@ class ApiServer:
             self._client = httpx2.AsyncClient(
                 base_url=self._url,
                 transport=httpx2.AsyncHTTPTransport(verify=context, socket_options=_KEEPALIVE),
-                timeout=httpx2.Timeout(_CONNECT_SECONDS, read=_ANSWER_SECONDS),
+                timeout=httpx2.Timeout(_CONNECT_SECONDS, read=ANSWER_SECONDS),
                 trust_env=False,
             )
         return self._client

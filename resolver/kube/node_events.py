@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 #: Where events of objects live that are in no namespace.
 NAMESPACE = "default"
 UNHEALTHY, HEALTHY = "GPUUnhealthy", "GPUHealthy"
-_APART_SECONDS = 60.0
+APART_SECONDS = 60.0
 
 
 class _Reported(NamedTuple):
@@ -47,7 +47,7 @@ class NodeEvents:
     def note(self, node: OwnerReference, before: Mapping[str, Health], now: Mapping[str, Health]) -> None:
         """Take the object's GPUs before and after a write."""
         # An earlier reporter's conditions count as reported; a new GPU counts as healthy.
-        new = {uuid: _Reported(uuid not in before or before[uuid].healthy, -_APART_SECONDS) for uuid in now}
+        new = {uuid: _Reported(uuid not in before or before[uuid].healthy, -APART_SECONDS) for uuid in now}
         self._reported = {uuid: self._reported.get(uuid, state) for uuid, state in new.items()}
         self._node, self._now = node, now
         self._wake.set()
@@ -75,7 +75,7 @@ class NodeEvents:
         """Return the unreported GPUs, and the seconds until each may be reported."""
         now = time.monotonic()
         reported = ((uuid, state.healthy, self._reported[uuid]) for uuid, state in self._now.items())
-        return {uuid: at + _APART_SECONDS - now for uuid, healthy, (was, at) in reported if was != healthy}
+        return {uuid: at + APART_SECONDS - now for uuid, healthy, (was, at) in reported if was != healthy}
 
     async def _post(self, uuid: str) -> None:
         if (state := self._now.get(uuid)) is None:

@@ -51,7 +51,7 @@ class PodEvent(StrEnum):
 
 DEFAULT = ",".join(kind for kind in PodEvent if kind is not PodEvent.HELD_IDLE)
 #: Seconds that a state must last before its event; the daemon measures how long a GPU is idle.
-_LASTS = {PodEvent.LIMIT_EXCEEDED: 300.0, PodEvent.LIMIT_WITHOUT_EFFECT: 60.0, PodEvent.WITHOUT_LIBRARY: 60.0}
+LASTS = {PodEvent.LIMIT_EXCEEDED: 300.0, PodEvent.LIMIT_WITHOUT_EFFECT: 60.0, PodEvent.WITHOUT_LIBRARY: 60.0}
 _HELD_SECONDS = 3600.0
 
 
@@ -138,7 +138,7 @@ class PodEvents:
     def _due(self) -> Iterator[Key]:
         now = time.monotonic()
         for key, state in self._states.items():
-            if now - state.since >= _LASTS.get(key.kind, 0.0) and now - state.posted_at >= AGAIN_SECONDS:
+            if now - state.since >= LASTS.get(key.kind, 0.0) and now - state.posted_at >= AGAIN_SECONDS:
                 yield key
 
     def _texts(self, usage: Json) -> dict[Key, str]:

@@ -43,7 +43,7 @@ CONDITION = "GPUUnhealthy"
 #: NVML that does not answer for less than this proves nothing: a driver is slow now and then.
 NVML_PATIENCE_SECONDS = 10.0
 #: Between two writes, which joins changes, and between two questions to a daemon that does not answer.
-_APART_SECONDS = 1.0
+APART_SECONDS = 1.0
 #: Between two reads of the object, which another program may have changed or deleted.
 _CHECK_SECONDS = 8.0
 #: The watch restarts, and the object is read again, after a time between these.
@@ -114,7 +114,7 @@ class Reporter:
         self._gpus: Json | None = None
         self._failing_since: float | None = None  # monotonic
         self._node: OwnerReference | None = None
-        self._node_version = "0"  # from which the watch goes on
+        self.node_version = "0"  # from which the watch goes on
         self._watching = False
         self._cordoned: frozenset[str] = frozenset()
         self._device: Json | None = None  # as last read or written; None: there is none
@@ -159,7 +159,7 @@ class Reporter:
                 self._tally.daemon_up = False
                 self._tally.not_in_sync = str(error)
                 self._journal.trouble("daemon", str(error), "daemon_unreachable", "daemon_answers")
-                await asyncio.sleep(_APART_SECONDS)
+                await asyncio.sleep(APART_SECONDS)
                 continue
             self._journal.trouble("daemon", "", "daemon_unreachable", "daemon_answers")
             self._tally.daemon_up = True
@@ -204,7 +204,7 @@ class Reporter:
                 if self._node is None:
                     self._tally.not_in_sync = str(error)
             if error.status == 410:
-                self._node_version = "0"
+                self.node_version = "0"
             least = 0.0
             if self._watching:  # all nodes lose theirs at once when an API server restarts
                 backoff.reset()
@@ -219,7 +219,7 @@ class Reporter:
             NODES,
             random.randint(*_WATCH_SECONDS),  # noqa: S311 - no secret
             fieldSelector=f"metadata.name={self._plan.node}",
-            resourceVersion=self._node_version,
+            resourceVersion=self.node_version,
         )
         async with contextlib.aclosing(watch) as events:
             async for event in events:
@@ -243,7 +243,7 @@ class Reporter:
             self._changed("the node is gone")
         elif kind in ("ADDED", "MODIFIED"):
             self._apply_node(metadata)
-        self._node_version = str(metadata.get("resourceVersion") or self._node_version)
+        self.node_version = str(metadata.get("resourceVersion") or self.node_version)
 
     def _apply_node(self, metadata: Json) -> None:
         self._hami_cordon.node = metadata
@@ -272,7 +272,7 @@ class Reporter:
                 await self._sync()
                 self._note("device", "")
                 backoff.reset()
-                wait = _APART_SECONDS
+                wait = APART_SECONDS
             except ApiServerFailed as error:
                 wait = backoff.seconds(error, began)
                 self._changed(str(error))
@@ -353,7 +353,7 @@ class Reporter:
         while True:
             await self._health_changed.wait()
             self._health_changed.clear()
-            began, wait, why = time.monotonic(), _APART_SECONDS, ""
+            began, wait, why = time.monotonic(), APART_SECONDS, ""
             try:
                 await self._report_condition(self._health)
                 backoff.reset()

@@ -34,7 +34,7 @@ MAX_MAPS = 4 << 20
 # struct procmap_query and its flags, include/uapi/linux/fs.h, Linux 6.11
 # Its members: size, flags, address; start, end, flags, page size, offset, inode, major, minor, ...
 _QUERY = Struct("=9Q4I2Q")
-_PROCMAP_QUERY = 0xC0686611  # _IOWR('f', 17, struct procmap_query)
+PROCMAP_QUERY = 0xC0686611  # _IOWR('f', 17, struct procmap_query)
 _SHARED_WRITABLE = 0x02 | 0x08
 _COVERING_OR_NEXT, _FILE_BACKED = 0x10, 0x20
 # The inode's column precedes the path, so that no file name can imitate it.
@@ -131,7 +131,7 @@ def _by_query(fd: int, path: str) -> Iterator[tuple[str, int]]:
     for _ in range(MAX_QUERIES):
         _QUERY.pack_into(query, 0, _QUERY.size, flags, address, *(0,) * 12)
         try:
-            ioctl(fd, _PROCMAP_QUERY, query)
+            ioctl(fd, PROCMAP_QUERY, query)
         except OSError as error:
             if error.errno == errno.ENOENT:  # no more mappings
                 return

@@ -31,19 +31,19 @@ class NodeLock:
     def __init__(self, run_dir: str, *, wait: bool = False) -> None:
         self.path = os.path.join(run_dir, "lock")
         while True:
-            self._fd = self._open(run_dir)
+            self.fd = self._open(run_dir)
             try:
-                fcntl.flock(self._fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+                fcntl.flock(self.fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
             except BlockingIOError:
-                other = os.pread(self._fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
-                os.close(self._fd)
+                other = os.pread(self.fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
+                os.close(self.fd)
                 raise Held(other, self.path) from None
             if self._is_in_place():
                 break
-            os.close(self._fd)  # its last holder removed it before it let go: the lock is on another file now
+            os.close(self.fd)  # its last holder removed it before it let go: the lock is on another file now
         try:
-            os.ftruncate(self._fd, 0)
-            os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
+            os.ftruncate(self.fd, 0)
+            os.pwrite(self.fd, f"{os.getpid()}\n".encode(), 0)
         except OSError as error:
             if wait:
                 return  # the process that waited has the lock; only its PID is not written down
@@ -62,7 +62,7 @@ class NodeLock:
             status = os.stat(self.path, follow_symlinks=False)
         except (FileNotFoundError, NotADirectoryError):
             return False
-        return os.path.samestat(status, os.fstat(self._fd))
+        return os.path.samestat(status, os.fstat(self.fd))
 
     def __enter__(self) -> Self:
         return self
@@ -70,7 +70,7 @@ class NodeLock:
     def __exit__(self, *exc: object) -> None:
         with contextlib.suppress(OSError):
             os.unlink(self.path)  # while it is held: a waiting daemon notices and makes another
-        os.close(self._fd)
+        os.close(self.fd)
 
 
 def _unusable(run_dir: str, error: OSError) -> UsageError:

@@ -90,12 +90,12 @@ class Listener(socket.socket):
         except BlockingIOError:
             self._nobody_at = now
             raise
-        _made_after[fd] = self._nobody_at
+        made_after[fd] = self._nobody_at
         return ClientSocket(self.family, self.type, self.proto, fd), address
 
 
 #: By descriptor, seconds since boot. One that a connection of another listener has now is too early: that is safe.
-_made_after: dict[int, float] = {}
+made_after: dict[int, float] = {}
 
 
 class PeerSocket(Protocol):
@@ -162,7 +162,7 @@ def peer_of(connection: PeerSocket, procfs: Procfs, *, exact: bool = True) -> Pe
             PeerReason.NOT_VISIBLE,
             "the peer has no number in this process's PID namespace: run the daemon on the host, or with hostPID: true",
         )
-    peer = _by_pidfd(connection, credentials) or _by_number(connection, procfs, credentials, exact=exact)
+    peer = by_pidfd(connection, credentials) or _by_number(connection, procfs, credentials, exact=exact)
     if not peer.alive():
         peer.close()
         raise _ended(credentials.host_pid)
@@ -188,7 +188,7 @@ def _ended(host_pid: int) -> PeerUnknown:
     return PeerUnknown(PeerReason.ENDED, f"the process that connected ({host_pid}) has ended")
 
 
-def _by_pidfd(connection: PeerSocket, credentials: Credentials) -> Peer | None:
+def by_pidfd(connection: PeerSocket, credentials: Credentials) -> Peer | None:
     """Get SO_PEERPIDFD; None before Linux 6.5."""
     try:
         answer = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD, 4)
@@ -211,7 +211,7 @@ def _by_number(connection: PeerSocket, procfs: Procfs, credentials: Credentials,
         raise _ended(host_pid) from None
     except AccessDenied as error:
         raise PeerUnknown(PeerReason.ACCESS_DENIED, str(error)) from None
-    older = (handle.process.start_time + 1) / _TICKS <= _made_after.get(connection.fileno(), 0.0)
+    older = (handle.process.start_time + 1) / _TICKS <= made_after.get(connection.fileno(), 0.0)
     if exact and not older:
         handle.close()
         raise PeerUnknown(

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _FULL_ID = 64
 #: Seconds of search for an unknown container before the walk.
-_LOOK_SECONDS = 0.02
+LOOK_SECONDS = 0.02
 
 
 class LiveLookup:
@@ -45,14 +45,14 @@ class LiveLookup:
         return self.process_in(first, ns_pid) if first else None
 
     async def look_for(self, cids: Iterable[str]) -> None:
-        """Update the map, and if needed these containers, except those that can't be read in `_LOOK_SECONDS`."""
+        """Update the map, and if needed these containers, except those that can't be read in `LOOK_SECONDS`."""
         wanted, slices = [strip_scheme(cid.strip()) for cid in cids], Slices()
         if self.pidmap.source.exact() is not None and self._knows(wanted):
             return  # to find one the kernel's map needs no refresh
         await self.pidmap.catch_up(slices)
         if self._knows(wanted):
             return
-        for _ in self.namespaces.steps(_LOOK_SECONDS, _LOOK_SECONDS):
+        for _ in self.namespaces.steps(LOOK_SECONDS, LOOK_SECONDS):
             await slices.yield_if_due()
 
     def _knows(self, container_ids: list[str]) -> bool:

@@ -56,7 +56,7 @@ _REASONS: Final[dict[CounterByReason, type[StrEnum]]] = {
     CounterByReason.BROKER_REFUSED: BrokerRefusal,
 }
 _own_process = ProcessCollector(registry=None)
-_children_cpu = [0.0]  # seconds: a child that ends between two reads must not make a counter fall
+children_cpu = [0.0]  # seconds: a child that ends between two reads must not make a counter fall
 
 
 def collect(snapshot: Snapshot, settings: Settings, now: float) -> Iterator[Metric]:
@@ -283,7 +283,7 @@ def _children() -> Iterator[Metric]:
             for child in (procfs.usage(int(host_pid)) for host_pid in file.read().split()):
                 if child.state:
                     cpu, pages, count = cpu + child.cpu_seconds, pages + child.resident_pages, count + 1
-    _children_cpu[0] = max(_children_cpu[0], cpu)
+    children_cpu[0] = max(children_cpu[0], cpu)
     yield metric("resolver_children", count)
-    yield metric("resolver_children_cpu_seconds_total", _children_cpu[0])
+    yield metric("resolver_children_cpu_seconds_total", children_cpu[0])
     yield metric("resolver_children_resident_memory_bytes", pages * _PAGE)

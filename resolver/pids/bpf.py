@@ -32,36 +32,36 @@ class BpfSource(PidSource):
     def __init__(self, bpf: KernelMap, procfs: Procfs) -> None:
         self.bpf, self.room = bpf, bpf.room
         self._procfs = procfs
-        self._scan = ScanSource(procfs)  # costs nothing before its first refresh
+        self.scan = ScanSource(procfs)  # costs nothing before its first refresh
         self._gaps = False
         self._unseen = False  # the kernel kept an event from the probes since the last walk
         self._trouble = ""
         self._drift: dict[str, int] = {"drift_missing": 0, "missed": 0}
-        self._comparing: Iterator[int | None] | None = None
+        self.comparing: Iterator[int | None] | None = None
         self._missed_before = 0  # events, when that was begun
-        self._next_walk = time.monotonic() + _WALK_EVERY
+        self.next_walk = time.monotonic() + _WALK_EVERY
         self._check_gaps()
 
     def __len__(self) -> int:
-        return max(self.bpf.living, len(self._scan)) if self._gaps else self.bpf.living
+        return max(self.bpf.living, len(self.scan)) if self._gaps else self.bpf.living
 
     def refreshing(self) -> Iterator[None]:
         """Scan too, while incomplete."""
         self._ask_for_missed()
         self._check_gaps()
-        return self._scan.refreshing() if self._gaps else iter(())
+        return self.scan.refreshing() if self._gaps else iter(())
 
     def read(self, host_pid: int) -> None:
         """Scan one process, while incomplete."""
         if self._gaps:
-            self._scan.read(host_pid)
+            self.scan.read(host_pid)
 
     @property
     def tend_at(self) -> float:
         """When the next walk is due; during one, now."""
         if self._trouble:
             return math.inf
-        return self._next_walk if self._comparing is None else 0.0
+        return self.next_walk if self.comparing is None else 0.0
 
     def tend(self) -> None:
         """Walk over the kernel's tasks, some milliseconds in each call, and put back missing ones.
@@ -69,23 +69,23 @@ class BpfSource(PidSource):
         Probes can miss an event (seen on Linux 7.3.4), and others can change the map.
         """
         now = time.monotonic()
-        if self._comparing is None and now >= self._next_walk:
-            self._next_walk = now + _WALK_EVERY
+        if self.comparing is None and now >= self.next_walk:
+            self.next_walk = now + _WALK_EVERY
             self._ask_for_missed()
             self._missed_before = self._drift["missed"]
-            self._comparing = self.bpf.reconciling()
-        if self._comparing is not None:
+            self.comparing = self.bpf.reconciling()
+        if self.comparing is not None:
             until = time.thread_time() + SLICE_SECONDS
             try:
-                missing = next(self._comparing)
+                missing = next(self.comparing)
                 while missing is None and time.thread_time() < until:
-                    missing = next(self._comparing)
+                    missing = next(self.comparing)
             except OSError as error:
-                self._comparing = None
+                self.comparing = None
                 self._failed(error)
             else:
                 if missing is not None:
-                    self._comparing = None
+                    self.comparing = None
                     self._unseen = self._drift["missed"] > self._missed_before
                     self._drift["drift_missing"] += missing
         self._check_gaps()
@@ -96,7 +96,7 @@ class BpfSource(PidSource):
             return sorted({*self.everywhere(ns_pid)} - {0})
         record = self._read(self.bpf.lookup, pidns, ns_pid)
         host_pids = {record.host_pid} if record and record.levels[-1] == (pidns, ns_pid) else set()
-        return sorted(host_pids.union(self._scan.candidates(ns_pid)) if self._gaps else host_pids)
+        return sorted(host_pids.union(self.scan.candidates(ns_pid)) if self._gaps else host_pids)
 
     def everywhere(self, ns_pid: int) -> Iterator[int]:
         """Look up each of the map's namespaces."""
@@ -105,7 +105,7 @@ class BpfSource(PidSource):
         except OSError as error:
             self._failed(error)
         if self._gaps:
-            yield from self._scan.candidates(ns_pid)
+            yield from self.scan.candidates(ns_pid)
 
     def namespaces_of(self, host_pid: int, arrival: int) -> tuple[int, ...]:
         """Look up the map; empty for the scan's processes."""
@@ -118,7 +118,7 @@ class BpfSource(PidSource):
         """Read the map's first processes, in one call."""
         processes = self._read(self.bpf.first_processes)
         if self._gaps:
-            yield from self._scan.inits()
+            yield from self.scan.inits()
         yield from processes or ()
 
     def arrival(self, host_pid: int) -> int:
@@ -126,7 +126,7 @@ class BpfSource(PidSource):
         record = self._read(self.bpf.by_host, host_pid)
         if record is not None:
             return record.start_ns
-        return self._scan.arrival(host_pid) if self._gaps else 0
+        return self.scan.arrival(host_pid) if self._gaps else 0
 
     def exact(self) -> KernelMap | None:
         """Return the map while every process has room."""
@@ -145,7 +145,7 @@ class BpfSource(PidSource):
 
     def incomplete(self) -> str:
         """Count processes that the scan couldn't read."""
-        return self._scan.incomplete() if self._gaps else ""
+        return self.scan.incomplete() if self._gaps else ""
 
     def trouble(self) -> str:
         """Explain why the map is unreadable."""
@@ -179,7 +179,7 @@ class BpfSource(PidSource):
 
     def _failed(self, error: OSError) -> None:
         if not self._trouble:
-            self._scan.refresh()
+            self.scan.refresh()
         self._trouble = f"the map cannot be read: {error.strerror}"
         self._gaps = True
 
@@ -188,7 +188,7 @@ class BpfSource(PidSource):
         before, complete = self._gaps, self._read(self.bpf.complete)
         self._gaps = bool(self._trouble) or self._unseen or not complete
         if before and not self._gaps:
-            self._scan = ScanSource(self._procfs)  # it may have known of very many processes
+            self.scan = ScanSource(self._procfs)  # it may have known of very many processes
 
 
 def open_source(procfs: Procfs, room: int, run_dir: str) -> BpfSource:

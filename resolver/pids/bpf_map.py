@@ -71,7 +71,7 @@ class KernelMap:
     """
 
     def __init__(self, loaded: Loaded) -> None:
-        self.report, self._loaded = loaded.report, loaded
+        self.report, self.loaded = loaded.report, loaded
         #: Number of living processes at the last walk.
         self.living: int = self.report["seeded"]
         self._kernel = Kernel()
@@ -85,7 +85,7 @@ class KernelMap:
                 )
         #: Number of processes with two levels that the map has room for.
         self.room: int = described["processes"]["max_entries"] // 2
-        self._processes, self._namespaces, self._counters = (
+        self.processes, self.namespaces, self._counters = (
             BpfMap(self._kernel, loaded.maps[name], *layouts) for name, layouts in _MAPS.items()
         )
         self._lost_then = 0
@@ -96,7 +96,7 @@ class KernelMap:
         """Find a living process by number, at any level."""
         if pidns == HOST_PIDNS:
             return self.by_host(ns_pid)
-        entry = self._processes.lookup(pidns, ns_pid)
+        entry = self.processes.lookup(pidns, ns_pid)
         if entry is None:
             return None
         start_ns, host_pid, level, *_ = entry
@@ -107,13 +107,13 @@ class KernelMap:
 
     def identity(self, pidns: int, ns_pid: int) -> _Identity | None:
         """Its start time and host PID, maybe a mix of two processes; two equal answers are no mix."""
-        entry = self._processes.lookup(pidns, ns_pid)
+        entry = self.processes.lookup(pidns, ns_pid)
         return (entry[0], entry[1]) if entry else None
 
     def by_host(self, host_pid: int) -> Record | None:
         """Find a living process; None for a thread."""
         for _ in range(3):  # it may end, and its number be used again, while its levels are followed
-            entry = self._processes.lookup(HOST_PIDNS, host_pid)
+            entry = self.processes.lookup(HOST_PIDNS, host_pid)
             if entry is None:
                 return None
             start_ns, owner, _, levels, pidns, ns_pid = entry
@@ -131,7 +131,7 @@ class KernelMap:
             outer.append(key)
             if levels == 2:
                 break  # as most have: the host's entry names it
-            entry = self._processes.lookup(*key)
+            entry = self.processes.lookup(*key)
             if entry is None or entry[:4] != (start_ns, host_pid, level, levels):
                 return None
             key = entry[4], entry[5]
@@ -142,9 +142,9 @@ class KernelMap:
         host = self.by_host(ns_pid)
         if host and len(host.levels) == 1:
             yield ns_pid
-        for keys, _ in self._namespaces.batches():
+        for keys, _ in self.namespaces.batches():
             for (pidns,) in _U32.iter_unpack(keys):
-                entry = self._processes.lookup(pidns, ns_pid)
+                entry = self.processes.lookup(pidns, ns_pid)
                 innermost = entry is not None and entry[2] == entry[3] - 1
                 yield entry[1] if entry and innermost else 0
 
@@ -153,7 +153,7 @@ class KernelMap:
 
         Takes half a millisecond for 6000; decoding them one by one takes ten times as long.
         """
-        read = b"".join(bytes(values) for _, values in self._namespaces.batches())
+        read = b"".join(bytes(values) for _, values in self.namespaces.batches())
         return ((host_pid, start_ns) for start_ns, host_pid, _ in _INIT.iter_unpack(read))
 
     # -- how well it does ---------------------------------------------------------------------------
@@ -164,7 +164,7 @@ class KernelMap:
 
     def missed_events(self) -> int:
         """Count events that a probe missed because one ran on that CPU (Linux 5.12)."""
-        programs = self._loaded.programs
+        programs = self.loaded.programs
         return sum(run_stats(programs[name])["recursion_misses"] for name in _PROBES)
 
     def complete(self) -> bool:
@@ -178,7 +178,7 @@ class KernelMap:
     def reconciling(self) -> Iterator[int | None]:
         """Walk over all processes and add missing ones. Yield None between steps, then the number of repairs."""
         lost, seeded, living = self._lost(), self.counters()["seeded"], 0
-        for some in self._kernel.run_iterator(self._loaded.links["iterator"]):
+        for some in self._kernel.run_iterator(self.loaded.links["iterator"]):
             living += some.count(0)
             yield None
         self.living = living
@@ -189,7 +189,7 @@ class KernelMap:
 
     def close(self) -> None:
         """Detach the probes and close everything; may be repeated."""
-        self._loaded.close()
+        self.loaded.close()
 
 
 def run_stats(program: int) -> dict[str, int]:

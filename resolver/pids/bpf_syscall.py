@@ -39,7 +39,7 @@ COUNTERS = (
 _LOOKUP_ELEM, _LOOKUP_BATCH, _ITER_CREATE = 1, 24, 33
 _SYSCALL_NUMBERS = {"x86_64": 321, "aarch64": 280}
 _BATCH = 4096
-_SOME_PROCESSES = 2048  # in one step: some milliseconds
+SOME_PROCESSES = 2048  # in one step: some milliseconds
 
 
 class Kernel:
@@ -65,7 +65,7 @@ class Kernel:
         if fd < 0:
             raise OSError(-fd, f"{os.strerror(-fd)} (BPF_ITER_CREATE)")
         with open(fd, "rb", buffering=0) as written:
-            while (some := written.read(_SOME_PROCESSES)) != b"":
+            while (some := written.read(SOME_PROCESSES)) != b"":
                 yield some or b""  # None after a million threads in a row: it goes on
 
 

@@ -31,7 +31,7 @@ _CHECK_EVERY, _UNMADE_EVERY = 300.0, 60.0
 _FIRST_CLIMB, _LONGEST_CLIMB = 5.0, 3600.0
 _FIRST_GROWTH = 60.0
 _CANARY_SECONDS = 5.0
-_LEAST_ROOM = 32_768
+LEAST_ROOM = 32_768
 #: To make a PID namespace, and to see all processes under ``hidepid``.
 _CANARY_RIGHTS = frozenset({"SYS_ADMIN", "SYS_PTRACE"})
 
@@ -47,7 +47,7 @@ def room(procfs: Procfs, map_size: int) -> int:
     """Return a new map's size: ``map_size``, or 1.5 times the processes, at most ``kernel.pid_max``."""
     if map_size:
         return map_size
-    wanted = max(_LEAST_ROOM, len(procfs.entries()) * 3 // 2)
+    wanted = max(LEAST_ROOM, len(procfs.entries()) * 3 // 2)
     try:
         with open(f"{procfs.root}/sys/kernel/pid_max", encoding="ascii") as file:
             return min(wanted, int(file.read()))
@@ -120,16 +120,16 @@ class Ladder:
         self.why_not: dict[str, str] = {}  # by source: why it is not in use
         self._procfs, self._map_size = procfs, map_size
         self._use, self._say, self._open = use, say, opener
-        self._present = "scan"
+        self.present = "scan"
         self._no_canary = "the self-test has not run yet"
         self._broken = ""  # why the source in use is no good, where it could not even say so
         self.failed = asyncio.Event()  # the source in use: to bring `tend` forward
         self._known_failed: PidSource | None = None
-        self._next_check = 0.0
+        self.next_check = 0.0
         self._missed = 0  # processes that the source in use was seen to have missed
-        self._next_climb = self._wait = 0.0
-        self._used_at = 0.0  # since when the source in use is
-        self._next_growth, self._growth_wait = 0.0, _FIRST_GROWTH  # 0: the source in use needs none
+        self.next_climb = self._wait = 0.0
+        self.used_at = 0.0  # since when the source in use is
+        self.next_growth, self.growth_wait = 0.0, _FIRST_GROWTH  # 0: the source in use needs none
 
     @property
     def steps(self) -> tuple[str, ...]:
@@ -162,37 +162,37 @@ class Ladder:
     async def start(self) -> None:
         """Use the best that works. Raises `CannotKnow` without any."""
         await self._climb()
-        if self.wanted == "auto" and self._present == "scan":
+        if self.wanted == "auto" and self.present == "scan":
             self._say("source", source="scan", not_used=dict(self.why_not))  # nothing better works: it stays
-        if self._present not in self.steps:
+        if self.present not in self.steps:
             raise CannotKnow(
                 f"--source {self.wanted} does not work here: {self.why_not[self.wanted]}. "
                 "With --source auto the next best source is taken"
             )
         # With auto the scan was there from the beginning: it has yet to show that it finds one.
-        self._next_check = time.monotonic() + (_CHECK_EVERY if not self._no_canary else 0.0)
+        self.next_check = time.monotonic() + (_CHECK_EVERY if not self._no_canary else 0.0)
 
     async def tend(self, source: PidSource) -> None:
         """Check the source, and fall, climb or grow."""
         now = time.monotonic()
         trouble = self.trouble(source)
         if not trouble and self._missed_more(source):
-            self._next_check = now
-        if not trouble and now >= self._next_check:
+            self.next_check = now
+        if not trouble and now >= self.next_check:
             canary = await find_canary(source)
             trouble = canary.trouble
             if not (canary.unmade and not self._no_canary):
                 # Found before counts if none can be made any more: a daemon gives up the rights that it takes.
                 self._no_canary = trouble or canary.unmade
-            self._next_check = now + (_UNMADE_EVERY if canary.unmade else _CHECK_EVERY)
-        if trouble and (self.wanted == "auto" or now >= self._next_climb):
+            self.next_check = now + (_UNMADE_EVERY if canary.unmade else _CHECK_EVERY)
+        if trouble and (self.wanted == "auto" or now >= self.next_climb):
             self._say("source_failed", source=source.name, why=trouble)
             self.why_not[source.name] = trouble
-            if now - self._used_at > _CHECK_EVERY:
+            if now - self.used_at > _CHECK_EVERY:
                 self._wait = 0.0  # a source that fails again and again is tried less often
             await self._try(self.steps[-1])  # the scan; a source requested by name is restarted
             self._climb_later()
-        elif now >= self._next_climb and self._present != self.steps[0]:
+        elif now >= self.next_climb and self.present != self.steps[0]:
             await self._climb()
         elif not self._map_size:
             await self._grow(source, now)
@@ -207,7 +207,7 @@ class Ladder:
 
     async def _climb(self) -> None:
         for name in self.steps:
-            if name == self._present and self.wanted == "auto":
+            if name == self.present and self.wanted == "auto":
                 break
             if await self._try(name):
                 break
@@ -215,17 +215,17 @@ class Ladder:
 
     def _climb_later(self) -> None:
         self._wait = longer(self._wait, _FIRST_CLIMB, _LONGEST_CLIMB)
-        self._next_climb = time.monotonic() + self._wait
+        self.next_climb = time.monotonic() + self._wait
 
     async def _grow(self, source: PidSource, now: float) -> None:
         """Reopen a full source; not at once: a peak may pass."""
         if not source.shortage():
-            self._next_growth, self._growth_wait = 0.0, _FIRST_GROWTH
-        elif not self._next_growth:
-            self._next_growth = now + self._growth_wait
-        elif now >= self._next_growth:
-            self._growth_wait = longer(self._growth_wait, _FIRST_GROWTH, _LONGEST_CLIMB)
-            self._next_growth = now + self._growth_wait
+            self.next_growth, self.growth_wait = 0.0, _FIRST_GROWTH
+        elif not self.next_growth:
+            self.next_growth = now + self.growth_wait
+        elif now >= self.next_growth:
+            self.growth_wait = longer(self.growth_wait, _FIRST_GROWTH, _LONGEST_CLIMB)
+            self.next_growth = now + self.growth_wait
             await self._try(source.name)
 
     async def _try(self, name: str) -> bool:
@@ -247,7 +247,7 @@ class Ladder:
             return False
         self._no_canary, self._broken, self._missed = canary.unmade, "", 0
         self.why_not.pop(name, None)
-        self._present, self._used_at = name, time.monotonic()
+        self.present, self.used_at = name, time.monotonic()
         self._use(source)
         self._say("source", source=name, not_used=dict(self.why_not))
         return True

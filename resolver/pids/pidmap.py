@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _REST_FACTOR = 5
 _AT_ONCE = 64  # first processes between two steps
 #: Containers of processes that may have ended, and the seconds they are kept: longer than samples live.
-_MOST_CONTAINERS, _KNOWN_SECONDS = 8192, 10.0
+MOST_CONTAINERS, _KNOWN_SECONDS = 8192, 10.0
 
 
 class PidMap:
@@ -32,7 +32,7 @@ class PidMap:
         self.refreshes = 0
         self._generation = 0
         self._past: Counter[str] = Counter()  # counted by sources that are closed
-        self._next_refresh = 0.0
+        self.next_refresh = 0.0
         self._catching_up = asyncio.Lock()
         self._inits: dict[int, tuple[int, int]] = {}
         self._containers: OrderedDict[int, tuple[float, str]] = OrderedDict()
@@ -41,7 +41,7 @@ class PidMap:
         """Replace the source in use, ignoring its errors."""
         before, self.source = self.source, source
         self._generation += 1
-        self._next_refresh = 0.0
+        self.next_refresh = 0.0
         with contextlib.suppress(Exception):  # it has failed
             self._past.update(before.counters())
         close(before)
@@ -50,7 +50,7 @@ class PidMap:
         """Refresh the source; False if ``rate_limited`` and the last refresh is recent."""
         # One after the other: a refresh that began before this call may lack a process that has started since.
         async with self._catching_up:
-            if rate_limited and time.monotonic() < self._next_refresh:
+            if rate_limited and time.monotonic() < self.next_refresh:
                 return False
             source, spent = self.source, 0.0
             began = time.thread_time()  # on a busy machine a refresh takes long, and costs no more
@@ -64,7 +64,7 @@ class PidMap:
                     break
             spent += time.thread_time() - began
             self.refreshes += 1
-            self._next_refresh = time.monotonic() + spent * (_REST_FACTOR - 1)
+            self.next_refresh = time.monotonic() + spent * (_REST_FACTOR - 1)
             for _ in self._list_inits():
                 await slices.yield_if_due()
             return True
@@ -104,7 +104,7 @@ class PidMap:
         """Remember the container of a process that runs now, for utilization samples taken before its end."""
         self._containers[host_pid] = time.monotonic(), container
         self._containers.move_to_end(host_pid)
-        if len(self._containers) > _MOST_CONTAINERS:
+        if len(self._containers) > MOST_CONTAINERS:
             self._containers.popitem(last=False)
 
     def container_of(self, host_pid: int) -> str | None:

@@ -34,7 +34,7 @@ class ScanSource(PidSource):
     def __init__(self, procfs: Procfs) -> None:
         self._procfs = procfs
         self.known: dict[int, Known] = {}
-        self._by_inner: dict[int, set[int]] = {}
+        self.by_inner: dict[int, set[int]] = {}
         self._unreadable: set[int] = set()
         self._listing: dict[int, int] | None = None  # that `refreshing` is at
 
@@ -88,21 +88,21 @@ class ScanSource(PidSource):
         self._unreadable.discard(host_pid)
         self.known[host_pid] = process = Known(inode, ns_pids)
         inner = _innermost(host_pid, process)
-        self._by_inner.setdefault(inner, set()).add(host_pid)
+        self.by_inner.setdefault(inner, set()).add(host_pid)
 
     def _forget(self, host_pid: int) -> None:
         process = self.known.pop(host_pid, None)
         if process is None:
             return
         inner = _innermost(host_pid, process)
-        same = self._by_inner[inner]
+        same = self.by_inner[inner]
         same.discard(host_pid)
         if not same:
-            del self._by_inner[inner]
+            del self.by_inner[inner]
 
     def candidates(self, ns_pid: int, _pidns: int | None = None) -> list[int]:
         """Host PIDs with that number in any namespace."""
-        return sorted(self._by_inner.get(ns_pid, ()))
+        return sorted(self.by_inner.get(ns_pid, ()))
 
     def inits(self) -> Iterator[tuple[int, int]]:
         """Yield processes with the innermost number 1."""

@@ -61,7 +61,7 @@ def probe(why: str) -> Answer:
     return (503, PLAIN, f"{why}\n".encode()) if why else (200, PLAIN, b"ok\n")
 
 
-class _OpenToAll(http.Gatekeeper):
+class OpenToAll(http.Gatekeeper):
     """Gatekeeper that admits every client; a connection with too many requests is closed."""
 
     def __init__(self, credentials: PortCredentials | None = None) -> None:
@@ -115,6 +115,6 @@ async def serve(
     if credentials and credentials.uses_tls:
         # Before a handshake no client could read why it is turned away, and a flood would wait for the telling.
         limits = LIMITS._replace(apart=_APART_WITH_TLS, busy="")
-    gatekeeper = _OpenToAll(credentials)
+    gatekeeper = OpenToAll(credentials)
     gatekeeper.refused = refused
     await server.serve(application(answer, credentials), gatekeeper, listener, limits)

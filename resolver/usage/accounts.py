@@ -123,7 +123,7 @@ class Accounts:
     """All containers' accounts."""
 
     def __init__(self) -> None:
-        self._entries: dict[Key, _Entry] = {}
+        self.entries: dict[Key, _Entry] = {}
         #: Joules of each GPU in the time when no process used it.
         self.unused_joules: dict[str, float] = {}
         self._times: dict[str, DeviceTime[Key | None]] = {}
@@ -142,14 +142,12 @@ class Accounts:
             for uuid, device in devices.items():
                 its = {process.host_pid: process for process in here.get(uuid, ())}
                 self._add(uuid, device, its, shares, now)
-        for key in [
-            key for key, entry in self._entries.items() if 0 < entry.left < now - _KEPT_ENDED_SECONDS
-        ]:
-            del self._entries[key]
+        for key in [key for key, entry in self.entries.items() if 0 < entry.left < now - _KEPT_ENDED_SECONDS]:
+            del self.entries[key]
 
     def count_xids(self, device_uuid: str, count: int) -> None:
         """Count errors of a GPU for each container that has a process on it; NVML doesn't say which it was."""
-        for key, entry in self._entries.items():
+        for key, entry in self.entries.items():
             if key[3] == device_uuid and not entry.left:
                 entry.xids += count
 
@@ -167,10 +165,10 @@ class Accounts:
                 keys[which] = key_of(process, uuid)
                 begin = self._times[uuid].at if uuid in self._times else now  # all of the next window counts
                 age = time.monotonic() - begin
-                self._entries.setdefault(keys[which], _Entry(process, age)).names = process
+                self.entries.setdefault(keys[which], _Entry(process, age)).names = process
         self._keys = keys
         present = set(keys.values())
-        for key, entry in self._entries.items():
+        for key, entry in self.entries.items():
             entry.left = 0.0 if key in present else entry.left or now
         return here
 
@@ -196,7 +194,7 @@ class Accounts:
         joules, total = window.known * (device.power or 0.0), sum(used.values())
         if joules and not total:
             self.unused_joules[uuid] = self.unused_joules.get(uuid, 0.0) + joules
-        for key, entry in self._entries.items():
+        for key, entry in self.entries.items():
             if key[3] != uuid:
                 continue
             members = of.get(key, [])
@@ -212,7 +210,7 @@ class Accounts:
         limits = dict(_limits(regions, containers))
         now, clock = time.monotonic(), time.time()
         uses = []
-        for key, entry in self._entries.items():
+        for key, entry in self.entries.items():
             limit, state = limits.get(key, (None, LimitState.NO_LIMIT))
             silence = now - self._times[key[3]].at if key[3] in self._times else 0.0
             fresh = silence <= _STALE_SECONDS

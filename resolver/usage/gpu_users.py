@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from resolver.workers.lanes import TenantReader
 
 #: Seconds that a driver may take; then its last answer is outdated.
-_DRIVER_SECONDS = 1.0
+DRIVER_SECONDS = 1.0
 #: Seconds until NVML is asked again where a process may be idle, and where it shares a busy GPU, at the earliest.
 _SEEMS_IDLE, _MAY_BE_IDLE = 0.3, 0.5
 #: Seconds until a process's command name is read again.
@@ -89,7 +89,7 @@ class GpuUsers:
     async def collect(self, interval: float) -> Collection:
         """Ask NVML, and join the answer; see `Sampler.collect`."""
         began = time.perf_counter()
-        collection = await self.sampler.collect(max(_DRIVER_SECONDS, interval))
+        collection = await self.sampler.collect(max(DRIVER_SECONDS, interval))
         self.answer_seconds = time.perf_counter() - began
         trouble = self._journal.trouble
         self._counters[CounterName.IMPLAUSIBLE_SAMPLES] = self.sampler.implausible

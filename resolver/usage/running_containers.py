@@ -64,7 +64,7 @@ class Census:
         self._journal = journal
         self._known: dict[str, _Known] = {}
         self._sandboxes = set[str]()  # ids of containers that only hold a pod's namespaces
-        self._next_scan = 0.0
+        self.next_scan = 0.0
         self._asked: tuple[object, ...] = ()  # users and regions at the last one
         self._made_of: tuple[object, ...] = ()  # inputs of the list
         self._again_at = 0.0
@@ -75,8 +75,8 @@ class Census:
         ``users``: a host PID for each container id known from elsewhere; ``regions``: paths by id.
         """
         now = time.monotonic()
-        if now >= self._next_scan or (users, regions) != self._asked:
-            self._next_scan, self._asked = now + _SCAN_SECONDS, (users, regions)
+        if now >= self.next_scan or (users, regions) != self._asked:
+            self.next_scan, self._asked = now + _SCAN_SECONDS, (users, regions)
             await self._pidmap.catch_up(Slices())
         self._names.refresh()
         made_of = (self._pidmap.inits(), users, regions, self.pods.names)
@@ -104,7 +104,7 @@ class Census:
                 or (container.looks < _LOOKS and not _named(container))
             ):
                 await slices.yield_if_due()
-                await self._identify(container_id, host_pid, pidns, container)
+                await self.identify(container_id, host_pid, pidns, container)
         await slices.yield_if_due()
         for container_id, container in self._known.items():
             namespace, pod = (name or None for name in self.pods.of(container.report.pod_uid or ""))
@@ -134,9 +134,10 @@ class Census:
                 containers[container_id] = rightful[0]
         return containers
 
-    async def _identify(
+    async def identify(
         self, container_id: str, host_pid: int, pidns: int | None, known: _Known | None
     ) -> None:
+        """Enter a container that was not known yet, with its names."""
         pod_uid, runtime, name = "", "", ""
         try:
             container = self._procfs.container(host_pid)

@@ -126,9 +126,9 @@ class Lanes:
         self._apart = {ALL: mounts, LEASES: leases}
         self._lines = defaultdict[WorkerProcess, Line](lambda: Line(_ROOM, self.budgets.left))
         #: Account of a container's costly question, and the end of its time in the second lane.
-        self._costly: dict[str, tuple[str, float]] = {}
+        self.costly: dict[str, tuple[str, float]] = {}
         # Until when a container is not asked (those apart: the first lane is not), and that pause.
-        self._late: dict[str, tuple[float, float]] = {}
+        self.late: dict[str, tuple[float, float]] = {}
         self._closed = False
         self._slow = set[str]()  # those that the first lane doesn't serve
 
@@ -182,12 +182,12 @@ class Lanes:
             if about in self._apart:
                 return self._apart[about]
             now = time.monotonic()
-            until, pause = self._late[about]
+            until, pause = self.late[about]
             if now < until or self._second.busy:
                 raise TooSlow("its container made the kernel wait: it is asked again later")
-            self._late[about] = now + pause, pause
+            self.late[about] = now + pause, pause
             return self._second
-        by, _ = self._costly.get(about if about not in self._apart else payer, (None, 0.0))
+        by, _ = self.costly.get(about if about not in self._apart else payer, (None, 0.0))
         if by is None:
             return self._first
         if by != payer and self._second.busy:  # this account pays, and another container costs
@@ -200,27 +200,25 @@ class Lanes:
         seconds = own_cpu if apart else wall
         self.budgets.spend(payer, seconds)
         if (guilty := payer if apart else about) and (costly or seconds > COSTLY_SECONDS):
-            self._costly[guilty] = payer, now + COSTLY_FOR
-        if about in self._slow and wall < LATE_SECONDS and (not apart or now >= self._late[about][0]):
+            self.costly[guilty] = payer, now + COSTLY_FOR
+        if about in self._slow and wall < LATE_SECONDS and (not apart or now >= self.late[about][0]):
             self._slow.discard(about)
 
     def _was_late(self, about: str) -> None:
         now = time.monotonic()
         self._counters[CounterName.TOO_SLOW] += 1
-        lateness = self._late.get(about)
+        lateness = self.late.get(about)
         pause = longer(lateness[1] if lateness else 0.0, FIRST_PAUSE, LONGEST_PAUSE)
-        self._late[about] = now + pause, pause
+        self.late[about] = now + pause, pause
         self._slow.add(about)
 
     def tidy(self) -> None:
         """Forget quick and cheap containers, and end the lanes that nothing needs."""
         now = time.monotonic()
-        self._costly = {about: entry for about, entry in self._costly.items() if now < entry[1]}
-        self._late = {
-            about: entry for about, entry in self._late.items() if now < entry[0] + 2 * LONGEST_PAUSE
-        }
-        self._slow &= self._late.keys()
-        second = self._costly or self._slow - self._apart.keys()
+        self.costly = {about: entry for about, entry in self.costly.items() if now < entry[1]}
+        self.late = {about: entry for about, entry in self.late.items() if now < entry[0] + 2 * LONGEST_PAUSE}
+        self._slow &= self.late.keys()
+        second = self.costly or self._slow - self._apart.keys()
         for lane, needed in (
             (self._second, second),
             *((lane, about in self._slow) for about, lane in self._apart.items()),

@@ -36,7 +36,7 @@ _START_SECONDS = 5.0
 #: Between two looks for an answer, in seconds, where the kernel allows no further epoll watch.
 _LOOK_SECONDS = 0.002
 #: So many halves of its limit a child is waited for that wants a CPU and gets none: the node is late, not the child.
-_STARVED_TURNS = 10
+STARVED_TURNS = 10
 #: Share of a half: a child that waited longer for a CPU had too little of it.
 _STARVED_SHARE = 0.2
 #: Children that the kernel may hold at a time; then none is started until one of them has ended.
@@ -44,7 +44,7 @@ _MOST_LEFT_BEHIND = 64
 #: How long a killed child is waited for: only one that hangs in the kernel takes longer.
 KILLED_SECONDS = 0.1
 #: How long a child may take to end after it has closed its socket.
-_ENDING_SECONDS = 0.2
+ENDING_SECONDS = 0.2
 
 
 class _Request:
@@ -93,15 +93,15 @@ class WorkerProcess:
         self._argv = child(module, name, rights, *paths)
         self._window, self._hello = window, hello
         self._process: subprocess.Popen[bytes] | None = None
-        self._channel: socket.socket | None = None
-        self._in_a_row = 0  # failures since the last answer
-        self._not_before = 0.0
+        self.channel: socket.socket | None = None
+        self.failures_in_a_row = 0  # failures since the last answer
+        self.not_before = 0.0
         self._closed_at = math.inf  # when its socket was seen closed
         self._unreaped: list[subprocess.Popen[bytes]] = []
         self._waiting, self._asked = deque[_Request](), deque[_Request]()
         self._since, self._turns = 0.0, 0  # start and number of the first order's half time
         self._before = 0.0, 0.0  # the child's CPU time and run delay at its begin
-        self._timer: asyncio.TimerHandle | None = None
+        self.timer: asyncio.TimerHandle | None = None
         self._look_every = math.inf
 
     @property
@@ -144,12 +144,12 @@ class WorkerProcess:
     def _send(self) -> None:
         """Send what the child may have at a time, to a new one if it ended or can't get descriptors."""
         while self._waiting and len(self._asked) < self._window:
-            request, fresh = self._waiting[0], self._channel is None
+            request, fresh = self._waiting[0], self.channel is None
             if request.future.done():  # cancelled
                 self._waiting.popleft()
                 continue
             try:
-                channel = self._channel or self._start(request.descriptors)
+                channel = self.channel or self._start(request.descriptors)
             except (WorkerFailed, OSError) as error:
                 waiting, self._waiting = self._waiting, deque()
                 for pending in waiting:
@@ -187,15 +187,15 @@ class WorkerProcess:
         self._check_in(request.seconds / 2)
 
     def _check_in(self, seconds: float) -> None:
-        if self._timer is None:  # the next request may have less time than this one
+        if self.timer is None:  # the next request may have less time than this one
             wait = min(seconds, self.timeout / 2, self._look_every)
-            self._timer = asyncio.get_running_loop().call_later(wait, self._check)
+            self.timer = asyncio.get_running_loop().call_later(wait, self._check)
 
     def _take(self) -> None:
         """Take the answers received, and send more."""
-        while self._asked and self._channel is not None:
+        while self._asked and self.channel is not None:
             try:
-                answer = self._channel.recv(_MAX_MESSAGE)
+                answer = self.channel.recv(_MAX_MESSAGE)
             except BlockingIOError:
                 break
             except OSError:
@@ -221,16 +221,16 @@ class WorkerProcess:
 
     def _check(self) -> None:
         """Give up the first request if it is late, though the loop may have been busy when its answer came."""
-        self._timer = None
+        self.timer = None
         self._take()
-        if not self._asked or self._timer is not None:
+        if not self._asked or self.timer is not None:
             return
         request, now, host_pid = self._asked[0], time.monotonic(), self.host_pid or 0
         half = request.seconds / 2
         left = self._since + half - now
         # In the second half the child has to have a CPU: else the node is late, and not the child.
         if left <= 0 and (
-            not self._turns or (self._turns <= _STARVED_TURNS and starved(host_pid, self._before, half))
+            not self._turns or (self._turns <= STARVED_TURNS and starved(host_pid, self._before, half))
         ):
             self._since, self._turns, left = now, self._turns + 1, half
             self._before = usage(host_pid).cpu_seconds, run_delay(host_pid)
@@ -248,7 +248,7 @@ class WorkerProcess:
         """Look again soon if the child has closed its socket only just, and not ended."""
         now = time.monotonic()
         self._closed_at = min(self._closed_at, now)
-        if not self._process or self._process.poll() is not None or now - self._closed_at >= _ENDING_SECONDS:
+        if not self._process or self._process.poll() is not None or now - self._closed_at >= ENDING_SECONDS:
             return False
         self._rest()  # its socket stays readable
         self._look_every = _LOOK_SECONDS
@@ -258,19 +258,19 @@ class WorkerProcess:
     def _rest(self) -> None:
         """Wait for no answer."""
         self.reap()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if self._channel is not None:
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+        if self.channel is not None:
             with contextlib.suppress(RuntimeError):  # no loop runs any more
-                asyncio.get_running_loop().remove_reader(self._channel.fileno())
+                asyncio.get_running_loop().remove_reader(self.channel.fileno())
 
     # -- the process --------------------------------------------------------------------------------
 
     def _start(self, descriptors: Sequence[int] = ()) -> socket.socket:
         """Return a new child's socket. Raises `WorkerFailed`, and OSError without descriptors."""
         self.reap()
-        if time.monotonic() < self._not_before:
+        if time.monotonic() < self.not_before:
             raise WorkerFailed(self.last_failure, waiting=True)  # a trouble is logged when its words change
         if len(self._unreaped) >= _MOST_LEFT_BEHIND:
             raise WorkerFailed(f"the kernel holds {_MOST_LEFT_BEHIND} children of this kind", waiting=True)
@@ -283,7 +283,7 @@ class WorkerProcess:
             raise self._impossible("started", error) from None
         channel.setblocking(False)
         self.starts += 1
-        self._channel = channel
+        self.channel = channel
         if self._hello:
             with contextlib.suppress(OSError):  # the next send notices its end
                 channel.send(self._hello)
@@ -301,10 +301,10 @@ class WorkerProcess:
         """End the child, count it, return the error. The next one is asked what is unanswered."""
         self._end()
         self.failures += 1
-        self._in_a_row += 1
-        if self._in_a_row > 1:
+        self.failures_in_a_row += 1
+        if self.failures_in_a_row > 1:
             longest = _LONGEST_DELAY if lacks is None else _LONGEST_DELAY_FOR_MEANS
-            self._not_before = time.monotonic() + doubled(_FIRST_DELAY, longest, self._in_a_row - 2)
+            self.not_before = time.monotonic() + doubled(_FIRST_DELAY, longest, self.failures_in_a_row - 2)
         self.last_failure = f"the {self.name} {what}"
         if lacks is not None:
             self.means.refused(lacks, self.last_failure)
@@ -325,7 +325,7 @@ class WorkerProcess:
 
     def forget_failures(self) -> None:
         """Delay the next start no more: the child answered, or its input alone was to blame."""
-        self._in_a_row = 0
+        self.failures_in_a_row = 0
 
     def malformed(self, what: str) -> WorkerFailed:
         """End a child after nonsense; return the error."""
@@ -351,9 +351,9 @@ class WorkerProcess:
         """End the child, by its closed socket unless killed; it is reaped later."""
         self._rest()
         self._closed_at = math.inf
-        if self._channel is not None:
-            self._channel.close()
-            self._channel = None
+        if self.channel is not None:
+            self.channel.close()
+            self.channel = None
         process, self._process = self._process, None
         if process is not None:
             if kill:
@@ -368,7 +368,7 @@ class WorkerProcess:
     async def end(self) -> None:
         """Do as `stop` does, while the loop goes on."""
         self.stop(0)
-        deadline = time.monotonic() + _ENDING_SECONDS
+        deadline = time.monotonic() + ENDING_SECONDS
         try:
             while self._unreaped and time.monotonic() < deadline:
                 await asyncio.sleep(_LOOK_SECONDS)

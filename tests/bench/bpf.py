@@ -77,9 +77,9 @@ def _events(pidmap: KernelMap, where: str, work: Callable[[int], None]) -> list[
     """The median over turns of the mean: a busy neighbour makes the caches cold for some of them."""
     found: dict[str, list[float]] = {"on_fork": [], "on_exit": []}
     for _ in range(9):
-        before = {name: run_stats(fd) for name, fd in pidmap._loaded.programs.items()}
+        before = {name: run_stats(fd) for name, fd in pidmap.loaded.programs.items()}
         work(500)
-        after = {name: run_stats(fd) for name, fd in pidmap._loaded.programs.items()}
+        after = {name: run_stats(fd) for name, fd in pidmap.loaded.programs.items()}
         for name, values in found.items():
             spent, runs = (after[name][field] - before[name][field] for field in ("run_time_ns", "run_cnt"))
             values.append(spent / runs / 1e3)
@@ -98,8 +98,8 @@ def _events(pidmap: KernelMap, where: str, work: Callable[[int], None]) -> list[
 def _empty(pidmap: KernelMap) -> None:
     """Leave the map as it is before it is seeded."""
     level = LAYOUTS["level"]
-    for key in [each for keys, _ in pidmap._processes.batches() for each in level.iter_unpack(keys)]:
-        put(pidmap._processes, level.pack(*key), b"")
+    for key in [each for keys, _ in pidmap.processes.batches() for each in level.iter_unpack(keys)]:
+        put(pidmap.processes, level.pack(*key), b"")
 
 
 def _seeding() -> list[RowValues]:

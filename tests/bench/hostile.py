@@ -202,7 +202,7 @@ class Stage:
         script, parent = str(_HERE / "beside.py"), self.good.parent
         question = ("own", str(self.tenant_socket), f"/v1/lookup?pid={parent.ns_pid}", f"{parent.host_pid}")
         process = self.good.container.spawn([sys.executable, "-I", script, *question])
-        return Client(process.kill, os.dup(process._stdout))
+        return Client(process.kill, os.dup(process.stdout))
 
 
 @contextlib.contextmanager

@@ -50,16 +50,16 @@ class Process:
         chain = read_chain(host_pid)
         self.pidns, self.ns_pid = chain.pidns, chain.ns_pid
         self._pidfd = os.pidfd_open(host_pid)
-        self._stdin, self._stdout = stdin, stdout
+        self._stdin, self.stdout = stdin, stdout
         self._pending = b""
 
     def read_line(self, timeout_s: float = START_TIMEOUT_S) -> str:
         """The next line of its standard output. Raises NodeError when it ends or stays silent."""
         deadline = time.monotonic() + timeout_s
         while b"\n" not in self._pending:
-            if not readable(self._stdout, deadline - time.monotonic()):
+            if not readable(self.stdout, deadline - time.monotonic()):
                 raise NodeError(f"process {self.host_pid} said nothing for {timeout_s} s")
-            data = os.read(self._stdout, 65536)
+            data = os.read(self.stdout, 65536)
             if not data:
                 raise NodeError(f"process {self.host_pid} has ended; its message is on standard error")
             self._pending += data
@@ -95,7 +95,7 @@ class Process:
 
     def close(self) -> None:
         """Lets go of the descriptors; the process itself belongs to its container."""
-        for fd in (self._pidfd, self._stdin, self._stdout):
+        for fd in (self._pidfd, self._stdin, self.stdout):
             with contextlib.suppress(OSError):
                 os.close(fd)
 

@@ -126,4 +126,4 @@ async def reporting(kube: KubeServer, **plan: Any) -> AsyncIterator[Run]:
 def impatient(monkeypatch: Any) -> None:
     """What is waited for on purpose takes a moment only."""
     monkeypatch.setattr(reporter_module, "NVML_PATIENCE_SECONDS", 0.3)
-    monkeypatch.setattr(reporter_module, "_APART_SECONDS", 0.05)
+    monkeypatch.setattr(reporter_module, "APART_SECONDS", 0.05)

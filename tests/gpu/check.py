@@ -43,10 +43,10 @@ _OPTIONS: Final[tuple[str, ...]] = ("--source", "auto", "--interval", "100ms", "
 _SAMPLE_SECONDS: Final = 20.0
 _REPAIR_SECONDS: Final = 30.0
 _OWN_SAMPLES: Final = 1  # NVML_GPU_UTILIZATION_SAMPLES
-_DUTIES: Final = ((0.2, 1.0), (1.0, 4.0))  # seconds busy of each so many
+DUTIES: Final = ((0.2, 1.0), (1.0, 4.0))  # seconds busy of each so many
 _SETTLED_SECONDS: Final = 2.5
 _NAME: Final = "gpu-check"
-_CALLS: Final = ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetProcessUtilization")
+CALLS: Final = ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetProcessUtilization")
 _SECOND_CALL: Final = "nvmlDeviceGetProcessesUtilizationInfo"
 _MODES: Final = ("none", "passthrough", "vgpu", "host_vgpu", "host_vsga")
 
@@ -107,7 +107,7 @@ class Findings(NamedTuple):
     @property
     def call(self) -> str:
         """The call for samples that answered."""
-        return next(each.answered or each.call for each in self.seen if each.call == _CALLS[1])
+        return next(each.answered or each.call for each in self.seen if each.call == CALLS[1])
 
     @property
     def agree(self) -> bool:
@@ -209,7 +209,7 @@ def examine(node: Node, gpu: Device, version: str, seconds_each: float) -> Findi
         tenants = [tenant]
         duties = []
         for _ in range(2 if seconds_each else 0):
-            duties += [_duty(daemon, tenants, busy, every, seconds_each) for busy, every in _DUTIES]
+            duties += [_duty(daemon, tenants, busy, every, seconds_each) for busy, every in DUTIES]
             tenants.append(container.tenant(guess="none", devices=[gpu], memory=MEMORY))
     written = which([slot["hostpid"]], tenant.host_pid, tenant.ns_pid)
     return Findings(
@@ -280,7 +280,7 @@ def _virtualization(nvml: Probe, gpu: Device) -> str:
 
 def samples_inside(seen: Iterable[Seen]) -> str:
     """Which of the tenant's numbers its own samples carry, which is what its slot needs."""
-    return next(each.which for each in seen if (each.call, each.where) == (_CALLS[1], "inside"))
+    return next(each.which for each in seen if (each.call, each.where) == (CALLS[1], "inside"))
 
 
 def _look(
@@ -292,7 +292,7 @@ def _look(
         uuids = {nvml("nvmlDeviceGetUUID", device(i)): i for i in range(nvml("nvmlDeviceGetCount"))}
         handle = device(uuids[gpu.uuid])
         found = []
-        for call, arguments in ((_CALLS[0], ()), (_CALLS[1], (0,))):
+        for call, arguments in ((CALLS[0], ()), (CALLS[1], (0,))):
             deadline = time.monotonic() + _SAMPLE_SECONDS
             numbers: tuple[int, ...] = ()
             answered = call
@@ -300,7 +300,7 @@ def _look(
                 try:
                     numbers = tuple(entry["pid"] for entry in nvml(answered, handle, *arguments))
                 except NvmlCallError as error:
-                    if "NotSupported" in str(error) and answered == _CALLS[1]:
+                    if "NotSupported" in str(error) and answered == CALLS[1]:
                         answered = _SECOND_CALL
                         continue
                     if "NotFound" not in str(error):
@@ -386,8 +386,8 @@ def row(findings: Findings) -> str:
     result = "wrong" if findings.wrong else "right"
     cells = (
         findings.driver,
-        inside[_CALLS[0]],
-        inside[_CALLS[1]],
+        inside[CALLS[0]],
+        inside[CALLS[1]],
         f"`make gpu-check` on {findings.gpu}: {result}",
     )
     return f"| {' | '.join(cells)} |"

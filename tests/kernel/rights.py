@@ -107,7 +107,7 @@ FRAGILE = patched("""
         nothing = os.open("/dev/null", os.O_RDONLY)
         for each in gc.get_objects():
             if type(each).__name__ == "KernelMap":
-                for fd in each._loaded.maps.values():
+                for fd in each.loaded.maps.values():
                     os.dup2(nothing, fd)
         os.close(nothing)
     signal.signal(signal.SIGUSR1, break_down)

@@ -183,7 +183,7 @@ def still_there(identity: tuple[int, int]) -> bool:
 
 def test_nothing_is_left_when_it_is_closed(kept_in: str) -> None:
     pidmap = start(kept_in=kept_in)
-    ids = kernel_ids(os.getpid(), [fd for group in pidmap._loaded[:3] for fd in group.values()])
+    ids = kernel_ids(os.getpid(), [fd for group in pidmap.loaded[:3] for fd in group.values()])
     assert len(ids) == 11
     assert all(map(still_there, ids))
     pidmap.close()

@@ -126,7 +126,7 @@ def test_fork_during_walk_is_counted_and_repaired(pidmap: KernelMap) -> None:
 
 
 def met_a_walk(pidmap: KernelMap) -> bool:
-    processes, level, last = pidmap._processes, LAYOUTS["level"], one_that_ended()
+    processes, level, last = pidmap.processes, LAYOUTS["level"], one_that_ended()
     numbers = [
         number for number in range(last + 1, last + 400) if processes.lookup(HOST_PIDNS, number) is None
     ]
@@ -261,20 +261,20 @@ def test_a_map_without_its_probes_is_left_at_the_next_walk(kept_in: str) -> None
     source = BpfSource(start(kept_in=kept_in), Procfs())
     assert source.tend_at <= time.monotonic() + 10
     for hook in ("sched_process_fork", "sched_process_exec", "sched_process_exit"):
-        os.close(source.bpf._loaded.links.pop(hook))
+        os.close(source.bpf.loaded.links.pop(hook))
     used: list[PidSource] = []
     ladder = Ladder("auto", Procfs(), 1024, used.append, lambda *_, **__: None)
-    ladder._present, ladder._next_check = "bpf", math.inf
+    ladder.present, ladder.next_check = "bpf", math.inf
     with subprocess.Popen(["sleep", "1000"]) as child, contextlib.ExitStack() as at_the_end:
         at_the_end.callback(child.kill)
         assert child.pid not in source
-        source._next_walk = 0.0
-        while source._next_walk == 0.0 or source.tend_at == 0.0:
+        source.next_walk = 0.0
+        while source.next_walk == 0.0 or source.tend_at == 0.0:
             source.tend()
         assert child.pid in source
         assert source.counters()["drift_missing"] > 0
         asyncio.run(ladder.tend(source))
         (scan,) = used
         assert (scan.name, child.pid in scan) == ("scan", True)
-        assert ladder._next_climb <= time.monotonic() + 5
+        assert ladder.next_climb <= time.monotonic() + 5
     source.close()

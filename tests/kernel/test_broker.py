@@ -165,7 +165,7 @@ def test_from_inside_real_namespaces(
     node: Node, path: Path, policy: HostpidPolicy, monkeypatch: pytest.MonkeyPatch, *, old_kernel: bool
 ) -> None:
     if old_kernel:
-        monkeypatch.setattr(peers, "_by_pidfd", lambda *_: None)
+        monkeypatch.setattr(peers, "by_pidfd", lambda *_: None)
     with Serving(path, policy) as serving:
         first = node.container(broker_dir=path.parent)
         shared = node.container(pid_namespace=first, broker_dir=path.parent)

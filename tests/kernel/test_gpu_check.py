@@ -15,7 +15,7 @@ from tests.gpu import check
 from tests.gpu.node import StandinNode
 from tests.kernel.conftest import ROOT
 
-LIST, SAMPLES = check._CALLS
+LIST, SAMPLES = check.CALLS
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -49,7 +49,7 @@ def test_a_process_that_uses_cuda_is_seen_and_repaired(driver: str, in_list: str
     assert (found["wrong"], found["real"]) == ([], False)
     assert found["period_ms"] == pytest.approx(139, rel=0.05)
     assert [tuple(duty[:3]) for duty in found["duties"]] == [
-        (busy, every, processes) for processes in (1, 2) for busy, every in check._DUTIES if cycles
+        (busy, every, processes) for processes in (1, 2) for busy, every in check.DUTIES if cycles
     ]
     assert all(shown == pytest.approx(measured, rel=0.1) for *_, measured, shown in found["duties"])
     assert (found["call"], found["virtualization"]) == (SAMPLES, "none")

@@ -124,7 +124,7 @@ def test_a_number_of_the_wrong_namespace_shows(node: Node, start: Start) -> None
 
 
 #: A daemon that waits a second, and not half a minute, for a watcher that confirms the policy.
-IMPATIENT = patched("from resolver.daemon import hostpid_decision; hostpid_decision._DOUBTED_SECONDS = 1.0")
+IMPATIENT = patched("from resolver.daemon import hostpid_decision; hostpid_decision.DOUBTED_SECONDS = 1.0")
 
 
 def watchers(daemon: Daemon) -> dict[str, int]:

@@ -72,7 +72,7 @@ async def hammer(container: Container, mover: Process, slots: int) -> Counter[in
     child = WorkerProcess("slot writer", "resolver.workers.writer_child", timeout=60)
     fd = os.open(container.cache, os.O_RDONLY)
     try:
-        while not readable(mover._stdout, 0):
+        while not readable(mover.stdout, 0):
             for index in range(slots):
                 orders = orders_for(fd, container, index)
                 if orders:
@@ -131,7 +131,7 @@ async def zero_what_nobody_has(container: Container, mover: Process) -> Counter[
     repairs = RegionRepairs(region, whose, location, Budgets().of("uid"))
     try:
         for looks in itertools.count():
-            if readable(mover._stdout, 0):
+            if readable(mover.stdout, 0):
                 break
             if not looks % 64:
                 region.read_all()

@@ -92,7 +92,7 @@ def reconcile(pidmap: KernelMap) -> int:
 
 def everybody(pidmap: KernelMap) -> dict[int, Record]:
     """``{host_pid: record}`` of all living processes. Those that start or end meanwhile may be missing."""
-    entries = [each for keys, _ in pidmap._processes.batches() for each in LAYOUTS["level"].iter_unpack(keys)]
+    entries = [each for keys, _ in pidmap.processes.batches() for each in LAYOUTS["level"].iter_unpack(keys)]
     numbers = (number for pidns, number in entries if pidns == HOST_PIDNS)
     return {record.host_pid: record for record in map(pidmap.by_host, numbers) if record}
 
@@ -107,13 +107,13 @@ def put(table: BpfMap, key: bytes, value: bytes) -> None:
 
 
 def take_out(pidmap: KernelMap, host_pid: int) -> None:
-    put(pidmap._processes, LAYOUTS["level"].pack(HOST_PIDNS, host_pid), b"")
+    put(pidmap.processes, LAYOUTS["level"].pack(HOST_PIDNS, host_pid), b"")
     assert pidmap.by_host(host_pid) is None
 
 
 def firsts(pidmap: KernelMap) -> dict[int, tuple[int, int]]:
     """``{pidns: host PID and start of its first process}`` of every PID namespace but the host's."""
-    batches = pidmap._namespaces.batches()
+    batches = pidmap.namespaces.batches()
     return {
         pidns: (host_pid, start_ns)
         for keys, values in batches

@@ -218,7 +218,7 @@ def test_a_batch_is_not_kept_as_objects_between_its_steps(
         blocks.append(sys.getallocatedblocks())
         return {cid: dict.fromkeys(ns_pids, Reason.NO_SUCH_PROCESS) for cid, ns_pids in wanted.items()}
 
-    monkeypatch.setattr(lookups, "_every", every)
+    monkeypatch.setattr(lookups, "answer_pairs", every)
     monkeypatch.setattr(lookups, "Pairs", None)  # one call decodes all; singly only to name an error
     body = json.dumps({"pairs": [[f"{number:064x}", 1] for number in range(10_000)]}).encode()
     before = sys.getallocatedblocks()
@@ -280,7 +280,7 @@ def test_a_body_in_chunks_without_end_is_not_read_to_its_end(served: Served) -> 
 def test_bodies_share_a_memory_budget_freed_on_hangup(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(access, "_MOST_BODIES_BYTES", 100_000)
+    monkeypatch.setattr(access, "MOST_BODIES_BYTES", 100_000)
     stalled = connect(served)
     stalled.sendall(POST_HEAD + b"Content-Length: 90000\r\n\r\n" + b" " * 80_000)
     batch = json.dumps({"pairs": [[CID, 1]] * 1000}).encode()
@@ -303,7 +303,7 @@ def test_a_request_ends_when_its_client_hangs_up(served: Served, monkeypatch: py
         finally:
             ended.set()
 
-    monkeypatch.setattr(lookups, "_every", endless)
+    monkeypatch.setattr(lookups, "answer_pairs", endless)
     body = json.dumps({"pairs": [[CID, 1]]}).encode()
     with connect(served) as channel:
         channel.sendall(POST_HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
@@ -416,7 +416,7 @@ def test_dropped_events_are_reported(served: Served) -> None:
 
 
 def test_a_silent_stream_says_so(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "_SILENCE", 0.05)
+    monkeypatch.setattr(stream, "SILENCE", 0.05)
     with streaming(served) as until_said:
         until_said(b": nothing happened\n\n", times=3)
 

@@ -20,8 +20,8 @@ def test_memory_goes_back_when_it_no_longer_grows(monkeypatch: pytest.MonkeyPatc
     """What was needed may be free later only: it is tried again, ever more rarely."""
     now, size = 0, 30
     given: list[int] = []
-    monkeypatch.setattr(memory, "_resident", lambda: size * MIB)
-    monkeypatch.setattr(memory, "_give_back", lambda: given.append(now))
+    monkeypatch.setattr(memory, "resident_bytes", lambda: size * MIB)
+    monkeypatch.setattr(memory, "give_back", lambda: given.append(now))
     resident = Resident()
     for now in range(200):
         size = 30 if now < 10 else min(60, 40 + now) if now < 150 else 31
@@ -37,15 +37,15 @@ def test_memory_goes_back_when_it_no_longer_grows(monkeypatch: pytest.MonkeyPatc
 LARGE_LIST = """
 from resolver.base import memory
 MIB = 1 << 20
-resident, before = memory.Resident(), memory._resident()
+resident, before = memory.Resident(), memory.resident_bytes()
 resident.trim(0.0)
 pinned = [[bytes(1 << 10) for _ in range(1 << 6)] for _ in range(1 << 9)]
-assert memory._resident() > before + 24 * MIB
+assert memory.resident_bytes() > before + 24 * MIB
 last = pinned[-1][-1]  # at the heap's end: without a trim what lies before it stays
 del pinned
 for now in (10.0, 20.0, 30.0):
     resident.trim(now)
-assert memory._resident() < before + 4 * MIB
+assert memory.resident_bytes() < before + 4 * MIB
 assert last
 """
 

@@ -175,7 +175,7 @@ def test_id_is_searched_in_one_hierarchy_with_ids(
 
     monkeypatch.setattr(find, "find_directories", walks)
     empty = tree / "system.slice"  # has no container, so the next one is searched too
-    find._by_directories(Wanted(text), [str(empty), str(tree), str(tree)])
+    find.by_directories(Wanted(text), [str(empty), str(tree), str(tree)])
     assert roots == [str(empty), *[str(tree)] * walked]
 
 

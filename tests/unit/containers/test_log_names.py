@@ -10,9 +10,9 @@ import pytest
 
 from resolver.containers.log_names import (
     ContainerNames,
+    Listing,
     LogName,
     PodNames,
-    _Listing,
     parse_links,
     parse_names,
 )
@@ -59,7 +59,7 @@ def test_directory_from_the_future_is_read_once(tmp_path: Path) -> None:
     pods = tmp_path / "pods"
     pods.mkdir()
     os.utime(pods, (time.time() + 3600,) * 2)
-    listing = _Listing(str(pods))
+    listing = Listing(str(pods))
     assert listing.changed() == []
     assert listing.changed() is None
 

@@ -187,14 +187,14 @@ async def test_a_picture_is_renewed_after_a_pass_and_with_time(
 ) -> None:
     daemon = Service(settings(tmp_path))
     try:
-        monkeypatch.setattr(snapshots, "_SHOWN_SECONDS", 60.0)
+        monkeypatch.setattr(snapshots, "SHOWN_SECONDS", 60.0)
         await daemon.pass_once(patient=False)
         before = daemon.snapshots.shown()
         daemon.counters["made_up"] += 1
         assert daemon.snapshots.shown() is before
-        monkeypatch.setattr(snapshots, "_SHOWN_SECONDS", 0.0)
+        monkeypatch.setattr(snapshots, "SHOWN_SECONDS", 0.0)
         assert daemon.snapshots.shown().counters["made_up"] == 1
-        monkeypatch.setattr(snapshots, "_SHOWN_SECONDS", 60.0)
+        monkeypatch.setattr(snapshots, "SHOWN_SECONDS", 60.0)
         await daemon.pass_once(everything=False)
         shown = daemon.snapshots.shown()
         assert (shown.counters["made_up"], shown.passes) == (1, before.passes + 1)
@@ -207,7 +207,7 @@ async def test_answers_of_nvml_are_no_passes(driver: Driver, tmp_path: Path, lin
     daemon = Service(settings(tmp_path))
     try:
         await daemon.pass_once(patient=False)
-        daemon.snapshots._passed_at = 1.0
+        daemon.snapshots.passed_at = 1.0
         await daemon.collect_once()
         assert daemon.snapshots.shown().standstill().startswith("the last pass over the slots is")
     finally:

@@ -122,8 +122,8 @@ def test_mps_client_is_unknown_while_server_has_samples(driver: Driver, bench: B
 @pytest.fixture
 def always_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Devices are looked at in every collection, not once a minute."""
-    monkeypatch.setattr(module, "_DEVICES_EVERY", 0.0)
-    monkeypatch.setattr(module, "_INCOMPLETE_SECONDS", 0.0)
+    monkeypatch.setattr(module, "DEVICES_EVERY", 0.0)
+    monkeypatch.setattr(module, "INCOMPLETE_SECONDS", 0.0)
 
 
 def test_the_inventory_has_every_device(driver: Driver, bench: Bench) -> None:
@@ -184,7 +184,7 @@ def test_inventory_has_details_on_request(driver: Driver, bench: Bench) -> None:
     assert details is not None
     assert details.throttle_reasons == ("power_cap", "hw_thermal", "other")
     assert (details.sm_clock, details.power_limit, details.pcie_width) == (1410, 400.0, 16)
-    assert 9 < bench.sampler._devices_until - time.monotonic() <= 10
+    assert 9 < bench.sampler.devices_until - time.monotonic() <= 10
 
 
 def test_a_version_is_a_change(driver: Driver, bench: Bench, always_again: None) -> None:
@@ -204,7 +204,7 @@ def test_quiet_devices_are_read_once_a_minute(driver: Driver, bench: Bench) -> N
     read = bench.collect().inventory.at
     driver.gpu.set_devices([replace(DEFAULT_DEVICES[0], temperature_c=62), DEFAULT_DEVICES[1]])
     assert bench.collect().inventory.at == read
-    bench.sampler._devices_until -= 61
+    bench.sampler.devices_until -= 61
     assert bench.gpu().temperature == 62
 
 
@@ -290,7 +290,7 @@ def test_the_start_of_the_library_gets_more_time(
     driver: Driver, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a persistence daemon each GPU takes seconds to open: killed too early, it never would."""
-    monkeypatch.setattr(module, "_CALL_SECONDS", 0.2)
+    monkeypatch.setattr(module, "CALL_SECONDS", 0.2)
     bench.sampler.worker.timeout = 0.2
     driver.gpu.set_faults(hang=Hang.INIT)
     for _ in range(3):

@@ -54,7 +54,7 @@ class Accounts:
 def kube(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KubeServer]:
     monkeypatch.setattr(pod_events, "READ_SECONDS", 0.05)
     monkeypatch.setattr(pod_events, "APART_SECONDS", 0.01)
-    monkeypatch.setattr(pod_events, "_LASTS", dict.fromkeys(PodEvent, 0.2))
+    monkeypatch.setattr(pod_events, "LASTS", dict.fromkeys(PodEvent, 0.2))
     with KubeServer(tmp_path / "kube") as server:
         yield server
 

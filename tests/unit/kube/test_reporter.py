@@ -235,7 +235,7 @@ def test_an_api_server_that_never_answers_is_given_up(
 ) -> None:
     from resolver.kube import apiserver
 
-    monkeypatch.setattr(apiserver, "_ANSWER_SECONDS", 0.3)
+    monkeypatch.setattr(apiserver, "ANSWER_SECONDS", 0.3)
 
     async def scenario(run: Run) -> None:
         kube.faults.hang = True
@@ -291,7 +291,7 @@ def test_bookmarks_keep_the_version_young(kube: KubeServer) -> None:
     async def scenario(run: Run) -> None:
         kube.set_node("another")  # the watch sees it only by a bookmark
         young = int(kube.nodes["another"]["metadata"]["resourceVersion"])
-        await run.until(lambda: int(run.reporter._node_version) >= young)
+        await run.until(lambda: int(run.reporter.node_version) >= young)
         kube.end_watches()
         await run.until(lambda: len([each for each in kube.asked if each.query.get("watch")]) == 2, SOON)
         assert [
@@ -376,7 +376,7 @@ def test_waits_grow_differ_and_have_an_end() -> None:
 
 
 def test_an_event_for_each_turn_of_a_gpu(kube: KubeServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_events, "_APART_SECONDS", 0.2)
+    monkeypatch.setattr(node_events, "APART_SECONDS", 0.2)
 
     async def scenario(run: Run) -> None:
         assert kube.events == []
@@ -397,7 +397,7 @@ def test_an_event_for_each_turn_of_a_gpu(kube: KubeServer, monkeypatch: pytest.M
 
 
 def test_at_most_one_event_for_each_gpu_and_minute(kube: KubeServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_events, "_APART_SECONDS", 3.0)
+    monkeypatch.setattr(node_events, "APART_SECONDS", 3.0)
 
     async def scenario(run: Run) -> None:
         began = time.monotonic()

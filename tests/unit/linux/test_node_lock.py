@@ -57,7 +57,7 @@ def test_whoever_waits_gets_it_on_a_file_that_is_in_place(tmp_path: Path) -> Non
 
     def wait(number: int) -> None:
         with NodeLock(str(tmp_path), wait=True) as lock:
-            assert Path(lock.path).stat().st_ino == os.fstat(lock._fd).st_ino
+            assert Path(lock.path).stat().st_ino == os.fstat(lock.fd).st_ino
             order.append(number)
             with pytest.raises(Held):
                 NodeLock(str(tmp_path))

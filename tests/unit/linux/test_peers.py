@@ -178,7 +178,7 @@ def test_a_peer_that_ends_while_it_is_looked_at(tmp_path: Path, way: dict[str, i
 def test_one_that_is_older_than_its_connection_is_proven(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(peers, "_made_after", {})
+    monkeypatch.setattr(peers, "made_after", {})
     procfs, path = Procfs(), tmp_path / "s"
     with Listener() as listener, client(path) as old:
         started = (procfs.start_time(old.pid) + 1) / os.sysconf("SC_CLK_TCK")

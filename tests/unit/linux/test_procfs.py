@@ -277,7 +277,7 @@ def test_own_process_is_read(*, careful: bool) -> None:
 @pytest.mark.parametrize("query", [True, False])
 def test_a_file_that_we_map(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, query: bool) -> None:
     if not query:  # as before Linux 6.11
-        monkeypatch.setattr(mappings, "_PROCMAP_QUERY", 0)
+        monkeypatch.setattr(mappings, "PROCMAP_QUERY", 0)
     path = tmp_path / "mapped"
     path.write_bytes(bytes(4096))
     with path.open("r+b") as file:

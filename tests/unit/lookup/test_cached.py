@@ -52,7 +52,7 @@ class Room:
         self.live = LiveLookup(self.procfs, self.pidmap)
 
     def find(self, container: Container | str, ns_pid: int) -> ContainerProcess | None:
-        self.pidmap._next_refresh = 0.0
+        self.pidmap.next_refresh = 0.0
         cid = container if isinstance(container, str) else container.container_id
         asyncio.run(self.live.look_for((cid,)))
         return self.live.find(cid, ns_pid)
@@ -61,7 +61,7 @@ class Room:
 @pytest.fixture
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
     # Thousands of namespaces that are not this test's may be on the machine.
-    monkeypatch.setattr(cached, "_LOOK_SECONDS", 30.0)
+    monkeypatch.setattr(cached, "LOOK_SECONDS", 30.0)
     with Node(tmp_path, "535.183.01") as node:
         assert node.left_out == []
         yield node
@@ -112,7 +112,7 @@ def test_stale_map_gives_no_ended_process(room: Room) -> None:
     process = container.spawn(SLEEP)
     assert room.find(container, process.ns_pid)
     process.kill()
-    room.pidmap._next_refresh = float("inf")
+    room.pidmap.next_refresh = float("inf")
     assert process.host_pid in room.pidmap.source
     assert room.live.find(container.container_id, process.ns_pid) is None
 

@@ -593,7 +593,7 @@ def test_the_cost_of_the_daemon_is_told() -> None:
 
 
 def test_childrens_time_never_falls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collector, "_children_cpu", [1e9])
+    monkeypatch.setattr(collector, "children_cpu", [1e9])
     assert read(picture()).one("resolver_children_cpu_seconds_total") == 1e9
 
 

@@ -31,7 +31,7 @@ def maps() -> Iterator[tuple[KernelMap, KernelMap]]:
 
 @pytest.fixture
 def large(maps: tuple[KernelMap, KernelMap]) -> Iterator[BpfSource]:
-    kept = {fd: os.dup(fd) for fd in maps[0]._loaded.maps.values()}
+    kept = {fd: os.dup(fd) for fd in maps[0].loaded.maps.values()}
     yield BpfSource(maps[0], Procfs())
     for fd, copy in kept.items():  # of a test that took it away
         os.dup2(copy, fd, inheritable=False)
@@ -65,7 +65,7 @@ def child() -> Iterator[int]:
 def break_down(source: BpfSource) -> None:
     """Every descriptor of a map becomes one of something else, as if the kernel had taken the map away."""
     nothing = os.open("/dev/null", os.O_RDONLY)
-    for fd in source.bpf._loaded.maps.values():
+    for fd in source.bpf.loaded.maps.values():
         os.dup2(nothing, fd)
     os.close(nothing)
 
@@ -82,14 +82,14 @@ def _tend(source: BpfSource) -> int:
     """Until nothing is left to be done; in how many calls."""
     source.tend()
     calls = 1
-    while source._comparing is not None:
+    while source.comparing is not None:
         source.tend()
         calls += 1
     return calls
 
 
 def _counted(source: BpfSource) -> int:
-    source._next_walk = 0.0
+    source.next_walk = 0.0
     _tend(source)
     return len(source)
 
@@ -114,7 +114,7 @@ def test_a_map_with_room_needs_no_help(large: BpfSource, child: int) -> None:
     assert large.arrival(child) // 10_000_000 == Procfs().start_time(child)
     off = [_counted(large) - _living() for _ in range(20)]
     assert min(map(abs, off)) <= 2, off  # others come and go meanwhile
-    assert len(large._scan) == 0  # the scan was never asked
+    assert len(large.scan) == 0  # the scan was never asked
 
 
 def test_a_process_is_found_in_one_namespace_after_the_other(large: BpfSource, child: int) -> None:
@@ -145,7 +145,7 @@ def test_process_without_room_in_map_is_scanned(small: BpfSource, child: int) ->
     assert small.arrival(child) > 0
     assert (small.incomplete(), small.trouble()) == ("", "")
     full = small.counters()["full"]
-    small._next_walk = 0.0
+    small.next_walk = 0.0
     _tend(small)
     assert small.counters()["full"] > full  # still too small
     assert small.counters()["drift_missing"] > 0
@@ -160,10 +160,10 @@ def test_a_comparison_that_takes_long_is_made_bit_by_bit(
 ) -> None:
     """With 10,000 processes it is 10 ms of CPU; whoever comes and goes meanwhile is no drift."""
     monkeypatch.setattr("resolver.pids.bpf.SLICE_SECONDS", 0.0)
-    monkeypatch.setattr("resolver.pids.bpf_syscall._SOME_PROCESSES", 8)
-    large._next_walk = 0.0
+    monkeypatch.setattr("resolver.pids.bpf_syscall.SOME_PROCESSES", 8)
+    large.next_walk = 0.0
     large.tend()
-    assert large._comparing is not None
+    assert large.comparing is not None
     take_out(large.bpf, child)
     with subprocess.Popen(["sleep", "1000"]) as later:
         large.tend()
@@ -178,13 +178,13 @@ def test_event_missed_during_comparison_repeats_it(
     large: BpfSource, child: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("resolver.pids.bpf.SLICE_SECONDS", 0.0)
-    large._next_walk = 0.0
+    large.next_walk = 0.0
     large.tend()
     monkeypatch.setattr(large.bpf, "missed_events", lambda: 1)
     large.refresh()
     _tend(large)
     assert large.exact() is None
-    large._next_walk = 0.0
+    large.next_walk = 0.0
     _tend(large)
     assert large.exact() is large.bpf
 
@@ -200,7 +200,7 @@ def test_absence_counts_only_after_comparison(
     assert large.candidates(child) == [child]
     assert large.exact() is None
     assert large.shortage() == ""
-    large._next_walk = 0.0
+    large.next_walk = 0.0
     _tend(large)
     assert large.exact() is large.bpf
     assert child in large
@@ -228,6 +228,6 @@ def test_the_first_question_and_upkeep_find_the_trouble(large: BpfSource, ask: s
     break_down(large)
     getattr(large, ask)(*([] if ask == "tend" else [os.getpid()]))
     assert large.trouble().startswith("the map cannot be read: Invalid argument")
-    large._next_walk = 0.0
+    large.next_walk = 0.0
     large.tend()
     assert large.trouble()

@@ -123,7 +123,7 @@ def test_compiler_output_goes_to_the_debug_log(room: Rooms, capsys: pytest.Captu
     made.broken["bpf"] = BpfUnavailable("it does not compile here", "pidmap.c:7: error")
     for level, told in (("info", False), ("debug", True)):
         log.setup_logging("json", level)
-        made.ladder._present = "scan"
+        made.ladder.present = "scan"
         run(made.ladder.start())
         assert ("pidmap.c:7: error" in capsys.readouterr().err) is told
 
@@ -156,7 +156,7 @@ def test_it_falls_at_once_and_climbs_back_later(room: Rooms) -> None:
     del made.broken["bpf"]
     run(made.ladder.tend(made.in_use()))
     assert made.name == "scan"  # not before its time
-    made.ladder._next_climb = 0.0
+    made.ladder.next_climb = 0.0
     run(made.ladder.tend(made.in_use()))
     assert (made.name, made.ladder.why_not) == ("bpf", {})
 
@@ -164,22 +164,22 @@ def test_it_falls_at_once_and_climbs_back_later(room: Rooms) -> None:
 def test_climbs_after_a_fall_become_rarer(room: Rooms) -> None:
     made = room("auto")
     run(made.ladder.start())
-    made.ladder._used_at -= 3600  # it worked for an hour
+    made.ladder.used_at -= 3600  # it worked for an hour
     made.broken |= {"bpf": "no BTF", "netlink": "no rights"}
     made.in_use().wrong = "the map cannot be read"
     run(made.ladder.tend(made.in_use()))
     waits = []
     for _ in range(4):
-        waits.append(made.ladder._next_climb - time.monotonic())
-        made.ladder._next_climb = 0.0
+        waits.append(made.ladder.next_climb - time.monotonic())
+        made.ladder.next_climb = 0.0
         run(made.ladder.tend(made.in_use()))
     assert waits == [pytest.approx(seconds, abs=3) for seconds in (5, 10, 20, 40)]
     del made.broken["bpf"]
-    made.ladder._next_climb = 0.0
+    made.ladder.next_climb = 0.0
     run(made.ladder.tend(made.in_use()))
     made.in_use().wrong = "again"
     run(made.ladder.tend(made.in_use()))
-    assert made.ladder._next_climb - time.monotonic() > 100, (
+    assert made.ladder.next_climb - time.monotonic() > 100, (
         "one that fails again at once is not tried at once"
     )
 
@@ -217,12 +217,12 @@ def test_failed_source_cannot_stop_the_fall(room: Rooms, breaks: str) -> None:
     """Into the real map, which gives the failed source back."""
     made = room("auto")
     pidmap = PidMap(Stubborn("bpf", breaks))
-    made.ladder._present = "bpf"
-    made.ladder._use = pidmap.use
+    made.ladder = Ladder("auto", Procfs(), 1024, pidmap.use, made.say, made.open)
+    made.ladder.present = "bpf"
     assert isinstance(pidmap.source, Stubborn)
     pidmap.source.wrong = "the map cannot be read"
     run(made.ladder.tend(pidmap.source))
-    assert pidmap.source.name == made.ladder._present == "scan"
+    assert pidmap.source.name == made.ladder.present == "scan"
     assert made.said[-1] == ("source", {"source": "scan", "not_used": made.ladder.why_not})
     (why,) = made.ladder.why_not.values()
     assert ("KeyError" in why) == (breaks == "trouble")
@@ -248,7 +248,7 @@ def test_a_source_that_goes_blind_is_left(room: Rooms) -> None:
     made.blind.add("bpf")
     run(made.ladder.tend(made.in_use()))
     assert made.name == "bpf"  # not looked at yet
-    made.ladder._next_check = 0.0
+    made.ladder.next_check = 0.0
     run(made.ladder.tend(made.in_use()))
     assert (made.name, made.ladder.why_not["bpf"]) == ("scan", "it is blind")
 
@@ -259,7 +259,7 @@ def test_source_by_name_is_restarted_at_intervals(room: Rooms) -> None:
     made.in_use().wrong = "the socket failed"
     run(*(made.ladder.tend(made.in_use()) for _ in range(3)))
     assert made.opened == ["netlink"]
-    made.ladder._next_climb = 0.0
+    made.ladder.next_climb = 0.0
     run(made.ladder.tend(made.in_use()))
     assert made.opened == ["netlink", "netlink"]
     assert made.in_use().wrong == ""
@@ -339,7 +339,7 @@ def a_node(root: Path, processes: int, pid_max: str) -> Procfs:
 def test_the_map_follows_the_node(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: int, pid_max: str, map_size: int, places: int
 ) -> None:
-    monkeypatch.setattr(ladder, "_LEAST_ROOM", 100)
+    monkeypatch.setattr(ladder, "LEAST_ROOM", 100)
     assert ladder.room(a_node(tmp_path, processes, pid_max), map_size) == places
 
 
@@ -352,21 +352,21 @@ def test_full_map_is_reopened_ever_more_rarely(monkeypatch: pytest.MonkeyPatch) 
     assert made.opened == ["bpf"]  # a peak may pass
     made.broken["bpf"] = "no memory"
     for wait in (120.0, 240.0, 480.0):
-        made.ladder._next_growth = 1.0
+        made.ladder.next_growth = 1.0
         run(made.ladder.tend(small))
-        assert (made.ladder._growth_wait, made.in_use()) == (wait, small)
+        assert (made.ladder.growth_wait, made.in_use()) == (wait, small)
     del made.broken["bpf"]
-    made.ladder._next_growth = 1.0
+    made.ladder.next_growth = 1.0
     run(made.ladder.tend(small))
     assert made.in_use() is not small
     run(made.ladder.tend(made.in_use()))
-    assert made.ladder._next_growth == 0.0
+    assert made.ladder.next_growth == 0.0
 
 
 def test_map_of_chosen_size_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
     made = Room("auto", monkeypatch, map_size=1024)
     run(made.ladder.start())
     made.in_use().short = "the map is full"
-    made.ladder._next_growth = 1.0
+    made.ladder.next_growth = 1.0
     run(made.ladder.tend(made.in_use()))
     assert made.opened == ["bpf"]

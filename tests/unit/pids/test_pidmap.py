@@ -78,7 +78,7 @@ def test_names_of_containers_are_bounded() -> None:
     for host_pid in range(1, 10_001):
         pidmap.name_container(host_pid, "pod_main")
     kept = [host_pid for host_pid in range(1, 10_001) if pidmap.container_of(host_pid)]
-    assert kept == list(range(10_001 - module._MOST_CONTAINERS, 10_001))
+    assert kept == list(range(10_001 - module.MOST_CONTAINERS, 10_001))
 
 
 def test_nothing_is_left_of_processes_that_ended() -> None:
@@ -88,7 +88,7 @@ def test_nothing_is_left_of_processes_that_ended() -> None:
     index = pidmap.source
     assert isinstance(index, ScanSource)
     assert len(pidmap.source) == 0
-    assert not any((index._by_inner, index.known))
+    assert not any((index.by_inner, index.known))
 
 
 class Slow(ScanSource):

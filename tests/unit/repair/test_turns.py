@@ -66,7 +66,7 @@ class Patient(Bench):
         self.longest = 0.0
 
     def step(self, policy: HostpidPolicy = HOST) -> None:
-        self.pidmap._next_refresh = 0.0
+        self.pidmap.next_refresh = 0.0
         self.runner.run(self._watched(policy))
 
     async def _watched(self, policy: HostpidPolicy) -> None:
@@ -346,7 +346,7 @@ async def test_turns_share_a_refresh_begun_after_they_read(bench: Patient) -> No
     seen = time.monotonic()
     assert await asyncio.gather(*(refresh(seen, this) for _ in range(3))) == [True] * 3
     assert pidmap.refreshes == 1
-    pidmap._next_refresh = math.inf
+    pidmap.next_refresh = math.inf
     assert await refresh(seen, this)
     assert not await refresh(time.monotonic(), this), "what was read since then needs a newer one"
     this.patient = False

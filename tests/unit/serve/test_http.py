@@ -37,7 +37,7 @@ async def serving(answer: Any = hello, **limits: float) -> AsyncIterator[int]:
     """A server on a port of its own, with these limits instead."""
     listener = pages.listen("127.0.0.1", 0)
     chosen = pages.LIMITS._replace(**limits)  # type: ignore[arg-type]
-    task = asyncio.create_task(serve(pages.application(answer), pages._OpenToAll(), listener, chosen))
+    task = asyncio.create_task(serve(pages.application(answer), pages.OpenToAll(), listener, chosen))
     try:
         async with asyncio.timeout(60):
             yield listener.getsockname()[1]
@@ -132,7 +132,7 @@ async def test_other_requests_get_a_status(said: bytes, status: int, has: bytes)
 async def test_no_connection_stays_open_after_eviction_or_end() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         server = Server(
-            pages.application(hello), pages._OpenToAll(), listener, pages.LIMITS._replace(connections=2)
+            pages.application(hello), pages.OpenToAll(), listener, pages.LIMITS._replace(connections=2)
         )
         pairs = [socket.socketpair() for _ in range(5)]
         for ours, _ in pairs:

@@ -378,4 +378,4 @@ def test_accounts_of_ended_containers_go_without_a_reader(node: Node) -> None:
         names = {"host_pid": number, "container_id": f"c{number}", "pod_uid": f"u{number}"}
         node.run(1.0, step=0.1)
         node.collect(replace(PROCESS, **names))
-    assert len(node.accounts._entries) <= 122
+    assert len(node.accounts.entries) <= 122

@@ -30,7 +30,7 @@ def scene(tmp_path: Path, comm: str, mounts: str, names: ContainerNames | None =
         names or ContainerNames("", ""),
         Journal(),
     )
-    at_once(census._identify(CONTAINER, 4711, 4026532000, None))
+    at_once(census.identify(CONTAINER, 4711, 4026532000, None))
     return census
 
 
@@ -82,6 +82,6 @@ def test_map_is_asked_for_new_containers_every_few_seconds(tmp_path: Path) -> No
     for users, times in (({}, 1), ({}, 1), (one, 2), (one, 2)):
         at_once(census.refresh(users, {}))
         assert len(asked) == times
-    census._next_scan = 0.0
+    census.next_scan = 0.0
     at_once(census.refresh(one, {}))
     assert len(asked) == 3

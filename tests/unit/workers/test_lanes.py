@@ -45,7 +45,7 @@ async def test_only_late_container_waits_for_second_lane(lanes: Lanes) -> None:
     with pytest.raises(TooSlow, match="asked again later"):
         await lanes.ask("slow", "slow", echo, "so soon")
     assert second.host_pid is None
-    lanes._late["slow"] = (0.0, 1.0)  # its pause is over
+    lanes.late["slow"] = (0.0, 1.0)  # its pause is over
     assert await lanes.ask("slow", "slow", echo, "quick again") == "quick again"
     assert second.host_pid
     assert lanes.too_slow() == frozenset()
@@ -55,8 +55,8 @@ async def test_the_long_time_for_a_start_is_not_the_first_questions(lanes: Lanes
     first, *_ = lanes.workers
     asking = asyncio.create_task(lanes.ask("a", "a", echo, "hello"))
     await asyncio.sleep(0)
-    assert first._timer
-    assert first._timer.when() <= asyncio.get_running_loop().time() + module.LATE_SECONDS / 2
+    assert first.timer
+    assert first.timer.when() <= asyncio.get_running_loop().time() + module.LATE_SECONDS / 2
     assert await asking == "hello"
 
 
@@ -70,7 +70,7 @@ async def test_a_late_mount_table_blames_no_container(lanes: Lanes) -> None:
         assert (first.host_pid, second.host_pid) == (None, None)
     lanes.tidy()
     assert third.host_pid
-    lanes._late[ALL] = (0.0, 1.0)  # its pause is over
+    lanes.late[ALL] = (0.0, 1.0)  # its pause is over
     await lanes.ask("any", ALL, echo, "the last one by the third")
     assert await lanes.ask("any", ALL, echo, "by the first") == "by the first"
     assert first.host_pid
@@ -100,7 +100,7 @@ async def test_costly_container_has_the_second_lane(lanes: Lanes) -> None:
     lanes.tidy()
     assert second.host_pid
     assert lanes.too_slow() == frozenset()
-    lanes._costly["costly"] = ("costly", 0.0)
+    lanes.costly["costly"] = ("costly", 0.0)
     lanes.tidy()
     assert second.host_pid is None
     assert first.failures == 0
@@ -115,7 +115,7 @@ async def test_costly_question_is_given_up_for_second_lane(lanes: Lanes, about: 
     used = usage(first.host_pid).cpu_seconds
     await asyncio.gather(*(lanes.ask(f"{n}", about and f"{n}", burn, 0.15) for n in range(8)))
     assert usage(first.host_pid).cpu_seconds - used < 0.6  # of 1.2
-    assert lanes._costly.keys() == {f"{n}" for n in range(8)}
+    assert lanes.costly.keys() == {f"{n}" for n in range(8)}
     assert second.host_pid
     assert (first.failures, lanes.too_slow()) == (0, frozenset())
 

@@ -177,10 +177,10 @@ def test_a_child_that_gets_no_cpu_is_waited_for(
     asyncio.run(ask(worker, "begin"))
     child, worker.timeout = worker.host_pid, 0.2
     monkeypatch.setattr(supervisor, "starved", lambda host_pid, _before, _seconds: host_pid == child)
-    monkeypatch.setattr(supervisor, "_STARVED_TURNS", int(PATIENCE_S / worker.timeout))
+    monkeypatch.setattr(supervisor, "STARVED_TURNS", int(PATIENCE_S / worker.timeout))
     asyncio.run(ask(worker, "late 0.5"))
     assert worker.host_pid == child
-    monkeypatch.setattr(supervisor, "_STARVED_TURNS", 2)
+    monkeypatch.setattr(supervisor, "STARVED_TURNS", 2)
     with pytest.raises(WorkerFailed, match=r"did not answer within 0\.2 s"):
         asyncio.run(ask(worker, "late 600"))
 
@@ -245,7 +245,7 @@ async def test_how_it_died_is_told(
     *,
     own_fault: bool,
 ) -> None:
-    monkeypatch.setattr(supervisor, "_ENDING_SECONDS", 0.2 if order == "close" else PATIENCE_S)
+    monkeypatch.setattr(supervisor, "ENDING_SECONDS", 0.2 if order == "close" else PATIENCE_S)
     worker = puppet()
     await ask(worker, "warm up")
     error = await fails(ask(worker, order))
@@ -263,7 +263,7 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         raise subprocess.TimeoutExpired("child", timeout)
 
     with monkeypatch.context() as patch:
-        patch.setattr(supervisor, "_ENDING_SECONDS", PATIENCE_S)
+        patch.setattr(supervisor, "ENDING_SECONDS", PATIENCE_S)
         patch.setattr(subprocess.Popen, "wait", wait)
         yield
 
@@ -295,7 +295,7 @@ async def test_a_child_that_fails_again_and_again_is_one_trouble(
         error = await fails(ask(worker, "exit 1"))
         journal.trouble("nvml", str(error), "nvml_unavailable", "nvml_available")
         assert said == ["nvml_unavailable"]
-    worker._not_before = 0.0
+    worker.not_before = 0.0
     assert await ask(worker, "well") == "well"
     journal.trouble("nvml", "", "nvml_unavailable", "nvml_available")
     assert said == ["nvml_unavailable", "nvml_available"]
@@ -350,7 +350,7 @@ async def test_a_refused_process_is_a_shortage_and_tried_again_soon(
     assert "could not be started" in worker.means.lacking()
     assert sum(worker.means.counts.values()) == 40
     monkeypatch.undo()
-    worker._not_before = 0.0
+    worker.not_before = 0.0
     assert await ask(worker, "hello") == "hello"
 
 
@@ -422,9 +422,9 @@ async def test_several_failures_in_a_row_wait_ever_longer(
         assert "ended with code 1" in str(error)
         assert (error.waiting, worker.starts) == (True, starts)
         now += wait * 0.02
-    worker._in_a_row = 20
+    worker.failures_in_a_row = 20
     await fails(ask(worker, "exit 1"))
-    assert worker._not_before == now + 30.0
+    assert worker.not_before == now + 30.0
     now += 30.0
     assert await ask(worker, "well") == "well"
     assert not (await fails(ask(worker, "exit 1"))).waiting
@@ -464,8 +464,8 @@ async def test_a_cancellation_is_never_lost(puppet: Callable[..., WorkerProcess]
         task = asyncio.create_task(ask(worker, "hello"))
         await asyncio.sleep(0)
         # The answer lies in the socket before the loop looks again.
-        assert worker._channel
-        assert select.select([worker._channel], [], [], PATIENCE_S)[0]
+        assert worker.channel
+        assert select.select([worker.channel], [], [], PATIENCE_S)[0]
         for _ in range(turns):
             await asyncio.sleep(0)
         if task.cancel():
@@ -490,7 +490,7 @@ async def test_descriptors_do_not_pile_up(puppet: Callable[..., WorkerProcess]) 
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(5):
         await fails(ask(worker, "exit 1"))
-        worker._not_before = 0.0
+        worker.not_before = 0.0
         await ask(worker, "hello")
     until(lambda: len(os.listdir("/proc/self/fd")) <= before, "as many descriptors as before")
 
