@@ -15,7 +15,7 @@ from tests.fakes.daemon import Daemon
 from tests.fakes.node import Node
 from tests.fakes.process import Tenant
 from tests.fakes.regions import read_file
-from tests.kernel.conftest import Start
+from tests.kernel.conftest import Start, slot_of
 from tests.patience import never, until
 
 pytestmark = pytest.mark.usefixtures("source")
@@ -85,9 +85,8 @@ def test_a_guest_in_a_victims_file_is_not_written_into_it(tree: Tree) -> None:
     mine.until_repaired()
     guest = tree.numbered(tree.attacker, mine.ns_pid, tree.victim.inside)
     tree.says(tree.victim.cache, guest.ns_pid, "other_pod")
-    never(lambda: guest.hostpid, "the guest's number", SETTLED)
-    second = tree.victim.tenant(guess="none")  # the file is certain by now
-    second.until_repaired()
+    never(lambda: slot_of(tree.victim, guest.ns_pid).hostpid, "the guest's number", SETTLED)
+    tree.victim.tenant(guess="none").until_repaired()  # the file is certain by now
 
 
 def test_with_a_guest_from_the_start_nothing_is_certain(tree: Tree) -> None:
@@ -154,7 +153,7 @@ def test_a_living_victims_load_is_not_zeroed_below_another_name(tree: Tree) -> N
     tree.exchange()
     tree.watch()
     tree.says(tree.attacker.cache, mine.ns_pid, "other_pod")
-    never(lambda: mine.sm_util != (64,), "a change", SETTLED)
+    never(lambda: slot_of(tree.attacker, mine.ns_pid).sm_util != (64,), "a change", SETTLED)
 
 
 def test_forged_directory_names_are_reported(tree: Tree) -> None:
@@ -193,7 +192,7 @@ def test_victim_is_not_written_into_attackers_file(tree: Tree) -> None:
     tree.watch()
     until(lambda: tree.rejected().get(str(tree.victim.cache)) == "symlink", "the refusal of the link")
     tree.says(tree.attacker.cache, led.ns_pid, "other_pod")
-    never(lambda: led.hostpid, "the victim's number", SETTLED)
+    never(lambda: slot_of(tree.attacker, led.ns_pid).hostpid, "the victim's number", SETTLED)
 
 
 def test_two_containers_of_a_pod_in_one_file_are_not_guessed(tree: Tree) -> None:
