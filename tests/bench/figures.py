@@ -112,16 +112,16 @@ def _line(row: dict[str, Any]) -> str:
 
 
 def short_table(found: Figures) -> str:
-    def told(name: str) -> str:
+    def cell(name: str) -> str:
         return number(found.value(name))
 
     slot = "a slot's appearance"
     rows = {
-        "a slot's appearance to its right `hostpid`": f"{told(slot)} ms; for 99 % {told(f'{slot} > 99 %')} ms",
-        "CPU, 64 quiet containers, 8 GPUs": f"{told('CPU of a quiet node')} % of a core",
-        "memory, with all its children": f"{told('memory of all of it, idle')} MiB",
+        "a slot's appearance to its right `hostpid`": f"{cell(slot)} ms; for 99 % {cell(f'{slot} > 99 %')} ms",
+        "CPU, 64 quiet containers, 8 GPUs": f"{cell('CPU of a quiet node')} % of a core",
+        "memory, with all its children": f"{cell('memory of all of it, idle')} MiB",
     }
-    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {told} |" for name, told in rows.items())])
+    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {text} |" for name, text in rows.items())])
 
 
 def scaling_table(found: Figures) -> str:
@@ -164,9 +164,9 @@ def values_table(found: Figures) -> str:
         f"|---|{'---|' * (len(shapes) + 1)}",
     ]
     for tenants, cells in worst.items():
-        told = " | ".join(_cell([cells[shape]], 2) for shape in shapes)
+        row_text = " | ".join(_cell([cells[shape]], 2) for shape in shapes)
         lines.append(
-            f"| {tenants} | {told} | {' / '.join(number(cells[shape]['bound']) for shape in shapes)} |"
+            f"| {tenants} | {row_text} | {' / '.join(number(cells[shape]['bound']) for shape in shapes)} |"
         )
     return "\n".join(lines)
 
@@ -181,10 +181,10 @@ def usage_table(found: Figures) -> str:
     runs = list(dict.fromkeys(run for cells in rows.values() for run in cells))
     lines = [f"| | {' | '.join(runs)} | aimed at, or less |", f"|---|{'---|' * (len(runs) + 1)}"]
     for case, cells in rows.items():
-        told = (
+        row_cells = (
             f"{_cell([cells[run]], 2)} {cells[run]['unit']}".strip() if run in cells else "" for run in runs
         )
-        lines.append(f"| {case} | {' | '.join(told)} | {number(next(iter(cells.values()))['bound'])} |")
+        lines.append(f"| {case} | {' | '.join(row_cells)} | {number(next(iter(cells.values()))['bound'])} |")
     return "\n".join(lines)
 
 
@@ -214,8 +214,8 @@ def hostile_table(found: Figures) -> str:
 def _cell(rows: list[dict[str, Any]], digits: int = 1) -> str:
     """The values; bold if one is above what is aimed at."""
     missed = any(row["bound"] is not None and row["value"] > row["bound"] for row in rows)
-    told = " / ".join(number(round(row["value"], digits)) for row in rows)
-    return f"**{told}**" if missed else told
+    text = " / ".join(number(round(row["value"], digits)) for row in rows)
+    return f"**{text}**" if missed else text
 
 
 def series_of(found: Figures, shape: tuple[int, int, int, int]) -> int:

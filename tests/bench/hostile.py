@@ -266,10 +266,10 @@ def under(attack: Attack, size: int, scratch: Path, *, tree: Path = ROOT) -> See
 
 def _repair_for(good: Sequence[Good], seconds: float) -> None:
     until = time.monotonic() + seconds
-    for one in itertools.cycle(good):
+    for container in itertools.cycle(good):
         if time.monotonic() > until:
             return
-        one.repair()
+        container.repair()
         time.sleep(0.03 + (time.monotonic() * 7.3) % 0.1)  # at every moment of a pass's interval
 
 

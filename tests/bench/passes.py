@@ -93,14 +93,14 @@ async def _passes(directory: Path, count: int, truth: dict[int, list[int]]) -> _
         if right != count:
             raise RuntimeError(f"{right} of {count} slots are right; counters: {dict(service.counters)}")
         seconds: list[list[float]] = [[], [], [], []]
-        told = service.gpus.joined = service.gpus.joined._replace(asked=frozenset({UUID.decode()}))
+        joined = service.gpus.joined = service.gpus.joined._replace(asked=frozenset({UUID.decode()}))
         firsts = frozenset((host_pids[0], UUID.decode()) for host_pids in truth.values())
         unknown = False
         for number in range(_PASSES):
             kind = number % len(seconds)
             if kind in {1, _NEWS}:  # nothing to write: of a process in each region a value is known, or not
                 unknown ^= kind == _NEWS
-                service.gpus.joined = told._replace(values=dict.fromkeys(firsts) if unknown else {})
+                service.gpus.joined = joined._replace(values=dict.fromkeys(firsts) if unknown else {})
             began = time.perf_counter()
             await service.pass_once(everything=kind != _DUE)
             while going := service.repairer.turns.going:  # turns that this pass began

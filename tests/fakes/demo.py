@@ -190,10 +190,10 @@ def _run(
             ok = _lookup(view, cases[2]) and ok
             ok = _own_views(view, cases, tenants) and ok
             ok = _without_hami(view, node, daemon, plain or {}) and ok
-        told = time.monotonic()
+        printed_at = time.monotonic()
         if status := daemon.stop():
             raise DaemonError(f"the daemon ended with {status}: {daemon.tail()}")
-        view.progress(f"the daemon ended {(time.monotonic() - told) * 1000:.0f} ms after SIGTERM")
+        view.progress(f"the daemon ended {(time.monotonic() - printed_at) * 1000:.0f} ms after SIGTERM")
         if not ok:
             problems.append("values")
         if daemon.other_output:

@@ -93,8 +93,8 @@ def until_true(rows: Sequence[Row], since: float, daemon: Daemon) -> None:
 
 def announced(rows: Sequence[Row], daemon: Daemon) -> bool:
     """Whether the daemon has said of each slot that needs it that it is repaired, or would be."""
-    told = _told(daemon)
-    return all((r.case.container.known_as, r.case.tenant.ns_pid) in told for r in rows if r.case.reason)
+    repaired = _told(daemon)
+    return all((r.case.container.known_as, r.case.tenant.ns_pid) in repaired for r in rows if r.case.reason)
 
 
 def _told(daemon: Daemon) -> set[tuple[str, int]]:

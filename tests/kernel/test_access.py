@@ -377,9 +377,9 @@ TAKES_THEM_ALL = ASKER + textwrap.dedent(
 def test_container_with_all_connections_shuts_no_other_out(node: Node, daemon: Daemon, path: Path) -> None:
     container = node.container()
     greedy = container.spawn([*PYTHON, TAKES_THEM_ALL, str(path), "300"])
-    told = json.loads(greedy.read_line())
-    assert told.get("200", 0) <= 16
-    assert sum(told.values()) == 300
+    statuses = json.loads(greedy.read_line())
+    assert statuses.get("200", 0) <= 16
+    assert sum(statuses.values()) == 300
     assert on_the_host(roots(path), "/v1/status")[0] == 200
     other = node.container(name="other")
     assert asker(other, path)("/v1/lookup?pid=1")[0] == 200

@@ -58,23 +58,23 @@ def test_config_is_the_daemons_own_and_follows_a_reload(
     daemon = serving(start, node, "--config", str(file))
 
     def settings() -> dict[str, Any]:
-        told = json.loads(command(daemon, "config", "--json"))
-        assert told["daemon"] == str(daemon.socket)
-        return dict(told["settings"])
+        answer = json.loads(command(daemon, "config", "--json"))
+        assert answer["daemon"] == str(daemon.socket)
+        return dict(answer["settings"])
 
-    told = settings()
-    assert set(told) == set(Settings.__struct_fields__)
-    assert told["interval"] == {"value": 0.05, "origin": "command line"}
-    assert told["hostpid_namespace"] == {"value": "host", "origin": f"file {file}"}
-    assert told["source"] == {"value": source, "origin": "environment RESOLVER_SOURCE"}
-    assert told["broker"] == {"value": "", "origin": "default"}
+    answer = settings()
+    assert set(answer) == set(Settings.__struct_fields__)
+    assert answer["interval"] == {"value": 0.05, "origin": "command line"}
+    assert answer["hostpid_namespace"] == {"value": "host", "origin": f"file {file}"}
+    assert answer["source"] == {"value": source, "origin": "environment RESOLVER_SOURCE"}
+    assert answer["broker"] == {"value": "", "origin": "default"}
     file.write_text('write_utilization = "always"\nmap_size = 4096\n')
     daemon.signal(signal.SIGHUP)
     daemon.wait_for("settings_reloaded")
     until(lambda: settings()["write_utilization"]["value"] == "always", "the new value")
-    told = settings()
-    assert told["hostpid_namespace"] == {"value": "auto", "origin": "default"}
-    assert told["map_size"] == {"value": 0, "origin": "default"}  # fixed at start, with its origin
+    answer = settings()
+    assert answer["hostpid_namespace"] == {"value": "auto", "origin": "default"}
+    assert answer["map_size"] == {"value": 0, "origin": "default"}  # fixed at start, with its origin
 
 
 def test_lookup_takes_the_names_that_top_prints(node: Node, start: Start, tmp_path: Path) -> None:

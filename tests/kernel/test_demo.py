@@ -120,8 +120,8 @@ def test_demo_names_missing_right_and_remedy(root: Path, tmp_path: Path, what: s
     (tmp_path / "root").mkdir()
     command, words = WITHOUT[what]
     chroot = f"unshare --mount sh {tmp_path}/enter {tmp_path}/root"
-    told = command.format(demo=shlex.join(DEMO), chroot=chroot, beside=tmp_path / "beside")
-    done = run(root, *shlex.split(told))
+    line = command.format(demo=shlex.join(DEMO), chroot=chroot, beside=tmp_path / "beside")
+    done = run(root, *shlex.split(line))
     assert done.returncode == 2, done.stdout + done.stderr
     assert "The demo cannot run here" in done.stderr
     for each in words:

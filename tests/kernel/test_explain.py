@@ -41,12 +41,14 @@ def test_node_is_explained_with_and_without_daemon(cases: list[Case], tmp_path: 
     os.mkdir(tmp_path / "run")
 
     code, document = explain(cases[0], tmp_path / "run", pods, "research/train-0", "--json")
-    (told,) = json.loads(document)["containers"]
+    (explained,) = json.loads(document)["containers"]
     assert code == 1
-    assert (told["breaks"]["name"], told["breaks"]["reason"]) == ("hostpid", "wrong_namespace")
-    assert {owner["host_pid"] for owner in told["owners"]} == {case.tenant.host_pid for case in cases[:2]}
-    assert [each["nvml"] for each in told["reported"]] == [34, 27]
-    assert [each["monitor"] for each in told["reported"]] == [0, 0]
+    assert (explained["breaks"]["name"], explained["breaks"]["reason"]) == ("hostpid", "wrong_namespace")
+    assert {owner["host_pid"] for owner in explained["owners"]} == {
+        case.tenant.host_pid for case in cases[:2]
+    }
+    assert [each["nvml"] for each in explained["reported"]] == [34, 27]
+    assert [each["monitor"] for each in explained["reported"]] == [0, 0]
     _, text = explain(cases[0], tmp_path / "run", pods, "research/train-0")
     assert f"2, but must be {cases[0].tenant.host_pid}: wrong_namespace" in text
     assert "writes nothing" in text
@@ -57,12 +59,12 @@ def test_node_is_explained_with_and_without_daemon(cases: list[Case], tmp_path: 
     daemon.wait_for("repair")
     for case in {case.container.name: case for case in cases}.values():
         broken = BREAKS.get(case.container.name)
-        told = wait_until_settled(case, daemon.run_dir, pods, broken)
-        assert told["container_id"] == case.container.container_id
+        explained = wait_until_settled(case, daemon.run_dir, pods, broken)
+        assert explained["container_id"] == case.container.container_id
         alive = [each for each in cases if each.container is case.container and not each.ended]
-        owners = {owner["host_pid"] for owner in told["owners"]}
+        owners = {owner["host_pid"] for owner in explained["owners"]}
         assert owners - {None} == {each.tenant.host_pid for each in alive}
-        reported = told["reported"]
+        reported = explained["reported"]
         assert broken or all(abs(each["monitor"] - each["nvml"]) <= 3 for each in reported), reported
 
 

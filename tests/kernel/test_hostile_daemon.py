@@ -177,16 +177,16 @@ def test_everything_at_once(node: Node, start: Start, source: str, request: pyte
     (node.containers_dir / "bad-uid_restless").mkdir()
     with restless(node.containers_dir / "bad-uid_restless" / "x.cache"):
         for _ in range(5):
-            for one in good:
-                repaired_once_more(one)
+            for honest in good:
+                repaired_once_more(honest)
     for directory, reason in wanted.items():
         until(lambda d=directory, r=reason: _refused(daemon.lines, d, r), f"{directory.name}: {reason}")  # type: ignore[misc]
     until(
         lambda: _refused(daemon.lines, node.containers_dir / "bad-uid_link", "symlink"),
         "the linked directory",
     )
-    for one in good:
-        check(one)
+    for honest in good:
+        check(honest)
     changed = {directory.name for directory in before if stamps(directory) != before[directory]}
     assert changed == set(), [line for line in daemon.lines if any(name in str(line) for name in changed)]
     assert [line for line in daemon.said("repair") if "good" not in str(line["container"])] == []

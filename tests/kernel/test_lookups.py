@@ -83,9 +83,9 @@ def test_each_answer_is_that_of_a_single_look_up(node: Node, start: Start, sourc
         until(lambda cid=each.container_id: alone(daemon, (cid, 1))["container_name"], "its name")  # type: ignore[misc]
     answers = ask(daemon, pairs)
     for pair, answer in zip(pairs, answers, strict=True):
-        wanted, one = by_walk(pair), alone(daemon, pair)
-        assert one | {"source": ""} == wanted | {"source": ""}, pair
-        assert source != "bpf" or pair not in unshared or one["source"] == "bpf"
+        wanted, single = by_walk(pair), alone(daemon, pair)
+        assert single | {"source": ""} == wanted | {"source": ""}, pair
+        assert source != "bpf" or pair not in unshared or single["source"] == "bpf"
         briefly = {key: wanted[key] for key in wanted if key in ("host_pid", "start_time")}
         assert briefly == {key: answer[key] for key in answer if key != "reason"}, (pair, answer)
         assert ("reason" in answer) == (not wanted)

@@ -53,8 +53,8 @@ def limit(daemon: Daemon) -> None:
 
 
 def not_ready(daemon: Daemon) -> str:
-    told = client.get_json("/v1/status", str(daemon.socket), seconds=PATIENCE_S)
-    return str(told["source"]["not_ready"] or "")
+    status = client.get_json("/v1/status", str(daemon.socket), seconds=PATIENCE_S)
+    return str(status["source"]["not_ready"] or "")
 
 
 def test_descriptors_in_flight_stop_no_repair(node: Node, start: Start) -> None:

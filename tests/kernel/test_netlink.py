@@ -125,8 +125,8 @@ def test_a_zombie_is_there_until_it_is_reaped(checked: Checked) -> None:
     late.refresh()
     for each in zombies:
         os.waitpid(each, 0)
-    for one in (checked, late):
-        _came, went = one.agree()
+    for source in (checked, late):
+        _came, went = source.agree()
         assert zombies <= went
     late.source.close()
 

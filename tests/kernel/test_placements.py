@@ -73,13 +73,13 @@ def share(node: Node, placement: str = "dra") -> tuple[Container, Container]:
 def test_process_hanging_in_ended_namespace_keeps_slot(node: Node, start: Start) -> None:
     """Beside another pod's process with the same number: the kernel's map lists that namespace no more."""
     first, second = share(node)
-    two, one = second.tenant(guess="none"), first.tenant(guess="none")
-    assert one.ns_pid == two.ns_pid
-    write_hostpid(first, one, one.host_pid)
-    with stopped_in_its_exit(one.host_pid):
+    twin, hanging = second.tenant(guess="none"), first.tenant(guess="none")
+    assert hanging.ns_pid == twin.ns_pid
+    write_hostpid(first, hanging, hanging.host_pid)
+    with stopped_in_its_exit(hanging.host_pid):
         daemon = watching(start, node)
         daemon.wait_for("region_found", path=str(first.cache))
-        never(lambda: one.hostpid != one.host_pid, "another process's number")
+        never(lambda: hanging.hostpid != hanging.host_pid, "another process's number")
 
 
 @EVERY_SOURCE

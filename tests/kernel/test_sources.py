@@ -77,8 +77,8 @@ def test_no_repair_waits_for_the_map(node: Node, start: Start, tmp_path: Path) -
     go.touch()
     source = daemon.wait_for("source")
     assert (source["source"], source["not_used"]) == ("bpf", {})
-    told = client.get_json("/v1/status", str(daemon.socket), seconds=PATIENCE_S)
-    assert told["source"]["map_size"] >= 32_768
+    status = client.get_json("/v1/status", str(daemon.socket), seconds=PATIENCE_S)
+    assert status["source"]["map_size"] >= 32_768
     assert tenant.hostpid == tenant.host_pid
 
 

@@ -65,9 +65,9 @@ def shown(name: str) -> str:
 def serves(version: str = "") -> None:
     """Assert that root and a member of the group are answered, and nobody else."""
     until("active", "systemctl", "is-active", "resolver")
-    told = json.loads(until("{", "resolver", "status", "--json"))
-    if version and told["version"] != version:
-        raise Wrong(f"the daemon is {told['version']}, not {version}")
+    status = json.loads(until("{", "resolver", "status", "--json"))
+    if version and status["version"] != version:
+        raise Wrong(f"the daemon is {status['version']}, not {version}")
     member = ("setpriv", "--reuid=4000", "--regid=4000")
     until("{", *member, "--groups=resolver", "resolver", "status", "--json")
     said = run(*member, "--clear-groups", "resolver", "status", "--json", ok=False)

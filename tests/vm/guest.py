@@ -204,8 +204,8 @@ def doctor() -> dict[str, Any]:
     except ValueError:
         return {"ok": False, "states": {}, "said": (done.stdout + done.stderr)[-_WORDS:], "seconds": seconds}
     states = {name: each["state"] for name, each in found.items()}
-    told = {name: f"{each['found']}: {each['cause']}".rstrip(": ") for name, each in found.items()}
-    return {"ok": bool(states), "states": states, "told": told, "seconds": seconds}
+    findings = {name: f"{each['found']}: {each['cause']}".rstrip(": ") for name, each in found.items()}
+    return {"ok": bool(states), "states": states, "told": findings, "seconds": seconds}
 
 
 def demo() -> dict[str, Any]:

@@ -113,7 +113,7 @@ def run(
     """Start it and wait until it is off. ``news`` is called with each line of the guest as it comes."""
     with report.open("wb") as file:
         file.truncate(REPORT_BYTES)
-    began, told = time.monotonic(), 0
+    began, reported = time.monotonic(), 0
     with console.open("wb") as log, subprocess.Popen(
         (*_POLITELY, *command), stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=0
     ) as process:  # fmt: skip
@@ -121,9 +121,9 @@ def run(
             while True:
                 running = process.poll() is None
                 lines = parse(report.read_bytes())
-                for line in lines[told:]:
+                for line in lines[reported:]:
                     news(line)
-                told = len(lines)
+                reported = len(lines)
                 if not running or stop.is_set() or time.monotonic() - began > seconds:
                     break
                 with contextlib.suppress(subprocess.TimeoutExpired):

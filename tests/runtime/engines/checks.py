@@ -102,11 +102,11 @@ def asked(tenants: Tenants, daemon: Daemon, *, known: Known = "id") -> Row:
     container_id = next(iter(ids.values()))
     assert (container_id in listed) == (known == "id")
     if known == "id":
-        first, told = tenants.found[0], listed[container_id]
+        first, listed_container = tenants.found[0], listed[container_id]
         shared = first.ns_pid != 1  # no process of the container is the first of its namespace
-        assert (told["pidns"], told["init_host_pid"]) == (
+        assert (listed_container["pidns"], listed_container["init_host_pid"]) == (
             (None, None) if shared else (first.pidns, first.host_pid)
-        ), told
+        ), listed_container
     return {"containers": "listed" if known == "id" else "not listed", "repair": "right"}
 
 

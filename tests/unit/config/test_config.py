@@ -51,8 +51,8 @@ def test_settings_that_differ_are_one_line() -> None:
         changed(described(*config.load({}, environ={"RESOLVER_INTERVAL": "250ms"})))
         == "all at their defaults"
     )
-    told = changed(described(*config.load({"dry_run": True}, environ={"RESOLVER_INTERVAL": "1s"})))
-    assert told == "interval=1s (environment RESOLVER_INTERVAL), dry_run=true (command line)"
+    line = changed(described(*config.load({"dry_run": True}, environ={"RESOLVER_INTERVAL": "1s"})))
+    assert line == "interval=1s (environment RESOLVER_INTERVAL), dry_run=true (command line)"
 
 
 @pytest.mark.parametrize(

@@ -76,20 +76,20 @@ def test_every_setting_of_the_daemon_is_one_of_the_chart() -> None:
 
 
 def test_the_defaults_are_the_daemons() -> None:
-    told = untouched()
-    assert msgspec.structs.asdict(told) == msgspec.structs.asdict(Settings()) | CHART_DEFAULTS
+    loaded = untouched()
+    assert msgspec.structs.asdict(loaded) == msgspec.structs.asdict(Settings()) | CHART_DEFAULTS
     for name, default in defaults().items():
-        assert config.load({name: default})[0] == config.load({name: getattr(told, name)})[0], name
+        assert config.load({name: default})[0] == config.load({name: getattr(loaded, name)})[0], name
 
 
 def test_every_setting_arrives() -> None:
     others = {name: other(name) for name in SETTINGS}
     settings = {name: given for name, (given, _) in others.items()}
     source = settings.pop("source")
-    told = msgspec.structs.asdict(config.load(environ=arrived({"source": source, "settings": settings}))[0])
+    loaded = msgspec.structs.asdict(config.load(environ=arrived({"source": source, "settings": settings}))[0])
     before = msgspec.structs.asdict(untouched())
-    assert told == {name: expected for name, (_, expected) in others.items()}
-    assert [name for name in told if told[name] == before[name]] == []
+    assert loaded == {name: expected for name, (_, expected) in others.items()}
+    assert [name for name in loaded if loaded[name] == before[name]] == []
 
 
 def test_a_setting_that_is_taken_away_is_the_daemons_default() -> None:

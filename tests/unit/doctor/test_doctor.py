@@ -170,8 +170,8 @@ def test_driver_rows(driver: Driver, node: Node, version: str, forced: str, stat
     version, _, vgpu = version.partition(" ")
     driver.install(version)
     driver.gpu.set_faults(Fault.VGPU if vgpu else 0)
-    told = Settings(run_dir=node.settings.run_dir, hostpid_namespace=HostpidNamespace(forced))
-    finding = gpu.driver(Node(told))
+    forcing = Settings(run_dir=node.settings.run_dir, hostpid_namespace=HostpidNamespace(forced))
+    finding = gpu.driver(Node(forcing))
     says(finding, state, found=words, fix="--hostpid-namespace" if state == "failed" else "")
 
 

@@ -135,8 +135,8 @@ def test_unreachable_node_is_named_and_others_shown(cluster: Cluster) -> None:
     done = cluster("status", "--timeout", "5")
     assert time.monotonic() - began < PATIENCE_S
     assert done.returncode == 1
-    told = rows(done.stdout)
-    assert [told[node][1] for node in ("gpu-a", "gpu-b", "down", "slow", "sick", "old")] == [
+    table = rows(done.stdout)
+    assert [table[node][1] for node in ("gpu-a", "gpu-b", "down", "slow", "sick", "old")] == [
         "yes",
         "yes",
         *"????",
@@ -173,13 +173,13 @@ def test_plugin_finds_sidecars_and_ignores_reporters(cluster: Cluster) -> None:
 
 
 def test_a_command_runs_on_the_named_node_with_its_own_options(cluster: Cluster) -> None:
-    one = cluster("doctor", "--node", "gpu-b", "--", "--only", "scan")
-    assert "scan" in one.stdout
+    done = cluster("doctor", "--node", "gpu-b", "--", "--only", "scan")
+    assert "scan" in done.stdout
 
 
 def test_top_of_a_pod_shows_that_pod_alone(cluster: Cluster) -> None:
-    one = cluster("top", "research/train-0", "--", "--once")
-    assert (one.returncode, one.stdout.count("process ")) == (0, 1)
+    first = cluster("top", "research/train-0", "--", "--once")
+    assert (first.returncode, first.stdout.count("process ")) == (0, 1)
     cluster.state["pods"].append(user_pod("other", uid="99999999-2222-3333-4444-555555555555"))
     other = cluster("top", "research/other", "--", "--once")
     assert "process " not in other.stdout
@@ -201,8 +201,8 @@ def test_lookup_finds_the_container_and_its_node(cluster: Cluster, tmp_path: Pat
 def test_reverse_asks_the_node_about_its_host_pid(cluster: Cluster) -> None:
     ours = str(os.getpid())
     for words in ((ours, "--node", "gpu-b"), ("research/train-0", ours)):
-        told = json.loads(cluster("reverse", *words, "--json").stdout)
-        assert told["host_pid"] == os.getpid()
+        answer = json.loads(cluster("reverse", *words, "--json").stdout)
+        assert answer["host_pid"] == os.getpid()
     for wrong in (("research/train-0",), ("train-0", "--node", "gpu-b"), ("--node", "gpu-b")):
         done = cluster("reverse", *wrong)
         assert (done.returncode, "reverse takes HOST_PID" in done.stderr) == (2, True)
@@ -274,8 +274,8 @@ def test_the_roles_in_deploy_are_enough_and_each_right_is_needed(cluster: Cluste
 def test_explain_asks_the_pods_node(cluster: Cluster) -> None:
     done = cluster("explain", "research/train-0")
     assert (done.returncode, "The chain holds" in done.stdout) == (0, True), done.stderr
-    told = json.loads(cluster("explain", "research/train-0", "-c", "main", "--json").stdout)
-    assert [each["container_id"] for each in told["containers"]] == [CID]
+    document = json.loads(cluster("explain", "research/train-0", "-c", "main", "--json").stdout)
+    assert [each["container_id"] for each in document["containers"]] == [CID]
 
 
 def test_a_bundle_is_printed(cluster: Cluster, tmp_path: Path) -> None:

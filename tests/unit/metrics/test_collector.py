@@ -167,10 +167,10 @@ def test_without_an_id_and_with_an_unknown_owner_use_is_unknown() -> None:
 
 
 def test_limits_stand_beside_the_use_where_there_are_any() -> None:
-    one, two = container(1), container(2)
-    limited = region(one, GPUS, slot(7), limit=(1 << 30, 0), sm_limit=(30, 100))
-    free = region(two, (GPUS[0], "GPU-forged"), limit=(0, 5), sm_limit=(0, 5))
-    found = read(node((one, two), (process(one, 7, 87),), (limited, free)))
+    sliced, unlimited = container(1), container(2)
+    limited = region(sliced, GPUS, slot(7), limit=(1 << 30, 0), sm_limit=(30, 100))
+    free = region(unlimited, (GPUS[0], "GPU-forged"), limit=(0, 5), sm_limit=(0, 5))
+    found = read(node((sliced, unlimited), (process(sliced, 7, 87),), (limited, free)))
     ((labels, memory),) = found.all("resolver_container_memory_limit_bytes")
     assert memory == 1 << 30
     assert found.all("resolver_container_core_limit_ratio") == [(labels, 0.3)]
@@ -178,9 +178,8 @@ def test_limits_stand_beside_the_use_where_there_are_any() -> None:
 
 
 def test_gpus_that_only_a_file_knows_are_no_labels() -> None:
-    one = container()
     uuids = ("GPU-a", "GPU-a", "", "GPU-forged", 'GPU-b\\"', "GPU-a")
-    found = read(node((one,), (), (region(one, uuids),)))
+    found = read(node((ONE,), (), (region(ONE, uuids),)))
     assert {labels["device_uuid"] for labels, _ in found.all(UTILIZATION)} == {"GPU-a"}
     assert found.one(UNKNOWN, value="utilization", reason="unknown_device") == 3
 
@@ -189,8 +188,8 @@ def test_where_names_do_not_tell_containers_apart_the_id_does() -> None:
     unnamed = {"pod_uid": "", "container_name": "", "namespace": "", "pod": ""}
     containers = tuple(container(number, **unnamed) for number in (1, 2))
     found = read(node(containers, tuple(process(each, 7 + n, 10 + n) for n, each in enumerate(containers))))
-    told = {labels["container_id"]: value for labels, value in found.all(UTILIZATION)}
-    assert told == {f"{1:064x}": 0.1, f"{2:064x}": 0.11}
+    shares = {labels["container_id"]: value for labels, value in found.all(UTILIZATION)}
+    assert shares == {f"{1:064x}": 0.1, f"{2:064x}": 0.11}
 
 
 @pytest.mark.parametrize(
@@ -210,8 +209,7 @@ def test_where_names_do_not_tell_containers_apart_the_id_does() -> None:
     ],
 )
 def test_unknown_value_has_no_series(reason: str, changes: dict[str, Any]) -> None:
-    one = container()
-    busy = node((one,), (process(one, 7, 87),), (region(one),))
+    busy = node((ONE,), (process(ONE, 7, 87),), (region(ONE),))
     assert read(busy).one(UTILIZATION) == 0.87
     for processes in (busy.gpu_processes, ()):
         found = read(busy._replace(gpu_processes=processes, **changes))
@@ -222,41 +220,38 @@ def test_unknown_value_has_no_series(reason: str, changes: dict[str, Any]) -> No
 
 
 def test_one_value_that_cannot_be_true_makes_the_sum_unknown() -> None:
-    one = container()
-    found = read(node((one,), (process(one, 7, 87), process(one, 8, None)), (region(one),)))
+    found = read(node((ONE,), (process(ONE, 7, 87), process(ONE, 8, None)), (region(ONE),)))
     assert found.all(UTILIZATION) == []
     assert found.one(UNKNOWN, value="utilization", reason="implausible") == 1
     assert found.one(MEMORY) == 2 << 20
 
 
 def test_memory_that_nvml_does_not_tell_is_not_0() -> None:
-    one = container()
     for changes, processes in (
-        ({}, (process(one, 7, 87, memory=None),)),
+        ({}, (process(ONE, 7, 87, memory=None),)),
         ({"joined": joined(listed=frozenset())}, ()),
     ):
-        found = read(node((one,), processes, (region(one),), **changes))
+        found = read(node((ONE,), processes, (region(ONE),), **changes))
         assert found.all(MEMORY) == []
         assert found.one(UNKNOWN, value="memory", reason="not_told") == 1
         assert found.one(UTILIZATION) is not None
 
 
 def test_a_mig_instance_in_a_file_belongs_to_its_gpu() -> None:
-    one = container()
     instance = MigInstance("MIG-1", 3, 0, 10 << 30, 1 << 30, "2g.10gb")
     mig = gpu("GPU-a", 0, samples="unsupported", mig=True, mig_instances=(instance,), utilization=None)
     found = read(
         node(
-            (one,),
+            (ONE,),
             (),
-            (region(one, ("MIG-1",)),),
+            (region(ONE, ("MIG-1",)),),
             joined=joined(asked=frozenset(), listed=frozenset()),
             inventory=Inventory(1, 0.0, "550", (mig,)),
         ),
         hami_metrics=True,
     )
     info = {"mig_uuid": "MIG-1", "profile": "2g.10gb", "gpu_instance_id": "3", "compute_instance_id": "0"}
-    assert found.one("hami_mig_device_info", device_uuid="MIG-1", pod=one.pod or "", **info) == 1
+    assert found.one("hami_mig_device_info", device_uuid="MIG-1", pod=ONE.pod or "", **info) == 1
     assert found.all(UTILIZATION) == found.all("resolver_gpu_utilization_ratio") == []
     assert found.one(UNKNOWN, value="utilization", reason="unsupported") == 1
     labels = {"device_index": "0", "mig_uuid": "MIG-1", "gpu_instance": "3", "compute_instance": "0"}
@@ -265,10 +260,9 @@ def test_a_mig_instance_in_a_file_belongs_to_its_gpu() -> None:
 
 
 def test_processes_are_told_when_asked_for() -> None:
-    one = container()
     host = process(None, 9, 12, no_slot=SampleReason.NOT_IN_CONTAINER, memory=None)
-    processes = (process(one, 7, 30), process(one, 8, None), host, host)
-    snapshot = node((one,), processes, (region(one),))
+    processes = (process(ONE, 7, 30), process(ONE, 8, None), host, host)
+    snapshot = node((ONE,), processes, (region(ONE),))
     name = "resolver_process_utilization_ratio"
     assert read(snapshot).all(name) == []
     found = read(snapshot, metrics_per_process=True)
@@ -299,9 +293,8 @@ def test_there_are_only_so_many_series(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_hamis_names_have_hamis_labels_and_units(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NODE_NAME", "gpu-node-1")
-    one = container()
-    cache = region(one, GPUS, limit=(8 << 30, 0))
-    snapshot = node((one,), (process(one, 7, 87, GPUS[1]),), (cache,))
+    cache = region(ONE, GPUS, limit=(8 << 30, 0))
+    snapshot = node((ONE,), (process(ONE, 7, 87, GPUS[1]),), (cache,))
     assert not [name for name, _ in read(snapshot).series if not name.startswith(("resolver_", "process_"))]
     found = read(snapshot, hami_metrics=True)
     values = "default", "pod-1", "main", "1", "GPU-b", "vGPU"
@@ -358,10 +351,9 @@ def counts(*devices: tuple[int, int, int, int], last_kernel: int = 0) -> HamiCou
 
 
 def test_kinds_of_memory_and_the_last_kernel_are_the_files_word() -> None:
-    one = container()
-    cache = region(one, GPUS, slot(7))
+    cache = region(ONE, GPUS, slot(7))
     said = counts((10, 20, 30, 61), (1, 2, 3, 6), last_kernel=int(time.time()) - 100)
-    found = read(node((one,), (), (cache,), hami_counts={cache.path: said}), hami_metrics=True)
+    found = read(node((ONE,), (), (cache,), hami_counts={cache.path: said}), hami_metrics=True)
     for name, value in (
         ("hami_vgpu_memory_context_bytes", 10),
         ("hami_vgpu_memory_module_bytes", 20),
@@ -379,10 +371,9 @@ def test_kinds_of_memory_and_the_last_kernel_are_the_files_word() -> None:
     "said", [None, counts(), counts((1, 2, 3, 6))], ids=["not read", "an owner is unknown", "another file"]
 )
 def test_memory_that_is_not_known_has_no_kinds(said: HamiCounts | None) -> None:
-    one = container()
-    cache = region(one, GPUS, slot(7))
+    cache = region(ONE, GPUS, slot(7))
     known = {cache.path: said} if said else {}
-    found = read(node((one,), (), (cache,), hami_counts=known), hami_metrics=True)
+    found = read(node((ONE,), (), (cache,), hami_counts=known), hami_metrics=True)
     assert not [
         name for name, _ in found.series if "context" in name or ("desc_of" in name and "memory" in name)
     ]
@@ -444,7 +435,6 @@ def test_every_reason_is_there_from_the_start(name: str, reasons: Any) -> None:
 
 
 def test_daemon_counters_are_published() -> None:
-    one = container()
     slots = (
         slot(7, stuck="its watcher does not run"),
         slot(None, slot=1, unresolved=UnresolvedReason.NOT_MAPPED),
@@ -453,9 +443,9 @@ def test_daemon_counters_are_published() -> None:
     counters = {"repairs_missing": 3, "would_repair_stale": 2, "rejected_symlink": 4, "conflicts": 5}
     counters |= {"broker_answers": 6, "broker_refused_ended": 7, "broker_busy": 8}
     snapshot = node(
-        (one,),
+        (ONE,),
         (),
-        (region(one, GPUS[:1], *slots, quarantined=True),),
+        (region(ONE, GPUS[:1], *slots, quarantined=True),),
         counters=counters,
         rejected={"/containers/x/y.cache": RegionReason.SYMLINK},
         joined=joined(orphans=(Sample(9, "GPU-a", 5, SampleReason.NOT_IN_CONTAINER, None),)),
@@ -546,8 +536,8 @@ def test_unhealthy_gpu_has_its_reason() -> None:
         "31": 2,
         "79": 1,
     }
-    told = found.all("resolver_gpu_nvlinks")
-    assert {(labels["device_uuid"], labels["remote"]): n for labels, n in told} == {
+    links_of = found.all("resolver_gpu_nvlinks")
+    assert {(labels["device_uuid"], labels["remote"]): n for labels, n in links_of} == {
         ("GPU-a", remote): links for remote, links in nvlinks.items()
     }
     down = read(snapshot._replace(joined=joined(error="hangs")))
@@ -575,8 +565,8 @@ def test_details_of_gpus_are_told_when_asked_for() -> None:
         ("encoder_utilization_ratio", 0.31),
         ("decoder_utilization_ratio", 0),
     ):
-        told = [number for _, number in found.all(f"resolver_gpu_{name}")]
-        assert told == ([] if value is None else [pytest.approx(value)]), name
+        numbers = [number for _, number in found.all(f"resolver_gpu_{name}")]
+        assert numbers == ([] if value is None else [pytest.approx(value)]), name
     throttled = {labels["reason"]: number for labels, number in found.all("resolver_gpu_clock_throttled")}
     assert len(throttled) == 10
     assert [reason for reason, number in throttled.items() if number] == ["power_cap"]
@@ -613,25 +603,25 @@ NAMES = st.text(st.characters() | st.sampled_from('"\\\n\r\t{},= \x00\x85\u2028\
 def test_names_of_any_kind_come_out_as_they_went_in(named: list[tuple[str, ...]]) -> None:
     containers, processes, regions = [], [], []
     for number, (namespace, pod, name, uid, uuid) in enumerate(named):
-        one = container(number, namespace=namespace, pod=pod, container_name=name, pod_uid=uid)
-        containers.append(one)
-        processes.append(process(one, number + 1, 10, uuid))
-        regions.append(region(one, (uuid,), slot(number + 1), path=f"/{number}"))
+        named_container = container(number, namespace=namespace, pod=pod, container_name=name, pod_uid=uid)
+        containers.append(named_container)
+        processes.append(process(named_container, number + 1, 10, uuid))
+        regions.append(region(named_container, (uuid,), slot(number + 1), path=f"/{number}"))
     snapshot = node(tuple(containers), tuple(processes), tuple(regions), joined=joined(asked=frozenset(GPUS)))
     for more in (False, True):
         _, plain = asyncio.run(text(snapshot, metrics_per_process=more, hami_metrics=more))
         found = Read(plain)
         for labels, _ in found.all(UTILIZATION):
             assert labels["device_uuid"] in GPUS
-        told = {labels["pod"] for labels, _ in found.all(UTILIZATION)}
+        pods = {labels["pod"] for labels, _ in found.all(UTILIZATION)}
         for _, pod, name, uid, uuid in named:
             if uuid in GPUS and uid and name:
-                assert pod.encode("utf-8", "backslashreplace").decode() in told
+                assert pod.encode("utf-8", "backslashreplace").decode() in pods
 
 
 def test_a_name_too_long_is_cut() -> None:
-    one = container(1, container_name="x" * 5000)
-    ((labels, _),) = read(node((one,), (process(one, 7, 1),))).all(UTILIZATION)
+    long = container(1, container_name="x" * 5000)
+    ((labels, _),) = read(node((long,), (process(long, 7, 1),))).all(UTILIZATION)
     assert labels["container"] == "x" * 256
 
 

@@ -121,11 +121,11 @@ def test_a_defect_of_a_source_is_a_reason_like_others(room: Rooms) -> None:
 def test_compiler_output_goes_to_the_debug_log(room: Rooms, capsys: pytest.CaptureFixture[str]) -> None:
     made = room("auto")
     made.broken["bpf"] = BpfUnavailable("it does not compile here", "pidmap.c:7: error")
-    for level, told in (("info", False), ("debug", True)):
+    for level, shown in (("info", False), ("debug", True)):
         log.setup_logging("json", level)
         made.ladder.present = "scan"
         run(made.ladder.start())
-        assert ("pidmap.c:7: error" in capsys.readouterr().err) is told
+        assert ("pidmap.c:7: error" in capsys.readouterr().err) is shown
 
 
 @pytest.mark.parametrize("wanted", ["bpf", "netlink", "scan"])

@@ -50,8 +50,8 @@ class Told(Procfs):
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    told = SimpleNamespace(monotonic=clock.monotonic, thread_time=clock.thread_time)
-    monkeypatch.setattr(module, "time", told)
+    fake_time = SimpleNamespace(monotonic=clock.monotonic, thread_time=clock.thread_time)
+    monkeypatch.setattr(module, "time", fake_time)
     return clock
 
 

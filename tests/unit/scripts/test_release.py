@@ -71,11 +71,11 @@ def test_kubectls_plugin_is_an_archive_that_krew_can_check(root: Path, tmp_path:
     assert modes == {platform["bin"]: 0o755, "LICENSE": 0o644}
     assert manifest["spec"]["homepage"] == "https://example.org/there"
     plugin = (sys.executable, "-I", "-S", tmp_path / "krew" / platform["bin"])  # without our package
-    told = [
+    printed = [
         subprocess.run([*plugin, option], capture_output=True, text=True, check=True).stdout
         for option in ("--help", "--version")
     ]
-    assert told[0].startswith("usage: kubectl resolver")
-    assert told[1] == f"kubectl resolver {VERSION}\n"
+    assert printed[0].startswith("usage: kubectl resolver")
+    assert printed[1] == f"kubectl resolver {VERSION}\n"
     make(tmp_path, "https://example.org/there")
     assert archive.read_bytes() == first

@@ -29,9 +29,11 @@ def ci(place: Path, root: Path, failing: str = "", closing: str = CLOSING) -> tu
     shutil.copy(root / ".ci/run", place / ".ci")
     (place / "make").write_text(MAKE)
     (place / "make").chmod(0o755)
-    told = {"CALLS": str(place / "calls"), "FAILING": failing, "CLOSING": closing}
+    variables = {"CALLS": str(place / "calls"), "FAILING": failing, "CLOSING": closing}
     found = {"PATH": f"{place}:{os.environ['PATH']}"}
-    done = subprocess.run([place / ".ci/run"], env=told | found, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [place / ".ci/run"], env=variables | found, capture_output=True, text=True, check=False
+    )
     return done.returncode == 0, done.stdout.splitlines()[-1], (place / "calls").read_text().splitlines()
 
 

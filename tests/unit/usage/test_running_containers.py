@@ -78,10 +78,10 @@ def test_map_is_asked_for_new_containers_every_few_seconds(tmp_path: Path) -> No
     namespaces = SimpleNamespace(steps=list, made_by_runtime=list)
     names = ContainerNames("", "")
     census = Census(Procfs(str(tmp_path)), cast("Any", pidmap), cast("Any", namespaces), names, Journal())
-    one = {CONTAINER: 4711}
-    for users, times in (({}, 1), ({}, 1), (one, 2), (one, 2)):
+    user = {CONTAINER: 4711}
+    for users, times in (({}, 1), ({}, 1), (user, 2), (user, 2)):
         at_once(census.refresh(users, {}))
         assert len(asked) == times
     census.next_scan = 0.0
-    at_once(census.refresh(one, {}))
+    at_once(census.refresh(user, {}))
     assert len(asked) == 3

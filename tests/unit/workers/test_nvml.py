@@ -59,7 +59,7 @@ NOBODY = {"memory": {}, "power": 180.0, "mps": []}
 def test_devices(driver: Driver, nvml: Nvml) -> None:
     first, second = (replace(device, nvlinks=4) for device in DEFAULT_DEVICES)
     driver.gpu.set_devices([DEFAULT_DEVICES[0], replace(second, ecc=None, minor=7, power_mw=70_500)])
-    told = {
+    first_gpu = {
         "device_index": 0,
         "uuid": FIRST,
         "name": "NVIDIA Stand-in 24GB",
@@ -79,9 +79,15 @@ def test_devices(driver: Driver, nvml: Nvml) -> None:
         "pcie_root": None,
         "cpu_socket": None,
     }
-    other = told | {"device_index": 1, "uuid": SECOND, "minor": 7, "power": 70.5, "ecc_uncorrected": None}
+    other = first_gpu | {
+        "device_index": 1,
+        "uuid": SECOND,
+        "minor": 7,
+        "power": 70.5,
+        "ecc_uncorrected": None,
+    }
     other |= {"pci_address": "0000:42:00.0", "nvlinks": {"0000:41:00.0": 4}}
-    devices = [{"gpu": told, "failed": {}}, {"gpu": other, "failed": {}}]
+    devices = [{"gpu": first_gpu, "failed": {}}, {"gpu": other, "failed": {}}]
     assert nvml.devices() == {"driver_version": "550.54.15", "devices": devices}
     driver.gpu.set_devices([first, second, replace(second, uuid="GPU-3", minor=2)])
     links = [device["gpu"]["nvlinks"] for device in nvml.devices()["devices"]]
@@ -142,14 +148,14 @@ def test_instances_are_told_with_their_memory(driver: Driver, nvml: Nvml) -> Non
     migs = (Mig("MIG-a", 3, 0, memory_used=7), Mig("", 0), Mig("MIG-b", 5, 1, 10 << 30))
     first = replace(DEFAULT_DEVICES[0], mig_enabled=True, migs=migs, ecc=(2, 40))
     driver.gpu.set_devices([first, DEFAULT_DEVICES[1]])
-    told, second = nvml.devices()["devices"]
-    assert [list(each.values()) for each in told["gpu"]["mig_instances"]] == [
+    mig_gpu, second = nvml.devices()["devices"]
+    assert [list(each.values()) for each in mig_gpu["gpu"]["mig_instances"]] == [
         ["MIG-a", 3, 0, 5 << 30, 7, "1g.5gb"],
         ["MIG-b", 5, 1, 10 << 30, 0, "2g.10gb"],
     ]
-    assert told["gpu"]["utilization"] is None  # in MIG mode the driver does not tell it
-    assert told["gpu"]["ecc_uncorrected"] == 2  # since the driver was loaded
-    assert told["failed"] == {}
+    assert mig_gpu["gpu"]["utilization"] is None  # in MIG mode the driver does not tell it
+    assert mig_gpu["gpu"]["ecc_uncorrected"] == 2  # since the driver was loaded
+    assert mig_gpu["failed"] == {}
     assert "mig_instances" not in second["gpu"]
 
 
@@ -181,19 +187,19 @@ def test_failing_value_alone_is_none_with_reason(driver: Driver, nvml: Nvml, cal
         if code in LIBRARY:
             assert answer["error"] == LIBRARY[code]
             continue
-        told, beside = answer["devices"]
+        answered, beside = answer["devices"]
         assert beside == other
         if code in (LOST, RESET):
-            assert told["error"] == ("GpuIsLost" if code == LOST else "ResetRequired")
-            assert told["gpu"] == {"device_index": 0, "uuid": FIRST}
+            assert answered["error"] == ("GpuIsLost" if code == LOST else "ResetRequired")
+            assert answered["gpu"] == {"device_index": 0, "uuid": FIRST}
             continue
         expected = sound["gpu"] | dict.fromkeys(fields)
         expected |= {"name": ""} if call is Answer.NAME else {}
         if call is Answer.MIG_MODE and code not in (3, 13):
             expected["mig"] = None
-        assert told["gpu"] == expected
-        assert set(told["failed"]) == (set() if code in (3, 13) else {name})
-        assert all(reason.endswith(")") for reason in told["failed"].values())
+        assert answered["gpu"] == expected
+        assert set(answered["failed"]) == (set() if code in (3, 13) else {name})
+        assert all(reason.endswith(")") for reason in answered["failed"].values())
     driver.gpu.set_devices([device, DEFAULT_DEVICES[1]])
     assert nvml.devices()["devices"] == [sound, other]
     assert (nvml.worker.starts, nvml.worker.failures) == (1, 0)

@@ -30,7 +30,7 @@ def sysfs(root: Path, numa_node: str = "1\n", cpus: str = "8-15,24-31\n", socket
 
 
 @pytest.mark.parametrize(
-    ("told", "address"),
+    ("nvml_text", "address"),
     [
         ("00000000:3B:00.0", "0000:3b:00.0"),
         ("0000:AF:1F.7", "0000:af:1f.7"),
@@ -41,8 +41,8 @@ def sysfs(root: Path, numa_node: str = "1\n", cpus: str = "8-15,24-31\n", socket
         ("../../../etc", None),
     ],
 )
-def test_an_address_is_written_as_the_kernel_does(told: str, address: str | None) -> None:
-    assert pci_address(told) == address
+def test_an_address_is_written_as_the_kernel_does(nvml_text: str, address: str | None) -> None:
+    assert pci_address(nvml_text) == address
 
 
 def test_a_gpu_has_its_node_its_root_and_its_socket(tmp_path: Path) -> None:

@@ -305,10 +305,10 @@ async def test_first_descriptors_are_inherited_later_ones_sent(
     puppet: Callable[..., WorkerProcess], files: list[int]
 ) -> None:
     worker = puppet()
-    told = json.loads(await worker.request(b"files", [files[0]]))
-    assert told == {"inherited": ["/dev/zero"], "sent": []}
-    told = json.loads(await worker.request(b"files", [files[1]]))
-    assert told["sent"] == ["/dev/full"]
+    files_of_child = json.loads(await worker.request(b"files", [files[0]]))
+    assert files_of_child == {"inherited": ["/dev/zero"], "sent": []}
+    files_of_child = json.loads(await worker.request(b"files", [files[1]]))
+    assert files_of_child["sent"] == ["/dev/full"]
     assert (worker.starts, worker.means.counts) == (1, {})
 
 
@@ -325,8 +325,8 @@ async def test_a_child_that_cannot_be_sent_descriptors_is_replaced(
     worker = puppet()
     await ask(worker, "warm up")
     monkeypatch.setattr(socket, "send_fds", refused)
-    told = json.loads(await worker.request(b"files", [files[1]]))
-    assert told == {"inherited": ["/dev/full"], "sent": []}
+    files_of_child = json.loads(await worker.request(b"files", [files[1]]))
+    assert files_of_child == {"inherited": ["/dev/full"], "sent": []}
     assert (worker.starts, worker.failures, worker.means.counts) == (2, 0, {Shortage.IN_FLIGHT: 1})
 
 
