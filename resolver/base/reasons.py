@@ -66,7 +66,7 @@ class UnresolvedReason(ReasonWithWords):
     OTHER_POD = (
         "other_pod",
         "a process of another pod has this PID and uses this file, which every container can reach (KAI)",
-        "check what that pod runs: docs/security.md#files-that-every-container-can-reach",
+        "check that pod's programs: docs/security.md#files-that-every-container-can-reach",
     )
     AMBIGUOUS = (
         "ambiguous",
@@ -96,12 +96,12 @@ class UnresolvedReason(ReasonWithWords):
     OVER_BUDGET = (
         "over_budget",
         "its container costs the daemon more than its share, so its slots wait",
-        "find its many mappings, mounts or changes: docs/how-it-works.md#what-one-container-may-cost",
+        "find its many mappings, mounts or changes: docs/how-it-works.md#budget-of-a-container",
     )
     TOO_SLOW = (
         "too_slow",
         "its container blocks the kernel on a lock of its memory or files, so its slots wait",
-        "find what it does all the time: change memory protection, truncate files or remove directories",
+        "find its endless calls: change memory protection, truncate files or remove directories",
     )
     CHANGED = "changed", "the slot changed while it was being read", "nothing; it is read again"
     GONE = "gone", "the process ended while it was being checked"
@@ -118,7 +118,7 @@ class UnresolvedReason(ReasonWithWords):
 
 
 _HOSTILE = "HAMi never makes such a file, so a tenant did; it is never opened"
-_LOOK_INSIDE = "check what runs in that container: `ls -lan PATH`"
+_LOOK_INSIDE = "check the programs in that container: `ls -lan PATH`"
 KERNEL_LOG = "`dmesg | grep -iE 'nvrm|xid' | tail`"
 #: A GPU of unified memory, such as GB10.
 NO_MEMORY = (
@@ -255,7 +255,7 @@ class BypassReason(ReasonWithWords):
     LOADED = (
         "loaded",
         "HAMi's library is loaded, but took no slot",
-        "read what HAMi-core printed when the process started",
+        "read HAMi-core's messages of the process's start",
     )
     UNREADABLE = (
         "unreadable",
@@ -422,7 +422,7 @@ class TroubleReason(ReasonWithWords):
     OVER_BUDGET = (
         "over_budget",
         "containers went over their budget, so their slots wait",
-        "`resolver top` shows its slots; docs/how-it-works.md#what-one-container-may-cost has the share",
+        "`resolver top` shows its slots; docs/how-it-works.md#budget-of-a-container has the share",
     )
     NO_SYSTEM_CALL_FILTER = (
         "no_system_call_filter",

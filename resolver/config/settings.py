@@ -148,7 +148,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     tenant_socket: Annotated[
         str,
         About(
-            "path of a socket where containers [may query themselves](api.md#who-may-ask), alone in its directory; "
+            "path of a socket where containers [may query themselves](api.md#access), alone in its directory; "
             "empty: none",
             "PATH",
         ),
