@@ -305,7 +305,7 @@ class ContainerUse(Struct, frozen=True):
 class WithoutSlot(Struct, frozen=True):
     """Process on a GPU that has had no slot ``since`` then (Unix time): HAMi-core limits nothing there.
 
-    ``causes`` are what ``/proc`` shows; empty until it was read, and for processes of the host.
+    ``causes`` are read from ``/proc``; empty until it was read, and for processes of the host.
     """
 
     process: Process

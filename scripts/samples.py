@@ -20,7 +20,7 @@ _DIRECTORY = "/usr/local/vgpu/containers"
 
 
 def status_sample() -> list[str]:
-    """Return what `resolver status` prints."""
+    """Return the output of `resolver status`."""
     source = {"name": "netlink", "processes": 412, "not_used": {"bpf": "this kernel has no BTF"}}
     shown = state_of(picture(source=source, policy={"watchers": {"confirms": 5, "doubts": 0}}), {})
     shown = replace(

@@ -1,6 +1,6 @@
 """Time on the event loop and in the lanes: when to yield, and each container's share.
 
-The loop's steps cost their CPU time: they wait for no tenant, and what waits for a CPU is nobody's doing.
+The loop's steps cost their CPU time: they wait for no tenant, and a wait for a CPU is not charged.
 """
 
 from __future__ import annotations

@@ -219,7 +219,7 @@ class SampleReason(ReasonWithWords):
 
 
 class BypassReason(ReasonWithWords):
-    """Why a process uses a GPU without a slot, by what ``/proc`` shows of it."""
+    """Why a process uses a GPU without a slot, read from ``/proc``."""
 
     NOT_MOUNTED = (
         "not_mounted",

@@ -38,7 +38,7 @@ _STDOUT = "-"
 
 
 class Part(NamedTuple):
-    """``name`` is its file in the bundle; ``collect`` returns its text, or what becomes JSON."""
+    """``name`` is its file in the bundle; ``collect`` returns its text, or an object for JSON."""
 
     name: str
     about: str

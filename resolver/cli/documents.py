@@ -93,7 +93,7 @@ def from_daemon(socket_path: str | None) -> Documents:
 
 
 def of_snapshot(snapshot: Snapshot) -> Documents:
-    """Return what a daemon with this snapshot answers."""
+    """Return the answer of a daemon with this snapshot."""
     return _gather(lambda shape, name: convert(answer(snapshot, name), shape, from_attributes=True))
 
 

@@ -116,7 +116,7 @@ def _directories(socket_path: str | None) -> tuple[str, ...]:
 
 
 def _facts(socket_path: str | None) -> Facts:
-    """Return the running daemon's facts, else what the driver's version shows."""
+    """Return the running daemon's facts, else those of the driver's version."""
     try:
         policy, gpus = (
             client.get_json(f"/v1/{name}", socket_path, seconds=1.0) for name in ("status", "gpus")

@@ -127,7 +127,7 @@ def _work(status: Status, unresolved: UnresolvedCounts) -> Iterator[Line]:
 
 
 def _use(status: Status) -> Iterator[Line]:
-    """Yield what an operator should look at; `resolver usage` has all of it."""
+    """Yield an operator's next steps; `resolver usage` has all of it."""
     states, without = status.core_limits, status.without_slot
     text = _list({state.replace("_", " "): n for state, n in states.items()})
     yield (

@@ -153,7 +153,7 @@ def _from_file(path: str) -> dict[str, Any]:
 
 
 def _require_trusted(path: str, info: os.stat_result) -> None:
-    """Raise `UsageError` if another user can change the file: settings decide what root writes."""
+    """Raise `UsageError` if another user can change the file: settings decide root's writes."""
     if info.st_uid not in (0, os.geteuid()):
         why = f"belongs to user {info.st_uid}: chown it to root"
     elif info.st_mode & stat.S_IWOTH:

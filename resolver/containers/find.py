@@ -243,7 +243,7 @@ def _not_found(procfs: Procfs, wanted: Wanted) -> ResolverError:
 
 
 def require_host_cgroupns(procfs: Procfs, seen: str) -> None:
-    """Raise CannotKnow if a private cgroup namespace hides this process's container; ``seen`` is what was found."""
+    """Raise CannotKnow if a private cgroup namespace hides this process's container; ``seen`` names those found."""
     try:
         hidden = os.readlink(f"{procfs.root}/self/ns/cgroup") != _HOST_CGROUPNS
     except FileNotFoundError:

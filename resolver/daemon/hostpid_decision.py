@@ -44,7 +44,7 @@ class Decision:
     def decide(
         self, setting: HostpidNamespace, driver_version: str | None, *, vgpu: bool | None = False
     ) -> None:
-        """Decide, and log what is new; see `hostpid_policy.decide`."""
+        """Decide, and log a change; see `hostpid_policy.decide`."""
         base = decide(setting, driver_version, vgpu=vgpu)
         if not self._logged or self._base != base:
             self._base, self._logged, self._warned = base, True, False

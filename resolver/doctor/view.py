@@ -46,7 +46,7 @@ def view(node: Node) -> Finding:
 
 
 def _rights() -> Iterator[Finding]:
-    """Yield what this process lacks of the daemon's rights."""
+    """Yield the daemon's rights that this process lacks."""
     from resolver.linux.capabilities import held
 
     if Path("/proc/self/uid_map").read_text(encoding="ascii").split() != ["0", "0", "4294967295"]:

@@ -38,7 +38,7 @@ class Used(NamedTuple):
     share: int = 0
 
     def with_thread(self, other: Used) -> Used:
-        """Join it with what NVML lists of another of its threads: the load and the memory are the same."""
+        """Join it with NVML's entry of another of its threads: the load and the memory are the same."""
         unknown = self.sm_util is None or other.sm_util is None
         return self._replace(
             sm_util=None if unknown else max(self.sm_util or 0, other.sm_util or 0),

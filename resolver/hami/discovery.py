@@ -136,7 +136,7 @@ class RegionChanges(NamedTuple):
 
 
 def refusal(error: Exception) -> RegionRejected:
-    """Translate what keeps a file or directory from being used now."""
+    """Translate the error that keeps a file or directory from being used now."""
     if isinstance(error, RegionRejected):
         return error
     if isinstance(error, OSError):

@@ -60,7 +60,7 @@ def in_cluster(environment: Mapping[str, str]) -> str:
 class Backoff:
     """Pause before the next try, longer each time, and random: nodes must not retry in step.
 
-    At most 4 s, a minute after a refusal, and at least what the server demands.
+    At most 4 s, a minute after a refusal, and at least the server's Retry-After.
     """
 
     FIRST, MOST, MOST_REFUSED = 0.25, 4.0, 60.0

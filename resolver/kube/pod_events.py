@@ -1,4 +1,4 @@
-"""Events on pods: what `resolver usage` finds, where people look first (``kubectl describe pod``).
+"""Events on pods: the findings of `resolver usage`, where people look first (``kubectl describe pod``).
 
 One event for each state and pod. While the state lasts, its count and time are updated each ten minutes.
 """
@@ -79,7 +79,7 @@ def parse_kinds(text: str) -> frozenset[PodEvent]:
 
 
 class PodEvents:
-    """Reads the daemon's accounts and posts what lasts; at most one request each `APART_SECONDS`."""
+    """Reads the daemon's accounts and posts lasting states; at most one request each `APART_SECONDS`."""
 
     def __init__(
         self,

@@ -357,7 +357,7 @@ class Procfs:
     # -- handles ------------------------------------------------------------------------------------
 
     def hold(self, host_pid: int) -> HeldProcess:
-        """Hold the process with this PID, or what is left until it is reaped. Raises `NotAProcess` for a thread's."""
+        """Hold the process with this PID, or its zombie. Raises `NotAProcess` for a thread's."""
         if self.use_pidfd:
             try:
                 return HeldProcess(os.pidfd_open(host_pid), is_pidfd=True)

@@ -143,7 +143,7 @@ def _drop() -> None:
 def cached(fd: int, start: int, length: int) -> bool:
     """Check that a range of a file is in the page cache, without a lock; True before Linux 6.5, which can't tell.
 
-    A read with RWF_NOWAIT begins to read ahead what is missing, and waits there for a process that punches a hole.
+    A read with RWF_NOWAIT begins to read missing pages ahead, and waits there for a process that punches a hole.
     """
     import ctypes
 

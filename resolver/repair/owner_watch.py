@@ -190,7 +190,7 @@ class OwnerSearch:
         state.named(container.pod_uid or "", name.container if name else "")
 
     async def read_variables(self, repairs: RegionRepairs, now: float) -> None:
-        """Read what new owners' environments tell HAMi's library, once; a tenant can make that fail for a while."""
+        """Read HAMi's settings from new owners' environments, once; a tenant can make that fail for a while."""
         payer = repairs.ownership.account
         for state in repairs.slots.distinguished():
             if not state.reads(now):

@@ -1,4 +1,4 @@
-"""One region: its file and container, its slots, when they need work, and what its watchers show."""
+"""One region: its file and container, its slots, when they need work, and its watchers' evidence."""
 
 from __future__ import annotations
 

@@ -207,7 +207,7 @@ class Repairer:
         return self.agenda.next_pass(wait, wanted, time.monotonic(), self.turns.going)
 
     def watchers(self) -> dict[str, int]:
-        """Count containers by what their watchers show of the policy: one sample found confirms it."""
+        """Count containers by their watchers' evidence of the policy: one sample found confirms it."""
         counts: dict[str, set[str]] = {finding.value: set() for finding in WatcherFinding}
         for repairs in self.regions.values():
             if repairs.finding is not None:

@@ -234,7 +234,7 @@ class Evidence:
         return [device for device, word in self.words.items() if word.disputed]
 
     def finding(self, now: float, blind: Container[int] = ()) -> WatcherFinding | None:
-        """Return what the watcher's own values show of the policy. Its tenant can fake them.
+        """Return the evidence of the policy in the watcher's own values. Its tenant can fake them.
 
         The driver refuses the older call for samples of the devices at ``blind``.
         """

@@ -36,7 +36,7 @@ class _Files(Generic[T]):
         return True
 
     def _versions(self) -> list[tuple[int, ...]]:
-        """Identify the content of each file by what changes with it; a link, such as a secret's, is followed."""
+        """Identify the content of each file by its inode, size and times; a link, such as a secret's, is followed."""
         versions = list[tuple[int, ...]]()
         for path in self._paths:
             try:

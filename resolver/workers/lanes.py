@@ -195,7 +195,7 @@ class Lanes:
         return self._second
 
     def _took(self, payer: str, about: str, wall: float, own_cpu: float, *, costly: bool) -> None:
-        """Charge an answer, and note what it says of its container."""
+        """Charge an answer, and note its evidence of the container."""
         now, apart = time.monotonic(), about in self._apart
         seconds = own_cpu if apart else wall
         self.budgets.spend(payer, seconds)

@@ -41,7 +41,7 @@ def fetch(nvml: Any, call: Fetch, *arguments: Any) -> list[Any]:
 
 
 class ClockUnknownError(Exception):
-    """The driver's clock is unknown: no answer shows what is from the last second."""
+    """The driver's clock is unknown: no answer shows the samples of the last second."""
 
 
 class DeviceClock:

@@ -142,7 +142,7 @@ class WorkerProcess:
             raise
 
     def _send(self) -> None:
-        """Send what the child may have at a time, to a new one if it ended or can't get descriptors."""
+        """Send as many requests as the child may have at a time, to a new one if it ended or can't get descriptors."""
         while self._waiting and len(self._asked) < self._window:
             request, fresh = self._waiting[0], self.channel is None
             if request.future.done():  # cancelled
@@ -298,7 +298,7 @@ class WorkerProcess:
     def _failed(
         self, what: str, *, own_fault: bool = False, late: bool = False, lacks: Shortage | None = None
     ) -> WorkerFailed:
-        """End the child, count it, return the error. The next one is asked what is unanswered."""
+        """End the child, count it, return the error. The next one gets the unanswered requests."""
         self._end()
         self.failures += 1
         self.failures_in_a_row += 1

@@ -1,4 +1,4 @@
-"""One container in the daemon's documents, and what HAMi's monitors report of it, by release."""
+"""One container in the daemon's documents, and the values that HAMi's monitors report, by release."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ def _sorted(nodes: Iterable[Any], choice: Choice) -> list[Any]:
 
 
 def _value(node: ContainerNode | ProcessNode, sort: str) -> Any:
-    """Return what a node is sorted by; None if unknown, or if processes have no such value."""
+    """Return the value that a node is sorted by; None if unknown, or if processes have no such value."""
     if isinstance(node, ContainerNode):
         use, memory, name = node.utilization.value, node.memory.value, (node.names.title, 0)
         idle = -node.idle_since if node.idle_since else None

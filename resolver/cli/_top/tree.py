@@ -208,6 +208,6 @@ def _of_slot(slot: Slot | None) -> tuple[str, str]:
 
 
 def _identity(record: ContainerUse | Named) -> tuple[str, str]:
-    """Return what identifies a container through its restarts; its id where its names are unknown."""
+    """Return a container's identity through its restarts; its id where its names are unknown."""
     pod_uid, name = record.pod_uid, record.container_name
     return (pod_uid, name) if pod_uid and name else ("", record.container_id or "")
