@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 TYPE_CHECKING = False  # as typing's: every command pays for this module
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -16,6 +18,12 @@ def some(names: Iterable[str], most: int = 3) -> str:
     """Return a few of the names, and the number of the others."""
     first, others = (listed := list(names))[:most], listed[most:]
     return ", ".join(first) + (f" and {len(others)} more" if others else "")
+
+
+def cause(error: OSError | ValueError) -> str:
+    """Return an error's text; the kernel's without number and path."""
+    code = getattr(error, "errno", None)
+    return os.strerror(code) if code else str(error)
 
 
 def printable(text: str) -> str:

@@ -14,10 +14,14 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **settings: Any) -> None:
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **settings)
 
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Refuse ``-o json``, whose word would count as the first argument."""
+        if "-o" in (args or ()) and "-o" not in self._option_string_actions:
+            self.error("there is no -o: --json prints JSON")
+        return super().parse_args(args, namespace)
+
     def error(self, message: str) -> NoReturn:
         """Print the message in one sentence; exit code 2."""
-        if message.startswith("unrecognized arguments: -o"):
-            message += ": --json prints JSON"
         self.exit(2, f"{self.prog}: {message}. See {self.prog} --help\n")
 
 

@@ -73,6 +73,7 @@ async def _report(args: argparse.Namespace, address: tuple[str, int] | None) -> 
 
     from resolver import client
     from resolver.base.journal import Journal, setup_logging
+    from resolver.base.text import cause
     from resolver.base.version import VERSION
     from resolver.kube.apiserver import ACCOUNT_DIR, ApiServer, in_cluster
     from resolver.kube.pod_events import DEFAULT, PodEvent, PodEvents, parse_kinds
@@ -98,8 +99,8 @@ async def _report(args: argparse.Namespace, address: tuple[str, int] | None) -> 
     try:
         listener = pages.listen(*address) if address else None
     except OSError as error:
-        why = os.strerror(error.errno) if error.errno else str(error)
-        raise UsageError(f"--metrics-addr cannot be listened on: {why}; name another, or off") from None
+        why = f"--metrics-addr cannot be listened on: {cause(error)}"
+        raise UsageError(f"{why}; name another, or off") from None
     journal.log.info("started", version=VERSION, node=node)
     loop = asyncio.get_running_loop()
     working = asyncio.ensure_future(asyncio.gather(reporter.run(), pod_events.run()))

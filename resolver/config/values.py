@@ -35,8 +35,8 @@ def parse_address(text: str) -> tuple[str, int] | None:
     if text == OFF:
         return None
     host, colon, port = text.rpartition(":")
-    if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
-        raise ValueError("write HOST:PORT, :PORT for every address, or off")
+    if not colon or not port.isascii() or not port.isdigit() or len(port) > 5 or int(port) > 65535:
+        raise ValueError("write HOST:PORT, :PORT for every address, or off; the highest PORT is 65535")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
     elif ":" in host:
@@ -61,7 +61,7 @@ def check_paths(paths: tuple[str, ...]) -> None:
         raise ValueError("write a list of paths, none of them empty")
     for path in paths:
         if path != "auto" and not path.startswith("/"):
-            raise ValueError(f"write {path!r} from / on: the daemon has no directory to begin with")
+            raise ValueError(f"{path!r} is no whole path: begin it with /, or write auto")
 
 
 def text_of(value: Any) -> str:

@@ -19,6 +19,7 @@ from resolver.base.errors import AccessDenied, ProcessGone, UsageError
 from resolver.base.reasons import BrokerRefusal
 from resolver.base.retry import tried_again
 from resolver.config import HostpidNamespace
+from resolver.linux.node_lock import refuse_new_in_root
 from resolver.linux.peers import PeerUnknown, peer_of
 from resolver.serve.accept import Acceptor, Waiting
 from resolver.serve.unix_socket import UnixSocket
@@ -213,13 +214,10 @@ def _make(directory: str) -> None:
 
     HAMi's client checks the directory in the same way.
     """
+    refuse_new_in_root(directory, "--broker")
     parts = directory.split("/")[1:]
     for depth in range(1, len(parts) + 1):
         path, last = "/" + "/".join(parts[:depth]), depth == len(parts)
-        if depth == 1 and not os.path.lexists(path):
-            raise UsageError(
-                f"there is no {path}, and nothing is made in /: make it, or name another place with --broker"
-            )
         with contextlib.suppress(FileExistsError):
             os.mkdir(path, 0o700)
             os.chmod(path, 0o711 if last else 0o755)  # whatever the umask says

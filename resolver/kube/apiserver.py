@@ -18,6 +18,7 @@ import httpx2
 
 from resolver.base.errors import ApiServerFailed, UsageError
 from resolver.base.retry import doubled
+from resolver.base.text import cause
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Mapping
@@ -192,9 +193,8 @@ class ApiServer:
             with open(path, encoding="ascii") as file:
                 return file.read(1 << 20)
         except (OSError, ValueError) as error:
-            why = getattr(error, "strerror", None) or str(error)
             raise ApiServerFailed(
-                f"{path} cannot be read ({why}): mount a service account's token, or name its directory with "
+                f"{path} cannot be read ({cause(error)}): mount a service account's token, or name its directory with "
                 "--service-account"
             ) from None
 

@@ -10,6 +10,14 @@ from typing import Self
 
 from resolver.base.errors import UsageError
 
+#: Next steps, by the error of a run directory.
+_REMEDIES = {
+    errno.ENOSPC: "make room there",
+    errno.EDQUOT: "make room there",
+    errno.EROFS: "mount it writable",
+    errno.EEXIST: "a file has its name: move that away",
+}
+
 
 class Held(UsageError):
     """Another daemon holds the lock; ``holder`` is the PID written there."""
@@ -20,6 +28,20 @@ class Held(UsageError):
             "Stop it first, take over from it when it ends (--wait), or look without writing: --dry-run"
         )
         self.holder = holder
+
+
+def make_directory(path: str, option: str) -> None:
+    """Make one of the daemon's directories, which ``option`` sets. Raises OSError, and `refuse_new_in_root`'s."""
+    refuse_new_in_root(path, option)
+    os.makedirs(path, mode=0o755, exist_ok=True)
+
+
+def refuse_new_in_root(path: str, option: str) -> None:
+    """Raise `UsageError` if a directory would have to be made in /: its path is misspelt, or a mount is missing."""
+    top = "/" + path.split("/")[1] if path.startswith("/") else "/"
+    if not os.path.lexists(top):
+        why = "and nothing is made in /: make it, or name another place with"
+        raise UsageError(f"there is no {top}, {why} {option}")
 
 
 class NodeLock:
@@ -52,7 +74,7 @@ class NodeLock:
 
     def _open(self, run_dir: str) -> int:
         try:
-            os.makedirs(run_dir, mode=0o755, exist_ok=True)
+            make_directory(run_dir, "--run-dir")
             return os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
             raise _unusable(run_dir, error) from None
@@ -75,10 +97,7 @@ class NodeLock:
 
 def _unusable(run_dir: str, error: OSError) -> UsageError:
     remedy = "check its file system" if os.geteuid() == 0 else "run as root"
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        remedy = "make room there"
-    elif error.errno == errno.EROFS:
-        remedy = "mount it writable"
+    remedy = _REMEDIES.get(error.errno or 0, remedy)
     return UsageError(
         f"the run directory {run_dir} cannot be used ({error.strerror}): {remedy}, or name another with --run-dir"
     )

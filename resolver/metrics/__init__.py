@@ -6,7 +6,6 @@ Everything is read from the last pass's snapshot, so no answer waits for the dri
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -19,6 +18,7 @@ with lean():
 
 from resolver.base.errors import UsageError
 from resolver.base.retry import tried_again
+from resolver.base.text import cause
 from resolver.config import parse_address
 from resolver.metrics.collector import collect
 from resolver.serve import pages
@@ -127,7 +127,7 @@ async def _opened(settings: Settings, journal: Journal) -> tuple[socket.socket, 
         try:
             return pages.listen(*(parse_address(settings.metrics_addr) or ("", 0))), credentials
         except OSError as error:
-            why = os.strerror(error.errno) if error.errno else str(error)
+            why = cause(error)
         raise UsageError(
             f"{settings.metrics_addr} cannot be listened on: {why}; name another with --metrics-addr"
         )

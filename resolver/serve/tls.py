@@ -8,6 +8,7 @@ from hmac import compare_digest
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from resolver.base.errors import UsageError
+from resolver.base.text import cause
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -82,23 +83,29 @@ class PortCredentials:
 
 
 def _server_context(cert: str, key: str) -> ssl.SSLContext:
-    for path in (cert, key):
-        _read(path)  # OpenSSL's errors have no path
+    # OpenSSL's errors have no path.
+    for path, part, is_there in (
+        (cert, "certificate", b"-----BEGIN CERTIFICATE-----" in _read(cert)),
+        (
+            key,
+            "unencrypted private key",
+            b" PRIVATE KEY-----" in (text := _read(key)) and b"ENCRYPTED" not in text,
+        ),
+    ):
+        if not is_there:
+            raise UsageError(
+                f"{path} holds no {part} as PEM: write one into it under another name, and rename that"
+            )
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.options |= ssl.OP_NO_RENEGOTIATION
     context.num_tickets = 0  # scrapers keep their connections
     try:
-        context.load_cert_chain(
-            cert, key, password=""
-        )  # an encrypted key fails, instead of asking a terminal
+        context.load_cert_chain(cert, key, password="")  # never asks a terminal
     except (ssl.SSLError, ValueError) as error:
-        why = (getattr(error, "reason", "") or str(error)).lower().replace("_", " ")
-        if "mismatch" in why:
-            why = f"{key} is another certificate's key"
-        raise UsageError(
-            f"no certificate chain in {cert} with its unencrypted key in {key}, both as PEM ({why}): write both anew, "
-            "each under another name, and rename them"
-        ) from None
+        why = f"{cert} or {key} is damaged, or half written"
+        if "MISMATCH" in (getattr(error, "reason", "") or ""):
+            why = f"{key} is another certificate's key than that of {cert}"
+        raise UsageError(f"{why}: write both anew, each under another name, and rename them") from None
     return context
 
 
@@ -141,5 +148,6 @@ def _read(path: str) -> bytes:
         with open(path, "rb") as file:
             return file.read(1 << 20)
     except OSError as error:
-        why = os.strerror(error.errno) if error.errno else str(error)
-        raise UsageError(f"{path} can't be read ({why}): it must exist, and root must own it") from None
+        raise UsageError(
+            f"{path} can't be read ({cause(error)}): it must exist, and root must own it"
+        ) from None

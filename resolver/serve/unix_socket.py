@@ -7,9 +7,15 @@ import glob
 import os
 import socket
 import stat
+from typing import TYPE_CHECKING
 
 from resolver.base.errors import UsageError
+from resolver.base.text import cause
+from resolver.linux.node_lock import make_directory
 from resolver.linux.peers import Listener
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 #: In the kernel. Beyond it a client that connects waits for its turn, or, if it doesn't wait, gets EAGAIN.
 _BACKLOG = 512
@@ -32,7 +38,7 @@ def group_of(name: str) -> int | None:
 
 
 class UnixSocket:
-    """Listening socket at ``path``, which ``option`` sets, unreachable before `open`. Raises UsageError and OSError.
+    """Listening socket at ``path``, which ``option`` sets, unreachable before `open`. Raises `UsageError`.
 
     Creating it may need privileges that the daemon drops soon; opening it needs none.
     """
@@ -53,9 +59,10 @@ class UnixSocket:
         self._temporary = f"{path}.{os.getpid()}"
         self._inode = 0
         try:
-            os.makedirs(os.path.dirname(path) or ".", mode=0o755, exist_ok=True)
-            _remove_abandoned(path)
-            self._bind(mode, group)
+            with self._explained():
+                make_directory(os.path.dirname(path) or ".", option)
+                _remove_abandoned(path)
+                self._bind(mode, group)
         except BaseException:
             self.close()
             raise
@@ -78,10 +85,19 @@ class UnixSocket:
 
     def open(self) -> None:
         """Listen at ``path``, in place of a stale socket; `UsageError` if it is in use or no socket."""
-        self._require_free()
-        self.listener.listen(self._backlog)
-        os.rename(self._temporary, self.path)
-        self._inode = os.lstat(self.path).st_ino
+        with self._explained():
+            self._require_free()
+            self.listener.listen(self._backlog)
+            os.rename(self._temporary, self.path)
+            self._inode = os.lstat(self.path).st_ino
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            why = f"the socket {self.path} can't be made ({cause(error)})"
+            raise UsageError(f"{why}: check its directory, or set another path with {self._option}") from None
 
     def close(self) -> None:
         """Remove the socket unless another process has replaced it, and leftovers of killed daemons."""

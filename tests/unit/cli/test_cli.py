@@ -82,7 +82,12 @@ def test_wrong_usage_is_exit_2_with_a_word_on_standard_error(words: str) -> None
 NEXT_STEPS = {
     ("lookup", "abcdef123456", "9" * 5000): "'99999999999999999999...' is no number of up to 40 digits",
     ("reverse", "9" * 5000): "is no number of up to 40 digits",
-    ("slots", "-o", "json"): "--json prints JSON",
+    ("slots", "-o", "json"): "there is no -o: --json prints JSON",
+    ("lookup", "-o", "json", "abcdef123456", "1"): "there is no -o: --json prints JSON",
+    ("run", "--containers-dir", "vgpu"): "'vgpu' is no whole path: begin it with /",
+    ("run", "--metrics-addr", "99999"): "'99999' is not possible: write HOST:PORT",
+    ("run", "--metrics-addr", ":99999"): "the highest PORT is 65535",
+    ("run", "--run-dir", "/nope/x"): "there is no /nope, and nothing is made in /: make it",
     ("lookpu",): "did you mean lookup?",
     ("xyzzy",): "the commands are: run, lookup",
 }

@@ -135,7 +135,7 @@ def test_foreign_environment_variables_are_no_settings() -> None:
         ('log_level = "loud"', ["log_level", "'loud'", "debug, info, warning, error"]),
         ("containers_dir = 5", ["containers_dir", "5", "a list of paths"]),
         ('containers_dir = ""', ["containers_dir", "''", "a list of paths"]),
-        ('containers_dir = "foo"', ["containers_dir", "write 'foo' from / on"]),
+        ('containers_dir = "foo"', ["containers_dir", "'foo' is no whole path: begin it with /"]),
         ('containers_dir = ["/a", ""]', ["containers_dir", "empty"]),
         ("intervall = 1", ["intervall", "no such setting", "did you mean interval?"]),
         ("once = true", ["once", "no such setting"]),

@@ -93,6 +93,12 @@ def test_no_link_is_followed(tmp_path: Path) -> None:
 
 def test_a_run_directory_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    for place in (str(tmp_path / "file"), "/proc/nowhere", ""):
-        with pytest.raises(UsageError, match="--run-dir"):
+    for place, cause in {
+        str(tmp_path / "file"): "a file has its name: move that away",
+        "/proc/nowhere": "cannot be used",
+        "": "cannot be used",
+        "/nope/x/y": "there is no /nope, and nothing is made in /: make it",
+    }.items():
+        with pytest.raises(UsageError, match=f"{cause}.*--run-dir"):
             NodeLock(place)
+    assert not os.path.lexists("/nope")

@@ -260,8 +260,9 @@ def test_errors_name_the_file_and_the_cause(files: dict[str, str], tmp_path: Pat
     empty.touch()
     for paths, words in (
         ((cert, str(other), ""), ("another certificate's key", cert, str(other))),
-        ((cert, str(locked), ""), ("unencrypted key", str(locked))),
-        ((str(empty), key, ""), (str(empty),)),
+        ((cert, str(locked), ""), (f"{locked} holds no unencrypted private key as PEM",)),
+        ((str(empty), key, ""), (f"{empty} holds no certificate as PEM",)),
+        ((cert, str(empty), ""), (f"{empty} holds no unencrypted private key as PEM",)),
         ((str(tmp_path), key, ""), (f"{tmp_path} can't be read (Is a directory)",)),
         (("", "", str(empty)), (f"{empty} is empty",)),
         (("", "", str(tmp_path / "no")), ("can't be read (No such file",)),

@@ -124,6 +124,23 @@ def test_a_living_one_is_left_alone_and_a_dead_one_replaced(tmp_path: Path) -> N
     third.close()
 
 
+@pytest.mark.parametrize(
+    ("path", "cause"),
+    [
+        (
+            "/proc/x/s",
+            r"the socket /proc/x/s can't be made \(No such file or directory\): check its directory",
+        ),
+        ("/nope/t/s", "there is no /nope, and nothing is made in /: make it, or name another place"),
+        ("/run/" + "x" * 100, r"can't be made \(AF_UNIX path too long\)"),
+    ],
+)
+def test_impossible_path_is_refused_with_its_option(path: str, cause: str) -> None:
+    with pytest.raises(UsageError, match=f"{cause}.* with --socket"):
+        UnixSocket(path, "--socket")
+    assert not os.path.lexists("/nope")
+
+
 def test_groups_have_names_and_numbers() -> None:
     assert group_of("") is None
     assert group_of("4711") == 4711
