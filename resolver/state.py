@@ -96,7 +96,13 @@ class SlotCounts(NamedTuple):
 class SlotReports:
     """Slots of one region: those with an owner, then the others, whose reports are made on request."""
 
-    def __init__(self, owned: tuple[SlotReport, ...], slots: PackedSlots, codes: bytes, devices: int) -> None:
+    def __init__(
+        self,
+        owned: tuple[SlotReport, ...],
+        slots: PackedSlots | tuple[()] = (),
+        codes: bytes = b"",
+        devices: int = 0,
+    ) -> None:
         """``codes`` are `UnownedCode`, one for each of ``slots``: a tenant can fill 1,024 in each file."""
         self.owned, self.codes = owned, codes
         self._slots, self._devices = slots, devices
@@ -122,12 +128,12 @@ class SlotReports:
                 )
 
 
-def tally(*regions: SlotReports | tuple[SlotReport, ...]) -> SlotCounts:
+def tally(*regions: SlotReports) -> SlotCounts:
     """Count the slots by state, without reports of unowned slots."""
     in_use = dead = repaired = stuck = 0
     unresolved = Counter[UnresolvedReason]()
     for slots in regions:
-        listed, codes = (slots.owned, slots.codes) if isinstance(slots, SlotReports) else (slots, b"")
+        listed, codes = slots.owned, slots.codes
         in_use += len(listed) + len(codes) - codes.count(0)
         dead += sum(slot.dead for slot in listed)
         repaired += sum(slot.repaired is not None for slot in listed)
@@ -195,7 +201,7 @@ class RegionReport(RegionFacts, frozen=True, kw_only=True):
     ``limiting`` is utilization_switch, ``limits`` by device why it can't be enforced, None if it can.
     """
 
-    slots: SlotReports | tuple[SlotReport, ...]
+    slots: SlotReports
     limit: tuple[int, ...] = ()
     sm_limit: tuple[int, ...] = ()
     container_ids: tuple[str, ...] = ()

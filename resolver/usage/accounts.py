@@ -7,7 +7,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from resolver.base.reasons import SampleReason
-from resolver.state import ContainerUse, LimitState, SlotReports, tally
+from resolver.state import ContainerUse, LimitState, tally
 from resolver.usage.windows import KEPT_SECONDS, DeviceTime
 
 if TYPE_CHECKING:
@@ -272,10 +272,9 @@ def _limits(
 
 def _enforced(region: RegionReport, container_id: str) -> LimitState:
     """Return the state of the process that is limited least; that of slots without an owner only if there is none."""
-    owned = region.slots.owned if isinstance(region.slots, SlotReports) else region.slots
     states = {
         LimitState.of(slot.core_policy, switch=region.limiting)
-        for slot in owned
+        for slot in region.slots.owned
         if slot.host_pid is not None and slot.container_id in ("", container_id)
     }
     if not states:

@@ -18,7 +18,7 @@ from resolver.gpu.attribution import NOTHING, join
 from resolver.gpu.inventory import NONE as NO_INVENTORY
 from resolver.gpu.inventory import changes, new_xids
 from resolver.gpu.sampler import SAMPLE_SECONDS, Sampler
-from resolver.state import Container, Process, SlotReports
+from resolver.state import Container, Process
 from resolver.usage.accounts import Accounts
 from resolver.usage.bypasses import Bypasses
 
@@ -177,8 +177,7 @@ class GpuUsers:
 
     def _disputes(self) -> Iterator[tuple[tuple[int, str], str]]:
         for region in self._repairer.reports():
-            owned = region.slots.owned if isinstance(region.slots, SlotReports) else region.slots
-            for slot in owned:
+            for slot in region.slots.owned:
                 if slot.stuck and slot.host_pid is not None:
                     for uuid, utilization in zip(region.device_uuids, slot.utilization, strict=True):
                         if utilization is None:

@@ -24,6 +24,7 @@ from resolver.state import (
     Process,
     RegionReport,
     SlotReport,
+    SlotReports,
     Snapshot,
     Worker,
 )
@@ -136,7 +137,7 @@ def _process(of: Container, host_pid: int, ns_pid: int, device_uuid: str) -> Pro
 def _region(of: Container, on: tuple[str, ...], slots: tuple[SlotReport, ...]) -> RegionReport:
     path = f"/usr/local/vgpu/containers/{of.pod_uid}_{of.container_name}/{of.container_id[-8:]}.cache"
     report = RegionReport(
-        path, of.pod_uid or "", of.container_name or "", "v1.2", on, of.container_id, slots=slots
+        path, of.pod_uid or "", of.container_name or "", "v1.2", on, of.container_id, slots=SlotReports(slots)
     )
     # HAMi's scheduler always gives a share of the memory, and usually one of the cores.
     return replace(report, limit=(8 << 30,) * len(on), sm_limit=(30,) * len(on))

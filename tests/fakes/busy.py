@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from resolver.base.reasons import RegionReason, RepairReason, SampleReason, UnresolvedReason
 from resolver.gpu.attribution import NOTHING
 from resolver.gpu.inventory import Gpu, Illness, Inventory, MigInstance
-from resolver.state import Container, Process, RegionReport, SlotReport, Snapshot
+from resolver.state import Container, Process, RegionReport, SlotReport, SlotReports, Snapshot
 from tests.fakes.pictures import picture
 
 GIB: Final = 1 << 30
@@ -86,7 +86,7 @@ class Builder:
             )
         )
         self.regions.append(
-            RegionReport(path, pod_uid, container, "v1.2", (gpu.uuid,), container_id, slots=())
+            RegionReport(path, pod_uid, container, "v1.2", (gpu.uuid,), container_id, slots=SlotReports(()))
         )
 
     def limited(self, core: int, gib: float) -> None:
@@ -129,7 +129,7 @@ class Builder:
             sm_util=(0,),
             utilization=(None,),
         )
-        self.regions[-1] = replace(region, slots=(*region.slots, replace(empty, **fields)))
+        self.regions[-1] = replace(region, slots=SlotReports((*region.slots, replace(empty, **fields))))
 
     def container(self, gpu: Gpu, processes: int) -> None:
         number = len(self.containers)

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from resolver.base.reasons import RepairReason
 from resolver.gpu.attribution import NOTHING
 from resolver.gpu.inventory import Gpu, Inventory
-from resolver.state import Container, Process, RegionReport, SlotReport
+from resolver.state import Container, Process, RegionReport, SlotReport, SlotReports
 
 CID, OTHER, POD, GPU = "ab" * 32, "cd" * 32, "11111111-2222-3333-4444-555555555555", "GPU-1"
 
@@ -33,7 +33,8 @@ GPUS = Inventory(
 
 def region(*slots: SlotReport, **changes: Any) -> RegionReport:
     return replace(
-        RegionReport(PATH, POD, "main", "v1.2", (GPU,), CID, placement="hami", slots=slots), **changes
+        RegionReport(PATH, POD, "main", "v1.2", (GPU,), CID, placement="hami", slots=SlotReports(slots)),
+        **changes,
     )
 
 

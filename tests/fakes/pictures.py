@@ -18,6 +18,7 @@ from resolver.state import (
     Process,
     RegionReport,
     SlotReport,
+    SlotReports,
     Snapshot,
     Source,
     Worker,
@@ -76,8 +77,8 @@ FULL: dict[str, Any] = {
         Container("cd" * 32, *(None,) * 7, (), 1e9),
     ),
     "regions": (
-        RegionReport("/a.cache", POD, "main", "v1.2", (GPU, "GPU-2"), CID, slots=SLOTS),
-        RegionReport("/b.cache", POD, "other", "v1.2", (GPU,), None, quarantined=True, slots=()),
+        RegionReport("/a.cache", POD, "main", "v1.2", (GPU, "GPU-2"), CID, slots=SlotReports(SLOTS)),
+        RegionReport("/b.cache", POD, "other", "v1.2", (GPU,), None, quarantined=True, slots=SlotReports(())),
     ),
     "rejected": {"/c.cache": RegionReason.SYMLINK},
     "missing_dirs": ("/gone",),

@@ -27,6 +27,7 @@ from resolver.api.request import MOST_BODY_BYTES
 from resolver.api.walks import Walks
 from resolver.base.errors import AccessDenied, Ambiguous, CannotKnow, NoDaemon, NotFound, UsageError
 from resolver.base.reasons import RepairReason
+from resolver.state import SlotReports
 from tests.fakes.pictures import CID, FULL, GPU, SLOTS
 from tests.fakes.served import Served, serving
 from tests.patience import PATIENCE_S, until
@@ -125,7 +126,7 @@ def test_unknown_is_null_and_upstream_fields_keep_names(served: Served) -> None:
 def test_lists_of_any_length_are_whole(served: Served, count: int) -> None:
     region = served.shown.regions[0]
     slots = tuple(replace(SLOTS[0], pid=number) for number in range(1, count + 1))
-    served.shown = served.shown._replace(regions=(replace(region, slots=slots),))
+    served.shown = served.shown._replace(regions=(replace(region, slots=SlotReports(slots)),))
     found = client.get_json("/v1/slots", served.path)["slots"]
     assert [slot["pid"] for slot in found] == list(range(1, count + 1))
 

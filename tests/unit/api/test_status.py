@@ -10,7 +10,7 @@ import pytest
 from resolver.api.status import troubles
 from resolver.base.reasons import TroubleReason, UnresolvedReason
 from resolver.gpu.attribution import NOTHING
-from resolver.state import RegionReport, SlotReport
+from resolver.state import RegionReport, SlotReport, SlotReports
 from tests.fakes.pictures import picture
 
 LOST = SlotReport(7, 0, 0, None, False, UnresolvedReason.NO_SUCH_PROCESS, None, (0,), (None,))
@@ -27,7 +27,7 @@ LOST = SlotReport(7, 0, 0, None, False, UnresolvedReason.NO_SUCH_PROCESS, None, 
         ({"standing": {"out_of_means": "ENOMEM"}}, "out_of_means", "it lacks resources: ENOMEM", True),
         ({"source": {"incomplete": "full"}}, "source_incomplete", "its map is incomplete: full", False),
         ({"dry_run": True}, "dry_run", "it is a dry run", False),
-        ({"regions": (RegionReport("/x", None, None, "v1.2", ("GPU",), slots=(LOST,)),)},
+        ({"regions": (RegionReport("/x", None, None, "v1.2", ("GPU",), slots=SlotReports((LOST,))),)},
          "slots_unresolved", "slots are unresolved: 1 no_such_process", False),
         ({"over_budget": {"/x/uid_main": 1.7e9}}, "over_budget", "uid_main since 22:13:20 UTC", False),
         ({"counters": {"internal_errors": 1}}, "internal_errors", "internal errors: 1 time since", False),

@@ -26,7 +26,7 @@ from resolver.cli.status import _cost
 from resolver.gpu.attribution import NOTHING
 from resolver.gpu.inventory import Gpu, Illness, Inventory, Sample
 from resolver.hami.hostpid_policy import Origin
-from resolver.state import Container, PassSeconds, RegionReport, Snapshot, Worker
+from resolver.state import Container, PassSeconds, RegionReport, SlotReports, Snapshot, Worker
 from tests.fakes import cachefiles
 from tests.fakes.command import called as resolver
 from tests.fakes.command import on_terminal
@@ -172,7 +172,9 @@ def test_time_of_a_pass_has_no_exponent(seconds: float, text: str) -> None:
 )
 def test_a_file_at_any_place_is_counted(daemon: Daemon, placement: str, project: str) -> None:
     """A newer daemon may know more placements than the command."""
-    region = RegionReport("/dir/pod_main/a.cache", "pod", "main", "v1.2", (), placement=placement, slots=())
+    region = RegionReport(
+        "/dir/pod_main/a.cache", "pod", "main", "v1.2", (), placement=placement, slots=SlotReports(())
+    )
     daemon.show(picture(started_at=AT, collected_at=AT, joined=NOTHING._replace(error=""), regions=(region,)))
     done = resolver("status", "--socket", str(daemon.path))
     assert (done.returncode, done.stderr) == (0, "")
@@ -348,15 +350,6 @@ def test_events_of_a_pod_that_runs_or_ran(daemon: Daemon, pod: str, expected: li
         not expected,
         True,
     )
-
-
-def test_events_fit_a_terminal(daemon: Daemon) -> None:
-    of_pods(daemon)
-    text = on_terminal("events", "--socket", str(daemon.path), NO_COLOR="1")
-    lines = text.splitlines()
-    assert max(len(line) for line in lines if "a.cache" not in line) <= 80  # no path is broken
-    assert lines[0].startswith("11-14 22:13:20 repair team-a/train-0/main ns_pid=2 host_pid=24395 slot=0")
-    assert any(line.startswith("11-14 22:13:20 container_ended old/gone/main") for line in lines)
 
 
 def test_following_goes_on_where_the_kept_ones_end(events: Daemon) -> None:

@@ -19,7 +19,16 @@ from resolver.gpu.attribution import Joined
 from resolver.gpu.inventory import Gpu, GpuDetails, Illness, Inventory, MigInstance, Sample, Xid
 from resolver.metrics import Page, collector
 from resolver.metrics.family import FAMILIES
-from resolver.state import Container, Counted, HamiCounts, Process, RegionReport, SlotReport, Snapshot
+from resolver.state import (
+    Container,
+    Counted,
+    HamiCounts,
+    Process,
+    RegionReport,
+    SlotReport,
+    SlotReports,
+    Snapshot,
+)
 from tests.fakes.exposition import Read
 from tests.fakes.pictures import picture
 
@@ -75,7 +84,7 @@ def region(
 ) -> RegionReport:
     path = f"/containers/{of.pod_uid}_{of.container_name}/x.cache"
     names = of.pod_uid or "", of.container_name or ""
-    report = RegionReport(path, *names, "v1.2", uuids, of.container_id, slots=slots)
+    report = RegionReport(path, *names, "v1.2", uuids, of.container_id, slots=SlotReports(slots))
     return replace(report, **changes)
 
 

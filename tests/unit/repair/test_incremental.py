@@ -16,7 +16,7 @@ from resolver.hami.hostpid_policy import HostpidPolicy
 from resolver.hami.region import RegionView
 from resolver.repair.plan import Inputs, Order
 from resolver.repair.region_report import region_report
-from resolver.state import SlotReport, tally
+from resolver.state import SlotReport, SlotReports, tally
 from tests.fakes.planned import CONTAINER, HOST, UNKNOWN, UUIDS, Bench, view
 
 POLICIES = (HOST, CONTAINER, UNKNOWN)
@@ -61,7 +61,7 @@ class Life:
             assert not self.whole
         report = region_report(repairs, at.joined, lambda host_pid: f"container of {host_pid}", now)
         listed = list(report.slots)
-        assert tally(report.slots) == tally(tuple(listed))
+        assert tally(report.slots) == tally(SlotReports(tuple(listed)))
         assert len(report.slots) == len(listed)
         return Told(
             sorted((o.slot, o.device, o.expected, o.new, o.guard) for o in orders),

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from resolver.base.reasons import SampleReason, UnresolvedReason
 from resolver.gpu.attribution import NOTHING, Used
 from resolver.gpu.sampler import FAILED, OK, UNSUPPORTED, DeviceSamples
-from resolver.state import Container, ContainerUse, LimitState, Process, RegionReport, SlotReport
+from resolver.state import Container, ContainerUse, LimitState, Process, RegionReport, SlotReport, SlotReports
 from resolver.usage import accounts
 
 GPU = "GPU-a"
@@ -24,7 +24,9 @@ ENDED = replace(
     PROCESS, container_id="c1", pod_uid=None, container_name=None, no_slot=SampleReason.PROCESS_ENDED
 )
 SLOT = SlotReport(2, 0, 100, 100, False, None, None, (50,), (50,), core_policy="")
-REGION = RegionReport("/a.cache", "uid", "main", "v1.2", (GPU,), "c1", slots=(SLOT,), sm_limit=(40,))
+REGION = RegionReport(
+    "/a.cache", "uid", "main", "v1.2", (GPU,), "c1", slots=SlotReports((SLOT,)), sm_limit=(40,)
+)
 Load = Callable[[float], float]
 PERIOD = 0.139
 KEPT = 71  # periods that a library hands out
@@ -275,12 +277,15 @@ def test_bursts_below_the_limit_never_exceed_it(node: Node) -> None:
         ({"limits": (LimitState.NO_EFFECT,)}, LimitState.NO_EFFECT),
         ({"limits": (LimitState.NO_EFFECT,), "limiting": False}, LimitState.SWITCHED_OFF),
         (
-            {"slots": (replace(SLOT, host_pid=None, unresolved=UnresolvedReason.NOT_MAPPED),)},
+            {"slots": SlotReports((replace(SLOT, host_pid=None, unresolved=UnresolvedReason.NOT_MAPPED),))},
             LimitState.WAITING,
         ),
-        ({"slots": (replace(SLOT, core_policy=None),)}, LimitState.UNKNOWN),
-        ({"slots": (SLOT, replace(SLOT, core_policy="disable"))}, LimitState.DISABLED),
-        ({"slots": (replace(SLOT, core_policy="force"),), "limiting": False}, LimitState.EXCEEDED),
+        ({"slots": SlotReports((replace(SLOT, core_policy=None),))}, LimitState.UNKNOWN),
+        ({"slots": SlotReports((SLOT, replace(SLOT, core_policy="disable")))}, LimitState.DISABLED),
+        (
+            {"slots": SlotReports((replace(SLOT, core_policy="force"),)), "limiting": False},
+            LimitState.EXCEEDED,
+        ),
     ],
 )
 def test_a_limit_that_does_not_hold_has_a_reason(
@@ -311,7 +316,7 @@ def test_a_slot_without_an_owner_hides_no_excess(node: Node) -> None:
     node.begin(PROCESS, p100=steady(0.95))
     node.work(PROCESS, seconds=140)
     false = replace(SLOT, slot=1, host_pid=None, unresolved=UnresolvedReason.NOT_MAPPED)
-    assert node.use(replace(REGION, slots=(SLOT, false))).limit_state is LimitState.EXCEEDED
+    assert node.use(replace(REGION, slots=SlotReports((SLOT, false)))).limit_state is LimitState.EXCEEDED
 
 
 def test_the_idle_clock_stands_still_while_nvml_is_silent(node: Node) -> None:
