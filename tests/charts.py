@@ -1,7 +1,5 @@
 """Renders the chart in `deploy/chart/resolver` with Helm itself, of the version that the lock file names."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

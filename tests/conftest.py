@@ -4,8 +4,6 @@
 counts what there is of something in the whole kernel.
 """
 
-from __future__ import annotations
-
 import asyncio
 import fcntl
 import gc

@@ -1,7 +1,5 @@
 """What this process has open, by what it is: numbers are used again, and threads close at their own time."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from pathlib import Path

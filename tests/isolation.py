@@ -6,8 +6,6 @@ variable that the product or its tools would read. It can't hide other processes
 them: a test counts its own, or asks for the machine (`alone`).
 """
 
-from __future__ import annotations
-
 import atexit
 import ctypes
 import os

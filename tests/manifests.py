@@ -1,7 +1,5 @@
 """Renders the kustomizations in `deploy/kustomize` by kubectl, and validates manifests by Kubernetes' own schemas."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

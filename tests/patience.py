@@ -1,7 +1,5 @@
 """How long a test waits for what must come: many times what it takes, so that a busy machine fails nothing."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Final

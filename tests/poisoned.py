@@ -8,8 +8,6 @@ environment, a home whose settings are broken, and a monotonic clock as after a 
 command: files lie in file systems of this process's own, and processes die with it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -4,8 +4,6 @@ A table for people, and all numbers as JSON in ``bench.json``. Nothing here pass
 table are what is aimed at.
 """
 
-from __future__ import annotations
-
 import argparse
 import compileall
 import json

@@ -1,7 +1,5 @@
 """Look-ups by the thousand through the API; `hostile` measures it beside bad clients."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import secrets

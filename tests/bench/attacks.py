@@ -4,8 +4,6 @@ Attackers are containers with the rights that a runtime gives by default, and pr
 Each attack is a context: it goes on while it is entered, for ``SECONDS`` at most, and leaves nothing behind.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """What the kernel's map costs: to seed it, and for each fork and exit."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import statistics

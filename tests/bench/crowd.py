@@ -1,7 +1,5 @@
 """The bench's crowd: thousands of idle processes, and regions whose slots they own."""
 
-from __future__ import annotations
-
 import contextlib
 import subprocess
 import tempfile

@@ -1,7 +1,5 @@
 """The whole daemon: from a slot's appearance to its right ``hostpid``, and what it weighs."""
 
-from __future__ import annotations
-
 import contextlib
 import ssl
 import time

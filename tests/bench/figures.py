@@ -6,8 +6,6 @@ With a file its figures are taken over into docs/bench.json first, those of some
 the tables are made from there.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -6,8 +6,6 @@ CPU of the loop in one go doesn't depend on what else the machine does; all time
 wall among them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json

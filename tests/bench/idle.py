@@ -1,7 +1,5 @@
 """The daemon's cost, everything on: 64 containers on 8 GPUs where nothing happens or tenants start, 256 under load."""
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Callable

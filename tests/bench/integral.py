@@ -3,8 +3,6 @@
 The driver samples as real ones do. All rows run side by side, with a restart of the daemon and 30 s without NVML.
 """
 
-from __future__ import annotations
-
 import sys
 import threading
 import time

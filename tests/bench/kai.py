@@ -1,7 +1,5 @@
 """Many containers with KAI's placement, where each can reach all files: seconds until all slots are right."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from pathlib import Path

@@ -4,8 +4,6 @@ Beside it, under the same load at the same time, the daemon with its other sourc
 in the kernel is charged to the processes that fork, and is in none of these numbers: see `bpf`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import statistics
 import subprocess

@@ -1,7 +1,5 @@
 """``resolver lookup`` with a daemon and without, on a crowded node."""
 
-from __future__ import annotations
-
 import contextlib
 import secrets
 import subprocess

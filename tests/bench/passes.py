@@ -1,7 +1,5 @@
 """A pass of the daemon over resolved slots with nothing to repair."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import statistics

@@ -1,7 +1,5 @@
 """From a slot, and from its process's own guess, to its right ``hostpid``: a whole daemon, real processes."""
 
-from __future__ import annotations
-
 import os
 import random
 import statistics

@@ -3,8 +3,6 @@
 The text is made by the daemon's own code from a picture of such a node, so the numbers are exact; time is measured.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import time

@@ -11,8 +11,6 @@ a life that saw each attack three times, which takes some 22m. Killed by nobody,
 bounded.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import os

@@ -1,7 +1,5 @@
 """Timing things side by side, in turns, so that a busy moment hits all of them."""
 
-from __future__ import annotations
-
 import statistics
 import subprocess
 import tempfile

@@ -6,8 +6,6 @@ value counts as right within 3 points of NVML's, 0 as 0 only. With NVIDIA's own 
 where its processes take turns as on hardware, and NVML's values are what the ring of periods says.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path

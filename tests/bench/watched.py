@@ -1,7 +1,5 @@
 """The daemon with its event loop watched (`tests.bench.loop_clock`)."""
 
-from __future__ import annotations
-
 import contextlib
 import subprocess
 import sys

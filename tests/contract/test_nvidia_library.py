@@ -4,8 +4,6 @@ Each test is a row of the table: a release, a state of the driver, a call. `make
 package archive, once.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The NVML stand-in, through the real nvidia-ml-py: as strict as the original, also where that can't be fetched."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -10,8 +10,6 @@
 - `hostile`: what a tenant can do to cost others much.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import os

@@ -1,7 +1,5 @@
 """A node's picture with as many containers as a test wants, in every state that `resolver top` shows."""
 
-from __future__ import annotations
-
 import random
 import uuid
 from typing import Any, Final

@@ -1,7 +1,5 @@
 """Cache files for tests: the recorded ones, as they are or with single words changed."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

@@ -1,7 +1,5 @@
 """Certificates made by openssl."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Cgroups for containers in miniature: the runtimes' path formats, on whatever hierarchies this node has."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

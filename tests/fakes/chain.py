@@ -1,7 +1,5 @@
 """How the kernel numbers a task: one PID per PID namespace that it is visible in."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """One container's chain, from its processes to HAMi's monitor, as a daemon's API would tell it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from msgspec.structs import replace

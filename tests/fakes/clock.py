@@ -1,7 +1,5 @@
 """A test's own clock, and CPU time that is really used."""
 
-from __future__ import annotations
-
 import time
 
 

@@ -1,7 +1,5 @@
 """A command of `resolver`: run in this process, which is cheaper by a start of Python, or as a child."""
 
-from __future__ import annotations
-
 import io
 import os
 import pty

@@ -1,7 +1,5 @@
 """The daemon under test, `resolver run`: its process, its log lines as values, its children."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

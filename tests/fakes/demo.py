@@ -7,8 +7,6 @@ Exit status: 0 if every value is right in the end, 1 if one is not, 2 if this ma
 is said).
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """How the demo looks: tables and bars, in colour on a terminal."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 from collections.abc import Sequence

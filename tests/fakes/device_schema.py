@@ -4,8 +4,6 @@ Written from the definition's fields (``scheduling.koordinator.sh/v1alpha1``): w
 and that a field that is not known is refused, as it is with ``fieldValidation=Strict``.
 """
 
-from __future__ import annotations
-
 from typing import Any, Final
 
 import jsonschema_rs

@@ -1,7 +1,5 @@
 """Coroutines that read by themselves (`resolver.workers.lanes.Direct`), run without an event loop."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections.abc import Callable, Coroutine

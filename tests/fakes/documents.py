@@ -1,7 +1,5 @@
 """The pages that people read."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Final
 

@@ -1,7 +1,5 @@
 """What Prometheus reads of a text, by Prometheus's own parsers."""
 
-from __future__ import annotations
-
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 

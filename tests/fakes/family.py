@@ -1,7 +1,5 @@
 """`/proc` of a node where nothing runs but this process and its children, however many others there are."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Iterator

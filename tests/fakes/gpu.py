@@ -10,8 +10,6 @@ Who it is comes from the kernel (SO_PEERCRED), as it does for a real driver, nev
 connection is a process that has ended: its entry leaves the process list, its samples stay in the buffer.
 """
 
-from __future__ import annotations
-
 import os
 import selectors
 import socket

@@ -1,7 +1,5 @@
 """A process halted at the very moment at which a test changes the world under it."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

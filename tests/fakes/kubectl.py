@@ -5,8 +5,6 @@ Its cluster is a JSON file that KUBECTL_CLUSTER names: ``pods`` as the API serve
 or ``hangs``. `resolver` itself is the real one. As strict as the original: an option that it does not have is refused.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

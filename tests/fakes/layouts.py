@@ -4,8 +4,6 @@ Kept apart from `resolver.hami.layout` on purpose: a wrong offset there must not
 ``python -m tests.fakes.layouts`` writes the table, so that a test that reads it needs no compiler.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import tempfile

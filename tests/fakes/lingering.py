@@ -1,7 +1,5 @@
 """A TCP socket whose last reference waits: unsent data, SO_LINGER, and a peer that reads nothing."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import struct

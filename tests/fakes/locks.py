@@ -1,7 +1,5 @@
 """What the lock files pin."""
 
-from __future__ import annotations
-
 import re
 
 #: Packages published for one architecture only.

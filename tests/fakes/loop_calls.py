@@ -4,8 +4,6 @@ Nothing here waits for a tenant: what a tenant can make wait is a lane's (``docs
 to something of a tenant's is dropped in a thread.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from typing import Final, NamedTuple, TypeVar

@@ -1,7 +1,5 @@
 """Watches slots from outside, by reading the cache files as HAMi's monitor does."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """A node in miniature as Prometheus and Grafana see it: its pods' names, the scrape jobs, the dashboard's queries."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence

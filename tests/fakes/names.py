@@ -1,7 +1,5 @@
 """Names that the product gives to events, counters and metrics: a test that waits for another name asserts nothing."""
 
-from __future__ import annotations
-
 import re
 from enum import StrEnum
 from typing import Final

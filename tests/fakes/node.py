@@ -9,8 +9,6 @@ A node and its containers are made in the main thread: Linux ties "die with your
 that forked.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

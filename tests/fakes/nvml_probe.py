@@ -7,8 +7,6 @@
 Run as a program it is the child: one JSON request per line, one answer per line.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import selectors

@@ -1,7 +1,5 @@
 """A container whose root is an overlay, as bare Docker's is."""
 
-from __future__ import annotations
-
 import struct
 import subprocess
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Snapshots for tests of what reads them: an empty node, with what the test changes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from msgspec.structs import replace

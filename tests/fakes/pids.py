@@ -3,8 +3,6 @@
 clone3(2) takes the numbers as ``set_tid`` (Linux 5.5), innermost namespace first. The number must be free.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import errno

@@ -3,8 +3,6 @@
 Written from the projects' facts and not from `resolver.hami.placements`, which is held against this.
 """
 
-from __future__ import annotations
-
 from typing import Final, NamedTuple
 
 

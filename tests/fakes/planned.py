@@ -1,7 +1,5 @@
 """One region's repairs, planned with a test's own clock and loads."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Container
 from contextlib import ExitStack

@@ -1,7 +1,5 @@
 """What the demo needs of a machine, tried before anything is started."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Processes in a container in miniature: any program, and the tenant with its commands."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """A /proc of files, for owners of slots that nobody has to start."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os

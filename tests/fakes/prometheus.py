@@ -1,7 +1,5 @@
 """A real Prometheus server on loopback, for one test: scrapes every second and answers queries."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

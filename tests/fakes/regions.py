@@ -4,8 +4,6 @@ The offsets are a C compiler's (`tests.fakes.layouts`), for the tenant as well; 
 `tests/fixtures/regions` hold them to account.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import struct

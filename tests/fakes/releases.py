@@ -3,8 +3,6 @@
 The tenant (`tenant/tenant.c`) plays any row of it; `Node.container(release=...)` chooses.
 """
 
-from __future__ import annotations
-
 from typing import Final, Literal, NamedTuple
 
 

@@ -1,7 +1,5 @@
 """Passes over real files with the real writer; the test says who owns a slot."""
 
-from __future__ import annotations
-
 import asyncio
 import struct
 import subprocess

@@ -1,7 +1,5 @@
 """The real reporter against the stand-in API server, with a daemon that says what a test tells it to."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time

@@ -1,7 +1,5 @@
 """`resolver report-devices` as a process of its own."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

@@ -1,7 +1,5 @@
 """The scene of the demo: containers in which everything has gone wrong that goes wrong on real nodes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType

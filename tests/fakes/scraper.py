@@ -1,7 +1,5 @@
 """A reader of one daemon's metrics, and the names of pods that kubelet would give."""
 
-from __future__ import annotations
-
 import http.client
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A picture, told by the daemon's own API on a Unix socket: all that a client sees of a daemon."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

@@ -5,8 +5,6 @@
 It is mounted when the command ends. Its server ends with the container, and once the file is open answers only its end.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import os

@@ -1,7 +1,5 @@
 """Slots in the packed form of a region that was read."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterable
 

@@ -1,7 +1,5 @@
 """A Unix socket whose answers a test decides: slow, broken, false, or of another version."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import threading

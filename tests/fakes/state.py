@@ -1,7 +1,5 @@
 """The ctypes twin of `nvml/state.h`: the state file that the GPU stand-in writes, the NVML stand-in reads."""
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 import os

@@ -1,7 +1,5 @@
 """A real terminal that nobody sits at: tmux, with its own server, a size of its own, and its screen as text."""
 
-from __future__ import annotations
-
 import shlex
 import shutil
 import subprocess

@@ -8,8 +8,6 @@ does not know that. No CUDA toolkit is needed; the driver brings all of it.
 Exit status: 0 if the repair is right, 1 if it is not, 2 if this machine cannot run it, 4 if it has no GPU.
 """
 
-from __future__ import annotations
-
 import argparse
 import ctypes
 import json

@@ -1,7 +1,5 @@
 """Miniature nodes whose tenants use CUDA: on a real GPU, or on the stand-ins for the same libraries."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

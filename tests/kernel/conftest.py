@@ -4,8 +4,6 @@ What a test compares with is never the daemon's own word: PIDs come from the ker
 them), slots from the file through the tests' own table of offsets.
 """
 
-from __future__ import annotations
-
 import compileall
 import os
 import struct

@@ -1,7 +1,5 @@
 """Daemons with few rights or with something of them changed: how to start them, and what they must still do."""
 
-from __future__ import annotations
-
 import sys
 import textwrap
 from pathlib import Path

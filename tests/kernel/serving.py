@@ -1,7 +1,5 @@
 """A daemon that serves its API, and processes to look up."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Who asks decides what is answered: root and the group on the host all of it, a container its own PIDs."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Where the kernel's map cannot be had, a sentence says why; and nothing of it is left behind."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import json

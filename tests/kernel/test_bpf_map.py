@@ -1,7 +1,5 @@
 """The kernel's map against ``/proc``, while processes and namespaces come and go by the hundred thousand."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import math

@@ -3,8 +3,6 @@
 ``make broken`` prints them as a table.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

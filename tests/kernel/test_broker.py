@@ -1,7 +1,5 @@
 """The host PID broker byte by byte: its protocol, its place, its limits, and everybody who means it ill."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

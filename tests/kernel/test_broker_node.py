@@ -1,7 +1,5 @@
 """The broker on a whole node: tenants that ask it have the right number from the beginning, on every driver."""
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path

@@ -4,8 +4,6 @@ Measured is the CPU of the loop's own thread, which a busy machine doesn't chang
 far above what is aimed at. Each fails on a daemon without budgets, by a factor.
 """
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

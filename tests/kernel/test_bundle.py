@@ -1,7 +1,5 @@
 """`resolver bundle` of the demo's node beside a real daemon: what is in it, and that --redact leaves no name."""
 
-from __future__ import annotations
-
 import json
 import re
 import socket

@@ -1,7 +1,5 @@
 """Exactly the documented capabilities are enough for each source, and no more is kept while it runs."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Control groups that a tenant makes below its own: their names and their depth cost nobody else anything."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What Prometheus reads of the real daemon on a miniature node, against what the tenants really do."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The commands that ask a daemon, and a real daemon on a miniature node."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """The daemon as an operator meets it: starting, ending, reloading, waiting, refusing, and what it says."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import random

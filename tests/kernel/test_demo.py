@@ -1,7 +1,5 @@
 """`make demo` is the main job from end to end, and it must be able to fail."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import subprocess

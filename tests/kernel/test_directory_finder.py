@@ -1,7 +1,5 @@
 """A tenant may put anything into its directory: nothing crashes, nothing hangs, nobody else waits."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

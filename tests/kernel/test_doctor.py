@@ -4,8 +4,6 @@ Rights are taken away with setpriv, views with unshare and mounts; daemons are r
 mount is in a mount namespace that ends with its process.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """`resolver explain` on the demo's node: with nobody who repairs, and beside a real daemon."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """`make gpu-check` as far as it goes without a GPU: real containers, a CUDA caller, stand-ins for its libraries."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

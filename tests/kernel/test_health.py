@@ -4,8 +4,6 @@ Nothing here waits for time to pass: an interval is one collection and one pass.
 nvidia-ml-py are real. Both tenants are busy all the time, so every 0 that is said of them is false.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import time

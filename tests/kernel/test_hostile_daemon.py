@@ -1,7 +1,5 @@
 """Everything hostile at once, beside two good containers, under the running daemon: nobody else notices."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """Which number a slot must hold depends on the driver; what NVML cannot say is unknown, never 0."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

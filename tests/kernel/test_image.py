@@ -1,7 +1,5 @@
 """A compiled program that is kept for the next start: when it is taken, when not, and that it is the same."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import json

@@ -1,7 +1,5 @@
 """Killed in the middle of work, again and again: no tenant is harmed, and all is right again."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import random

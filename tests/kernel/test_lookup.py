@@ -1,7 +1,5 @@
 """`resolver lookup` without a daemon, against what the kernel says of processes in real namespaces and cgroups."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

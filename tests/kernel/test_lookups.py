@@ -1,7 +1,5 @@
 """Look-ups through a running daemon, one or many: what its map answers is what the kernel says, or it is silent."""
 
-from __future__ import annotations
-
 import random
 import time
 from collections.abc import Sequence

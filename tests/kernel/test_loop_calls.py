@@ -1,7 +1,5 @@
 """The gate for the loop's system calls (`conftest.Start`), and the daemon's loop at everything that it does."""
 
-from __future__ import annotations
-
 import threading
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Regions inside containers, as HAMi-core makes them under bare Docker: on an overlay, in no directory of the host."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import shutil

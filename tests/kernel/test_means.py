@@ -1,7 +1,5 @@
 """Shortages of the daemon's own that others use up: it goes on if it can, says so if not, and blames no container."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import resource

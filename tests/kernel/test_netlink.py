@@ -4,8 +4,6 @@ What it is compared with is never the source's own word: `/proc` is read here by
 counted by a second socket of this file.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import select

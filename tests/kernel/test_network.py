@@ -3,8 +3,6 @@
 Looked at from outside, by a tracer of system calls, with everything switched on and every child included.
 """
 
-from __future__ import annotations
-
 import re
 import urllib.request
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Two daemons on one node: the second is ready, and begins in the moment the first ends."""
 
-from __future__ import annotations
-
 import signal
 
 import pytest

@@ -1,7 +1,5 @@
 """The daemon with NVIDIA's own libnvidia-ml over the simulated resource manager: true values, and nothing zeroed."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time

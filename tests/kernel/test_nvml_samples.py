@@ -1,7 +1,5 @@
 """Clocks that are set, and a driver whose clock is another: no value is wrong for it, and nothing waits for it."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import Final

@@ -1,7 +1,5 @@
 """The tenant's view on the tenants' socket: a container's own processes, by its own PIDs, and nothing of others."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

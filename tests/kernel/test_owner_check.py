@@ -1,7 +1,5 @@
 """KAI's placement, in which every container can reach every file: nobody's process gets into another pod's slot."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A slot is dead when the kernel says that nobody can own it, and never because a process was not seen."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

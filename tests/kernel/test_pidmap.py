@@ -1,7 +1,5 @@
 """Every odd way to live and to end that a process has, as the kernel's map sees it."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Iterator

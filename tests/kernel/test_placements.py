@@ -1,7 +1,5 @@
 """Each scheduler's placement in real mount and PID namespaces: its mounts, names and lifecycle."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A real Prometheus scrapes the real daemon: the dashboard's queries have data, alerts fire, and none without cause."""
 
-from __future__ import annotations
-
 import math
 import re
 import time

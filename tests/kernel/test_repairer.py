@@ -1,7 +1,5 @@
 """Every kind of wrong slot is really produced, really repaired, and nothing else is touched, by every source."""
 
-from __future__ import annotations
-
 import sys
 import textwrap
 from typing import Any

@@ -3,8 +3,6 @@
 Where a tenant's watcher undoes that at each of its ticks, it is put right after each, and reported.
 """
 
-from __future__ import annotations
-
 import itertools
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`resolver reverse` beside what the kernel's credentials and the node in miniature know."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

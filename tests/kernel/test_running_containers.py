@@ -1,7 +1,5 @@
 """Which containers run, and who they are: real ones, from each source."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Iterator

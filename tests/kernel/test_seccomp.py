@@ -1,7 +1,5 @@
 """What the kernel refuses to the running daemon, with every source, and that it works all the same."""
 
-from __future__ import annotations
-
 import errno
 import json
 import signal

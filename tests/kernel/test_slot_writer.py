@@ -6,8 +6,6 @@ daemon at its shortest interval works beside it. The other one moves slots of re
 itself, from search to write, is the one that races.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json

@@ -1,7 +1,5 @@
 """The sources in the running daemon: the best is taken, one that fails is left, and no repair waits for either."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

@@ -3,8 +3,6 @@
 Everything else is tested against these, so they are tested first.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterator
 from pathlib import Path

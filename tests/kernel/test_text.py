@@ -1,7 +1,5 @@
 """Names that tenants choose: no text, and no signs that a terminal or a parser obeys."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,7 +1,5 @@
 """`resolver top` with the real daemon on a miniature node: what it shows is what the kernel and the driver say."""
 
-from __future__ import annotations
-
 import re
 import sys
 

@@ -1,7 +1,5 @@
 """What containers used, against what they really did: on one GPU and on several, over a node's real daemon."""
 
-from __future__ import annotations
-
 import json
 import struct
 import subprocess

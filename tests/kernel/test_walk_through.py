@@ -1,7 +1,5 @@
 """docs/walk-through.md, run from its first command to its last on the demo's node, as a new user would type it."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -3,8 +3,6 @@
 Where the interval is a minute, nothing that is seen within seconds was found by the clock.
 """
 
-from __future__ import annotations
-
 import mmap
 import os
 import signal

@@ -1,7 +1,5 @@
 """A driver in miniature for the tests of what talks to NVML."""
 
-from __future__ import annotations
-
 import os
 import socket
 import time

@@ -1,7 +1,5 @@
 """What asks a daemon, against servers that are slow, silent, broken or somebody else's."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

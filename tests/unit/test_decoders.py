@@ -1,7 +1,5 @@
 """What reads bytes that others write takes any bytes: netlink's messages, BTF, and the answers of children."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -4,8 +4,6 @@ Standard input: ``watch TID`` and ``take TID``. The answer to either is a line: 
 has made, as ``[number, magic, kind, path, count, number of the signal for it]``. ``ready`` comes first.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import json

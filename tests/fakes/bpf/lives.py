@@ -1,7 +1,5 @@
 """Starts the odd lives of ``lives.c``, and tells from ``/proc`` what is true of every process."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import errno

@@ -4,8 +4,6 @@ Nothing is installed, and nothing of it may be passed on: it stays in this user'
 for LD_LIBRARY_PATH whose ``libnvidia-ml.so.1`` answers from the GPU stand-in's state, as the stand-in's own does.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 from pathlib import Path

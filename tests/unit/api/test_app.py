@@ -1,7 +1,5 @@
 """The API over pictures: what it tells, what it refuses, how long it waits, and that its description is true."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import http.client

@@ -1,7 +1,5 @@
 """The API's description: it is kept to, nothing of it is lost, and a common generator makes a client of it."""
 
-from __future__ import annotations
-
 import importlib
 import itertools
 import json

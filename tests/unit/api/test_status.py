@@ -1,7 +1,5 @@
 """What is wrong with the daemon, as `/v1/status` says it."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

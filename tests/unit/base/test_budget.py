@@ -1,7 +1,5 @@
 """What one container costs, no other one pays: budgets, slices, turns."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import time

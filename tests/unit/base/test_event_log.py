@@ -1,7 +1,5 @@
 """Events: kept, told in order, waited for; and each is a line of the log as well."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """One event, one line, whatever names tenants give their files; troubles are said when they begin and end."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What is imported of packages, and what isn't."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

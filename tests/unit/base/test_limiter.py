@@ -1,7 +1,5 @@
 """The bucket that every ration by the clock is taken from."""
 
-from __future__ import annotations
-
 from resolver.base.limiter import Bucket
 
 

@@ -1,7 +1,5 @@
 """Resident memory is given back once it has stopped growing."""
 
-from __future__ import annotations
-
 import itertools
 import subprocess
 import sys

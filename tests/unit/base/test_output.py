@@ -1,7 +1,5 @@
 """Standard error whose reader stands still, or is gone."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 

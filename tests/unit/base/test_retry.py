@@ -1,7 +1,5 @@
 """Pauses that double, and work in a thread that nobody has to wait for."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 

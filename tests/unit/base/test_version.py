@@ -1,7 +1,5 @@
 """One version, from one file."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

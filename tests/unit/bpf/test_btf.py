@@ -1,7 +1,5 @@
 """The reader of the kernel's own description of its structures."""
 
-from __future__ import annotations
-
 import importlib
 import re
 import struct

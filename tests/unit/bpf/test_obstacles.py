@@ -4,8 +4,6 @@ The kernels are stand-ins behind ``bpf(2)``. Real ones are booted by ``make kern
 one is broken in tests/kernel/test_bpf_load.py.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import importlib

@@ -1,7 +1,5 @@
 """``bpf/pidmap.h``, as a C compiler lays it out, against the Python side."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Settings: who wins, and a sentence for everything that is wrong."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

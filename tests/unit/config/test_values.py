@@ -1,7 +1,5 @@
 """Text of settings' values."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

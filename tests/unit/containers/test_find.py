@@ -1,7 +1,5 @@
 """The parts of a look-up that need no container: what was asked for, where to look, whose namespace it is."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

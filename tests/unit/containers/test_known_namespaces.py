@@ -1,7 +1,5 @@
 """The index of first processes, while thousands come and go and several tasks bring it up to date."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 import time

@@ -1,7 +1,5 @@
 """Names of pods from kubelet's directory of logs."""
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path

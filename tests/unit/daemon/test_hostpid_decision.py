@@ -1,7 +1,5 @@
 """When the decision is logged, and when tenants' watchers contradict it: that is reported, and changes nothing."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

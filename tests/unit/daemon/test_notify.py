@@ -1,7 +1,5 @@
 """The line that systemd shows of the daemon."""
 
-from __future__ import annotations
-
 from resolver.daemon.notify import summary
 from tests.fakes.pictures import picture
 

@@ -1,7 +1,5 @@
 """The daemon's pace, its settings and its end; the slots themselves are in test_repairer and tests/kernel."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import io

@@ -1,7 +1,5 @@
 """The chart, rendered by Helm: what the API server would take, and what the DaemonSet in deploy/kustomize has."""
 
-from __future__ import annotations
-
 import copy
 import subprocess
 import tarfile

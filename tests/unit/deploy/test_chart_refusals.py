@@ -1,7 +1,5 @@
 """What the chart does not render: values that are not there, not possible, or that do not go together."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

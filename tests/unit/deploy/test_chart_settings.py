@@ -1,7 +1,5 @@
 """The chart's settings are the daemon's: their names, defaults and limits, and what arrives."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from typing import Any

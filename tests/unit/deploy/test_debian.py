@@ -1,7 +1,5 @@
 """The Debian package's own scripts, run in a mount namespace with an empty /run."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The image's recipe by what can be seen without building it; tests/runtime/test_image.py builds it."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The manifests: rendered as kustomize renders them, valid for every server, and no wider than what the code needs."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

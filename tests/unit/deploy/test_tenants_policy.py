@@ -1,7 +1,5 @@
 """The policies that mount the tenants' view: their expressions, evaluated on pods as an API server and Kyverno do."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

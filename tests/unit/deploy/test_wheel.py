@@ -1,7 +1,5 @@
 """The wheel that is built is the thing that is tested: installed elsewhere, run, and looked into."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The documents: every option is told, and every link and path leads somewhere."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

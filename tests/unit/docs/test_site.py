@@ -1,7 +1,5 @@
 """`make docs`: the site is built without a warning, is complete, and asks nobody else for anything."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -3,8 +3,6 @@
 What can be broken for real, with namespaces, capabilities and a daemon, is in tests/kernel/test_doctor.py.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

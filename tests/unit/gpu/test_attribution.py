@@ -1,7 +1,5 @@
 """Samples find their slot, or keep a reason: on the real /proc, with real processes and threads."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import shutil

@@ -1,7 +1,5 @@
 """What is told of two inventories, and when a GPU is unhealthy."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

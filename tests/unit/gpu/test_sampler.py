@@ -1,7 +1,5 @@
 """What is known of every device: values, idle, unknown; never one for another."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import time

@@ -1,7 +1,5 @@
 """The CAs of clusters that kubectl talks to, made by openssl, at a real TLS server."""
 
-from __future__ import annotations
-
 import asyncio
 import ssl
 from pathlib import Path

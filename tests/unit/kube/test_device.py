@@ -1,7 +1,5 @@
 """Koordinator's Device: what is written of the daemon's GPUs, what stays of an earlier object, when nothing is."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

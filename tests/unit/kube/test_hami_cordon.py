@@ -1,7 +1,5 @@
 """HAMi's cordon: unhealthy GPUs are entered and taken out, and entries of others stay."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`kubectl resolver` against a stand-in for kubectl, pods made of our own chart, and real daemons' APIs behind them."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Events on pods against an API server at the wire: one per state and pod, updated by count, within a rate."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import http.server

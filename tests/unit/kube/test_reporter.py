@@ -1,7 +1,5 @@
 """The reporter against an API server at the wire: what it writes, what it asks, and every fault that it survives."""
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import gc

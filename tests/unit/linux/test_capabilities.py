@@ -1,7 +1,5 @@
 """Capabilities given up in a child of ours; what is given up stays so."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

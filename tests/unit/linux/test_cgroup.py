@@ -1,7 +1,5 @@
 """Container ids and pod UIDs in every form of path that container runtimes are known to make."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

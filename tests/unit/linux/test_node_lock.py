@@ -1,7 +1,5 @@
 """One writing daemon per node, and a sentence for whoever comes second."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

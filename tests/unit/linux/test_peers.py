@@ -1,7 +1,5 @@
 """Who is on the other end: by the kernel's words and its errors. Attacks: tests/kernel."""
 
-from __future__ import annotations
-
 import errno
 import os
 import socket

@@ -1,7 +1,5 @@
 """The /proc files: bytes by table, whole directories by fixtures, and our own processes by the real thing."""
 
-from __future__ import annotations
-
 import contextlib
 import mmap
 import os

@@ -1,7 +1,5 @@
 """Descriptors that are closed in threads, up to the interpreter's end."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """The filter of system calls, in processes of its own: what it refuses, what it lets through, and by which numbers."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re

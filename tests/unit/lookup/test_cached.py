@@ -1,7 +1,5 @@
 """Look-ups in the daemon's map, with a source that lies and processes that end at the worst moment."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Callable, Iterator

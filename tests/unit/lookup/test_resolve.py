@@ -1,7 +1,5 @@
 """A process that is held while it is read."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Iterator

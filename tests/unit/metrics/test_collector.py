@@ -1,7 +1,5 @@
 """What Prometheus would read of one snapshot: parsed by Prometheus's own library, compared with the truth."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from typing import Any

@@ -1,7 +1,5 @@
 """The names of metrics keep Prometheus's rules, and every counter is one."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

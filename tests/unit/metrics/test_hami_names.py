@@ -1,7 +1,5 @@
 """The families of ``--hami-metrics`` against the list of names, labels and types that HAMi has published."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

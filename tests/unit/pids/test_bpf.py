@@ -1,7 +1,5 @@
 """The kernel's real map as a source: complete, too small, and no longer readable."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """The ladder of sources, climbed with stand-ins that work, fail, and fail later."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import time

@@ -1,7 +1,5 @@
 """Process events as bytes: what each one means, and what the source makes of it."""
 
-from __future__ import annotations
-
 import shutil
 import socket
 import struct

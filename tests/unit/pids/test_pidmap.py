@@ -1,7 +1,5 @@
 """The map of processes, fed by a source that is told what to say."""
 
-from __future__ import annotations
-
 import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Mapping

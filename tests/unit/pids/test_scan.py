@@ -1,7 +1,5 @@
 """The scan: on a directory that looks like /proc, and on the real one."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The man pages that the wheel brings: a page for each command, and roff without a fault."""
 
-from __future__ import annotations
-
 import runpy
 import shutil
 import subprocess

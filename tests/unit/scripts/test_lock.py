@@ -1,7 +1,5 @@
 """The lock files: complete, with hashes, and without a word about where packages come from."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The dashboard and the alerts: Grafana and Prometheus understand them, and their metrics and labels exist."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

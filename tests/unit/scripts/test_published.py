@@ -1,7 +1,5 @@
 """The public address stands in one place, and every file that names it takes it from there."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

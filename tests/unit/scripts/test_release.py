@@ -1,7 +1,5 @@
 """What a release is put together from."""
 
-from __future__ import annotations
-
 import hashlib
 import runpy
 import subprocess

@@ -1,7 +1,5 @@
 """Tables that code can write are written by it, and every log event is in the reference."""
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """A client passes the last reference to a socket that lingers: the loop drops none, in no server, at no moment."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

@@ -1,7 +1,5 @@
 """The HTTP side of the metrics: who is slow, silent, greedy or hostile, and who only wants an answer."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import errno

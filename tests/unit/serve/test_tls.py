@@ -1,7 +1,5 @@
 """TLS and the bearer token of the metrics: real handshakes with certificates made by openssl."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

@@ -1,7 +1,5 @@
 """A Unix socket in the file system: nobody gets in before it is open, nobody's is replaced but a dead one's."""
 
-from __future__ import annotations
-
 import os
 import socket
 import stat

@@ -1,7 +1,5 @@
 """`.ci/run`: every part runs once, the last line is a closing line, and no failure is lost."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

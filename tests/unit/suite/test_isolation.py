@@ -1,7 +1,5 @@
 """The machine of the tests' own: what `tests/isolation.py` takes out of their way."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

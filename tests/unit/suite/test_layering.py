@@ -1,7 +1,5 @@
 """The import direction of the design; pyproject.toml holds the contracts."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Events, metrics, settings and reasons that tests name as strings exist in the product."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import re

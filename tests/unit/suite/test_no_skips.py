@@ -1,7 +1,5 @@
 """The rule of tests/conftest.py: a test that did not run has failed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Reports of `make kernels` and `make engines`, and the documents' tables of what they saw."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """ruff and mypy, as tests: one run shows everything that is wrong."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Accounts of containers' use, beside a driver that fills its ring as NVIDIA's does: the integral is known."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Processes without a slot: reported after 30 s, with causes that a lane reads once for each."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The list of containers, where a tenant makes it expensive."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
