@@ -15,8 +15,7 @@ from resolver.api.request import TEXT, Answer, Query, Request, Route, decoded, e
 from resolver.base.budget import Slices
 from resolver.base.errors import AccessDenied, NotFound, ProcessGone, ResolverError
 from resolver.linux.cgroup import strip_scheme
-from resolver.lookup.batch import NO_SUCH_PROCESS, Answers, Batch, Hit
-from resolver.lookup.cached import find_own
+from resolver.lookup.cached import NO_SUCH_PROCESS, Answers, Batch, Hit, find_own
 from resolver.lookup.forward import lookup, lookup_many, walk_own
 from resolver.lookup.resolve import ContainerProcess
 from resolver.lookup.reverse import ReversedProcess, reverse

@@ -18,6 +18,7 @@ with lean():
 
 from resolver.base.errors import UsageError
 from resolver.config.settings import (
+    FIXED_AT_START,
     PREFIX,
     SETTINGS,
     Declared,
@@ -130,6 +131,36 @@ def changed(described: Iterable[Setting]) -> str:
 def from_status(status: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings in ``/v1/status`` by name."""
     return {setting["name"]: setting["value"] for setting in status.get("settings") or ()}
+
+
+class Reloading:
+    """`take` replaces ``settings`` whole; ``described`` has them with their origins, for people."""
+
+    def __init__(self, settings: Settings, origins: Mapping[str, str]) -> None:
+        self.settings, self.described = settings, described(settings, origins)
+        self._wanted: tuple[Settings, Mapping[str, str]] | None = None
+
+    def want(self, settings: Settings, origins: Mapping[str, str]) -> None:
+        """Take these over at the next `take`."""
+        self._wanted = settings, origins
+
+    def take(self) -> dict[str, list[str]] | None:
+        """Apply the reload requested since the last call; None if there was none.
+
+        Returns the names of ``changed`` settings, and of those that ``need_a_restart`` and keep their value.
+        """
+        if self._wanted is None:
+            return None
+        (wanted, origins), self._wanted = self._wanted, None
+        kept = {name: getattr(self.settings, name) for name in FIXED_AT_START}
+        names = [name for name in SETTINGS if getattr(wanted, name) != getattr(self.settings, name)]
+        origins_kept = {setting.name: setting.origin for setting in self.described if setting.name in kept}
+        self.settings = msgspec.structs.replace(wanted, **kept)
+        self.described = described(self.settings, {**origins, **origins_kept})
+        return {
+            "changed": [name for name in names if name not in kept],
+            "need_a_restart": [name for name in names if name in kept],
+        }
 
 
 def _from_file(path: str) -> dict[str, Any]:

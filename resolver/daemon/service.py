@@ -18,12 +18,11 @@ from resolver.base.journal import Journal, setup_logging
 from resolver.base.reasons import BrokerRefusal
 from resolver.base.source_records import SourceName
 from resolver.base.version import VERSION
-from resolver.config import OFF, changed
+from resolver.config import OFF, Reloading, changed
 from resolver.containers.known_namespaces import KnownNamespaces
 from resolver.daemon.hostpid_decision import Decision
 from resolver.daemon.notify import Systemd
 from resolver.daemon.pace import Alarm, Pace
-from resolver.daemon.reloading import Reloading
 from resolver.daemon.rights import Rights
 from resolver.daemon.snapshots import Snapshots
 from resolver.linux.procfs import Procfs

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections import Counter
 
     from resolver.base.journal import Journal
+    from resolver.config import Reloading
     from resolver.daemon.hostpid_decision import Decision
-    from resolver.daemon.reloading import Reloading
     from resolver.pids.ladder import Ladder
     from resolver.pids.pidmap import PidMap
     from resolver.repair.repairer import Repairer

@@ -1,30 +1,40 @@
-"""Look-ups in the daemon's map, for full container ids and unshared PID namespaces; the rest is `forward.lookup`'s."""
+"""Look-ups in the daemon's map, for full container ids and unshared PID namespaces; the rest is `forward`'s."""
 
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from resolver.base.budget import Slices
 from resolver.base.errors import AccessDenied, ProcessGone
+from resolver.base.retry import in_a_thread
+from resolver.containers.find import Wanted
 from resolver.containers.known_namespaces import KnownNamespaces
 from resolver.containers.namespaces import Namespace
-from resolver.linux.cgroup import strip_scheme
-from resolver.linux.cgroup_directories import cgroup_roots
-from resolver.lookup.resolve import resolve
+from resolver.linux.cgroup import cgroup_paths, parse_cgroup_path, strip_scheme
+from resolver.linux.cgroup_directories import cgroup_roots, find_directories, processes_in
+from resolver.lookup.resolve import resolve, verify
+from resolver.pids.bpf_map import TICK
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable
+    from collections.abc import Collection, Container, Iterable, Mapping
 
     from resolver.containers.known_namespaces import FirstProcess
     from resolver.linux.cgroup import ContainerCgroup
     from resolver.linux.procfs import Procfs
     from resolver.lookup.resolve import ContainerProcess
+    from resolver.pids.bpf_map import KernelMap
     from resolver.pids.pidmap import PidMap
 
 _FULL_ID = 64
 #: Seconds of search for an unknown container before the walk.
 LOOK_SECONDS = 0.02
+#: Longest time that a step takes before others get their turn, in seconds.
+_SLICE_SECONDS = 0.002
+#: For fewer processes of a container than this, holding each is cheaper than listing all.
+_WORTH_LISTING = 6
+
+NO_SUCH_PROCESS = "no_such_process"
 
 
 class LiveLookup:
@@ -107,3 +117,115 @@ def find_own(procfs: Procfs, pidmap: PidMap, own: Namespace, ns_pid: int) -> Con
         return resolve(procfs, candidates, own, ns_pid, procfs.container, source.name)
     except AccessDenied:
         return None
+
+
+class Hit(NamedTuple):
+    """A process: start time in clock ticks since boot."""
+
+    host_pid: int
+    start_time: int
+
+
+#: By PID of a container: its process, or the reason for none.
+Answers = dict[int, Hit | str]
+
+
+class Batch:
+    """Thousands of look-ups at once, each verified as a single one, at a fraction of its price.
+
+    With the kernel's map, a container's first process is held and its cgroup listed once. A process that the map has
+    before and after that, with the same start time, is the listed one. Without that map each process is held.
+    ``left`` (shared namespaces, short ids) is for `forward.lookup_many`.
+    """
+
+    def __init__(self, procfs: Procfs, live: LiveLookup) -> None:
+        self.answers: dict[str, Answers] = {}
+        self.left: dict[str, list[int]] = {}
+        self._procfs, self._live = procfs, live
+        self._slices = Slices(_SLICE_SECONDS)
+
+    async def run(self, wanted: Mapping[str, Iterable[int]]) -> None:
+        """Answer for the PIDs of each container. Raises OSError."""
+        await self._live.look_for(wanted)
+        kernel = self._live.pidmap.source.exact()
+        for container_id, ns_pids in wanted.items():
+            init = self._live.namespaces.first_process_of(container_id)
+            answers: Answers = {}
+            rest = list(ns_pids)
+            if init is not None:
+                if kernel is not None:
+                    rest = await self._by_listing(kernel, init, rest, answers)
+                rest = await self._one_by_one(init, rest, answers)
+            self.answers[container_id] = answers
+            if rest:
+                self.left[container_id] = rest
+
+    async def _by_listing(
+        self, kernel: KernelMap, init: FirstProcess, ns_pids: list[int], answers: Answers
+    ) -> list[int]:
+        """Return the PIDs without an answer."""
+        pidns = init.pidns
+        first = {}
+        for ns_pid in ns_pids:
+            first[ns_pid] = kernel.identity(pidns, ns_pid)
+            if self._slices.over():
+                await self._slices.yield_now()
+        count = sum(identity is not None for identity in first.values())
+        rest = []
+        try:
+            # The namespace lasts as long as its first process: only at the end is it known to have been this one.
+            with verify(self._procfs, init.host_pid) as handle:
+                if handle.process.start_time != init.arrival[1] // TICK:
+                    return ns_pids  # its number is another's by now
+                listed = await self._members(init) if count >= _WORTH_LISTING else ()
+                for ns_pid, identity in first.items():
+                    if identity is None:
+                        answers[ns_pid] = NO_SUCH_PROCESS
+                    elif identity[1] in listed and kernel.identity(pidns, ns_pid) == identity:
+                        answers[ns_pid] = Hit(identity[1], identity[0] // TICK)
+                    else:
+                        rest.append(ns_pid)
+                    if self._slices.over():
+                        await self._slices.yield_now()
+        except (ProcessGone, AccessDenied):
+            answers.clear()
+            return ns_pids
+        return rest
+
+    async def _one_by_one(self, init: FirstProcess, ns_pids: list[int], answers: Answers) -> list[int]:
+        rest = []
+        among = await self._members(init) if len(ns_pids) >= _WORTH_LISTING else ()
+        for ns_pid in ns_pids:
+            process = self._live.process_in(init, ns_pid, among, brief=True)
+            if process is None:
+                rest.append(ns_pid)
+            else:
+                answers[ns_pid] = Hit(process.host_pid, process.start_time)
+            await self._slices.yield_if_due()
+        return rest
+
+    async def _members(self, init: FirstProcess) -> Collection[int]:
+        """List the container's processes in a thread: it may make and fill cgroups. Empty if they can't be read."""
+        try:
+            return await in_a_thread(lambda: self._list(init), name="list of a cgroup")
+        except RuntimeError:  # no more threads
+            return ()
+
+    def _list(self, init: FirstProcess) -> Collection[int]:
+        """Host PIDs of the processes in the container's cgroup and below it."""
+        try:
+            cgroup = self._procfs.cgroup(init.host_pid)
+        except (ProcessGone, AccessDenied):
+            return ()
+        wanted = Wanted(init.container_id)
+        for path in cgroup_paths(cgroup):
+            container = parse_cgroup_path(path)
+            if container is None or container.container_id != init.container_id:
+                continue
+            end = path.index("/", start) if "/" in path[(start := path.rindex(init.container_id)) :] else None
+            for root in self._live.cgroup_roots:
+                directories = find_directories(root, wanted.match, path[:end])
+                listed = processes_in(directories.get(init.container_id, ()))
+                if init.host_pid in listed:
+                    return listed
+        return ()

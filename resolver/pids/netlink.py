@@ -162,6 +162,6 @@ class NetlinkSource(ScanSource):
 
 def open_source(procfs: Procfs, _room: int = 0, _run_dir: str = "") -> NetlinkSource:
     """Attach in some 0.2 s. Raises `CannotKnow` with the fix."""
-    from resolver.pids.netlink_attach import attach
+    from resolver.pids.proc_events import attach
 
     return NetlinkSource(procfs, attach(procfs, BUFFER_BYTES))

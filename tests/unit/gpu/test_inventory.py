@@ -7,8 +7,8 @@ from msgspec.structs import replace
 
 from resolver.base.event_log import KINDS
 from resolver.base.reasons import GpuReason
-from resolver.gpu.health import COOL, HOT, judge
 from resolver.gpu.inventory import NONE, DeviceAnswer, Gpu, Illness, Inventory, changes
+from resolver.gpu.kept_inventory import COOL, HOT, judge
 
 
 def answer(failed: str = "", error: str = "", **values: Any) -> DeviceAnswer:
