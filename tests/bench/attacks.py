@@ -37,6 +37,8 @@ _SM_UTIL: Final = _V1_2.device_util + 16
 #: Mounts behind which files are open: some 120 KiB of a mount table.
 MOUNTS: Final = 2_450
 _HOSTILE: Final = "hostile-"
+#: Seconds between the ends of two containers; their files are judged a second after their last change.
+_END_EVERY: Final = 0.3
 #: No process of a small container has these numbers.
 _NOBODY: Final = 20_000
 
@@ -126,6 +128,16 @@ def flip(container: Container, what: str, names: Sequence[str]) -> None:
     words = (4, 0) if what == "hostpid" else (_SM_UTIL, _V1_2.device_util_size)
     every_ms = 0 if what == "zero" else _EVERY_MS
     run(container, "flip", what, _V1_2.procs, _V1_2.slot_size, *words, every_ms, *paths)
+
+
+@contextlib.contextmanager
+def _lowest_weight() -> Iterator[None]:
+    """Let what starts have the lowest CPU weight, as a node's control groups give it to pods without requests."""
+    os.setpriority(os.PRIO_PROCESS, 0, 19)
+    try:
+        yield
+    finally:
+        os.setpriority(os.PRIO_PROCESS, 0, 0)
 
 
 @contextlib.contextmanager
@@ -256,13 +268,29 @@ def _groups(scene: Scene, size: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _locks(scene: Scene, size: int) -> Iterator[None]:
-    """Beside it are files that no process has open any more, for which leases are taken."""
-    with hostile_containers(scene.node, 17) as (container, *ended):
+    """While they exist containers end, one after the other, and leases are taken for their files.
+
+    The list's readers take all CPUs: with the weight of others they would delay the daemon without any lock.
+    """
+    with contextlib.ExitStack() as stack:
+        with _lowest_weight():
+            container, *ended = stack.enter_context(hostile_containers(scene.node, 33))
         for other in ended:
             claims(other.cache, range(1, 33))
-            other.stop()
         claims(container.cache, [1])
         run(container, "locks", container.inside, size)
+        over = threading.Event()
+
+        def end() -> None:
+            for other in ended:
+                other.stop()
+                if over.wait(_END_EVERY):
+                    break
+
+        ending = threading.Thread(target=end)
+        ending.start()
+        stack.callback(ending.join)
+        stack.callback(over.set)
         yield
 
 
@@ -373,14 +401,11 @@ def _all(scene: Scene, _size: int) -> Iterator[None]:
     With equal weights a hundred busy processes take all CPUs, which a node's control groups prevent.
     """
     with contextlib.ExitStack() as stack:
-        os.setpriority(os.PRIO_PROCESS, 0, 19)
-        try:
+        with _lowest_weight():
             # Most parts first: a million names take minutes to make.
             for attack in sorted(ATTACKS.values(), key=lambda each: -each.sizes[0]):
                 if attack.begin is not _all:
                     stack.enter_context(attack.begin(scene, attack.sizes[0]))
-        finally:
-            os.setpriority(os.PRIO_PROCESS, 0, 0)
         yield
 
 

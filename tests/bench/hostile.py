@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
+from resolver.linux.procfs import run_delay
 from tests.bench.attacks import ATTACKS, Attack, Scene
 from tests.bench.timing import Progress, RowValues
 from tests.bench.usage import Cpu, cpu, rss
@@ -128,6 +129,7 @@ class Seen(NamedTuple):
     block: float  # CPU seconds of the loop in one go
     wait: float  # and by the wall
     busy: Cpu  # per cent of a core
+    waited: float  # share of the time for which the loop wanted a CPU and had none
     before: float  # MiB
     after: float
     lines: Counter[str]  # of the log, by container
@@ -235,10 +237,11 @@ def under(attack: Attack, size: int, scratch: Path, *, tree: Path = ROOT) -> See
         before = rss(daemon.process.pid)
         daemon.reset_longest()
         with attack.begin(stage.scene, size):
-            began, used = time.monotonic(), cpu(daemon.process.pid)
+            began, used, delayed = time.monotonic(), cpu(daemon.process.pid), run_delay(daemon.process.pid)
             _repair_for(good, attack.seconds)
             seconds = time.monotonic() - began
             busy = cpu(daemon.process.pid).per_cent(used, seconds)
+            waited = (run_delay(daemon.process.pid) - delayed) / seconds
         _repair_for(good, _AFTER_SECONDS)
         for client in (*clients, *([own] if own else [])):
             client.end()
@@ -257,8 +260,8 @@ def under(attack: Attack, size: int, scratch: Path, *, tree: Path = ROOT) -> See
     )
     asked = [each for each in own.samples if began <= each.at < began + seconds] if own else []
     return Seen(
-        during, api, scrapes, asked, block, wait, busy, before, after, by_container(lines), seconds, ended,
-        unlisted,
+        during, api, scrapes, asked, block, wait, busy, waited, before, after, by_container(lines), seconds,
+        ended, unlisted,
     )  # fmt: skip
 
 
@@ -328,7 +331,13 @@ def rows(name: str, seen: Seen, bounds: Mapping[str, float]) -> list[RowValues]:
     found += [
         ("  calls that the loop may not make", float(len(seen.unlisted)), "", 0, "; ".join(seen.unlisted)),
         ("  wrong values", float(len(wrong)), "", 0, wrong[0] if wrong else ""),
-        ("  CPU of the daemon", seen.busy.own, "% core", None, f"its children {seen.busy.children:.0f}"),
+        (
+            "  CPU of the daemon",
+            seen.busy.own,
+            "% core",
+            None,
+            f"its children {seen.busy.children:.0f}; its loop lacked one for {seen.waited:.0%} of the time",
+        ),
         (
             "  memory not given back",
             seen.after - seen.before,
