@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
-import time
 from typing import TYPE_CHECKING, Any
 
 from resolver.base.counters import CounterName
@@ -93,10 +91,11 @@ class Pace:
                     self._journal.log.exception("internal_error", step=name)
                     if errors >= ERRORS_BEFORE_END:
                         raise
-            # Not wait_for: before Python 3.12 it can swallow a cancellation, and the daemon would not end.
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(max(0.0, due() - time.monotonic())):
-                    await hurry.wait()
+            timer = asyncio.get_running_loop().call_at(due(), hurry.set)
+            try:
+                await hurry.wait()
+            finally:
+                timer.cancel()
             hurry.clear()
 
 

@@ -81,14 +81,6 @@ class KnownRegions:
                 if this.patient or not await discovery.settle():
                     break
                 await self._refresh(discovery, this, full=False)
-            for path in discovery.dirs:
-                lacks = (
-                    f"none of {', '.join(KNOWN_DIRS)} exists" if path == AUTO else f"{path} does not exist"
-                )
-                trouble = f"{lacks}; waiting for it" if path in discovery.missing_dirs else ""
-                self._journal.trouble(
-                    f"dir {path}", trouble, "containers_dir_missing", "containers_dir_found", path=path
-                )
         if by_clock:
             watched = all(discovery.watched for discovery in self.discoveries)
             pause = agenda.searched(this.now, this.settings.interval, full=full, watched=watched)
@@ -105,6 +97,12 @@ class KnownRegions:
             self._add(addition)
         for path, why in changes.rejected:
             self._count_rejected(path, why)
+        for path in discovery.dirs:
+            lacks = f"none of {', '.join(KNOWN_DIRS)} exists" if path == AUTO else f"{path} does not exist"
+            trouble = f"{lacks}; waiting for it" if path in discovery.missing_dirs else ""
+            self._journal.trouble(
+                f"dir {path}", trouble, "containers_dir_missing", "containers_dir_found", path=path
+            )
 
     def _add(self, found: FoundRegion) -> None:
         region, ownership, location = found

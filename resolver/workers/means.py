@@ -42,7 +42,7 @@ class Shortages:
         self.counts: Counter[Shortage] = Counter()
         self._since: float | None = None
         self._last = 0.0
-        self._why = ""
+        self._why, self._told = "", False
 
     def refused(self, shortage: Shortage, why: str) -> None:
         """Count a refusal that stopped work."""
@@ -69,4 +69,7 @@ class Shortages:
 
     def tell(self, journal: Journal) -> None:
         """Log the shortage's begin and end."""
-        journal.trouble(f"means of {self.part}", self.short(), "out_of_means", "means_restored")
+        why = self.short()
+        if why or self._told:
+            journal.trouble(f"means of {self.part}", why, "out_of_means", "means_restored")
+        self._told = bool(why)
