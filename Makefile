@@ -140,7 +140,8 @@ wheel: setup ## build the wheel into dist/
 
 .PHONY: view
 view: ## pack the view for containers without resolver, dist/resolver-view.pyz (Python 3.8 and later)
-	@mkdir -p build/view $(DIST) && cp resolver/cli/own_view.py build/view/__main__.py
+	@rm -rf build/view && mkdir -p build/view $(DIST) && cp --parents resolver/cli/show.py resolver/base/text.py build/view
+	@cp resolver/cli/own_view.py build/view/__main__.py
 	@python3 -m zipapp build/view --python '/usr/bin/env python3' --output $(DIST)/resolver-view.pyz
 
 .PHONY: deb

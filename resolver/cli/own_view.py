@@ -1,7 +1,7 @@
 """Show a container its own GPU use: its share of each GPU, and its processes by their own PIDs.
 
-``make view`` packs this file alone into ``resolver-view.pyz`` for images without `resolver`, so it uses only the
-standard library of Python 3.8 and later.
+``make view`` packs this module with `resolver.cli.show` into ``resolver-view.pyz`` for images without `resolver`, so
+both use only the standard library of Python 3.8 and later.
 """
 
 from __future__ import annotations
@@ -14,14 +14,18 @@ import socket
 import sys
 import time
 
+from resolver.cli.show import print_json, print_table, size
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from typing import Any
+
+    from resolver.cli.show import Cell
 
     #: Gets the path of a route; returns its document.
     Ask = Callable[[str], dict[str, Any]]
-    Parts = Sequence[str]
+    Row = tuple[Cell, ...]
 
 SOCKET = "/run/resolver/resolver.sock"
 ROUTES = {"gpus": "/v1/usage", "processes": "/v1/processes", "slots": "/v1/slots"}
@@ -45,7 +49,11 @@ def main() -> int:
 
 
 def show(
-    ask: Ask, parts: Parts = ("gpus", "processes"), *, as_json: bool = False, every: float | None = None
+    ask: Ask,
+    parts: Sequence[str] = ("gpus", "processes"),
+    *,
+    as_json: bool = False,
+    every: float | None = None,
 ) -> int:
     """Print these parts of the caller's view, one of `ROUTES` each, and again after ``every`` seconds.
 
@@ -55,55 +63,38 @@ def show(
         documents = {part: ask(ROUTES[part]) for part in parts}
         if every is not None and sys.stdout.isatty():
             sys.stdout.write("\x1b[H\x1b[J")
-        print(json.dumps(documents, indent=2) if as_json else "\n\n".join(_words(documents)))
+        if as_json:
+            print_json(documents)
+        else:
+            _print(documents)
         sys.stdout.flush()
         if every is None:
             return int(any(slot["unresolved"] for slot in documents.get("slots", {}).get("slots", ())))
         time.sleep(every)
 
 
-def _words(documents: dict[str, Any]) -> Iterable[str]:
-    numbers = {
-        gpu["device_uuid"]: index for index, gpu in enumerate(documents.get("gpus", {}).get("gpus", ()))
-    }
+def _print(documents: dict[str, dict[str, Any]]) -> None:
     error = next((part["error"] for part in documents.values() if part.get("error")), None)
     if error:
-        yield f"The driver gives no values now: {error}"
-    if "gpus" in documents:
-        yield _table(
-            ("GPU", "NAME", "CORES", "1 MIN", "5 MIN", "LIMIT", "STATE", "MEMORY", "LIMIT"),
-            [(numbers[gpu["device_uuid"]], *_gpu(gpu)) for gpu in documents["gpus"]["gpus"]],
-            "This container uses no GPU, or the daemon has not seen it use one yet.",
-        )
-    if "processes" in documents:
-        yield _table(
-            ("PID", "GPU", "COMMAND", "CORES", "MEMORY", "NOTE"),
-            [
-                (
-                    process["pid"],
-                    numbers.get(process["device_uuid"], process["device_uuid"]),
-                    _printable(process["comm"]),
-                    _percent(process["sm_util"]),
-                    _size(process["memory"]),
-                    "HAMi does not limit it" if process["no_slot"] else "",
-                )
-                for process in documents["processes"]["processes"]
-            ],
-            "No process of this container is on a GPU.",
-        )
-    if "slots" in documents:
-        yield _table(
-            ("PID", "SLOT", "STATE", "HAMI", "NVML", "NOTE"),
-            [_slot(slot) for slot in documents["slots"]["slots"]],
-            "HAMi's cache file of this container has no slot in use.",
-        )
+        print(f"The driver gives no values now: {error}\n")
+    gpus = documents.get("gpus", {}).get("gpus", ())
+    numbers = {gpu["device_uuid"]: index for index, gpu in enumerate(gpus)}
+    for number, (part, document) in enumerate(documents.items()):
+        columns, row, empty = _TABLES[part]
+        rows = [row(record, numbers) for record in document[part]]
+        print(end="\n" * bool(number))
+        if rows:
+            print_table(columns, rows)
+        else:
+            print(empty)
 
 
-def _gpu(gpu: dict[str, Any]) -> tuple[Any, ...]:
+def _gpu(gpu: dict[str, Any], numbers: Mapping[str, int]) -> Row:
     use: dict[str, Any] = gpu["use"] or dict.fromkeys(("used_1m", "used_5m", "core_limit", "limit_state"))
     limit, means = use["core_limit"], (use["used_1m"], use["used_5m"])
     return (
-        gpu["name"],
+        numbers[gpu["device_uuid"]],
+        gpu["name"] or "?",
         _percent(gpu["sm_util"]),
         *(_percent(None if mean is None else round(100 * mean)) for mean in means),
         "none" if limit is None and use["limit_state"] else _percent(limit),
@@ -113,37 +104,47 @@ def _gpu(gpu: dict[str, Any]) -> tuple[Any, ...]:
     )
 
 
-def _slot(slot: dict[str, Any]) -> tuple[Any, ...]:
+def _process(process: dict[str, Any], numbers: Mapping[str, int]) -> Row:
+    uuid, note = process["device_uuid"], "HAMi does not limit it" if process["no_slot"] else ""
+    values = process["comm"] or "?", _percent(process["sm_util"]), _size(process["memory"])
+    return process["pid"], numbers.get(uuid, uuid), *values, note
+
+
+def _slot(slot: dict[str, Any], _numbers: Mapping[str, int]) -> Row:
     state = "ended" if slot["dead"] else slot["unresolved"] or "right"
     values = [
         "+".join(_percent(device[name]) for device in slot["device_util"])
         for name in ("sm_util", "utilization")
     ]
-    return slot["pid"], slot["slot"], state, *values, slot["why"] or ""
+    return "?" if slot["pid"] is None else slot["pid"], slot["slot"], state, *values, slot["why"]
 
 
-def _table(head: Sequence[str], rows: list[tuple[Any, ...]], empty: str) -> str:
-    """Return aligned columns; ``?`` is unknown."""
-    if not rows:
-        return empty
-    lines = [tuple(head), *(tuple("?" if cell is None else str(cell) for cell in row) for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*lines)]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines
-    )
+#: Each part's columns, the row of a record, and the sentence for none.
+_TABLES = {
+    "gpus": (
+        ("GPU", "NAME", "CORES", "1 MIN", "5 MIN", "LIMIT", "STATE", "MEMORY", "LIMIT"),
+        _gpu,
+        "This container uses no GPU, or the daemon has not seen it use one yet.",
+    ),
+    "processes": (
+        ("PID", "GPU", "COMMAND", "CORES", "MEMORY", "NOTE"),
+        _process,
+        "No process of this container is on a GPU.",
+    ),
+    "slots": (
+        ("PID", "SLOT", "STATE", "HAMI", "NVML", "NOTE"),
+        _slot,
+        "HAMi's cache file of this container has no slot in use.",
+    ),
+}
 
 
 def _percent(value: int | None) -> str:
-    return "?" if value is None else f"{value} %"
+    return "?" if value is None else f"{value}%"
 
 
 def _size(number: int | None) -> str:
-    return "?" if number is None else f"{number / 2**20:.0f} MiB"
-
-
-def _printable(name: str | None) -> str | None:
-    """Escape control characters: processes choose their names, and terminals obey them."""
-    return name and "".join(char if char.isprintable() else repr(char)[1:-1] for char in name)
+    return "?" if number is None else size(number)
 
 
 def _ask(path: str, route: str) -> dict[str, Any]:

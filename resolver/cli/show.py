@@ -1,4 +1,7 @@
-"""How commands print: plain and aligned into a pipe, with colour for a person at a terminal."""
+"""How commands print: plain and aligned into a pipe, with colour for a person at a terminal.
+
+`make view` packs it for Python 3.8.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +19,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     Cell = str | int | None
+    #: Texts, each with the name of its style; `screen` knows how the styles look.
+    Line = list[tuple[str, str]]
 
 #: Shown for unknown and missing values.
 NONE = "-"
 _LABEL = 8  # cells of a label and the blanks after it
 _SHORTEST = 12  # cells that a terminal leaves of a name
 _CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33"}
-
-
-#: Texts, each with the name of its style; `screen` knows how the styles look.
-Line = list[tuple[str, str]]
 
 
 def cells(text: str) -> int:
@@ -61,7 +62,8 @@ def fit(text: str, width: int, *, middle: bool = False, ellipsis: str = "…") -
 
 def clip(line: Line, width: int, left: int = 0) -> Line:
     """Return ``width`` cells of the line from ``left`` on, without characters that a terminal obeys."""
-    clipped, at = Line(), 0
+    clipped: Line = []
+    at = 0
     for words, style in line:
         shown = ""
         for character in printable(words):
@@ -113,7 +115,8 @@ def duration(seconds: float) -> str:
     """Format seconds in their two largest units: ``3d 4h``, ``12m 5s``, ``0.4s``."""
     if seconds < 10:
         return f"{max(0.0, seconds):.1f}s"
-    left, parts = int(seconds), list[str]()
+    left = int(seconds)
+    parts: list[str] = []
     for unit, size in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)):
         count, left = divmod(left, size)
         if count or parts:
@@ -166,7 +169,7 @@ def print_table(
     ends, person = frozenset(right), on_terminal()
     shown = [not person or column not in frozenset(for_programs) for column in columns]
     table = [list(compress(row, shown)) for row in (columns, *(map(cell, row) for row in rows))]
-    widths = [max(map(len, cells)) for cells in zip(*table, strict=True)]
+    widths = [max(map(len, cells)) for cells in zip(*table)]
     if shorten and person:
         at = table[0].index(shorten)
         others = sum(widths) - widths[at] + 2 * (len(widths) - 1)
@@ -176,7 +179,7 @@ def print_table(
     for number, row in enumerate(table):
         cells = [
             text.rjust(width) if column in ends else text.ljust(width)
-            for text, column, width in zip(row, table[0], widths, strict=True)
+            for text, column, width in zip(row, table[0], widths)
         ]
         print(styled("  ".join(cells).rstrip(), "" if number else "bold"))
 

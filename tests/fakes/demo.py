@@ -22,7 +22,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from resolver import client
-from resolver.cli import own_view
 from tests.fakes.build import BuildError
 from tests.fakes.daemon import BOUND, RESOLVER, Daemon, DaemonError
 from tests.fakes.demo_view import View, percent, spread
@@ -34,8 +33,6 @@ from tests.fakes.rm.fetch import USABLE, library
 from tests.fakes.scene import DRIVERS, PLACED, REFUSING, TOLD_BY_CGROUP, Case, full_scene, settle, short_scene
 from tests.fakes.state import Fault
 
-#: The view that containers get as one file, `make view`.
-VIEW = Path(own_view.__file__)
 #: Loads of containers without HAMi.
 PLAIN = {"busy": 9, "quiet": 0}
 INSIDE = "DEMO_IN_USER_NAMESPACE"  # no name of a setting: the daemon refuses such
@@ -257,7 +254,7 @@ def _own_views(view: View, cases: list[Case], socket: Path) -> bool:
     for name in ("batch", "notebook"):
         mine = [case for case in cases if case.container.name == name and not case.ended]
         container, wanted = mine[0].container, {case.tenant.ns_pid for case in mine}
-        program = [sys.executable, str(VIEW), "--socket", str(socket)]
+        program = [sys.executable, "-m", "resolver.cli.own_view", "--socket", str(socket)]
         deadline, shown = time.monotonic() + 5, ""
         while time.monotonic() < deadline and pids_shown(shown) != wanted:  # its next collection
             process = container.spawn(["/bin/sh", "-c", f"{shlex.join(program)} 2>&1; echo end; read -r _"])

@@ -18,13 +18,14 @@ from resolver.base.errors import ResolverError
 from resolver.base.retry import started
 from resolver.base.text import several
 from resolver.cli._top.rows import SORTS, Choice, Row, rows_of
-from resolver.cli.show import Line, cells, clip, fit
+from resolver.cli.show import cells, clip, fit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
     from resolver.cli._top.tree import Tree
+    from resolver.cli.show import Line
 
 _POLL_SECONDS: Final = 0.1
 #: Cells of the columns at the width below which the list is scrolled sideways, and of one step of it.

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from resolver.cli import own_view
-from resolver.cli.own_view import show
+from resolver.base import text
+from resolver.cli import own_view, show
 
 GPU = {
     **dict.fromkeys(("memory_used", "memory_limit", "memory_total", "sm_util")),
@@ -25,16 +25,18 @@ def test_unknown_values_are_question_marks(capfd: pytest.CaptureFixture[str]) ->
         "/v1/usage": {"error": "it hangs", "gpus": [GPU | {"use": USE}]},
         "/v1/processes": {"error": None, "processes": []},
     }
-    assert show(documents.__getitem__) == 0
+    assert own_view.show(documents.__getitem__) == 0
     shown = capfd.readouterr().out
     assert "The driver gives no values now: it hangs" in shown
     assert shown.splitlines()[3].split()[:5] == ["0", "NVIDIA", "L4", "?", "?"]
     assert "No process of this container is on a GPU." in shown
 
 
-def test_file_needs_the_standard_library_alone() -> None:
-    tree = ast.parse(Path(own_view.__file__).read_text(), feature_version=(3, 8))
-    imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import)]
-    modules = [node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module]
-    modules += [alias.name for node in imports for alias in node.names]
-    assert {name.partition(".")[0] for name in modules} <= set(sys.stdlib_module_names)
+def test_packed_modules_need_the_standard_library_alone() -> None:
+    packed = {"resolver.cli.show": show, "resolver.base.text": text, "": own_view}
+    for module in packed.values():
+        tree = ast.parse(Path(str(module.__file__)).read_text(), feature_version=(3, 8))
+        imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import)]
+        names = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module}
+        names |= {alias.name for node in imports for alias in node.names}
+        assert {name.partition(".")[0] for name in names - packed.keys()} <= set(sys.stdlib_module_names)
