@@ -112,10 +112,14 @@ def execute(cluster: dict[str, Any], options: dict[str, str], names: list[str], 
     if behind.get("hangs"):
         time.sleep(600)
     assert command[0] == "resolver"
+    terminal = "tty" in options
+    if terminal and not sys.stdin.isatty():
+        sys.stderr.write("Unable to use a TTY - input is not a terminal or the right kind of file\n")
     done = subprocess.run(
         [sys.executable, "-m", "resolver", *command[1:]],
         env=os.environ | {"RESOLVER_SOCKET": behind["socket"]},
         stdin=None if "stdin" in options else subprocess.DEVNULL,
+        stderr=sys.stdout if terminal else None,  # a terminal has one stream
         check=False,
     )
     if done.returncode:

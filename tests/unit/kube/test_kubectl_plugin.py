@@ -21,6 +21,7 @@ from tests import charts
 from tests.fakes.chains import CID, POD, whole
 from tests.fakes.node import Node
 from tests.fakes.served import serving
+from tests.fakes.terminal import Terminal
 from tests.manifests import KUSTOMIZE, render
 from tests.patience import PATIENCE_S
 
@@ -204,6 +205,31 @@ def test_reverse_asks_the_node_about_its_host_pid(cluster: Cluster) -> None:
     for wrong in (("research/train-0",), ("train-0", "--node", "gpu-b"), ("--node", "gpu-b")):
         done = cluster("reverse", *wrong)
         assert (done.returncode, "reverse takes HOST_PID" in done.stderr) == (2, True)
+
+
+def test_terminal_gets_screen_error_and_exit_code(cluster: Cluster) -> None:
+    cluster("status")  # which writes the cluster's file
+    environ = {
+        "KUBECTL": str(cluster.program),
+        "KUBECTL_CLUSTER": str(cluster.file),
+        "PYTHONPATH": str(ROOT),
+        "PLUGIN": f"{sys.executable} -I {cluster.file.with_name('plugin')}",
+    }
+    with Terminal("PS1= exec sh", 100, 30, environ) as terminal:
+        terminal.type("$PLUGIN top research/train-0; echo top ended $?\n")
+        terminal.wait(lambda _: terminal.get("alternate_on") == "1")
+        terminal.wait("train-0")
+        terminal.press("q")
+        terminal.wait("top ended 0")
+        for words, sentence, code in (
+            ("lookup research/train-0 99999 -c main", "no process", 1),
+            ("slots --node gpu-a -- --frobnicate", "unrecognized arguments", 2),
+            ("bundle --node gpu-a", "give it a file", 2),
+        ):
+            name = words.split()[0]
+            terminal.type(f"clear; $PLUGIN {words}; echo {name} ended $?\n")
+            text = terminal.wait(f"{name} ended {code}")
+            assert (text.count(sentence), "command terminated" in text) == (1, False), text
 
 
 def test_kubectls_options_are_handed_on(cluster: Cluster) -> None:
