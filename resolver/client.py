@@ -320,7 +320,9 @@ def _no_daemon(where: str, error: Exception) -> NoDaemon:
     why = causes.get(type(error)) or getattr(error, "strerror", None)
     if isinstance(error, ConnectionRefusedError) and not stat.S_ISSOCK(os.stat(where).st_mode):
         why = "it is another kind of file, and no socket"
-    return NoDaemon(f"no daemon answers at {where}: {why or error}. {_what_to_do(where, error)}")
+    refused = isinstance(error, PermissionError) and error.errno is not None
+    event = "this user may not ask the daemon at" if refused else "no daemon answers at"
+    return NoDaemon(f"{event} {where}: {why or error}. {_what_to_do(where, error)}")
 
 
 def _what_to_do(where: str, error: Exception) -> str:

@@ -209,6 +209,11 @@ class SampleReason(ReasonWithWords):
         "a container without HAMi",
         "check that its pod asks for HAMi's resources, unless it has whole GPUs",
     )
+    NOT_FOUND_YET = (
+        "not_found_yet",
+        "the daemon has known its container for less than 10 s, and found no cache file of it yet",
+        "nothing",
+    )
     NO_SLOT = (
         "no_slot",
         "a container with HAMi, but no slot belongs to this process",

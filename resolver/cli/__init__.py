@@ -113,7 +113,7 @@ def _dispatch(arguments: list[str]) -> int:
                 raise
             return _own_view(parts, args)
     except ResolverError as error:
-        more = f". {_without_daemon()}" if isinstance(error, NoDaemon) else ""
+        more = f". {_without_daemon()}" if isinstance(error, NoDaemon) and os.geteuid() == 0 else ""
         print(
             f"resolver {command}: {error}{more}",
             *getattr(error, "candidates", ()),

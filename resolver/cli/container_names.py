@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 
 from resolver import client
-from resolver.base.errors import Ambiguous, NotFound, ResolverError, UsageError
+from resolver.base.errors import AccessDenied, Ambiguous, NotFound, ResolverError, UsageError
 from resolver.base.lock_holder import UNIT_SETTINGS
 from resolver.base.records import NamedTuple
 from resolver.cli.ask_daemon import ask
@@ -121,11 +120,15 @@ def _by_kernel(text: str) -> set[str]:
 
 
 def _known(socket_path: str | None) -> Iterator[Named]:
-    if os.path.exists(client.socket_of(socket_path)):
-        with suppress(ResolverError):
+    if os.path.exists(where := client.socket_of(socket_path)):
+        try:
             from resolver.api.shapes import Containers
 
             yield from map(Named.of, ask(Containers, "/v1/containers", socket_path, seconds=1.0).containers)
+        except ResolverError:
+            if not os.access(where, os.W_OK):  # the daemon may know the name
+                raise
+        else:
             return
     yield from _in_logs(socket_path)
 
@@ -145,5 +148,9 @@ def _in_logs(socket_path: str | None) -> Iterator[Named]:
         for pod_uid, (namespace, pod) in pods.items():
             for name in os.listdir(os.path.join(directory, f"{namespace}_{pod}_{pod_uid}")) if pod else ():
                 yield Named("", namespace, pod, name, pod_uid)
+    except PermissionError as error:
+        raise AccessDenied(
+            f"{error.filename} may not be read, and has the names of pods: run as root"
+        ) from None
     except OSError:
         return

@@ -49,8 +49,10 @@ def lookup(procfs: Procfs, cid: str, ns_pid: int, *, pidns: int | None = None) -
         source = "scan"
         fitting = _late(procfs, wanted, container, namespace, ns_pid)
     if not fitting:
-        where = f"container {container.container_id}"
-        raise NotFound(f"{where} has no process {ns_pid} in its PID namespace {namespace.pidns}")
+        why = f"container {container.container_id} has no process {ns_pid} in its PID namespace {namespace.pidns}"
+        if ns_pid in container.host_pids:
+            why += f": {ns_pid} is a host PID; resolver reverse {ns_pid} shows its PID there"
+        raise NotFound(why)
     within = partial(_within, procfs, wanted, container)
     process = resolve(
         procfs, (candidate.host_pid for candidate in fitting), namespace, ns_pid, within, source

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 #: Seconds after which one is reported: a start or an end looks the same for a moment.
 _HELD_SECONDS: Final = 30.0
-_HAMIS: Final = (SampleReason.NO_SLOT, SampleReason.NO_SHARED_REGION)
+_HAMIS: Final = (SampleReason.NO_SLOT, SampleReason.NO_SHARED_REGION, SampleReason.NOT_FOUND_YET)
 _WITHOUT: Final = (*_HAMIS, SampleReason.NOT_IN_CONTAINER)
 _WITHOUT_MOUNTS: Final = {BypassReason.LOADED, BypassReason.OTHER_USER, BypassReason.CONTROL_DISABLED}
 

@@ -41,6 +41,8 @@ DRIVER_SECONDS = 1.0
 _SEEMS_IDLE, _MAY_BE_IDLE = 0.3, 0.5
 #: Seconds until a process's command name is read again.
 _COMM_SECONDS = 5.0
+#: Seconds after which a container without a cache file counts as one without HAMi.
+_SEARCH_SECONDS = 10.0
 
 
 class GpuUsers:
@@ -221,6 +223,9 @@ class GpuUsers:
         no_slot = used.no_slot
         if no_slot is SampleReason.NO_SHARED_REGION and names[:2] in self._in_hami:
             no_slot = SampleReason.NO_SLOT  # none of its slots has an owner (yet)
+        age = time.time() - container.since if container else _SEARCH_SECONDS
+        if no_slot is SampleReason.NO_SHARED_REGION and age < _SEARCH_SECONDS:
+            no_slot = SampleReason.NOT_FOUND_YET
         return Process(
             host_pid=used.host_pid,
             ns_pid=ns_pid,

@@ -158,6 +158,7 @@ def test_threads_and_the_dead_are_no_processes(node: Node) -> None:
     container = node.container()
     cid, threads = container.container_id, container.spawn([sys.executable, "-c", THREAD])
     assert "has no process" in refused(1, cid, threads.read_line())
+    assert f": {threads.host_pid} is a host PID; resolver reverse" in refused(1, cid, threads.host_pid)
     order = Orders(container)
     child = order("as 400")
     assert host_pid(cid, 400) == child

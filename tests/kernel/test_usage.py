@@ -170,7 +170,7 @@ def test_whole_gpu_container_has_same_series_as_shared(
 
 
 def test_container_with_a_cache_file_is_never_without_hami(node: Node, start: Start) -> None:
-    """Its only slot has no owner, as before the daemon has found it."""
+    """Neither before the daemon has found its file, nor while the only slot has no owner."""
     container = node.container(name="main")
     tenant = container.tenant(load=20)
     layout = LAYOUTS[container.layout]
@@ -179,7 +179,28 @@ def test_container_with_a_cache_file_is_never_without_hami(node: Node, start: St
     daemon = start(node, *FAST)
     until(daemon.socket.exists, "its socket")
 
-    def reasons() -> list[str]:
-        return [each["no_slot"] for each in client.processes(str(daemon.socket))["processes"]]
+    seen: list[str] = []
 
-    until(lambda: reasons() == ["no_slot"], "the process without a slot", 60)
+    def reason() -> str:
+        seen.extend(each["no_slot"] for each in client.processes(str(daemon.socket))["processes"])
+        return seen[-1] if seen else ""
+
+    until(lambda: reason() == "no_slot", "the process without a slot", 60)
+    assert {*seen} <= {"not_found_yet", "no_slot"}
+
+
+def test_container_without_a_file_is_unknown_for_10_s(node: Node, start: Start) -> None:
+    whole = node.container(name="whole")
+    whole.tenant(load=20)
+    whole.cache.unlink()  # as one that HAMi's device plugin gave no file
+    daemon = start(node, *FAST)
+    until(daemon.socket.exists, "its socket")
+    seen: dict[str, float] = {}
+
+    def reason() -> str:
+        process = (client.processes(str(daemon.socket))["processes"] or [{"no_slot": ""}])[0]
+        seen.setdefault(process["no_slot"], time.monotonic())
+        return str(process["no_slot"])
+
+    until(lambda: reason() == "no_shared_region", "the end of the search", 60)
+    assert seen["no_shared_region"] - seen["not_found_yet"] > 5

@@ -257,8 +257,9 @@ def test_a_plain_file_is_no_socket(where: Path) -> None:
         client.get_json("/v1/status", str(where))
 
 
-def test_refused_caller_learns_permitted_users(root: Path) -> None:
-    code = "import sys; from resolver import client; client.get_json('/v1/status', sys.argv[1])"
+@pytest.mark.parametrize("command", ["status", "lookup main 7", "lookup research/train-0 7"])
+def test_refused_caller_learns_permitted_users(root: Path, command: str) -> None:
+    code = f"import sys; from resolver.cli import main; main([*{command.split()}, '--socket', sys.argv[1]])"
     nobody = ("setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups")
     with tempfile.TemporaryDirectory() as place, socket.socket(socket.AF_UNIX) as listener:
         path = f"{place}/d.sock"
@@ -270,8 +271,26 @@ def test_refused_caller_learns_permitted_users(root: Path) -> None:
         done = subprocess.run(
             [*nobody, sys.executable, "-c", code, path], cwd=root, capture_output=True, text=True, check=False
         )
-    assert "Permission denied. Ask as root (sudo), or as a member of its group, " in done.stderr
+    assert (
+        f"this user may not ask the daemon at {path}: Permission denied. Ask as root (sudo), or "
+        in done.stderr
+    )
     assert "Start one" not in done.stderr
+    assert "Without one" not in done.stderr
+
+
+def test_refused_directory_of_names_is_no_missing_name(root: Path) -> None:
+    code = "import os; os.setuid(65534); from resolver.cli import main; main('lookup main 7 --socket /no'.split())"
+    with tempfile.TemporaryDirectory() as place:  # which no other user may read
+        done = subprocess.run(
+            [sys.executable, "-c", f"import resolver.cli.container_names, resolver.cli.lookup; {code}"],
+            cwd=root,
+            env=os.environ | {"RESOLVER_POD_LOGS_DIR": place},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert f"{place} may not be read, and has the names of pods: run as root" in done.stderr
 
 
 @pytest.mark.parametrize(
