@@ -39,7 +39,7 @@ class Tally:
         self._requests = requests
         self._process = ProcessCollector(registry=None)
 
-    async def answer(self, path: str, accept: str) -> Answer:  # noqa: ARG002
+    async def answer(self, path: str) -> Answer:
         """Return status, content type and body of ``/metrics``, ``/healthz`` or ``/readyz``."""
         if path == "/metrics":
             return 200, CONTENT_TYPE_PLAIN_0_0_4, generate_latest(self)

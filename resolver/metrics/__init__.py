@@ -13,8 +13,6 @@ from resolver.base.lean import lean
 
 with lean():
     from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
-    from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST as CONTENT_TYPE_OPENMETRICS
-    from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
 from resolver.base.errors import UsageError
 from resolver.base.retry import tried_again
@@ -36,7 +34,6 @@ if TYPE_CHECKING:
     from resolver.serve.tls import PortCredentials
     from resolver.state import Snapshot
 
-_END = b"# EOF\n"  # of an OpenMetrics text
 #: The text is made again only after this time.
 _KEPT_SECONDS = 0.5
 _LONGEST = 256  # characters of a label's value; a directory's name has at most 255 bytes
@@ -64,38 +61,29 @@ class Page:
     def __init__(self, snapshot: Callable[[], Snapshot], settings: Settings) -> None:
         self._snapshot = snapshot
         self._settings = settings
-        self._texts: dict[str, tuple[float, bytes]] = {}  # by content type: when it was made, and the text
+        self._made_at, self._text = 0.0, b""
         self._turn = asyncio.Lock()
 
-    async def answer(self, path: str, accept: str) -> Answer:
+    async def answer(self, path: str) -> Answer:
         """Status, content type and body."""
         if path == "/metrics":
-            openmetrics = "application/openmetrics-text" in accept
-            kind = CONTENT_TYPE_OPENMETRICS if openmetrics else CONTENT_TYPE_PLAIN_0_0_4
-            return 200, kind, await self.metrics(kind)
+            return 200, CONTENT_TYPE_PLAIN_0_0_4, await self.metrics()
         if path == "/healthz":
             return pages.probe(self._snapshot().standstill())
         if path == "/readyz":
             return pages.probe(self._snapshot().source.not_ready or "")
         return pages.NO_SUCH_PAGE
 
-    async def metrics(self, kind: str) -> bytes:
-        """Render all families in the text format ``kind``; callers at the same time share one text."""
+    async def metrics(self) -> bytes:
+        """Render all families; callers at the same time share one text."""
         async with self._turn:
-            made = self._texts.get(kind)
-            if made is None or not 0 <= time.monotonic() - made[0] < _KEPT_SECONDS:
-                made = self._texts[kind] = time.monotonic(), await self._make(kind)
-            return made[1]
-
-    async def _make(self, kind: str) -> bytes:
-        generate = generate_openmetrics if kind == CONTENT_TYPE_OPENMETRICS else generate_latest
-        pieces = []
-        for metric in collect(self._snapshot(), self._settings, time.time()):
-            pieces.append(generate(_One(metric)).removesuffix(_END))
-            await asyncio.sleep(0)
-        if kind == CONTENT_TYPE_OPENMETRICS:
-            pieces.append(_END)
-        return b"".join(pieces)
+            if not self._text or not 0 <= time.monotonic() - self._made_at < _KEPT_SECONDS:
+                self._made_at, pieces = time.monotonic(), []
+                for metric in collect(self._snapshot(), self._settings, time.time()):
+                    pieces.append(generate_latest(_One(metric)))
+                    await asyncio.sleep(0)
+                self._text = b"".join(pieces)
+            return self._text
 
 
 async def serve(
@@ -107,9 +95,9 @@ async def serve(
     """Answer until cancelled; an address that can't be had is logged, and tried again."""
     page = Page(snapshot, settings)
 
-    async def answer(path: str, accept: str) -> Answer:
+    async def answer(path: str) -> Answer:
         try:
-            return await page.answer(path, accept)
+            return await page.answer(path)
         except Exception:
             journal.log.exception("internal_error", step="metrics")
             return 500, PLAIN, b"this is a defect; the log has it, please report it\n"

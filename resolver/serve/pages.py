@@ -78,9 +78,9 @@ class OpenToAll(http.Gatekeeper):
 
 
 def application(
-    answer: Callable[[str, str], Awaitable[Answer]], credentials: PortCredentials | None = None
+    answer: Callable[[str], Awaitable[Answer]], credentials: PortCredentials | None = None
 ) -> http.Application:
-    """Return an application. ``answer(path, accept)`` returns status, content type and body."""
+    """Return an application. ``answer(path)`` returns status, content type and body."""
 
     async def app(connection: http.Connection) -> None:
         headers = {"cache-control": "no-store"}
@@ -95,7 +95,7 @@ def application(
             )
             headers["www-authenticate"] = 'Bearer realm="resolver"'
         elif connection.method in ("GET", "HEAD"):
-            status, kind, body = await answer(connection.path, connection.headers.get("accept", ""))
+            status, kind, body = await answer(connection.path)
         else:
             status, kind, body = 405, PLAIN, b"only GET and HEAD are answered\n"
             headers["allow"] = "GET, HEAD"
@@ -106,7 +106,7 @@ def application(
 
 async def serve(
     listener: socket.socket,
-    answer: Callable[[str, str], Awaitable[Answer]],
+    answer: Callable[[str], Awaitable[Answer]],
     credentials: PortCredentials | None = None,
     refused: Callable[[OSError], None] = lambda _: None,
 ) -> None:

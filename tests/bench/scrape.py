@@ -68,7 +68,7 @@ def scrape(shape: tuple[int, int, int, int], **wanted: object) -> Scrape:
     snapshot = node(shape)
     page = Page(lambda: snapshot, Settings(**wanted))  # type: ignore[arg-type]
     began = time.perf_counter()
-    _, _, text = asyncio.run(page.answer("/metrics", ""))
+    _, _, text = asyncio.run(page.answer("/metrics"))
     seconds = time.perf_counter() - began
     series = sum(not line.startswith(b"#") for line in text.splitlines())
     return Scrape(series, len(text), len(gzip.compress(text, 6)), seconds)

@@ -1,6 +1,5 @@
 """What Prometheus reads of a text, by Prometheus's own parsers."""
 
-from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
@@ -9,12 +8,9 @@ Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
 class Read:
     """The series of a text, by name and labels. A series that is there twice is a mistake."""
 
-    def __init__(self, text: bytes, *, as_openmetrics: bool = False) -> None:
-        parse = (
-            openmetrics.text_string_to_metric_families if as_openmetrics else text_string_to_metric_families
-        )
+    def __init__(self, text: bytes) -> None:
         self.series: Series = {}
-        for family in parse(text.decode()):
+        for family in text_string_to_metric_families(text.decode()):
             for sample in family.samples:
                 key = sample.name, frozenset(sample.labels.items())
                 assert key not in self.series, f"twice: {key}"

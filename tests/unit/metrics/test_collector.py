@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
-from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST as CONTENT_TYPE_OPENMETRICS
 
 from resolver.base.reasons import RegionReason, RepairReason, SampleReason, UnresolvedReason
 from resolver.config import Settings
@@ -31,27 +30,16 @@ from tests.fakes.exposition import Read
 from tests.fakes.pictures import picture
 
 GPUS = ("GPU-a", "GPU-b")
-#: Accept header of Prometheus for OpenMetrics.
-OPENMETRICS = (
-    "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.5,text/plain;version=0.0.4;q=0.3"
-)
 
 
-async def text(snapshot: Snapshot, accept: str = "", **wanted: Any) -> tuple[str, bytes]:
-    status, kind, body = await Page(lambda: snapshot, Settings(**wanted)).answer("/metrics", accept)
-    assert status == 200
-    return kind, body
+async def text(snapshot: Snapshot, **wanted: Any) -> bytes:
+    status, kind, body = await Page(lambda: snapshot, Settings(**wanted)).answer("/metrics")
+    assert (status, kind) == (200, CONTENT_TYPE_PLAIN_0_0_4)
+    return body
 
 
 def read(snapshot: Snapshot, **wanted: Any) -> Read:
-    """Both formats say the same, but for what changes while they are made."""
-    kind, plain = asyncio.run(text(snapshot, **wanted))
-    assert kind == CONTENT_TYPE_PLAIN_0_0_4
-    kind, other = asyncio.run(text(snapshot, OPENMETRICS, **wanted))
-    assert kind == CONTENT_TYPE_OPENMETRICS
-    found = Read(plain)
-    assert Read(other, as_openmetrics=True).series.keys() == found.series.keys()
-    return found
+    return Read(asyncio.run(text(snapshot, **wanted)))
 
 
 def gpu(uuid: str, index: int, **changes: Any) -> Gpu:
@@ -417,7 +405,7 @@ def test_shared_memory_is_charged_to_no_container() -> None:
 def test_a_forged_gpu_is_no_label_while_nvml_is_away() -> None:
     cache = region(ONE, ("GPU-forged",), slot(7), limit=(1 << 30,))
     away = node((ONE,), (), (cache,), joined=joined(error="hangs"))
-    assert "forged" not in asyncio.run(text(away, hami_metrics=True))[1].decode()
+    assert "forged" not in asyncio.run(text(away, hami_metrics=True)).decode()
 
 
 # ---- slots, repairs, sources --------------------------------------------------------------------------------------
@@ -596,7 +584,7 @@ def test_childrens_time_never_falls(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_declared_family_is_served() -> None:
     wanted: dict[str, Any] = dict.fromkeys(("gpu_details", "hami_metrics", "metrics_per_process"), True)
-    _, plain = asyncio.run(text(picture(), **wanted, broker="/x"))
+    plain = asyncio.run(text(picture(), **wanted, broker="/x"))
     helped = {line.split()[2] for line in plain.decode().splitlines() if line.startswith("# HELP")}
     declared = {family.name for family in FAMILIES.values() if family.section != "reporter"}
     assert declared <= helped
@@ -616,7 +604,7 @@ def test_names_of_any_kind_come_out_as_they_went_in(named: list[tuple[str, ...]]
         regions.append(region(named_container, (uuid,), slot(number + 1), path=f"/{number}"))
     snapshot = node(tuple(containers), tuple(processes), tuple(regions), joined=joined(asked=frozenset(GPUS)))
     for more in (False, True):
-        _, plain = asyncio.run(text(snapshot, metrics_per_process=more, hami_metrics=more))
+        plain = asyncio.run(text(snapshot, metrics_per_process=more, hami_metrics=more))
         found = Read(plain)
         for labels, _ in found.all(UTILIZATION):
             assert labels["device_uuid"] in GPUS
@@ -658,7 +646,7 @@ def test_daemon_without_passes_is_not_healthy(
         interval=interval,
     )
     page = Page(lambda: snapshot, Settings())
-    code, kind, body = asyncio.run(page.answer("/healthz", ""))
+    code, kind, body = asyncio.run(page.answer("/healthz"))
     assert (code, kind) == (status, "text/plain; charset=utf-8")
     assert (body == b"ok\n") == (status == 200)
     if status == 503:
@@ -667,7 +655,7 @@ def test_daemon_without_passes_is_not_healthy(
 
 def answer(path: str, shown: Snapshot) -> tuple[int, bytes]:
     page = Page(lambda: shown, Settings())
-    return asyncio.run(page.answer(path, ""))[::2]
+    return asyncio.run(page.answer(path))[::2]
 
 
 def test_standby_daemon_is_healthy_without_passes() -> None:

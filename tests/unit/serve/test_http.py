@@ -26,7 +26,7 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 _clients: list[asyncio.StreamWriter] = []
 
 
-async def hello(path: str, _accept: str) -> tuple[int, str, bytes]:
+async def hello(path: str) -> tuple[int, str, bytes]:
     return 200, "text/plain", f"you asked for {path}\n".encode()
 
 
@@ -163,8 +163,8 @@ def resident() -> int:
 async def test_slow_reader_costs_no_memory_or_time() -> None:
     text = b"x" * (16 << 20)
 
-    async def answer(path: str, _accept: str) -> tuple[int, str, bytes]:
-        return (200, "text/plain", text) if path == "/metrics" else await hello(path, "")
+    async def answer(path: str) -> tuple[int, str, bytes]:
+        return (200, "text/plain", text) if path == "/metrics" else await hello(path)
 
     async with serving(answer, seconds=1.5) as port:
         before = resident()
@@ -196,9 +196,9 @@ async def test_silent_flood_closes_the_oldest_connection_only() -> None:
 async def test_waiting_client_is_not_closed_for_silent_one() -> None:
     go_on = asyncio.Event()
 
-    async def answer(path: str, _accept: str) -> tuple[int, str, bytes]:
+    async def answer(path: str) -> tuple[int, str, bytes]:
         await go_on.wait()
-        return await hello(path, "")
+        return await hello(path)
 
     async with serving(answer, connections=4) as port:
         waiting = asyncio.create_task(get(port))
@@ -216,7 +216,7 @@ async def test_request_memory_is_freed_on_hangup() -> None:
 
     class Needed(bytearray): ...
 
-    async def long(_path: str, _accept: str) -> tuple[int, str, bytes]:
+    async def long(_path: str) -> tuple[int, str, bytes]:
         needed = Needed(1 << 20)
         weakref.finalize(needed, freed.set)
         asked.set()
@@ -323,7 +323,7 @@ async def test_others_get_their_turn_while_a_long_text_is_made() -> None:
             await asyncio.sleep(0)
 
     task = asyncio.create_task(other())
-    await page.answer("/metrics", "")
+    await page.answer("/metrics")
     task.cancel()
     assert turns > 30
 
