@@ -40,7 +40,6 @@ class Account:
         self._last = self.until = -inf  # the files are skipped before the second one
 
     def spend(self, seconds: float, now: float) -> None:
-        """Subtract the seconds from its budget."""
         self._kept[self._account] = self
         if self.seconds.charge(seconds, now):
             self.overdrawn = self.overdrawn or time.time()
@@ -73,11 +72,9 @@ class Account:
         self._deaths = 0
 
     def quarantined(self, now: float) -> bool:
-        """Check if the files are skipped now."""
         return now < self.until
 
     def forgiven(self, now: float) -> bool:
-        """Check if its failures no longer matter."""
         return now - max(self.until, self._last) > FORGIVEN_SECONDS
 
     def idle(self, now: float) -> bool:

@@ -30,11 +30,9 @@ class Slices:
         self._until = time.monotonic() + seconds
 
     def over(self) -> bool:
-        """Check if the slice has ended."""
         return time.monotonic() >= self._until
 
     async def yield_if_due(self) -> None:
-        """Yield to other tasks if the slice has ended."""
         if self.over():
             await self.yield_now()
 
@@ -76,7 +74,6 @@ class Rounds:
             queue = self._postponed
 
     def spend(self, seconds: float) -> None:
-        """Subtract a step's seconds from this round's slice."""
         self._plan()
         self._left -= seconds
 
@@ -163,7 +160,6 @@ class Budgets:
         return record.seconds.left(self._clock()) if record else BURST_SECONDS
 
     def over(self, account: str) -> bool:
-        """Check if the account must wait."""
         return self.left(account) <= 0
 
     def most_left_first(self, items: Iterable[T], account: Callable[[T], str]) -> list[T]:
@@ -171,7 +167,6 @@ class Budgets:
         return sorted(items, key=lambda item: -self.left(account(item))) if self._kept else list(items)
 
     def spend(self, account: str, seconds: float) -> None:
-        """Subtract the seconds from the account's budget."""
         self.of(account).spend(seconds, self._clock())
 
     def tidy(self) -> None:

@@ -55,14 +55,12 @@ class EventLog:
         self._news = News()
 
     def publish(self, kind: str, fields: dict[str, Any]) -> None:
-        """Add an event, and wake all waiting readers."""
         self.number += 1
         self._last.append(Event(number=self.number, at=time.time(), kind=kind, fields=fields))
         self._news.set()
         self._news = self._new_news()
 
     def after(self, number: int) -> list[Event]:
-        """Return the kept events with a larger number."""
         return [event for event in self._last if event.number > number]
 
     async def wait(self, number: int) -> list[Event]:

@@ -152,5 +152,4 @@ class Journal:
         return {begins: causes[-1] for begins, causes in self._troubles.values()}
 
     def forget(self, what: str) -> None:
-        """Forget a trouble whose subject is gone."""
         self._troubles.pop(what, None)

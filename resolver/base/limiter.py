@@ -42,5 +42,4 @@ class Bucket:
         return max(0.0, -self._left / self.rate)
 
     def full(self, now: float | None = None) -> bool:
-        """Check if the bucket is full."""
         return self.left(now) >= self.burst

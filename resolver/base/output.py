@@ -38,7 +38,6 @@ class Output:
         self.flush()
 
     def flush(self) -> None:
-        """Write as much of the queue as the reader accepts."""
         while self._queue and any(event & select.POLLOUT for _, event in self._poll.poll(0)):
             piece = self._queue.popleft()
             try:

@@ -141,7 +141,6 @@ class Reloading:
         self._wanted: tuple[Settings, Mapping[str, str]] | None = None
 
     def want(self, settings: Settings, origins: Mapping[str, str]) -> None:
-        """Take these over at the next `take`."""
         self._wanted = settings, origins
 
     def take(self) -> dict[str, list[str]] | None:

@@ -62,7 +62,6 @@ class About(NamedTuple):
 
     @property
     def help(self) -> str:
-        """Return the meaning as plain text."""
         return re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", self.meaning).replace("`", "")
 
 
@@ -212,7 +211,6 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     @property
     def socket_path(self) -> str:
-        """Return the path of the API's socket."""
         return self.socket or f"{self.run_dir}/resolver.sock"
 
 
@@ -228,17 +226,14 @@ class Declared(NamedTuple):
 
     @property
     def flag(self) -> str:
-        """Return the command line option."""
         return "--" + self.name.replace("_", "-")
 
     @property
     def variable(self) -> str:
-        """Return the environment variable."""
         return PREFIX + self.name.upper()
 
     @property
     def expected(self) -> str:
-        """Describe the values that are possible."""
         if self.choices:
             return f"one of {', '.join(self.choices)}"
         if self.kind is float and self.limits is not None:

@@ -84,12 +84,10 @@ class Wanted:
         return None, False
 
     def is_exact(self, key: str) -> bool:
-        """Check that a key is exactly the requested one."""
         name = key.rsplit("/", 1)[-1]
         return self.text in names_in(name)
 
     def keys_in(self, cgroup_text: str) -> set[str]:
-        """Wanted containers' keys in ``/proc/<pid>/cgroup``."""
         keys: set[str] = set()
         if any(needle in cgroup_text for needle in self._needles):
             for path in cgroup_paths(cgroup_text):

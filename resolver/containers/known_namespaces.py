@@ -115,7 +115,6 @@ class KnownNamespaces:
 
     @property
     def behind(self) -> bool:
-        """Check for namespaces still to be placed."""
         return bool(self._unplaced)
 
     async def catch_up(self, slices: Slices, *, bounded: bool = True) -> None:
@@ -268,7 +267,6 @@ class KnownNamespaces:
         return first if self._pidmap.arrival(host_pid) == first.arrival else None
 
     def made_by_runtime(self) -> Iterator[FirstProcess]:
-        """Yield those made by a runtime."""
         return (self.firsts[host_pid] for claims in self._by_id.values() for host_pid in claims)
 
     def of(self, key: Hashable) -> frozenset[int]:
@@ -311,7 +309,6 @@ class KnownNamespaces:
         return key in self._learned
 
     def forget(self, key: Hashable) -> None:
-        """Forget a vanished key."""
         self._learned.pop(key, None)
         self._of.pop(key, None)
 

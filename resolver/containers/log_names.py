@@ -52,13 +52,11 @@ class PodNames:
         self.names: dict[str, tuple[str, str]] = {}
 
     def refresh(self) -> None:
-        """Read the directory again if changed."""
         entries = self._listing.changed()
         if entries is not None:
             self.names = parse_names(entries)
 
     def of(self, pod_uid: str) -> tuple[str, str]:
-        """Namespace and name, empty if unknown."""
         return self.names.get(pod_uid, _UNKNOWN)
 
 
@@ -82,11 +80,9 @@ class ContainerNames:
 
     @property
     def trouble(self) -> str:
-        """Explanation for missing names."""
         return self._listing.trouble
 
     def refresh(self) -> None:
-        """Read both directories again if changed."""
         self.pods.refresh()
         entries = self._listing.changed()
         if entries is not None:
@@ -105,7 +101,6 @@ class ContainerNames:
         return container in self._by_pod.get(self.pods.of(pod_uid), ())
 
     def pairs(self) -> Iterable[tuple[str, str]]:
-        """Each container's pod UID and name."""
         for pod_uid, name in self.pods.names.items():
             for container in self._by_pod.get(name, ()):
                 yield pod_uid, container

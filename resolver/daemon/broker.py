@@ -84,11 +84,9 @@ class Broker:
             place.close()
 
     def start(self, listener: socket.socket) -> None:
-        """Answer from now on."""
         self._acceptor = Acceptor(listener, self._taken, share=_SHARE, refused=self._lacking)
 
     def stop(self) -> None:
-        """Drop every client; the listener stays open."""
         self._acceptor.stop()
         for connection, _ in self._waiting.clear():
             connection.close()

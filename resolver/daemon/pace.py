@@ -52,7 +52,6 @@ class Pace:
         self._stopping = asyncio.Event()
 
     def stop(self) -> None:
-        """End every loop now."""
         self._stopping.set()
 
     async def run(self, loops: Iterable[Coroutine[Any, Any, None]]) -> None:
@@ -108,14 +107,12 @@ class Durations:
         self._observations, self._total = 0, 0.0
 
     def add(self, seconds: float) -> None:
-        """Count one."""
         self._observations += 1
         self._total += seconds
         for index, bound in enumerate(self.bounds):
             self._counts[index] += seconds <= bound
 
     def seen(self) -> PassSeconds:
-        """Return the counts so far."""
         return PassSeconds(
             bounds=self.bounds, counts=tuple(self._counts), observations=self._observations, total=self._total
         )

@@ -101,7 +101,6 @@ class Service:
 
     @property
     def settings(self) -> Settings:
-        """Return the settings in force."""
         return self.reloading.settings
 
     # -- life ---------------------------------------------------------------------------------------
@@ -241,16 +240,13 @@ class Service:
         self._our_turn.set()
 
     def stop(self) -> None:
-        """End `run` now."""
         self._pace.stop()
 
     def reload(self, settings: Settings, origins: Mapping[str, str] | None = None) -> None:
-        """Take over new settings at the next pass."""
         self.reloading.want(settings, origins or {})
         self._hurry.set()
 
     def close(self) -> None:
-        """Release everything: children, handles, files."""
         self.gpus.sampler.stop()
         self.repairer.close()
         self.lanes.close()

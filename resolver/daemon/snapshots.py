@@ -71,13 +71,11 @@ class Snapshots:
             self.inventories.publish("inventory", {})
 
     def shown(self) -> Snapshot:
-        """Return the latest snapshot, or a new one."""
         if self.latest is None or not 0 <= time.time() - self.latest.at < SHOWN_SECONDS:
             self.latest = self.take()
         return self.latest
 
     def take(self) -> Snapshot:
-        """Return the current state as one immutable value."""
         settings, policy = self._reloading.settings, self._decision.policy
         gpus, repairer, ladder = self._gpus, self._repairer, self._ladder
         source, discoveries = self._pidmap.source, repairer.found.discoveries

@@ -74,7 +74,6 @@ class Joined(NamedTuple):
         return {key[0] for key, _ in self.values.items() ^ before.values.items()}
 
     def orphan_reasons(self) -> Counter[SampleReason]:
-        """Count samples without a slot, by reason."""
         return Counter(orphan.reason for orphan in self.orphans)
 
 

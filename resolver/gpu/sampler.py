@@ -154,7 +154,6 @@ class Sampler:
         return collection
 
     def stop(self) -> None:
-        """End the worker and its current request."""
         self._cancel()
         self.worker.stop()
 

@@ -71,7 +71,6 @@ class Backoff:
         self._refusals = 0
 
     def reset(self) -> None:
-        """Note a success."""
         self._failures = self._refusals = 0
 
     def seconds(self, error: ApiServerFailed, began: float | None = None) -> float:
@@ -103,7 +102,6 @@ class ApiServer:
         self._client: httpx2.AsyncClient | None = None
 
     async def close(self) -> None:
-        """Close the connections."""
         client, self._client = self._client, None
         if client is not None:
             await client.aclose()

@@ -66,7 +66,6 @@ class HamiCordon:
                 self._states[gpu["uuid"]] = healthy, now
 
     async def run(self) -> None:
-        """Write differences until cancelled."""
         backoff = Backoff()
         while True:
             wait, why = CHECK_SECONDS, ""

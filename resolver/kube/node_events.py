@@ -53,7 +53,6 @@ class NodeEvents:
         self._wake.set()
 
     async def run(self) -> None:
-        """Post events until cancelled."""
         backoff = Backoff()
         while True:
             times = self._due()

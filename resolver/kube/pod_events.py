@@ -97,7 +97,6 @@ class PodEvents:
         self._xids: dict[tuple[str, str], tuple[int, int]] = {}
 
     async def run(self) -> None:
-        """Post until cancelled."""
         backoff, read_at = Backoff(), 0.0
         while self._kinds:
             if time.monotonic() >= read_at:

@@ -125,7 +125,6 @@ class Reporter:
         self._refusals: dict[str, str] = {}  # by what is refused: why
 
     async def run(self) -> None:
-        """Report until cancelled, through all failures."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._follow_daemon())
             # Spreads the requests of a thousand nodes that start at once.

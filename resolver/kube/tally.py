@@ -50,7 +50,6 @@ class Tally:
         return pages.NO_SUCH_PAGE
 
     def collect(self) -> Iterator[Metric]:
-        """Yield all families; unknown values have no series."""
         counted: dict[str, Mapping[Any, int]] = {"writes": self.writes, "events": self.events}
         counted |= {"pod_events": self.pod_events, "requests": self._requests}
         for name, counts in counted.items():

@@ -48,7 +48,6 @@ class Inotify:
         return []
 
     def close(self) -> None:
-        """Close; may be repeated."""
         if self.fd >= 0:
             let_go(self.fd)
             self.fd = -1

@@ -78,7 +78,6 @@ class Listener(socket.socket):
             let_go(self.detach())
 
     def listen(self, backlog: int = socket.SOMAXCONN, /) -> None:
-        """Listen, as `socket.socket`."""
         self._nobody_at = time.clock_gettime(time.CLOCK_BOOTTIME)
         super().listen(backlog)
 
@@ -132,7 +131,6 @@ class Peer(HeldProcess):
 
     @property
     def host_pid(self) -> int:
-        """PID here."""
         return self.credentials.host_pid
 
 

@@ -27,7 +27,6 @@ class HeldProcess:
         return handle_alive(self.fd, is_pidfd=self.is_pidfd)
 
     def close(self) -> None:
-        """Close the descriptor; may be repeated."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1

@@ -235,7 +235,6 @@ class Procfs:
         return int(_after_comm(self.read(f"{host_pid}/task/{host_pid}/stat"))[1])
 
     def inode(self, host_pid: int | str) -> int | None:
-        """Inode of the process's directory."""
         try:
             return self._at(f"{host_pid}/.", lambda name, directory: os.stat(name, dir_fd=directory).st_ino)
         except ProcessGone:
@@ -262,7 +261,6 @@ class Procfs:
         return self.read(f"{host_pid}/comm").rstrip(b"\n").decode("utf-8", "backslashreplace")
 
     def program(self, host_pid: int) -> str:
-        """Name of the executed file."""
         return self._readlink(f"{host_pid}/exe").rsplit("/", 1)[-1]
 
     def threads(self, host_pid: int | str) -> Iterator[str]:
@@ -323,7 +321,6 @@ class Procfs:
         return self._namespace(host_pid, "pid")
 
     def userns(self, host_pid: int | str) -> int:
-        """Inode of the user namespace."""
         return self._namespace(host_pid, "user")
 
     def has_host_mounts(self, host_pid: int) -> bool:

@@ -65,7 +65,6 @@ class Page:
         self._turn = asyncio.Lock()
 
     async def answer(self, path: str) -> Answer:
-        """Status, content type and body."""
         if path == "/metrics":
             return 200, CONTENT_TYPE_PLAIN_0_0_4, await self.metrics()
         if path == "/healthz":

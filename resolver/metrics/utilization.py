@@ -75,7 +75,6 @@ class Usage(NamedTuple):
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Return the labels of the container and the GPU."""
         return (*self.names, self.device.uuid, self.device.index)
 
 

@@ -52,7 +52,6 @@ class BpfSource(PidSource):
         return self.scan.refreshing() if self._gaps else iter(())
 
     def read(self, host_pid: int) -> None:
-        """Scan one process, while incomplete."""
         if self._gaps:
             self.scan.read(host_pid)
 
@@ -91,7 +90,6 @@ class BpfSource(PidSource):
         self._check_gaps()
 
     def candidates(self, ns_pid: int, pidns: int | None = None) -> list[int]:
-        """Look up the map, and while incomplete the scan."""
         if pidns is None:
             return sorted({*self.everywhere(ns_pid)} - {0})
         record = self._read(self.bpf.lookup, pidns, ns_pid)
@@ -99,7 +97,6 @@ class BpfSource(PidSource):
         return sorted(host_pids.union(self.scan.candidates(ns_pid)) if self._gaps else host_pids)
 
     def everywhere(self, ns_pid: int) -> Iterator[int]:
-        """Look up each of the map's namespaces."""
         try:
             yield from self.bpf.everywhere(ns_pid)
         except OSError as error:
@@ -108,14 +105,12 @@ class BpfSource(PidSource):
             yield from self.scan.candidates(ns_pid)
 
     def namespaces_of(self, host_pid: int, arrival: int) -> tuple[int, ...]:
-        """Look up the map; empty for the scan's processes."""
         record = self._read(self.bpf.by_host, host_pid)
         if record is None or record.start_ns != arrival:
             return ()
         return tuple(pidns for pidns, _ in record.levels)
 
     def inits(self) -> Iterator[tuple[int, int]]:
-        """Read the map's first processes, in one call."""
         processes = self._read(self.bpf.first_processes)
         if self._gaps:
             yield from self.scan.inits()
@@ -129,12 +124,10 @@ class BpfSource(PidSource):
         return self.scan.arrival(host_pid) if self._gaps else 0
 
     def exact(self) -> KernelMap | None:
-        """Return the map while every process has room."""
         self._check_gaps()
         return None if self._gaps else self.bpf
 
     def shortage(self) -> str:
-        """Explain that the map lacks processes."""
         if self._trouble or self._unseen or not self._gaps:
             return ""
         return (
@@ -144,22 +137,18 @@ class BpfSource(PidSource):
         )
 
     def incomplete(self) -> str:
-        """Count processes that the scan couldn't read."""
         return self.scan.incomplete() if self._gaps else ""
 
     def trouble(self) -> str:
-        """Explain why the map is unreadable."""
         return self._trouble
 
     def counters(self) -> Mapping[str, int]:
-        """Return the kernel's counters, and the drift."""
         try:
             return {**self.bpf.counters(), **self._drift}
         except OSError:
             return dict(self._drift)
 
     def close(self) -> None:
-        """Close programs and maps; the kernel removes them."""
         self.bpf.close()
 
     def _ask_for_missed(self) -> None:

@@ -159,7 +159,6 @@ class KernelMap:
     # -- how well it does ---------------------------------------------------------------------------
 
     def counters(self) -> dict[str, int]:
-        """``struct counters`` of ``bpf/pidmap.h``."""
         return dict(zip(COUNTERS, self._counters.lookup(0) or (), strict=True))
 
     def missed_events(self) -> int:

@@ -141,7 +141,6 @@ class Ladder:
         return self.trouble(source) or self._no_canary
 
     def trouble(self, source: PidSource) -> str:
-        """Explain why the source must be left."""
         try:
             return self._broken or source.trouble()
         except Exception as error:  # noqa: BLE001 - no error of a failed source may stop the fall

@@ -50,7 +50,6 @@ class NetlinkSource(ScanSource):
         self.rescans = self.listings = 0
 
     def trouble(self) -> str:
-        """Explain why events are unreliable."""
         if self._broken:
             return self._broken
         if self._overruns_in_a_row >= _OVERRUNS_UNHEALTHY:
@@ -58,7 +57,6 @@ class NetlinkSource(ScanSource):
         return ""
 
     def counters(self) -> Mapping[str, int]:
-        """Events, losses and comparisons."""
         return {
             "events": self.stream.events,
             "lost": self.stream.gaps,
@@ -68,7 +66,6 @@ class NetlinkSource(ScanSource):
         }
 
     def close(self) -> None:
-        """Unsubscribe and close; may be repeated."""
         self.stream.close()
 
     @property
@@ -127,7 +124,6 @@ class NetlinkSource(ScanSource):
             yield
 
     def read(self, host_pid: int) -> None:
-        """Read one process before its event."""
         super().read(host_pid)
         if host_pid not in self.known:
             self.stream.ended.discard(host_pid)

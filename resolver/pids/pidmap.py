@@ -96,7 +96,6 @@ class PidMap:
         return self._generation, self.source.arrival(host_pid)
 
     def namespaces_of(self, host_pid: int, arrival: tuple[int, int]) -> tuple[int, ...]:
-        """PID namespaces; empty if unknown."""
         generation, arrived = arrival
         return self.source.namespaces_of(host_pid, arrived) if generation == self._generation else ()
 
@@ -113,7 +112,6 @@ class PidMap:
         return container if time.monotonic() - named < _KNOWN_SECONDS else None
 
     def counters(self) -> Mapping[str, int]:
-        """Counters of this and earlier sources."""
         total = Counter(self.source.counters())
         total.update(self._past)  # `+` would drop counters at 0
         return total

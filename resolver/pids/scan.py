@@ -101,7 +101,6 @@ class ScanSource(PidSource):
             del self.by_inner[inner]
 
     def candidates(self, ns_pid: int, _pidns: int | None = None) -> list[int]:
-        """Host PIDs with that number in any namespace."""
         return sorted(self.by_inner.get(ns_pid, ()))
 
     def inits(self) -> Iterator[tuple[int, int]]:
@@ -109,12 +108,10 @@ class ScanSource(PidSource):
         return ((pid, self.arrival(pid)) for pid in self.candidates(1) if pid in self.known)
 
     def arrival(self, host_pid: int) -> int:
-        """Its directory's inode, or 0."""
         process = self.known.get(host_pid)
         return process.inode if process else 0
 
     def incomplete(self) -> str:
-        """Count unreadable processes."""
         return f"{len(self._unreadable)} processes could not be read" if self._unreadable else ""
 
 

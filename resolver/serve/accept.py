@@ -47,7 +47,6 @@ class Acceptor:
         self._loop.add_reader(listener.fileno(), self._accept)
 
     def stop(self) -> None:
-        """Accept no more; the listener stays its owner's."""
         self._loop.remove_reader(self._listener.fileno())
         if self._rest is not None:
             self._rest.cancel()
@@ -108,7 +107,6 @@ class Waiting(Generic[_T]):
         return ((connection, value) for connection, value, _ in self._watched.values())
 
     def add(self, connection: socket.socket, value: _T) -> None:
-        """Wait for this connection."""
         fd, deadline = connection.fileno(), self._loop.time() + self._seconds
         self._watched[fd] = connection, value, deadline
         self._loop.add_reader(fd, self._readable, connection, value)

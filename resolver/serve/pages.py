@@ -69,11 +69,9 @@ class OpenToAll(http.Gatekeeper):
         self._credentials = credentials
 
     def session(self) -> Session | None:
-        """Return the TLS of a new connection."""
         return self._credentials.session() if self._credentials else None
 
     def enter(self, _channel: socket.socket) -> Bucket:
-        """Return the connection's account of requests."""
         return Bucket(_PER_SECOND, _AT_ONCE)
 
 

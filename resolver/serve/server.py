@@ -63,7 +63,6 @@ class Server:
         self._acceptor = Acceptor(listener, take, share=limits.share, refused=gatekeeper.refused)
 
     async def stop(self) -> None:
-        """Stop accepting, and close all connections."""
         self._acceptor.stop()
         if self._turn is not None:
             self._turn.cancel()

@@ -60,7 +60,6 @@ class PortCredentials:
         self._refused = refused
 
     def session(self) -> Session | None:
-        """Return the TLS of a new connection."""
         self._refresh()
         return Session(self._context.content) if self._context else None
 
@@ -73,7 +72,6 @@ class PortCredentials:
 
     @property
     def uses_tls(self) -> bool:
-        """Return True if connections have TLS."""
         return self._context is not None
 
     def _refresh(self) -> None:

@@ -206,7 +206,6 @@ class Accounts:
     def uses(
         self, regions: Iterable[RegionReport], containers: Iterable[Container]
     ) -> tuple[ContainerUse, ...]:
-        """Return every container's use of every GPU, by name."""
         limits = dict(_limits(regions, containers))
         now, clock = time.monotonic(), time.time()
         uses = []

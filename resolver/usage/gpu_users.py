@@ -140,7 +140,6 @@ class GpuUsers:
             asyncio.get_running_loop().call_later(wait, self.ask_again.set)
 
     async def count_containers(self) -> None:
-        """Update the containers and their GPU processes."""
         changed, before = await self.census.refresh(*self._see()), (self._disputed, self._in_hami)
         self._disputed = dict(self._disputes())
         self._in_hami = {

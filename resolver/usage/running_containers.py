@@ -174,11 +174,9 @@ class Census:
         self._known[container_id] = _Known(report, host_pid, known.looks + 1 if known else 1)
 
     def containers(self) -> tuple[Container, ...]:
-        """Return all running containers."""
         return tuple(container.report for container in self._known.values())
 
     def get(self, container_id: str) -> Container | None:
-        """Return a running container by its id."""
         container = self._known.get(container_id)
         return container.report if container else None
 

@@ -33,7 +33,6 @@ class Window(NamedTuple):
     used: float
 
     def plus(self, other: Window) -> Window:
-        """Return one window for both times."""
         return Window(*map(sum, zip(self, other, strict=True)))
 
     def split(self, shares: Mapping[K, int]) -> dict[K, float]:

@@ -21,7 +21,6 @@ class Line:
 
     @property
     def busy(self) -> bool:
-        """Check for unanswered questions."""
         return bool(self._at_lane)
 
     @asynccontextmanager

@@ -68,7 +68,6 @@ class Shortages:
         return f"for {seconds:.0f} s {why}" if why and seconds >= NOT_READY_SECONDS else ""
 
     def tell(self, journal: Journal) -> None:
-        """Log the shortage's begin and end."""
         why = self.short()
         if why or self._told:
             journal.trouble(f"means of {self.part}", why, "out_of_means", "means_restored")

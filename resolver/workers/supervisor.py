@@ -106,12 +106,10 @@ class WorkerProcess:
 
     @property
     def host_pid(self) -> int | None:
-        """PID of the child, if any."""
         return self._process.pid if self._process else None
 
     @property
     def busy(self) -> bool:
-        """Whether requests are unanswered."""
         return bool(self._asked or self._waiting)
 
     async def request(

@@ -13,10 +13,10 @@ UTILIZATION = "resolver_container_utilization_ratio"
 FIRST = DEFAULT_DEVICES[0].uuid
 
 
-def get(port: int | str, path: str, accept: str = "") -> tuple[int, str]:
+def get(port: int | str, path: str) -> tuple[int, str]:
     connection = http.client.HTTPConnection("127.0.0.1", int(port), timeout=60)
     try:
-        connection.request("GET", path, headers={"Accept": accept} if accept else {})
+        connection.request("GET", path)
         answer = connection.getresponse()
         return answer.status, answer.read().decode()
     finally:
@@ -29,10 +29,10 @@ class Scraper:
         self.port = int(str(daemon.wait_for("metrics_on")["address"]).rpartition(":")[2])
         self.slowest = 0.0
 
-    def get(self, path: str, accept: str = "") -> tuple[int, str]:
+    def get(self, path: str) -> tuple[int, str]:
         began = time.monotonic()
         try:
-            return get(self.port, path, accept)
+            return get(self.port, path)
         finally:
             self.slowest = max(self.slowest, time.monotonic() - began)
 
