@@ -143,7 +143,7 @@ class ApiGatekeeper(Gatekeeper):
         self._inside: Counter[_Key] = Counter()
         self.streams = 0
         self._body_bytes = 0
-        self._accounts: OrderedDict[_Key, Bucket] = OrderedDict()  # latest last
+        self.accounts: OrderedDict[_Key, Bucket] = OrderedDict()  # latest last
         self.counters.update(
             connections=0, refused_connections=0, requests=0, refused_requests=0, dropped_slow=0
         )
@@ -233,12 +233,12 @@ class ApiGatekeeper(Gatekeeper):
 
     def spend(self, key: _Key, requests: float) -> float:
         """Take requests from the account and return 0, or take none and return the seconds to wait."""
-        account = self._accounts.pop(key, None)
+        account = self.accounts.pop(key, None)
         if account is None:
             account = Bucket(_RATE, _BURST) if key[0] == "user" else Bucket(_TENANT_RATE, _TENANT_BURST)
-        self._accounts[key] = account
-        if len(self._accounts) > _MOST_BUCKETS:
-            self._accounts.popitem(last=False)
+        self.accounts[key] = account
+        if len(self.accounts) > _MOST_BUCKETS:
+            self.accounts.popitem(last=False)
         return account.take(requests)
 
     # -- streams of events ----------------------------------------------------------------------------

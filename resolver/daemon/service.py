@@ -91,7 +91,7 @@ class Service:
         self._connections = Shortages("connections")
         self.snapshots.means.append(self._connections)
         self._rights = Rights(self.ladder.steps, journal) if in_charge else None
-        self._sockets: ApiSockets | None = None
+        self.sockets: ApiSockets | None = None
         self._hurry = Alarm()  # brings the next pass forward
         self._made = 0  # passes before this one
         self._watch_fd = -1  # that the loop watches
@@ -108,7 +108,7 @@ class Service:
     async def run(self) -> None:
         """Work until `stop`. Raises `CannotKnow` if the requested source does not work here."""
         if self._rights is not None:
-            self._sockets = api.make_sockets(self.settings, self.journal)  # not listening yet
+            self.sockets = api.make_sockets(self.settings, self.journal)  # not listening yet
             self._rights.give_up()
         if self.settings.source != SourceName.AUTO:
             try:
@@ -153,7 +153,7 @@ class Service:
             self.journal.log.info("waiting", holder=holder, why="another daemon writes on this node")
         await self._our_turn.wait()
         loop = asyncio.get_running_loop()
-        self._listen()
+        self.listen()
         try:
             await self._pace.whenever(self._next_pass, self._due_pass, self._hurry, "interval")
         finally:
@@ -163,9 +163,9 @@ class Service:
 
     async def _due_pass(self) -> None:
         await self.pass_once(everything=False)
-        self._listen()
+        self.listen()
 
-    def _listen(self) -> None:
+    def listen(self) -> None:
         """Listen for owners' ends and file events; call it after each pass, which may add the first watch."""
         loop, watch_fd = asyncio.get_running_loop(), self.repairer.watches.fd
         loop.add_reader(self.repairer.owners.fd, self._owner_ended)
@@ -200,11 +200,12 @@ class Service:
         tend = lambda: self.ladder.tend(self.pidmap.source)  # noqa: E731
         await self._every_nvml_interval(_TEND_INTERVALS, tend, self.ladder.failed, "source")
 
-    async def _serve(self) -> None:
-        if self._sockets is not None:
+    async def serve(self) -> None:
+        """Serve the API from the take-over on."""
+        if self.sockets is not None:
             api.load()  # a daemon that waits has the time; after the take-over others would wait for it
         await self._our_turn.wait()  # the socket is the other daemon's as long
-        if self._sockets is not None:
+        if self.sockets is not None:
             from resolver.api.context import View
 
             view = View(
@@ -215,11 +216,11 @@ class Service:
                 inventories=self.snapshots.inventories,
                 refused=self.refused,
             )
-            await api.serve(view, self.settings, self.journal, self._sockets)
+            await api.serve(view, self.settings, self.journal, self.sockets)
 
     def _servers(self) -> Iterator[Coroutine[Any, Any, None]]:
         """Yield the servers. Imported late: without them the daemon weighs a third less."""
-        yield self._serve()
+        yield self.serve()
         if self.settings.metrics_addr != OFF:
             from resolver import metrics
 
@@ -251,8 +252,8 @@ class Service:
         self.repairer.close()
         self.lanes.close()
         close_source(self.pidmap.source)
-        if self._sockets is not None:
-            self._sockets.close()
+        if self.sockets is not None:
+            self.sockets.close()
 
     # -- the steps ----------------------------------------------------------------------------------
 

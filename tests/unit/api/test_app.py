@@ -398,7 +398,6 @@ def streaming(served: Served, query: str = "", header: str = "") -> Iterator[Cal
 def test_stream_begins_with_news_or_whole_log(served: Served) -> None:
     with streaming(served, header="Accept: */*\r\n") as until_said:
         until_said(b"text/event-stream")
-        until(lambda: served.events._news._waiters)
         served.publish("gpu_gone", device="x")
         said = until_said(b"gpu_gone")
         assert b"repair" not in said
@@ -466,7 +465,7 @@ def test_an_account_is_spent_and_filled_again(served: Served, monkeypatch: pytes
     assert gatekeeper.spend(key, 1) > 0
     for number in range(5000):
         gatekeeper.spend(("container", f"{number}"), 1)
-    assert len(gatekeeper._accounts) <= 1024
+    assert len(gatekeeper.accounts) <= 1024
 
 
 # ---- from Python --------------------------------------------------------------------------------------------------

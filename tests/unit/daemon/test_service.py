@@ -136,7 +136,7 @@ async def test_step_without_resources_makes_daemon_not_ready(
 
 async def test_a_shortage_that_lasts_is_logged_once(driver: Driver, tmp_path: Path, lines: Lines) -> None:
     daemon = Service(settings(tmp_path))
-    listen, left = daemon._listen, 6
+    listen, left = daemon.listen, 6
 
     def refused() -> None:
         nonlocal left
@@ -145,7 +145,7 @@ async def test_a_shortage_that_lasts_is_logged_once(driver: Driver, tmp_path: Pa
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         listen()
 
-    daemon._listen = refused  # type: ignore[method-assign]
+    daemon.listen = refused  # type: ignore[method-assign]
 
     async def scene() -> None:
         await until(lambda: "means_restored" in events(lines))
@@ -244,8 +244,8 @@ async def test_standby_daemon_serves_the_api(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(api, "serve", serve)
 
     service = Service(Settings(), holder="4711")
-    service._sockets = ApiSockets(None, None)
-    serving = asyncio.create_task(service._serve())
+    service.sockets = ApiSockets(None, None)
+    serving = asyncio.create_task(service.serve())
     await asyncio.sleep(0)
     assert done == ["loaded"]
     service.take_over()

@@ -283,7 +283,7 @@ def test_failed_canary_says_nothing_about_the_source(monkeypatch: pytest.MonkeyP
         raise OSError(errno.EMFILE, "Too many open files")
 
     if fault == "no descriptors":
-        monkeypatch.setattr(supervisor.WorkerProcess, "_start", refuse)
+        monkeypatch.setattr(supervisor, "spawn", refuse)
     else:
         monkeypatch.setattr("sys.executable", "/bin/false")
     source = ScanSource(Procfs())

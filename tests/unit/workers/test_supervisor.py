@@ -20,6 +20,7 @@ import pytest
 
 from resolver.base.counters import Shortage
 from resolver.base.errors import WorkerFailed
+from resolver.base.event_log import EventLog
 from resolver.base.journal import Journal
 from resolver.linux.procfs import run_delay, usage
 from resolver.workers import means, supervisor
@@ -287,18 +288,18 @@ async def test_the_loop_does_not_stand_still_until_a_child_has_ended(
 
 
 async def test_a_child_that_fails_again_and_again_is_one_trouble(
-    puppet: Callable[..., WorkerProcess], monkeypatch: pytest.MonkeyPatch
+    puppet: Callable[..., WorkerProcess],
 ) -> None:
-    journal, said, worker = Journal(), list[str](), puppet()
-    monkeypatch.setattr(journal, "_say", lambda event, _level, _fields: said.append(event))
+    events, worker = EventLog(), puppet()
+    journal = Journal(events)
     for _ in range(6):
         error = await fails(ask(worker, "exit 1"))
         journal.trouble("nvml", str(error), "nvml_unavailable", "nvml_available")
-        assert said == ["nvml_unavailable"]
+        assert [event.kind for event in events.after(0)] == ["nvml_unavailable"]
     worker.not_before = 0.0
     assert await ask(worker, "well") == "well"
     journal.trouble("nvml", "", "nvml_unavailable", "nvml_available")
-    assert said == ["nvml_unavailable", "nvml_available"]
+    assert [event.kind for event in events.after(0)] == ["nvml_unavailable", "nvml_available"]
 
 
 async def test_first_descriptors_are_inherited_later_ones_sent(
