@@ -18,11 +18,10 @@ import pytest
 
 from resolver.base import lock_holder
 from resolver.base.errors import UsageError
-from resolver.base.reasons import TroubleReason
 from resolver.cli import in_force
 from resolver.cli.in_force import settings_in_force
 from resolver.config import HostpidNamespace, Settings
-from resolver.doctor import CHECKS, Check, bounded, daemon, gpu, hami
+from resolver.doctor import Check, bounded, daemon, gpu, hami
 from resolver.doctor.findings import Finding, State, failed, ok, together, warning
 from resolver.doctor.node import Node
 from tests.fakes import cachefiles
@@ -31,8 +30,6 @@ from tests.fakes.gpu import DEFAULT_DEVICES
 from tests.fakes.state import Answer, Fault, Hang
 from tests.patience import PATIENCE_S
 from tests.unit.conftest import Driver
-
-DOCS = Path(__file__).parents[3] / "docs"
 
 
 def says(finding: Finding, state: str, *, found: str = "", cause: str = "", fix: str = "") -> None:
@@ -401,13 +398,6 @@ def test_a_check_that_is_not_there() -> None:
     done = resolver("--only", "knee")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("resolver doctor: there is no check 'knee'; there are: settings, view")
-
-
-def test_no_fix_names_a_check_that_is_gone() -> None:
-    texts = [*(reason.fix for reason in TroubleReason), *(path.read_text() for path in DOCS.glob("*.md"))]
-    named = {name for text in texts for name in re.findall(r"doctor [^|;`]*?--only (\w+)", text)}
-    assert named - {"SOURCE", "CHECK"} <= {check.name for check in CHECKS}
-    assert "nvml" in named
 
 
 def test_a_settings_file_that_is_wrong_is_a_finding(tmp_path: Path) -> None:

@@ -205,6 +205,8 @@ def test_reverse_asks_the_node_about_its_host_pid(cluster: Cluster) -> None:
     for wrong in (("research/train-0",), ("train-0", "--node", "gpu-b"), ("--node", "gpu-b")):
         done = cluster("reverse", *wrong)
         assert (done.returncode, "reverse takes HOST_PID" in done.stderr) == (2, True)
+    done = cluster("reverse", "7241")
+    assert (done.returncode, "--node" in done.stderr) == (2, True)
 
 
 def test_terminal_gets_screen_error_and_exit_code(cluster: Cluster) -> None:
@@ -344,8 +346,3 @@ def test_pod_of_another_owner_is_never_asked(cluster: Cluster) -> None:
     done = cluster("doctor", "--node", "gpu-a", "--daemon-namespace", "research")
     assert "\x1b" not in done.stderr
     assert "trapped" in done.stderr
-
-
-def test_reverse_without_a_node_is_wrong_usage(cluster: Cluster) -> None:
-    done = cluster("reverse", "7241")
-    assert (done.returncode, "--node" in done.stderr) == (2, True)

@@ -36,10 +36,6 @@ def shown(page: Path) -> str:
     return " ".join(text.split())
 
 
-def test_every_command_has_a_page(made: Path) -> None:
-    assert {page.name for page in made.iterdir()} == set(NAMES)
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_a_linter_finds_no_fault(made: Path, name: str) -> None:
     done = mandoc("-Tlint", "-Wwarning", made / name)
