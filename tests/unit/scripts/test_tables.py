@@ -51,7 +51,7 @@ def logged(tree: ast.Module) -> set[str]:
         called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
         texts = [each.value if isinstance(each, ast.Constant) else None for each in node.args]
         if method and called in ("debug", "info", "warning", "error", "exception", "record"):
-            names |= {text for text in texts[:1] if isinstance(text, str) and text}
+            names |= {text for text in texts[:1] if isinstance(text, str) and text.isidentifier()}
         elif called == "trouble":
             names |= {text for text in texts[2:4] if isinstance(text, str) and text}
     return names
