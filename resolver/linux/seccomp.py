@@ -39,10 +39,10 @@ OF_THE_WRITER = _numbers("""
     brk 12 214, clock_gettime 228 113, close 3 57, dup 32 23, exit 60 93, exit_group 231 94, fcntl 72 25,
     fstat 5 80, futex 202 98, getdents64 217 61, getpid 39 172, getrandom 318 278, gettid 186 178, ioctl 16 29,
     lseek 8 62, lstat 6 -, madvise 28 233, mmap 9 222, mprotect 10 226, mremap 25 216, munmap 11 215,
-    newfstatat 262 79, openat 257 56, poll 7 -, ppoll 271 73, pread64 17 67, read 0 63, readlink 89 -,
-    readlinkat 267 78, recvmsg 47 212, restart_syscall 219 128, rt_sigaction 13 134, rt_sigprocmask 14 135,
-    rt_sigreturn 15 139, sendmsg 46 211, sendto 44 206, stat 4 -, statx 332 291, tgkill 234 131, write 1 64,
-    writev 20 66
+    newfstatat 262 79, openat 257 56, poll 7 -, ppoll 271 73, pread64 17 67, pselect6 270 72, read 0 63,
+    readlink 89 -, readlinkat 267 78, recvmsg 47 212, restart_syscall 219 128, rt_sigaction 13 134,
+    rt_sigprocmask 14 135, rt_sigreturn 15 139, select 23 -, sendmsg 46 211, sendto 44 206, stat 4 -, statx 332 291,
+    tgkill 234 131, write 1 64, writev 20 66
 """)
 
 #: By machine: the kernel's name of the architecture (AUDIT_ARCH_*), and the column in the tables.

@@ -148,6 +148,10 @@ class ReportedValue:
         """Check if a watcher has set it to 0 against NVML for long enough to be reported."""
         return self.contested and not self.fault and now - self.contested_since >= REPORTED_AFTER
 
+    def unsure(self) -> bool:
+        """Check that our value was replaced after NVML's answer: only a newer one shows if rightly."""
+        return self.lost and not self.contested and self.moved_at >= self.answered
+
     def _contest(self, now: float) -> None:
         if not self.contested:
             self.contested, self.contested_since, self.right = True, now, 0

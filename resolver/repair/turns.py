@@ -37,7 +37,7 @@ class Turns:
     """Turns in progress: ``going``, by account.
 
     ``refresh(seen, this)`` makes the map of processes younger than ``seen``, if it may. ``wake`` is called after a turn
-    that outlived its pass.
+    that outlived its pass. ``ask_nvml`` is set when a turn needs a newer answer.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Turns:
         journal: Journal,
     ) -> None:
         self.going: dict[str, asyncio.Task[None]] = {}
-        self.search = search
+        self.search, self.ask_nvml = search, asyncio.Event()
         self._known, self._writing, self._refresh, self._wake = known, writing, refresh, wake
         self._counters, self._journal = counters, journal
         self._rounds = Rounds()
@@ -130,6 +130,8 @@ class Turns:
             await pause()
         if repairs.closed:
             return
+        if repairs.unsure:
+            self.ask_nvml.set()
         self._log_conflicts(repairs)
         if not this.settings.dry_run:
             corrected = await self._writing.hold(repairs, [] if over else repairs.held)

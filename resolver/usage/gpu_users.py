@@ -71,7 +71,8 @@ class GpuUsers:
         self.processes: tuple[Process, ...] = ()
         self.containers: tuple[Container, ...] = ()
         self.census = census
-        self.ask_again = asyncio.Event()  # before the interval is over
+        self.ask_again = repairer.turns.ask_nvml  # before the interval is over
+        self._asks_at: asyncio.TimerHandle | None = None
         self._said: tuple[object, ...] = ()  # the input of the last join
         self._all_owners = (
             False  # each process in it owns a slot; the others' containers may change at any time
@@ -135,9 +136,11 @@ class GpuUsers:
         waits += [
             SAMPLE_SECONDS - device.quiet for device in devices.values() if device.newest and device.quiet
         ]
+        if self._asks_at is not None:
+            self._asks_at.cancel()  # else each request besides would be repeated for ever
         if waits:
             wait = max(min(waits) + 0.01, _SEEMS_IDLE)
-            asyncio.get_running_loop().call_later(wait, self.ask_again.set)
+            self._asks_at = asyncio.get_running_loop().call_later(wait, self.ask_again.set)
 
     async def count_containers(self) -> None:
         changed, before = await self.census.refresh(*self._see()), (self._disputed, self._in_hami)

@@ -104,10 +104,12 @@ class Words:
         self.view = memoryview(self._file)[: file_bytes // 8 * 8].cast("Q")
         self._first: Any = ctypes.c_char.from_buffer(self._file)
         self._start = ctypes.addressof(self._first)
+        self._previous = ctypes.c_uint64()
+        self._at_previous = ctypes.byref(self._previous)
 
     def whole(self) -> bool:
         """Check that no process changed the file's size."""
-        return os.fstat(self._fd).st_size == self._bytes
+        return os.lseek(self._fd, 0, os.SEEK_END) == self._bytes
 
     def load(self, offset: int) -> int:
         """Return a word."""
@@ -115,9 +117,9 @@ class Words:
 
     def swap(self, offset: int, expected: int, new: int) -> int:
         """Compare and swap; returns the previous value."""
-        previous = ctypes.c_uint64(expected)
-        self._exchange(self._start + offset, ctypes.byref(previous), new, _ACQ_REL, _ACQUIRE)
-        return int(previous.value)
+        self._previous.value = expected
+        self._exchange(self._start + offset, self._at_previous, new, _ACQ_REL, _ACQUIRE)
+        return self._previous.value
 
     def close(self) -> None:
         """Release everything."""

@@ -205,6 +205,18 @@ def test_silence_is_no_peace() -> None:
     assert not scene.word.contested
 
 
+def test_replaced_value_wants_a_newer_answer_of_nvml() -> None:
+    scene = Scene(0)
+    scene.second(40, NOTHING)
+    assert (scene.present, scene.word.unsure()) == (40, False)
+    scene.present = 0
+    scene.look()
+    assert scene.word.unsure()
+    scene.nvml(40)
+    scene.look()
+    assert not scene.word.unsure()
+
+
 def test_value_of_the_slot_writer_is_no_watchers_value() -> None:
     word = ReportedValue(MARK)
     word.judge(MARK, 40, 99.0, 0.0, 100.0)
