@@ -17,7 +17,7 @@ import sys
 import tarfile
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple, cast
 
 from resolver import client
 from resolver.base.errors import ResolverError, UsageError
@@ -42,7 +42,7 @@ class Part(NamedTuple):
 
     name: str
     about: str
-    collect: Callable[[], Any]
+    collect: Callable[[], object]
     seconds: float = _SECONDS
 
 

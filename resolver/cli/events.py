@@ -6,7 +6,7 @@ Prints one event per line: time, kind and fields. The daemon keeps the last 1024
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from msgspec import convert
 from msgspec.structs import asdict
@@ -21,7 +21,7 @@ from resolver.cli.show import moment
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -68,9 +68,9 @@ class _Pods:
         self._chosen = chosen
         self.names: dict[str, str] = {}
 
-    def learn(self, fields: dict[str, Any]) -> str:
+    def learn(self, fields: Mapping[str, object]) -> str:
         """Remember the pod of a container or an event; returns its UID, empty without one."""
-        uid = fields.get("pod_uid") or str(fields.get("container", "")).partition("_")[0]
+        uid = str(fields.get("pod_uid") or "") or str(fields.get("container", "")).partition("_")[0]
         if uid:
             name = f"{fields['namespace']}/{fields['pod']}" if fields.get("pod") else ""
             self.names[uid] = name or self.names.get(uid, "")
@@ -87,7 +87,7 @@ def _line(event: Event) -> str:
     return f"{moment(event.at)}  {printable(event.kind).ljust(18)}  {words}".rstrip()
 
 
-def _value(value: Any) -> str:
+def _value(value: object) -> str:
     """Format a value: bare if it is one plain word, else as JSON."""
     if not isinstance(value, str):
         return json.dumps(value)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from resolver.base.errors import Ambiguous, UsageError
 from resolver.base.text import printable
@@ -135,7 +135,7 @@ def _title(container: Container | Explained) -> str:
     return printable("/".join(filter(None, parts))) or NONE
 
 
-def _document(documents: Documents, chains: list[Explained]) -> dict[str, Any]:
+def _document(documents: Documents, chains: list[Explained]) -> dict[str, object]:
     """Return the object for programs; ``breaks`` is the first broken link, with its owner's PID."""
     containers = []
     for chain in chains:

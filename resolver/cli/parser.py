@@ -11,8 +11,9 @@ _MOST_DIGITS, _MOST_SHOWN = 40, 20
 class Parser(argparse.ArgumentParser):
     """argparse's, without abbreviations."""
 
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **settings)
+    def __init__(self, prog: str, usage: str | None = None, description: str = "", epilog: str = "") -> None:
+        formatter = argparse.RawDescriptionHelpFormatter
+        super().__init__(prog, usage, description, epilog, formatter_class=formatter, allow_abbrev=False)
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Refuse ``-o json``, whose word would count as the first argument."""

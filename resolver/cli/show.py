@@ -201,7 +201,7 @@ def as_json(value: Any) -> Any:
     return [as_json(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
-def print_json(value: Any) -> None:
+def print_json(value: object) -> None:
     """Print one JSON value, for programs."""
     import json
 

@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator
 
+    from resolver.hami.region import SharedRegion
+
+    #: A path, and the file there, or why it can't be read.
+    _Entry = tuple[str, SharedRegion | RegionRejected]
 
 _COLUMNS = ("CONTAINER", "LAYOUT", "SLOT", "PID", "HOSTPID", "STATUS", "GPU", "SM %", "MEMORY", "HINT")
 _RIGHT = frozenset(("SLOT", "PID", "HOSTPID", "STATUS", "SM %", "MEMORY"))
@@ -62,11 +66,23 @@ class _File(NamedTuple):
     """A cache file; ``error`` is why it can't be read, empty otherwise."""
 
     path: str
-    layout: str
-    uuids: list[str]
-    slots: list[_Slot]
-    error: str
-    reason: str
+    layout: str = ""
+    uuids: list[str] = []  # noqa: RUF012 - never changed
+    slots: list[_Slot] = []  # noqa: RUF012 - never changed
+    error: str = ""
+    reason: str = ""
+
+    @classmethod
+    def of(cls, dump: dict[str, Any]) -> _File:
+        """Return the part of a dump that the table shows."""
+        fields = {name: value for name, value in dump.items() if name in cls._fields}
+        return cls(**fields | {"slots": list(map(_slot, dump.get("slots", ())))})
+
+
+def _slot(dump: dict[str, Any]) -> _Slot:
+    memory = [used["total"] for used in dump["used"]]
+    utils = [device["sm_util"] for device in dump.get("device_util", ())]
+    return _Slot(dump["index"], dump["pid"], dump["hostpid"], dump["status"], memory, utils)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -81,16 +97,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the files; 1 if one of them could not be read, else 0."""
     paths = args.paths or _directories(args.socket)
-    files = [region for path in paths for region in read_path(path)]
     facts = _facts(args.socket)
-    for region in files:
-        _forget_impossible(region, facts.memory)
+    files = [_dump(*entry, facts.memory) for path in paths for entry in read_path(path)]
     if args.json:
         print_json(files)
     elif not files:
         print("There are no .cache files: no container with HAMi has used a GPU yet.", file=sys.stderr)
     else:
-        _print(list(map(_file, files)), facts)
+        _print(list(map(_File.of, files)), facts)
     return 1 if any("error" in region for region in files) else 0
 
 
@@ -123,7 +137,7 @@ def _facts(socket_path: str | None) -> Facts:
         )
         memory = {gpu["uuid"]: gpu["memory_total"] for gpu in gpus["gpus"]}
         return Facts(policy["policy"]["namespace"] == "host", memory)
-    except (ResolverError, OSError, LookupError, TypeError):
+    except (ResolverError, LookupError, TypeError):
         pass
     try:
         with open(_DRIVER, encoding="utf-8") as file:
@@ -138,19 +152,19 @@ def _facts(socket_path: str | None) -> Facts:
 # -- reading ----------------------------------------------------------------------------------------------
 
 
-def read_path(path: str) -> Iterator[dict[str, Any]]:
-    """Yield every region at a path as `SharedRegion.dump` gives it, or ``{"path", "error", "reason"}``."""
+def read_path(path: str) -> Iterator[_Entry]:
+    """Yield every cache file at a path, open until the next one, or why it can't be read."""
     parent, name = (path, "") if os.path.isdir(path) else os.path.split(path)
     with contextlib.ExitStack() as held:
         try:
             dir_fd = os.open(parent or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             held.callback(os.close, dir_fd)
-            yield from (_read_file(dir_fd, name, path),) if name else _read_directory(dir_fd, path)
+            yield from _read_file(dir_fd, name, path) if name else _read_directory(dir_fd, path)
         except OSError as error:
-            yield _failed(path, translate(error))
+            yield path, translate(error)
 
 
-def _read_directory(dir_fd: int, path: str) -> Iterator[dict[str, Any]]:
+def _read_directory(dir_fd: int, path: str) -> Iterator[_Entry]:
     """Yield the files in a container's directory, or in all directories of a containers directory."""
     with os.scandir(dir_fd) as listing:
         containers = sorted(
@@ -169,51 +183,44 @@ def _read_directory(dir_fd: int, path: str) -> Iterator[dict[str, Any]]:
                 held.callback(os.close, container_fd)
                 yield from _read_caches(container_fd, below)
             except RegionRejected as why:
-                yield _failed(below, why)
+                yield below, why
 
 
-def _read_caches(dir_fd: int, path: str, *, complain: bool = True) -> Iterator[dict[str, Any]]:
+def _read_caches(dir_fd: int, path: str, *, complain: bool = True) -> Iterator[_Entry]:
     names, complete = list_caches(dir_fd)
     for name in sorted(names):
-        yield _read_file(dir_fd, name, os.path.join(path, name))
+        yield from _read_file(dir_fd, name, os.path.join(path, name))
     if not complete and complain:
         detail = f"only {MAX_ENTRIES} entries and {MAX_CACHES} .cache files are read, and it has more"
-        yield _failed(path, RegionRejected(RegionReason.TOO_MANY_ENTRIES, detail))
+        yield path, RegionRejected(RegionReason.TOO_MANY_ENTRIES, detail)
 
 
-def _read_file(dir_fd: int, name: str, path: str) -> dict[str, Any]:
+def _read_file(dir_fd: int, name: str, path: str) -> Iterator[_Entry]:
     try:
         with open_region(dir_fd, name, path) as region:
-            return region.dump()
+            yield path, region
     except RegionRejected as why:
-        return _failed(path, why)
+        yield path, why
 
 
-def _failed(path: str, why: RegionRejected) -> dict[str, Any]:
-    return {"path": path, "error": why.detail, "reason": str(why.reason)}
-
-
-def _forget_impossible(region: dict[str, Any], memory: dict[str, int | None]) -> None:
-    """Replace counts of bytes that can't be true by None."""
-    for slot in region.get("slots", ()):
-        for device, used in enumerate(slot["used"]):
-            bounds = memory.get(region["uuids"][device]), region["limit"][device]
-            for name, count in used.items():
-                used[name] = count if is_plausible(count, *bounds) else None
+def _dump(path: str, region: SharedRegion | RegionRejected, memory: dict[str, int | None]) -> dict[str, Any]:
+    """Return `SharedRegion.dump`, with None for counts of bytes that can't be true, or why there is none."""
+    try:
+        if isinstance(region, RegionRejected):
+            raise region
+        dump = region.dump()
+    except RegionRejected as why:
+        return {"path": path, "error": why.detail, "reason": str(why.reason)}
+    bounds = [(memory.get(uuid), limit) for uuid, limit in zip(dump["uuids"], dump["limit"], strict=True)]
+    for slot in dump["slots"]:
+        for used, (most, limit) in zip(slot["used"], bounds, strict=True):
+            used |= {
+                name: count if is_plausible(count, most, limit) else None for name, count in used.items()
+            }
+    return dump
 
 
 # -- the table --------------------------------------------------------------------------------------------
-
-
-def _file(region: dict[str, Any]) -> _File:
-    """Return the part of a dump that the table shows."""
-    slots = []
-    for slot in region.get("slots", ()):
-        memory = [used["total"] for used in slot["used"]]
-        utils = [util["sm_util"] for util in slot.get("device_util", ())]
-        slots.append(_Slot(slot["index"], slot["pid"], slot["hostpid"], slot["status"], memory, utils))
-    layout, error, reason = (region.get(name, "") for name in ("layout", "error", "reason"))
-    return _File(region["path"], layout, region.get("uuids", []), slots, error, reason)
 
 
 def _rows(file: _File, facts: Facts) -> list[Row]:
@@ -231,8 +238,8 @@ def _rows(file: _File, facts: Facts) -> list[Row]:
     for slot in file.slots:
         head = (container, file.layout, *map(str, slot[:4]))
         fault = hint(slot, slots_of.get(slot.hostpid, []), host_pids=facts.host_pids)
-        utils = list(map(str, slot.sm_util)) or [NONE] * len(slot.memory)
         memory = ["?" if count is None else size(count) for count in slot.memory]
+        utils = list(map(str, slot.sm_util)) or [NONE] * len(memory)
         gpus = [*zip(file.uuids, utils, memory, strict=True)] or [(NONE, NONE, NONE)]
         rows += [(*head, *values, fault) for values in gpus]
     return rows

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from resolver.base.errors import UsageError
 from resolver.cli.ask_daemon import add_socket
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _document(tree: Tree) -> dict[str, Any]:
+def _document(tree: Tree) -> dict[str, object]:
     """Return GPUs with containers and processes, and unresolved items; null is "not known" or "none"."""
     gpus = []
     for gpu in tree.gpus:
@@ -82,7 +82,7 @@ def _document(tree: Tree) -> dict[str, Any]:
     return {**state, "gpus": gpus, "unresolved": _with_null(as_json(tree.unresolved))}
 
 
-def _with_null(value: Any) -> Any:
+def _with_null(value: object) -> object:
     """Return JSON with null for an empty text."""
     if isinstance(value, dict):
         return {name: _with_null(field) for name, field in value.items()}

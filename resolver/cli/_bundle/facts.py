@@ -10,7 +10,7 @@ import re
 import sys
 import urllib.request
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from resolver.base.errors import ResolverError
 from resolver.base.version import VERSION
@@ -47,7 +47,7 @@ _FILES = (
 _MOST = 64 << 10
 
 
-def kernel() -> Any:
+def kernel() -> dict[str, object]:
     """Collect facts of the machine. Unreadable ones say why."""
     release = os.uname().release
     return {
@@ -62,7 +62,7 @@ def kernel() -> Any:
     }
 
 
-def _known(read: Callable[[str], Any], path: str) -> Any:
+def _known(read: Callable[[str], object], path: str) -> object:
     """Return a fact of a file, or why it can't be read."""
     try:
         return read(path)
@@ -79,7 +79,7 @@ def _text(path: str) -> str:
     return str(_known(_read, path))
 
 
-def _config(release: str) -> Any:
+def _config(release: str) -> object:
     """Return the relevant kernel options."""
     for path in ("/proc/config.gz", f"/boot/config-{release}", f"/lib/modules/{release}/config"):
         try:
@@ -90,7 +90,7 @@ def _config(release: str) -> Any:
     return "(neither /proc/config.gz nor a file of it in /boot)"
 
 
-def versions() -> Any:
+def versions() -> dict[str, object]:
     """Collect the versions of our programs and their dependencies."""
     return {
         "resolver": VERSION,

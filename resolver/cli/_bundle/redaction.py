@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -74,7 +74,7 @@ class Redactor:
                 if kind == "container-id":
                     self._pseudonyms.setdefault(name[:_SHORT], pseudonym)
 
-    def _walk(self, value: Any, key: str = "") -> None:
+    def _walk(self, value: object, key: str = "") -> None:
         if isinstance(value, dict):
             about_container = bool({"pod", "pod_uid", "container_name", "container_id"} & value.keys())
             for name, below in value.items():
@@ -109,7 +109,7 @@ class Redactor:
             return "\n".join(map(self._in_metric, text.split("\n")))
         return self.sentence(text)
 
-    def _in_value(self, value: Any, key: str = "") -> Any:
+    def _in_value(self, value: object, key: str = "") -> object:
         if isinstance(value, dict):
             return {
                 _unmarked(self._patterns(name)): self._in_value(below, name) for name, below in value.items()
@@ -160,7 +160,7 @@ def _unmarked(text: str) -> str:
     return re.sub(r"<([a-z-]+-\d+)>", r"\1", text)
 
 
-def _documents(text: str) -> Iterator[Any]:
+def _documents(text: str) -> Iterator[object]:
     """Yield the JSON documents of a text, whole or line by line; nothing for other text."""
     with suppress(ValueError):
         yield json.loads(text)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from resolver.base.text import printable
 from resolver.cli._top.tree import Amount, ContainerNode, ProcessNode
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from resolver.cli._top.tree import Tree, UnresolvedNode
 
+Node = TypeVar("Node", ContainerNode, ProcessNode)
 #: Sort keys of a list. The largest values come first; names ascend.
 SORTS = ("utilization", "memory", "name", "idle time")
 UNRESOLVED = "unresolved"  # the key of the heading above the unresolved rows
@@ -112,20 +113,20 @@ def _gpu(key: str, report: Gpu | None) -> Row:
     return Row(key, 0, "gpu", title, "", "", Amount(report.utilization), memory, note, tone, detail)
 
 
-def _sorted(nodes: Iterable[Any], choice: Choice) -> list[Any]:
+def _sorted(nodes: Iterable[Node], choice: Choice) -> list[Node]:
     """Sort containers or processes: unknown values last, equal ones by name."""
-    by_name = sorted(nodes, key=lambda node: _value(node, "name"))
+    by_name = sorted(nodes, key=lambda node: _value(node, "name") or ())
     with_value = [node for node in by_name if _value(node, choice.sort) is not None]
     down = choice.reverse is (choice.sort == "name")
-    with_value.sort(key=lambda node: _value(node, choice.sort), reverse=down)
+    with_value.sort(key=lambda node: _value(node, choice.sort) or (), reverse=down)
     return with_value + [node for node in by_name if _value(node, choice.sort) is None]
 
 
-def _value(node: ContainerNode | ProcessNode, sort: str) -> Any:
+def _value(node: ContainerNode | ProcessNode, sort: str) -> tuple[str | float, ...] | None:
     """Return the value that a node is sorted by; None if unknown, or if processes have no such value."""
     if isinstance(node, ContainerNode):
         use, memory, name = node.utilization.value, node.memory.value, (node.names.title, 0)
-        idle = -node.idle_since if node.idle_since else None
+        idle = (-node.idle_since,) if node.idle_since else None
     else:
         use, memory, name, idle = node.utilization, node.memory, (node.comm, node.host_pid or 0), None
     by_use = None if use is None else (use, memory or 0)
