@@ -24,6 +24,7 @@ from resolver.base.errors import ResolverError, UsageError
 from resolver.base.retry import started
 from resolver.base.version import VERSION
 from resolver.cli._bundle import facts
+from resolver.cli._bundle.redaction import Redactor
 from resolver.cli.ask_daemon import add_socket
 
 if TYPE_CHECKING:
@@ -105,8 +106,6 @@ def _write(file: BinaryIO, directory: str, gathered: Sequence[Gathered], *, reda
     texts = {part.part.name: part.text for part in gathered}
     troubles = {part.part.name: part.trouble for part in gathered}
     if redact:
-        from resolver.cli._bundle.redaction import Redactor
-
         redactor = Redactor((socket.gethostname(), socket.gethostname().partition(".")[0]))
         for text in (*texts.values(), *troubles.values()):
             redactor.learn(text)

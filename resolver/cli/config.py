@@ -10,6 +10,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from resolver import client, config
+from resolver.api.status import Status
 from resolver.base.errors import ResolverError
 from resolver.cli.ask_daemon import ask
 from resolver.cli.show import print_json, print_table
@@ -52,6 +53,4 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _of_daemon(socket_path: str) -> list[Setting]:
-    from resolver.api.status import Status
-
     return ask(Status, "/v1/status", socket_path).settings

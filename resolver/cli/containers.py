@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+from resolver.api.shapes import Containers
 from resolver.cli.ask_daemon import AS_IT_IS, add_socket, ask, print_answer
 from resolver.cli.show import print_table, short_id, since
 
@@ -30,8 +31,6 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_answer("/v1/containers", args.socket)
         return 0
-    from resolver.api.shapes import Containers
-
     answer = ask(Containers, "/v1/containers", args.socket)
     rows: list[tuple[Cell, ...]] = [
         (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 from msgspec import convert
@@ -120,8 +121,6 @@ def _gather(ask: _Ask) -> Documents:
 
 def _by_ourselves(no_daemon: str, socket_path: str | None) -> Documents:
     """Make the daemon's own pass as a dry run. No event, no lock, no socket; it takes a second."""
-    import os
-
     from resolver.base.lean import lean
 
     with lean():

@@ -5,6 +5,10 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
+from resolver.base.errors import AccessDenied, ProcessGone
+from resolver.cli.show import duration, moment, size
+from resolver.linux.procfs import HOST_PIDNS, Procfs
+
 _ATTRIBUTES = ("username", "cmdline", "cpu_times", "memory_info", "create_time")
 _MOST_SHOWN = 300  # characters of a command line: a tenant may make it megabytes long
 
@@ -20,8 +24,6 @@ class ProcessSummary(NamedTuple):
 
     def in_words(self) -> dict[str, str | None]:
         """Return the facts by name, in words."""
-        from resolver.cli.show import duration, moment, size
-
         command = None if self.command_line is None else " ".join(self.command_line)
         if command and len(command) > _MOST_SHOWN:
             command = command[:_MOST_SHOWN] + " ..."
@@ -37,9 +39,6 @@ class ProcessSummary(NamedTuple):
 def facts_of(host_pid: int, start_time: int | None = None) -> ProcessSummary:
     """Read the facts of the process with this PID; with ``start_time`` (ticks since boot) of no later one."""
     import psutil  # for people only: it takes longer to load than most commands to run
-
-    from resolver.base.errors import AccessDenied, ProcessGone
-    from resolver.linux.procfs import HOST_PIDNS, Procfs
 
     try:
         if os.stat("/proc/self/ns/pid").st_ino != HOST_PIDNS:  # the PID is another process's here
