@@ -86,6 +86,7 @@ def mapped_as(procfs: Procfs, fd: int) -> tuple[str, int]:
             text = file.readall()
     finally:
         libc.munmap(address, 4096)
+    # '7f2c8a000000-7f2c8a001000 ---s 00000000 00:2d 1311072                    /tmp/vgpu/6f1e2d3c.cache'
     for line in text.split(b"\n"):
         fields = line.split(None, 5)
         if len(fields) >= 5:
@@ -155,6 +156,7 @@ def _by_text(fd: int, path: str) -> Iterator[tuple[str, int]]:
         raise ProcessGone(f"{path}: there is no memory map")
 
 
+# /proc/<pid>/fdinfo/<fd>: 'pos:\t0', 'flags:\t02100002', 'mnt_id:\t1361', 'ino:\t1311072'
 def descriptor(procfs: Procfs, host_pid: int | str, fd: int | str) -> Descriptor:
     """Describe an open file of a process (or ``self``). Raises OSError."""
     path = os.readlink(f"{procfs.root}/{host_pid}/fd/{fd}")
