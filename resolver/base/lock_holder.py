@@ -13,7 +13,7 @@ UNIT_SETTINGS = "/etc/default/resolver"
 _JOURNAL_SECONDS = 5.0
 
 
-# '1: FLOCK  ADVISORY  WRITE 48213 fd:01:1311072 0 EOF'
+# A line: '1: FLOCK  ADVISORY  WRITE 48213 fd:01:1311072 0 EOF'
 def lock_holder(run_dir: str) -> int | None:
     """Return the host PID of the daemon that holds the lock, without taking it."""
     try:

@@ -38,7 +38,7 @@ class Resident:
 
 def resident_bytes() -> int:
     """Return the resident memory of this process."""
-    # '9421 4210 1986 1 0 3104 0': pages; the second is resident
+    # A line: '9421 4210 1986 1 0 3104 0': pages; the second is resident
     with open("/proc/self/statm", "rb") as statm:
         return int(statm.read().split()[1]) * PAGESIZE
 

@@ -17,12 +17,9 @@ from typing import TYPE_CHECKING
 
 from resolver.base.errors import Ambiguous, UsageError
 from resolver.base.text import printable
-from resolver.cli._explain.chain import explain
 from resolver.cli.ask_daemon import add_socket
 from resolver.cli.container_names import Named, not_found
-from resolver.cli.documents import read
 from resolver.cli.show import NONE, duration, print_found, print_json, print_labelled, styled, wrapped
-from resolver.state import Container
 
 if TYPE_CHECKING:
     import argparse
@@ -30,7 +27,7 @@ if TYPE_CHECKING:
 
     from resolver.cli._explain.chain import Explained, Link, SlotOwner
     from resolver.cli.documents import Documents
-    from resolver.state import ContainerUse, Process, WithoutSlot
+    from resolver.state import Container, ContainerUse, Process, WithoutSlot
 
 OWN_PARTS = "gpus", "processes", "slots"
 EXIT_BREAKS, EXIT_UNKNOWN = 1, 4
@@ -63,6 +60,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Explain; errors are the dispatcher's."""
+    from resolver.cli._explain.chain import explain
+    from resolver.cli.documents import read
+
     documents = read(args.socket)
     if not args.cid:
         raise UsageError("the container is missing: resolver top lists their names")
@@ -113,6 +113,8 @@ def _pods(containers: dict[str, Container]) -> int:
 
 def _without_processes(documents: Documents) -> Iterator[Container]:
     """Yield containers known only by a cache file, used or ignored."""
+    from resolver.state import Container  # `--help` loads no records
+
     names = {container.pod_uid: (container.namespace, container.pod) for container in documents.containers}
     listed = {(container.pod_uid, container.container_name) for container in documents.containers}
     places = [

@@ -9,18 +9,12 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from resolver.base.errors import CannotKnow
 from resolver.cli import EXIT_CANNOT_KNOW
 from resolver.cli.ask_daemon import add_socket
-from resolver.cli.in_force import settings_in_force
 from resolver.cli.parser import number
 from resolver.cli.process_summary import facts_of
 from resolver.cli.show import NONE, print_json, print_pairs
-from resolver.containers.log_names import PodNames
-from resolver.linux.procfs import Procfs
-from resolver.lookup.reverse import reverse
 
 if TYPE_CHECKING:
     import argparse
@@ -41,6 +35,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print it; errors are the dispatcher's."""
+    import msgspec
+
+    from resolver.cli.in_force import settings_in_force
+    from resolver.containers.log_names import PodNames
+    from resolver.linux.procfs import Procfs
+    from resolver.lookup.reverse import reverse
+
     names = PodNames(settings_in_force(args.socket).settings.pod_logs_dir)
     try:
         answer = reverse(Procfs(), args.host_pid, names)

@@ -11,11 +11,8 @@ import sys
 from typing import TYPE_CHECKING
 
 from resolver.base.errors import UsageError
-from resolver.cli._top.rows import Choice, rows_of
-from resolver.cli._top.tree import build
 from resolver.cli.ask_daemon import add_socket
 from resolver.cli.container_names import not_found
-from resolver.cli.documents import from_daemon
 from resolver.cli.parser import seconds
 from resolver.cli.show import as_json, print_json, print_table
 
@@ -48,6 +45,8 @@ def run(args: argparse.Namespace) -> int:
     """Show it; returns 4 without a daemon, 1 if no container has the name, else 0."""
     if not 0.1 <= args.interval <= 3600:
         raise UsageError(f"--interval {args.interval:g}s: it takes a time from 100ms to 1h")
+    from resolver.cli._top.tree import build
+    from resolver.cli.documents import from_daemon
 
     def read() -> Tree:
         tree = build(from_daemon(args.socket))
@@ -92,6 +91,8 @@ def _with_null(value: object) -> object:
 
 def print_plain(tree: Tree) -> None:
     """Print the tree with the kind first on each line; ``-`` means none, ``?`` unknown."""
+    from resolver.cli._top.rows import Choice, rows_of
+
     print_table(COLUMNS, _lines(rows_of(tree, Choice())), right=_RIGHT)
 
 

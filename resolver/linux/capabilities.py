@@ -34,7 +34,7 @@ def held() -> frozenset[str]:
     return frozenset(name for name, number in NUMBERS.items() if mask >> number & 1)
 
 
-# 'CapEff:\t000001ffffffffff'
+# A line: 'CapEff:\t000001ffffffffff'
 def sets() -> dict[str, int]:
     """Capability sets of this process.
 

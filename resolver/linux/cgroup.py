@@ -57,7 +57,7 @@ def parse_cgroup_path(path: str) -> ContainerCgroup | None:
     return None
 
 
-# '0::/kubepods.slice/kubepods-pod23c50244_5588_46da_b958_f3cfca0c0cef.slice/cri-containerd-<64 digits>.scope'
+# A line: '0::/kubepods.slice/kubepods-pod23c50244_5588_46da_b958_f3cfca0c0cef.slice/cri-containerd-<64 digits>.scope'
 @lru_cache(maxsize=128)  # all processes of a container have the same text
 def parse_cgroup(text: str) -> ContainerCgroup | None:
     """Parse ``/proc/<pid>/cgroup``: the first line with a container counts."""
@@ -100,7 +100,7 @@ def pod_uid_of(text: str) -> str | None:
     return None
 
 
-# '4:memory:/docker/<64 digits>'
+# A line: '4:memory:/docker/<64 digits>'
 def cgroup_paths(text: str) -> Iterator[str]:
     """Yield the path of each line of ``/proc/<pid>/cgroup`` (cgroups(7)), or a line that is a path."""
     for line in text.split("\n"):

@@ -86,7 +86,7 @@ def mapped_as(procfs: Procfs, fd: int) -> tuple[str, int]:
             text = file.readall()
     finally:
         libc.munmap(address, 4096)
-    # '7f2c8a000000-7f2c8a001000 ---s 00000000 00:2d 1311072                    /tmp/vgpu/6f1e2d3c.cache'
+    # A line: '7f2c8a000000-7f2c8a001000 ---s 00000000 00:2d 1311072                    /tmp/vgpu/6f1e2d3c.cache'
     for line in text.split(b"\n"):
         fields = line.split(None, 5)
         if len(fields) >= 5:

@@ -29,7 +29,7 @@ def _unescape(field: bytes) -> str:
     return os.fsdecode(field)
 
 
-# '1361 1200 0:54 /kubelet/pods/8f1e /data\040set rw,relatime shared:41 - ext4 /dev/sda1 rw,errors=continue'
+# A line: '1361 1200 0:54 /kubelet/pods/8f1e /data\040set rw,relatime shared:41 - ext4 /dev/sda1 rw,errors=continue'
 def parse_mountinfo(text: bytes) -> Iterator[Mount]:
     """Parse a mount table (proc(5)); incomplete lines are skipped."""
     for line in text.split(b"\n"):  # not splitlines: a path may hold a carriage return

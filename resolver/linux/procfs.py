@@ -87,7 +87,7 @@ def usage(host_pid: int) -> ProcessUsage:
     )
 
 
-# '1934217 83021 12': nanoseconds on a CPU, nanoseconds of waiting for one, turns
+# A line: '1934217 83021 12': nanoseconds on a CPU, nanoseconds of waiting for one, turns
 def run_delay(host_pid: int) -> float:
     """Seconds for which a process's main thread was ready and had no CPU; 0 if unknown (CONFIG_SCHED_INFO)."""
     try:
@@ -97,7 +97,7 @@ def run_delay(host_pid: int) -> float:
         return 0.0
 
 
-# '48213 (python3) S 48190 48213 48190 0 -1 4194304 ...': the name may hold blanks and parentheses
+# A line: '48213 (python3) S 48190 48213 48190 0 -1 4194304 ...': the name may hold blanks and parentheses
 def _after_comm(stat: bytes) -> list[bytes]:
     return stat[stat.rindex(b")") + 2 :].split(b" ", 22)
 
@@ -374,7 +374,7 @@ class Procfs:
         except OSError as error:
             raise translate(error, path) from None
         try:
-            # 'Tgid:\t48213'
+            # A line: 'Tgid:\t48213'
             tgid = self.status_text(host_pid).partition(b"\nTgid:\t")[2].partition(b"\n")[0]
             if tgid and int(tgid) != host_pid:
                 raise NotAProcess(f"PID {host_pid} is a thread, not a process")
@@ -426,7 +426,7 @@ def translate(error: OSError, what: str) -> Exception:
     return error
 
 
-# 'HOME=/root\0GPU_CORE_UTILIZATION_POLICY=default\0'
+# A file: 'HOME=/root\0GPU_CORE_UTILIZATION_POLICY=default\0'
 def variables(procfs: Procfs, host_pid: int, *names: str) -> list[str]:
     """Variables of the first environment, each empty without it. As in getenv, the first of several counts."""
     values: dict[bytes, bytes] = {}

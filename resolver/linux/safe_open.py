@@ -55,7 +55,7 @@ def translate(error: OSError) -> RegionRejected:
     return RegionRejected(RegionReason.IO_ERROR, f"it cannot be read: {error.strerror}")
 
 
-# 'mnt_id:\t1361'
+# A line: 'mnt_id:\t1361'
 def mount_id(fd: int) -> int:
     """Return an open file's mount (fdinfo, Linux 3.15). st_dev would miss bind mounts."""
     with open(f"/proc/self/fdinfo/{fd}", "rb", buffering=0) as info:
