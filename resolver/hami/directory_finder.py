@@ -1,8 +1,8 @@
 """Shared regions in host directories: ``<directory>/<entry>/*.cache``, one entry per container or claim.
 
-Tenants fill them, so steps are bounded, lanes do those that the kernel can delay, and refreshes resume. Where
-containers make the entries, tenants can flood the listing and take any name: only entries of kubelet's containers are
-opened, by name; others are reported.
+Tenants fill them, so steps are bounded, and lanes do those that the kernel can delay: one coroutine lists a directory
+and opens its files. Where containers make the entries, tenants can flood the listing and take any name: only entries
+of kubelet's containers are opened, by name; others are reported.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import math
 import os
-import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -18,10 +17,10 @@ from resolver.base.budget import Budgets
 from resolver.base.errors import CannotKnow, RegionRejected, WorkerFailed
 from resolver.base.reasons import RegionReason
 from resolver.containers.log_names import ContainerNames
+from resolver.hami.candidates import LATER, SOON, STRAY, Candidates
 from resolver.hami.directory_reads import hold_directory, list_entries, look_into, take
-from resolver.hami.discovery import refusal
+from resolver.hami.discovery import Discovery, refusal
 from resolver.hami.placements import AUTO, KAI, KNOWN_DIRS
-from resolver.hami.region_register import STRAY, RegionRegister
 from resolver.hami.searched_directories import (
     MAX_CACHES,
     MAX_CONTAINERS,
@@ -37,10 +36,10 @@ from resolver.linux.safe_open import let_go
 from resolver.workers.lanes import Direct, begin
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
 
     from resolver.hami.discovery import RegionChanges
-    from resolver.hami.region import SharedRegion
+    from resolver.hami.searched_directories import Place
     from resolver.hami.watches import Watches
     from resolver.linux.procfs import Procfs
     from resolver.workers.lanes import TenantReader
@@ -49,11 +48,9 @@ MAX_STRAYS = 64  # entries of a shared directory that are reported and not opene
 REFRESH_SECONDS = 0.015  # CPU time of one refresh, but for one directory: news of others waits for it
 #: Seconds until a directory is read again that failed.
 _NEXT_LOOK = 1.0
-#: Until a file that is on its way to being a region is tried again.
-_SOON, _LATER = 0.005, 0.25
 
 
-class DirectoryFinder:
+class DirectoryFinder(Discovery):
     """Finder of the ``regions`` in the containers directories."""
 
     def __init__(
@@ -69,18 +66,18 @@ class DirectoryFinder:
     ) -> None:
         """Take ``budgets`` for opening files, by directory path, and ``watches`` for changes.
 
-        ``wake`` is called when a lane has answered: a refresh is due.
+        ``wake`` is called when lanes have answered: a refresh is due.
 
         `AUTO` in ``containers_dirs`` means all known ones. ``names`` are kubelet's.
         """
+        super().__init__()
         self._names = names or ContainerNames("", "")
         self._reader, self._budgets = reader or Direct(procfs), budgets or Budgets()
-        self._register = RegionRegister(self._names, self._reader, self._budgets, self._answered)
-        self.regions, self.rejected = self._register.regions, self._register.rejected
-        self.missing_dirs: set[str] = set()
-        self.max_regions = sys.maxsize
-        self._auto, self._roots = AUTO in containers_dirs, _roots(containers_dirs)
-        self._order: list[Directory] = []  # the next refresh begins with the first one
+        self._candidates = Candidates(self, self._names, self._reader, self._budgets, clock)
+        given = [Root(path) for path in dict.fromkeys(containers_dirs) if path != AUTO]
+        self._auto = AUTO in containers_dirs
+        usual = set(KNOWN_DIRS) - {root.path for root in given} if self._auto else ()
+        self._roots = given + [Root(path, known=True) for path in KNOWN_DIRS if path in usual]
         self._clock = clock
         self._watches = watches
         self._wants = 0.0
@@ -94,78 +91,87 @@ class DirectoryFinder:
     @property
     def watched(self) -> bool:
         """True if every directory is watched and none waits for kubelet."""
-        watches = self._watches
         expected = [root for root in self._roots if root.fd >= 0 or not root.known]
-        if watches is None or AUTO in self.missing_dirs or any(root.shared for root in expected):
+        if AUTO in self.missing_dirs or any(root.shared for root in expected):
             return False
-        below = (directory for root in expected for directory in root.directories.values())
-        return all(_key(root) in watches for root in expected) and all(
-            directory.path in watches for directory in below
-        )
+        below = (directory.path for root in expected for directory in root.directories.values())
+        return all(map(self._is_watched, [*(root.key for root in expected), *below]))
 
     def wants(self) -> float:
         """Return the next refresh's time."""
         return self._wants
 
-    def _watch(self, place: Directory | Root, key: str, fd: int) -> None:
+    def _directories(self) -> Iterator[Directory]:
+        return (directory for root in self._roots for directory in root.directories.values())
+
+    def _is_watched(self, key: str) -> bool:
+        return self._watches is not None and key in self._watches
+
+    def _watch(self, place: Place, key: str, fd: int) -> None:
         def on_event(_: int) -> None:
-            place.news, self._wants = True, 0.0
+            place.due = self._wants = 0.0
 
         if self._watches is not None:
             self._watches.watch(key, place.path, fd, OF_A_DIRECTORY, on_event)
-
-    def _answered(self) -> None:
-        self._wants = 0.0
-        self._wake()
 
     def _forget(self, key: str) -> None:
         if self._watches is not None:
             self._watches.forget(key)
 
+    def _begin(self, place: Place, work: Coroutine[Any, Any, None]) -> None:
+        place.work = begin(work, self._answered)
+        place.is_idle()  # without an event loop, it is done
+
+    def _answered(self) -> None:
+        self._wants = 0.0
+        self._wake()
+
     def refresh(self, *, full: bool) -> RegionChanges:
-        """Check changed directories, or all if ``full``, and retry refused files when due.
+        """Begin to read changed directories, or all if ``full``, and retry refused files when due.
 
         Raises nothing that tenants or a lack of descriptors could cause.
         """
-        changes, now = self._register.begin(self.max_regions), self._clock()
-        self._wants = math.inf
+        now = self._clock()
         for root in self._roots:
             self._refresh_root(root, now, full=full)
         if self._auto:
             any_open = any(root.known and root.fd >= 0 for root in self._roots)
             (self.missing_dirs.discard if any_open else self.missing_dirs.add)(AUTO)
-        until, visited = time.thread_time() + REFRESH_SECONDS, 0
-        for directory in self._order:
+        until, due = time.thread_time() + REFRESH_SECONDS, list[Directory]()
+        for directory in self._directories():
             # Where containers make the entries everything is listed often, for kubelet's sake.
-            directory.full |= full and not (directory.root.shared and self._watches_it(directory))
-        self._order.sort(key=lambda each: not each.news)
-        for directory in self._order:
-            self._visit(directory, now)
-            visited += 1
+            if full and not (directory.root.shared and self._is_watched(directory.path)):
+                directory.due = min(directory.due, now)
+            if directory.is_idle() and directory.due <= now:
+                due.append(directory)
+        for directory in sorted(due, key=lambda directory: directory.due):
+            if self._budgets.over(directory.path):
+                directory.due = now + LATER
+                continue
+            self._begin(directory, self._look(directory))
             if time.thread_time() >= until:
-                self._wants = now
                 break
-        self._order = self._order[visited:] + self._order[:visited]
-        return changes
+        places = (*(root for root in self._roots if root.fd >= 0), *self._directories())
+        self._wants = min((place.due for place in places if place.work is None), default=math.inf)
+        return self._take_changes()
 
     async def settle(self) -> bool:
-        """Wait for lanes; True if any answered."""
-        asked: list[object] = [root.listing for root in self._roots]
-        for directory in self._order:
-            asked += (directory.look, *(candidate.reading for candidate in directory.candidates.values()))
-        if tasks := [directory for directory in asked if isinstance(directory, asyncio.Task)]:
+        """Wait for lanes; True if any was asked."""
+        work = {place.work for place in (*self._roots, *self._directories())}
+        if tasks := [task for task in work if isinstance(task, asyncio.Task)]:
             await asyncio.wait(tasks)
-        return any(asked)
+        return bool(tasks)
 
-    def reject(self, region: SharedRegion, why: RegionRejected) -> None:
-        """Close a region and retry later."""
-        self._register.reject(region, why, self._clock())
+    def _refuse(self, path: str, why: RegionRejected) -> None:
+        candidate = self._candidates.accepted[path]
+        self._candidates.release(candidate)
+        self._candidates.refuse(candidate, why)
+        candidate.directory.due = min(candidate.directory.due, candidate.retry_at)
 
     def close(self) -> None:
         """Close everything; the finder stays usable."""
         for root in self._roots:
             self._drop_root(root)
-        self._order = []
 
     def _refresh_root(self, root: Root, now: float, *, full: bool) -> None:
         try:
@@ -178,49 +184,56 @@ class DirectoryFinder:
                 root.fd = os.open(root.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
                 info = os.fstat(root.fd)
                 root.identity = info.st_dev, info.st_ino
-            self._watch(root, _key(root), root.fd)
+            self._watch(root, root.key, root.fd)
             # The device plugins make theirs for root alone. Once seen, it stays so: a tenant can change the mode.
             if info.st_mode & 0o002 and not root.shared:
-                root.shared = root.news = True
+                root.shared, root.due = True, 0.0
                 self._drop_directories(root, root.directories.keys())
-            if root.listing is None and (full or root.news):
-                root.news = False
-                root.listing = begin(_list_root(self._reader, root), self._answered)
-            if root.listing is not None:
-                self._apply_listing(root, now)
+            if root.is_idle() and (full or root.due <= now):
+                self._begin(root, self._list(root))
         except (FileNotFoundError, NotADirectoryError):
             self._drop_root(root)
             if not root.known:
                 self.missing_dirs.add(root.path)
             return
-        except (OSError, RegionRejected) as error:
-            root.news = True
-            self._register.report(root.path, refusal(error))
+        except OSError as error:
+            root.due = now + _NEXT_LOOK
+            self.report(root.path, refusal(error))
         self.missing_dirs.discard(root.path)
 
-    def _apply_listing(self, root: Root, now: float) -> None:
-        if root.listing is None or not root.listing.done():
-            return
-        listing, root.listing = root.listing, None
-        if root.news:  # since it was listed
-            self._list_again(now, now)
-        seen, complete = listing.result()
+    async def _list(self, root: Root) -> None:
+        """Read a root's entries by a lane."""
+        root.due = math.inf
+        names, after, last, complete = set[str](), "", False, False
+        try:
+            while not last:
+                page, last, complete = await self._reader.ask(
+                    root.path, root.path, list_entries, root.link, root.path, MAX_CONTAINERS, after
+                )
+                names.update(page)
+                after = page[-1] if page else ""
+        except (OSError, CannotKnow, WorkerFailed) as error:
+            complete = False
+            if not root.shared:  # there kubelet's are opened by name, until the next full refresh
+                self.report(root.path, refusal(error))
+                root.due = self._clock() + _NEXT_LOOK
+                return
+        root.rest(math.inf, self._clock() + SOON)
         if root.shared:
-            seen, complete = self._of_kubelet(root, seen, complete=complete), True
+            names, complete = self._of_kubelet(root, names, complete=complete), True
         else:
-            self._register.report_unless(complete, root.path, MAX_CONTAINERS)
-        for name in seen - root.directories.keys():
+            self._report_unless(complete, root.path, MAX_CONTAINERS)
+        for name in names - root.directories.keys():
             root.directories[name] = Directory(root, name)
-            self._order.append(root.directories[name])
         if complete:
-            self._drop_directories(root, root.directories.keys() - seen)
+            self._drop_directories(root, root.directories.keys() - names)
 
     def _of_kubelet(self, root: Root, listed: set[str], *, complete: bool) -> set[str]:
         """Return kubelet's containers' entries, listed or not; report some others."""
         self._names.refresh()
         if self._names.trouble:
             why = f"{self._names.trouble}, and only kubelet knows which containers its entries are of"
-            self._register.report(root.path, RegionRejected(RegionReason.UNPROVEN, why))
+            self.report(root.path, RegionRejected(RegionReason.UNPROVEN, why))
             return set()
         self.rejected.pop(root.path, None)
         wanted = {f"{pod_uid}_{name}" for pod_uid, name in self._names.pairs()}
@@ -229,142 +242,88 @@ class DirectoryFinder:
             self.rejected.pop(f"{root.path}/{name}", None)
         root.strays = strays
         for name in sorted(strays):
-            self._register.report(f"{root.path}/{name}", RegionRejected(RegionReason.NOT_ON_NODE, STRAY))
+            self.report(f"{root.path}/{name}", RegionRejected(RegionReason.NOT_ON_NODE, STRAY))
         return {name for name in wanted if name in listed or not complete}
+
+    def _report_unless(self, complete: bool, path: str, limit: int) -> None:  # noqa: FBT001
+        """Reject an incompletely read directory."""
+        if complete:
+            self.rejected.pop(path, None)
+            return
+        detail = f"it has more entries than the {limit} that are read, or more than {MAX_CACHES} .cache files"
+        self.report(path, RegionRejected(RegionReason.TOO_MANY_ENTRIES, detail))
 
     def _drop_root(self, root: Root) -> None:
         for name in root.strays:
             self.rejected.pop(f"{root.path}/{name}", None)
         root.strays.clear()
         self._drop_directories(root, root.directories.keys())
-        self._forget(_key(root))
+        self._forget(root.key)
+        root.cancel()
         if root.fd >= 0:
             os.close(root.fd)
-        if root.listing is not None:
-            root.listing.cancel()
-            root.listing = None
-        root.fd, root.identity, root.news = -1, NOWHERE, True
+        root.fd, root.identity, root.due = -1, NOWHERE, 0.0
         self.rejected.pop(root.path, None)
 
     def _drop_directories(self, root: Root, names: Collection[str]) -> None:
-        if names:
-            for name in list(names):
-                directory = root.directories.pop(name)
-                if directory.look is not None:
-                    directory.look.cancel()
+        for name in list(names):
+            directory = root.directories.pop(name)
+            directory.cancel()
+            self._forget(directory.path)
+            self._candidates.drop(directory)
+            self.rejected.pop(directory.path, None)
+
+    async def _look(self, directory: Directory) -> None:
+        """List a directory and open its new files, by lanes."""
+        directory.due = math.inf
+        try:
+            device, inode, files, complete = await self._read(directory)
+        except RegionRejected as why:
+            # A lack of descriptors, or of time, says nothing about the regions.
+            if why.reason not in (RegionReason.IO_ERROR, RegionReason.OVERLOADED):
+                self._candidates.drop(directory)
+            if why.reason is not RegionReason.GONE:
+                self.report(directory.path, why)
+            now = self._clock()
+            directory.rest(now + _NEXT_LOOK, now + SOON)
+            return
+        if (device, inode) != directory.identity:
+            self._candidates.drop(directory)
+            if directory.identity != NOWHERE:
                 self._forget(directory.path)
-                self._register.drop_candidates(directory)
-                self.rejected.pop(directory.path, None)
-            self._order = [name for name in self._order if name.root.directories.get(name.name) is name]
+                directory.due = 0.0  # to be watched, too
+            directory.identity = device, inode
+        listed = {name: ((device, inode), changed) for name, device, inode, changed in files}
+        candidates = directory.candidates
+        self._candidates.drop(directory, listed)
+        new, room = listed.keys() - candidates.keys(), MAX_CACHES - len(candidates)
+        self._report_unless(complete and len(new) <= room, directory.path, MAX_ENTRIES)
+        for name in [name for name in listed if name in new][:room]:
+            candidates[name] = Candidate(directory, name)
+        for candidate in list(candidates.values()):
+            await self._candidates.check(candidate, *listed[candidate.name])
+        directory.rest(directory.retry_at(), self._clock() + SOON)
 
-    def _visit(self, directory: Directory, now: float) -> None:
-        for candidate in list(directory.candidates.values()):
-            self._register.finish(candidate, now)
-        if directory.look is not None or self._begin_look(directory, now):
-            self._apply_directory(directory, now)
-            if directory.news:  # since it was listed
-                self._list_again(now, now)
-        for candidate in directory.candidates.values():
-            if candidate.reading is not None or candidate.region is not None:
-                continue
-            if candidate.retry_at <= now:  # on its way to being a region, or over its budget
-                self._list_again(candidate.seen_at, now)
-            else:
-                self._wants = min(self._wants, candidate.retry_at)
-
-    def _list_again(self, since: float, now: float) -> None:
-        self._wants = min(self._wants, now + min(max(_SOON, now - since), _LATER))
-
-    def _begin_look(self, directory: Directory, now: float) -> bool:
-        """Request a directory's files from a lane if due."""
-        if not (directory.full or directory.news or now >= min(directory.look_at, directory.retry_at())):
-            return False
-        if self._budgets.over(directory.path):
-            self._wants = min(self._wants, now + _LATER)
-            return False
-        directory.full, directory.news, directory.look_at = False, False, math.inf
-        directory.look = begin(self._list_directory(directory), self._answered)
-        return True
-
-    async def _list_directory(self, directory: Directory) -> tuple[Any, ...]:
+    async def _read(self, directory: Directory) -> tuple[Any, ...]:
         """Return its content from a lane, and watch it. Raises `RegionRejected`."""
         root, payer = directory.root, directory.path
-        where, name, names = _link(root), directory.name, list(directory.candidates)
+        names = list(directory.candidates)
         if root.shared:  # anybody may have put other files before it
             names = list(dict.fromkeys((KAI.file, *names)))
         try:
             held = -1, -1
-            if self._watches is not None and not self._watches_it(directory):
-                offered, *held = await self._reader.ask(payer, payer, hold_directory, where, name)
+            if self._watches is not None and not self._is_watched(payer):
+                offered, *held = await self._reader.ask(
+                    payer, payer, hold_directory, root.link, directory.name
+                )
                 fd = take(offered, *held)
                 self._watch(directory, payer, fd)
                 let_go(fd)
-            listing: tuple[Any, ...] = await self._reader.ask(payer, payer, look_into, where, name, names)
+            listing: tuple[Any, ...] = await self._reader.ask(
+                payer, payer, look_into, root.link, directory.name, names
+            )
         except (OSError, CannotKnow, WorkerFailed) as error:
             raise refusal(error) from None
         if held[0] >= 0 and tuple(held) != tuple(listing[:2]):
             self._forget(payer)
         return listing
-
-    def _apply_directory(self, directory: Directory, now: float) -> None:
-        if directory.look is None or not directory.look.done():
-            return
-        look, directory.look = directory.look, None
-        try:
-            device, inode, files, complete = look.result()
-        except RegionRejected as why:
-            directory.look_at = now + _NEXT_LOOK
-            # A lack of descriptors, or of time, says nothing about the regions.
-            if why.reason not in (RegionReason.IO_ERROR, RegionReason.OVERLOADED):
-                self._register.drop_candidates(directory)
-            if why.reason is not RegionReason.GONE:
-                self._register.report(directory.path, why)
-            return
-        if (device, inode) != directory.identity:
-            self._register.drop_candidates(directory)
-            if directory.identity != NOWHERE:
-                self._forget(directory.path)
-                directory.news = True  # to be watched, too
-            directory.identity = device, inode
-        listed = {name: (tuple(identity), changed) for name, *identity, changed in files}
-        for candidate in list(directory.candidates.values()):
-            self._register.check(directory, candidate, listed.pop(candidate.name, None), now)
-        room = MAX_CACHES - len(directory.candidates)
-        self._register.report_unless(complete and len(listed) <= room, directory.path, MAX_ENTRIES)
-        for name in list(listed)[:room]:
-            candidate = directory.candidates[name] = Candidate(directory, name)
-            self._register.check(directory, candidate, listed[name], now)
-
-    def _watches_it(self, directory: Directory) -> bool:
-        return self._watches is not None and directory.path in self._watches
-
-
-def _roots(containers_dirs: Sequence[str]) -> list[Root]:
-    given = [Root(path) for path in dict.fromkeys(containers_dirs) if path != AUTO]
-    usual = set(KNOWN_DIRS) - {root.path for root in given} if AUTO in containers_dirs else ()
-    return given + [Root(path, known=True) for path in KNOWN_DIRS if path in usual]
-
-
-async def _list_root(reader: TenantReader, root: Root) -> tuple[set[str], bool]:
-    """Return possible entries, and True if these are all. Raises `RegionRejected`."""
-    names, after, last, complete = set[str](), "", False, False
-    try:
-        while not last:
-            page, last, complete = await reader.ask(
-                root.path, root.path, list_entries, _link(root), root.path, MAX_CONTAINERS, after
-            )
-            names.update(page)
-            after = page[-1] if page else ""
-    except (OSError, CannotKnow, WorkerFailed) as error:
-        if not root.shared:  # there kubelet's are opened by name, until the next full refresh
-            raise refusal(error) from None
-    return names, complete and last
-
-
-def _link(root: Root) -> str:
-    """Return a path by which a lane can open it."""
-    return f"/proc/{os.getpid()}/fd/{root.fd}"
-
-
-def _key(root: Root) -> str:
-    return f"{root.path}/"  # another than that of a container's directory

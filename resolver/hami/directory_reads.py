@@ -9,14 +9,17 @@ import os
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from resolver.base.errors import RegionRejected
+from resolver.base.errors import CannotKnow, RegionRejected
 from resolver.base.reasons import RegionReason
 from resolver.hami.placements import is_entry
 from resolver.hami.searched_directories import list_caches
+from resolver.linux.mappings import SuperblockPath, descriptor, mapped_as, superblock_path
 from resolver.linux.safe_open import let_go, open_directory, open_offered, open_plain, take_offered
 from resolver.workers.lane import OpenFile
 
 if TYPE_CHECKING:
+    from resolver.hami.discovery import Shown
+    from resolver.linux.mappings import Descriptor
     from resolver.linux.procfs import Procfs
 
 _PAGE_BYTES = 100_000  # of names in one answer
@@ -113,3 +116,40 @@ def _open_below(where: str, name: str) -> int:
         return open_directory(name, above)
     finally:
         os.close(above)
+
+
+def place_of(procfs: Procfs, fd: int) -> tuple[SuperblockPath, Descriptor]:
+    """Return how mount tables of containers show an open file or directory.
+
+    Not from ``stat``: on btrfs superblocks differ. Raises CannotKnow if no visible mount has it.
+    """
+    opened = descriptor(procfs, "self", fd)
+    path = superblock_path(opened, procfs.mounts("self"))
+    if path is None:
+        raise CannotKnow(
+            f"{opened.path} is on no mount that is visible from here, so a container cannot be recognized by it"
+        )
+    return path, opened
+
+
+def locate_open(
+    procfs: Procfs, where: str, path: str, tree: tuple[str, str] | None
+) -> tuple[tuple[str, str], Shown, int, tuple[str, str]]:
+    """Locate a region's directory or, in a ``tree`` of all containers, the file itself.
+
+    Also how ``maps`` shows it, its inode in descriptors, and the tree's place.
+    """
+    fds = [open_offered(where)]
+    try:
+        shown = mapped_as(procfs, fds[0])
+        fds.append(open_offered(tree[0]) if tree else open_directory(os.path.dirname(path)))
+        above, _ = place_of(procfs, fds[1])
+        if tree is None:
+            return above, shown, 0, ("", "")
+        file, opened = place_of(procfs, fds[0])
+        if file != (above.device, os.path.join(above.path, tree[1], os.path.basename(path))):
+            raise RegionRejected(RegionReason.GONE, "it was moved while it was opened")
+        return file, shown, opened.inode, above
+    finally:
+        for fd in fds:
+            os.close(fd)

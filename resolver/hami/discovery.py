@@ -5,6 +5,7 @@ Schedulers differ only in a region's container (`Ownership`), and the proof that
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, NamedTuple
 
 from resolver.base.errors import AccessDenied, RegionRejected, TooSlow, WorkerFailed
@@ -133,6 +134,56 @@ class RegionChanges(NamedTuple):
     added: list[FoundRegion]
     removed: list[SharedRegion]
     rejected: list[tuple[str, RegionRejected]]
+
+
+class Discovery:
+    """A way to find regions: ``regions`` and ``rejected`` by path, and their changes since the last refresh."""
+
+    def __init__(self) -> None:
+        self.regions: dict[str, SharedRegion] = {}
+        self.rejected: dict[str, RegionReason] = {}
+        self.missing_dirs: set[str] = set()
+        self.max_regions = sys.maxsize
+        self._changes = RegionChanges([], [], [])
+
+    def _refuse(self, path: str, why: RegionRejected) -> None:
+        """Close a region, and schedule a retry."""
+        raise NotImplementedError
+
+    def reject(self, region: SharedRegion, why: RegionRejected) -> None:
+        """Close a region and retry later; unknown ones are ignored."""
+        if self.regions.get(region.path) is region:
+            changes, self._changes = self._changes, RegionChanges([], [], [])  # this is no news to the caller
+            self._refuse(region.path, why)
+            self._changes = changes
+
+    def accept(self, found: FoundRegion) -> None:
+        """Add a region."""
+        self.regions[found.path] = found.region
+        self.rejected.pop(found.path, None)
+        self._changes.added.append(found)
+
+    def release(self, path: str) -> None:
+        """Close and remove a region."""
+        region = self.regions.pop(path)
+        region.close()
+        self._changes.removed.append(region)
+
+    def report(self, path: str, why: RegionRejected) -> None:
+        """Note a new refusal."""
+        if self.rejected.get(path) is not why.reason:
+            self.rejected[path] = why.reason
+            self._changes.rejected.append((path, why))
+
+    def check_room(self, most: int = sys.maxsize) -> None:
+        """Raise `RegionRejected` if there may be no more regions."""
+        if len(self.regions) >= min(most, self.max_regions):
+            detail = "there are not enough descriptors for more regions: raise the limit (ulimit -n)"
+            raise RegionRejected(RegionReason.IO_ERROR, detail)
+
+    def _take_changes(self) -> RegionChanges:
+        changes, self._changes = self._changes, RegionChanges([], [], [])
+        return changes._replace(added=[found for found in changes.added if found.region.fd >= 0])
 
 
 def refusal(error: Exception) -> RegionRejected:

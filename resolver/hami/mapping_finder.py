@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import math
 import os
-import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -23,11 +22,11 @@ from resolver.hami.directory_reads import open_held, take
 from resolver.hami.discovery import (
     FIRST_PAUSE,
     LONGEST_PAUSE,
+    Discovery,
     FoundRegion,
     Location,
     MappedFile,
     Ownership,
-    RegionChanges,
     refusal,
 )
 from resolver.hami.placements import BARE
@@ -41,9 +40,9 @@ from resolver.workers.lane import ALL, OpenFile
 from resolver.workers.lanes import Direct
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
-    from resolver.hami.region import SharedRegion
+    from resolver.hami.discovery import RegionChanges
     from resolver.linux.procfs import ProcessIdentity, Procfs
     from resolver.workers.lanes import TenantReader
 
@@ -68,16 +67,7 @@ class _Process:
         self.refused_as = ""  # under which name its region was refused
 
 
-class _Found:
-    """A region and the processes that led to it."""
-
-    def __init__(self, region: SharedRegion, proof: MappedFile) -> None:
-        self.region = region
-        self.proof = proof
-        self.processes: set[ProcessIdentity] = set()
-
-
-class MappingFinder:
+class MappingFinder(Discovery):
     """Finder of regions by ``<container_id>:<path inside>``."""
 
     dirs: Sequence[str] = ()
@@ -96,21 +86,14 @@ class MappingFinder:
 
         ``in_use``: checks if a slot of the named region has a living owner.
         """
-        self.found: dict[str, _Found] = {}
-        self.rejected: dict[str, RegionReason] = {}
-        self.missing_dirs: set[str] = set()
-        self.max_regions = sys.maxsize
+        super().__init__()
         self._procfs, self._reader = procfs, reader or Direct(procfs)
         self._host_pids, self._arrival, self._in_use = host_pids, arrival, in_use
         self._clock = clock
         self._processes: dict[int, _Process] = {}
-        self._changes = RegionChanges([], [], [])
+        #: By region: its proof, and the processes that led to it.
+        self._users: dict[str, tuple[MappedFile, set[ProcessIdentity]]] = {}
         self._task: asyncio.Task[None] | None = None
-
-    @property
-    def regions(self) -> Mapping[str, SharedRegion]:
-        """Current regions by name."""
-        return {name: mapped.region for name, mapped in self.found.items()}
 
     def wants(self) -> float:
         """Return when a check ended or the next is due."""
@@ -123,40 +106,28 @@ class MappingFinder:
 
         Results come with a later refresh. An open file would keep an ended container's file system.
         """
-        changes = self._changes
-        wanted = {host_pid: self._arrival(host_pid) for host_pid in self._host_pids()}
-        self._processes = {
-            host_pid: process
-            for host_pid, process in self._processes.items()
-            if wanted.get(host_pid) == process.arrival
-        }
-        refused = {process.refused_as for process in self._processes.values()}
+        now, processes = self._clock(), dict[int, _Process]()
+        for host_pid in self._host_pids():
+            process, arrival = self._processes.get(host_pid), self._arrival(host_pid)
+            same = process is not None and process.arrival == arrival
+            processes[host_pid] = process if process and same else _Process(arrival)
+        self._processes = processes
+        refused = {process.refused_as for process in processes.values()}
         self.rejected = {name: why for name, why in self.rejected.items() if name in refused}
-        for name, mapped in list(self.found.items()):
-            if not self._in_use(name) and not any(map(self._lives, mapped.processes)):
-                changes.removed.append(mapped.region)
+        for name, (_, users) in list(self._users.items()):
+            if not self._in_use(name) and not any(map(self._lives, users)):
                 self._drop(name)
-        # A process that ended before its report needs none.
-        added = [process for process in changes.added if process.region.fd >= 0]
-        for host_pid, arrived in wanted.items():
-            if host_pid not in self._processes:
-                self._processes[host_pid] = _Process(arrived)
-        self._changes = RegionChanges([], [], [])
         if self._task is not None and self._task.done():
             task, self._task = self._task, None
             task.result()
         if self._task is None:
-            now = self._clock()
             # Those that waited longest first.
             due = sorted(
-                (process.retry_at, host_pid)
-                for host_pid, process in self._processes.items()
-                if now >= process.retry_at
+                (process.retry_at, pid) for pid, process in processes.items() if now >= process.retry_at
             )
             if due:
-                pids = [host_pid for _, host_pid in due[:MAX_LOOKS]]
-                self._task = asyncio.get_running_loop().create_task(self._check(pids))
-        return changes._replace(added=added)
+                self._task = asyncio.get_running_loop().create_task(self._check(due[:MAX_LOOKS]))
+        return self._take_changes()
 
     async def settle(self) -> bool:
         """Wait for the running check; True if there was one."""
@@ -165,32 +136,33 @@ class MappingFinder:
         await asyncio.wait({self._task})
         return True
 
-    async def _check(self, due: list[int]) -> None:
-        slices = Slices()
-        for host_pid in due:
-            await slices.yield_if_due()
-            process = self._processes.get(host_pid)
-            if process is not None:
-                await self._check_one(host_pid, process)
-
-    def reject(self, region: SharedRegion, why: RegionRejected) -> None:
-        """Close a region and retry later."""
-        mapped = self.found.get(region.path)
-        if mapped is not None and mapped.region is region:
-            self._drop(region.path)
-            if why.reason is not RegionReason.GONE:
-                self.rejected[region.path] = why.reason
-
     def close(self) -> None:
         """Close everything; the finder stays usable."""
         if self._task is not None:
             self._task.cancel()
             self._task = None
-        self._changes = RegionChanges([], [], [])
-        for name in list(self.found):
+        for name in list(self._users):
             self._drop(name)
+        self._take_changes()
         self._processes.clear()
         self.rejected.clear()
+
+    def _drop(self, name: str) -> None:
+        del self._users[name]
+        self.release(name)
+
+    def _refuse(self, path: str, why: RegionRejected) -> None:
+        self._drop(path)
+        if why.reason is not RegionReason.GONE:
+            self.report(path, why)
+
+    async def _check(self, due: list[tuple[float, int]]) -> None:
+        slices = Slices()
+        for _, host_pid in due:
+            await slices.yield_if_due()
+            process = self._processes.get(host_pid)
+            if process is not None:
+                await self._check_one(host_pid, process)
 
     async def _check_one(self, host_pid: int, process: _Process) -> None:
         process.retry_at = self._clock() + process.pause
@@ -214,7 +186,7 @@ class MappingFinder:
             pass
         except (RegionRejected, AccessDenied, TooLarge, CannotKnow, WorkerFailed, OSError) as error:
             process.refused_as = name
-            self._report(name, refusal(error))
+            self.report(name, refusal(error))
 
     async def _add_mapping(self, process: ProcessIdentity, hold: int, name: str, container_id: str) -> None:
         """Check, then open a held file of the process."""
@@ -229,39 +201,27 @@ class MappingFinder:
         proof = MappedFile(SuperblockPath(*place), (device, inode), container_id)
         if not await self._reader.ask(payer, payer, maps_shared, host_pid, *proof.shown):
             raise RegionRejected(RegionReason.OTHER_DEVICE, "its process holds it open, and maps another")
-        mapped = next((other for other in self.found.values() if other.proof.file == proof.file), None)
-        if mapped is None:
-            self._make_room(name, container_id)
+        users = next((users for known, users in self._users.values() if known.file == proof.file), None)
+        if users is None:
+            in_container = sum(known.container_id == container_id for known, _ in self._users.values())
+            if name in self._users or in_container >= MAX_PER_CONTAINER:
+                raise RegionRejected(RegionReason.TOO_MANY_ENTRIES, "its container has other regions already")
+            self.check_room(MAX_REGIONS)
             fd = take(*await self._reader.ask(payer, payer, open_held, held))
             try:
                 region = await adopt_by(self._reader, payer, fd, name)
             except BaseException:
                 let_go(fd)
                 raise
-            mapped = self.found[name] = _Found(region, proof)
+            _, users = self._users[name] = proof, set()
             # The path has no pod or container name.
             ownership = Ownership(container_id or name, container_id, placement=BARE.name)
-            self._changes.added.append(FoundRegion(region, ownership, Location(proof, proof.shown)))
-            self.rejected.pop(name, None)
-        mapped.processes = {process for process in mapped.processes if self._lives(process)} | {process}
-
-    def _make_room(self, name: str, container_id: str) -> None:
-        in_container = sum(mapped.proof.container_id == container_id for mapped in self.found.values())
-        if name in self.found or in_container >= MAX_PER_CONTAINER:
-            raise RegionRejected(RegionReason.TOO_MANY_ENTRIES, "its container has other regions already")
-        if len(self.found) >= min(MAX_REGIONS, self.max_regions):
-            raise RegionRejected(RegionReason.IO_ERROR, "there are not enough descriptors for more regions")
+            self.accept(FoundRegion(region, ownership, Location(proof, proof.shown)))
+        users -= {user for user in users if not self._lives(user)}
+        users.add(process)
 
     def _lives(self, process: ProcessIdentity) -> bool:
         try:
             return self._procfs.start_time(process.host_pid) == process.start_time
         except (ProcessGone, AccessDenied) as error:
             return isinstance(error, AccessDenied)
-
-    def _drop(self, name: str) -> None:
-        self.found.pop(name).region.close()
-
-    def _report(self, name: str, why: RegionRejected) -> None:
-        if self.rejected.get(name) is not why.reason:
-            self.rejected[name] = why.reason
-            self._changes.rejected.append((name, why))

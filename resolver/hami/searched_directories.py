@@ -6,7 +6,7 @@ import math
 import os
 import stat
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from resolver.base.text import printable
 from resolver.hami.discovery import FIRST_PAUSE, Ownership
@@ -17,10 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from concurrent.futures import Future
 
-    from resolver.hami.discovery import Location
     from resolver.hami.region import SharedRegion
-
-    Opened = tuple[SharedRegion, Location]
 
 MAX_CONTAINERS = 16384  # directories in a containers directory
 MAX_ENTRIES = 64  # entries read in one container's directory; upstream makes two or three
@@ -39,11 +36,9 @@ class Candidate:
         self.path = f"{directory.path}/{printable(name)}"
         self.placement = placement_of(self.path)
         self.region: SharedRegion | None = None
-        #: While a lane opens and reads it, before it is accepted.
-        self.reading: Future[Opened] | asyncio.Task[Opened] | None = None
         self.pause = FIRST_PAUSE
         self.accepted_at = 0.0
-        self.is_news = False  # its refusal is reported if it stays so
+        self.half_made = False  # its refusal is reported if it stays so
         self.start_anew(NOWHERE, 0.0)
 
     @property
@@ -59,27 +54,46 @@ class Candidate:
         self.retry_at = 0.0
 
 
-class Directory:
+class Place:
+    """A directory that is read when ``due``, by ``work`` that waits for lanes."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.identity = NOWHERE
+        self.due = 0.0
+        self.work: Future[None] | asyncio.Task[None] | None = None
+
+    def is_idle(self) -> bool:
+        """Check that no work goes on; raises its error."""
+        if self.work is not None and self.work.done():
+            work, self.work = self.work, None
+            work.result()
+        return self.work is None
+
+    def rest(self, until: float, soon: float) -> None:
+        """End the work: the next is due then, or ``soon`` if there were news of it meanwhile."""
+        self.due = until if self.due == math.inf else soon
+
+    def cancel(self) -> None:
+        """End the work, if any."""
+        if self.work is not None:
+            self.work.cancel()
+            self.work = None
+
+
+class Directory(Place):
     """Directory of a container or claim."""
 
     def __init__(self, root: Root, name: str) -> None:
+        super().__init__(f"{root.path}/{name}")
         self.root = root
         self.name = name
-        self.path = f"{root.path}/{name}"
-        self.identity = NOWHERE
-        self.look_at = math.inf  # not before, unless there is news of it
-        self.news = True
-        self.full = False  # to be listed, whether there is news of it or not
         self.candidates: dict[str, Candidate] = {}
-        self.look: Future[tuple[Any, ...]] | asyncio.Task[tuple[Any, ...]] | None = None  # by a lane
 
     def retry_at(self) -> float:
         """Return when a refused file is next due, or infinity."""
-        first = math.inf
-        for candidate in self.candidates.values():  # a loop is faster than `min`, and runs at every refresh
-            if candidate.region is None and candidate.reading is None and candidate.retry_at < first:
-                first = candidate.retry_at
-        return first
+        waiting = (each.retry_at for each in self.candidates.values() if each.region is None)
+        return min(waiting, default=math.inf)
 
     def ownership(self, candidate: Candidate) -> Ownership:
         """Return a file's owner by its directory's name, confirmed by kubelet where all containers reach it."""
@@ -92,23 +106,29 @@ class Directory:
         return Ownership(self.path, self.name, pod_uid=pod_uid, container_name=name, placement=placement)
 
 
-class Root:
+class Root(Place):
     """Searched directory; ``fd`` is -1 while missing.
 
     ``known``: one of the usual places. ``shared``: containers create the entries.
     """
 
     def __init__(self, path: str, *, known: bool = False) -> None:
-        self.path = path.rstrip("/") or "/"
+        super().__init__(path.rstrip("/") or "/")
         self.known = known
         self.shared = False
         self.fd = -1
-        self.identity = NOWHERE
-        self.news = True
         self.directories: dict[str, Directory] = {}
         self.strays: set[str] = set()
-        #: While a lane lists it: names, and True if these are all.
-        self.listing: Future[tuple[set[str], bool]] | asyncio.Task[tuple[set[str], bool]] | None = None
+
+    @property
+    def key(self) -> str:
+        """Name of its watch, another than that of a container's directory."""
+        return f"{self.path}/"
+
+    @property
+    def link(self) -> str:
+        """Path by which a lane can open it."""
+        return f"/proc/{os.getpid()}/fd/{self.fd}"
 
 
 def list_caches(dir_fd: int) -> tuple[list[str], bool]:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 #: Seconds after which a pass reads no more regions.
 _READ_SECONDS = 0.05
-_ANSWERS = 3  # answers until a new file is a region: its directory, itself, the next file
+_ANSWERS = 2  # answers until a new file is a region: the list of directories, its directory's files
 #: Ways to find regions, which are treated alike.
 Discovery = DirectoryFinder | MappingFinder
 

@@ -49,7 +49,6 @@ _LOADED = (
     "resolver.hami.directory_reads",
     "resolver.hami.process_reads",
     "resolver.hami.region",
-    "resolver.hami.region_location",
 )
 _RIGHTS = frozenset({"SYS_PTRACE", "DAC_OVERRIDE"})
 

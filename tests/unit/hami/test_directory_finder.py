@@ -22,7 +22,6 @@ from resolver.hami.directory_finder import MAX_STRAYS, DirectoryFinder
 from resolver.hami.directory_reads import hold_file, look_into
 from resolver.hami.discovery import FIRST_PAUSE, PodFile, refusal
 from resolver.hami.placements import AUTO
-from resolver.hami.region_location import locate
 from resolver.hami.watches import Watches
 from resolver.linux.procfs import Procfs
 from resolver.workers.lanes import Direct
@@ -118,11 +117,11 @@ def test_a_file_that_was_moved_while_it_was_opened(
     kubelet.has(POD, "side", "b" * 64)
     mine, other = usage(tree, f"{POD}_main"), usage(tree, f"{POD}_side")
     regions = {found.path: found.region for found in find.refresh(full=True).added}
-    candidate = find._register._candidates[str(mine)]
+    candidates = find._candidates
     mine.parent.rename(tree / "between")
     other.parent.rename(mine.parent)
     with pytest.raises(RegionRejected) as refused:
-        at_once(locate(Direct(Procfs()), regions[str(mine)], candidate))
+        at_once(candidates.locate(candidates.accepted[str(mine)], regions[str(mine)]))
     assert refused.value.reason is RegionReason.GONE
 
 
@@ -245,7 +244,7 @@ async def test_each_answer_of_a_lane_wakes_the_next_refresh(tmp_path: Path) -> N
         assert finder.wants() == 0.0
         finder.refresh(full=False)
         refreshes += 1
-    assert refreshes == 4  # three answers: the root's listing, the directory's, the file
+    assert refreshes == 3  # two answers: the root's entries, the directory's opened files
     finder.close()
 
 

@@ -16,8 +16,8 @@ from resolver.base.budget import Slices
 from resolver.base.errors import ResolverError
 from resolver.base.reasons import UnresolvedReason
 from resolver.containers.known_namespaces import FirstProcess, KnownNamespaces
+from resolver.hami.directory_reads import place_of
 from resolver.hami.discovery import ClaimDirectory, SharedDirectory
-from resolver.hami.region_location import place_of
 from resolver.hami.slot_owner import OwnerFinder
 from resolver.linux import mappings
 from resolver.linux import procfs as procfs_module

@@ -1,0 +1,165 @@
+"""Cache files in containers' directories: opened by a lane, then accepted or refused for a while."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING
+
+from resolver.base.errors import CannotKnow, RegionRejected, WorkerFailed
+from resolver.base.reasons import RegionReason
+from resolver.base.retry import longer
+from resolver.hami.directory_reads import hold_file, locate_open, take
+from resolver.hami.discovery import (
+    FIRST_PAUSE,
+    LONGEST_PAUSE,
+    ClaimDirectory,
+    FoundRegion,
+    Location,
+    PodFile,
+    SharedDirectory,
+    refusal,
+)
+from resolver.hami.region import adopt_by
+from resolver.hami.searched_directories import NOWHERE, Candidate
+from resolver.linux.mappings import SuperblockPath
+from resolver.linux.safe_open import let_go
+from resolver.workers.lane import ALL
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Container
+
+    from resolver.base.budget import Budgets
+    from resolver.containers.log_names import ContainerNames
+    from resolver.hami.discovery import Discovery
+    from resolver.hami.region import SharedRegion
+    from resolver.hami.searched_directories import Directory
+    from resolver.workers.lanes import TenantReader
+
+GOOD = 60.0  # seconds a region must have been accepted to be forgiven earlier refusals
+#: Until a file that is on its way to being a region is tried again.
+SOON, LATER = 0.005, 0.25
+STRAY = "kubelet has no such container here: its pod is gone, or another one's process made the directory"
+_NOT_YET = (
+    RegionReason.NOT_INITIALIZED,
+    RegionReason.UNKNOWN_SIZE,
+    RegionReason.TRUNCATED,
+    RegionReason.NOT_ON_NODE,  # kubelet makes the name of a log when the container runs
+)
+
+
+class Candidates:
+    """Decides about candidates for the regions of a ``discovery``."""
+
+    def __init__(
+        self,
+        discovery: Discovery,
+        names: ContainerNames,
+        reader: TenantReader,
+        budgets: Budgets,
+        clock: Callable[[], float],
+    ) -> None:
+        self._discovery, self._clock = discovery, clock
+        self._names, self._reader, self._budgets = names, reader, budgets
+        self.accepted: dict[str, Candidate] = {}
+
+    async def check(self, candidate: Candidate, identity: tuple[int, int], changed: float) -> None:
+        """Compare a name with its present file, and open a new one.
+
+        `SharedRegion.read` checks the content.
+        """
+        now = self._clock()
+        if identity != candidate.identity:
+            self.release(candidate)
+            candidate.start_anew(identity, now, time.time() - changed)
+        if candidate.region is not None or (now < candidate.retry_at and not candidate.half_made):
+            return
+        if self._budgets.over(candidate.directory.path):
+            candidate.retry_at = now + LATER
+            return
+        try:
+            region, location = await self._open(candidate)
+        except (RegionRejected, OSError, CannotKnow, WorkerFailed) as error:
+            if isinstance(error, WorkerFailed) and error.waiting:
+                candidate.retry_at = now + FIRST_PAUSE
+            else:
+                self.refuse(candidate, refusal(error))
+            return
+        candidate.region, candidate.identity, candidate.accepted_at = region, region.identity, now
+        self.accepted[candidate.path] = candidate
+        self._discovery.accept(FoundRegion(region, candidate.directory.ownership(candidate), location))
+
+    async def _open(self, candidate: Candidate) -> tuple[SharedRegion, Location]:
+        if not candidate.name.isprintable():
+            raise RegionRejected(RegionReason.BAD_NAME, "its name has characters that cannot be printed")
+        directory = candidate.directory
+        if candidate.shared:  # all containers reach it
+            ownership = directory.ownership(candidate)
+            if not self._names.has(ownership.pod_uid, ownership.container_name):
+                self._names.refresh()
+            if not self._names.has(ownership.pod_uid, ownership.container_name):
+                raise RegionRejected(RegionReason.NOT_ON_NODE, self._names.trouble or STRAY)
+        self._discovery.check_room()
+        payer = directory.path
+        held = await self._reader.ask(
+            payer, payer, hold_file, directory.root.link, directory.name, candidate.name
+        )
+        fd = take(*held)
+        try:
+            region = await adopt_by(self._reader, payer, fd, candidate.path)
+            return region, await self.locate(candidate, region)
+        except BaseException:
+            let_go(fd)
+            raise
+
+    async def locate(self, candidate: Candidate, region: SharedRegion) -> Location:
+        """Return the directory as mounted by containers, or the file in a tree of all. Raises `RegionRejected`."""
+        directory = candidate.directory
+        tree = (directory.root.link, directory.name) if candidate.shared else None
+        held = f"/proc/{os.getpid()}/fd/{region.fd}"
+        superblock, shown, opened, above = await self._reader.ask(
+            directory.path, ALL, locate_open, held, region.path, tree
+        )
+        shown = shown[0], shown[1]
+        if candidate.shared:
+            pod_uid, _, name = directory.name.partition("_")
+            file, above = SuperblockPath(*superblock), SuperblockPath(*above)
+            proof = PodFile(file, shown, opened=opened, tree=above, pod_uid=pod_uid, container_name=name)
+            return Location(proof, shown)
+        kind = ClaimDirectory if directory.ownership(candidate).claim else SharedDirectory
+        return Location(kind(*superblock), shown)
+
+    def refuse(self, candidate: Candidate, why: RegionRejected) -> None:
+        """Reject a file for now and schedule a retry."""
+        now, rejected = self._clock(), self._discovery.rejected
+        if why.reason is RegionReason.GONE:
+            candidate.start_anew(NOWHERE, now)  # the next listing takes it off, or finds its successor
+            candidate.retry_at = now + SOON
+            return
+        if candidate.half_made:
+            rejected.pop(candidate.path, None)
+        candidate.half_made = why.reason in _NOT_YET and now < candidate.half_made_until
+        if candidate.half_made:
+            rejected[candidate.path] = why.reason
+            candidate.retry_at = now + min(max(SOON, now - candidate.seen_at), LATER)
+            return
+        self._discovery.report(candidate.path, why)
+        if candidate.accepted_at and now - candidate.accepted_at > GOOD:
+            candidate.pause = FIRST_PAUSE
+        candidate.retry_at = now + candidate.pause
+        candidate.pause = longer(candidate.pause, FIRST_PAUSE, LONGEST_PAUSE)
+
+    def release(self, candidate: Candidate) -> None:
+        """Close its region, if any."""
+        if candidate.region is not None:
+            candidate.region = None
+            del self.accepted[candidate.path]
+            self._discovery.release(candidate.path)
+
+    def drop(self, directory: Directory, listed: Container[str] = ()) -> None:
+        """Drop all names of a directory but those ``listed``."""
+        for name, candidate in list(directory.candidates.items()):
+            if name not in listed:
+                self.release(candidate)
+                self._discovery.rejected.pop(candidate.path, None)
+                del directory.candidates[name]
