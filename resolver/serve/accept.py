@@ -26,7 +26,8 @@ class Acceptor:
     """Accepts connections on ``listener`` in batches, for at most ``share`` of a CPU, ``take`` included.
 
     ``take`` owns each connection, which doesn't block. If it raises OSError, descriptors or epoll watches have run out:
-    ``refused`` is called with it, and clients wait in the kernel's queue for a while. Belongs to the running loop.
+    ``refused`` is called with it, and clients wait in the kernel's queue for a while. While ``answering()``, the share
+    is of the CPU that this process gets: on a busy node an answer doesn't wait for a flood. It belongs to the loop.
     """
 
     def __init__(
@@ -36,7 +37,9 @@ class Acceptor:
         *,
         share: float = 0.1,
         refused: Callable[[OSError], None] = lambda _: None,
+        answering: Callable[[], bool] = lambda: False,
     ) -> None:
+        self._answering = answering
         self._listener = listener
         self._take = take
         self._refused = refused
@@ -52,7 +55,7 @@ class Acceptor:
             self._rest.cancel()
 
     def _accept(self) -> None:
-        began = time.thread_time()
+        began, began_cpu = time.monotonic(), time.thread_time()
         try:
             for _ in range(_BATCH):
                 connection, _address = self._listener.accept()
@@ -64,7 +67,8 @@ class Acceptor:
             self._refused(error)
             self._pause(_PAUSE_SECONDS)
             return
-        if seconds := self._cpu.charge(time.thread_time() - began):
+        spent = time.monotonic() - began if self._answering() else time.thread_time() - began_cpu
+        if seconds := self._cpu.charge(spent):
             self._pause(seconds)
 
     def _pause(self, seconds: float) -> None:

@@ -60,7 +60,12 @@ class Server:
         busy = f"{limits.busy}\n".encode()
         self._busy = refusal(503, PLAIN, busy, {"Retry-After": "1"}).answer if limits.busy else b""
         take = self._take if limits.waiting else self.let_in
-        self._acceptor = Acceptor(listener, take, share=limits.share, refused=gatekeeper.refused)
+        self._acceptor = Acceptor(
+            listener, take, share=limits.share, refused=gatekeeper.refused, answering=self._answering
+        )
+
+    def _answering(self) -> bool:
+        return any(not connection.idle for connection, _ in self._inside.values())
 
     async def stop(self) -> None:
         self._acceptor.stop()
@@ -129,11 +134,10 @@ class Server:
         held.update({owner: len(guests) for owner, guests in self._ready.items()})
         ((greedy, _),) = held.most_common(1)
         guests = self._ready.get(greedy, [])
-        begun = [guest for guest in guests if not guest.whole]
         channel = next((channel for channel, owner in self._silent if owner == greedy), None)
-        # The request of a client that has only just come may be on its way.
-        if channel is None or (channel is latest and begun):
-            guest = (begun or guests[-1:])[0]
+        # Whole ones are first. The request of a client that has only just come may be on its way.
+        if channel is None or (channel is latest and guests and not guests[-1].whole):
+            guest = next((guest for guest in guests if not guest.whole), guests[-1])
             channel = guest.channel
             guests.remove(guest)
             if not guests:

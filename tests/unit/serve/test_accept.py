@@ -7,7 +7,9 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,7 +20,7 @@ from resolver.hami.hostpid_policy import HostpidPolicy
 from resolver.linux.procfs import Procfs
 from resolver.pids.pidmap import PidMap
 from resolver.pids.scan import ScanSource
-from resolver.serve import pages
+from resolver.serve import accept, pages
 from resolver.serve.http import PLAIN, Connection, Gatekeeper
 from resolver.serve.server import serve
 from resolver.serve.unix_socket import UnixSocket
@@ -107,3 +109,19 @@ def test_closed_listener_drops_unaccepted_connections(tmp_path: Path) -> None:
         began = time.monotonic()
         place.close()
         assert time.monotonic() - began < LINGER_SECONDS / 2
+
+
+@pytest.mark.parametrize("answering", [False, True])
+async def test_starved_loop_answers_before_it_accepts(
+    monkeypatch: pytest.MonkeyPatch, *, answering: bool
+) -> None:
+    """A batch takes 1 ms of CPU, and 100 ms on a busy node."""
+    pauses: list[float] = []
+    clocks = SimpleNamespace(monotonic=count(0, 0.1).__next__, thread_time=count(0, 0.001).__next__)
+    monkeypatch.setattr(accept, "time", clocks)
+    monkeypatch.setattr(accept.Acceptor, "_pause", lambda _, seconds: pauses.append(seconds))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        acceptor = accept.Acceptor(listener, lambda _: None, share=0.25, answering=lambda: answering)
+        acceptor._accept()
+        acceptor.stop()
+    assert bool(pauses) is answering
