@@ -35,12 +35,12 @@ def _on_a_node(scratch: Path, count: int, progress: Progress) -> list[RowValues]
     with Node(scratch / "node", "535.183.01") as node:
         progress(f"{count} containers, {min(count, _PROCESSES)} with a process")
         containers = [node.container(name=f"c{number}", watcher=few) for number in range(count)]
-        busy = containers[:_PROCESSES]
-        for container in busy:
-            container.tenant(load=10 if few else 0, guess="none")
+        first_tenants = [
+            container.tenant(load=10 if few else 0, guess="none") for container in containers[:_PROCESSES]
+        ]
         with Daemon(node, scratch / "run", "--source", "auto", wrapper=BOUND) as daemon:
-            for container in busy:
-                _wait(container, container.processes[0], 30.0)
+            for tenant in first_tenants:
+                _wait(tenant, 30.0)
             if not few:
                 progress("a minute, after which none of them has just started")
                 time.sleep(STARTED)
@@ -74,10 +74,10 @@ def _until_repaired(container: Container) -> tuple[float, float]:
     time.sleep(random.random() * 0.25)
     tenant = container.tenant(guess="wrong", init_waits=True)
     try:
-        first = _until_right(container, tenant)
+        first = _wait(tenant)
         time.sleep(random.random() * 0.5)
         tenant.init()
-        return first, _until_right(container, tenant)
+        return first, _wait(tenant)
     finally:
         tenant.stop()
 
@@ -89,7 +89,7 @@ def _new_containers(node: Node, daemon: Daemon) -> list[tuple[float, float]]:
         time.sleep(random.random() * 0.25)
         container = node.container(name=f"new{number}", watcher=False)
         tenant = container.tenant(guess="none", init_waits=True)
-        right = _until_right(container, tenant) * 1e3
+        right = _wait(tenant) * 1e3
         # The directory's time is that of the file's name; it is some milliseconds too early at most.
         made = os.stat(container.directory).st_mtime
         line = daemon.wait_for("region_found", path=str(container.cache))
@@ -99,20 +99,10 @@ def _new_containers(node: Node, daemon: Daemon) -> list[tuple[float, float]]:
     return found
 
 
-def _until_right(container: Container, tenant: Tenant) -> float:
-    return _wait(container, tenant, 5.0)
-
-
-def _wait(container: Container, process: object, most: float) -> float:
-    assert isinstance(process, Tenant)
+def _wait(tenant: Tenant, most: float = 5.0) -> float:
     began = time.perf_counter()
-    while _hostpid(container, process) != process.host_pid:
+    while tenant.hostpid != tenant.host_pid:
         if time.perf_counter() - began > most:
-            raise RuntimeError(f"the slot of {process.host_pid} was not repaired within {most:g} s")
+            raise RuntimeError(f"the slot of {tenant.host_pid} was not repaired within {most:g} s")
         time.sleep(0.001)
     return time.perf_counter() - began
-
-
-def _hostpid(container: Container, tenant: Tenant) -> int | None:
-    slots = container.region().slots
-    return next((slot.hostpid for slot in slots if slot.pid == tenant.ns_pid and slot.status), None)

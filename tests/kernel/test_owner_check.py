@@ -98,12 +98,15 @@ def test_with_a_guest_from_the_start_nothing_is_certain(tree: Tree) -> None:
     mine.until_repaired()
 
 
-def test_guest_with_same_pid_leaves_slot_unowned(tree: Tree) -> None:
+@pytest.mark.parametrize("reason", ["other_pod", "ambiguous"])
+def test_guest_with_same_pid_leaves_slot_unowned(tree: Tree, reason: str) -> None:
+    """Of another pod, or of another container of the pod."""
     mine = tree.victim.tenant(guess="none")
-    guest = tree.attacker.tenant(guess="none", options=["--cache", tree.victim.inside])
+    host = tree.attacker if reason == "other_pod" else tree.container("beside", tree.victim.pod_uid)
+    guest = host.tenant(guess="none", options=["--cache", tree.victim.inside])
     assert guest.ns_pid == mine.ns_pid
     tree.watch()
-    tree.says(tree.victim.cache, mine.ns_pid, "other_pod")
+    tree.says(tree.victim.cache, mine.ns_pid, reason)
     never(lambda: mine.hostpid, "a number", SETTLED)
     guest.kill()
     mine.until_repaired()
@@ -191,18 +194,6 @@ def test_victim_is_not_written_into_attackers_file(tree: Tree) -> None:
     until(lambda: tree.rejected().get(str(tree.victim.cache)) == "symlink", "the refusal of the link")
     tree.says(tree.attacker.cache, led.ns_pid, "other_pod")
     never(lambda: slot_of(tree.attacker, led.ns_pid).hostpid, "the victim's number", SETTLED)
-
-
-def test_two_containers_of_a_pod_in_one_file_are_not_guessed(tree: Tree) -> None:
-    beside = tree.container("beside", tree.victim.pod_uid)
-    mine = tree.victim.tenant(guess="none")
-    guest = beside.tenant(guess="none", options=["--cache", tree.victim.inside])
-    assert guest.ns_pid == mine.ns_pid
-    tree.watch()
-    tree.says(tree.victim.cache, mine.ns_pid, "ambiguous")
-    never(lambda: mine.hostpid, "a number", SETTLED)
-    guest.kill()
-    mine.until_repaired()
 
 
 def test_a_process_beside_in_the_same_pod_is_not_the_owner(tree: Tree) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -57,26 +58,21 @@ def test_its_exposure_is_as_documented(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("source", SOURCES)
 def test_it_does_the_whole_job(node: Node, open_place: Path, source: str) -> None:
-    unit = Unit(node, open_place, environment={"RESOLVER_SOURCE": source})
-    try:
+    with contextlib.closing(Unit(node, open_place, environment={"RESOLVER_SOURCE": source})) as unit:
         works(node, unit, source)
         own = rights(unit.host_pid)
         assert own.bounding == frozenset().union(*(each.rights for each in SOURCE_RECORDS.values()))
         assert own.effective <= SOURCE_RECORDS["scan"].rights | SOURCE_RECORDS[source].rights
         for name in (WRITER, NVML):
             assert rights(unit.child(name)).no_new_privs
-        assert unit.said("capabilities_kept") == []
-        assert unit.said("source_unavailable") == []
-        assert unit.said("internal_error") == []
+        for event in ("capabilities_kept", "source_unavailable", "internal_error"):
+            assert unit.said(event) == []
         assert unit.other_output == []
         assert unit.stop() == 0
-    finally:
-        unit.close()
 
 
 def test_it_sees_the_system_read_only(node: Node, open_place: Path) -> None:
-    unit = Unit(node, open_place, environment={"RESOLVER_SOURCE": "scan"})
-    try:
+    with contextlib.closing(Unit(node, open_place, environment={"RESOLVER_SOURCE": "scan"})) as unit:
         unit.wait_for("source")
         inside = ["nsenter", "--mount", "--target", str(unit.host_pid)]
 
@@ -86,63 +82,43 @@ def test_it_sees_the_system_read_only(node: Node, open_place: Path) -> None:
 
         assert writable(node.containers_dir)
         assert writable("/run/resolver")
-        for path in (
-            "/",
-            "/usr",
-            "/etc",
-            "/var",
-            "/proc/sys/kernel",
-            "/sys/fs/cgroup",
-            node.root,
-        ):
+        for path in ("/", "/usr", "/etc", "/var", "/proc/sys/kernel", "/sys/fs/cgroup", node.root):
             assert not writable(path), path
-    finally:
-        unit.close()
 
 
 def test_systemd_is_told_that_it_is_ready_and_how_it_is(node: Node, open_place: Path) -> None:
-    unit = Unit(node, open_place, environment={"RESOLVER_SOURCE": "scan"})
+    with contextlib.closing(Unit(node, open_place, environment={"RESOLVER_SOURCE": "scan"})) as unit:
 
-    def shown(name: str) -> str:
-        return unit.systemctl("show", "--property", name, "--value", UNIT)
+        def shown(name: str) -> str:
+            return unit.systemctl("show", "--property", name, "--value", UNIT)
 
-    try:
         unit.wait_for("started")
         until(lambda: shown("ActiveState") == "active", "active")
         assert unit.said("source")  # and not before
         inside = ["nsenter", "--mount", "--target", str(unit.host_pid)]
-        assert (
-            subprocess.run([*inside, "test", "-S", "/run/resolver/resolver.sock"], check=False).returncode
-            == 0
-        )
+        subprocess.run([*inside, "test", "-S", "/run/resolver/resolver.sock"], check=True)
         until(lambda: shown("StatusText").startswith("source scan, 0 cache files"), "a status")
         assert int(shown("WatchdogTimestampMonotonic")) > 0
         assert b"NOTIFY_SOCKET" not in Path(f"/proc/{unit.child(NVML)}/environ").read_bytes()
         assert unit.stop() == 0
-    finally:
-        unit.close()
 
 
 def test_one_that_stands_still_is_started_again(node: Node, open_place: Path) -> None:
-    unit = Unit(node, open_place, environment={"RESOLVER_SOURCE": "scan"}, lines=("WatchdogSec=4s",))
-    try:
+    with contextlib.closing(
+        Unit(node, open_place, environment={"RESOLVER_SOURCE": "scan"}, lines=("WatchdogSec=4s",))
+    ) as unit:
         unit.wait_for("source")
         show = ("show", "--value", UNIT, "--property")
-        fed = unit.systemctl(*show, "WatchdogTimestampMonotonic")
-        until(
-            lambda: unit.systemctl(*show, "WatchdogTimestampMonotonic") != fed, "that it feeds the watchdog"
-        )
+        fed = unit.systemctl(*show, (stamp := "WatchdogTimestampMonotonic"))
+        until(lambda: unit.systemctl(*show, stamp) != fed, "that it feeds the watchdog")
         first = unit.host_pid
         os.kill(first, signal.SIGSTOP)
         until(lambda: unit.host_pid not in (0, first), "another one")
         assert int(unit.systemctl(*show, "NRestarts")) > 0
-    finally:
-        unit.close()
 
 
 def test_unit_reloads_settings_and_restarts_after_crash(node: Node, open_place: Path) -> None:
-    unit = Unit(node, open_place, environment={"RESOLVER_SOURCE": "scan"})
-    try:
+    with contextlib.closing(Unit(node, open_place, environment={"RESOLVER_SOURCE": "scan"})) as unit:
         unit.wait_for("source")
         first = unit.host_pid
         until(
@@ -152,5 +128,3 @@ def test_unit_reloads_settings_and_restarts_after_crash(node: Node, open_place: 
         unit.wait_for("settings_reloaded")
         unit.systemctl("kill", "--kill-whom=main", "--signal=KILL", UNIT)
         until(lambda: unit.host_pid not in (0, first), "another one")
-    finally:
-        unit.close()

@@ -75,11 +75,6 @@ def test_several_directories_as_flags_or_as_a_list(tmp_path: Path) -> None:
     assert from_file(tmp_path, 'containers_dir = ["/a", "/b"]').containers_dir == ("/a", "/b")
 
 
-def test_an_empty_variable_and_a_foreign_one_are_not_given() -> None:
-    environ = {"RESOLVER_INTERVAL": "", "RESOLVER_DRYRUN": "", "INTERVAL": "1h", "resolver_dry_run": "1"}
-    assert load(environ=environ) == Settings()
-
-
 @pytest.mark.parametrize(
     ("name", "hint"),
     [
@@ -96,8 +91,12 @@ def test_misspelt_variable_is_refused_with_nearest_name(name: str, hint: str) ->
         load(environ={name: "true", "RESOLVER_INTERVAL": "1s"})
 
 
-def test_foreign_environment_variables_are_no_settings() -> None:
+def test_foreign_and_empty_environment_variables_are_no_settings() -> None:
     environ = {
+        "RESOLVER_INTERVAL": "",
+        "RESOLVER_DRYRUN": "",
+        "INTERVAL": "1h",
+        "resolver_dry_run": "1",
         "RESOLVER_SERVICE_HOST": "10.0.0.1",
         "RESOLVER_SERVICE_PORT": "9395",
         "RESOLVER_SERVICE_PORT_METRICS": "9395",

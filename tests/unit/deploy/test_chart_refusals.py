@@ -113,21 +113,23 @@ TOGETHER: list[tuple[dict[str, Any], str]] = [
 ]
 
 
+def refused(values: dict[str, Any], words: str) -> str:
+    with pytest.raises(RefusedError) as caught:
+        render(values)
+    assert words in str(caught.value)
+    return str(caught.value)
+
+
 @pytest.mark.parametrize(("values", "words"), IMPOSSIBLE, ids=str)
 def test_the_schema_refuses(values: dict[str, Any], words: str) -> None:
-    with pytest.raises(RefusedError) as refused:
-        render(values)
-    assert "values don't meet the specifications of the schema" in str(refused.value)
-    assert words in str(refused.value)
+    assert "values don't meet the specifications of the schema" in refused(values, words)
 
 
 @pytest.mark.parametrize(("values", "words"), TOGETHER, ids=str)
 def test_a_sentence_refuses(values: dict[str, Any], words: str) -> None:
-    with pytest.raises(RefusedError) as refused:
-        render(values)
-    assert "The chart can't be rendered with these values:\n- " in str(refused.value)
-    assert words in str(refused.value)
-    assert str(refused.value).count("\n- ") == 1
+    text = refused(values, words)
+    assert "The chart can't be rendered with these values:\n- " in text
+    assert text.count("\n- ") == 1
 
 
 def test_everything_that_is_wrong_is_told_at_once() -> None:

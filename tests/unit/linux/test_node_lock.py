@@ -42,12 +42,6 @@ def test_children_do_not_inherit_it(tmp_path: Path) -> None:
         child.wait()
 
 
-def test_nothing_is_left_behind(tmp_path: Path) -> None:
-    with NodeLock(str(tmp_path)) as lock:
-        assert Path(lock.path).exists()
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_whoever_waits_gets_it_on_a_file_that_is_in_place(tmp_path: Path) -> None:
     """The first removes its file when it ends: the lock of those who wait for that file is worth nothing."""
     order: list[int] = []

@@ -75,10 +75,8 @@ def test_process_without_slot_is_reported_after_30_seconds(collected: Collected)
 
 def test_causes_are_read_once_per_container(collected: Collected) -> None:
     other = replace(PROCESS, host_pid=101)
-    collected.collect(PROCESS, other)
-    collected.collect(PROCESS, other)
-    collected.collect(PROCESS, other)
-    collected.collect(PROCESS, other)
+    for _ in range(4):
+        collected.collect(PROCESS, other)
     asked = [("library_causes", 101), ("mount_causes", 101), ("library_causes", 100), ("mount_causes", 100)]
     assert collected.reader.asked == asked
 
