@@ -180,12 +180,6 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         ),
     ] = ""
     metrics_per_process: Annotated[bool, About("also serve a series for each GPU process")] = False
-    gpu_details: Annotated[
-        bool,
-        About(
-            "also report clocks, throttling, power limit, energy, PCIe, corrected errors and video engines"
-        ),
-    ] = False
     hami_metrics: Annotated[bool, About("also serve the values under HAMi's metric and label names")] = False
     broker: Annotated[
         str, About("serve [HAMi's host PID broker](broker.md) on this Unix socket; empty: off", "PATH")

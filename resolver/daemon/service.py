@@ -80,9 +80,7 @@ class Service:
         self.ladder = Ladder(settings.source, procfs, settings.map_size, pidmap.use, journal.record, opener)
         self.decision = Decision(settings.hostpid_namespace, journal)
         census = Census(procfs, pidmap, namespaces, self.repairer.names, journal, lanes)
-        self.gpus = GpuUsers(
-            procfs, pidmap, self.repairer, census, lanes, counters, journal, details=settings.gpu_details
-        )
+        self.gpus = GpuUsers(procfs, pidmap, self.repairer, census, lanes, counters, journal)
         self.snapshots = Snapshots(
             self.reloading, self.ladder, pidmap, self.decision, self.gpus, self.repairer, counters, journal
         )

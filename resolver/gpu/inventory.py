@@ -40,35 +40,15 @@ class Xid(Struct, frozen=True):
     meaning: str
 
 
-class GpuDetails(Struct, frozen=True):
-    """Readings with the setting ``gpu_details``. Null means that the driver doesn't report a value.
-
-    Clocks in MHz, power in watts, energy in joules, video engines in per cent. ``throttle_reasons`` explains lowered
-    clocks. ``pcie_replays`` counts since the GPU's reset, ``energy`` and ``ecc_corrected`` since the driver was loaded.
-    """
-
-    sm_clock: int | None
-    memory_clock: int | None
-    throttle_reasons: tuple[str, ...] | None
-    power_limit: float | None
-    energy: float | None
-    pcie_generation: int | None
-    pcie_width: int | None
-    pcie_replays: int | None
-    ecc_corrected: int | None
-    encoder: int | None
-    decoder: int | None
-
-
 class Gpu(Struct, frozen=True):
     """One GPU. Memory in bytes, utilization in per cent, temperature in degrees Celsius, power in watts.
 
     ``uuid`` is empty until it was read. ``samples`` is the availability of per-process utilization: ``ok``,
     ``unsupported`` (as in MIG mode) or ``failed``, with ``samples_why``. ``pci_address`` is the kernel's name
     (``0000:3b:00.0``), ``pcie_root`` the PCI root complex. ``nvlinks`` are the active NVLinks by the PCI address at
-    their other end, a GPU's or a switch's. ``xids`` are the XID errors since the daemon started, ``details`` the values
-    of the setting ``gpu_details``. ``memory_utilization`` is the memory controller's. It is ``healthy`` while
-    ``illnesses`` is empty. ``legacy_call_refused``: only HAMi-core 2.10 and later can read its samples.
+    their other end, a GPU's or a switch's. ``xids`` are the XID errors since the daemon started.
+    ``memory_utilization`` is the memory controller's. It is ``healthy`` while ``illnesses`` is empty.
+    ``legacy_call_refused``: only HAMi-core 2.10 and later can read its samples.
     ``virtualization`` is ``none``, ``passthrough``, ``vgpu`` (in a guest), ``host_vgpu`` or ``host_vsga``.
     """
 
@@ -92,7 +72,6 @@ class Gpu(Struct, frozen=True):
     pcie_root: str | None = None
     cpu_socket: int | None = None
     xids: tuple[Xid, ...] = ()
-    details: GpuDetails | None = None
     nvlinks: dict[str, int] | None = None
     memory_utilization: int | None = None
     legacy_call_refused: bool = False

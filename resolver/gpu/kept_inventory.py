@@ -50,7 +50,7 @@ OF_PROGRAMS = {
 #: Unknown of a GPU that is silent now.
 _MEASURED = (
     *("memory_used", "utilization", "memory_utilization", "temperature", "power"),
-    *("ecc_uncorrected", "details"),
+    "ecc_uncorrected",
 )
 
 

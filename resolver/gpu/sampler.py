@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from resolver.gpu.inventory import Gpu
 
-DEVICES_EVERY, _DETAILS_EVERY = 60.0, 10.0
+DEVICES_EVERY = 60.0
 INCOMPLETE_SECONDS = 2.0  # each time, a lost GPU makes the worker restart the library
 CALL_SECONDS = 5.0
 _IN_ONE_CALL = 8  # devices that share that time; more devices get more
@@ -112,12 +112,10 @@ class Collection(NamedTuple):
 class Sampler:
     """Collector of every device's samples; owns the NVML worker."""
 
-    def __init__(self, *, details: bool = False) -> None:
-        """Read optional ``details`` of each GPU, more often."""
+    def __init__(self) -> None:
         purelib = sysconfig.get_paths()["purelib"]
         self.worker = WorkerProcess("nvml worker", "resolver.workers.nvml", purelib, timeout=CALL_SECONDS)
         self.implausible = 0
-        self._details = details
         self._keeper = InventoryKeeper()
         self.devices_until = 0.0
         self._count = 0  # of the devices, when they were last read
@@ -191,12 +189,11 @@ class Sampler:
     async def _find_devices(self) -> None:
         # After an error the worker restarts the library, which may take long.
         limit = None if self._complete else max(_START_SECONDS, self.worker.timeout)
-        answer = await self._call(_Devices, {"call": "devices", "details": self._details}, limit)
+        answer = await self._call(_Devices, {"call": "devices"}, limit)
         self._complete = self._keeper.take(answer.driver_version, answer.devices, time.time())
         self._count = len(answer.devices)
         # Soon again after a silent device, and of a driver without devices.
-        every = _DETAILS_EVERY if self._details else DEVICES_EVERY
-        wait = every if self._complete and self._count else INCOMPLETE_SECONDS
+        wait = DEVICES_EVERY if self._complete and self._count else INCOMPLETE_SECONDS
         self.devices_until = time.monotonic() + wait
         for gone in self._clients.keys() - {gpu.uuid for gpu in self._keeper.answering}:
             del self._clients[gone]

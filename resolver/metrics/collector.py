@@ -30,7 +30,6 @@ from resolver.linux import procfs
 from resolver.metrics.family import FAMILIES, histogram, metric, values
 from resolver.metrics.utilization import Names, Unknown, devices, names_of, nvml_trouble, usages
 from resolver.state import LimitState
-from resolver.workers.nvml_devices import OTHER, THROTTLE_REASONS
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Iterator, Mapping
@@ -83,7 +82,7 @@ def collect(snapshot: Snapshot, settings: Settings, now: float) -> Iterator[Metr
     yield from _slots(snapshot)
     yield from _counters(snapshot.counters, broker=bool(settings.broker))
     yield from _nvml(snapshot, trouble, now)
-    yield from _gpus(snapshot, known=trouble is None, details=settings.gpu_details)
+    yield from _gpus(snapshot, known=trouble is None)
     yield from _daemon(snapshot)
     yield from _own_process.collect()
     yield from _children()
@@ -219,7 +218,7 @@ def _nvml(snapshot: Snapshot, trouble: Unknown | None, now: float) -> Iterator[M
     yield metric("resolver_hostpid_watchers", _by(WatcherFinding, policy.watchers))
 
 
-def _gpus(snapshot: Snapshot, *, known: bool, details: bool) -> Iterator[Metric]:
+def _gpus(snapshot: Snapshot, *, known: bool) -> Iterator[Metric]:
     """Yield the GPUs' families; ``known`` means that NVML answers, because earlier values aren't current."""
     every = [((gpu.uuid, str(gpu.device_index)), gpu) for gpu in snapshot.inventory.gpus]
     gpus = every if known else []
@@ -234,16 +233,6 @@ def _gpus(snapshot: Snapshot, *, known: bool, details: bool) -> Iterator[Metric]
     yield metric("resolver_gpu_nvlinks", links)
     xids = (((*labels, str(error.xid)), error.count) for labels, gpu in gpus for error in gpu.xids)
     yield metric("resolver_gpu_xid_errors_total", xids)
-    if details:
-        detailed = [(labels, gpu.details) for labels, gpu in gpus if gpu.details]
-        yield from values("details", detailed)
-        throttled = (
-            ((*labels, reason), reason in detail.throttle_reasons)
-            for labels, detail in detailed
-            if detail.throttle_reasons is not None
-            for reason in (*THROTTLE_REASONS, OTHER)
-        )
-        yield metric("resolver_gpu_clock_throttled", throttled)
     states = (OK, UNSUPPORTED, FAILED)
     yield metric("resolver_gpu_samples", ((labels, _state(states, gpu.samples)) for labels, gpu in gpus))
     instances = [

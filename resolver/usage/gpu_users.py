@@ -57,11 +57,8 @@ class GpuUsers:
         lanes: TenantReader,
         counters: Counter[str],
         journal: Journal,
-        *,
-        details: bool = False,
     ) -> None:
-        """Set ``details`` to read `resolver.gpu.inventory.GpuDetails`."""
-        self.sampler = Sampler(details=details)
+        self.sampler = Sampler()
         self.joined: Joined = NOTHING
         self.inventory = NO_INVENTORY
         self.accounts, self.bypasses = Accounts(), Bypasses(lanes, census)

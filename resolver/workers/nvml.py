@@ -2,7 +2,7 @@
 
 One JSON object each way on descriptor 0 (SOCK_SEQPACKET)::
 
-    {"call": "devices", "details": bool} -> {"driver_version": str, "devices": [...]}, each an `inventory.DeviceAnswer`
+    {"call": "devices"} -> {"driver_version": str, "devices": [...]}, each an `inventory.DeviceAnswer`
     {"call": "several", "uuids": [...]} -> {"answers": [...], "count": number of devices or null,
         "xids": [[uuid, XID, count], ...] of any device}; each a `sampler.DeviceSamples`, in order; at least one, fewer
         than requested if long
@@ -43,7 +43,7 @@ def main() -> int:
     while message := channel.recv(1 << 16):
         request = json.loads(message)
         try:
-            answer = nvml.several(request) if request["call"] == "several" else nvml.devices(request)
+            answer = nvml.several(request) if request["call"] == "several" else nvml.devices()
         except pynvml.NVMLError as error:
             nvml.failed(error)
             answer = {"error": error_name(error), "text": str(error)}
@@ -85,14 +85,13 @@ class Nvml:
             self._pynvml.nvmlInit()
             self._initialized = True
 
-    def devices(self, request: dict[str, Any]) -> dict[str, Any]:
+    def devices(self) -> dict[str, Any]:
         """Return the driver's version and all devices, failing ones with an error."""
         if self._reader.broken:
             self._shut_down()
         self._ensure_initialized()
         # One lost GPU must not hide the others: they are still asked with the library as it is.
-        count, details = self._pynvml.nvmlDeviceGetCount(), request.get("details", False)
-        devices = [self._reader.read(index, details=details) for index in range(count)]
+        devices = [self._reader.read(index) for index in range(self._pynvml.nvmlDeviceGetCount())]
         return {"driver_version": self._pynvml.nvmlSystemGetDriverVersion(), "devices": devices}
 
     def several(self, request: dict[str, Any]) -> dict[str, Any]:

@@ -24,12 +24,6 @@ _MODES = "none", "passthrough", "vgpu", "host_vgpu", "host_vsga"
 _NVLINKS = 36  # as many as NVML numbers
 #: Seconds between two polls of NVML's events, and most events in one; the rest waits for the next poll.
 _LOOK_SECONDS, _AT_ONCE = 1.0, 64
-#: NVML's bits for reduced clocks. Unknown bits are ``other``.
-THROTTLE_REASONS = (
-    *("idle", "application_clocks", "power_cap", "hw_slowdown", "sync_boost", "sw_thermal"),
-    *("hw_thermal", "power_brake", "display_clocks"),
-)
-OTHER = "other"
 
 
 def error_name(error: Any) -> str:
@@ -56,7 +50,7 @@ class DeviceReader:
         #: Errors after which NVML has to be shut down and started again before it answers anything.
         self.fatal = self._device_is_gone | self._library_is_gone
 
-    def read(self, index: int, *, details: bool) -> dict[str, Any]:
+    def read(self, index: int) -> dict[str, Any]:
         """Read a `resolver.gpu.inventory.DeviceAnswer`. Raises NVMLError if the library fails."""
         nvml = self._nvml
         identity: dict[str, Any] = {"device_index": index, "uuid": ""}
@@ -66,9 +60,6 @@ class DeviceReader:
             identity["uuid"] = nvml.nvmlDeviceGetUUID(handle)
             values = self._values(handle).items()
             gpu = identity | {name: self.value(name, read, failed) for name, read in values}
-            if details:
-                found = self._detailed(handle).items()
-                gpu["details"] = {name: self.value(name, read, {}) for name, read in found}
             gpu["name"] = gpu["name"] or ""
             gpu["memory_total"], gpu["memory_used"] = gpu.pop("memory") or (None, None)
             gpu["utilization"], gpu["memory_utilization"] = gpu.pop("rates") or (None, None)
@@ -134,23 +125,6 @@ class DeviceReader:
             "temperature": lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
             "power": lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
             "ecc_uncorrected": lambda: nvml.nvmlDeviceGetTotalEccErrors(handle, uncorrected, volatile),
-        }
-
-    def _detailed(self, handle: Any) -> dict[str, Callable[[], Any]]:
-        nvml = self._nvml
-        corrected, volatile = nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, nvml.NVML_VOLATILE_ECC
-        return {
-            "sm_clock": lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
-            "memory_clock": lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM),
-            "throttle_reasons": lambda: throttled(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)),
-            "power_limit": lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000,
-            "energy": lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000,
-            "pcie_generation": lambda: nvml.nvmlDeviceGetCurrPcieLinkGeneration(handle),
-            "pcie_width": lambda: nvml.nvmlDeviceGetCurrPcieLinkWidth(handle),
-            "pcie_replays": lambda: nvml.nvmlDeviceGetPcieReplayCounter(handle),
-            "ecc_corrected": lambda: nvml.nvmlDeviceGetTotalEccErrors(handle, corrected, volatile),
-            "encoder": lambda: nvml.nvmlDeviceGetEncoderUtilization(handle)[0],
-            "decoder": lambda: nvml.nvmlDeviceGetDecoderUtilization(handle)[0],
         }
 
     def value(self, name: str, read: Callable[[], Any], failed: dict[str, str]) -> Any:
@@ -224,9 +198,3 @@ class DeviceReader:
                 }
             )
         return instances
-
-
-def throttled(bits: int) -> list[str]:
-    """Return the reasons' names."""
-    names = [name for number, name in enumerate(THROTTLE_REASONS) if bits >> number & 1]
-    return names + [OTHER] * (bits >> len(THROTTLE_REASONS) > 0)

@@ -57,9 +57,8 @@ class Device:
     """A device as NVML shows it; the order of a list of these is the index order.
 
     ``ecc`` are uncorrected errors (volatile, aggregate), None where it is off. ``errors`` maps calls to the
-    nvmlReturn_t that they answer instead of the truth. ``throttle`` are NVML's bits (1: it is idle), ``pcie`` the
-    link's generation, its width, and how often something was sent again. ``nvlinks`` lead to the device whose minor
-    number differs in the last bit.
+    nvmlReturn_t that they answer instead of the truth. ``nvlinks`` lead to the device whose minor number differs in the
+    last bit.
     """
 
     uuid: str
@@ -72,13 +71,6 @@ class Device:
     power_mw: int = 180_000
     ecc: tuple[int, int] | None = (0, 0)
     migs: tuple[Mig, ...] = ()
-    ecc_corrected: int = 0
-    sm_clock_mhz: int = 1410
-    memory_clock_mhz: int = 1593
-    power_limit_mw: int = 400_000
-    energy_mj: int = 0
-    throttle: int = 1
-    pcie: tuple[int, int, int] = (4, 16, 0)
     nvlinks: int = 0
     errors: Mapping[Answer, int] = field(default_factory=dict)
 
@@ -213,7 +205,6 @@ class Gpu:
                     setattr(entry, name, int(getattr(device, name)))
                 entry.ecc_enabled = int(device.ecc is not None)
                 entry.ecc_volatile, entry.ecc_aggregate = device.ecc or (0, 0)
-                entry.pcie_generation, entry.pcie_width, entry.pcie_replays = device.pcie
                 entry.nvlinks = device.nvlinks
                 entry.errors[:] = _answers(device.errors)
                 _fill_migs(entry, device.migs)

@@ -67,9 +67,8 @@ class Answer(IntEnum):
     MPS_LIST = 16
     UTILIZATION = 17
     OTHER = 18
-    DETAILS = 19
-    EVENTS = 20
-    PERIODS = 21
+    EVENTS = 19
+    PERIODS = 20
 
 
 _U32, _U64, _TEXT = ctypes.c_uint32, ctypes.c_uint64, ctypes.c_char * 96
@@ -97,9 +96,8 @@ class MigStruct(ctypes.Structure):
 class DeviceStruct(ctypes.Structure):
     _fields_ = _fields(
         (_TEXT, "uuid name"),
-        (_U64, "memory_total memory_used ecc_volatile ecc_aggregate ecc_corrected energy_mj throttle"),
-        (_U32, "minor mig_enabled lost temperature_c power_mw ecc_enabled sm_clock_mhz memory_clock_mhz"),
-        (_U32, "power_limit_mw pcie_generation pcie_width pcie_replays xids_total nvlinks"),
+        (_U64, "memory_total memory_used ecc_volatile ecc_aggregate"),
+        (_U32, "minor mig_enabled lost temperature_c power_mw ecc_enabled xids_total nvlinks"),
         (_U32 * XIDS, "xids"),
         (_U32 * CALLS, "errors"),
         (MigStruct * MIGS, "migs"),
@@ -133,10 +131,10 @@ class StateStruct(ctypes.Structure):
 SIZES: Final = {
     ChainStruct: 264,
     MigStruct: 120,
-    DeviceStruct: 1392,
+    DeviceStruct: 1344,
     ProcessStruct: 280,
     SampleStruct: 296,
-    StateStruct: 232 + 24 * 1392 + 256 * 280 + 2048 * 296,
+    StateStruct: 232 + 24 * 1344 + 256 * 280 + 2048 * 296,
 }
 for _struct, _size in SIZES.items():
     if ctypes.sizeof(_struct) != _size:

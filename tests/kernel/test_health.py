@@ -61,7 +61,6 @@ class Bench:
             containers_dir=(str(node.containers_dir),),
             nvml_interval=0.1,
             write_utilization=WriteUtilization.ALWAYS,
-            gpu_details=True,
         )
         self._runner = asyncio.Runner()
         self.service = Service(settings)

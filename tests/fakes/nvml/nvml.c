@@ -641,7 +641,7 @@ static nvmlReturn_t ecc_count(nvmlDevice_t device, unsigned type, unsigned count
         return NVML_ERROR_INVALID_ARGUMENT;
     if (!d->ecc_enabled)
         return NVML_ERROR_NOT_SUPPORTED;
-    *count = type == 0 ? d->ecc_corrected : counter == 0 ? d->ecc_volatile : d->ecc_aggregate;
+    *count = type == 0 ? 0 : counter == 0 ? d->ecc_volatile : d->ecc_aggregate;
     return NVML_SUCCESS;
 }
 
@@ -668,58 +668,6 @@ API nvmlReturn_t nvmlDeviceGetEccMode(nvmlDevice_t device, unsigned *current, un
     WHOLE_DEVICE_CALL(device, STANDIN_HANG_DEVICE, STANDIN_ECC, current && pending);
     *current = *pending = state->devices[device->index].ecc_enabled;
     return NVML_SUCCESS;
-}
-
-/* ---- clocks, power, PCIe, video ----------------------------------------------------------------------------- */
-
-/* A number of the whole device in the state file. */
-#define NUMBER(name, type, value)                                                                               \
-    API nvmlReturn_t name(nvmlDevice_t device, type *number)                                                    \
-    {                                                                                                           \
-        WHOLE_DEVICE_CALL(device, STANDIN_HANG_DEVICE, STANDIN_DETAILS, number);                                \
-        *number = state->devices[device->index].value;                                                          \
-        return NVML_SUCCESS;                                                                                    \
-    }
-
-NUMBER(nvmlDeviceGetEnforcedPowerLimit, unsigned, power_limit_mw)
-NUMBER(nvmlDeviceGetTotalEnergyConsumption, unsigned long long, energy_mj)
-NUMBER(nvmlDeviceGetCurrentClocksThrottleReasons, unsigned long long, throttle)
-NUMBER(nvmlDeviceGetCurrPcieLinkGeneration, unsigned, pcie_generation)
-NUMBER(nvmlDeviceGetCurrPcieLinkWidth, unsigned, pcie_width)
-NUMBER(nvmlDeviceGetPcieReplayCounter, unsigned, pcie_replays)
-
-API nvmlReturn_t nvmlDeviceGetClockInfo(nvmlDevice_t device, unsigned clock, unsigned *mhz)
-{
-    WHOLE_DEVICE_CALL(device, STANDIN_HANG_DEVICE, STANDIN_DETAILS, mhz);
-    if (clock > 3) /* graphics, SM, memory, video */
-        return NVML_ERROR_INVALID_ARGUMENT;
-    const struct standin_device *d = &state->devices[device->index];
-    *mhz = clock == 2 ? d->memory_clock_mhz : d->sm_clock_mhz;
-    return NVML_SUCCESS;
-}
-
-static nvmlReturn_t video(nvmlDevice_t device, int decoder, unsigned *percent, unsigned *period_us)
-{
-    struct row rows[MAX_ROWS];
-    WHOLE_DEVICE_CALL(device, STANDIN_HANG_DEVICE, STANDIN_DETAILS, percent && period_us);
-    if (state->devices[device->index].mig_enabled)
-        return NVML_ERROR_NOT_SUPPORTED;
-    unsigned n = collect_samples(device->index, wall_us() - 1000000u, rows), sum = 0;
-    for (unsigned i = 0; i < n; i++)
-        sum += decoder ? rows[i].dec : rows[i].enc;
-    *percent = sum < 100 ? sum : 100;
-    *period_us = 167000;
-    return NVML_SUCCESS;
-}
-
-API nvmlReturn_t nvmlDeviceGetEncoderUtilization(nvmlDevice_t device, unsigned *percent, unsigned *period_us)
-{
-    return video(device, 0, percent, period_us);
-}
-
-API nvmlReturn_t nvmlDeviceGetDecoderUtilization(nvmlDevice_t device, unsigned *percent, unsigned *period_us)
-{
-    return video(device, 1, percent, period_us);
 }
 
 /* ---- events -------------------------------------------------------------------------------------------------- */

@@ -49,21 +49,12 @@ struct standin_device {
     uint64_t memory_used;
     uint64_t ecc_volatile;  /* uncorrected errors since the driver was loaded */
     uint64_t ecc_aggregate; /* in the life of the device */
-    uint64_t ecc_corrected; /* volatile, too */
-    uint64_t energy_mj;     /* since the driver was loaded */
-    uint64_t throttle;      /* NVML's bits of why clocks are lower than they could be */
     uint32_t minor;
     uint32_t mig_enabled;
     uint32_t lost; /* every call on this device answers GPU_IS_LOST */
     uint32_t temperature_c;
     uint32_t power_mw;
     uint32_t ecc_enabled;
-    uint32_t sm_clock_mhz;
-    uint32_t memory_clock_mhz;
-    uint32_t power_limit_mw;
-    uint32_t pcie_generation;
-    uint32_t pcie_width;
-    uint32_t pcie_replays;
     uint32_t xids_total; /* XID errors ever; the newest is at (xids_total - 1) % STANDIN_XIDS */
     uint32_t nvlinks; /* active ones, all to the device whose minor number differs in the last bit; 0: it has none */
     uint32_t xids[STANDIN_XIDS];
@@ -130,7 +121,6 @@ enum standin_answer {
     STANDIN_MPS_LIST,
     STANDIN_UTILIZATION,
     STANDIN_OTHER,
-    STANDIN_DETAILS, /* clocks, throttling, power limit, energy, PCIe, encoder and decoder */
     STANDIN_EVENTS,  /* supported events, registering, waiting */
     STANDIN_PERIODS, /* the device's own samples */
 };
@@ -156,9 +146,9 @@ struct standin_state {
 
 _Static_assert(sizeof(struct standin_chain) == 264, "chain");
 _Static_assert(sizeof(struct standin_mig) == 120, "mig");
-_Static_assert(sizeof(struct standin_device) == 1392, "device");
+_Static_assert(sizeof(struct standin_device) == 1344, "device");
 _Static_assert(sizeof(struct standin_process) == 280, "process");
 _Static_assert(sizeof(struct standin_sample) == 296, "sample");
-_Static_assert(sizeof(struct standin_state) == 232 + 24 * 1392 + 256 * 280 + 2048 * 296, "state");
+_Static_assert(sizeof(struct standin_state) == 232 + 24 * 1344 + 256 * 280 + 2048 * 296, "state");
 
 #endif

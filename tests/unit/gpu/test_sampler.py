@@ -173,18 +173,6 @@ def test_xid_error_makes_gpu_unhealthy_until_reset(driver: Driver, bench: Bench,
     assert xids(bench.gpu()) == {31: 1, 48: 2}
 
 
-def test_inventory_has_details_on_request(driver: Driver, bench: Bench) -> None:
-    assert bench.gpu().details is None
-    bench.sampler.stop()
-    bench.sampler = Sampler(details=True)
-    driver.gpu.set_devices([replace(DEFAULT_DEVICES[0], throttle=0x244), DEFAULT_DEVICES[1]])
-    details = bench.gpu().details
-    assert details is not None
-    assert details.throttle_reasons == ("power_cap", "hw_thermal", "other")
-    assert (details.sm_clock, details.power_limit, details.pcie_width) == (1410, 400.0, 16)
-    assert 9 < bench.sampler.devices_until - time.monotonic() <= 10
-
-
 def test_a_version_is_a_change(driver: Driver, bench: Bench, always_again: None) -> None:
     first = bench.collect().inventory
     later = bench.collect().inventory

@@ -13,7 +13,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from resolver.base.reasons import RegionReason, RepairReason, SampleReason, UnresolvedReason
 from resolver.config import Settings
 from resolver.gpu.attribution import Joined
-from resolver.gpu.inventory import Gpu, GpuDetails, Illness, Inventory, MigInstance, Sample, Xid
+from resolver.gpu.inventory import Gpu, Illness, Inventory, MigInstance, Sample, Xid
 from resolver.metrics import Page, collector
 from resolver.metrics.family import FAMILIES
 from resolver.state import (
@@ -539,34 +539,6 @@ def test_unhealthy_gpu_has_its_reason() -> None:
     assert {name for name, _ in down.series if name.startswith("resolver_gpu_")} == {"resolver_gpu_info"}
 
 
-DETAILS = GpuDetails(1410, 1593, ("power_cap",), 400.0, 12.5, 4, 16, None, 3, 31, 0)
-
-
-def test_details_of_gpus_are_told_when_asked_for() -> None:
-    snapshot = node(
-        (), inventory=Inventory(1, 0.0, "550", (gpu("GPU-a", 0, details=DETAILS), gpu("GPU-b", 1)))
-    )
-    assert not [name for name, _ in read(snapshot).series if "clock" in name or "pcie" in name]
-    found = read(snapshot, gpu_details=True)
-    for name, value in (
-        ("sm_clock_hertz", 1.41e9),
-        ("memory_clock_hertz", 1.593e9),
-        ("power_limit_watts", 400),
-        ("energy_joules_total", 12.5),
-        ("pcie_link_generation", 4),
-        ("pcie_link_width", 16),
-        ("pcie_replays_total", None),
-        ("ecc_corrected_errors_total", 3),
-        ("encoder_utilization_ratio", 0.31),
-        ("decoder_utilization_ratio", 0),
-    ):
-        numbers = [number for _, number in found.all(f"resolver_gpu_{name}")]
-        assert numbers == ([] if value is None else [pytest.approx(value)]), name
-    throttled = {labels["reason"]: number for labels, number in found.all("resolver_gpu_clock_throttled")}
-    assert len(throttled) == 10
-    assert [reason for reason, number in throttled.items() if number] == ["power_cap"]
-
-
 def test_the_cost_of_the_daemon_is_told() -> None:
     found = read(picture())
     memory = found.one("process_resident_memory_bytes")
@@ -583,7 +555,7 @@ def test_childrens_time_never_falls(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_declared_family_is_served() -> None:
-    wanted: dict[str, Any] = dict.fromkeys(("gpu_details", "hami_metrics", "metrics_per_process"), True)
+    wanted: dict[str, Any] = dict.fromkeys(("hami_metrics", "metrics_per_process"), True)
     plain = asyncio.run(text(picture(), **wanted, broker="/x"))
     helped = {line.split()[2] for line in plain.decode().splitlines() if line.startswith("# HELP")}
     declared = {family.name for family in FAMILIES.values() if family.section != "reporter"}

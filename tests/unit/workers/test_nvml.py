@@ -94,34 +94,6 @@ def test_devices(driver: Driver, nvml: Nvml) -> None:
     assert links == [{"0000:3b:00.0": 4}, {"0000:3c:00.0": 4}, {"0000:3e:00.0": 4}]
 
 
-def test_details_are_read_on_request(driver: Driver, nvml: Nvml) -> None:
-    made = replace(DEFAULT_DEVICES[0], throttle=0x244, energy_mj=1500, pcie=(4, 16, 3), ecc_corrected=9)
-    driver.gpu.set_devices([made, replace(DEFAULT_DEVICES[1], ecc=None, mig_enabled=True)])
-    first, second = nvml.ask(call="devices", details=True)["devices"]
-    assert first["gpu"]["details"] == {
-        "sm_clock": 1410,
-        "memory_clock": 1593,
-        "throttle_reasons": ["power_cap", "hw_thermal", "other"],
-        "power_limit": 400.0,
-        "energy": 1.5,
-        "pcie_generation": 4,
-        "pcie_width": 16,
-        "pcie_replays": 3,
-        "ecc_corrected": 9,
-        "encoder": 0,
-        "decoder": 0,
-    }
-    # What the driver does not say is none, and no failure.
-    details = second["gpu"]["details"]
-    assert (details["ecc_corrected"], details["encoder"], second["failed"]) == (None, None, {})
-    # Without a request no call is made for them: it would answer that the GPU is lost.
-    driver.gpu.set_devices([replace(DEFAULT_DEVICES[0], errors={Answer.DETAILS: LOST}), DEFAULT_DEVICES[1]])
-    first, _ = nvml.devices()["devices"]
-    assert "error" not in first
-    assert "details" not in first["gpu"]
-    assert nvml.ask(call="devices", details=True)["devices"][0]["error"] == "GpuIsLost"
-
-
 def test_xid_errors_come_with_the_samples_of_any_device(driver: Driver, nvml: Nvml) -> None:
     driver.gpu.raise_xid(1, 13)  # before the worker was there
     nvml.devices()
