@@ -15,9 +15,10 @@ from rich.text import Text
 
 from resolver.base.reasons import RepairReason, SampleReason, UnresolvedReason
 from resolver.cli._top import screen
+from resolver.cli._top.rows import rows_of
+from resolver.cli.documents import of_snapshot
 from resolver.state import Process, Snapshot
 from tests.fakes.busy import GIB, GPUS, Builder
-from tests.fakes.served import tree_of
 
 PLACE: Final = Path(__file__).parent.parent / "docs" / "top.svg"
 SIZE: Final = (100, 23)
@@ -65,7 +66,8 @@ def node() -> Snapshot:
 def draw() -> str:
     """Return the picture as SVG, the same bytes for the same code."""
     read_at = time.mktime((2026, 1, 15, 10, 10, 5, 0, 0, -1))  # in whatever time zone
-    reading, shown = screen.Reading(tree_of(node()), read_at), screen.Screen("gpu-node-7")
+    documents, shown = of_snapshot(node()), screen.Screen("gpu-node-7")
+    reading = screen.Reading(documents.status, rows_of(documents), read_at)
     shown.press("KEY_DOWN")
     shown.press("KEY_DOWN")
     console = Console(

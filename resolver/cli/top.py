@@ -14,18 +14,18 @@ from resolver.base.errors import UsageError
 from resolver.cli.ask_daemon import add_socket
 from resolver.cli.container_names import not_found
 from resolver.cli.parser import seconds
-from resolver.cli.show import as_json, print_json, print_table
+from resolver.cli.show import print_json, print_table
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
+    from resolver.api.status import Status
     from resolver.cli._top.rows import Row
-    from resolver.cli._top.tree import Tree
 
 COLUMNS = ("KIND", "GPU", "CONTAINER", "PROCESS", "HOST_PID", "PID", "UTIL", "MEMORY", "NOTE")
 _RIGHT = ("GPU", "HOST_PID", "PID", "UTIL", "MEMORY")
-_NO_LINES = ("empty", "mig", "unresolved")
+_NO_LINES = ("empty", "unresolved")
 
 OWN_PARTS = "gpus", "processes"
 
@@ -45,58 +45,46 @@ def run(args: argparse.Namespace) -> int:
     """Show it; returns 4 without a daemon, 1 if no container has the name, else 0."""
     if not 0.1 <= args.interval <= 3600:
         raise UsageError(f"--interval {args.interval:g}s: it takes a time from 100ms to 1h")
-    from resolver.cli._top.tree import build
+    from resolver.cli._top.rows import rows_of
     from resolver.cli.documents import from_daemon
 
-    def read() -> Tree:
-        tree = build(from_daemon(args.socket))
-        return tree.part(args.name) if args.name else tree
+    def read() -> tuple[Status, list[Row]]:
+        documents = from_daemon(args.socket)
+        return documents.status, rows_of(documents, args.name)
 
     plain_terminal = not sys.stdin.isatty() or os.environ.get("TERM", "dumb") in ("dumb", "unknown")
     once = args.json or args.once or plain_terminal or not sys.stdout.isatty()
     args.every = None if once else args.interval
-    tree = read()
-    if args.name and not tree.gpus:
+    status, rows = read()
+    if args.name and not any(row.kind == "gpu" for row in rows):
         raise not_found(args.name, ". Containers without a GPU are not shown")
     if args.json:
-        print_json(_document(tree))
+        print_json(_document(status, rows))
     elif once:
-        print_plain(tree)
+        print_plain(rows)
     else:
         from resolver.cli._top.screen import watch
 
-        return watch(read, args.interval, tree)
+        return watch(read, args.interval, status, rows)
     return 0
 
 
-def _document(tree: Tree) -> dict[str, object]:
+def _document(status: Status, rows: list[Row]) -> dict[str, object]:
     """Return GPUs with containers and processes, and unresolved items; null is "not known" or "none"."""
-    gpus = []
-    for gpu in tree.gpus:
-        containers = [as_json({**node.names._asdict(), **node._asdict()}) for node in gpu.containers]
-        for container in containers:
-            del container["names"]
-        gpus.append({"uuid": gpu.key, **(as_json(gpu.report) or {}), "containers": _with_null(containers)})
-    driver = tree.status.driver
-    state = {"at": tree.status.at, "driver_version": driver.version, "driver_error": driver.error}
-    return {**state, "gpus": gpus, "unresolved": _with_null(as_json(tree.unresolved))}
+    driver = status.driver
+    state = {"at": status.at, "driver_version": driver.version, "driver_error": driver.error}
+    lost = [row.facts for heading in rows if heading.kind != "gpu" for row in heading.below]
+    return {**state, "gpus": [row.facts for row in rows if row.kind == "gpu"], "unresolved": lost}
 
 
-def _with_null(value: object) -> object:
-    """Return JSON with null for an empty text."""
-    if isinstance(value, dict):
-        return {name: _with_null(field) for name, field in value.items()}
-    return list(map(_with_null, value)) if isinstance(value, list) else None if value == "" else value
+def print_plain(rows: list[Row]) -> None:
+    """Print the rows with the kind first on each line; ``-`` means none, ``?`` unknown."""
+    from resolver.cli._top.rows import Choice, chosen
+
+    print_table(COLUMNS, _lines(chosen(rows, Choice())), right=_RIGHT)
 
 
-def print_plain(tree: Tree) -> None:
-    """Print the tree with the kind first on each line; ``-`` means none, ``?`` unknown."""
-    from resolver.cli._top.rows import Choice, rows_of
-
-    print_table(COLUMNS, _lines(rows_of(tree, Choice())), right=_RIGHT)
-
-
-def _lines(rows: list[Row]) -> Iterator[tuple[str, ...]]:
+def _lines(rows: Iterable[Row]) -> Iterator[tuple[str, ...]]:
     gpu = container = ""
     for row in rows:
         if row.kind in _NO_LINES:
@@ -109,5 +97,5 @@ def _lines(rows: list[Row]) -> Iterator[tuple[str, ...]]:
             container = row.title
             gpu = gpu if row.kind == "container" else ""
         process = row.title if row.depth == 2 else ""
-        use = (text.replace("≥", ">") for text in (row.host_pid, row.ns_pid, row.percent(), row.memory))
+        use = (text.replace("≥", ">") for text in (*row.numbers(), row.percent(), row.bytes()))
         yield (row.kind, gpu, container, process, *use, note)

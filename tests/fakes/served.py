@@ -14,8 +14,6 @@ from resolver.api.app import Api
 from resolver.api.context import Context, View
 from resolver.base.event_log import EventLog
 from resolver.base.journal import Journal
-from resolver.cli._top.tree import Tree, build
-from resolver.cli.documents import of_snapshot
 from resolver.linux.procfs import Procfs
 from resolver.lookup.cached import LiveLookup
 from resolver.pids.pidmap import PidMap
@@ -114,10 +112,6 @@ class Served:
 def serving(path: Path, *, group: int | None = None, **changes: object) -> Served:
     """The API at this socket, over an empty node's picture with these fields instead."""
     return Served(path, picture(**changes), group, now=False)
-
-
-def tree_of(shown: Snapshot) -> Tree:
-    return build(of_snapshot(shown))
 
 
 def _api(

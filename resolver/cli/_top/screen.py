@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
 from resolver.base.errors import ResolverError
 from resolver.base.retry import started
 from resolver.base.text import several
-from resolver.cli._top.rows import SORTS, Choice, Row, rows_of
+from resolver.cli._top.rows import SORTS, Choice, Row, chosen
 from resolver.cli.show import cells, clip, fit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
-    from resolver.cli._top.tree import Tree
+    from resolver.api.status import Status
     from resolver.cli.show import Line
 
 _POLL_SECONDS: Final = 0.1
@@ -50,17 +50,18 @@ _BOTTOM: Final = "q quit  ↑↓←→ move  u m n i sort  r reverse  f fold  / 
 class Reading(NamedTuple):
     """The last reading that succeeded, and the error of those after it, since when (Unix time)."""
 
-    tree: Tree
+    status: Status
+    rows: list[Row]
     read_at: float
     error: str = ""
     since: float = 0.0
 
-    def next(self, read: Callable[[], Tree], interval: float) -> Reading:
+    def next(self, read: Callable[[], tuple[Status, list[Row]]], interval: float) -> Reading:
         """Return the reading after a pause: this one with an error if the daemon does not answer."""
         time.sleep(interval)
         now = time.time()
         try:
-            return Reading(read(), now)
+            return Reading(*read(), now)
         except ResolverError as error:
             return self._replace(error=str(error), since=self.since or now)
 
@@ -68,7 +69,7 @@ class Reading(NamedTuple):
         """Return reasons to doubt the numbers."""
         since = time.strftime("%H:%M:%S", time.localtime(self.since))
         stale = [f"no daemon since {since}, retrying; the values shown are from before", self.error]
-        troubles = self.tree.status.troubles
+        troubles = self.status.troubles
         doubts = [str(trouble) for trouble in troubles if trouble.grave or trouble.reason == "dry_run"]
         return [*(stale if self.error else []), *doubts]
 
@@ -110,7 +111,7 @@ class Screen:
         wide, choice = max(width, _LEAST), self.choice
         problems: list[Line] = [[(problem, "bad")] for problem in reading.problems()[: max(height - 8, 1)]]
         self._room = room = max(height - len(problems) - 5, 1)
-        self._select(rows_of(reading.tree, choice))
+        self._select(list(chosen(reading.rows, choice)))
         last = min(self._top + room, len(self.rows))
         body = [row_line(row, wide) for row in self.rows[self._top : last]]
         detail, keys = self.rows[self.cursor].detail if body else "", _BOTTOM
@@ -120,7 +121,7 @@ class Screen:
         elif choice.needle:
             detail = f"nothing contains {choice.needle!r}"
         else:
-            detail = f"no GPU: {reading.tree.status.driver.error or 'none on this node'}"
+            detail = f"no GPU: {reading.status.driver.error or 'none on this node'}"
         if self._editing:
             keys = f"filter: {choice.needle}_   Enter keep  Esc clear"
         elif choice.needle:
@@ -149,14 +150,15 @@ class Screen:
 
 def _above(node: str, reading: Reading, order: str) -> list[Line]:
     """Return the two lines about the node."""
-    status, lost = reading.tree.status, len(reading.tree.unresolved)
+    status, gpus = reading.status, [row for row in reading.rows if row.kind == "gpu"]
+    lost = sum(len(row.below) for row in reading.rows[len(gpus) :])
     fixed, when = status.totals.slots_repaired, time.strftime("%H:%M:%S", time.localtime(reading.read_at))
     about = f"   driver {status.driver.version or '?'}   source {status.source.name}   {when}"
     repaired = (f"  {fixed} repaired", "good" if fixed else "dim")
     unresolved = (f"  {lost} unresolved", "warn" if lost else "dim")
     return [
         [("resolver top", "bold"), (f"  {node}", ""), (about, "dim")],
-        [(several(len(reading.tree.gpus), "GPU"), ""), repaired, unresolved, (f"   {order}", "dim")],
+        [(several(len(gpus), "GPU"), ""), repaired, unresolved, (f"   {order}", "dim")],
     ]
 
 
@@ -169,12 +171,12 @@ def row_line(row: Row, width: int) -> Line:
     """Return a row in its columns. A row without PIDs has their room for its title."""
     title, bar = _columns(width)
     indent, numbers = "  " * row.depth, ""
-    if row.host_pid or row.ns_pid:
-        numbers = f" {row.host_pid:>8} {row.ns_pid:>7}"
+    if row.pids:
+        numbers = " {:>8} {:>7}".format(*row.numbers())
     else:
         title += _PIDS
     name = fit(row.title, title - len(indent), middle=row.kind in ("container", "slot", "file"))
-    dim, value = "dim" if row.tone == "dim" else "", row.amount and row.amount.value
+    dim, value = "dim" if row.tone == "dim" else "", row.use and row.use.value
     line: Line = [(indent + name, dim or ("bold", "container", "")[row.depth]), (numbers, dim)]
     if value is None:
         line.append((" " * (bar + 1), ""))
@@ -182,14 +184,16 @@ def row_line(row: Row, width: int) -> Line:
         filled = min(max(round(value * bar / 100), value > 0), bar)  # a small one is seen all the same
         line += [(" " + "━" * filled, "good"), ("─" * (bar - filled), "dim")]
     tone = "warn" if value is None else "bold" if value else "dim"
-    line += [(f"{row.percent():>{_PERCENT}}", tone), (f"{row.memory:>{_MEMORY}}", dim)]
+    line += [(f"{row.percent():>{_PERCENT}}", tone), (f"{row.bytes():>{_MEMORY}}", dim)]
     return [*line, (f" {row.note}", row.tone)]
 
 
 # ---- the terminal ---------------------------------------------------------------------------------------------------
 
 
-def watch(read: Callable[[], Tree], interval: float, first: Tree) -> int:
+def watch(
+    read: Callable[[], tuple[Status, list[Row]]], interval: float, status: Status, rows: list[Row]
+) -> int:
     """Show the readings; returns the exit code. The terminal gets its modes back, whatever ends this."""
     with contextlib.suppress(locale.Error):
         locale.setlocale(locale.LC_CTYPE, "C.UTF-8")  # the frame's signs, in whatever locale
@@ -201,7 +205,7 @@ def watch(read: Callable[[], Tree], interval: float, first: Tree) -> int:
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
         signal.signal(number, _end)
     read_next = partial(Reading.next, read=read, interval=interval)
-    return curses.wrapper(_show, Reading(first, time.time()), read_next)
+    return curses.wrapper(_show, Reading(status, rows, time.time()), read_next)
 
 
 def _end(number: int, _frame: FrameType | None) -> NoReturn:

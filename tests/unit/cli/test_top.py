@@ -14,30 +14,33 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from resolver.cli._top.rows import SORTS, Choice, Row, rows_of
+from resolver.cli._top.rows import Amount, Choice, Row, chosen, rows_of, total
 from resolver.cli._top.screen import Reading, Screen
-from resolver.cli._top.tree import Amount, ContainerNode, Tree, total
 from resolver.cli.container_names import HOST
+from resolver.cli.documents import of_snapshot
 from resolver.cli.show import cells, clip, fit, size
 from resolver.cli.top import COLUMNS, print_plain
-from resolver.state import ContainerUse, LimitState, Snapshot, UsageReport
+from resolver.state import Container, ContainerUse, LimitState, Snapshot, UsageReport
 from scripts.picture import PLACE, draw
 from tests.fakes.busy import GIB, GPUS, Builder, busy, troubled
 from tests.fakes.command import called
 from tests.fakes.pictures import picture
-from tests.fakes.served import Served, tree_of
+from tests.fakes.served import Served
 
 BERT = "ml-prod/bert-trainer-7f9c8d-x2x9k/main"
 
 
+def tree_of(snapshot: Snapshot, name: str = "") -> list[Row]:
+    return rows_of(of_snapshot(snapshot), name)
+
+
 def rows(snapshot: Snapshot, **choice: Any) -> list[Row]:
-    return rows_of(tree_of(snapshot), Choice(**choice))
+    return list(chosen(tree_of(snapshot), Choice(**choice)))
 
 
-def containers(tree: Tree, gpu: int) -> dict[str, ContainerNode]:
-    return {
-        each.names.container_name or each.names.container_id[:4]: each for each in tree.gpus[gpu].containers
-    }
+def containers(tree: list[Row], gpu: int) -> dict[object, Row]:
+    below = [row for row in tree[gpu].below if row.kind == "container"]
+    return {row.facts["container_name"] or str(row.facts["container_id"])[:4]: row for row in below}
 
 
 def titles(found: list[Row], kind: str = "container") -> list[str]:
@@ -50,20 +53,20 @@ def titles(found: list[Row], kind: str = "container") -> list[str]:
 def test_a_containers_use_is_that_of_its_processes() -> None:
     first = containers(tree_of(troubled()), 0)
     main = first["main"]
-    assert main.utilization == Amount(100)  # 52 + 61: two moments, and nothing can do more than all
+    assert main.use == Amount(100)  # 52 + 61: two moments, and nothing can do more than all
     assert main.memory == Amount(int(2.6 * GIB) + int(0.5 * GIB))
-    assert [process.repaired for process in main.processes] == ["missing", "wrong_namespace"]
-    assert first["vllm"].processes[0].stuck.startswith("sm_util stays 0")
+    assert [process.facts["repaired"] for process in main.below] == ["missing", "wrong_namespace"]
+    assert str(first["vllm"].below[0].facts["stuck"]).startswith("sm_util stays 0")
 
 
 def test_absent_sample_is_0_only_if_the_driver_was_asked() -> None:
-    assert containers(tree_of(troubled()), 0)["jupyter"].utilization == Amount(0)
+    assert containers(tree_of(troubled()), 0)["jupyter"].use == Amount(0)
     snapshot = troubled()
     failed = snapshot._replace(joined=snapshot.joined._replace(error="the driver hangs"))
-    assert containers(tree_of(failed), 0)["jupyter"].utilization == Amount(None)
+    assert containers(tree_of(failed), 0)["jupyter"].use == Amount(None)
     build = Builder()
     build.named(GPUS[3], "a/b/idle")  # on a GPU that is lost
-    assert containers(tree_of(build.picture()), 3)["idle"][1:3] == (Amount(None), Amount(None))
+    assert containers(tree_of(build.picture()), 3)["idle"][8:10] == (Amount(None), Amount(None))
 
 
 def test_unknown_part_makes_the_sum_a_minimum() -> None:
@@ -73,8 +76,13 @@ def test_unknown_part_makes_the_sum_a_minimum() -> None:
     assert total([None]) == Amount(None)
     assert total([]) == Amount(0)
     assert total([], missing=True) == Amount(None)
-    (quiet,) = [process for process in whisper.processes if not process.listed]
-    assert (quiet.host_pid, quiet.ns_pid, quiet.utilization, quiet.memory) == (47_000, 12, 0, None)
+    (quiet,) = [process for process in whisper.below if not process.facts["listed"]]
+    assert (quiet.pids, quiet.use, quiet.memory) == ((47_000, 12), Amount(0), Amount(None))
+
+
+def used(its: Container, idle_since: float | None, state: LimitState) -> ContainerUse:
+    names = its.namespace, its.pod, its.container_name, its.pod_uid, its.container_id
+    return ContainerUse(*names, GPUS[0].uuid, 0, 0, 0, 0, None, None, None, idle_since, 60, state, 0)
 
 
 def limited(core: int, gib: float, busy: int | None = 52) -> Snapshot:
@@ -100,7 +108,7 @@ def limited(core: int, gib: float, busy: int | None = 52) -> Snapshot:
 )
 def test_limits_stand_beside_the_use(limits: tuple[Any, ...], memory: str, note: str, tone: str) -> None:
     (row,) = [each for each in rows(limited(*limits)) if each.kind == "container"]
-    assert (row.memory, row.note, row.tone) == (memory, note, tone)
+    assert (row.bytes(), row.note, row.tone) == (memory, note, tone)
 
 
 @pytest.mark.parametrize(
@@ -108,18 +116,15 @@ def test_limits_stand_beside_the_use(limits: tuple[Any, ...], memory: str, note:
 )
 def test_a_limit_that_does_not_hold_has_its_state(state: str, note: str) -> None:
     snapshot = limited(60, 4)
-    (its,) = snapshot.containers
-    names = its.namespace, its.pod, its.container_name, its.pod_uid, its.container_id
-    use = ContainerUse(*names, GPUS[0].uuid, 0, 0, 0, 0, None, None, None, None, 60, LimitState(state), 0)
+    use = used(snapshot.containers[0], None, LimitState(state))
     found = rows(snapshot._replace(used=lambda: UsageReport((use,))))
     assert [row.note for row in found if row.kind == "container"] == [note]
 
 
 def test_processes_without_hami_or_container_are_listed() -> None:
-    tree = tree_of(troubled())
-    second = containers(tree, 1)
-    assert [process.comm for process in second[""].processes] == ["Xorg"] if "" in second else False
-    assert [process.no_slot for process in second["abab"].processes] == ["no_shared_region"] * 2
+    second = containers(tree_of(troubled()), 1)
+    assert [process.title for process in second["None"].below] == ["Xorg"]
+    assert [process.facts["no_slot"] for process in second["abab"].below] == ["no_shared_region"] * 2
 
 
 def test_a_gpu_that_only_a_process_names_and_one_without_uuid() -> None:
@@ -129,10 +134,8 @@ def test_a_gpu_that_only_a_process_names_and_one_without_uuid() -> None:
     build.process("x", 5, 5, 7, 1.0)
     nameless = replace(GPUS[1], uuid="", device_index=1), replace(GPUS[2], uuid="", device_index=2)
     tree = tree_of(build.picture(nameless))
-    assert [gpu.key for gpu in tree.gpus] == ["device 1", "device 2", "GPU-strange"]
-    assert tree.gpus[2].report is None
-    last = rows_of(tree, Choice())[-3]
-    assert (last.title, last.note, last.amount) == ("GPU-strange", "not in inventory", Amount(None))
+    assert [gpu.key for gpu in tree] == ["device 1", "device 2", "GPU-strange"]
+    assert (tree[2].title, tree[2].note, tree[2].use) == ("GPU-strange", "not in inventory", Amount(None))
 
 
 def test_a_process_on_a_mig_instance_is_on_its_gpu() -> None:
@@ -142,7 +145,7 @@ def test_a_process_on_a_mig_instance_is_on_its_gpu() -> None:
     build.process("x", 5, 5, None, 1.0)
     tree = tree_of(build.picture())
     assert list(containers(tree, 2)) == ["c"]
-    assert len(tree.gpus) == len(GPUS)
+    assert len(tree) == len(GPUS)
 
 
 def test_unresolved_container_is_named_only_if_unique() -> None:
@@ -150,9 +153,9 @@ def test_unresolved_container_is_named_only_if_unique() -> None:
     build.named(GPUS[0], "ns/pod/main")
     build.regions[0] = replace(build.regions[0], container_id=None)
     alone = tree_of(build.picture())
-    assert containers(alone, 0)["main"].names.pod == "pod"
+    assert containers(alone, 0)["main"].facts["pod"] == "pod"
     build.containers.append(replace(build.containers[0], container_id="f" * 64))  # it restarted
-    assert containers(tree_of(build.picture()), 0)["main"].names.pod == ""
+    assert containers(tree_of(build.picture()), 0)["main"].facts["pod"] is None
 
 
 # ---- rows ---------------------------------------------------------------------------------------------------------
@@ -169,7 +172,7 @@ def test_unresolved_comes_last_and_every_state_has_its_note() -> None:
 
 
 def test_unknown_is_a_question_mark_with_reason() -> None:
-    unknown = [row for row in rows(troubled()) if row.kind == "process" and row.amount == Amount(None)]
+    unknown = [row for row in rows(troubled()) if row.kind == "process" and row.use == Amount(None)]
     assert len(unknown) == 3
     for row in unknown:
         assert row.percent() == "?"
@@ -179,31 +182,24 @@ def test_unknown_is_a_question_mark_with_reason() -> None:
     }
 
 
-@pytest.mark.parametrize("sort", SORTS[:3])
-def test_containers_are_sorted_within_their_gpu(sort: str) -> None:
-    for gpu in tree_of(busy(40)).gpus[:2]:
-        tree = tree_of(busy(0))._replace(gpus=(gpu,))
-        found = [row for row in rows_of(tree, Choice(sort=sort)) if row.kind == "container"]
-        by_name = {each.names.pod: each for each in gpu.containers}
-        order = [by_name[row.title.split("/")[1]] for row in found]
-        if sort == "name":
-            assert [row.title for row in found] == sorted(row.title for row in found)
-        else:
-            values = [getattr(each, sort).value for each in order]
-            assert values == sorted(values, reverse=True)
+@pytest.mark.parametrize(
+    ("sort", "column"), [("utilization", "use"), ("memory", "memory"), ("name", "title")]
+)
+def test_containers_are_sorted_within_their_gpu(sort: str, column: str) -> None:
+    for gpu in tree_of(busy(40))[:2]:
+        for reverse in (False, True):
+            found = [row for row in chosen([gpu], Choice(sort, reverse)) if row.kind == "container"]
+            values = [getattr(row, column) for row in found]
+            assert values == sorted(values, reverse=reverse is (sort == "name"))
             assert len(set(values)) > 3
-        least = rows_of(tree, Choice(sort=sort, reverse=True))
-        values = [row.title if sort == "name" else getattr(by_name[row.title.split("/")[1]], sort).value
-                  for row in least if row.kind == "container"]  # fmt: skip
-        assert values == sorted(values, reverse=sort == "name")
 
 
 def test_values_too_old_are_question_marks_with_their_age(capsys: pytest.CaptureFixture[str]) -> None:
     snapshot = troubled()
     hangs = snapshot._replace(at=snapshot.at + 26, joined=snapshot.joined._replace(error="the driver hangs"))
     found = [row for row in rows(hangs) if row.kind in ("gpu", "container", "process")]
-    assert {row.amount for row in found} <= {Amount(None), Amount(0)}
-    assert not {row.amount.value for row in found if row.amount and row.kind != "process"} - {None}
+    assert {row.use for row in found} <= {Amount(None), Amount(0)}
+    assert {row.use for row in found if row.kind != "process"} == {Amount(None)}
     assert "NVML last answered 26s ago" in found[0].detail
     print_plain(tree_of(hangs))
     first = capsys.readouterr().out.splitlines()[1]
@@ -223,15 +219,12 @@ def test_longest_idle_container_comes_first() -> None:
     build = Builder()
     for name in ("a", "b", "c"):
         build.named(GPUS[0], f"x/{name}/main")
-    tree = tree_of(build.picture())
-    since = {"a": None, "b": time.time() - 60, "c": time.time() - 7260}
-    gpu = tree.gpus[0]
-    nodes = tuple(each._replace(idle_since=since[each.names.pod]) for each in gpu.containers)
-    tree = tree._replace(gpus=(gpu._replace(containers=nodes),))
-    found = rows_of(tree, Choice(sort="idle time"))
+    idle = dict(zip("abc", (None, time.time() - 60, time.time() - 7260), strict=True))
+    uses = tuple(used(its, idle[str(its.pod)], LimitState.NO_LIMIT) for its in build.containers)
+    found = rows(build.picture()._replace(used=lambda: UsageReport(uses)), sort="idle time")
     assert titles(found) == ["x/c/main", "x/b/main", "x/a/main"]
-    idle = [re.findall(r"idle for (\S+)", row.detail) for row in found if row.kind == "container"]
-    assert idle == [["2h"], ["1m"], []]
+    words = [re.findall(r"idle for (\S+)", row.detail) for row in found if row.kind == "container"]
+    assert words == [["2h"], ["1m"], []]
 
 
 @pytest.mark.parametrize(
@@ -277,7 +270,8 @@ def test_sizes() -> None:
 
 
 def reading_of(snapshot: Snapshot, error: str = "") -> Reading:
-    return Reading(tree_of(snapshot), snapshot.at, error, snapshot.at if error else 0.0)
+    documents = of_snapshot(snapshot)
+    return Reading(documents.status, rows_of(documents), snapshot.at, error, snapshot.at if error else 0.0)
 
 
 def seen(screen: Screen, reading: Reading, size: tuple[int, int] = (80, 24)) -> str:
@@ -393,23 +387,18 @@ def test_text_is_cut_to_cells(text: str, width: int, middle: bool, fits: str) ->
         ("vllm", [0], ["vllm"], []),
         ("main", [0, 1, 3], ["main", "main", "main"], ["slot"]),
         ("default/whisper-eval", [1], ["main"], ["slot"]),
-        ("abababab", [1], [""], []),
+        ("abababab", [1], [None], []),
     ],
 )
-def test_a_part_of_the_tree(name: str, gpus: list[int], names: list[str], unresolved: list[str]) -> None:
-    found = tree_of(troubled()).part(name)
-    assert [gpu.report and gpu.report.device_index for gpu in found.gpus] == gpus
-    assert [each.names.container_name for gpu in found.gpus for each in gpu.containers] == names
-    assert [each.kind for each in found.unresolved] == unresolved
-
-
-def test_missing_container_is_named_with_exit_1(tmp_path: Path) -> None:
-    with Served(tmp_path / "socket", troubled()) as served:
-        done = top("--socket", str(served.path), "research/nobody")
-        assert (done.returncode, done.stdout) == (1, "")
-        assert "no container here is called 'research/nobody'" in done.stderr
-        only = top("--socket", str(served.path), "vllm")
-        assert [line.split()[0] for line in only.stdout.splitlines()[1:]] == ["gpu", "container", "process"]
+def test_a_part_of_the_tree(
+    name: str, gpus: list[int], names: list[str | None], unresolved: list[str]
+) -> None:
+    *found, last = [*tree_of(troubled(), name), None]
+    if unresolved:
+        *found, last = found
+    assert [row.title[0] for row in found] == list(map(str, gpus))
+    assert [row.facts["container_name"] for gpu in found for row in gpu.below] == names
+    assert [row.kind for row in (last.below if last else ())] == unresolved
 
 
 # ---- the view -----------------------------------------------------------------------------------------------------
