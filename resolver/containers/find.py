@@ -175,13 +175,15 @@ def name_of(procfs: Procfs, members: list[Member], pod_uid: str | None) -> str |
 
 
 def by_directories(wanted: Wanted, roots: Sequence[str]) -> list[FoundContainer]:
-    """Find containers with processes in the hierarchies' directories; an id in the first that has ids."""
+    """Find containers with processes in the hierarchies' directories; an id in the first that has all ids."""
     by_key: dict[str, list[str]] = {}
     container_id = wanted.text if wanted.is_id and len(wanted.text) == FULL_ID else ""
     for root in roots:
         for key, directories in find_directories(root, wanted.match, container_id=container_id).items():
             by_key.setdefault(key, []).extend(directories)
-        if wanted.is_id and wanted.sees_ids:
+        # Beside v1, v2 may have some containers only.
+        alone = bool(container_id and by_key) or not os.path.exists(f"{root}/cgroup.controllers")
+        if wanted.is_id and wanted.sees_ids and alone:
             break
     return _merged((key, directories, processes_in(directories)) for key, directories in by_key.items())
 

@@ -41,8 +41,6 @@ DRIVER_SECONDS = 1.0
 _SEEMS_IDLE, _MAY_BE_IDLE = 0.3, 0.5
 #: Seconds until a process's command name is read again.
 _COMM_SECONDS = 5.0
-#: Seconds after which a container without a cache file counts as one without HAMi.
-_SEARCH_SECONDS = 10.0
 
 
 class GpuUsers:
@@ -62,6 +60,8 @@ class GpuUsers:
         self.joined: Joined = NOTHING
         self.inventory = NO_INVENTORY
         self.accounts, self.bypasses = Accounts(), Bypasses(lanes, census)
+        #: After which a container without a cache file counts as one without HAMi.
+        self.search_seconds = 10.0
         self.answer_seconds = 0.0  # from NVML's last request to its answer
         self.collected_at = 0.0
         #: Replaced together: a container without its processes would be reported as idle.
@@ -222,8 +222,8 @@ class GpuUsers:
         no_slot = used.no_slot
         if no_slot is SampleReason.NO_SHARED_REGION and names[:2] in self._in_hami:
             no_slot = SampleReason.NO_SLOT  # none of its slots has an owner (yet)
-        age = time.time() - container.since if container else _SEARCH_SECONDS
-        if no_slot is SampleReason.NO_SHARED_REGION and age < _SEARCH_SECONDS:
+        age = time.time() - container.since if container else self.search_seconds
+        if no_slot is SampleReason.NO_SHARED_REGION and age < self.search_seconds:
             no_slot = SampleReason.NOT_FOUND_YET
         return Process(
             host_pid=used.host_pid,

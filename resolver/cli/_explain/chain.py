@@ -160,8 +160,8 @@ def _cache_file(view: ContainerView) -> Link:
         fix = "resolver doctor --only containers_dir"
         return _breaks("cache file", summary, "HAMi keeps its cache files there", fix)
     if view.processes:
-        reason = SampleReason.NO_SHARED_REGION
-        return _breaks("cache file", "it has none", *reason.for_terminal(), reason)
+        yet = any(process.no_slot is SampleReason.NOT_FOUND_YET for process in view.processes)
+        return _none("cache file", SampleReason.NOT_FOUND_YET if yet else SampleReason.NO_SHARED_REGION)
     return _ok("cache file", "none: no process of it has used a GPU yet")
 
 
@@ -186,6 +186,11 @@ def _reason(name: str, found: str, reason: UnresolvedReason) -> Link:
     return (_soon if reason.passing else _breaks)(name, found, *reason.for_terminal(), reason)
 
 
+def _none(name: str, reason: SampleReason) -> Link:
+    link = _unknown if reason is SampleReason.NOT_FOUND_YET else _breaks
+    return link(name, "it has none", *reason.for_terminal(), reason)
+
+
 # ---- of each slot, and each process on a GPU ------------------------------------------------------------------------
 
 
@@ -201,7 +206,7 @@ def _of_owners(view: ContainerView, *, broken: bool) -> Iterator[SlotOwner]:
     for host_pid in sorted({process.host_pid for process in view.processes} - owning):
         mine = [process for process in view.processes if process.host_pid == host_pid]
         reason = mine[0].no_slot or SampleReason.NO_SLOT
-        slot_link = _breaks("slot", "it has none", *reason.for_terminal(), reason)
+        slot_link = _none("slot", reason)
         samples = [(process.device_uuid, process.sm_util) for process in mine]
         links = (_not_blamed(slot_link) if broken else slot_link, _not_blamed(_sample(view, samples)))
         yield SlotOwner(mine[0].ns_pid, host_pid, mine[0].comm, None, links)

@@ -130,7 +130,9 @@ def test_a_file_that_is_ignored_is_where_it_breaks(asked: Asked, reason: RegionR
     assert (broken["name"], broken["reason"]) == ("cache file", reason)
 
 
-@pytest.mark.parametrize("reason", sorted(set(SampleReason) - {SampleReason.NOT_IN_CONTAINER}))
+@pytest.mark.parametrize(
+    "reason", sorted(set(SampleReason) - {SampleReason.NOT_IN_CONTAINER, SampleReason.NOT_FOUND_YET})
+)
 def test_a_process_without_a_slot_is_where_it_breaks(asked: Asked, reason: SampleReason) -> None:
     broken = breaks(asked, whole(gpu_processes=(USING, _stray(reason))))
     assert (broken["name"], broken["reason"], broken["ns_pid"]) == ("slot", reason, 9)
@@ -144,6 +146,8 @@ def test_a_container_without_hami_breaks_at_the_cache_file(asked: Asked) -> None
     stray = _stray(SampleReason.NO_SHARED_REGION)
     broken = breaks(asked, whole(regions=(), gpu_processes=(stray,)))
     assert (broken["name"], broken["reason"]) == ("cache file", "no_shared_region")
+    code, text = asked(whole(regions=(), gpu_processes=(_stray(SampleReason.NOT_FOUND_YET),)))
+    assert (code, "BREAKS" in text, "not_found_yet" in text) == (4, False, True)
     picture = whole(regions=(), gpu_processes=(stray,), missing_dirs=("/usr/local/vgpu/containers",))
     broken = breaks(asked, picture)
     assert "there is no /usr/local/vgpu/containers" in broken["found"]

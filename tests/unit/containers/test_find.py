@@ -177,6 +177,15 @@ def test_id_is_searched_in_one_hierarchy_with_ids(
     assert roots == [str(empty), *[str(tree)] * walked]
 
 
+def test_id_that_v2_lacks_is_searched_in_v1(tree: Path) -> None:
+    (v2 := tree / "v2/kubepods" / B).mkdir(parents=True)
+    (tree / "v2/cgroup.controllers").touch()
+    (v2 / "cgroup.procs").write_text("21\n")
+    roots = [str(tree / "v2"), str(tree)]
+    assert [container.keys for container in find.by_directories(Wanted(A), roots)] == [{A}]
+    assert [container.directories for container in find.by_directories(Wanted(B), roots)] == [(str(v2),)]
+
+
 @pytest.mark.parametrize(
     ("pod", "name", "listed"),
     [
