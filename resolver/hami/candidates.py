@@ -13,6 +13,7 @@ from resolver.hami.directory_reads import hold_file, locate_open, take
 from resolver.hami.discovery import (
     FIRST_PAUSE,
     LONGEST_PAUSE,
+    NOWHERE,
     ClaimDirectory,
     FoundRegion,
     Location,
@@ -21,7 +22,7 @@ from resolver.hami.discovery import (
     refusal,
 )
 from resolver.hami.region import adopt_by
-from resolver.hami.searched_directories import NOWHERE, Candidate
+from resolver.hami.searched_directories import Candidate
 from resolver.linux.mappings import SuperblockPath
 from resolver.linux.safe_open import let_go
 from resolver.workers.lane import ALL

@@ -7,7 +7,6 @@ of kubelet's containers are opened, by name; others are reported.
 
 from __future__ import annotations
 
-import asyncio
 import math
 import os
 import time
@@ -19,13 +18,12 @@ from resolver.base.reasons import RegionReason
 from resolver.containers.log_names import ContainerNames
 from resolver.hami.candidates import LATER, SOON, STRAY, Candidates
 from resolver.hami.directory_reads import hold_directory, list_entries, look_into, take
-from resolver.hami.discovery import Discovery, refusal
+from resolver.hami.discovery import NOWHERE, Discovery, refusal
 from resolver.hami.placements import AUTO, KAI, KNOWN_DIRS
 from resolver.hami.searched_directories import (
     MAX_CACHES,
     MAX_CONTAINERS,
     MAX_ENTRIES,
-    NOWHERE,
     Candidate,
     Directory,
     Root,
@@ -33,13 +31,12 @@ from resolver.hami.searched_directories import (
 )
 from resolver.linux.inotify import OF_A_DIRECTORY
 from resolver.linux.safe_open import let_go
-from resolver.workers.lanes import Direct, begin
+from resolver.workers.lanes import Direct
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
-    from resolver.hami.discovery import RegionChanges
-    from resolver.hami.searched_directories import Place
+    from resolver.hami.discovery import Place, RegionChanges
     from resolver.hami.watches import Watches
     from resolver.linux.procfs import Procfs
     from resolver.workers.lanes import TenantReader
@@ -66,11 +63,9 @@ class DirectoryFinder(Discovery):
     ) -> None:
         """Take ``budgets`` for opening files, by directory path, and ``watches`` for changes.
 
-        ``wake`` is called when lanes have answered: a refresh is due.
-
         `AUTO` in ``containers_dirs`` means all known ones. ``names`` are kubelet's.
         """
-        super().__init__()
+        super().__init__(clock, wake)
         self._names = names or ContainerNames("", "")
         self._reader, self._budgets = reader or Direct(procfs), budgets or Budgets()
         self._candidates = Candidates(self, self._names, self._reader, self._budgets, clock)
@@ -78,10 +73,7 @@ class DirectoryFinder(Discovery):
         self._auto = AUTO in containers_dirs
         usual = set(KNOWN_DIRS) - {root.path for root in given} if self._auto else ()
         self._roots = given + [Root(path, known=True) for path in KNOWN_DIRS if path in usual]
-        self._clock = clock
         self._watches = watches
-        self._wants = 0.0
-        self._wake = wake
 
     @property
     def dirs(self) -> Sequence[str]:
@@ -97,17 +89,16 @@ class DirectoryFinder(Discovery):
         below = (directory.path for root in expected for directory in root.directories.values())
         return all(map(self._is_watched, [*(root.key for root in expected), *below]))
 
-    def wants(self) -> float:
-        """Return the next refresh's time."""
-        return self._wants
-
     def _directories(self) -> Iterator[Directory]:
         return (directory for root in self._roots for directory in root.directories.values())
+
+    def _places(self) -> list[Place]:
+        return [*(root for root in self._roots if root.fd >= 0), *self._directories()]
 
     def _is_watched(self, key: str) -> bool:
         return self._watches is not None and key in self._watches
 
-    def _watch(self, place: Place, key: str, fd: int) -> None:
+    def _watch(self, place: Root | Directory, key: str, fd: int) -> None:
         def on_event(_: int) -> None:
             place.due = self._wants = 0.0
 
@@ -117,14 +108,6 @@ class DirectoryFinder(Discovery):
     def _forget(self, key: str) -> None:
         if self._watches is not None:
             self._watches.forget(key)
-
-    def _begin(self, place: Place, work: Coroutine[Any, Any, None]) -> None:
-        place.work = begin(work, self._answered)
-        place.is_idle()  # without an event loop, it is done
-
-    def _answered(self) -> None:
-        self._wants = 0.0
-        self._wake()
 
     def refresh(self, *, full: bool) -> RegionChanges:
         """Begin to read changed directories, or all if ``full``, and retry refused files when due.
@@ -137,30 +120,20 @@ class DirectoryFinder(Discovery):
         if self._auto:
             any_open = any(root.known and root.fd >= 0 for root in self._roots)
             (self.missing_dirs.discard if any_open else self.missing_dirs.add)(AUTO)
-        until, due = time.thread_time() + REFRESH_SECONDS, list[Directory]()
-        for directory in self._directories():
-            # Where containers make the entries everything is listed often, for kubelet's sake.
-            if full and not (directory.root.shared and self._is_watched(directory.path)):
-                directory.due = min(directory.due, now)
-            if directory.is_idle() and directory.due <= now:
-                due.append(directory)
-        for directory in sorted(due, key=lambda directory: directory.due):
+        if full:
+            for directory in self._directories():
+                # Where containers make the entries everything is listed often, for kubelet's sake.
+                if not (directory.root.shared and self._is_watched(directory.path)):
+                    directory.due = min(directory.due, now)
+        until = time.thread_time() + REFRESH_SECONDS
+        for directory in self._due(self._directories()):
             if self._budgets.over(directory.path):
                 directory.due = now + LATER
                 continue
             self._begin(directory, self._look(directory))
             if time.thread_time() >= until:
                 break
-        places = (*(root for root in self._roots if root.fd >= 0), *self._directories())
-        self._wants = min((place.due for place in places if place.work is None), default=math.inf)
-        return self._take_changes()
-
-    async def settle(self) -> bool:
-        """Wait for lanes; True if any was asked."""
-        work = {place.work for place in (*self._roots, *self._directories())}
-        if tasks := [task for task in work if isinstance(task, asyncio.Task)]:
-            await asyncio.wait(tasks)
-        return bool(tasks)
+        return self._end_refresh()
 
     def _refuse(self, path: str, why: RegionRejected) -> None:
         candidate = self._candidates.accepted[path]
@@ -203,7 +176,6 @@ class DirectoryFinder(Discovery):
 
     async def _list(self, root: Root) -> None:
         """Read a root's entries by a lane."""
-        root.due = math.inf
         names, after, last, complete = set[str](), "", False, False
         try:
             while not last:
@@ -275,7 +247,6 @@ class DirectoryFinder(Discovery):
 
     async def _look(self, directory: Directory) -> None:
         """List a directory and open its new files, by lanes."""
-        directory.due = math.inf
         try:
             device, inode, files, complete = await self._read(directory)
         except RegionRejected as why:

@@ -5,8 +5,10 @@ Schedulers differ only in a region's container (`Ownership`), and the proof that
 
 from __future__ import annotations
 
+import asyncio
+import math
 import sys
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from resolver.base.errors import AccessDenied, RegionRejected, TooSlow, WorkerFailed
 from resolver.base.reasons import RegionReason
@@ -14,11 +16,15 @@ from resolver.linux.procfs import TooLarge
 from resolver.linux.safe_open import translate
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterable
+    from concurrent.futures import Future
+
     from resolver.hami.region import SharedRegion
     from resolver.linux.mappings import SuperblockPath
 
 FIRST_PAUSE = 0.25  # seconds until a refused file is tried again, doubled each time
 LONGEST_PAUSE = 30.0
+NOWHERE: Final = (0, 0)  # device and inode of a missing directory
 
 
 class _Directory(NamedTuple):
@@ -136,15 +142,79 @@ class RegionChanges(NamedTuple):
     rejected: list[tuple[str, RegionRejected]]
 
 
-class Discovery:
-    """A way to find regions: ``regions`` and ``rejected`` by path, and their changes since the last refresh."""
+class Place:
+    """A directory or process that is searched when ``due``, by ``work`` that waits for lanes."""
 
     def __init__(self) -> None:
+        self.due = 0.0
+        self.work: Future[None] | asyncio.Task[None] | None = None
+
+    def is_idle(self) -> bool:
+        """Check that no work goes on; raises its error."""
+        if self.work is not None and self.work.done():
+            work, self.work = self.work, None
+            work.result()
+        return self.work is None
+
+    def rest(self, until: float, soon: float) -> None:
+        """End the work: the next is due then, or ``soon`` if there were news of it meanwhile."""
+        self.due = until if self.due == math.inf else soon
+
+    def cancel(self) -> None:
+        """End the work, if any."""
+        if self.work is not None:
+            self.work.cancel()
+            self.work = None
+
+
+P = TypeVar("P", bound=Place)
+
+
+class Discovery:
+    """A way to find regions: ``regions`` and ``rejected`` by path, and their changes since the last refresh.
+
+    One coroutine searches each place; ``wake`` is called at its end: a refresh is due.
+    """
+
+    def __init__(self, clock: Callable[[], float], wake: Callable[[], None]) -> None:
         self.regions: dict[str, SharedRegion] = {}
         self.rejected: dict[str, RegionReason] = {}
         self.missing_dirs: set[str] = set()
         self.max_regions = sys.maxsize
+        self._clock, self._wake, self._wants = clock, wake, 0.0
         self._changes = RegionChanges([], [], [])
+
+    def wants(self) -> float:
+        """Return the next refresh's time."""
+        return self._wants
+
+    async def settle(self) -> bool:
+        """Wait for the places that are searched; True if there were any."""
+        work = [place.work for place in self._places()]
+        if tasks := [task for task in work if isinstance(task, asyncio.Task)]:
+            await asyncio.wait(tasks)
+        return bool(tasks)
+
+    def _places(self) -> Iterable[Place]:
+        """Return the places that are searched again."""
+        raise NotImplementedError
+
+    def _due(self, places: Iterable[P]) -> list[P]:
+        """Return those to be searched now, the longest waiting first."""
+        now = self._clock()
+        due = (place for place in places if place.is_idle() and place.due <= now)
+        return sorted(due, key=lambda place: place.due)
+
+    def _begin(self, place: Place, work: Coroutine[Any, Any, None]) -> None:
+        from resolver.workers.lanes import begin  # a lane, and `resolver slots`, do without
+
+        place.due = math.inf
+        place.work = begin(work, self._answered)
+        place.is_idle()  # without an event loop, it is done
+
+    def _answered(self) -> None:
+        self._wants = 0.0
+        self._wake()
 
     def _refuse(self, path: str, why: RegionRejected) -> None:
         """Close a region, and schedule a retry."""
@@ -181,7 +251,9 @@ class Discovery:
             detail = "there are not enough descriptors for more regions: raise the limit (ulimit -n)"
             raise RegionRejected(RegionReason.IO_ERROR, detail)
 
-    def _take_changes(self) -> RegionChanges:
+    def _end_refresh(self) -> RegionChanges:
+        """Return the changes, and note when the next place is due."""
+        self._wants = min((place.due for place in self._places() if place.work is None), default=math.inf)
         changes, self._changes = self._changes, RegionChanges([], [], [])
         return changes._replace(added=[found for found in changes.added if found.region.fd >= 0])
 

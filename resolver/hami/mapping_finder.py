@@ -8,12 +8,10 @@ file systems not listed below, which a tenant's program may serve, are refused.
 from __future__ import annotations
 
 import asyncio
-import math
 import os
 import time
 from typing import TYPE_CHECKING
 
-from resolver.base.budget import Slices
 from resolver.base.errors import AccessDenied, CannotKnow, ProcessGone, RegionRejected, WorkerFailed
 from resolver.base.reasons import RegionReason
 from resolver.base.retry import longer
@@ -27,6 +25,7 @@ from resolver.hami.discovery import (
     Location,
     MappedFile,
     Ownership,
+    Place,
     refusal,
 )
 from resolver.hami.placements import BARE
@@ -47,23 +46,22 @@ if TYPE_CHECKING:
     from resolver.workers.lanes import TenantReader
 
 NAME = BARE.file
-MAX_LOOKS = 16  # processes checked per refresh
+MAX_LOOKS = 16  # processes checked at a time
 MAX_REGIONS = 1024
 MAX_PER_CONTAINER = 8
-_POLL_SECONDS = 0.05  # while processes are checked
 #: Kernel file systems: no tenant's program serves them.
 FILE_SYSTEMS = frozenset(
     {"overlay", "ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "tmpfs", "bcachefs"}
 )
 
 
-class _Process:
+class _Process(Place):
     """A process, its next check and the pause thereafter."""
 
-    def __init__(self, arrival: object) -> None:
-        self.arrival = arrival
+    def __init__(self, host_pid: int, arrival: object) -> None:
+        super().__init__()
+        self.host_pid, self.arrival = host_pid, arrival
         self.pause = FIRST_PAUSE
-        self.retry_at = 0.0
         self.refused_as = ""  # under which name its region was refused
 
 
@@ -81,70 +79,56 @@ class MappingFinder(Discovery):
         in_use: Callable[[str], bool],
         clock: Callable[[], float] = time.monotonic,
         reader: TenantReader | None = None,
+        wake: Callable[[], None] = lambda: None,
     ) -> None:
         """Take ``host_pids()``, NVML's unknown processes. ``arrival`` differs for a reused PID.
 
         ``in_use``: checks if a slot of the named region has a living owner.
         """
-        super().__init__()
+        super().__init__(clock, wake)
         self._procfs, self._reader = procfs, reader or Direct(procfs)
         self._host_pids, self._arrival, self._in_use = host_pids, arrival, in_use
-        self._clock = clock
         self._processes: dict[int, _Process] = {}
         #: By region: its proof, and the processes that led to it.
         self._users: dict[str, tuple[MappedFile, set[ProcessIdentity]]] = {}
-        self._task: asyncio.Task[None] | None = None
+        self._opening = asyncio.Lock()  # several processes lead to the same region
 
-    def wants(self) -> float:
-        """Return when a check ended or the next is due."""
-        if self._task is not None:
-            return 0.0 if self._task.done() else self._clock() + _POLL_SECONDS
-        return min((process.retry_at for process in self._processes.values()), default=math.inf)
+    def _places(self) -> Iterable[Place]:
+        return self._processes.values()
 
     def refresh(self, *, full: bool) -> RegionChanges:  # noqa: ARG002
         """Drop regions after their last process, and begin to check due processes.
 
         Results come with a later refresh. An open file would keep an ended container's file system.
         """
-        now, processes = self._clock(), dict[int, _Process]()
+        before, self._processes = self._processes, {}
         for host_pid in self._host_pids():
-            process, arrival = self._processes.get(host_pid), self._arrival(host_pid)
-            same = process is not None and process.arrival == arrival
-            processes[host_pid] = process if process and same else _Process(arrival)
-        self._processes = processes
-        refused = {process.refused_as for process in processes.values()}
+            process, arrival = before.get(host_pid), self._arrival(host_pid)
+            if process is None or process.arrival != arrival:
+                process = _Process(host_pid, arrival)
+            else:
+                del before[host_pid]
+            self._processes[host_pid] = process
+        for process in before.values():
+            process.cancel()
+        refused = {process.refused_as for process in self._processes.values()}
         self.rejected = {name: why for name, why in self.rejected.items() if name in refused}
         for name, (_, users) in list(self._users.items()):
             if not self._in_use(name) and not any(map(self._lives, users)):
                 self._drop(name)
-        if self._task is not None and self._task.done():
-            task, self._task = self._task, None
-            task.result()
-        if self._task is None:
-            # Those that waited longest first.
-            due = sorted(
-                (process.retry_at, pid) for pid, process in processes.items() if now >= process.retry_at
-            )
-            if due:
-                self._task = asyncio.get_running_loop().create_task(self._check(due[:MAX_LOOKS]))
-        return self._take_changes()
-
-    async def settle(self) -> bool:
-        """Wait for the running check; True if there was one."""
-        if self._task is None:
-            return False
-        await asyncio.wait({self._task})
-        return True
+        going = sum(not process.is_idle() for process in self._processes.values())
+        for process in self._due(self._processes.values())[: MAX_LOOKS - going]:
+            self._begin(process, self._check(process))
+        return self._end_refresh()
 
     def close(self) -> None:
         """Close everything; the finder stays usable."""
-        if self._task is not None:
-            self._task.cancel()
-            self._task = None
+        for process in self._processes.values():
+            process.cancel()
         for name in list(self._users):
             self._drop(name)
-        self._take_changes()
         self._processes.clear()
+        self._end_refresh()
         self.rejected.clear()
 
     def _drop(self, name: str) -> None:
@@ -156,17 +140,10 @@ class MappingFinder(Discovery):
         if why.reason is not RegionReason.GONE:
             self.report(path, why)
 
-    async def _check(self, due: list[tuple[float, int]]) -> None:
-        slices = Slices()
-        for _, host_pid in due:
-            await slices.yield_if_due()
-            process = self._processes.get(host_pid)
-            if process is not None:
-                await self._check_one(host_pid, process)
-
-    async def _check_one(self, host_pid: int, process: _Process) -> None:
-        process.retry_at = self._clock() + process.pause
+    async def _check(self, process: _Process) -> None:
+        process.due = self._clock() + process.pause
         process.pause = longer(process.pause, FIRST_PAUSE, LONGEST_PAUSE)
+        host_pid = process.host_pid
         name = f"process {host_pid}"
         try:
             with verify(self._procfs, host_pid) as handle:
@@ -201,24 +178,31 @@ class MappingFinder(Discovery):
         proof = MappedFile(SuperblockPath(*place), (device, inode), container_id)
         if not await self._reader.ask(payer, payer, maps_shared, host_pid, *proof.shown):
             raise RegionRejected(RegionReason.OTHER_DEVICE, "its process holds it open, and maps another")
-        users = next((users for known, users in self._users.values() if known.file == proof.file), None)
-        if users is None:
-            in_container = sum(known.container_id == container_id for known, _ in self._users.values())
-            if name in self._users or in_container >= MAX_PER_CONTAINER:
-                raise RegionRejected(RegionReason.TOO_MANY_ENTRIES, "its container has other regions already")
-            self.check_room(MAX_REGIONS)
-            fd = take(*await self._reader.ask(payer, payer, open_held, held))
-            try:
-                region = await adopt_by(self._reader, payer, fd, name)
-            except BaseException:
-                let_go(fd)
-                raise
-            _, users = self._users[name] = proof, set()
-            # The path has no pod or container name.
-            ownership = Ownership(container_id or name, container_id, placement=BARE.name)
-            self.accept(FoundRegion(region, ownership, Location(proof, proof.shown)))
+        async with self._opening:
+            users = next((users for other, users in self._users.values() if other.file == proof.file), None)
+            if users is None:
+                users = await self._open(name, payer, held, proof)
         users -= {user for user in users if not self._lives(user)}
         users.add(process)
+
+    async def _open(self, name: str, payer: str, held: str, proof: MappedFile) -> set[ProcessIdentity]:
+        container_id, others = proof.container_id, [other for other, _ in self._users.values()]
+        in_container = sum(other.container_id == container_id for other in others)
+        if name in self._users or in_container >= MAX_PER_CONTAINER:
+            raise RegionRejected(RegionReason.TOO_MANY_ENTRIES, "its container has other regions already")
+        self.check_room(MAX_REGIONS)
+        fd = take(*await self._reader.ask(payer, payer, open_held, held))
+        try:
+            region = await adopt_by(self._reader, payer, fd, name)
+        except BaseException:
+            let_go(fd)
+            raise
+        users: set[ProcessIdentity] = set()
+        self._users[name] = proof, users
+        # The path has no pod or container name.
+        ownership = Ownership(container_id or name, container_id, placement=BARE.name)
+        self.accept(FoundRegion(region, ownership, Location(proof, proof.shown)))
+        return users
 
     def _lives(self, process: ProcessIdentity) -> bool:
         try:

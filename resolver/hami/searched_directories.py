@@ -6,16 +6,14 @@ import math
 import os
 import stat
 from itertools import islice
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from resolver.base.text import printable
-from resolver.hami.discovery import FIRST_PAUSE, Ownership
+from resolver.hami.discovery import FIRST_PAUSE, NOWHERE, Ownership, Place
 from resolver.hami.placements import ContainerProof, placement_of
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Sequence
-    from concurrent.futures import Future
 
     from resolver.hami.region import SharedRegion
 
@@ -23,7 +21,6 @@ MAX_CONTAINERS = 16384  # directories in a containers directory
 MAX_ENTRIES = 64  # entries read in one container's directory; upstream makes two or three
 MAX_CACHES = 8  # of them, names that end in .cache; upstream's own monitor refuses more than two
 
-NOWHERE: Final = (0, 0)  # device and inode of a missing directory
 HALF_MADE_SECONDS = 2.0  # after a file was made, HAMi may not have written its size and header yet
 
 
@@ -54,46 +51,21 @@ class Candidate:
         self.retry_at = 0.0
 
 
-class Place:
-    """A directory that is read when ``due``, by ``work`` that waits for lanes."""
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-        self.identity = NOWHERE
-        self.due = 0.0
-        self.work: Future[None] | asyncio.Task[None] | None = None
-
-    def is_idle(self) -> bool:
-        """Check that no work goes on; raises its error."""
-        if self.work is not None and self.work.done():
-            work, self.work = self.work, None
-            work.result()
-        return self.work is None
-
-    def rest(self, until: float, soon: float) -> None:
-        """End the work: the next is due then, or ``soon`` if there were news of it meanwhile."""
-        self.due = until if self.due == math.inf else soon
-
-    def cancel(self) -> None:
-        """End the work, if any."""
-        if self.work is not None:
-            self.work.cancel()
-            self.work = None
-
-
 class Directory(Place):
     """Directory of a container or claim."""
 
     def __init__(self, root: Root, name: str) -> None:
-        super().__init__(f"{root.path}/{name}")
+        super().__init__()
+        self.path = f"{root.path}/{name}"
+        self.identity = NOWHERE
         self.root = root
         self.name = name
         self.candidates: dict[str, Candidate] = {}
 
     def retry_at(self) -> float:
         """Return when a refused file is next due, or infinity."""
-        waiting = (each.retry_at for each in self.candidates.values() if each.region is None)
-        return min(waiting, default=math.inf)
+        candidates = self.candidates.values()
+        return min((file.retry_at for file in candidates if file.region is None), default=math.inf)
 
     def ownership(self, candidate: Candidate) -> Ownership:
         """Return a file's owner by its directory's name, confirmed by kubelet where all containers reach it."""
@@ -113,7 +85,9 @@ class Root(Place):
     """
 
     def __init__(self, path: str, *, known: bool = False) -> None:
-        super().__init__(path.rstrip("/") or "/")
+        super().__init__()
+        self.path = path.rstrip("/") or "/"
+        self.identity = NOWHERE
         self.known = known
         self.shared = False
         self.fd = -1

@@ -89,7 +89,9 @@ class Repairer:
                 return {use.host_pid for use in (self._joined or NOTHING).used if use.no_slot not in owner}
 
             arrival, in_use = self.pidmap.arrival, self.found.in_use
-            yield MappingFinder(procfs, users_without_slot, arrival, in_use, reader=self._reader)
+            yield MappingFinder(
+                procfs, users_without_slot, arrival, in_use, reader=self._reader, wake=self._wake
+            )
         yield DirectoryFinder(
             self.settings.containers_dir,
             procfs,
