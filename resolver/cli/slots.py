@@ -20,9 +20,16 @@ from resolver.base.text import printable
 from resolver.cli.ask_daemon import add_socket
 from resolver.cli.show import NONE, on_terminal, print_json, print_table, size, styled, wrapped
 from resolver.hami.layout import is_plausible
-from resolver.hami.placements import AUTO, is_entry, searched
+from resolver.hami.placements import (
+    AUTO,
+    MAX_CACHES,
+    MAX_CONTAINERS,
+    MAX_ENTRIES,
+    is_entry,
+    list_caches,
+    searched,
+)
 from resolver.hami.region import open_region
-from resolver.hami.searched_directories import MAX_CACHES, MAX_CONTAINERS, MAX_ENTRIES, list_caches
 from resolver.linux.safe_open import open_directory, translate
 
 if TYPE_CHECKING:

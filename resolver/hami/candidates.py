@@ -24,7 +24,6 @@ from resolver.hami.discovery import (
 from resolver.hami.region import adopt_by
 from resolver.hami.searched_directories import Candidate
 from resolver.linux.mappings import SuperblockPath
-from resolver.linux.safe_open import let_go
 from resolver.workers.lane import ALL
 
 if TYPE_CHECKING:
@@ -105,17 +104,16 @@ class Candidates:
         held = await self._reader.ask(
             payer, payer, hold_file, directory.root.link, directory.name, candidate.name
         )
-        fd = take(*held)
+        region = await adopt_by(self._reader, payer, take(*held), candidate.path)
         try:
-            region = await adopt_by(self._reader, payer, fd, candidate.path)
             return region, await self.locate(candidate, region)
         except BaseException:
-            let_go(fd)
+            region.close()
             raise
 
     async def locate(self, candidate: Candidate, region: SharedRegion) -> Location:
         """Return the directory as mounted by containers, or the file in a tree of all. Raises `RegionRejected`."""
-        directory = candidate.directory
+        directory, owner = candidate.directory, candidate.directory.ownership(candidate)
         tree = (directory.root.link, directory.name) if candidate.shared else None
         held = f"/proc/{os.getpid()}/fd/{region.fd}"
         superblock, shown, opened, above = await self._reader.ask(
@@ -123,11 +121,11 @@ class Candidates:
         )
         shown = shown[0], shown[1]
         if candidate.shared:
-            pod_uid, _, name = directory.name.partition("_")
             file, above = SuperblockPath(*superblock), SuperblockPath(*above)
-            proof = PodFile(file, shown, opened=opened, tree=above, pod_uid=pod_uid, container_name=name)
+            pod_uid, container = owner.pod_uid, owner.container_name
+            proof = PodFile(file, shown, opened=opened, tree=above, pod_uid=pod_uid, container_name=container)
             return Location(proof, shown)
-        kind = ClaimDirectory if directory.ownership(candidate).claim else SharedDirectory
+        kind = ClaimDirectory if owner.claim else SharedDirectory
         return Location(kind(*superblock), shown)
 
     def refuse(self, candidate: Candidate, why: RegionRejected) -> None:

@@ -19,11 +19,8 @@ from resolver.containers.log_names import ContainerNames
 from resolver.hami.candidates import LATER, SOON, STRAY, Candidates
 from resolver.hami.directory_reads import hold_directory, list_entries, look_into, take
 from resolver.hami.discovery import NOWHERE, Discovery, refusal
-from resolver.hami.placements import AUTO, KAI, KNOWN_DIRS
+from resolver.hami.placements import AUTO, KAI, KNOWN_DIRS, MAX_CACHES, MAX_CONTAINERS, MAX_ENTRIES
 from resolver.hami.searched_directories import (
-    MAX_CACHES,
-    MAX_CONTAINERS,
-    MAX_ENTRIES,
     Candidate,
     Directory,
     Root,

@@ -6,15 +6,15 @@ The kernel delays them: a directory keeps its largest size, and is locked while 
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from resolver.base.errors import CannotKnow, RegionRejected
 from resolver.base.reasons import RegionReason
-from resolver.hami.placements import is_entry
-from resolver.hami.searched_directories import list_caches
+from resolver.hami.placements import is_entry, list_caches
 from resolver.linux.mappings import SuperblockPath, descriptor, mapped_as, superblock_path
-from resolver.linux.safe_open import let_go, open_directory, open_offered, open_plain, take_offered
+from resolver.linux.safe_open import closing, let_go, open_directory, open_offered, open_plain, take_offered
 from resolver.workers.lane import OpenFile
 
 if TYPE_CHECKING:
@@ -33,18 +33,17 @@ def list_entries(
     Also True if these are the last, and True if there are at most ``most`` entries.
     """
     names = []
-    fd = os.open(where, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        with os.scandir(fd) as listing:
-            for entry in islice(listing, most):
-                # A symbolic link is kept, too: the visit refuses and counts it. Kubelet and device plugins make
-                # printable names only.
-                is_name = entry.name > after and entry.name.isprintable() and is_entry(path, entry.name)
-                if is_name and (entry.is_symlink() or entry.is_dir(follow_symlinks=False)):
-                    names.append(entry.name)
-            complete = next(listing, None) is None
-    finally:
-        os.close(fd)
+    with (
+        closing(os.open(where, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as fd,
+        os.scandir(fd) as listing,
+    ):
+        for entry in islice(listing, most):
+            # A symbolic link is kept, too: the visit refuses and counts it. Kubelet and device plugins make
+            # printable names only.
+            is_name = entry.name > after and entry.name.isprintable() and is_entry(path, entry.name)
+            if is_name and (entry.is_symlink() or entry.is_dir(follow_symlinks=False)):
+                names.append(entry.name)
+        complete = next(listing, None) is None
     names.sort()
     page, room = [], _PAGE_BYTES
     for name in names:
@@ -60,20 +59,15 @@ def look_into(_procfs: Procfs, where: str, name: str, known: list[str]) -> tuple
 
     Files are ``[name, device, inode, change time]``, including ``known``. Raises `RegionRejected` and OSError.
     """
-    fd = _open_below(where, name)
-    try:
+    with closing(_open_below(where, name)) as fd:
         info = os.fstat(fd)
         names, complete = list_caches(fd)
         files = []
         for candidate in dict.fromkeys(known + names):
-            try:
+            with suppress(OSError):
                 file = os.stat(candidate, dir_fd=fd, follow_symlinks=False)
-            except OSError:
-                continue
-            files.append([candidate, file.st_dev, file.st_ino, file.st_ctime])
+                files.append([candidate, file.st_dev, file.st_ino, file.st_ctime])
         return info.st_dev, info.st_ino, files, complete
-    finally:
-        os.close(fd)
 
 
 def hold_directory(_procfs: Procfs, where: str, name: str) -> tuple[OpenFile, int, int]:
@@ -83,11 +77,8 @@ def hold_directory(_procfs: Procfs, where: str, name: str) -> tuple[OpenFile, in
 
 def hold_file(_procfs: Procfs, where: str, directory: str, name: str) -> tuple[OpenFile, int, int]:
     """Open a plain file for the daemon, with device and inode. Raises `RegionRejected` and OSError."""
-    fd = _open_below(where, directory)
-    try:
+    with closing(_open_below(where, directory)) as fd:
         return _held(open_plain(fd, name)[0])
-    finally:
-        os.close(fd)
 
 
 def open_held(_procfs: Procfs, where: str) -> tuple[OpenFile, int, int]:
@@ -111,11 +102,8 @@ def take(held: OpenFile | str, device: int, inode: int) -> int:
 
 
 def _open_below(where: str, name: str) -> int:
-    above = os.open(where, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with closing(os.open(where, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as above:
         return open_directory(name, above)
-    finally:
-        os.close(above)
 
 
 def place_of(procfs: Procfs, fd: int) -> tuple[SuperblockPath, Descriptor]:
@@ -139,17 +127,13 @@ def locate_open(
 
     Also how ``maps`` shows it, its inode in descriptors, and the tree's place.
     """
-    fds = [open_offered(where)]
-    try:
-        shown = mapped_as(procfs, fds[0])
-        fds.append(open_offered(tree[0]) if tree else open_directory(os.path.dirname(path)))
-        above, _ = place_of(procfs, fds[1])
+    with closing(open_offered(where)) as fd:
+        shown = mapped_as(procfs, fd)
+        with closing(open_offered(tree[0]) if tree else open_directory(os.path.dirname(path))) as directory:
+            above, _ = place_of(procfs, directory)
         if tree is None:
             return above, shown, 0, ("", "")
-        file, opened = place_of(procfs, fds[0])
+        file, opened = place_of(procfs, fd)
         if file != (above.device, os.path.join(above.path, tree[1], os.path.basename(path))):
             raise RegionRejected(RegionReason.GONE, "it was moved while it was opened")
         return file, shown, opened.inode, above
-    finally:
-        for fd in fds:
-            os.close(fd)

@@ -12,27 +12,23 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from resolver.base.errors import AccessDenied, RegionRejected, TooSlow, WorkerFailed
 from resolver.base.reasons import RegionReason
+from resolver.linux.mappings import SuperblockPath
 from resolver.linux.procfs import TooLarge
 from resolver.linux.safe_open import translate
+from resolver.workers.lanes import begin
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable
     from concurrent.futures import Future
 
     from resolver.hami.region import SharedRegion
-    from resolver.linux.mappings import SuperblockPath
 
 FIRST_PAUSE = 0.25  # seconds until a refused file is tried again, doubled each time
 LONGEST_PAUSE = 30.0
 NOWHERE: Final = (0, 0)  # device and inode of a missing directory
 
 
-class _Directory(NamedTuple):
-    device: str
-    path: str
-
-
-class SharedDirectory(_Directory):
+class SharedDirectory(SuperblockPath):
     """Superblock, and path inside it, of a directory that a region's processes have mounted."""
 
     __slots__ = ()
@@ -206,8 +202,6 @@ class Discovery:
         return sorted(due, key=lambda place: place.due)
 
     def _begin(self, place: Place, work: Coroutine[Any, Any, None]) -> None:
-        from resolver.workers.lanes import begin  # a lane, and `resolver slots`, do without
-
         place.due = math.inf
         place.work = begin(work, self._answered)
         place.is_idle()  # without an event loop, it is done

@@ -29,9 +29,9 @@ from resolver.hami.discovery import (
     refusal,
 )
 from resolver.hami.placements import BARE
-from resolver.hami.process_reads import hold_written, maps_shared, place_of_held, shown_in_maps
+from resolver.hami.process_reads import hold_written, place_of_held, shown_in_maps
 from resolver.hami.region import adopt_by
-from resolver.linux.mappings import SuperblockPath
+from resolver.linux.mappings import SuperblockPath, maps_file
 from resolver.linux.procfs import TooLarge
 from resolver.linux.safe_open import check_plain, let_go, take_offered
 from resolver.lookup.resolve import verify
@@ -176,7 +176,7 @@ class MappingFinder(Discovery):
         check_plain(os.fstat(hold))
         device, inode = await self._reader.ask(payer, payer, shown_in_maps, held)
         proof = MappedFile(SuperblockPath(*place), (device, inode), container_id)
-        if not await self._reader.ask(payer, payer, maps_shared, host_pid, *proof.shown):
+        if not await self._reader.ask(payer, payer, maps_file, host_pid, *proof.shown):
             raise RegionRejected(RegionReason.OTHER_DEVICE, "its process holds it open, and maps another")
         async with self._opening:
             users = next((users for other, users in self._users.values() if other.file == proof.file), None)
@@ -191,12 +191,8 @@ class MappingFinder(Discovery):
         if name in self._users or in_container >= MAX_PER_CONTAINER:
             raise RegionRejected(RegionReason.TOO_MANY_ENTRIES, "its container has other regions already")
         self.check_room(MAX_REGIONS)
-        fd = take(*await self._reader.ask(payer, payer, open_held, held))
-        try:
-            region = await adopt_by(self._reader, payer, fd, name)
-        except BaseException:
-            let_go(fd)
-            raise
+        opened = await self._reader.ask(payer, payer, open_held, held)
+        region = await adopt_by(self._reader, payer, take(*opened), name)
         users: set[ProcessIdentity] = set()
         self._users[name] = proof, users
         # The path has no pod or container name.

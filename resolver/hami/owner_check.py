@@ -15,10 +15,9 @@ from resolver.hami.process_reads import (
     describe_written,
     directories_and_trees,
     has_mount,
-    maps_shared,
     written_by_name,
 )
-from resolver.linux.mappings import SuperblockPath
+from resolver.linux.mappings import SuperblockPath, maps_file
 from resolver.linux.procfs import HOST_PIDNS, TooLarge
 from resolver.lookup.resolve import verify
 from resolver.workers.lane import ALL
@@ -112,7 +111,7 @@ class OwnerCheck:
         """Check for a relation to the region."""
         proof, payer = search.proof, search.payer
         if proof.mount is None:
-            return await self._ask(payer, maps_shared, host_pid, *search.shown)
+            return await self._maps(host_pid, search)
         # In the host's namespace a process has that number by chance, unless the container is there.
         if namespaces and (HOST_PIDNS in namespaces or self.pidns(host_pid) != HOST_PIDNS):
             return True
@@ -120,10 +119,9 @@ class OwnerCheck:
             return False  # without the mount table, which any tenant could delay
         return proof in await self.directories(host_pid, payer)
 
-    async def _ask(
-        self, payer: str, question: Callable[..., bool], host_pid: int, device: str, inode: int
-    ) -> bool:
-        answer: bool = await self._reader.ask(payer, self.tenant(host_pid), question, host_pid, device, inode)
+    async def _maps(self, host_pid: int, search: Search) -> bool:
+        tenant, shown = self.tenant(host_pid), search.shown
+        answer: bool = await self._reader.ask(search.payer, tenant, maps_file, host_pid, *shown)
         return answer
 
     async def _hold(self, host_pid: int, search: Search, namespaces: frozenset[int]) -> ProcessHandle:
@@ -135,12 +133,10 @@ class OwnerCheck:
             if namespaces and len(handle.process.ns_pids) > 1 and procfs.pidns(host_pid) not in namespaces:
                 raise ProcessGone(f"{host_pid} is another process now")
             if isinstance(proof, MappedFile):
-                mapped = await self._ask(payer, maps_shared, host_pid, *proof.shown)
                 await self._check_file(host_pid, proof, payer)
             else:
                 await self._check_container(host_pid, proof, namespaces, payer)
-                mapped = await self._ask(payer, maps_shared, host_pid, *search.shown)
-            if not mapped:
+            if not await self._maps(host_pid, search):
                 raise Unfit(UnresolvedReason.NOT_MAPPED)
         return handle
 

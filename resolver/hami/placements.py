@@ -1,4 +1,4 @@
-"""Places of the cache files of each scheduler that slices GPUs with HAMi-core.
+"""Places of the cache files of each scheduler that slices GPUs with HAMi-core, and limits for reading them.
 
 Only place, mount and proof of the container differ. A new kind of proof adds a `ContainerProof`, a `Proof` in
 `resolver.hami.discovery`, and its check in `resolver.hami.slot_owner`.
@@ -9,10 +9,14 @@ from __future__ import annotations
 import os
 import re
 from enum import StrEnum
+from itertools import islice
 from typing import NamedTuple
 
 #: The value of ``containers_dir`` that stands for every directory in the table.
 AUTO = "auto"
+MAX_CONTAINERS = 16384  # directories in a containers directory
+MAX_ENTRIES = 64  # entries read in one container's directory; upstream makes two or three
+MAX_CACHES = 8  # of them, names that end in .cache; upstream's own monitor refuses more than two
 
 _UUID = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 
@@ -29,7 +33,7 @@ class ContainerProof(StrEnum):
 class Placement(NamedTuple):
     """One placement: ``auto`` searches ``dirs`` of the host; ``path`` matches ``<directory>/<entry>/<file>``.
 
-    ``open``: containers make the entries. ``file``: the only accepted name, if any.
+    ``file``: the only accepted name, if any.
     """
 
     name: str
@@ -37,8 +41,7 @@ class Placement(NamedTuple):
     proof: ContainerProof
     dirs: tuple[str, ...]
     path: re.Pattern[str]
-    open: bool
-    file: str
+    file: str = ""
 
 
 #: The first matching row wins.
@@ -49,7 +52,6 @@ PLACEMENTS = (
         proof=ContainerProof.POD,
         dirs=("/usr/local/vgpu/containers",),
         path=re.compile(r"/containers/[^/_]+_[^/]+/usage\.cache$"),
-        open=True,
         file="usage.cache",
     ),
     Placement(
@@ -58,8 +60,6 @@ PLACEMENTS = (
         proof=ContainerProof.CLAIM,
         dirs=("/usr/local/vgpu/claims", "/var/lib/hami/vgpu/claims"),
         path=re.compile(rf"/claims/{_UUID}(?:_[^/]+)?/[^/]+\.cache$"),
-        open=False,
-        file="",
     ),
     Placement(
         name="koordinator",
@@ -67,8 +67,6 @@ PLACEMENTS = (
         proof=ContainerProof.MOUNT,
         dirs=("/usr/local/vgpu/containers",),
         path=re.compile(r"/containers/([^/_]+_[^/]+)/\1\.cache$"),
-        open=False,
-        file="",
     ),
     Placement(
         name="volcano",
@@ -80,8 +78,6 @@ PLACEMENTS = (
             "/tmp/vgpu/containers",  # noqa: S108
         ),
         path=re.compile(r"/vgpu/vgpu/containers/[^/_]+_[^/]+/[^/]+\.cache$|^/tmp/vgpu/containers/.*\.cache$"),
-        open=False,
-        file="",
     ),
     Placement(
         name="hami",
@@ -89,8 +85,6 @@ PLACEMENTS = (
         proof=ContainerProof.MOUNT,
         dirs=("/usr/local/vgpu/containers", "/var/lib/hami/vgpu/containers"),
         path=re.compile(r"/[^/_]+_[^/]+/[^/]+\.cache$"),
-        open=False,
-        file="",
     ),
     Placement(
         name="bare",
@@ -98,7 +92,6 @@ PLACEMENTS = (
         proof=ContainerProof.MAPPING,
         dirs=(),
         path=re.compile(r"/cudevshr\.cache$"),
-        open=False,
         file="cudevshr.cache",
     ),
 )
@@ -123,6 +116,18 @@ def is_entry(directory: str, name: str) -> bool:
         return _CLAIM.fullmatch(name) is not None
     pod_uid, _, container_name = name.partition("_")
     return bool(pod_uid and container_name)
+
+
+def list_caches(dir_fd: int) -> tuple[list[str], bool]:
+    """Return names ending in .cache, and True if complete. Raises OSError."""
+    names: list[str] = []
+    with os.scandir(dir_fd) as listing:
+        for entry in islice(listing, MAX_ENTRIES):
+            if entry.name.endswith(".cache"):
+                if len(names) == MAX_CACHES:
+                    return names, False
+                names.append(entry.name)
+        return names, next(listing, None) is None
 
 
 def may_be_mounted(root: bytes) -> bool:

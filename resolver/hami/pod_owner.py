@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from resolver.base.errors import AccessDenied, ProcessGone
 from resolver.base.reasons import UnresolvedReason
 from resolver.hami.owner_check import UNREADABLE, Unfit, unreadable, worst
-from resolver.hami.process_reads import describe_written, maps_shared, written_in
+from resolver.hami.process_reads import describe_written, written_in
 from resolver.linux.cgroup import NO_CONTAINER, only_container
-from resolver.linux.mappings import SuperblockPath, shared_files
+from resolver.linux.mappings import SuperblockPath, maps_file, shared_files
 from resolver.lookup.resolve import verify
 from resolver.workers.lane import ALL
 
@@ -151,7 +151,7 @@ class PodOwner:
             await self._reader.ask(payer, tenant, describe_written, host_pid)
             located = await self._reader.ask(payer, ALL, written_in, host_pid, *place)
             held = {SuperblockPath(*file) if file else None for file in located}
-            if not held or not await self._reader.ask(payer, tenant, maps_shared, host_pid, *proof.shown):
+            if not held or not await self._reader.ask(payer, tenant, maps_file, host_pid, *proof.shown):
                 if self._container(host_pid).pod_uid == proof.pod_uid:
                     raise Unfit(UnresolvedReason.NOT_MAPPED)
                 raise ProcessGone(f"{host_pid} does not use the file")

@@ -18,7 +18,6 @@ from resolver.linux.mappings import (
     SuperblockPath,
     descriptor,
     mapped_as,
-    maps_file,
     open_for_writing,
     open_names,
     opened_by_name,
@@ -27,7 +26,7 @@ from resolver.linux.mappings import (
 )
 from resolver.linux.mounts import parse_mountinfo
 from resolver.linux.procfs import variables
-from resolver.linux.safe_open import open_offered
+from resolver.linux.safe_open import closing, open_offered
 from resolver.workers.lane import OpenFile
 
 if TYPE_CHECKING:
@@ -45,11 +44,6 @@ _LIBRARY = re.compile(rb"/libvgpu\.so[^/\n]*$", re.MULTILINE)
 _PRELOAD, _MAX_PRELOAD = b" /etc/ld.so.preload ", 4096
 _LONGEST_VARIABLE = 1024
 _AUXILIARY, _BASE = Struct("=QQ"), 7  # of <linux/auxvec.h>: AT_BASE is the dynamic linker's address
-
-
-def maps_shared(procfs: Procfs, host_pid: int, device: str, inode: int) -> bool:
-    """Check for a shared, writable mapping of that file."""
-    return maps_file(procfs, host_pid, device, inode)
 
 
 def directories_and_trees(procfs: Procfs, host_pid: int) -> tuple[list[Directory], list[Directory]]:
@@ -205,11 +199,8 @@ def written_in(
 
 def shown_in_maps(procfs: Procfs, where: str) -> Shown:
     """Return how ``maps`` shows a file that the daemon holds."""
-    fd = open_offered(where)
-    try:
+    with closing(open_offered(where)) as fd:
         return mapped_as(procfs, fd)
-    finally:
-        os.close(fd)
 
 
 def hold_written(procfs: Procfs, host_pid: int, name: str) -> tuple[OpenFile, str] | None:

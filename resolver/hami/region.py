@@ -18,7 +18,7 @@ from resolver.base.errors import RegionRejected, ResolverError
 from resolver.base.reasons import RegionReason
 from resolver.hami import layout as layouts
 from resolver.hami.packed_slots import Columns, PackedSlots, without_idle
-from resolver.linux.safe_open import cached, check_plain, let_go, open_offered, open_plain, translate
+from resolver.linux.safe_open import cached, check_plain, closing, let_go, open_offered, open_plain, translate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -133,24 +133,16 @@ class SharedRegion:
         return self._see(layouts.Header(device_num, *map(tuple, lists)), numbers, packed)
 
     def _see(self, header: layouts.Header, numbers: Sequence[int], columns: tuple[bytes, ...]) -> RegionView:
-        view, (proc_num, utilization_switch) = self.view, numbers
-        if view is not None and (columns, proc_num) == (view.slots.columns, view.proc_num):
-            before = view.device_num, view.uuids, view.sm_limit, view.limit
-            if (header, utilization_switch) == (before, view.utilization_switch):
-                return view
-            slots = view.slots
+        before, (proc_num, utilization_switch) = self.view, numbers
+        if before is not None and (columns, proc_num) == (before.slots.columns, before.proc_num):
+            slots = before.slots
         else:
             slots = PackedSlots(columns, proc_num)
-        self.view = RegionView(
-            device_num=header.device_num,
-            uuids=header.uuids,
-            sm_limit=header.sm_limit,
-            proc_num=proc_num,
-            utilization_switch=utilization_switch,
-            slots=slots,
-            limit=header.limit,
-        )
-        return self.view
+        device_num, uuids, sm_limit, limit = header
+        view = RegionView(device_num, uuids, sm_limit, proc_num, utilization_switch, slots, limit)
+        if before is None or view != before:
+            self.view = before = view
+        return before
 
     def _bytes(self, start: int, length: int) -> bytes:
         data = self._pread(length, start)
@@ -295,19 +287,22 @@ def adopt_region(fd: int, path: str) -> SharedRegion:
 
 
 async def adopt_by(reader: TenantReader, payer: str, fd: int, path: str) -> SharedRegion:
-    """Adopt ``fd``, read by a lane. On an error, it stays the caller's.
+    """Adopt ``fd``, read by a lane; let it go on an error.
 
     Raises as `open_region` and `SharedRegion.read` do, `TooSlow` and `WorkerFailed`.
     """
-    info = os.fstat(fd)
-    check_plain(info)
-    if info.st_size not in layouts.FILE_SIZES:
-        layouts.identify(info.st_size, b"")
-    answer = await reader.ask(
-        payer, payer, read_open, f"/proc/{os.getpid()}/fd/{fd}", path, layouts.MAX_SLOTS
-    )
-    region = SharedRegion(fd, info, layouts.LAYOUTS[answer[0]], path)
-    region.take(*answer[1:])
+    try:
+        info = os.fstat(fd)
+        check_plain(info)
+        if info.st_size not in layouts.FILE_SIZES:
+            layouts.identify(info.st_size, b"")
+        where = f"/proc/{os.getpid()}/fd/{fd}"
+        layout, *content = await reader.ask(payer, payer, read_open, where, path, layouts.MAX_SLOTS)
+        region = SharedRegion(fd, info, layouts.LAYOUTS[layout], path)
+        region.take(*content)
+    except BaseException:
+        let_go(fd)
+        raise
     return region
 
 
@@ -327,11 +322,8 @@ def read_open(_procfs: Procfs, where: str, path: str, end: int) -> Any:
 
 def pieces_of_open(_procfs: Procfs, where: str, places: list[tuple[int, int]]) -> list[str]:
     """Read bytes of a file open in the daemon, by ``(offset, length)``."""
-    fd = open_offered(where)
-    try:
+    with closing(open_offered(where)) as fd:
         return [_text(os.pread(fd, length, start)) for start, length in places]
-    finally:
-        os.close(fd)
 
 
 def unwritten(_procfs: Procfs, where: str) -> bool:

@@ -1,11 +1,10 @@
-"""Directories that tenants fill, and their files: limits, listing and state."""
+"""Directories that tenants fill, and their files, as the search knows them."""
 
 from __future__ import annotations
 
 import math
 import os
 import stat
-from itertools import islice
 from typing import TYPE_CHECKING
 
 from resolver.base.text import printable
@@ -16,10 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from resolver.hami.region import SharedRegion
-
-MAX_CONTAINERS = 16384  # directories in a containers directory
-MAX_ENTRIES = 64  # entries read in one container's directory; upstream makes two or three
-MAX_CACHES = 8  # of them, names that end in .cache; upstream's own monitor refuses more than two
 
 HALF_MADE_SECONDS = 2.0  # after a file was made, HAMi may not have written its size and header yet
 
@@ -41,7 +36,8 @@ class Candidate:
     @property
     def shared(self) -> bool:
         """True if every container may reach the file."""
-        return self.directory.root.shared or (self.placement is not None and self.placement.open)
+        kai = self.placement is not None and self.placement.proof is ContainerProof.POD
+        return kai or self.directory.root.shared
 
     def start_anew(self, identity: tuple[int, int], now: float, age: float = HALF_MADE_SECONDS) -> None:
         """Start over with another file, made ``age`` seconds ago."""
@@ -103,18 +99,6 @@ class Root(Place):
     def link(self) -> str:
         """Path by which a lane can open it."""
         return f"/proc/{os.getpid()}/fd/{self.fd}"
-
-
-def list_caches(dir_fd: int) -> tuple[list[str], bool]:
-    """Return names ending in .cache, and True if complete. Raises OSError."""
-    names: list[str] = []
-    with os.scandir(dir_fd) as listing:
-        for entry in islice(listing, MAX_ENTRIES):
-            if entry.name.endswith(".cache"):
-                if len(names) == MAX_CACHES:
-                    return names, False
-                names.append(entry.name)
-        return names, next(listing, None) is None
 
 
 def may_be_searched(root: Root, info: os.stat_result, roots: Sequence[Root]) -> bool:

@@ -14,7 +14,7 @@ import os
 import stat
 import time
 from collections import deque
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import cache, partial
 
 from resolver.base.errors import RegionRejected
@@ -23,7 +23,7 @@ from resolver.linux.pidfd import fetch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 _HOLD = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _CACHESTAT = 451  # on x86-64 and arm64 alike
@@ -89,8 +89,7 @@ def open_plain(dir_fd: int, name: str, flags: int = os.O_RDONLY) -> tuple[int, o
     if "/" in name or name in ("", ".", ".."):
         raise RegionRejected(RegionReason.NOT_REGULAR, f"{name!r} is not the name of a file")
     try:
-        hold = os.open(name, _HOLD, dir_fd=dir_fd)
-        try:
+        with closing(os.open(name, _HOLD, dir_fd=dir_fd)) as hold:
             info = os.fstat(hold)
             check_plain(info)
             if mount_id(hold) != mount_id(dir_fd):
@@ -100,8 +99,6 @@ def open_plain(dir_fd: int, name: str, flags: int = os.O_RDONLY) -> tuple[int, o
                 )
             flags |= os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
             return os.open(f"/proc/self/fd/{hold}", flags), info
-        finally:
-            os.close(hold)
     except OSError as error:
         raise translate(error) from None
 
@@ -159,6 +156,15 @@ def _system_call() -> Callable[..., int]:
     import ctypes
 
     return ctypes.CDLL(None, use_errno=True).syscall
+
+
+@contextmanager
+def closing(fd: int) -> Iterator[int]:
+    """Close a descriptor after a ``with`` block."""
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 def open_offered(path: str) -> int:

@@ -19,7 +19,7 @@ import pytest
 from resolver.base.budget import Budgets
 from resolver.base.errors import RegionRejected
 from resolver.base.reasons import RegionReason
-from resolver.hami import directory_reads, searched_directories
+from resolver.hami import directory_reads, placements
 from resolver.hami.directory_finder import DirectoryFinder
 from resolver.hami.discovery import Ownership
 from resolver.hami.layout import LAYOUTS, parse_used
@@ -317,7 +317,7 @@ def test_new_directory_precedes_relisted_ones(
         burn(0.002)
         return finder_list(dir_fd)
 
-    finder_list = searched_directories.list_caches
+    finder_list = placements.list_caches
     monkeypatch.setattr(directory_reads, "list_caches", slowly)
     new = container(tmp_path)
     assert [region.path for region in find.refresh(full=True).added] == [str(new)]
