@@ -258,9 +258,8 @@ class Gpu:
     def _end_periods(self) -> None:
         before, self._period_us = self._period_us, self._now_us()
         for device in range(len(self.devices)):
-            active = [
-                (client, client.on[device]) for client in self._clients.values() if _busy_on(client, device)
-            ]
+            users = [(each, each.on[device]) for each in self._clients.values() if device in each.on]
+            active = [(client, load) for client, load in users if load.sm > 0]
             total = sum(load.sm for _, load in active)
             mean = round(1e6 * self._busy[device] / max(self._period_us - before, 1))
             period, chain = Load(sm=min(mean, 100)), None
@@ -423,10 +422,6 @@ class Gpu:
                 device_entry.memory_used = sum(
                     max(0, load.memory) for _, device, load in entries if device == i
                 )
-
-
-def _busy_on(client: Client, device: int) -> bool:
-    return device in client.on and client.on[device].sm > 0
 
 
 def _answers(errors: Mapping[Answer, int]) -> list[int]:

@@ -91,16 +91,9 @@ def until_true(rows: Sequence[Row], since: float, daemon: Daemon) -> None:
 
 def announced(rows: Sequence[Row], daemon: Daemon) -> bool:
     """Whether the daemon has said of each slot that needs it that it is repaired, or would be."""
-    repaired = _told(daemon)
+    events = (*daemon.said("repair"), *daemon.said("would_repair"))
+    repaired = {(event["container"], event["ns_pid"]) for event in events}
     return all((r.case.container.known_as, r.case.tenant.ns_pid) in repaired for r in rows if r.case.reason)
-
-
-def _told(daemon: Daemon) -> set[tuple[str, int]]:
-    """Container and PID of each slot that it repairs, or would."""
-    return {
-        (event["container"], event["ns_pid"])
-        for event in (*daemon.said("repair"), *daemon.said("would_repair"))
-    }
 
 
 def verdict(rows: Sequence[Row], daemon: Daemon) -> None:

@@ -373,8 +373,7 @@ TAKES_THEM_ALL = ASKER + textwrap.dedent(
 
 
 def test_container_with_all_connections_shuts_no_other_out(node: Node, daemon: Daemon, path: Path) -> None:
-    container = node.container()
-    greedy = container.spawn([*PYTHON, TAKES_THEM_ALL, str(path), "300"])
+    greedy = node.container().spawn([*PYTHON, TAKES_THEM_ALL, str(path), "300"])
     statuses = json.loads(greedy.read_line())
     assert statuses.get("200", 0) <= 16
     assert sum(statuses.values()) == 300

@@ -121,8 +121,7 @@ def test_once_without_nvml_says_so(node: Node) -> None:
 
 @with_every_source("number", [signal.SIGINT, signal.SIGTERM])
 def test_it_ends_cleanly(node: Node, start: Start, source: str, number: signal.Signals) -> None:
-    container = node.container()
-    tenant = container.tenant(guess="none")
+    tenant = node.container().tenant(guess="none")
     daemon = start(node, *FAST)
     tenant.until_repaired()
     daemon.wait_for("repair")  # the slot is right before the writer's answer has come
@@ -156,8 +155,7 @@ def test_it_ends_whenever_it_is_told_to(node: Node, start: Start) -> None:
 
 
 def test_a_reload_takes_new_settings_and_refuses_bad_ones(node: Node, start: Start) -> None:
-    container = node.container(watcher=False)
-    tenant = container.tenant(load=40, guess="none")
+    tenant = node.container(watcher=False).tenant(load=40, guess="none")
     settings = node.root / "resolver.toml"
     settings.write_text('interval = "50ms"\nnvml-interval = "200ms"\nwrite_utilization = "never"\n')
     daemon = start(node, "--config", str(settings))
@@ -187,8 +185,7 @@ def test_a_reload_takes_new_settings_and_refuses_bad_ones(node: Node, start: Sta
 
 def test_a_reload_can_force_the_policy(node: Node, start: Start) -> None:
     node.gpu.driver_version = "566.03"
-    container = node.container()
-    tenant = container.tenant(guess="none")
+    tenant = node.container().tenant(guess="none")
     settings = node.root / "resolver.toml"
     settings.write_text("")
     daemon = start(node, "--config", str(settings), *FAST)
@@ -219,8 +216,7 @@ def test_a_second_writer_is_refused_and_a_second_reader_is_not(node: Node, start
 
 
 def test_it_waits_for_the_containers_directory(node: Node, start: Start) -> None:
-    container = node.container()
-    tenant = container.tenant(guess="none")
+    tenant = node.container().tenant(guess="none")
     place = node.root / "later"
     daemon = start(node, *FAST, containers_dir=place)
     daemon.wait_for("containers_dir_missing", path=str(place))

@@ -240,8 +240,7 @@ def test_lost_device_is_unhealthy_and_removed_one_gone(bench: Bench) -> None:
 
 def test_disputed_value_is_unknown_with_its_reason(tmp_path: Path, node: Node, start: Start) -> None:
     """The daemon's driver leaves the process out, and its watcher's fills it in."""
-    container = node.container(release="2.8.2", sm_limit=0, devices=[FIRST])
-    tenant = container.tenant(load=30)
+    tenant = node.container(release="2.8.2", sm_limit=0, devices=[FIRST]).tenant(load=30)
     node.state_file = tmp_path / "other-state"
     with Driver(node.state_file, tmp_path / "other.sock", DRIVER, DEFAULT_DEVICES) as other:
         other.connect(read_chain(tenant.host_pid), 0, Load(memory=1 << 20))

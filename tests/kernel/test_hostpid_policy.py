@@ -69,8 +69,7 @@ def repaired(daemon: Daemon, node: Node, name: str) -> None:
 
 
 def test_a_call_that_hangs_costs_a_worker_and_no_repair(node: Node, start: Start) -> None:
-    free = node.container(name="free", watcher=False)
-    tenant = free.tenant(load=50, guess="none")
+    tenant = node.container(name="free", watcher=False).tenant(load=50, guess="none")
     daemon = start(node, *FAST)
     tenant.until_load(50)
     first = daemon.child(NVML)
@@ -97,8 +96,7 @@ def test_a_call_that_hangs_costs_a_worker_and_no_repair(node: Node, start: Start
 def test_mig_is_unsupported_and_not_idle(tmp_path: Path, start: Start) -> None:
     devices = [replace(DEFAULT_DEVICES[0], mig_enabled=True)]
     with Node(tmp_path, "550.54.15", devices) as node:
-        container = node.container(watcher=False)
-        tenant = container.tenant(load=50, guess="none")
+        tenant = node.container(watcher=False).tenant(load=50, guess="none")
         daemon = start(node, "--write-utilization", "always", *FAST)
         daemon.wait_for("device_without_samples", device=devices[0].uuid)
         tenant.until_repaired()

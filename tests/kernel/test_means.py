@@ -109,8 +109,7 @@ def test_repeatedly_killed_writer_makes_daemon_not_ready(node: Node, start: Star
 
 
 def test_a_reader_of_the_log_that_stands_still_stops_nothing(node: Node, tmp_path: Path) -> None:
-    container = node.container(watcher=False)
-    tenant = container.tenant(load=0, guess="none")
+    tenant = node.container(watcher=False).tenant(load=0, guess="none")
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     with contextlib.suppress(BlockingIOError):

@@ -225,8 +225,7 @@ def test_without_kubelets_names_nothing_is_touched(node: Node, start: Start, tmp
     container.tenant(guess="none")
     root = str(node.placement_dir("kai"))
     nowhere = ("--container-logs-dir", str(tmp_path / "nowhere"))
-    daemon = start(node, *FAST, "--containers-dir", root, *nowhere)
-    said = daemon.wait_for("region_rejected", path=root)
+    said = start(node, *FAST, "--containers-dir", root, *nowhere).wait_for("region_rejected", path=root)
     assert said["reason"] == "unproven"
     assert "nowhere cannot be read" in said["why"]
     assert container.region().slots[0].hostpid == 0

@@ -80,7 +80,8 @@ def test_every_query_of_the_dashboard_returns_data(
         everywhere: dict[str, str] = {}
         pod = {"node": "gpu-node-1|gpu-node-2", "pod": "train-0"}
         for chosen in (everywhere, {"node": TARGET["node"]}, pod):
-            until(partial(_is_whole, prometheus, chosen, empty), f"data for every query with {chosen}")
+            missing = partial(_without_data, prometheus, chosen)
+            until(lambda missing=missing: missing() == empty, f"data for every query with {chosen}")  # type: ignore[misc]
         here = {"namespace": "ml", "pod": "train-0", "node": TARGET["node"]}
         for variable in dashboard()["templating"]["list"][1:]:
             values = prometheus.label_values(re.sub(r"\$\w+", ".*", variable["query"]["query"]))
@@ -91,10 +92,6 @@ def test_every_query_of_the_dashboard_returns_data(
                     lambda q=query: prometheus.query_range(q.concrete(), began, time.time()),  # type: ignore[misc]
                     f"a curve for {query.panel}",
                 )
-
-
-def _is_whole(prometheus: Prometheus, chosen: dict[str, str], empty: set[str]) -> bool:
-    return _without_data(prometheus, chosen) == empty
 
 
 def _without_data(prometheus: Prometheus, chosen: dict[str, str]) -> set[str]:

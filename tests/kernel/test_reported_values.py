@@ -60,10 +60,8 @@ def test_watcher_that_undoes_repairs_is_reported(
     tmp_path: Path, start: Start, release: str, word: str
 ) -> None:
     with Node(tmp_path, DRIVER, GPUS[:2]) as node:
-        container = node.container(release=release, devices=GPUS[:2])
-        tenant = container.tenant(load=40)
-        daemon = start(node)
-        line = daemon.wait_for("slot_stuck")
+        tenant = node.container(release=release, devices=GPUS[:2]).tenant(load=40)
+        line = start(node).wait_for("slot_stuck")
         assert (line["level"], line["ns_pid"], line["host_pid"]) == (
             "warning",
             tenant.ns_pid,

@@ -94,8 +94,7 @@ def test_without_the_map_the_connector_is_taken(node: Node, start: Start, tmp_pa
 
 
 def test_where_nothing_else_works_it_stays_with_the_scan(node: Node, start: Start) -> None:
-    container = node.container()
-    tenant = container.tenant(guess="none")
+    tenant = node.container().tenant(guess="none")
     daemon = start(node, *FAST, *AUTO, wrapper=ALONE)
     source = daemon.wait_for("source")
     assert source["source"] == "scan"

@@ -97,10 +97,6 @@ def test_gpu_seconds_equal_use_of_processes(tmp_path: Path) -> None:
     assert [row for row in rows if row[1] is None or row[1] > 10] == []
 
 
-def limit_states(scraper: Scraper) -> dict[str, str]:
-    return {use["container_name"]: use["limit_state"] for use in answer(scraper)["containers"]}
-
-
 def test_limit_state_follows_policy_and_switch(node: Node, scraping: Callable[..., Scraper]) -> None:
     """As HAMi-core decides it: a process's environment wins over its cache file's switch."""
     expected = {}
@@ -122,9 +118,12 @@ def test_limit_state_follows_policy_and_switch(node: Node, scraping: Callable[..
     for name, (_, dry) in expected.items():
         (line,) = (line for line in table.splitlines() if f"/{name} " in line)
         assert line.endswith(f"  {dry}")
-    scraper = scraping()
+    scraper, states = scraping(), {(name, state) for name, (state, _) in expected.items()}
     until(
-        lambda: limit_states(scraper) == {name: state for name, (state, _) in expected.items()}, "the states"
+        lambda: (
+            {(use["container_name"], use["limit_state"]) for use in answer(scraper)["containers"]} == states
+        ),
+        "the states",
     )
 
 

@@ -148,10 +148,6 @@ def back_off() -> None:
     run("systemctl", "restart", "resolver")
 
 
-def rebooted() -> None:
-    serves()
-
-
 def purge() -> None:
     run("dpkg", "--purge", "hami-resolver")
     before, after = json.loads(BEFORE.read_text()), files()
@@ -166,7 +162,7 @@ def purge() -> None:
 def main() -> None:
     report = Report()
     first = not REBOOTED.exists()
-    steps = (install, ask, restart, upgrade, back_off) if first else (rebooted, purge)
+    steps = (install, ask, restart, upgrade, back_off) if first else (serves, purge)
     for step in steps:
         began = time.monotonic()
         try:

@@ -96,17 +96,13 @@ def test_gpu_without_memory_is_named(driver: Driver, node: Node) -> None:
     )
 
 
-def no_library(driver: Driver) -> None:
-    driver.remove()
-
-
 def other_library(driver: Driver) -> None:
     driver.gpu.driver_version = "470.42.01"
 
 
 DRIVERS: dict[str, tuple[Callable[[Driver], object], dict[str, str]]] = {
     "no library": (
-        no_library,
+        Driver.remove,
         {"found": "LibraryNotFound", "cause": "libnvidia-ml.so.1", "fix": "ldconfig -p"},
     ),
     "no module": (
@@ -385,8 +381,7 @@ def test_the_exit_code_is_by_the_worst(tmp_path: Path) -> None:
 
 def test_plain_text_is_the_same_for_all_users(tmp_path: Path) -> None:
     none = ("--containers-dir", str(tmp_path / "none"), "--run-dir", str(tmp_path))
-    done = resolver("--only", "containers_dir", "--only", "scan", *none)
-    lines = done.stdout.splitlines()
+    lines = resolver("--only", "containers_dir", "--only", "scan", *none).stdout.splitlines()
     assert lines[0].startswith("ok       scan            found a process that was just made")
     assert lines[1] == f"failed   containers_dir  {tmp_path}/none does not exist"
     assert lines[2].startswith("         cause   HAMi's device plugin")
