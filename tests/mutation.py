@@ -46,10 +46,7 @@ MODULES: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "hami.packed_slots": (("hami/test_packed_slots.py", "hami/test_layout.py"), ()),
     "gpu.attribution": (("gpu/test_attribution.py",), ()),
     "linux.cgroup": (("linux/test_cgroup.py",), ()),
-    "linux.procfs": (
-        ("linux/test_procfs.py",),
-        ("parse_ns_pids", "parse_start_time"),
-    ),
+    "linux.procfs": (("linux/test_procfs.py",), ("parse_ns_pids", "parse_start_time")),
     "linux.mounts": (("linux/test_procfs.py",), ()),
     "config": (("config/test_config.py",), ()),
     "config.values": (("config/test_values.py", "config/test_config.py"), ()),
@@ -255,10 +252,7 @@ def main() -> int:
         if child == 0:
             examiner = Examiner(name)
             tests = [str(ROOT / "tests/unit" / file) for file in MODULES[name][0]]
-            pytest.main(
-                ["-q", "-s", "--no-header", "-p", "no:cacheprovider", *tests],
-                [examiner],
-            )
+            pytest.main(["-q", "-s", "--no-header", "-p", "no:cacheprovider", *tests], [examiner])
             os._exit(int(not examiner.enough))
         enough = os.waitpid(child, 0)[1] == 0 and enough
     return int(not enough)

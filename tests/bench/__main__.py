@@ -46,10 +46,7 @@ def main() -> int:
     )
     parser.add_argument("--processes", type=int, default=10_000, help="idle processes beside (default 10000)")
     parser.add_argument(
-        "--seconds",
-        type=float,
-        default=60,
-        help="how long `load` and `usage` last (default 60)",
+        "--seconds", type=float, default=60, help="how long `load` and `usage` last (default 60)"
     )
     parser.add_argument(
         "--attack", default="", metavar="NAME", help="of `hostile`, those that begin like this only"

@@ -428,10 +428,7 @@ ATTACKS: Final = {
     ),
     "events": Attack("{} tenants that write, make and remove files without end", (2, 4), _events),
     "tree": Attack(
-        "{} tenants in one tree, all PID 1, one of whom flips and writes",
-        (40, 80),
-        _tree,
-        everywhere=True,
+        "{} tenants in one tree, all PID 1, one of whom flips and writes", (40, 80), _tree, everywhere=True
     ),
     "extents": Attack(
         "{} extents freed beyond a file's end, again and again",

@@ -124,10 +124,7 @@ class Container:
             arguments += ["--cgroup", str(self.cgroup / "cgroup.procs")]
         with theirs:
             self._launcher = subprocess.Popen(
-                arguments,
-                pass_fds=(theirs.fileno(),),
-                env=environment,
-                stdin=subprocess.DEVNULL,
+                arguments, pass_fds=(theirs.fileno(),), env=environment, stdin=subprocess.DEVNULL
             )
         try:
             self.init_host_pid = self._started(f"container {self.name}")

@@ -52,10 +52,7 @@ class Prometheus:
     def __init__(self, place: Path, scrape: Sequence[Mapping[str, Any]]) -> None:
         self._place = place
         place.mkdir()
-        settings: dict[str, Any] = {
-            "global": {"scrape_interval": "1s"},
-            "scrape_configs": list(scrape),
-        }
+        settings: dict[str, Any] = {"global": {"scrape_interval": "1s"}, "scrape_configs": list(scrape)}
         (place / "prometheus.yaml").write_text(yaml.safe_dump(settings))
         self._lines: list[str] = []
         self._port = 0

@@ -20,15 +20,7 @@ from tests.fakes.container import Container
 from tests.fakes.daemon import Daemon
 from tests.fakes.node import Node
 from tests.kernel.conftest import Start
-from tests.kernel.test_access import (
-    ASKER,
-    IN_A_NAMESPACE_OF_ITS_OWN,
-    OWN_VIEW,
-    PYTHON,
-    Asker,
-    asker,
-    roots,
-)
+from tests.kernel.test_access import ASKER, IN_A_NAMESPACE_OF_ITS_OWN, OWN_VIEW, PYTHON, Asker, asker, roots
 from tests.patience import until
 
 

@@ -11,14 +11,7 @@ from tests.fakes.daemon import Daemon
 from tests.fakes.node import Node
 from tests.fakes.process import Process
 from tests.fakes.regions import LAYOUTS
-from tests.kernel.conftest import (
-    EVERY_SOURCE,
-    FAST,
-    Start,
-    lock_words,
-    slot_of,
-    with_every_source,
-)
+from tests.kernel.conftest import EVERY_SOURCE, FAST, Start, lock_words, slot_of, with_every_source
 from tests.patience import until
 
 pytestmark = pytest.mark.usefixtures("source")  # the best, unless a test wants each of them

@@ -239,10 +239,7 @@ def test_commands_name_the_drivers_disease(
                 if words not in command(node, daemon.run_dir, tmp_path, name, *about.get(name, ())).stdout
             ]
 
-        about = {
-            "explain": (container.container_id[:12],),
-            "doctor": ("--only", "nvml", "--only", "driver"),
-        }
+        about = {"explain": (container.container_id[:12],), "doctor": ("--only", "nvml", "--only", "driver")}
         until(lambda: not waiting(), "true words in all commands", 60.0)
         status = get_json("/v1/status", str(daemon.socket))
         unable = release == "2.8.2" and fault is not Fault.VGPU

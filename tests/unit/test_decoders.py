@@ -50,9 +50,7 @@ def test_any_datagram_is_an_event_or_brings_a_scan(messages: list[bytes]) -> Non
 
 
 @PATIENT
-@given(
-    st.lists(st.tuples(st.sampled_from([FORK, EXEC, EXIT, 0, 4]), WORD, WORD, WORD, WORD), max_size=12),
-)
+@given(st.lists(st.tuples(st.sampled_from([FORK, EXEC, EXIT, 0, 4]), WORD, WORD, WORD, WORD), max_size=12))
 def test_event_names_its_process(events: list[tuple[int, ...]]) -> None:
     stream = drained([event(number, *each) for number, each in enumerate(events)])
     assert stream.touched == {words[2] for what, *words in events if what == FORK and words[2] == words[3]}

@@ -147,12 +147,7 @@ def run(command: list[str], seconds: float) -> dict[str, Any]:
     except subprocess.TimeoutExpired as error:
         code = -1
         said = f"{(error.stdout or b'').decode(errors='replace')}\nnot done after {seconds:g} s"
-    return {
-        "ok": code == 0,
-        "code": code,
-        "said": said,
-        "seconds": round(time.monotonic() - begun, 1),
-    }
+    return {"ok": code == 0, "code": code, "said": said, "seconds": round(time.monotonic() - begun, 1)}
 
 
 def loader() -> dict[str, Any]:

@@ -45,10 +45,7 @@ VARIANTS: Final[dict[str, Variant]] = {
         loads=False,
         source="netlink",
         why={"bpf": _LOCKED},
-        told={
-            "bpf": ("warning", _LOCKED),
-            "netlink": ("ok", ""),
-        },
+        told={"bpf": ("warning", _LOCKED), "netlink": ("ok", "")},
     ),
     "apparmor": Variant(
         cmdline="apparmor=1 security=apparmor",

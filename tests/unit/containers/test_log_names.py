@@ -6,14 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from resolver.containers.log_names import (
-    ContainerNames,
-    Listing,
-    LogName,
-    PodNames,
-    parse_links,
-    parse_names,
-)
+from resolver.containers.log_names import ContainerNames, Listing, LogName, PodNames, parse_links, parse_names
 
 UID = "0f0e5a3c-1111-2222-3333-444455556666"
 STATIC = "0123456789abcdef0123456789abcdef"
@@ -108,11 +101,7 @@ def test_kubelets_containers(tmp_path: Path) -> None:
     assert names.trouble == ""
     assert names.of(A) == LogName("research", "train-0", "main")
     assert names.of(B) is None
-    assert (names.has(UID, "main"), names.has(UID, "side"), names.has(STATIC, "main")) == (
-        True,
-        False,
-        False,
-    )
+    assert (names.has(UID, "main"), names.has(UID, "side"), names.has(STATIC, "main")) == (True, False, False)
     (links / f"train-0_research_side-{B}.log").symlink_to("/nowhere")
     names.refresh()
     assert sorted(names.pairs()) == [(UID, "main"), (UID, "side")]

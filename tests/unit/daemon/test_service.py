@@ -212,10 +212,7 @@ async def test_answers_of_nvml_are_no_passes(driver: Driver, tmp_path: Path, lin
         daemon.close()
 
 
-@pytest.mark.parametrize(
-    ("quiet", "asks"),
-    [(0.9, True), (1.01, True), (0.0, False)],
-)
+@pytest.mark.parametrize(("quiet", "asks"), [(0.9, True), (1.01, True), (0.0, False)])
 async def test_nvml_is_asked_again_to_confirm_idle(tmp_path: Path, *, quiet: float, asks: bool) -> None:
     """Not where the GPU was busy just now."""
     daemon = Service(settings(tmp_path, nvml_interval=60))

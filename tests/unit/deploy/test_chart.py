@@ -395,10 +395,7 @@ def test_directories_in_settings_are_mounted() -> None:
 
 @pytest.mark.parametrize(
     ("value", "kind", "endpoints"),
-    [
-        ("serviceMonitor", "ServiceMonitor", "endpoints"),
-        ("podMonitor", "PodMonitor", "podMetricsEndpoints"),
-    ],
+    [("serviceMonitor", "ServiceMonitor", "endpoints"), ("podMonitor", "PodMonitor", "podMetricsEndpoints")],
 )
 def test_monitors_find_the_pods_and_keep_the_tenants_names(value: str, kind: str, endpoints: str) -> None:
     said = EVERYTHING["serviceMonitor"]

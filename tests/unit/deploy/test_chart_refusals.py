@@ -76,10 +76,7 @@ TOGETHER: list[tuple[dict[str, Any], str]] = [
         "Prometheus would find nothing",
     ),
     ({"serviceMonitor": {"enabled": True}, "podMonitor": {"enabled": True}}, "scraped twice"),
-    (
-        {"serviceMonitor": {"enabled": True}, "service": {"enabled": False}},
-        "nothing to scrape through",
-    ),
+    ({"serviceMonitor": {"enabled": True}, "service": {"enabled": False}}, "nothing to scrape through"),
     (
         {"settings": {"metrics_token_file": "/a"}, "metricsSecrets": {"tls": "tls"}},
         "name files that you mount yourself",

@@ -15,17 +15,7 @@ from resolver.kube.pod_events import DEFAULT
 from resolver.kube.reporter import CONDITION, DEVICES
 from resolver.linux.capabilities import NUMBERS
 from tests.fakes.kube import RULES, rules_of
-from tests.manifests import (
-    IMAGE,
-    KUSTOMIZE,
-    ROOT,
-    container_of,
-    load,
-    merged,
-    pod_of,
-    render,
-    validate,
-)
+from tests.manifests import IMAGE, KUSTOMIZE, ROOT, container_of, load, merged, pod_of, render, validate
 
 FIXTURES = ROOT / "tests/fixtures/manifests"
 BASE = KUSTOMIZE / "base"
@@ -167,11 +157,7 @@ def test_cleanup_removes_only_the_daemons_files(tmp_path: Path) -> None:
     assert pod["containers"][0]["image"] == IMAGE
     assert remove["securityContext"]["capabilities"] == {"drop": ["ALL"]}
     run = tmp_path / "run"
-    for name in (
-        "resolver/bpf-program",
-        "resolver/tenant/x",
-        "hami/hostpid/broker.sock",
-    ):
+    for name in ("resolver/bpf-program", "resolver/tenant/x", "hami/hostpid/broker.sock"):
         (run / name).parent.mkdir(parents=True, exist_ok=True)
         (run / name).touch()
     command = [*remove["command"], *remove["args"]]

@@ -12,10 +12,7 @@ PUBLISHED: dict[str, Any] = json.loads((Path(__file__).parents[2] / "fixtures/ha
 LISTED: dict[str, dict[str, Any]] = PUBLISHED["families"]
 OURS = [family for family in FAMILIES.values() if family.section == "hami"]
 #: Families that resolver can't know.
-NOT_KNOWN = {
-    "hami_host_gpu_ecc_errors_total",
-    "MigInfo",
-}
+NOT_KNOWN = {"hami_host_gpu_ecc_errors_total", "MigInfo"}
 
 
 def test_every_hami_family_is_published_or_listed_unknown() -> None:

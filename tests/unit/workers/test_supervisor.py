@@ -137,9 +137,7 @@ def test_how_a_child_runs(puppet: Callable[..., WorkerProcess], monkeypatch: pyt
         os.close(kept)
 
 
-async def test_timely_answer_counts_despite_busy_loop(
-    puppet: Callable[..., WorkerProcess],
-) -> None:
+async def test_timely_answer_counts_despite_busy_loop(puppet: Callable[..., WorkerProcess]) -> None:
     worker = puppet()
     await ask(worker, "warm up")
     worker.timeout = 0.5
