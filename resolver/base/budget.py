@@ -106,7 +106,6 @@ class Metered:
         self._work, self._spend, self._rounds = work, spend, rounds
 
     def __await__(self) -> Generator[Any, Any, Any]:
-        """Run it, step by step."""
         steps, thrown = self._work.__await__(), None
         while True:
             try:

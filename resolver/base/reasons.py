@@ -20,7 +20,6 @@ class ReasonWithWords(StrEnum):
     fix: str
 
     def __new__(cls, word: str, meaning: str = "", fix: str = "nothing") -> Self:
-        """Make a member of its word and its texts."""
         member = str.__new__(cls, word)
         member._value_ = word
         member.meaning = meaning

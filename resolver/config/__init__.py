@@ -220,7 +220,6 @@ def _no_such(where: str, name: str, known: Collection[str], prefix: str = "") ->
 
 
 def _convert(name: str, value: Any, where: str) -> Any:
-    """Check one value by the type of its setting."""
     setting = SETTINGS.get(name)
     if setting is None:
         raise _no_such(where, name, SETTINGS)

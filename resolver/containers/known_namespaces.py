@@ -163,7 +163,6 @@ class KnownNamespaces:
             self._below = {above: set(namespaces) for above, namespaces in self._below.items()}
 
     def _lives(self, known: FirstProcess) -> bool:
-        """Check if still in the index."""
         return self.firsts.get(known.host_pid) is known
 
     def _place_next(self) -> bool:
@@ -324,7 +323,6 @@ class KnownNamespaces:
 
 
 def _discard(sets: dict[_K, set[int]], key: _K, number: int) -> None:
-    """Remove a number from its set, and an emptied set."""
     numbers = sets.get(key)
     if numbers is not None:
         numbers.discard(number)

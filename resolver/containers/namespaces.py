@@ -40,10 +40,6 @@ def members_of(procfs: Procfs, host_pids: Iterable[int]) -> list[Member]:
             ns_pids = procfs.ns_pids(host_pid)
         except ProcessGone:
             continue
-        if not ns_pids:
-            raise CannotKnow(
-                "this kernel does not show PIDs in containers: Linux 4.1 or later is required (NSpid)"
-            )
         if ns_pids[0] == host_pid:  # 0 while it is being reaped
             members.append(Member(host_pid, ns_pids))
     return members
@@ -127,7 +123,6 @@ def goes_through(procfs: Procfs, member: Member | ProcessIdentity, namespace: Na
 
 
 def _only(procfs: Procfs, members: list[Member]) -> Namespace:
-    """Return the only namespace at the common depth."""
     level = len(members[0].ns_pids) - 1
     if level == 0:
         return HOST
@@ -146,7 +141,6 @@ def _only(procfs: Procfs, members: list[Member]) -> Namespace:
 
 
 def _made_inside(procfs: Procfs, top: list[Member], inits: list[Member]) -> bool:
-    """Check that the container made these namespaces."""
     outer = {member.host_pid for member in top}
     if any(_parent(procfs, member.host_pid) in outer for member in inits):
         return True

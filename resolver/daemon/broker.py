@@ -62,7 +62,6 @@ class Broker:
         counters: Counter[str],
         refused: Callable[[OSError], None] = lambda _: None,
     ) -> None:
-        """Call ``refused`` when the kernel refuses resources."""
         self._procfs = procfs
         self._pidmap = pidmap
         self._policy = policy
@@ -171,7 +170,7 @@ class Broker:
             with peer_of(connection, self._procfs, exact=False) as peer:
                 ns_pids = self._procfs.ns_pids(peer.host_pid)
                 self._pidmap.source.read(peer.host_pid)
-                if not peer.alive() or not ns_pids:
+                if not peer.alive():
                     return BrokerRefusal.ENDED
         except PeerUnknown as unknown:
             return BrokerRefusal(unknown.reason.value)

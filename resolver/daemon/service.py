@@ -129,7 +129,6 @@ class Service:
         )
 
     def _loops(self) -> Iterator[Coroutine[Any, Any, None]]:
-        """Yield everything that runs concurrently."""
         yield self._every_nvml_interval(1, self.collect_once, self.gpus.ask_again, "nvml_interval")
         yield self._passes()
         yield self._tend_source()
@@ -172,7 +171,6 @@ class Service:
             loop.add_reader(watch_fd, self._on_watch_events)
 
     def _on_news(self) -> None:
-        """Schedule a pass after a lane or a late turn has ended."""
         self._hurry.at(self.repairer.next_pass())
 
     def _owner_ended(self) -> None:

@@ -52,7 +52,6 @@ class HamiCordon:
     """Keeps the node's annotation as the GPUs' health is, with hysteresis. ``node`` is its metadata, as last seen."""
 
     def __init__(self, server: ApiServer, path: str, journal: Journal) -> None:
-        """Take the ``path`` of the node in the API server."""
         self._server, self._path, self._journal = server, path, journal
         self.node: Json | None = None
         self._states: dict[str, tuple[bool, float]] = {}  # healthy, and since when (monotonic)

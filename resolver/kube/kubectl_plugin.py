@@ -212,7 +212,6 @@ def container_of(pod: Any, wanted: str | None) -> str:
 
 
 def _words(args: argparse.Namespace, pod: Any) -> list[str]:
-    """Return the command's arguments on the node."""
     if args.command == "lookup":
         if pod is None or args.pid is None:
             raise Trouble("lookup takes POD and PID", EXIT_USAGE)

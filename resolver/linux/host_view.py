@@ -27,3 +27,4 @@ def require_host_view(procfs: Procfs) -> None:
             f"{procfs.root} is mounted with hidepid and hides other users' processes: run as root with "
             f"CAP_SYS_PTRACE, or remount it with: mount -o remount,hidepid=0 {procfs.root}"
         )
+    procfs.ns_pids(2)  # raises before Linux 4.1

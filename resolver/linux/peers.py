@@ -175,8 +175,6 @@ def pidns_of(peer: Peer, procfs: Procfs) -> tuple[int, tuple[int, ...]]:
         raise _ended(peer.host_pid) from None
     except AccessDenied as error:
         raise PeerUnknown(PeerReason.ACCESS_DENIED, str(error)) from None
-    if not namespace[1]:
-        raise PeerUnknown(PeerReason.NOT_PROVEN, "this kernel's status has no NSpid line: Linux 4.1 has it")
     if not peer.alive():
         raise _ended(peer.host_pid)
     return namespace

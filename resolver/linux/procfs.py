@@ -213,7 +213,11 @@ class Procfs:
                 raise ProcessGone(f"process {host_pid} has ended")
             if ns_pids:
                 return ns_pids
-        return parse_ns_pids(self.status_text(host_pid))
+        if not (ns_pids := parse_ns_pids(self.status_text(host_pid))):
+            raise CannotKnow(
+                "this kernel does not show PIDs in containers: Linux 4.1 or later is required (NSpid)"
+            )
+        return ns_pids
 
     def tgid(self, host_pid: int) -> int:
         """Return the process of a thread: the leader is the first in the list."""

@@ -15,7 +15,6 @@ _Numbers = dict[str, tuple[int | None, int | None]]
 
 
 def _numbers(table: str) -> _Numbers:
-    """Parse a table: name, number on x86-64 and arm64, ``-`` for none."""
     rows = (row.split() for row in table.split(","))
     return {name: (int(x86), None if arm == "-" else int(arm)) for name, x86, arm in rows}
 

@@ -212,7 +212,6 @@ class Batch:
             return ()
 
     def _list(self, init: FirstProcess) -> Collection[int]:
-        """Host PIDs of the processes in the container's cgroup and below it."""
         try:
             cgroup = self._procfs.cgroup(init.host_pid)
         except (ProcessGone, AccessDenied):

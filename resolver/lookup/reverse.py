@@ -77,10 +77,6 @@ def reverse(procfs: Procfs, host_pid: int, pods: PodNames | None = None) -> Reve
 
 def _read(procfs: Procfs, process: ProcessIdentity, pods: PodNames | None) -> ReversedProcess:
     host_pid, start_time, ns_pids = process
-    if not ns_pids:
-        raise CannotKnow(
-            "this kernel does not show PIDs in containers: Linux 4.1 or later is required (NSpid)"
-        )
     levels = _levels(procfs, host_pid, ns_pids)
     cgroup = procfs.cgroup(host_pid)
     container = parse_cgroup(cgroup)

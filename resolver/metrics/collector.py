@@ -130,7 +130,6 @@ def _accounts(snapshot: Snapshot, indexes: Mapping[str, str]) -> Iterator[Metric
 
 
 def _processes(snapshot: Snapshot, indexes: Mapping[str, str]) -> Iterator[tuple[tuple[str, ...], Process]]:
-    """Yield every process on every GPU with its labels, once."""
     seen = set()
     for process in snapshot.gpu_processes:
         ended = process.no_slot in (SampleReason.PROCESS_ENDED, SampleReason.PID_UNKNOWN)

@@ -79,8 +79,6 @@ class Usage(NamedTuple):
 
 
 class _Group:
-    """Everything of one container."""
-
     def __init__(self) -> None:
         self.processes: dict[str, list[Process]] = {}  # by device
         #: By UUID: position, memory limit and core limit.

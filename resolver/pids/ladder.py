@@ -89,7 +89,6 @@ async def find_canary(source: PidSource) -> Canary:
 
 
 def _missed(source: PidSource, host_pid: int, ns_pid: int, other: list[int]) -> str:
-    """Explain which existing process the source doesn't see."""
     if host_pid not in source.candidates(ns_pid):
         where = " in a new PID namespace" if ns_pid == 1 else ""
         return f"it did not see process {host_pid}, which was just made{where}"

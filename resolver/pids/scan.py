@@ -86,19 +86,17 @@ class ScanSource(PidSource):
             self._unreadable.add(host_pid)
             return
         self._unreadable.discard(host_pid)
-        self.known[host_pid] = process = Known(inode, ns_pids)
-        inner = _innermost(host_pid, process)
-        self.by_inner.setdefault(inner, set()).add(host_pid)
+        self.known[host_pid] = Known(inode, ns_pids)
+        self.by_inner.setdefault(ns_pids[-1], set()).add(host_pid)
 
     def _forget(self, host_pid: int) -> None:
         process = self.known.pop(host_pid, None)
         if process is None:
             return
-        inner = _innermost(host_pid, process)
-        same = self.by_inner[inner]
+        same = self.by_inner[process.ns_pids[-1]]
         same.discard(host_pid)
         if not same:
-            del self.by_inner[inner]
+            del self.by_inner[process.ns_pids[-1]]
 
     def candidates(self, ns_pid: int, _pidns: int | None = None) -> list[int]:
         return sorted(self.by_inner.get(ns_pid, ()))
@@ -113,10 +111,6 @@ class ScanSource(PidSource):
 
     def incomplete(self) -> str:
         return f"{len(self._unreadable)} processes could not be read" if self._unreadable else ""
-
-
-def _innermost(host_pid: int, known: Known) -> int:
-    return known.ns_pids[-1] if known.ns_pids else host_pid
 
 
 def open_source(procfs: Procfs, _room: int, _run_dir: str) -> ScanSource:

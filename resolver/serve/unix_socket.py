@@ -140,7 +140,6 @@ def _remove_abandoned(path: str) -> None:
 
 
 def _waits(pid: int) -> bool:
-    """Check if another process has this PID."""
     if pid == os.getpid():
         return False
     try:

@@ -63,8 +63,6 @@ class _Sums(NamedTuple):
 
 
 class _Entry:
-    """Account of one container on one GPU."""
-
     def __init__(self, process: Process, age: float) -> None:
         self.names = process
         self.since = time.time() - age

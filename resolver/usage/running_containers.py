@@ -56,7 +56,6 @@ class Census:
         journal: Journal,
         reader: TenantReader | None = None,
     ) -> None:
-        """Take kubelet's ``names``."""
         self._procfs, self._reader = procfs, reader or Direct(procfs)
         self._pidmap = pidmap
         self._namespaces = namespaces

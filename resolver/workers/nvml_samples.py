@@ -85,7 +85,6 @@ class Samples:
     """All devices' samples, through NVML."""
 
     def __init__(self, pynvml: Any, fatal: Container[int]) -> None:
-        """Raise ``fatal`` errors."""
         self._nvml, self._fatal = pynvml, fatal
         self._clocks: dict[str, DeviceClock] = {}
         self._refused = set[str]()  # UUIDs of devices that answer only the newer call

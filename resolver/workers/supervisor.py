@@ -48,8 +48,6 @@ ENDING_SECONDS = 0.2
 
 
 class _Request:
-    """Message, the seconds it may take, and where its answer goes."""
-
     __slots__ = ("descriptors", "future", "message", "on_late", "repeatable", "seconds")
 
     def __init__(
@@ -254,7 +252,6 @@ class WorkerProcess:
         return True
 
     def _rest(self) -> None:
-        """Wait for no answer."""
         self.reap()
         if self.timer is not None:
             self.timer.cancel()

@@ -113,7 +113,7 @@ def proc(tmp_path: Path) -> Path:
         (tmp_path / name / "ns").mkdir(parents=True)
     (tmp_path / "self/ns/pid").symlink_to(f"pid:[{HOST_PIDNS}]")
     (tmp_path / "self/status").write_text("CapEff:\t0000000000000000\n")
-    (tmp_path / "2/status").touch()
+    (tmp_path / "2/status").write_text("Name:\tkthreadd\nNSpid:\t2\n")
     return tmp_path
 
 
@@ -204,6 +204,9 @@ def test_whether_it_maps_the_inode(proc: Path, line: str, *, mapped: bool) -> No
 
 def test_the_view_of_the_host(proc: Path) -> None:
     require_host_view(Procfs(str(proc)))
+    (proc / "2/status").write_text("Name:\tkthreadd\n")
+    with pytest.raises(CannotKnow, match=r"Linux 4\.1"):
+        require_host_view(Procfs(str(proc)))
     (proc / "2/status").rename(proc / "status")
     with pytest.raises(CannotKnow, match="remount"):
         require_host_view(Procfs(str(proc)))

@@ -40,16 +40,14 @@ def source(noted: Noted) -> ScanSource:
     return ScanSource(noted)
 
 
-def put(root: Path, host_pid: int, *ns_pids: int, status: str | None = None) -> None:
+def put(root: Path, host_pid: int, *ns_pids: int) -> None:
     """A process under ``root``; one that is there already is replaced by another, with another inode."""
     place = root / str(host_pid)
     if place.exists():
         place.rename(root / "gone")  # kept until the new one exists, so that their inodes differ
     place.mkdir()
     numbers = "\t".join(map(str, (host_pid, *ns_pids)))
-    (place / "status").write_text(
-        status or f"Name:\tx\nState:\tS\nTgid:\t{host_pid}\nPPid:\t1\nNSpid:\t{numbers}\n"
-    )
+    (place / "status").write_text(f"Name:\tx\nState:\tS\nTgid:\t{host_pid}\nPPid:\t1\nNSpid:\t{numbers}\n")
     shutil.rmtree(root / "gone", ignore_errors=True)
 
 
@@ -82,13 +80,6 @@ def test_one_that_may_not_be_read_is_counted_and_tried_again(
     noted.forbidden = frozenset()
     assert changes(source) == ([100], [])
     assert source.incomplete() == ""
-
-
-def test_a_kernel_without_nspid_tells_nothing(tmp_path: Path, source: ScanSource) -> None:
-    put(tmp_path, 100, status="Name:\tx\nTgid:\t100\n")
-    source.refresh()
-    assert numbers(source) == {100: ()}
-    assert source.candidates(100) == [100]
 
 
 def test_one_process_is_looked_at_without_a_listing(tmp_path: Path, source: ScanSource) -> None:
