@@ -6,6 +6,7 @@ Both files are read again when needed: kubelet replaces them. Every failure is a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import random
@@ -21,7 +22,7 @@ from resolver.base.retry import doubled
 from resolver.base.text import cause
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 
     from resolver.kube.device import Json
 
@@ -59,22 +60,38 @@ def in_cluster(environment: Mapping[str, str]) -> str:
 
 
 class Backoff:
-    """Pause before the next try, longer each time, and random: nodes must not retry in step.
+    """Pauses between tries. ``ended`` gets each try's `ApiServerFailed`, or None.
 
-    At most 4 s, a minute after a refusal, and at least the server's Retry-After.
+    A pause is at least ``apart`` seconds. After failures it grows, at most to 4 s, after refusals to a minute, and is
+    at least the server's Retry-After; it is random, because nodes must not retry in step.
     """
 
     FIRST, MOST, MOST_REFUSED = 0.25, 4.0, 60.0
 
-    def __init__(self) -> None:
-        self._failures = 0
-        self._refusals = 0
+    def __init__(self, ended: Callable[[ApiServerFailed | None], None], apart: float = 0.0) -> None:
+        self._ended, self._apart = ended, apart
+        self._failures = self._refusals = 0
+
+    @contextlib.asynccontextmanager
+    async def attempt(self) -> AsyncIterator[None]:
+        """Enclose one try, and the pause after it."""
+        began, wait = time.monotonic(), self._apart
+        try:
+            yield
+        except ApiServerFailed as error:
+            self._ended(error)
+            took = 0.0 if error.retry_after else time.monotonic() - began
+            wait = max(wait, self.seconds(error) - took)
+        else:
+            self._ended(None)
+            self.reset()
+        await asyncio.sleep(wait)
 
     def reset(self) -> None:
         self._failures = self._refusals = 0
 
-    def seconds(self, error: ApiServerFailed, began: float | None = None) -> float:
-        """Return the pause after a failed try, which includes the time since it ``began``."""
+    def seconds(self, error: ApiServerFailed) -> float:
+        """Return the pause after a failed try."""
         if error.status in _REFUSALS:
             # Counted separately: a restarted API server refuses known tokens for a moment.
             wait = doubled(self.FIRST, self.MOST_REFUSED, self._refusals)
@@ -85,8 +102,7 @@ class Backoff:
             self._refusals = 0
         if error.retry_after is not None:
             return error.retry_after + random.uniform(0, max(wait, error.retry_after / 2))  # noqa: S311
-        wait = random.uniform(wait / 2, wait)  # noqa: S311 - no secret
-        return max(0.0, wait - (0.0 if began is None else time.monotonic() - began))
+        return random.uniform(wait / 2, wait)  # noqa: S311 - no secret
 
 
 class ApiServer:

@@ -6,17 +6,16 @@ out again. A second annotation remembers its entries; it never touches another p
 
 from __future__ import annotations
 
-import asyncio
 import time
 from typing import TYPE_CHECKING
 
-from resolver.base.errors import ApiServerFailed
 from resolver.kube.apiserver import Backoff
 from resolver.kube.device import HAMI_CORDON, entries
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from resolver.base.errors import ApiServerFailed
     from resolver.base.journal import Journal
     from resolver.kube.apiserver import ApiServer
     from resolver.kube.device import Json
@@ -65,17 +64,14 @@ class HamiCordon:
                 self._states[gpu["uuid"]] = healthy, now
 
     async def run(self) -> None:
-        backoff = Backoff()
+        backoff = Backoff(self._ended, CHECK_SECONDS)
         while True:
-            wait, why = CHECK_SECONDS, ""
-            try:
+            async with backoff.attempt():
                 await self._write()
-                backoff.reset()
-            except ApiServerFailed as error:
-                wait = max(wait, backoff.seconds(error))
-                why = "" if error.status == 409 else str(error)  # 409: the node's new version is on its way
-            self._journal.trouble("hami cordon", why, "hami_cordon_failed", "hami_cordon_works")
-            await asyncio.sleep(wait)
+
+    def _ended(self, error: ApiServerFailed | None) -> None:
+        why = "" if error is None or error.status == 409 else str(error)  # 409: a new version is on its way
+        self._journal.trouble("hami cordon", why, "hami_cordon_failed", "hami_cordon_works")
 
     async def _write(self) -> None:
         ages = {uuid: (healthy, time.monotonic() - since) for uuid, (healthy, since) in self._states.items()}

@@ -7,13 +7,13 @@ import contextlib
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from resolver.base.errors import ApiServerFailed
 from resolver.kube.apiserver import FIELD_MANAGER, ApiServer, Backoff
 from resolver.kube.device import Health, OwnerReference, rfc3339
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from resolver.base.errors import ApiServerFailed
     from resolver.base.journal import Journal
     from resolver.kube.device import Json
     from resolver.kube.tally import Tally
@@ -53,22 +53,22 @@ class NodeEvents:
         self._wake.set()
 
     async def run(self) -> None:
-        backoff = Backoff()
+        backoff = Backoff(self._ended)
         while True:
             times = self._due()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(0.0, min(times.values())) if times else None):
                     await self._wake.wait()
             self._wake.clear()
-            try:
+            async with backoff.attempt():
                 for uuid, seconds in self._due().items():
                     if seconds <= 0:
                         await self._post(uuid)
-                backoff.reset()
-            except ApiServerFailed as error:
-                self._tally.events["failed"] += 1
-                self._journal.log.warning("node_event_failed", why=str(error))
-                await asyncio.sleep(backoff.seconds(error))
+
+    def _ended(self, error: ApiServerFailed | None) -> None:
+        if error is not None:
+            self._tally.events["failed"] += 1
+            self._journal.log.warning("node_event_failed", why=str(error))
 
     def _due(self) -> dict[str, float]:
         """Return the unreported GPUs, and the seconds until each may be reported."""

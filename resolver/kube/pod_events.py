@@ -97,7 +97,7 @@ class PodEvents:
         self._xids: dict[tuple[str, str], tuple[int, int]] = {}
 
     async def run(self) -> None:
-        backoff, read_at = Backoff(), 0.0
+        backoff, read_at = Backoff(self._ended, APART_SECONDS), 0.0
         while self._kinds:
             if time.monotonic() >= read_at:
                 read_at = time.monotonic() + READ_SECONDS
@@ -106,16 +106,12 @@ class PodEvents:
             if key is None:
                 await asyncio.sleep(max(0.0, read_at - time.monotonic()))
                 continue
-            wait = APART_SECONDS
-            try:
+            async with backoff.attempt():
                 await self._post(key)
-                backoff.reset()
-                self._journal.trouble("pod events", "", "pod_event_failed", "pod_events_work")
-            except ApiServerFailed as error:
-                self._tally.pod_events["failed"] += 1
-                self._journal.trouble("pod events", str(error), "pod_event_failed", "pod_events_work")
-                wait = max(wait, backoff.seconds(error))
-            await asyncio.sleep(wait)
+
+    def _ended(self, error: ApiServerFailed | None) -> None:
+        self._tally.pod_events["failed"] += error is not None
+        self._journal.trouble("pod events", str(error or ""), "pod_event_failed", "pod_events_work")
 
     async def _read_accounts(self) -> None:
         try:

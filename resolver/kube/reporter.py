@@ -115,7 +115,6 @@ class Reporter:
         self._failing_since: float | None = None  # monotonic
         self._node: OwnerReference | None = None
         self.node_version = "0"  # from which the watch goes on
-        self._watching = False
         self._cordoned: frozenset[str] = frozenset()
         self._device: Json | None = None  # as last read or written; None: there is none
         self._to_read = True
@@ -141,8 +140,9 @@ class Reporter:
         self._tally.not_in_sync = next(iter(self._refusals.values()), why)
         self._wake.set()
 
-    def _note(self, task: str, why: str) -> None:
+    def _note(self, task: str, error: ApiServerFailed | None) -> None:
         """Keep why a task is refused, until it succeeds."""
+        why = str(error or "")
         self._journal.trouble(task, why, "report_failed", "report_works")
         if why:
             self._tally.not_in_sync = self._refusals[task] = why
@@ -191,29 +191,22 @@ class Reporter:
 
     async def _follow_node(self) -> None:
         """Watch the node. From version 0 a watch begins with its current state: no list, no get."""
-        backoff = Backoff()
+        # All nodes lose their watch at once when an API server restarts.
+        backoff = Backoff(self._watch_ended, apart=random.uniform(0, 2))  # noqa: S311 - no secret
         while True:
-            began = time.monotonic()
-            try:
-                await self._watch_node()
-                error = ApiServerFailed("the API server ended the watch")
-            except ApiServerFailed as failure:
-                error = failure
-                self._journal.trouble("node", str(error), "node_watch_failed", "node_watch_works")
-                if self._node is None:
-                    self._tally.not_in_sync = str(error)
+            async with backoff.attempt():
+                await self._watch_node(backoff)
+
+    def _watch_ended(self, error: ApiServerFailed | None) -> None:
+        if error is not None:
+            self._journal.trouble("node", str(error), "node_watch_failed", "node_watch_works")
+            if self._node is None:
+                self._tally.not_in_sync = str(error)
             if error.status == 410:
                 self.node_version = "0"
-            least = 0.0
-            if self._watching:  # all nodes lose theirs at once when an API server restarts
-                backoff.reset()
-                least = random.uniform(0, 2)  # noqa: S311 - no secret
-            wait = max(least, backoff.seconds(error, began))
-            # The object may have changed, also by another program.
-            self._to_read, self._watching = True, False
-            await asyncio.sleep(wait)
+        self._to_read = True  # the object may have changed, also by another program
 
-    async def _watch_node(self) -> None:
+    async def _watch_node(self, backoff: Backoff) -> None:
         watch = self._server.watch(
             NODES,
             random.randint(*_WATCH_SECONDS),  # noqa: S311 - no secret
@@ -222,13 +215,13 @@ class Reporter:
         )
         async with contextlib.aclosing(watch) as events:
             async for event in events:
+                backoff.reset()
                 self._node_event(event)
 
     def _node_event(self, event: Json) -> None:
         kind, node = event["type"], event.get("object") or {}
         if kind == "CONNECTED":
             self._journal.trouble("node", "", "node_watch_failed", "node_watch_works")
-            self._watching = True
             self._changed("the object is read again")
             return
         if kind == "ERROR":
@@ -258,7 +251,7 @@ class Reporter:
     # -- the object ---------------------------------------------------------------------------------
 
     async def _keep(self) -> None:
-        backoff = Backoff()
+        backoff = Backoff(self._write_ended, APART_SECONDS)
         while True:
             try:
                 async with asyncio.timeout(_CHECK_SECONDS):
@@ -266,20 +259,16 @@ class Reporter:
             except TimeoutError:
                 self._to_read = True
             self._wake.clear()
-            began = time.monotonic()
-            try:
+            async with backoff.attempt():
                 await self._sync()
-                self._note("device", "")
-                backoff.reset()
-                wait = APART_SECONDS
-            except ApiServerFailed as error:
-                wait = backoff.seconds(error, began)
-                self._changed(str(error))
-                if error.status == 409:  # another program wrote it meanwhile
-                    self._to_read = True
-                else:
-                    self._note("device", str(error))
-            await asyncio.sleep(wait)
+
+    def _write_ended(self, error: ApiServerFailed | None) -> None:
+        if error is not None:
+            self._changed(str(error))
+        if error is not None and error.status == 409:  # another program wrote it meanwhile
+            self._to_read = True
+        else:
+            self._note("device", error)
 
     async def _sync(self) -> None:
         """Write the differences. Raises `ApiServerFailed`."""
@@ -348,19 +337,17 @@ class Reporter:
         )
 
     async def _keep_condition(self) -> None:
-        backoff = Backoff()
+        backoff = Backoff(self._condition_ended, APART_SECONDS)
         while True:
             await self._health_changed.wait()
             self._health_changed.clear()
-            began, wait, why = time.monotonic(), APART_SECONDS, ""
-            try:
+            async with backoff.attempt():
                 await self._report_condition(self._health)
-                backoff.reset()
-            except ApiServerFailed as error:
-                wait, why = backoff.seconds(error, began), str(error)
-                self._health_changed.set()
-            self._note("condition", why)
-            await asyncio.sleep(wait)
+
+    def _condition_ended(self, error: ApiServerFailed | None) -> None:
+        self._note("condition", error)
+        if error is not None:
+            self._health_changed.set()
 
     async def _report_condition(self, now: dict[str, Health]) -> None:
         ill = sorted(uuid for uuid, state in now.items() if not state.healthy)

@@ -249,7 +249,8 @@ def test_object_is_right_soon_after_api_server_returns(
     kube: KubeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As after an hour: the waits have reached their maximum.
-    monkeypatch.setattr(Backoff, "__init__", lambda self: self.__dict__.update(_failures=40, _refusals=0))
+    monkeypatch.setattr(Backoff, "MOST_REFUSED", 4.0)
+    monkeypatch.setattr(Backoff, "FIRST", 4.0)
 
     async def scenario(run: Run) -> None:
         kube.stop()
@@ -359,7 +360,7 @@ def said_and_mended(kube: KubeServer, why: str, mend: Callable[[], object]) -> N
 
 def test_waits_grow_differ_and_have_an_end() -> None:
     gone, refused = ApiServerFailed("gone"), ApiServerFailed("no", status=403)
-    backoff = Backoff()
+    backoff = Backoff(lambda _: None)
     waits = [backoff.seconds(gone) for _ in range(30)]
     assert 0.1 < waits[0] <= 0.25
     assert all(2.0 <= wait <= 4.0 for wait in waits[6:])
