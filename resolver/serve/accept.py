@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import OrderedDict
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from resolver.base.limiter import Bucket
@@ -99,45 +98,32 @@ class Waiting(Generic[_T]):
         self._seconds = seconds
         self._readable = readable
         self._late = late
-        #: By descriptor: connection, value, deadline.
-        self._watched: OrderedDict[int, tuple[socket.socket, _T, float]] = OrderedDict()
-        self._timer: asyncio.TimerHandle | None = None
+        self._watched: dict[socket.socket, tuple[_T, asyncio.TimerHandle]] = {}
         self._loop = asyncio.get_running_loop()
 
     def __len__(self) -> int:
         return len(self._watched)
 
     def __iter__(self) -> Iterator[tuple[socket.socket, _T]]:
-        return ((connection, value) for connection, value, _ in self._watched.values())
+        return ((connection, value) for connection, (value, _) in self._watched.items())
 
     def add(self, connection: socket.socket, value: _T) -> None:
-        fd, deadline = connection.fileno(), self._loop.time() + self._seconds
-        self._watched[fd] = connection, value, deadline
-        self._loop.add_reader(fd, self._readable, connection, value)
-        if self._timer is None:
-            self._timer = self._loop.call_at(deadline, self._expire)
+        timer = self._loop.call_later(self._seconds, self._expire, connection, value)
+        self._watched[connection] = value, timer
+        self._loop.add_reader(connection.fileno(), self._readable, connection, value)
 
     def remove(self, connection: socket.socket) -> None:
         """Stop waiting for a connection, which stays open."""
-        fd = connection.fileno()
-        self._loop.remove_reader(fd)
-        del self._watched[fd]
+        self._loop.remove_reader(connection.fileno())
+        self._watched.pop(connection)[1].cancel()
 
     def clear(self) -> list[tuple[socket.socket, _T]]:
         """Stop waiting for all connections; return them, still open."""
-        if self._timer is not None:
-            self._timer.cancel()
         cleared = list(self)
         for connection, _ in cleared:
             self.remove(connection)
         return cleared
 
-    def _expire(self) -> None:
-        self._timer = None
-        while self._watched:
-            connection, value, deadline = next(iter(self._watched.values()))
-            if deadline > self._loop.time():
-                self._timer = self._loop.call_at(deadline, self._expire)
-                return
-            self.remove(connection)
-            self._late(connection, value)
+    def _expire(self, connection: socket.socket, value: _T) -> None:
+        self.remove(connection)
+        self._late(connection, value)
