@@ -18,42 +18,35 @@ class Walks:
     """At most ``most`` walks at a time; ``waiting`` more may wait for their turn."""
 
     def __init__(self, most: int, waiting: int) -> None:
-        self._most = most
-        self._waiting = waiting
         self._turns = asyncio.Semaphore(most)
-        self._asked = 0
+        self._queued, self._most_queued = 0, waiting
 
     async def run(self, walk: Callable[..., Any], *arguments: Any) -> Any:
         """Return the result of ``walk(*arguments)``, or raise `Problem` if there are too many or it takes too long.
 
         Each gets a new thread: a pool's threads would keep their first rights, and delay the daemon's end.
         """
-        if self._asked >= self._most + self._waiting:
+        if self._queued >= self._most_queued and self._turns.locked():
             raise Problem(
                 503,
                 Reason.BUSY,
                 "too many lookups that need a walk through /proc are waiting: use the full container id",
                 headers={"Retry-After": "1"},
             )
-        self._asked += 1
-        begun = False
+        self._queued += 1
         try:
             async with asyncio.timeout(_SECONDS):
-                await self._turns.acquire()
                 try:
-                    done = in_a_thread(lambda: walk(*arguments), name="walk", ended=self._finished)
+                    await self._turns.acquire()
+                finally:
+                    self._queued -= 1
+                try:
+                    done = in_a_thread(lambda: walk(*arguments), name="walk", ended=self._turns.release)
                 except RuntimeError:
                     self._turns.release()
                     why = "no thread can be started to walk /proc: raise the limit on tasks (TasksMax, pids.max)"
                     raise Problem(503, Reason.BUSY, why, headers={"Retry-After": "5"}) from None
-                begun = True
                 return await done
         except TimeoutError:
             why = f"no answer was found within {_SECONDS:g} s: this node is overloaded"
             raise Problem(503, Reason.TOO_SLOW, why, headers={"Retry-After": "5"}) from None
-        finally:
-            self._asked -= not begun
-
-    def _finished(self) -> None:
-        self._asked -= 1
-        self._turns.release()
