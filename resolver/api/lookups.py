@@ -196,13 +196,20 @@ async def look_back(context: Context, request: Request) -> Answer:
 
 async def look_up_many(context: Context, request: Request) -> Answer:
     """``POST /v1/lookup``: up to 10,000 pairs, answered in order."""
-    number, steps = _steps(await request.body())
-    request.access.spend(number / _PAIRS_PER_REQUEST)
+    body = await request.body()
+    pairs = decoded(body, _Split).pairs
+    request.access.spend(len(pairs) / _PAIRS_PER_REQUEST)
+    steps = [b"[%b]" % b",".join(pairs[start : start + _STEP]) for start in range(0, len(pairs), _STEP)]
+    del pairs
     every = answer_pairs if request.access.tenant is None else partial(_every_own, request.access.tenant)
     deadline = time.monotonic() + _WALK_SECONDS
     answers: list[bytes] = []
     for text in steps:
-        step = _decode_step(text)
+        try:
+            step = _decode_step(text)
+        except (ValueError, RecursionError):
+            decoded(body, Pairs)  # says where
+            raise
         questions = [
             (question.container or "", question.pid) if isinstance(question, Pair) else question
             for question in step
@@ -216,19 +223,6 @@ async def look_up_many(context: Context, request: Request) -> Answer:
         await asyncio.sleep(0)
     head = PairAnswers(context.view.live.pidmap.source.name, [])
     return Answer(encode(head)[: -len(b"]}")] + b",".join(answers) + b"]}")
-
-
-def _steps(body: bytes) -> tuple[int, list[bytes]]:
-    """Return the number of pairs, and lists of some of them as JSON. Raises `Problem`."""
-    pairs = decoded(body, _Split).pairs
-    steps = [b"[%b]" % b",".join(pairs[start : start + _STEP]) for start in range(0, len(pairs), _STEP)]
-    try:
-        for text in steps:
-            _decode_step(text)
-    except (ValueError, RecursionError):
-        decoded(body, Pairs)  # says where
-        raise
-    return len(pairs), steps
 
 
 def _answer(known: Hit | str) -> PairAnswer:
