@@ -13,6 +13,7 @@ import random
 import socket
 import ssl
 import time
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import httpx2
@@ -111,7 +112,7 @@ class ApiServer:
     def __init__(self, url: str, account_dir: str = ACCOUNT_DIR) -> None:
         if not url.startswith("https://"):
             raise UsageError(f"--api-server {url}: the token is sent by https:// only")
-        self.requests: dict[int, int] = {}
+        self.requests: Counter[int] = Counter()
         self._url = url.rstrip("/")
         self._account_dir = account_dir
         self._ca = ""
@@ -141,10 +142,9 @@ class ApiServer:
         """
         query = {"watch": "true", "allowWatchBookmarks": "true", "timeoutSeconds": str(seconds), **params}
         timeout = httpx2.Timeout(_CONNECT_SECONDS, read=_SILENCE_SECONDS)
-        headers, client = self._headers(METADATA_ONLY), await self._connected()
+        headers, client = {"Accept": METADATA_ONLY}, await self._connected()
         try:
             async with client.stream("GET", path, params=query, headers=headers, timeout=timeout) as response:
-                self._count(response.status_code)
                 if response.status_code != 200:
                     raise _failed(response, await response.aread())
                 yield {"type": "CONNECTED"}
@@ -163,25 +163,21 @@ class ApiServer:
         body: Json | None = None,
         kind: str = "application/json",
     ) -> Json:
-        content = None if body is None else json.dumps(body, separators=(",", ":")).encode()
-        headers = self._headers("application/json") | ({"Content-Type": kind} if content else {})
+        headers = {"Content-Type": kind} if body is not None else {}
         client = await self._connected()
         try:
             # A server that drips bytes must not block.
             async with asyncio.timeout(ANSWER_SECONDS + _CONNECT_SECONDS):
-                response = await client.request(
-                    method, path, params=dict(params), content=content, headers=headers
-                )
+                response = await client.request(method, path, params=params, json=body, headers=headers)
         except _LOST as error:
             raise self._lost(error) from None
-        self._count(response.status_code)
         if response.status_code not in (200, 201):
             raise _failed(response, response.content)
         return _decode(response.content)
 
-    def _headers(self, accept: str) -> dict[str, str]:
-        token = self._read("token").strip()
-        return {"Authorization": f"Bearer {token}", "Accept": accept, "User-Agent": FIELD_MANAGER}
+    def _authorize(self, request: httpx2.Request) -> httpx2.Request:
+        request.headers["Authorization"] = f"Bearer {self._read('token').strip()}"
+        return request
 
     async def _connected(self) -> httpx2.AsyncClient:
         """Return the client, a new one after the CA has changed."""
@@ -197,6 +193,9 @@ class ApiServer:
                 base_url=self._url,
                 transport=httpx2.AsyncHTTPTransport(verify=context, socket_options=_KEEPALIVE),
                 timeout=httpx2.Timeout(_CONNECT_SECONDS, read=ANSWER_SECONDS),
+                headers={"Accept": "application/json", "User-Agent": FIELD_MANAGER},
+                auth=self._authorize,
+                event_hooks={"response": [self._answered]},
                 trust_env=False,
             )
         return self._client
@@ -212,11 +211,11 @@ class ApiServer:
                 "--service-account"
             ) from None
 
-    def _count(self, status: int) -> None:
-        self.requests[status] = self.requests.get(status, 0) + 1
+    async def _answered(self, response: httpx2.Response) -> None:
+        self.requests[response.status_code] += 1
 
     def _lost(self, error: Exception) -> ApiServerFailed:
-        self._count(0)
+        self.requests[0] += 1
         why = str(error) or type(error).__name__
         return ApiServerFailed(f"the API server at {self._url} was not reached: {why}")
 

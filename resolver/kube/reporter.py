@@ -263,11 +263,10 @@ class Reporter:
                 await self._sync()
 
     def _write_ended(self, error: ApiServerFailed | None) -> None:
-        if error is not None:
-            self._changed(str(error))
-        if error is not None and error.status == 409:  # another program wrote it meanwhile
+        if error is not None:  # a request without an answer may have been carried out
             self._to_read = True
-        else:
+            self._changed(str(error))
+        if error is None or error.status != 409:  # another program wrote it meanwhile
             self._note("device", error)
 
     async def _sync(self) -> None:
@@ -281,11 +280,7 @@ class Reporter:
             return
         if self._to_read:
             self._to_read = False
-            try:
-                self._device = await self._read()
-            except BaseException:
-                self._to_read = True
-                raise
+            self._device = await self._read()
         before = self._device
         wanted = desired(report, node, before, time.time())
         if before is None and not report.gpus["version"]:
@@ -323,8 +318,6 @@ class Reporter:
                 return
         except ApiServerFailed as error:
             self._tally.writes[_result(error)] += 1
-            # A request without an answer may have been carried out.
-            self._to_read = True
             if error.status == 404 and before is None:
                 raise ApiServerFailed(
                     f"{error}. Is Koordinator's Device installed in this cluster?", status=404
