@@ -5,6 +5,7 @@ Its cluster is a JSON file that KUBECTL_CLUSTER names: ``pods`` as the API serve
 or ``hangs``. `resolver` itself is the real one. As strict as the original: an option that it does not have is refused.
 """
 
+import argparse
 import json
 import os
 import subprocess
@@ -12,47 +13,37 @@ import sys
 import time
 from typing import Any, NoReturn
 
-#: Options that take a value, short and long.
-VALUES = {"-n": "namespace", "--namespace": "namespace", "-l": "selector", "--selector": "selector",
-          "-o": "output", "--output": "output", "-c": "container", "--container": "container",
-          "--as": "as", "--cluster": "cluster", "--context": "context", "--kubeconfig": "kubeconfig"}  # fmt: skip
-FLAGS = {
-    "-A": "all",
-    "--all-namespaces": "all",
-    "-i": "stdin",
-    "--stdin": "stdin",
-    "-t": "tty",
-    "--tty": "tty",
-}
-ANY = {"as", "cluster", "context", "kubeconfig"}
-ALLOWED = {
-    "get": {"namespace", "selector", "output", "all", *ANY},
-    "exec": {"namespace", "container", "stdin", "tty", *ANY},
-}
+
+class Parser(argparse.ArgumentParser):
+    """Refuses an option as kubectl does."""
+
+    def error(self, message: str) -> NoReturn:
+        fail(f"error: {message}")
+
+
+def parser() -> argparse.ArgumentParser:
+    root = Parser(prog="kubectl", allow_abbrev=False)
+    for name in ("as", "cluster", "context", "kubeconfig"):
+        root.add_argument(f"--{name}")
+    verbs = root.add_subparsers(dest="verb", required=True)
+    for verb in ("get", "exec"):
+        added = verbs.add_parser(verb, allow_abbrev=False)
+        added.add_argument("names", nargs="+")
+        added.add_argument("-n", "--namespace")
+        if verb == "get":
+            added.add_argument("-l", "--selector", default="")
+            added.add_argument("-o", "--output")
+            added.add_argument("-A", "--all-namespaces", action="store_true")
+        else:
+            added.add_argument("-c", "--container")
+            added.add_argument("-i", "--stdin", action="store_true")
+            added.add_argument("-t", "--tty", action="store_true")
+    return root
 
 
 def fail(text: str, code: int = 1) -> NoReturn:
     sys.stderr.write(text + "\n")
     sys.exit(code)
-
-
-def parsed(words: list[str]) -> tuple[dict[str, str], list[str], list[str]]:
-    options: dict[str, str] = {}
-    names: list[str] = []
-    while words:
-        word = words.pop(0)
-        if word == "--":
-            return options, names, words
-        name, equals, value = word.partition("=")
-        if name in VALUES:
-            options[VALUES[name]] = value if equals else words.pop(0)
-        elif word in FLAGS:
-            options[FLAGS[word]] = "true"
-        elif word.startswith("-"):
-            fail(f"error: unknown {'flag' if word.startswith('--') else 'shorthand flag'}: {word}")
-        else:
-            names.append(word)
-    return options, names, []
 
 
 def selected(pod: dict[str, Any], selector: str) -> bool:
@@ -73,16 +64,16 @@ def authorize(cluster: dict[str, Any], verb: str, resource: str, namespace: str 
         )
 
 
-def get(cluster: dict[str, Any], options: dict[str, str], names: list[str]) -> None:
-    if names[0] not in ("pod", "pods", "po") or options.get("output") != "json":
+def get(cluster: dict[str, Any], options: argparse.Namespace) -> None:
+    names, everywhere = options.names, options.all_namespaces
+    if names[0] not in ("pod", "pods", "po") or options.output != "json":
         fail(f'error: the server doesn\'t have a resource type "{names[0]}"')
-    namespace = options.get("namespace", cluster.get("namespace", "default"))
-    authorize(cluster, "list" if len(names) == 1 else "get", "pods", "" if "all" in options else namespace)
+    namespace = options.namespace or cluster.get("namespace", "default")
+    authorize(cluster, "list" if len(names) == 1 else "get", "pods", "" if everywhere else namespace)
     pods = [
         pod
         for pod in cluster["pods"]
-        if ("all" in options or pod["metadata"]["namespace"] == namespace)
-        and selected(pod, options.get("selector", ""))
+        if (everywhere or pod["metadata"]["namespace"] == namespace) and selected(pod, options.selector)
     ]
     if len(names) == 1:
         json.dump({"apiVersion": "v1", "kind": "List", "items": pods}, sys.stdout)
@@ -93,33 +84,31 @@ def get(cluster: dict[str, Any], options: dict[str, str], names: list[str]) -> N
     json.dump(found[0], sys.stdout)
 
 
-def execute(cluster: dict[str, Any], options: dict[str, str], names: list[str], command: list[str]) -> None:
+def execute(cluster: dict[str, Any], options: argparse.Namespace, command: list[str]) -> None:
     """`kubectl exec`: the program's exit code is kubectl's, which says so on standard error."""
-    place = f"{options.get('namespace', 'default')}/{names[0]}"
-    authorize(cluster, "get", "pods", options.get("namespace", "default"))
-    authorize(cluster, "create", "pods/exec", options.get("namespace", "default"))
+    (name,), namespace = options.names, options.namespace or "default"
+    place = f"{namespace}/{name}"
+    authorize(cluster, "get", "pods", namespace)
+    authorize(cluster, "create", "pods/exec", namespace)
     pods = {f"{pod['metadata']['namespace']}/{pod['metadata']['name']}": pod for pod in cluster["pods"]}
     if place not in pods:
-        fail(f'Error from server (NotFound): pods "{names[0]}" not found')
+        fail(f'Error from server (NotFound): pods "{name}" not found')
     containers = [container["name"] for container in pods[place]["spec"]["containers"]]
-    if options.get("container") not in containers:
-        fail(
-            f"Error from server (BadRequest): container {options.get('container')} is not valid for pod {names[0]}"
-        )
+    if options.container not in containers:
+        fail(f"Error from server (BadRequest): container {options.container} is not valid for pod {name}")
     behind = cluster["exec"][place]
     if "error" in behind:
         fail(behind["error"])
     if behind.get("hangs"):
         time.sleep(600)
     assert command[0] == "resolver"
-    terminal = "tty" in options
-    if terminal and not sys.stdin.isatty():
+    if options.tty and not sys.stdin.isatty():
         sys.stderr.write("Unable to use a TTY - input is not a terminal or the right kind of file\n")
     done = subprocess.run(
         [sys.executable, "-m", "resolver", *command[1:]],
         env=os.environ | {"RESOLVER_SOCKET": behind["socket"]},
-        stdin=None if "stdin" in options else subprocess.DEVNULL,
-        stderr=sys.stdout if terminal else None,  # a terminal has one stream
+        stdin=None if options.stdin else subprocess.DEVNULL,
+        stderr=sys.stdout if options.tty else None,  # a terminal has one stream
         check=False,
     )
     if done.returncode:
@@ -136,16 +125,12 @@ def main() -> None:
         fail(
             "The connection to the server 127.0.0.1:6443 was refused - did you specify the right host or port?"
         )
-    options, names, command = parsed(sys.argv[1:])
-    verb = names.pop(0)
-    if verb not in ALLOWED:
-        fail(f'error: unknown command "{verb}" for "kubectl"')
-    if unknown := options.keys() - ALLOWED[verb]:
-        fail(f"error: unknown flag: --{min(unknown)}")
-    if verb == "get":
-        get(cluster, options, names)
+    at = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
+    options = parser().parse_args(sys.argv[1:at])
+    if options.verb == "get":
+        get(cluster, options)
     else:
-        execute(cluster, options, names, command)
+        execute(cluster, options, sys.argv[at + 1 :])
 
 
 if __name__ == "__main__":
