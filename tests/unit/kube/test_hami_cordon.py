@@ -11,8 +11,8 @@ from resolver.kube import hami_cordon
 from resolver.kube.device import HAMI_CORDON, entries
 from resolver.kube.hami_cordon import OWN_ENTRIES, change, foreign_entries
 from tests.fakes.kube import CORDON_RULE, RULES, KubeServer
-from tests.fakes.reported import NODE, Run, gpu, impatient
-from tests.unit.kube.test_reporter import ILL, A, B, play
+from tests.fakes.reported import NODE, gpu, impatient
+from tests.unit.kube.test_reporter import ILL, A, B, synced
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
@@ -71,8 +71,8 @@ def cordoned(kube: KubeServer) -> str:
     return str(kube.nodes[NODE]["metadata"]["annotations"].get(HAMI_CORDON, ""))
 
 
-def test_unhealthy_gpu_is_entered_until_it_is_well(kube: KubeServer) -> None:
-    async def scenario(run: Run) -> None:
+async def test_unhealthy_gpu_is_entered_until_it_is_well(kube: KubeServer) -> None:
+    async with synced(kube, hami_cordon=True) as run:
         run.daemon.say(A, ILL)
         await run.until(lambda: cordoned(kube) == "GPU-x,GPU-b")
         await run.in_sync()
@@ -81,38 +81,29 @@ def test_unhealthy_gpu_is_entered_until_it_is_well(kube: KubeServer) -> None:
         await run.until(lambda: cordoned(kube) == "GPU-x")
         await run.until(lambda: run.health() == {"GPU-a": True, "GPU-b": True})
 
-    play(kube, scenario, hami_cordon=True)
 
-
-def test_gpu_that_flaps_is_not_entered(kube: KubeServer) -> None:
-    async def scenario(run: Run) -> None:
+async def test_gpu_that_flaps_is_not_entered(kube: KubeServer) -> None:
+    async with synced(kube, hami_cordon=True) as run:
         for state in (ILL, B) * 4:
             run.daemon.say(A, state)
             await run.until(lambda state=state: run.health()["GPU-b"] == (state is B))  # type: ignore[misc]
-
-    play(kube, scenario, hami_cordon=True)
     assert cordoned(kube) == "GPU-x"
 
 
-def test_entry_of_an_operator_shows_in_the_device(kube: KubeServer) -> None:
+async def test_entry_of_an_operator_shows_in_the_device(kube: KubeServer) -> None:
     kube.set_node(NODE, {HAMI_CORDON: "GPU-b"})
-
-    async def scenario(run: Run) -> None:
+    async with synced(kube) as run:
         await run.until(lambda: run.reasons() == {"GPU-a": "", "GPU-b": "Cordoned"})
         assert run.tally.cordoned == 1
         assert run.daemon.cordoned == ["GPU-b"]  # which `resolver devices` shows
         kube.set_node(NODE, {})
         await run.until(lambda: run.daemon.cordoned == [])
 
-    play(kube, scenario)
 
-
-def test_silent_driver_takes_nothing_out(kube: KubeServer) -> None:
-    async def scenario(run: Run) -> None:
+async def test_silent_driver_takes_nothing_out(kube: KubeServer) -> None:
+    async with synced(kube, hami_cordon=True) as run:
         run.daemon.say(A, ILL)
         await run.until(lambda: cordoned(kube) == "GPU-x,GPU-b")
         run.daemon.say(A, gpu("GPU-b", 1), error="NVML does not answer")
         await run.until(lambda: run.reasons().get("GPU-a") == "NvmlUnavailable")
         assert cordoned(kube) == "GPU-x,GPU-b"
-
-    play(kube, scenario, hami_cordon=True)

@@ -90,14 +90,13 @@ async def until(condition: Any) -> None:
         ({"idle_since": time.time() - 4000}, "GPUHeldIdle", "an hour or more"),
     ],
 )
-def test_state_of_a_pod_is_one_event(kube: KubeServer, state: dict[str, Any], reason: str, text: str) -> None:
-    async def scenario() -> None:
-        async with posting(kube, Accounts(use(**state), use("other-0"))) as tally:
-            await until(lambda: kube.events)
-            await asyncio.sleep(0.2)
-            assert tally.pod_events == {"posted": 1, "failed": 0}
-
-    asyncio.run(scenario())
+async def test_state_of_a_pod_is_one_event(
+    kube: KubeServer, state: dict[str, Any], reason: str, text: str
+) -> None:
+    async with posting(kube, Accounts(use(**state), use("other-0"))) as tally:
+        await until(lambda: kube.events)
+        await asyncio.sleep(0.2)
+        assert tally.pod_events == {"posted": 1, "failed": 0}
     (event,) = kube.events
     assert (event["reason"], event["metadata"]["namespace"]) == (reason, "ml")
     assert event["involvedObject"] == {
@@ -106,100 +105,75 @@ def test_state_of_a_pod_is_one_event(kube: KubeServer, state: dict[str, Any], re
     assert text in event["message"]
 
 
-def test_process_without_library_is_an_event_with_its_fix(kube: KubeServer) -> None:
-    async def scenario() -> None:
-        accounts = Accounts()
-        accounts.without = [{"process": use() | {"host_pid": 7}, "causes": ["static"]}]
-        async with posting(kube, accounts):
-            await until(lambda: kube.events)
-
-    asyncio.run(scenario())
+async def test_process_without_library_is_an_event_with_its_fix(kube: KubeServer) -> None:
+    accounts = Accounts()
+    accounts.without = [{"process": use() | {"host_pid": 7}, "causes": ["static"]}]
+    async with posting(kube, accounts):
+        await until(lambda: kube.events)
     assert kube.events[0]["reason"] == "GPUWithoutLibrary"
     assert "; fix: " in kube.events[0]["message"]
 
 
-def test_lasting_state_is_counted_on(kube: KubeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_lasting_state_is_counted_on(kube: KubeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pod_events, "AGAIN_SECONDS", 0.2)
-
-    async def scenario() -> None:
-        async with posting(kube, Accounts(use(limit_state="exceeded"))):
-            await until(lambda: kube.events and kube.events[0]["count"] >= 3)
-        async with posting(kube, Accounts(use(limit_state="exceeded"))):  # a restarted reporter goes on
-            counted = kube.events[0]["count"]
-            await until(lambda: kube.events[0]["count"] > counted)
-        kube.events.clear()  # as Kubernetes does after an hour
-        async with posting(kube, Accounts(use(limit_state="exceeded"))):
-            await until(lambda: kube.events)
-
-    asyncio.run(scenario())
+    async with posting(kube, Accounts(use(limit_state="exceeded"))):
+        await until(lambda: kube.events and kube.events[0]["count"] >= 3)
+    async with posting(kube, Accounts(use(limit_state="exceeded"))):  # a restarted reporter goes on
+        counted = kube.events[0]["count"]
+        await until(lambda: kube.events[0]["count"] > counted)
+    kube.events.clear()  # as Kubernetes does after an hour
+    async with posting(kube, Accounts(use(limit_state="exceeded"))):
+        await until(lambda: kube.events)
     assert len(kube.events) == 1
 
 
-def test_blip_is_no_event(kube: KubeServer) -> None:
-    async def scenario() -> None:
-        accounts = Accounts(use())
-        async with posting(kube, accounts):
-            for state in ("exceeded", "in_force") * 5:
-                accounts.uses = [use(limit_state=state)]
-                await asyncio.sleep(0.1)
-
-    asyncio.run(scenario())
+async def test_blip_is_no_event(kube: KubeServer) -> None:
+    accounts = Accounts(use())
+    async with posting(kube, accounts):
+        for state in ("exceeded", "in_force") * 5:
+            accounts.uses = [use(limit_state=state)]
+            await asyncio.sleep(0.1)
     assert kube.events == []
 
 
-def test_new_xid_is_an_event_and_an_old_one_is_none(kube: KubeServer) -> None:
-    async def scenario() -> None:
-        accounts = Accounts(use(xids=3))
-        async with posting(kube, accounts):
-            await asyncio.sleep(0.5)
-            assert kube.events == []
-            accounts.uses = [use(xids=5)]
-            await until(lambda: kube.events)
-            await asyncio.sleep(0.3)
-
-    asyncio.run(scenario())
+async def test_new_xid_is_an_event_and_an_old_one_is_none(kube: KubeServer) -> None:
+    accounts = Accounts(use(xids=3))
+    async with posting(kube, accounts):
+        await asyncio.sleep(0.5)
+        assert kube.events == []
+        accounts.uses = [use(xids=5)]
+        await until(lambda: kube.events)
+        await asyncio.sleep(0.3)
     (event,) = kube.events
     assert (event["count"], event["message"].partition(":")[2][:14]) == (1, " 2 XID errors ")
 
 
-def test_kinds_that_are_off_are_not_posted(kube: KubeServer) -> None:
-    async def scenario() -> None:
-        kinds = parse_kinds(DEFAULT)
-        async with posting(kube, Accounts(use(idle_since=1.0), use("b", limit_state="exceeded")), kinds):
-            await until(lambda: kube.events)
-            await asyncio.sleep(0.3)
-
-    asyncio.run(scenario())
+async def test_kinds_that_are_off_are_not_posted(kube: KubeServer) -> None:
+    kinds = parse_kinds(DEFAULT)
+    async with posting(kube, Accounts(use(idle_since=1.0), use("b", limit_state="exceeded")), kinds):
+        await until(lambda: kube.events)
+        await asyncio.sleep(0.3)
     assert [event["reason"] for event in kube.events] == ["GPULimitExceeded"]
     assert parse_kinds("off") == frozenset()
     with pytest.raises(ValueError, match="bogus"):
         parse_kinds("xid,bogus")
 
 
-def test_thousand_pods_keep_to_the_rate(kube: KubeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_thousand_pods_keep_to_the_rate(kube: KubeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pod_events, "APART_SECONDS", 0.1)
-
-    async def scenario() -> float:
-        accounts = Accounts(*(use(f"pod-{number}", limit_state="exceeded") for number in range(1000)))
-        began = time.monotonic()
-        async with posting(kube, accounts):
-            await until(lambda: len(kube.events) >= 10)
-        return time.monotonic() - began
-
-    lasted = asyncio.run(scenario())
-    assert len(kube.asked) <= lasted / 0.1 + 1
+    accounts = Accounts(*(use(f"pod-{number}", limit_state="exceeded") for number in range(1000)))
+    began = time.monotonic()
+    async with posting(kube, accounts):
+        await until(lambda: len(kube.events) >= 10)
+    assert len(kube.asked) <= (time.monotonic() - began) / 0.1 + 1
 
 
-def test_refused_event_is_tried_again(kube: KubeServer) -> None:
+async def test_refused_event_is_tried_again(kube: KubeServer) -> None:
     kube.rules = RULES - {Rule("", "events", "create")}
-
-    async def scenario() -> None:
-        async with posting(kube, Accounts(use(limit_state="exceeded"))) as tally:
-            await until(lambda: tally.pod_events["failed"])
-            kube.rules = RULES
-            await until(lambda: kube.events)
-
-    asyncio.run(scenario())
+    async with posting(kube, Accounts(use(limit_state="exceeded"))) as tally:
+        await until(lambda: tally.pod_events["failed"])
+        kube.rules = RULES
+        await until(lambda: kube.events)
 
 
 RESOURCES = [
@@ -249,14 +223,10 @@ def described(events: list[Any], home: Path) -> str:
     return done.stdout
 
 
-def test_describe_pod_shows_the_exceeded_limit(kube: KubeServer, tmp_path: Path) -> None:
+async def test_describe_pod_shows_the_exceeded_limit(kube: KubeServer, tmp_path: Path) -> None:
     """By the real kubectl, which reads what was posted."""
-
-    async def scenario() -> None:
-        async with posting(kube, Accounts(use(limit_state="exceeded"))):
-            await until(lambda: kube.events)
-
-    asyncio.run(scenario())
+    async with posting(kube, Accounts(use(limit_state="exceeded"))):
+        await until(lambda: kube.events)
     shown = described(kube.events, tmp_path).partition("\nEvents:")[2]
     (line,) = [line for line in shown.splitlines() if "GPULimitExceeded" in line]
     assert line.split()[0] == "Warning"

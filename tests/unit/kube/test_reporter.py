@@ -1,10 +1,11 @@
 """The reporter against an API server at the wire: what it writes, what it asks, and every fault that it survives."""
 
 import asyncio
+import contextlib
 import copy
 import gc
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,11 @@ from resolver.kube.device import CORDON, CORDONED, NVML_UNAVAILABLE
 from tests.fakes.kube import DEVICES, EVENTS, NODES, RULES, KubeServer, Rule
 from tests.fakes.reported import NODE, Run, gpu, impatient, reporting
 
+KOORDINATOR = "scheduling.koordinator.sh"
 A, B = gpu("GPU-a", 0), gpu("GPU-b", 1)
 ILL = gpu("GPU-b", 1, "too_hot")
 #: An object has to be right this long after the API server's return; the machine that tests is slow.
 SOON = 5.0 * 3
-
-Scenario = Callable[[Run], Coroutine[Any, Any, None]]
 
 #: A TLS connection that is cancelled in its handshake is left to the collector by asyncio (Python 3.11), at both ends.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -38,23 +38,23 @@ def kube(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KubeServer
     gc.collect()  # here, and not in a later test
 
 
-def play(kube: KubeServer, scenario: Scenario, **plan: Any) -> None:
-    """A scenario that begins with an object in sync: two healthy GPUs."""
-
-    async def whole() -> None:
-        async with reporting(kube, **plan) as run:
-            run.daemon.say(A, B)
-            await run.in_sync()
-            await scenario(run)
-
-    asyncio.run(whole())
+@contextlib.asynccontextmanager
+async def synced(kube: KubeServer, **plan: Any) -> AsyncIterator[Run]:
+    """A reporter whose object is in sync: two healthy GPUs."""
+    async with reporting(kube, **plan) as run:
+        run.daemon.say(A, B)
+        await run.in_sync()
+        yield run
 
 
-def in_sync(scenario: Callable[[KubeServer, Run], Coroutine[Any, Any, None]]) -> Callable[[KubeServer], None]:
+def in_sync(
+    scenario: Callable[[KubeServer, Run], Awaitable[None]],
+) -> Callable[[KubeServer], Awaitable[None]]:
     """Make a test of a scenario that begins with an object in sync."""
 
-    def test(kube: KubeServer) -> None:
-        play(kube, lambda run: scenario(kube, run))
+    async def test(kube: KubeServer) -> None:
+        async with synced(kube) as run:
+            await scenario(kube, run)
 
     return test
 
@@ -88,13 +88,11 @@ async def test_one_read_of_each_and_then_only_changes(kube: KubeServer, run: Run
     }  # fmt: skip
 
 
-def test_restarted_reporter_writes_nothing(kube: KubeServer) -> None:
-    async def nothing(run: Run) -> None:
-        await asyncio.sleep(0)
-
-    play(kube, nothing)
-    before, version = len(kube.writes()), kube.devices[NODE]["metadata"]["resourceVersion"]
-    play(kube, nothing)
+async def test_restarted_reporter_writes_nothing(kube: KubeServer) -> None:
+    async with synced(kube):
+        before, version = len(kube.writes()), kube.devices[NODE]["metadata"]["resourceVersion"]
+    async with synced(kube):
+        pass
     assert len(kube.writes()) == before
     assert kube.devices[NODE]["metadata"]["resourceVersion"] == version
 
@@ -102,17 +100,14 @@ def test_restarted_reporter_writes_nothing(kube: KubeServer) -> None:
 # ---- never a guess --------------------------------------------------------------------------------------------------
 
 
-def test_nothing_is_written_before_nvml_has_answered(kube: KubeServer) -> None:
-    async def whole() -> None:
-        async with reporting(kube) as run:
-            run.daemon.say(error="NVML is starting", version=0)
-            await asyncio.sleep(0.6)  # over the patience
-            assert kube.writes() == []
-            run.daemon.say(A)
-            await run.in_sync()
-            assert run.health() == {"GPU-a": True}
-
-    asyncio.run(whole())
+async def test_nothing_is_written_before_nvml_has_answered(kube: KubeServer) -> None:
+    async with reporting(kube) as run:
+        run.daemon.say(error="NVML is starting", version=0)
+        await asyncio.sleep(0.6)  # over the patience
+        assert kube.writes() == []
+        run.daemon.say(A)
+        await run.in_sync()
+        assert run.health() == {"GPU-a": True}
 
 
 @in_sync
@@ -228,31 +223,27 @@ async def test_an_answer_that_is_lost_was_a_write_all_the_same(kube: KubeServer,
     assert len(kube.writes()) == 2  # the second one would change nothing
 
 
-def test_an_api_server_that_never_answers_is_given_up(
+async def test_an_api_server_that_never_answers_is_given_up(
     kube: KubeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from resolver.kube import apiserver
 
     monkeypatch.setattr(apiserver, "ANSWER_SECONDS", 0.3)
-
-    async def scenario(run: Run) -> None:
+    async with synced(kube) as run:
         kube.faults.hang = True
         run.daemon.say(A, ILL)
         await run.until(lambda: run.server.requests.get(0, 0) >= 3)
         kube.faults.hang = False
         await run.until(lambda: not run.health()["GPU-b"], SOON)
 
-    play(kube, scenario)
 
-
-def test_object_is_right_soon_after_api_server_returns(
+async def test_object_is_right_soon_after_api_server_returns(
     kube: KubeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As after an hour: the waits have reached their maximum.
     monkeypatch.setattr(Backoff, "MOST_REFUSED", 4.0)
     monkeypatch.setattr(Backoff, "FIRST", 4.0)
-
-    async def scenario(run: Run) -> None:
+    async with synced(kube) as run:
         kube.stop()
         run.daemon.say(A, ILL)
         await run.until(lambda: 0 in run.server.requests)
@@ -263,14 +254,11 @@ def test_object_is_right_soon_after_api_server_returns(
         kube.set_node(NODE, {CORDON: "GPU-a"})
         await run.until(lambda: run.reasons()["GPU-a"] == CORDONED, SOON)
 
-    play(kube, scenario)
-
 
 @pytest.mark.parametrize("in_stream", [False, True])
-def test_an_expired_watch_begins_anew(kube: KubeServer, in_stream: bool) -> None:  # noqa: FBT001
+async def test_an_expired_watch_begins_anew(kube: KubeServer, in_stream: bool) -> None:  # noqa: FBT001
     kube.faults.expire_in_stream = in_stream
-
-    async def scenario(run: Run) -> None:
+    async with synced(kube) as run:
         kube.end_watches(compact=True)
         await run.until(lambda: any(each.status == 410 for each in kube.asked) or in_stream)
         await run.until(lambda: kube.watching == 1, SOON)
@@ -281,13 +269,10 @@ def test_an_expired_watch_begins_anew(kube: KubeServer, in_stream: bool) -> None
         assert int(versions[1]) > 100  # it resumed at its version, which had expired
         assert "0" in versions[2:]
 
-    play(kube, scenario)
 
-
-def test_bookmarks_keep_the_version_young(kube: KubeServer) -> None:
+async def test_bookmarks_keep_the_version_young(kube: KubeServer) -> None:
     kube.bookmark_seconds = 0.05
-
-    async def scenario(run: Run) -> None:
+    async with synced(kube) as run:
         kube.set_node("another")  # the watch sees it only by a bookmark
         young = int(kube.nodes["another"]["metadata"]["resourceVersion"])
         await run.until(lambda: int(run.reporter.node_version) >= young)
@@ -296,8 +281,6 @@ def test_bookmarks_keep_the_version_young(kube: KubeServer) -> None:
         assert [
             int(each.query["resourceVersion"]) >= young for each in kube.asked if each.query.get("watch")
         ][1]
-
-    play(kube, scenario)
 
 
 @in_sync
@@ -330,32 +313,35 @@ async def test_a_server_with_another_ca_is_not_told_the_token(kube: KubeServer, 
     assert "certificate" in run.tally.not_in_sync
 
 
-def test_missing_rights_are_reported_and_used_when_granted(kube: KubeServer) -> None:
-    kube.rules = RULES - {Rule("scheduling.koordinator.sh", "devices", "create")}
-    said_and_mended(kube, "forbidden", lambda: setattr(kube, "rules", RULES))
-
-
-def test_a_cluster_without_koordinator_is_said(kube: KubeServer) -> None:
-    kube.faults.no_definition = True
-    said_and_mended(
-        kube, "Koordinator's Device installed", lambda: setattr(kube.faults, "no_definition", False)
-    )
-
-
-def test_a_service_account_that_is_not_mounted_is_said(kube: KubeServer) -> None:
-    (kube.account / "token").unlink()
-    said_and_mended(kube, "token cannot be read", lambda: (kube.account / "token").write_text(kube.token))
-
-
-def said_and_mended(kube: KubeServer, why: str, mend: Callable[[], object]) -> None:
-    async def whole() -> None:
-        async with reporting(kube) as run:
-            run.daemon.say(A)
-            await run.until(lambda: why in run.tally.not_in_sync)
-            mend()
-            await run.in_sync()
-
-    asyncio.run(whole())
+@pytest.mark.parametrize(
+    ("why", "damage", "repair"),
+    [
+        (
+            "forbidden",
+            lambda kube: setattr(kube, "rules", RULES - {Rule(KOORDINATOR, "devices", "create")}),
+            lambda kube: setattr(kube, "rules", RULES),
+        ),
+        (
+            "Koordinator's Device installed",
+            lambda kube: setattr(kube.faults, "no_definition", True),
+            lambda kube: setattr(kube.faults, "no_definition", False),
+        ),
+        (
+            "token cannot be read",
+            lambda kube: (kube.account / "token").unlink(),
+            lambda kube: (kube.account / "token").write_text(kube.token),
+        ),
+    ],
+)
+async def test_missing_permission_is_named_until_it_is_given(
+    kube: KubeServer, why: str, damage: Callable[[KubeServer], object], repair: Callable[[KubeServer], object]
+) -> None:
+    damage(kube)
+    async with reporting(kube) as run:
+        run.daemon.say(A)
+        await run.until(lambda: why in run.tally.not_in_sync)
+        repair(kube)
+        await run.in_sync()
 
 
 def test_waits_grow_differ_and_have_an_end() -> None:
@@ -374,10 +360,9 @@ def test_waits_grow_differ_and_have_an_end() -> None:
 # ---- events ---------------------------------------------------------------------------------------------------------
 
 
-def test_an_event_for_each_turn_of_a_gpu(kube: KubeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_event_for_each_turn_of_a_gpu(kube: KubeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_events, "APART_SECONDS", 0.2)
-
-    async def scenario(run: Run) -> None:
+    async with synced(kube) as run:
         assert kube.events == []
         await falls_ill(run)
         await run.until(lambda: len(kube.events) == 1)
@@ -392,13 +377,12 @@ def test_an_event_for_each_turn_of_a_gpu(kube: KubeServer, monkeypatch: pytest.M
         assert ill["involvedObject"]["uid"] == kube.nodes[NODE]["metadata"]["uid"]
         await run.until(lambda: run.tally.events == {"posted": 2, "failed": 0})
 
-    play(kube, scenario)
 
-
-def test_at_most_one_event_for_each_gpu_and_minute(kube: KubeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_at_most_one_event_for_each_gpu_and_minute(
+    kube: KubeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(node_events, "APART_SECONDS", 3.0)
-
-    async def scenario(run: Run) -> None:
+    async with synced(kube) as run:
         began = time.monotonic()
         for state in (ILL, B, ILL, B, ILL):
             run.daemon.say(A, state)
@@ -411,19 +395,13 @@ def test_at_most_one_event_for_each_gpu_and_minute(kube: KubeServer, monkeypatch
         assert time.monotonic() - began >= 3
         assert [each["reason"] for each in kube.events] == ["GPUUnhealthy", "GPUHealthy"]
 
-    play(kube, scenario)
 
-
-def test_change_without_reporter_is_reported_once(kube: KubeServer) -> None:
-    async def ill(run: Run) -> None:
+async def test_change_without_reporter_is_reported_once(kube: KubeServer) -> None:
+    async with synced(kube) as run:
         await falls_ill(run)
         await run.until(lambda: kube.events)
-
-    async def well(run: Run) -> None:  # as it begins
+    async with synced(kube) as run:
         await run.until(lambda: len(kube.events) == 2)
-
-    play(kube, ill)
-    play(kube, well)
     assert [each["reason"] for each in kube.events] == ["GPUUnhealthy", "GPUHealthy"]
 
 
@@ -437,10 +415,9 @@ async def test_an_event_that_is_refused_is_tried_again(kube: KubeServer, run: Ru
     assert sum(each.path == EVENTS for each in kube.asked) >= 2
 
 
-def test_the_nodes_condition_if_it_is_wanted(kube: KubeServer) -> None:
+async def test_the_nodes_condition_if_it_is_wanted(kube: KubeServer) -> None:
     kube.rules = RULES | {Rule("", "nodes/status", "patch")}
-
-    async def scenario(run: Run) -> None:
+    async with synced(kube, node_condition=True) as run:
         await falls_ill(run)
         await run.until(lambda: condition(kube)["status"] == "True")
         assert "GPU-b" in condition(kube)["message"]
@@ -451,32 +428,18 @@ def test_the_nodes_condition_if_it_is_wanted(kube: KubeServer) -> None:
         run.daemon.say(A, B)
         await run.until(lambda: condition(kube)["status"] == "False")
 
-    play(kube, scenario, node_condition=True)
 
-
-def test_refused_condition_delays_no_report_and_stays(kube: KubeServer) -> None:
-    async def scenario(run: Run) -> None:
-        def refused() -> bool:
-            return "nodes/status" in run.tally.not_in_sync
-
-        await run.until(refused)
-        began = len(kube.asked)
+async def test_refused_condition_delays_no_report_and_stays(kube: KubeServer) -> None:
+    async with reporting(kube, node_condition=True) as run:
+        run.daemon.say(A, B)
+        await run.until(lambda: run.device and "nodes/status" in run.tally.not_in_sync)
         for number in range(4):
             run.daemon.say(A, ILL if number % 2 else B)
             await run.until(lambda n=number: run.health()["GPU-b"] is not bool(n % 2))  # type: ignore[misc]
-            assert refused()
-        assert len(kube.asked) > began
+            assert "nodes/status" in run.tally.not_in_sync
         kube.rules = RULES | {Rule("", "nodes/status", "patch")}
         await run.in_sync()
         assert condition(kube)["status"] == "True"
-
-    async def whole() -> None:
-        async with reporting(kube, node_condition=True) as run:
-            run.daemon.say(A, B)
-            await run.until(lambda: run.device)
-            await scenario(run)
-
-    asyncio.run(whole())
 
 
 def condition(kube: KubeServer) -> Any:
