@@ -81,19 +81,14 @@ class PortCredentials:
 
 
 def _server_context(cert: str, key: str) -> ssl.SSLContext:
-    # OpenSSL's errors have no path.
-    for path, part, is_there in (
-        (cert, "certificate", b"-----BEGIN CERTIFICATE-----" in _read(cert)),
-        (
-            key,
-            "unencrypted private key",
-            b" PRIVATE KEY-----" in (text := _read(key)) and b"ENCRYPTED" not in text,
-        ),
-    ):
-        if not is_there:
-            raise UsageError(
-                f"{path} holds no {part} as PEM: write one into it under another name, and rename that"
-            )
+    text = _read(key)
+    missing = ""  # OpenSSL's errors have no path
+    if b"-----BEGIN CERTIFICATE-----" not in _read(cert):
+        missing = f"{cert} holds no certificate"
+    elif b" PRIVATE KEY-----" not in text or b"ENCRYPTED" in text:
+        missing = f"{key} holds no unencrypted private key"
+    if missing:
+        raise UsageError(f"{missing} as PEM: write one into it under another name, and rename that")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.options |= ssl.OP_NO_RENEGOTIATION
     context.num_tickets = 0  # scrapers keep their connections

@@ -108,26 +108,16 @@ class UnixSocket:
         self.listener.close()
 
     def _require_free(self) -> None:
-        with contextlib.suppress(FileNotFoundError):
+        stale = contextlib.suppress(FileNotFoundError, ConnectionRefusedError)
+        with stale, socket.socket(socket.AF_UNIX) as probe:
             if not stat.S_ISSOCK(os.lstat(self.path).st_mode):
                 raise UsageError(
                     f"{self.path} exists and is not a socket: remove it, or set another path with {self._option}"
                 )
-            if listens(self.path):
-                raise UsageError(f"another process listens at {self.path}: stop it, or change {self._option}")
-
-
-def listens(path: str) -> bool:
-    """Check if a process listens on the socket, even if it is slow to answer. Raises OSError."""
-    with socket.socket(socket.AF_UNIX) as probe:
-        probe.setblocking(False)
-        try:
-            probe.connect(path)
-        except (FileNotFoundError, ConnectionRefusedError):
-            return False
-        except BlockingIOError:
-            pass  # its queue is full
-    return True
+            probe.setblocking(False)
+            with contextlib.suppress(BlockingIOError):  # its queue is full: the process is slow to answer
+                probe.connect(self.path)
+            raise UsageError(f"another process listens at {self.path}: stop it, or change {self._option}")
 
 
 def _remove_abandoned(path: str) -> None:
