@@ -177,7 +177,8 @@ def _entry(gpu: Json, known: Json, report: Report, now: float) -> Json:
         reasons.append(CORDONED)
     if report.failing:
         reasons.append(NVML_UNAVAILABLE)
-    entry["health"] = not reasons or (reasons == [NVML_UNAVAILABLE] and report.blind and _was_well(known))
+    was_well = report.blind and bool(known.get("health"))
+    entry["health"] = not reasons or (reasons == [NVML_UNAVAILABLE] and was_well)
     memory = (known.get("resources") or {}).get("koordinator.sh/gpu-memory")
     if gpu["memory_total"] is not None:
         memory = quantity(gpu["memory_total"])
@@ -197,14 +198,10 @@ def _entry(gpu: Json, known: Json, report: Report, now: float) -> Json:
     return entry
 
 
-def _was_well(known: Json) -> bool:
-    return bool(known.get("health"))
-
-
 def _unknown(entry: Json, report: Report, now: float) -> Json:
     """Describe a GPU that only the object knows, while NVML fails."""
     condition = _condition("Unknown", [NVML_UNAVAILABLE], entry, now)
-    healthy = report.blind and _was_well(entry)
+    healthy = report.blind and bool(entry.get("health"))
     return {**entry, "health": healthy, "conditions": [*_other_conditions(entry), condition]}
 
 

@@ -194,8 +194,16 @@ class Reporter:
         # All nodes lose their watch at once when an API server restarts.
         backoff = Backoff(self._watch_ended, apart=random.uniform(0, 2))  # noqa: S311 - no secret
         while True:
-            async with backoff.attempt():
-                await self._watch_node(backoff)
+            watch = self._server.watch(
+                NODES,
+                random.randint(*_WATCH_SECONDS),  # noqa: S311 - no secret
+                fieldSelector=f"metadata.name={self._plan.node}",
+                resourceVersion=self.node_version,
+            )
+            async with backoff.attempt(), contextlib.aclosing(watch) as events:
+                async for event in events:
+                    backoff.reset()
+                    self._node_event(event)
 
     def _watch_ended(self, error: ApiServerFailed | None) -> None:
         if error is not None:
@@ -205,18 +213,6 @@ class Reporter:
             if error.status == 410:
                 self.node_version = "0"
         self._to_read = True  # the object may have changed, also by another program
-
-    async def _watch_node(self, backoff: Backoff) -> None:
-        watch = self._server.watch(
-            NODES,
-            random.randint(*_WATCH_SECONDS),  # noqa: S311 - no secret
-            fieldSelector=f"metadata.name={self._plan.node}",
-            resourceVersion=self.node_version,
-        )
-        async with contextlib.aclosing(watch) as events:
-            async for event in events:
-                backoff.reset()
-                self._node_event(event)
 
     def _node_event(self, event: Json) -> None:
         kind, node = event["type"], event.get("object") or {}
