@@ -92,7 +92,7 @@ class Service:
         self.sockets: ApiSockets | None = None
         self._hurry = Alarm()  # brings the next pass forward
         self._made = 0  # passes before this one
-        self._watch_fd = -1  # that the loop watches
+        self._watch_fd, self._hears_ends = -1, False  # that the loop watches
         self._our_turn = asyncio.Event()
         if not holder:
             self._our_turn.set()
@@ -165,7 +165,9 @@ class Service:
     def listen(self) -> None:
         """Listen for owners' ends and file events; call it after each pass, which may add the first watch."""
         loop, watch_fd = asyncio.get_running_loop(), self.repairer.watches.fd
-        loop.add_reader(self.repairer.owners.fd, self._owner_ended)
+        if not self._hears_ends:
+            self._hears_ends = True
+            loop.add_reader(self.repairer.owners.fd, self._owner_ended)
         if self._watch_fd != watch_fd:
             self._watch_fd = watch_fd
             loop.add_reader(watch_fd, self._on_watch_events)
@@ -174,6 +176,7 @@ class Service:
         self._hurry.at(self.repairer.next_pass())
 
     def _owner_ended(self) -> None:
+        self._hears_ends = False
         asyncio.get_running_loop().remove_reader(self.repairer.owners.fd)
         self._hurry.at(self.repairer.agenda.not_before)
 

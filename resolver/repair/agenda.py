@@ -85,9 +85,6 @@ class _Look:
         self.path, self.account, self.attached = path, account, attached
         self.regular, self.early, self.last = -inf, inf, -inf
 
-    def due(self, until: float) -> bool:
-        return self.regular <= until or self.early <= until
-
 
 def _shared(now: float, pause: float) -> float:
     """Shorten a pause by a quarter at most: it ends at the same moments as other regions' pauses."""
@@ -165,7 +162,9 @@ class Agenda:
 
     def due(self, until: float, going: Container[str] = ()) -> list[str]:
         """Return due paths, least recently read first, of no ``going`` account."""
-        due = [look for look in self._looks.values() if look.due(until) and look.account not in going]
+        looks = self._looks.values()
+        due = [look for look in looks if look.regular <= until or look.early <= until]
+        due = [look for look in due if look.account not in going]
         due.sort(key=lambda look: look.last)
         return [look.path for look in due]
 

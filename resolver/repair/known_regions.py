@@ -178,7 +178,7 @@ class KnownRegions:
         busy: dict[str, list[RegionRepairs]] = {}
         due = self.agenda.due(math.inf if this.everything else this.now + this.ahead, going)
         waiting = [self.by_path[path] for path in due]
-        since = began = time.monotonic()
+        began, since = time.monotonic(), time.thread_time()
         for repairs in self._budgets.most_left_first(waiting, lambda each: each.ownership.account):
             account = repairs.ownership.account
             if repairs.closed:
@@ -194,13 +194,13 @@ class KnownRegions:
                     busy.setdefault(account, []).append(repairs)
             except RegionRejected as why:
                 self.reject(repairs.region, why)
-            now = time.monotonic()
+            now = time.thread_time()
             this.charge(account, now - since)
             if this.slices.over():
-                if this.patient and now - began >= _READ_SECONDS:
+                if this.patient and time.monotonic() - began >= _READ_SECONDS:
                     break
                 await this.slices.yield_now()
-                now = time.monotonic()
+                now = time.thread_time()
             since = now
         return busy
 

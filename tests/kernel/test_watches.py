@@ -98,6 +98,25 @@ def test_when_events_are_lost_everything_is_looked_at(node: Node, start: Start) 
     assert daemon.counters()["watch_overflows"] == 1
 
 
+def test_slots_of_six_stopped_seconds_are_repaired(node: Node, start: Start) -> None:
+    """A stopped daemon charged the pause to the container that it was reading, which then waited for a minute."""
+    containers = [node.container(name=f"c{number}") for number in range(4)]
+    before = [container.tenant(guess="none") for container in containers]
+    daemon = start(node, "--hostpid-namespace", "host", "--source", "netlink")
+    for tenant in before:
+        tenant.until_repaired()
+    daemon.signal(signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        tenants = [container.tenant(guess="none") for container in containers for _ in range(10)]
+        time.sleep(max(0.0, began + 6.0 - time.monotonic()))
+    finally:
+        daemon.signal(signal.SIGCONT)
+    deadline = time.monotonic() + SECONDS
+    for tenant in tenants:
+        tenant.until_repaired(deadline - time.monotonic())
+
+
 def test_without_inotify_the_clock_does_it(node: Node, start: Start, tmp_path: Path) -> None:
     """The call fails as the kernel lets it when a user has all instances; the limit itself is the whole machine's."""
     source, library = tmp_path / "refused.c", tmp_path / "refused.so"

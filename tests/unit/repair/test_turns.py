@@ -142,6 +142,24 @@ def test_expensive_container_waits_alone_and_is_reported(bench: Patient) -> None
     assert not any(each.dead for each in reports()["bad"])
 
 
+def test_stopped_daemon_charges_no_container_for_a_read(
+    bench: Patient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = bench.file((7, 0), name="good")
+    bench.told.host_pids = {7: bench.child().pid}
+    until(bench, lambda: slot(path)[1] == bench.told.host_pids[7])
+    read = SharedRegion.read_at_once
+
+    def stopped(region: SharedRegion) -> RegionView | None:
+        time.sleep(2 * BURST_SECONDS)
+        return read(region)
+
+    monkeypatch.setattr(SharedRegion, "read_at_once", stopped)
+    bench.repairer.agenda.everything(0.0)
+    bench.step()
+    assert not bench.repairer.budgets.overdrawn
+
+
 def test_later_is_not_never(bench: Patient) -> None:
     process = bench.child()
     bench.hostile(200, 0.005, "bad")
