@@ -5,6 +5,7 @@ A value is known, 0 (the device answered without a sample of the process), or un
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -62,6 +63,7 @@ class Joined(NamedTuple):
     # UUIDs of the devices with samples that HAMi before 2.10 can't read
     refused: frozenset[str] = frozenset()
     idle: frozenset[str] = frozenset()  # UUIDs of the devices without load by their own samples
+    answered: float = 0.0  # when the answer came, on the monotonic clock
 
     def utilization(self, host_pid: int, device_uuid: str) -> int | None:
         """Return SM utilization in per cent: 0 when idle, None when unknown."""
@@ -91,7 +93,7 @@ async def join(
 
     ``owners`` are host PIDs that own a slot, ``hami_containers`` the containers with a region.
     """
-    places: dict[int, _Listed] = {}
+    answered, places = time.monotonic(), dict[int, _Listed]()
     values: dict[tuple[int, str], int | None] = {}
     orphans: list[Sample] = []
     every: list[Used] = []
@@ -132,6 +134,7 @@ async def join(
         listed=frozenset(uuid for uuid, device in devices if device.memory is not None),
         refused=frozenset(uuid for uuid, device in devices if device.legacy_call_refused),
         idle=frozenset(uuid for uuid, device in devices if device.idle),
+        answered=answered,
     )
 
 

@@ -58,7 +58,6 @@ class Pass:
         self.ahead = _TOGETHER_SECONDS  # work due within so many seconds is done now
         self.slices = Slices()
         self.spent = 0.0  # seconds on the loop
-        self.answered = 0.0  # when NVML's answer was first seen
         self._budgets = budgets
 
     def spend(self, seconds: float) -> None:
@@ -172,6 +171,11 @@ class Agenda:
         """Add a region, due at once; ``attached`` is its last process's time."""
         self._looks[path] = _Look(path, account, attached)
 
+    def taken(self, path: str, now: float) -> None:
+        """Note a read; what happens from now on is read after it."""
+        look = self._look(path)
+        look.regular, look.early, look.last = now + _SHORTEST, inf, now
+
     def looked(
         self,
         path: str,
@@ -181,9 +185,8 @@ class Agenda:
         watched: bool,
         quiet_until: float,
         right: bool = False,
-        turn: bool = False,
     ) -> None:
-        """Note a read, or the end of a ``turn`` that followed it, and schedule the next.
+        """Schedule the next read after one at ``now``, and after the turn that followed.
 
         ``watched``: the kernel reports attaching processes. Before ``quiet_until`` (0: now) no work is expected.
         ``right``: the slot of the last process is right, and only its guess may change that.
@@ -200,9 +203,7 @@ class Agenda:
                 pause = max(
                     pause, min(_shared(now, min(_GROWN, _GROWTH * age)), max(interval, quiet_until - now))
                 )
-        entry.regular, entry.last = now + pause, now
-        if not turn:
-            entry.early = inf
+        entry.regular = now + pause
 
     def forget(self, path: str) -> None:
         """Remove a region."""

@@ -29,8 +29,10 @@ if TYPE_CHECKING:
     from resolver.base.journal import Journal
     from resolver.hami.discovery import FoundRegion
     from resolver.hami.region import RegionView, SharedRegion
+    from resolver.hami.slot_owner import OwnerFinder
+    from resolver.repair.abandoned import Abandoned
     from resolver.repair.agenda import Pass
-    from resolver.repair.owner_watch import OwnerSearch
+    from resolver.repair.owner_watch import Owners
     from resolver.state import RegionReport
     from resolver.workers.lanes import TenantReader
 
@@ -48,7 +50,9 @@ class KnownRegions:
 
     def __init__(
         self,
-        search: OwnerSearch,
+        owners: Owners,
+        finder: OwnerFinder,
+        abandoned: Abandoned,
         budgets: Budgets,
         reader: TenantReader,
         counters: Counter[str],
@@ -57,7 +61,8 @@ class KnownRegions:
         self.by_path: dict[str, RegionRepairs] = {}
         self.reports: dict[str, RegionReport] = {}
         self.agenda, self.watches = Agenda(), Watches(budgets, counters)
-        self._search, self._budgets, self._reader = search, budgets, reader
+        self.owners, self.finder, self.abandoned = owners, finder, abandoned
+        self._budgets, self._reader = budgets, reader
         self._counters, self._journal = counters, journal
 
     def in_use(self, path: str) -> bool:
@@ -141,12 +146,19 @@ class KnownRegions:
         self.reports.pop(path, None)
         repairs = self.by_path.pop(path, None)
         if repairs is not None:
-            self._search.release(repairs)
+            self._release(repairs)
             self.agenda.forget(path)
             self.watches.forget(path)
             self._journal.forget(path)
             container = repairs.ownership.container
             self._journal.record("region_gone", about=directory_of(path), container=container, path=path)
+
+    def _release(self, repairs: RegionRepairs) -> None:
+        for state in repairs.slots.owned.values():
+            self.owners.unwatch(state)
+        repairs.close()
+        self.finder.forget(repairs.proof)
+        self.abandoned.forget(repairs.region.path)
 
     def shed(self) -> None:
         """Drop half of the regions to free descriptors; each full search doubles the limit again."""
@@ -164,7 +176,7 @@ class KnownRegions:
     def close(self) -> None:
         """Release all regions and discoveries."""
         for repairs in self.by_path.values():
-            self._search.release(repairs)
+            self._release(repairs)
         self.by_path.clear()
         self.reports.clear()
         for discovery in self.discoveries:
@@ -228,11 +240,13 @@ class KnownRegions:
         """Process a region's view; True if it has work."""
         settings, watched = this.settings, repairs.region.path in self.watches
         for state in repairs.observe(view, watched=watched):
-            self._search.owners.unwatch(state)
+            self.owners.unwatch(state)
         has_work = repairs.has_work(
             this.now, this.policy, settings.write_utilization, settings.dry_run, ahead=this.ahead
         )
-        self._looked(repairs, this, 0.0 if has_work else repairs.quiet_until())
+        self.agenda.taken(repairs.region.path, this.now)
+        if not has_work:
+            self._looked(repairs, this)
         return has_work or (settings.hami_metrics and repairs.counts_are_due(this.now))
 
     def _watch(self, repairs: RegionRepairs) -> None:
@@ -248,12 +262,12 @@ class KnownRegions:
         if self.watches.watch(region.path, repairs.ownership.account, region.fd, MODIFY, on_event):
             repairs.attach()  # maybe, while it was not watched
 
-    def _looked(self, repairs: RegionRepairs, this: Pass, quiet_until: float, *, turn: bool = False) -> None:
+    def _looked(self, repairs: RegionRepairs, this: Pass) -> None:
         """Schedule the region's next read."""
-        path, interval = repairs.region.path, this.settings.interval
-        watched = path in self.watches
+        path, quiet_until = repairs.region.path, repairs.quiet_until()
+        watched, interval = path in self.watches, this.settings.interval
         self.agenda.looked(
-            path, this.now, interval, watched=watched, quiet_until=quiet_until, right=repairs.right, turn=turn
+            path, this.now, interval, watched=watched, quiet_until=quiet_until, right=repairs.right
         )
 
     def put_off(
@@ -269,9 +283,9 @@ class KnownRegions:
     def finish(self, repairs: RegionRepairs, this: Pass) -> None:
         """End a region's turn."""
         repairs.slots.rest()
-        self._looked(repairs, this, repairs.quiet_until(), turn=True)
+        self._looked(repairs, this)
         self._report(repairs, this)
 
     def _report(self, repairs: RegionRepairs, this: Pass) -> None:
-        report = region_report(repairs, this.joined, self._search.owners.container_id, time.monotonic())
+        report = region_report(repairs, this.joined, self.owners.container_id, time.monotonic())
         self.reports[repairs.region.path] = report

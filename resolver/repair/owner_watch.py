@@ -1,4 +1,4 @@
-"""Owners of slots: their search, and their handles until their end is reported."""
+"""Owners of slots: their handles, until their end is reported."""
 
 from __future__ import annotations
 
@@ -8,24 +8,16 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from resolver.base.counters import Shortage
-from resolver.base.errors import AccessDenied, ProcessGone, ResolverError
-from resolver.base.reasons import UnresolvedReason
-from resolver.hami.process_reads import hami_variables
+from resolver.base.errors import AccessDenied, ProcessGone
 from resolver.linux.cgroup import NO_CONTAINER
-from resolver.linux.procfs import ProcessHandle
 from resolver.workers.means import Shortages, shortage_of
 
 if TYPE_CHECKING:
-    from resolver.containers.log_names import ContainerNames
-    from resolver.hami.owner_check import Pause
-    from resolver.hami.slot_owner import OwnerFinder
     from resolver.linux.cgroup import ContainerCgroup
     from resolver.linux.procfs import ProcessIdentity, Procfs
     from resolver.pids.pidmap import PidMap
-    from resolver.repair.abandoned import Abandoned
     from resolver.repair.region import RegionRepairs
     from resolver.repair.slot_states import OwnedSlot
-    from resolver.workers.lanes import TenantReader
 
 
 class Owners:
@@ -122,83 +114,3 @@ class Owners:
     def close(self) -> None:
         """Close the epoll; the handles belong to the slots."""
         self._exits.close()
-
-
-class OwnerSearch:
-    """Search by ``finder`` for the ``owners`` of slots; without any, the file may be ``abandoned``."""
-
-    def __init__(
-        self,
-        finder: OwnerFinder,
-        owners: Owners,
-        abandoned: Abandoned,
-        names: ContainerNames,
-        reader: TenantReader,
-    ) -> None:
-        self.finder, self.owners, self.abandoned, self.names = finder, owners, abandoned, names
-        self._reader = reader
-
-    def release(self, repairs: RegionRepairs) -> None:
-        """Release a vanished region's owners, and close it."""
-        for state in repairs.slots.owned.values():
-            self.owners.unwatch(state)
-        repairs.close()
-        self.finder.forget(repairs.proof)
-        self.abandoned.forget(repairs.region.path)
-
-    async def search(self, repairs: RegionRepairs, index: int, now: float, pause: Pause) -> None:
-        """Search the owner of the slot at this index."""
-        slots, payer = repairs.slots, repairs.ownership.account
-        ns_pid, hostpid, _ = slots.at(index)
-        owner = await self.finder.owner(repairs.proof, repairs.shown, ns_pid, payer, hostpid, pause)
-        if repairs.closed:
-            if isinstance(owner, ProcessHandle):
-                owner.close()
-            return
-        *_, state = slots.at(index)
-        if state is not None:
-            if slots.keeps_owner(state, owner):
-                return
-            self.owners.unwatch(state)
-        if isinstance(owner, ProcessHandle):
-            self._own(repairs, slots.own(index, owner))
-        else:
-            slots.unowned.not_found(index, owner, now)
-            self._not_found(repairs, index, owner)
-
-    def _not_found(self, repairs: RegionRepairs, index: int, why: UnresolvedReason) -> None:
-        """Decide if the slot is dead or the file may be abandoned."""
-        unowned, dead = repairs.slots.unowned, repairs.slots.unowned.called_dead(index)
-        undecided = why is UnresolvedReason.OVER_BUDGET and not dead
-        if why is UnresolvedReason.OTHER_CONTAINER and repairs.proof.open:
-            unowned.call_dead(index, dead=False)  # one of the same pod uses a file that it can reach, too
-        elif why is UnresolvedReason.NO_SUCH_PROCESS and not dead and unowned.missed_again(index):
-            ns_pid, *_ = repairs.slots.at(index)
-            dead = self.finder.vacant(repairs.proof, ns_pid)
-            unowned.call_dead(index, dead=dead)
-            undecided = not dead
-        if undecided:
-            self.abandoned.suspect(repairs)
-
-    def _own(self, repairs: RegionRepairs, state: OwnedSlot) -> None:
-        """Watch a slot's owner and remember its container: the directory may name an init container."""
-        ownership = repairs.ownership
-        self.owners.watch(repairs, state, "" if ownership.claim else ownership.container)
-        container = self.owners.container(state.owner.process.host_pid)
-        self.names.refresh()
-        name = self.names.of(container.container_id)
-        state.named(container.pod_uid or "", name.container if name else "")
-
-    async def read_variables(self, repairs: RegionRepairs, now: float) -> None:
-        """Read HAMi's settings from new owners' environments, once; a tenant can make that fail for a while."""
-        payer = repairs.ownership.account
-        for state in repairs.slots.distinguished():
-            if not state.reads(now):
-                continue
-            owner = state.owner.process
-            about = self.owners.container_id(owner.host_pid) or payer
-            with contextlib.suppress(ResolverError, OSError):
-                variables = await self._reader.ask(
-                    payer, about, hami_variables, owner.host_pid, owner.start_time
-                )
-                state.knows(*variables)

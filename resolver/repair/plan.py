@@ -17,9 +17,10 @@ from resolver.repair.slot_states import OwnedSlot
 from resolver.workers import slot_writer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterator
+    from collections.abc import Iterator
 
     from resolver.base.reasons import RepairReason
+    from resolver.gpu.attribution import Joined
     from resolver.hami.hostpid_policy import HostpidPolicy
     from resolver.hami.layout import Layout
     from resolver.hami.packed_slots import SlotRecord
@@ -52,17 +53,14 @@ class Order(NamedTuple):
 class Inputs(NamedTuple):
     """All that a plan depends on but the slots.
 
-    ``utilization(host_pid, uuid)`` is in per cent or None, from NVML's answer at ``answered``; devices in ``idle`` have
-    no load by their own samples. The region adds the rest: nothing is written if ``paused``, no value is held if not
-    ``holds``, and dead slots' values were last zeroed at ``zeroed_at``.
+    The region adds the last three: nothing is written if ``paused``, no value is held if not ``holds``, and dead slots'
+    values were last zeroed at ``zeroed_at``.
     """
 
     now: float
     policy: HostpidPolicy
-    utilization: Callable[[int, str], int | None]
+    joined: Joined
     writes: WriteUtilization
-    answered: float
-    idle: Container[str] = ()
     paused: UnresolvedReason | None = None
     holds: bool = True
     zeroed_at: float = -inf
@@ -144,16 +142,16 @@ class RegionPlan:
         Values that watchers update are not ordered.
         """
         orders: list[Order] = []
-        now, uuids, answered = self._in.now, self._view.uuids, self._in.answered
+        now, uuids, joined = self._in.now, self._view.uuids, self._in.joined
         calm, host_pid, evidence = True, state.owner.process.host_pid, state.evidence
         since = evidence.begins(now)
         held = writes is not WriteUtilization.NEVER and self._in.holds
         for device, present in enumerate(state.slot.sm_util):
-            actual = self._in.utilization(host_pid, uuids[device])
+            actual = joined.utilization(host_pid, uuids[device])
             if actual is None:
                 continue
-            word, idle = evidence.word(device, present), uuids[device] in self._in.idle
-            verdict = word.judge(present, actual, answered, since, now, idle=idle)
+            word, idle = evidence.word(device, present), uuids[device] in joined.idle
+            verdict = word.judge(present, actual, joined.answered, since, now, idle=idle)
             calm = calm and verdict is Verdict.RIGHT
             self.unsure = self.unsure or word.unsure()
             if word.disputed and state.reordered(uuids):

@@ -23,7 +23,7 @@ from resolver.repair.agenda import Pass
 from resolver.repair.holds import REPORT_SECONDS
 from resolver.repair.known_regions import Discovery, KnownRegions
 from resolver.repair.orders import Writing
-from resolver.repair.owner_watch import Owners, OwnerSearch
+from resolver.repair.owner_watch import Owners
 from resolver.repair.turns import Turns
 from resolver.workers.lanes import Direct, Lanes
 
@@ -70,15 +70,17 @@ class Repairer:
         self._abandoned = Abandoned(procfs, reader=reader)
         self._judging: asyncio.Task[None] | None = None  # files that may be abandoned
         finder = OwnerFinder(procfs, pidmap, namespaces, self.names, reader)
-        search = OwnerSearch(finder, self.owners, self._abandoned, self.names, reader)
-        self.found = KnownRegions(search, self.budgets, reader, counters, journal)
+        self.found = KnownRegions(
+            self.owners, finder, self._abandoned, self.budgets, reader, counters, journal
+        )
         self.regions, self.agenda, self.watches = self.found.by_path, self.found.agenda, self.found.watches
         self.found.discoveries = (*self._discoveries(procfs),)
-        self.turns = Turns(self.found, search, self.writing, self._refresh, wake, counters, journal)
+        self.turns = Turns(
+            self.found, self.names, reader, self.writing, self._refresh, wake, counters, journal
+        )
         self._joined: Joined | None = None  # NVML's last answer
         self._refreshing, self._refreshed = asyncio.Lock(), -math.inf  # the map, and when that began
         self._policy: HostpidPolicy | None = None
-        self._answered = 0.0  # when NVML's last answer was first seen, on the monotonic clock
         self._resident = Resident()
 
     def _discoveries(self, procfs: Procfs) -> Iterator[Discovery]:
@@ -151,7 +153,7 @@ class Repairer:
         """Process new reports of NVML and the kernel."""
         if this.joined is not self._joined:
             changed = this.joined.changed(self._joined)
-            self._joined, self._answered = this.joined, this.now
+            self._joined = this.joined
             for path, repairs in self.regions.items():
                 reports = bool(repairs.held) and this.now - repairs.planned >= REPORT_SECONDS
                 if reports:  # they show if its watcher is still wrong
@@ -160,7 +162,6 @@ class Repairer:
                     self.agenda.by(path, this.now)
         if this.policy != self._policy:
             self._policy, this.everything = this.policy, True
-        this.answered = self._answered
         self.take_events()
         self.watches.tidy()
         self.journal.trouble("watches", self.watches.why_not, "not_watched", "watched_again")

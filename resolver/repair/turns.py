@@ -7,11 +7,16 @@ containers whose turn goes on.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from functools import partial
 from typing import TYPE_CHECKING
 
 from resolver.base.budget import Metered, Rounds, Slices
 from resolver.base.counters import CounterName, Shortage
+from resolver.base.errors import ResolverError
+from resolver.base.reasons import UnresolvedReason
+from resolver.hami.process_reads import hami_variables
+from resolver.linux.procfs import ProcessHandle
 from resolver.repair.orders import ORDER_SECONDS, of_slot
 from resolver.repair.plan import Inputs
 from resolver.workers import slot_writer
@@ -22,12 +27,15 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping
 
     from resolver.base.journal import Journal
+    from resolver.containers.log_names import ContainerNames
+    from resolver.hami.owner_check import Pause
     from resolver.repair.agenda import Pass
     from resolver.repair.known_regions import KnownRegions
     from resolver.repair.orders import Writing
-    from resolver.repair.owner_watch import OwnerSearch
     from resolver.repair.plan import Order
     from resolver.repair.region import RegionRepairs
+    from resolver.repair.slot_states import OwnedSlot
+    from resolver.workers.lanes import TenantReader
 
 #: Seconds after which a pass waits no more for the turns that it began.
 _PASS_SECONDS = 0.01
@@ -43,7 +51,8 @@ class Turns:
     def __init__(
         self,
         known: KnownRegions,
-        search: OwnerSearch,
+        names: ContainerNames,
+        reader: TenantReader,
         writing: Writing,
         refresh: Callable[[float, Pass], Awaitable[bool]],
         wake: Callable[[], None],
@@ -51,7 +60,7 @@ class Turns:
         journal: Journal,
     ) -> None:
         self.going: dict[str, asyncio.Task[None]] = {}
-        self.search, self.ask_nvml = search, asyncio.Event()
+        self.names, self._reader, self.ask_nvml = names, reader, asyncio.Event()
         self._known, self._writing, self._refresh, self._wake = known, writing, refresh, wake
         self._counters, self._journal = counters, journal
         self._rounds = Rounds()
@@ -114,15 +123,70 @@ class Turns:
         if due and not await self._refresh(repairs.seen_at, this):
             return
         while due and not repairs.closed and not this.over(repairs.ownership.account):
-            await self.search.search(repairs, due.pop(), this.now, pause)
+            await self._search(repairs, due.pop(), this.now, pause)
             await pause()
+
+    async def _search(self, repairs: RegionRepairs, index: int, now: float, pause: Pause) -> None:
+        slots, payer = repairs.slots, repairs.ownership.account
+        ns_pid, hostpid, _ = slots.at(index)
+        owner = await self._known.finder.owner(repairs.proof, repairs.shown, ns_pid, payer, hostpid, pause)
+        if repairs.closed:
+            if isinstance(owner, ProcessHandle):
+                owner.close()
+            return
+        *_, state = slots.at(index)
+        if state is not None:
+            if slots.keeps_owner(state, owner):
+                return
+            self._known.owners.unwatch(state)
+        if isinstance(owner, ProcessHandle):
+            self._own(repairs, slots.own(index, owner))
+        else:
+            slots.unowned.not_found(index, owner, now)
+            self._not_found(repairs, index, owner)
+
+    def _not_found(self, repairs: RegionRepairs, index: int, why: UnresolvedReason) -> None:
+        """Decide if the slot is dead or the file may be abandoned."""
+        unowned, dead = repairs.slots.unowned, repairs.slots.unowned.called_dead(index)
+        undecided = why is UnresolvedReason.OVER_BUDGET and not dead
+        if why is UnresolvedReason.OTHER_CONTAINER and repairs.proof.open:
+            unowned.call_dead(index, dead=False)  # one of the same pod uses a file that it can reach, too
+        elif why is UnresolvedReason.NO_SUCH_PROCESS and not dead and unowned.missed_again(index):
+            ns_pid, *_ = repairs.slots.at(index)
+            dead = self._known.finder.vacant(repairs.proof, ns_pid)
+            unowned.call_dead(index, dead=dead)
+            undecided = not dead
+        if undecided:
+            self._known.abandoned.suspect(repairs)
+
+    def _own(self, repairs: RegionRepairs, state: OwnedSlot) -> None:
+        """Watch a slot's owner and remember its container: the directory may name an init container."""
+        ownership = repairs.ownership
+        self._known.owners.watch(repairs, state, "" if ownership.claim else ownership.container)
+        container = self._known.owners.container(state.owner.process.host_pid)
+        self.names.refresh()
+        name = self.names.of(container.container_id)
+        state.named(container.pod_uid or "", name.container if name else "")
+
+    async def _read_variables(self, repairs: RegionRepairs, now: float) -> None:
+        """Read HAMi's settings from new owners' environments, once; a tenant can make that fail for a while."""
+        payer = repairs.ownership.account
+        for state in repairs.slots.distinguished():
+            if not state.reads(now):
+                continue
+            owner = state.owner.process
+            about = self._known.owners.container_id(owner.host_pid) or payer
+            with contextlib.suppress(ResolverError, OSError):
+                variables = await self._reader.ask(
+                    payer, about, hami_variables, owner.host_pid, owner.start_time
+                )
+                state.knows(*variables)
 
     async def _repair(self, repairs: RegionRepairs, this: Pass, pause: Callable[[], Awaitable[None]]) -> None:
         """Plan, write and report: begun work ends somehow, to give a result for its cost."""
         account = repairs.ownership.account
-        await self.search.read_variables(repairs, this.now)
-        writes, joined = this.settings.write_utilization, this.joined
-        inputs = Inputs(this.now, this.policy, joined.utilization, writes, this.answered, joined.idle)
+        await self._read_variables(repairs, this.now)
+        inputs = Inputs(this.now, this.policy, this.joined, this.settings.write_utilization)
         orders, more, over = repairs.plan(inputs), True, False
         while more and not repairs.closed:
             over = this.over(account)

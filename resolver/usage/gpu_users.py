@@ -114,7 +114,7 @@ class GpuUsers:
         }
         state = collection.error, devices, owners.changes
         if state == self._said and self._all_owners:
-            self.joined = self.joined._replace(at=collection.at)
+            self.joined = self.joined._replace(at=collection.at, answered=time.monotonic())
         else:
             self.joined = await join(collection, owners, owners.by_container(), self._procfs, self._pidmap)
             self._said = state

@@ -1,13 +1,14 @@
 """One region's repairs, planned with a test's own clock and loads."""
 
 import os
-from collections.abc import Container
+from collections.abc import Collection
 from contextlib import ExitStack
 from typing import Any
 
 from resolver.base.budget import Budgets
 from resolver.base.reasons import UnresolvedReason
 from resolver.config import HostpidNamespace, WriteUtilization
+from resolver.gpu.attribution import Joined
 from resolver.hami.discovery import Location, Ownership, PodFile, Proof, SharedDirectory
 from resolver.hami.hostpid_policy import HostpidPolicy
 from resolver.hami.layout import LAYOUTS
@@ -64,7 +65,7 @@ class Bench:
         self.repairs = RegionRepairs(region, ownership, location, Budgets().of(ownership.account))
         self.now = 100.0
         self.answered = 0.0  # time of NVML's answer about `load`
-        self.idle: Container[str] = UUIDS  # devices without load by their own samples
+        self.idle: Collection[str] = UUIDS  # devices without load by their own samples
         self.load: dict[tuple[int, str], int] = {}
         self.known = True
         self.conflicts: list[tuple[int, float]] = []
@@ -118,12 +119,14 @@ class Bench:
     def next_look(self, ns_pid: int) -> float:
         return self.unowned._next[self.index(ns_pid)]
 
-    def plan(self, policy: HostpidPolicy = HOST, writes: WriteUtilization = AUTO) -> list[Order]:
-        def truth(host_pid: int, uuid: str) -> int | None:
-            return self.load.get((host_pid, uuid), 0) if self.known else None
+    def joined(self) -> Joined:
+        """What NVML said last."""
+        asked, idle = frozenset(UUIDS if self.known else ()), frozenset(self.idle)
+        return Joined(1.0, "", dict(self.load), asked, (), idle=idle, answered=self.answered)
 
+    def plan(self, policy: HostpidPolicy = HOST, writes: WriteUtilization = AUTO) -> list[Order]:
         self.repairs.unsettle()
-        plan = self.repairs.plan(Inputs(self.now, policy, truth, writes, self.answered, self.idle))
+        plan = self.repairs.plan(Inputs(self.now, policy, self.joined(), writes))
         orders = [order for order in plan if order is not None]
         self.conflicts += [(state.slot.pid, wait) for state, wait in self.repairs.conflicts]
         return orders

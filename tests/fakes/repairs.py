@@ -77,7 +77,7 @@ class Bench:
         self.repairer = Repairer(
             self.settings, procfs, self.pidmap, self.counters, log.Journal(), wake=self._wake
         )
-        self.repairer.turns.search.finder = self.told  # type: ignore[assignment]
+        self.repairer.found.finder = self.told  # type: ignore[assignment]
         self.joined = NOTHING
         self.runner = asyncio.Runner()
         stack.callback(self.runner.close)
@@ -113,7 +113,7 @@ class Bench:
         """What NVML says of every owner from now on; None: nothing."""
         values = {} if load is None else {(host_pid, UUID): load for host_pid in self.told.host_pids.values()}
         idle = frozenset({UUID} if not values else ())
-        self.joined = Joined(1.0, "", values, frozenset({UUID}), (), idle=idle)
+        self.joined = Joined(1.0, "", values, frozenset({UUID}), (), idle=idle, answered=time.monotonic())
 
     def step(self, policy: HostpidPolicy = HOST) -> None:
         self.runner.run(self.repairer.pass_once(policy, self.joined, patient=False))

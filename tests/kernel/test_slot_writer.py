@@ -18,6 +18,7 @@ import pytest
 
 from resolver.base.budget import Budgets
 from resolver.config import WriteUtilization
+from resolver.gpu.attribution import NOTHING
 from resolver.hami.discovery import Location, Ownership, SharedDirectory
 from resolver.hami.hostpid_policy import HostpidPolicy
 from resolver.hami.region import open_region
@@ -135,9 +136,7 @@ async def zero_what_nobody_has(container: Container, mover: Process) -> Counter[
                 region.read_all()
             repairs.observe(region.read())
             # No pause between two writes of zeroes.
-            inputs = Inputs(
-                float(looks), HostpidPolicy(None, ""), lambda *_: None, WriteUtilization.AUTO, answered=0.0
-            )
+            inputs = Inputs(float(looks), HostpidPolicy(None, ""), NOTHING, WriteUtilization.AUTO)
             plan = repairs.plan(inputs)
             orders = [order for order in plan if order is not None]
             if orders:

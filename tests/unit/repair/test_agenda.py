@@ -27,8 +27,14 @@ def looks(
     while (at := max(at, attention.next())) <= since + seconds:
         found.append(at)
         until = NEVER if quiet else 0.0
+        attention.taken("r", at)
         attention.looked("r", at, INTERVAL, watched=watched, quiet_until=until, right=right)
     return found
+
+
+def read(attention: Agenda, path: str, at: float, *, watched: bool = True, until: float = NEVER) -> None:
+    attention.taken(path, at)
+    attention.looked(path, at, INTERVAL, watched=watched, quiet_until=until)
 
 
 def settled() -> Agenda:
@@ -83,11 +89,11 @@ def test_right_slot_is_looked_at_ever_more_rarely() -> None:
 
 def test_event_during_a_turn_is_read_after_it() -> None:
     attention = settled()
-    attention.looked("r", 200.0, INTERVAL, watched=True, quiet_until=0.0)
+    attention.taken("r", 200.0)
     attention.by("r", 200.05)
-    attention.looked("r", 200.0, INTERVAL, watched=True, quiet_until=NEVER, turn=True)
+    attention.looked("r", 200.0, INTERVAL, watched=True, quiet_until=NEVER)
     assert attention.next() == 200.05
-    attention.looked("r", 200.06, INTERVAL, watched=True, quiet_until=NEVER)
+    read(attention, "r", 200.06)
     assert attention.next() > 204.0
 
 
@@ -99,7 +105,7 @@ def test_events_cannot_beat_the_shortest_pause() -> None:
         attention.attached("r", now)
         if attention.next() <= now:
             count += 1
-            attention.looked("r", now, INTERVAL, watched=True, quiet_until=NEVER)
+            read(attention, "r", now)
     assert count <= 251
 
 
@@ -114,7 +120,7 @@ def test_an_end_brings_one_look() -> None:
 
 def test_a_dead_slot_is_looked_at_when_it_is_due() -> None:
     attention = settled()
-    attention.looked("r", 200.0, INTERVAL, watched=True, quiet_until=201.2)
+    read(attention, "r", 200.0, until=201.2)
     assert attention.next() == pytest.approx(201.2)
 
 
@@ -122,7 +128,7 @@ def test_everything_is_due_after_lost_events() -> None:
     attention = settled()
     attention.found("other", 0.0)
     for path in ("r", "other"):
-        attention.looked(path, 200.0, INTERVAL, watched=False, quiet_until=NEVER)
+        read(attention, path, 200.0, watched=False)
     attention.everything(200.1)
     assert attention.next() == 200.1
     assert attention.due(200.1) == ["r", "other"]
@@ -138,7 +144,7 @@ def test_repeated_losses_are_checked_once_a_second() -> None:
             assert attention.search_due(now) == (True, True)
             found.append(now)
             attention.searched(now, INTERVAL, full=True, watched=True)
-            attention.looked("r", now, INTERVAL, watched=True, quiet_until=NEVER)
+            read(attention, "r", now)
     assert found == pytest.approx([200.0 + second for second in range(10)])
 
 
@@ -155,7 +161,7 @@ def test_new_region_is_due_and_forgotten_one_is_not() -> None:
     assert attention.next() == NEVER
     attention.found("new", 0.0)
     assert attention.due(0.0) == ["new"]
-    attention.looked("new", 0.0, INTERVAL, watched=True, quiet_until=NEVER)
+    read(attention, "new", 0.0)
     attention.forget("new")
     attention.attached("new", 1.0)
     assert attention.next() == NEVER
@@ -165,7 +171,7 @@ def test_longest_waiting_region_comes_first() -> None:
     attention = Agenda()
     for path, last in (("b", 200.0), ("c", 100.0), ("a", 150.0)):
         attention.found(path, 0.0)
-        attention.looked(path, last, INTERVAL, watched=False, quiet_until=NEVER)
+        read(attention, path, last, watched=False)
     attention.found("new", 0.0)
     assert attention.due(300.0) == ["new", "c", "a", "b"]
     assert attention.due(150.25) == ["new", "c", "a"]

@@ -116,8 +116,8 @@ class Life:
                 slots.own(index, found)
 
     def _carry_out(self, conflicts: list[tuple[int, float]], now: float, at: Moment) -> list[Order]:
-        truth, repairs = at.joined.utilization, self.repairs
-        plan = repairs.plan(Inputs(now, at.policy, truth, at.writes, self.answered))
+        joined, repairs = at.joined._replace(answered=self.answered), self.repairs
+        plan = repairs.plan(Inputs(now, at.policy, joined, at.writes))
         orders = [order for order in plan if order is not None]
         conflicts += [(state.slot.pid, wait) for state, wait in repairs.conflicts]
         for order in orders if at.carried_out else ():

@@ -428,7 +428,7 @@ def test_a_plan_gives_way_after_every_slot(bench: Bench) -> None:
     bench.see(*((ns_pid, 4711) for ns_pid in range(1, 51)))
     for ns_pid in range(1, 51):
         bench.own(ns_pid, 4711)
-    plan = bench.repairs.plan(Inputs(bench.now, HOST, lambda *_: None, ALWAYS, bench.answered))
+    plan = bench.repairs.plan(Inputs(bench.now, HOST, bench.joined(), ALWAYS))
     assert list(plan).count(None) >= 50
 
 

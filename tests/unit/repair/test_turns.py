@@ -62,7 +62,7 @@ class Patient(Bench):
     def __init__(self, place: Path, stack: ExitStack) -> None:
         super().__init__(place, stack)
         self.told = self.costs = Expensive()
-        self.repairer.turns.search.finder = self.told  # type: ignore[assignment]
+        self.repairer.found.finder = self.told  # type: ignore[assignment]
         self.longest = 0.0
 
     def step(self, policy: HostpidPolicy = HOST) -> None:
@@ -180,7 +180,7 @@ def test_a_single_pass_has_no_later(tmp_path: Path) -> None:
     with ExitStack() as stack:
         bench = Bench(tmp_path, stack)
         costs = Expensive()
-        bench.repairer.turns.search.finder = bench.told = costs  # type: ignore[assignment]
+        bench.repairer.found.finder = bench.told = costs  # type: ignore[assignment]
         process = bench.child()
         path = bench.file(*((ns_pid, 0) for ns_pid in range(1, 101)))
         costs.seconds = dict.fromkeys(range(1, 101), 2 * (BURST_SECONDS + SHARE) / 100)
@@ -305,12 +305,12 @@ def test_a_region_has_the_name_of_the_container_that_uses_it(
     bench: Patient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """HAMi names the directory after an init container, and an app container of the pod mounts the same one."""
-    container_id, links, search = "a" * 64, tmp_path / "log", bench.repairer.turns.search
+    container_id, links, turns = "a" * 64, tmp_path / "log", bench.repairer.turns
     links.mkdir()
     (links / f"pod_ns_main-{container_id}.log").symlink_to("/nowhere")
-    monkeypatch.setattr(search, "names", ContainerNames(str(links), ""))
+    monkeypatch.setattr(turns, "names", ContainerNames(str(links), ""))
     container = NO_CONTAINER._replace(container_id=container_id)
-    monkeypatch.setattr(search.owners, "container", lambda _: container)
+    monkeypatch.setattr(bench.repairer.owners, "container", lambda _: container)
     path = bench.file((7, 0), name="init")
     bench.step()
     assert [each.container_name for each in bench.repairer.reports()] in ([], ["init"])
