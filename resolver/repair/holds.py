@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from resolver.workers.supervisor import WorkerProcess
 
 #: Seconds after which a report is fetched though nothing changed.
-REPORT_SECONDS = 5.9
+REPORT_SECONDS = 9.9
 #: A watcher changes a word at most twice at each tick of 120 ms; a file's changes in a second.
 _CHANGES, _MOST_CHANGES = 20, 2000
 

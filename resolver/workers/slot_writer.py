@@ -115,6 +115,10 @@ class Words:
         """Return a word."""
         return int(self._load(self._start + offset, _ACQUIRE))
 
+    def stand(self, guard_at: int, guard: int, slots: tuple[int, ...] | None) -> bool:
+        """Check that no process holds the lock, and the guard; a move that ends in between shows in the guard."""
+        return (slots is None or self.load(slots[2]) == 0) and self.load(guard_at) == guard
+
     def swap(self, offset: int, expected: int, new: int) -> int:
         """Compare and swap; returns the previous value."""
         self._previous.value = expected
@@ -161,23 +165,21 @@ def carry_out(
     handle, is_pidfd, guard_at, guard, target, expected, new = order
     guarded = guard_at != target
 
-    def holds() -> bool:
-        # The lock first: a move that ends between the two reads shows in the guard.
-        return (slots is None or words.load(slots[2]) == 0) and words.load(guard_at) == guard
-
     def gone() -> bool:
         return handle >= 0 and not handle_alive(handles[handle], is_pidfd=bool(is_pidfd))
 
-    if guarded and not holds():
-        return DIFFERENT, 0
-    # Checked before as well: a number that is taken back would be seen for a moment.
-    if gone():
+    if guarded:
+        if not words.stand(guard_at, guard, slots):
+            return DIFFERENT, 0
+    elif gone():  # a number that is taken back would be seen for a moment
         return OWNER_GONE, 0
     first = MARK if guarded and not new else new
     previous = words.swap(target, expected, first)
     if previous != expected:
         return DIFFERENT, previous
-    outcome = OWNER_GONE if gone() else MOVED if guarded and not holds() else DONE
+    outcome = OWNER_GONE if gone() else DONE
+    if guarded and not outcome and not words.stand(guard_at, guard, slots):
+        outcome = MOVED
     if outcome:
         previous = words.swap(target, first, expected)
     elif first != new and words.swap(target, first, new) != first:

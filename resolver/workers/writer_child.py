@@ -37,10 +37,11 @@ from resolver.workers.slot_writer import (
 
 #: Seconds: between two comparisons of all files, in no step with ticks; least time between two of a watcher's ticks;
 #: between two looks; for which a late tick is waited for.
-_ALL, _TICK, _PAUSE, _LATE = 0.017, 0.12, 0.001, 0.05
+_ALL, _TICK, _PAUSE, _LATE = 0.029, 0.12, 0.0006, 0.05
 #: Seconds: by which a watcher is expected later after a look in vain, or sooner without; before a look, a file is not
 #: compared besides.
 _LATER, _SOONER, _SOON = 0.00005, 0.0001, 0.002
+_FEW = 3  # watchers that are told apart by their ticks
 #: A hold ends with these; others are tried again.
 _FINAL = OWNER_GONE, WRONG_SIZE, TOO_OFTEN
 
@@ -81,7 +82,7 @@ class _HeldFile(Words):
         at, count = HEAD.size + HOLD.size, count & ~HOLDS
         self.words = [_HeldWord(ORDER.unpack_from(message, at + n * ORDER.size)) for n in range(count)]
         self._slots = SLOTS.unpack_from(message, at + count * ORDER.size)
-        self.period = period  # of its watchers' ticks, as far as known
+        self.watchers, self.period = len(descriptors) - 2, period  # of their ticks, as far as known
         self._second, self._changes, self.compared = 0, 0, 0.0
         self._handles: list[int] = []
         try:
@@ -174,16 +175,21 @@ class HeldWords:
         """
         now, looks = time.monotonic(), self._looks
         if now >= self._compared + _ALL:
-            self._compared = now
-            for key in self.files.keys() - {key for at, key, *_ in looks if at < now + _SOON}:
-                due = self.files[key].compared + _TICK
-                if self._set_right(key, now):
+            before, self._compared = self._compared, now
+            for key in self._differing():
+                file = self.files[key]
+                due = now if file.watchers > _FEW else max(before, file.compared) + _TICK
+                soon = any(look[1] == key and look[0] < now + _SOON for look in looks)
+                if not soon and self._set_right(key, now):
                     heappush(looks, (due, key, due, 0))
         while looks and looks[0][0] <= now:
             at, key, due, hits = heappop(looks)
             if (file := self.files.get(key)) is None:
                 continue
-            if self._set_right(key, now):
+            corrected = self._set_right(key, now)
+            if file.watchers > _FEW:
+                heappush(looks, (now + _PAUSE, key, now, 0))
+            elif corrected:
                 hits = hits + 1 if at == due else 0
                 file.period = max(_TICK, file.period + (-_SOONER if hits else _LATER))
                 due = (due - _SOONER * 2 ** min(hits, 6) if hits else now) + file.period
@@ -192,6 +198,19 @@ class HeldWords:
                 heappush(looks, (now + max(_PAUSE, (now - due) / 8), key, due, hits))
         due = self._compared + 2 * _ALL  # sooner with another file's look
         return max(_PAUSE, min(due, looks[0][0] if looks else due) - now)
+
+    def _differing(self) -> list[int]:
+        """Return the files with a word that differs; in one go, since it is most of the work."""
+        keys, note = [], self._note
+        for key, file in self.files.items():
+            view = file.view
+            if note is not None:
+                note[0] = key
+            for word in file.words:
+                if view[word.at] != word.standing:
+                    keys.append(key)
+                    break
+        return keys
 
     def _set_right(self, key: int, now: float) -> bool:
         if self._note is None:
