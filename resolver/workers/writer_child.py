@@ -184,8 +184,9 @@ class HeldWords:
                     heappush(looks, (due, key, due, 0))
         while looks and looks[0][0] <= now:
             at, key, due, hits = heappop(looks)
-            if (file := self.files.get(key)) is None:
+            if key not in self.files:
                 continue
+            file = self.files[key]
             corrected = self._set_right(key, now)
             if file.watchers > _FEW:
                 heappush(looks, (now + _PAUSE, key, now, 0))
