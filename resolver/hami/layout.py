@@ -230,7 +230,7 @@ def parse_region(layout: Layout, header: bytes, slots: bytes, tail: bytes) -> di
         "owner_pid": unpack_from("<Q", header, layout.owner_pid)[0],
         "device_num": head.device_num,
         "uuids": list(head.uuids),
-        "limit": list(unpack_from(f"<{head.device_num}Q", header, layout.limit)),
+        "limit": list(head.limit),
         "sm_limit": list(head.sm_limit),
         "proc_num": proc_num,
         "utilization_switch": utilization_switch,

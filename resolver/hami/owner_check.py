@@ -70,6 +70,15 @@ def worst(reasons: Collection[UnresolvedReason]) -> UnresolvedReason:
     return next((reason for reason in _WORST_FIRST if reason in reasons), UnresolvedReason.NO_SUCH_PROCESS)
 
 
+#: With these, a process may be the owner for all that can be seen of it.
+MAY_FIT = frozenset(
+    {
+        UnresolvedReason.UNPROVEN,
+        UnresolvedReason.TOO_LARGE,
+        UnresolvedReason.TOO_SLOW,
+        UnresolvedReason.ACCESS_DENIED,
+    }
+)
 _WORST_FIRST = (
     UnresolvedReason.ACCESS_DENIED,
     UnresolvedReason.TOO_SLOW,

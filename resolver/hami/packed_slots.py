@@ -81,13 +81,7 @@ class PackedSlots:
 
     def __getitem__(self, index: int) -> SlotRecord:
         util = tuple([column[index] for column in self._sm_util])
-        return SlotRecord(
-            index=index,
-            pid=self._pids[index],
-            hostpid=self._hostpids[index],
-            status=self._statuses[index],
-            sm_util=util,
-        )
+        return SlotRecord(index, self._pids[index], self._hostpids[index], self._statuses[index], util)
 
     def __iter__(self) -> Iterator[SlotRecord]:
         return (self[index] for index in range(len(self)))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from resolver.base.errors import AccessDenied, ProcessGone
 from resolver.base.reasons import UnresolvedReason
-from resolver.hami.owner_check import UNREADABLE, Unfit, unreadable, worst
+from resolver.hami.owner_check import MAY_FIT, UNREADABLE, Unfit, unreadable, worst
 from resolver.hami.process_reads import describe_written, written_in
 from resolver.linux.cgroup import NO_CONTAINER, only_container
 from resolver.linux.mappings import SuperblockPath, maps_file, shared_files
@@ -178,11 +178,4 @@ class PodOwner:
 
 
 #: As long as any of the others has one of these, it may be the one that the slot means.
-_MAY_BE_MEANT = {
-    UnresolvedReason.OTHER_POD,
-    UnresolvedReason.OTHER_CONTAINER,
-    UnresolvedReason.UNPROVEN,
-    UnresolvedReason.ACCESS_DENIED,
-    UnresolvedReason.TOO_LARGE,
-    UnresolvedReason.TOO_SLOW,
-}
+_MAY_BE_MEANT = MAY_FIT | {UnresolvedReason.OTHER_POD, UnresolvedReason.OTHER_CONTAINER}

@@ -56,8 +56,7 @@ class SharedRegion:
 
     def __init__(self, fd: int, info: os.stat_result, layout: layouts.Layout, path: str) -> None:
         self.fd = fd
-        self.st_dev = info.st_dev
-        self.inode = info.st_ino
+        self.identity = info.st_dev, info.st_ino  # the same under any name
         self.layout = layout
         self.path = path
         #: When the file was last written through a fresh mapping (or by write); a new process in it shows here.
@@ -70,11 +69,6 @@ class SharedRegion:
         self._columns = Columns(layout, 0)
         self.view: RegionView | None = None  # the last one
         self._nowait = False
-
-    @property
-    def identity(self) -> tuple[int, int]:
-        """``(st_dev, inode)``, the same under any name."""
-        return self.st_dev, self.inode
 
     def read(self) -> RegionView:
         """Return the view; the same object if nothing changed.

@@ -21,7 +21,7 @@ from resolver.base.reasons import UnresolvedReason
 from resolver.containers.known_namespaces import MAX_NAMESPACES
 from resolver.containers.log_names import ContainerNames
 from resolver.hami.discovery import PodFile, Proof, Shown
-from resolver.hami.owner_check import UNREADABLE, OwnerCheck, Pause, Search, Searched, Unfit, worst
+from resolver.hami.owner_check import MAY_FIT, UNREADABLE, OwnerCheck, Pause, Search, Searched, Unfit, worst
 from resolver.hami.pod_owner import PodOwner
 from resolver.linux.procfs import HOST_PIDNS, ProcessHandle, Procfs
 from resolver.workers.lanes import Direct
@@ -71,7 +71,12 @@ class OwnerFinder:
         """
         pause = pause or Slices(math.inf).yield_if_due
         if isinstance(proof, PodFile):
-            return await self._owner_in_pod(proof, ns_pid, payer, pause)
+            owner = await self._in_pod.owner(proof, ns_pid, payer, pause)
+            if not self._pidmap.source.incomplete():
+                return owner
+            if isinstance(owner, ProcessHandle):
+                owner.close()
+            return UnresolvedReason.ACCESS_DENIED
         if len(self._index.of(proof)) > MAX_NAMESPACES:
             return UnresolvedReason.TOO_LARGE
         if proof.mount is not None and self._check.in_shared_tree(proof.mount):
@@ -79,11 +84,11 @@ class OwnerFinder:
         search = Search(proof, ns_pid, shown, payer, pause)
         findings = await self._search_known(search)
         try:
-            if findings is None or self._may_be_shared(findings, proof):
+            if findings is None or findings.may_be_shared(proof):
                 # One at a time: when a node's containers start, all would walk, and read the same mount tables.
                 async with self._walks:
                     findings = findings or await self._search_known(search)
-                    if findings is None or self._may_be_shared(findings, proof):
+                    if findings is None or findings.may_be_shared(proof):
                         findings = await self._walk(search, findings or _Findings())
             if rival > 0 and rival not in findings.asked:
                 findings.add(await self._rival(rival, search))
@@ -95,17 +100,6 @@ class OwnerFinder:
             findings.close()
             return UnresolvedReason.OVER_BUDGET
         return self._judge(findings, proof)
-
-    async def _owner_in_pod(
-        self, proof: PodFile, ns_pid: int, payer: str, pause: Pause
-    ) -> ProcessHandle | UnresolvedReason:
-        """Find it among all processes with that number: all have the whole tree."""
-        owner = await self._in_pod.owner(proof, ns_pid, payer, pause)
-        if self._pidmap.source.incomplete():
-            if isinstance(owner, ProcessHandle):
-                owner.close()
-            return UnresolvedReason.ACCESS_DENIED
-        return owner
 
     def _judge(self, found: _Findings, proof: Searched) -> ProcessHandle | UnresolvedReason:
         if len(found.fitting) == 1:
@@ -153,11 +147,10 @@ class OwnerFinder:
         ids = self._index.container_ids(proof)
         try:
             for host_pid in self._by_key(namespaces, ns_pid):
-                try:
+                elsewhere = False
+                with contextlib.suppress(ProcessGone):  # an unreadable process proves nothing
                     elsewhere = self._check.pidns(host_pid) not in namespaces
                     elsewhere = elsewhere and self._check.container_id(host_pid) not in ids
-                except ProcessGone:
-                    elsewhere = False  # an unreadable process proves nothing
                 if not elsewhere:
                     with contextlib.suppress(ProcessGone):  # a zombie owns nothing
                         self._procfs.open_handle(host_pid).close()
@@ -183,10 +176,6 @@ class OwnerFinder:
         if not namespaces or self._index.behind:
             return None  # one of them may be missing, so only all processes prove that one alone fits
         return await self._search(self._by_key(namespaces, search.ns_pid), search, namespaces)
-
-    def _may_be_shared(self, found: _Findings, proof: Searched) -> bool:
-        """Check if others may fit, too: not all containers that share a file are known."""
-        return len(found.fitting) == 1 and not proof.alone
 
     async def _walk(self, search: Search, found: _Findings) -> _Findings:
         """Check all other processes with that number, too."""
@@ -233,7 +222,7 @@ class OwnerFinder:
                     findings.fitting.append(handle)
             except Unfit as unfit:
                 findings.seen.add(unfit.reason)
-                if unfit.reason in _MAY_FIT:
+                if unfit.reason in MAY_FIT:
                     findings.hidden.append(host_pid)
             except ProcessGone:
                 continue  # also an unreaped zombie: it owns nothing any more
@@ -263,6 +252,10 @@ class _Findings:
         self.seen: set[UnresolvedReason] = set()
         self.cut = False
 
+    def may_be_shared(self, proof: Searched) -> bool:
+        """Check if others may fit, too: not all containers that share a file are known."""
+        return len(self.fitting) == 1 and not proof.alone
+
     def add(self, other: _Findings) -> None:
         self.asked += other.asked
         self.cut = self.cut or other.cut
@@ -273,12 +266,3 @@ class _Findings:
     def close(self) -> None:
         for handle in self.fitting:
             handle.close()
-
-
-#: They may be the owner for all that can be seen of them.
-_MAY_FIT = (
-    UnresolvedReason.UNPROVEN,
-    UnresolvedReason.TOO_LARGE,
-    UnresolvedReason.TOO_SLOW,
-    UnresolvedReason.ACCESS_DENIED,
-)

@@ -42,7 +42,6 @@ class Watches:
         self.why_not = ""
         self._budgets, self._counters, self._clock = budgets, counters, clock
         self._watched: dict[str, _Watch] = {}
-        self.keys = self._watched.keys()  # those that are watched now
         self._keys: dict[int, set[str]] = {}  # by watch: the same inode may be known by several
         self._full_until = 0.0
         for name in ("watch_events", "watch_overflows", "watch_floods"):
@@ -50,9 +49,6 @@ class Watches:
         self._make = make
         self._inotify: Inotify | None = None
         self._open()
-
-    def __len__(self) -> int:
-        return len(self._watched)
 
     def __contains__(self, key: object) -> bool:
         return key in self._watched

@@ -60,8 +60,8 @@ class Bench:
             tree, file = (
                 SuperblockPath("8:1", path) for path in ("/containers", "/containers/uid_main/a.cache")
             )
-            proof = PodFile(file, ("8:1", region.inode), region.inode, tree, "uid", "main")
-        location = Location(proof, ("8:1", region.inode))
+            proof = PodFile(file, ("8:1", region.identity[1]), region.identity[1], tree, "uid", "main")
+        location = Location(proof, ("8:1", region.identity[1]))
         self.repairs = RegionRepairs(region, ownership, location, Budgets().of(ownership.account))
         self.now = 100.0
         self.answered = 0.0  # time of NVML's answer about `load`

@@ -126,7 +126,7 @@ async def zero_what_nobody_has(container: Container, mover: Process) -> Counter[
     directory = os.open(container.directory, os.O_RDONLY | os.O_DIRECTORY)
     region = open_region(directory, container.cache_name, str(container.cache))
     whose = Ownership(account="a", container="a", pod_uid="uid", container_name="a")
-    location = Location(SharedDirectory("8:1", "/a"), ("8:1", region.inode))
+    location = Location(SharedDirectory("8:1", "/a"), ("8:1", region.identity[1]))
     repairs = RegionRepairs(region, whose, location, Budgets().of("uid"))
     try:
         for looks in itertools.count():

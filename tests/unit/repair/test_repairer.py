@@ -310,7 +310,7 @@ class InMemory:
             path = self.paths.pop()
             region = adopt_region(os.open(path, os.O_RDONLY), f"claim:{path}")
             self.regions[region.path] = region
-            location = Location(SharedDirectory("8:1", "/claims/1"), ("8:1", region.inode))
+            location = Location(SharedDirectory("8:1", "/claims/1"), ("8:1", region.identity[1]))
             added.append(FoundRegion(region, Ownership(account="claim-1", container=""), location))
             refused = [("/odd", RegionRejected(RegionReason.UNPROVEN, "it is odd"))]
         return RegionChanges(added, [], refused)
