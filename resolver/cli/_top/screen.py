@@ -30,17 +30,19 @@ if TYPE_CHECKING:
 _POLL_SECONDS: Final = 0.1
 #: Cells of the columns at the width below which the list is scrolled sideways, and of one step of it.
 _LEAST, _TITLE, _BAR, _PIDS, _PERCENT, _MEMORY, _STEP = 80, 21, 8, 17, 6, 12, 8
-#: Attribute and colour of each style.
-_STYLES: Final = {
-    "": (curses.A_NORMAL, -1),
-    "bold": (curses.A_BOLD, -1),
-    "dim": (curses.A_DIM, -1),
-    "head": (curses.A_UNDERLINE, -1),
-    "selected": (curses.A_REVERSE, -1),
-    "container": (curses.A_NORMAL, curses.COLOR_CYAN),
-    "good": (curses.A_NORMAL, curses.COLOR_GREEN),
-    "warn": (curses.A_NORMAL, curses.COLOR_YELLOW),
-    "bad": (curses.A_BOLD, curses.COLOR_RED),
+#: Of the styles; the others are plain, and have the terminal's colour.
+_ATTRIBUTES: Final = {
+    "bold": curses.A_BOLD,
+    "dim": curses.A_DIM,
+    "head": curses.A_UNDERLINE,
+    "selected": curses.A_REVERSE,
+    "bad": curses.A_BOLD,
+}
+_COLOURS: Final = {
+    "container": curses.COLOR_CYAN,
+    "good": curses.COLOR_GREEN,
+    "warn": curses.COLOR_YELLOW,
+    "bad": curses.COLOR_RED,
 }
 _SORTS: Final = dict(zip("umni", SORTS, strict=True))
 _BACKSPACE: Final = ("\x7f", "\x08", "KEY_BACKSPACE")
@@ -244,7 +246,7 @@ def _show(window: curses.window, reading: Reading, read_next: Callable[[Reading]
                 window.move(number, 0)
                 for text, style in line:
                     with contextlib.suppress(curses.error):  # after the last cell is no place for the cursor
-                        window.addstr(text, styles[style])
+                        window.addstr(text, styles.get(style, 0))
             window.refresh()
             due = time.monotonic() + 1
         select.select([sys.stdin], [], [], _POLL_SECONDS)
@@ -265,12 +267,10 @@ def _typed(window: curses.window) -> list[str]:
 
 
 def _styles() -> dict[str, int]:
-    styles = {name: attribute for name, (attribute, _) in _STYLES.items()}
+    styles = dict(_ATTRIBUTES)
     if curses.has_colors():
         curses.use_default_colors()
-        for number, (name, (_, colour)) in enumerate(
-            () if os.environ.get("NO_COLOR") else _STYLES.items(), 1
-        ):
+        for number, (name, colour) in enumerate(() if os.environ.get("NO_COLOR") else _COLOURS.items(), 1):
             curses.init_pair(number, colour, -1)
-            styles[name] |= curses.color_pair(number)
+            styles[name] = styles.get(name, 0) | curses.color_pair(number)
     return styles
