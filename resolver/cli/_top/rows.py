@@ -13,12 +13,13 @@ from resolver.gpu.inventory import Gpu
 from resolver.state import Process
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from resolver.api.shapes import Region, Slot
     from resolver.cli.documents import Documents
     from resolver.state import Container, ContainerUse
 
+    Facts = Mapping[str, object]
     Pids = tuple[int | None, int | None]
 
 #: Sort keys of a list. The largest values come first; names ascend.
@@ -45,7 +46,7 @@ class Row(NamedTuple):
     kind: str
     key: str
     title: str
-    facts: dict[str, object]
+    facts: Facts
     below: list[Row]
     note: str = ""
     tone: str = ""
@@ -284,29 +285,28 @@ def _process(key: str, names: Named, gpu: Gpu, process: Process, slot: Slot | No
 
 def _unresolved(documents: Documents, names_of: dict[str, Named], name: str) -> Iterator[Row]:
     """Yield the samples, slots and cache files that could not be resolved; of one container only its slots."""
-    for it in () if name else filter(_is_unplaced, documents.processes):
-        pids, device, use = (it.host_pid, it.ns_pid), it.device_uuid, it.sm_util
-        words = f"a sample on {device}"
-        yield _lost(
-            "sample", "", str(it.no_slot), words, pids, Amount(use), device_uuid=device, utilization=use
-        )
+    for process in () if name else filter(_is_unplaced, documents.processes):
+        device, use = process.device_uuid, process.sm_util
+        words, pids = f"a sample on {device}", (process.host_pid, process.ns_pid)
+        facts = {"device_uuid": device, "utilization": use}
+        yield _lost("sample", "", str(process.no_slot), words, pids, Amount(use), facts)
     for slot in documents.slots:
         names, number = names_of.get(slot.path), slot.slot
         if names and slot.unresolved is not None and (not name or names.is_called(name)):
             about = names.title, slot.unresolved, f"slot {number}", (slot.host_pid, slot.pid), Amount(None)
-            yield _lost("slot", *about, slot=number)
+            yield _lost("slot", *about, {"slot": number})
     for path, reason in () if name else sorted((file.path, file.reason) for file in documents.rejected):
-        yield _lost("file", path, reason, "cache file", None, None)
+        yield _lost("file", path, reason, "cache file", None, None, {})
 
 
 def _lost(
-    kind: str, container: str, reason: str, words: str, pids: Pids | None, use: Amount | None, **more: object
+    kind: str, container: str, reason: str, words: str, pids: Pids | None, use: Amount | None, more: Facts
 ) -> Row:
     title, (host_pid, ns_pid) = printable(container) or kind, pids or (None, None)
-    facts: dict[str, object] = {"kind": kind, "container": container or None, "reason": reason, "slot": None}
-    facts |= {"ns_pid": ns_pid, "host_pid": host_pid, "device_uuid": None, "utilization": None} | more
+    facts: Facts = {"kind": kind, "container": container or None, "reason": reason, "slot": None}
+    pair = {"ns_pid": ns_pid, "host_pid": host_pid, "device_uuid": None, "utilization": None}
     key, detail = f"{UNRESOLVED}/{kind}/{container}/{pids}/{more}", _joined(title, words, reason)
-    return Row(kind, key, title, facts, [], reason, "warn", detail, use, pids=pids)
+    return Row(kind, key, title, {**facts, **pair, **more}, [], reason, "warn", detail, use, pids=pids)
 
 
 # ---- the choice -----------------------------------------------------------------------------------------------------
