@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from enum import StrEnum
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import Struct
 
@@ -61,28 +61,6 @@ class SlotReport(SlotFacts, frozen=True):
     core_policy: str | None = None
 
 
-class UnownedCode:
-    """State of a slot without a known owner, in one byte; 0 is none."""
-
-    UNOWNED: Final = 1  # in use, owner unknown without a reason yet
-    REASON: Final = 0x1F
-    DEAD: Final = 0x20
-    ABANDONED: Final = 0x40  # dead because no process has the file open
-    UNSURE: Final = 0x80  # the file was touched since it was called dead
-    _REASONS: Final = tuple(UnresolvedReason)
-
-    @classmethod
-    def of(cls, why: UnresolvedReason | None) -> int:
-        """Return the code of a slot that is not dead."""
-        return cls.UNOWNED if why is None else cls.UNOWNED + 1 + cls._REASONS.index(why)
-
-    @classmethod
-    def reason(cls, code: int) -> UnresolvedReason | None:
-        """Return the reason why the slot's owner is unknown."""
-        number = (code & cls.REASON) - cls.UNOWNED - 1
-        return cls._REASONS[number] if number >= 0 else None
-
-
 class SlotCounts(NamedTuple):
     """Slot counts by state."""
 
@@ -94,17 +72,21 @@ class SlotCounts(NamedTuple):
 
 
 class SlotReports:
-    """Slots of one region: those with an owner, then the others, whose reports are made on request."""
+    """Slots of one region: those with an owner, then the others, whose reports are made on request.
+
+    Each of ``slots`` has a byte in ``codes``, because a tenant can fill 1,024 in each file; 0 is none here. By
+    ``meanings`` a slot is dead, or its owner is unknown, which has a reason once it was searched.
+    """
 
     def __init__(
         self,
         owned: tuple[SlotReport, ...],
         slots: PackedSlots | tuple[()] = (),
         codes: bytes = b"",
+        meanings: Mapping[int, tuple[bool, UnresolvedReason | None]] = MappingProxyType({}),
         devices: int = 0,
     ) -> None:
-        """``codes`` are `UnownedCode`, one for each of ``slots``: a tenant can fill 1,024 in each file."""
-        self.owned, self.codes = owned, codes
+        self.owned, self.codes, self.meanings = owned, codes, meanings
         self._slots, self._devices = slots, devices
 
     def __len__(self) -> int:
@@ -112,16 +94,16 @@ class SlotReports:
 
     def __iter__(self) -> Iterator[SlotReport]:
         yield from self.owned
-        for index, code in enumerate(self.codes) if any(self.codes) else ():
+        for index, code in enumerate(self.codes) if self.meanings else ():
             if code:
-                slot, dead = self._slots[index], bool(code & UnownedCode.DEAD)
+                slot, (dead, why) = self._slots[index], self.meanings[code]
                 yield SlotReport(
                     pid=slot.pid,
                     slot=index,
                     hostpid=slot.hostpid,
                     host_pid=None,
                     dead=dead,
-                    unresolved=None if dead else UnownedCode.reason(code),
+                    unresolved=None if dead else why,
                     repaired=None,
                     sm_util=slot.sm_util,
                     utilization=(0 if dead else None,) * self._devices,
@@ -133,17 +115,16 @@ def tally(*regions: SlotReports) -> SlotCounts:
     in_use = dead = repaired = stuck = 0
     unresolved = Counter[UnresolvedReason]()
     for slots in regions:
-        listed, codes = slots.owned, slots.codes
-        in_use += len(listed) + len(codes) - codes.count(0)
-        dead += sum(slot.dead for slot in listed)
-        repaired += sum(slot.repaired is not None for slot in listed)
-        stuck += sum(bool(slot.stuck) for slot in listed)
-        unresolved.update(slot.unresolved for slot in listed if slot.unresolved is not None)
-        for code in set(codes):
-            if code & UnownedCode.DEAD:
-                dead += codes.count(code)
-            elif (why := UnownedCode.reason(code)) is not None:
-                unresolved[why] += codes.count(code)
+        in_use += len(slots)
+        dead += sum(slot.dead for slot in slots.owned)
+        repaired += sum(slot.repaired is not None for slot in slots.owned)
+        stuck += sum(bool(slot.stuck) for slot in slots.owned)
+        unresolved.update(slot.unresolved for slot in slots.owned if slot.unresolved is not None)
+        for code, (is_dead, why) in slots.meanings.items():
+            if is_dead:
+                dead += slots.codes.count(code)
+            elif why is not None:
+                unresolved[why] += slots.codes.count(code)
     return SlotCounts(in_use, dead, repaired, stuck, unresolved)
 
 

@@ -36,7 +36,7 @@ def region_report(
         container_name=named or repairs.ownership.container_name or None,
         layout=region.layout.name,
         device_uuids=uuids,
-        slots=SlotReports(owned, view.slots, repairs.slots.unowned.codes(), len(uuids)),
+        slots=SlotReports(owned, view.slots, *repairs.slots.unowned.states(), len(uuids)),
         container_id=ids[0] if len(ids) == 1 else None,
         quarantined=repairs.record.quarantined(now),
         limit=view.limit,

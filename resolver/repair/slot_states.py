@@ -13,7 +13,6 @@ from resolver.base.reasons import UnresolvedReason
 from resolver.base.retry import doubled
 from resolver.hami.hostpid_policy import classify
 from resolver.repair.reported_values import Evidence, reordering
-from resolver.state import UnownedCode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container
@@ -26,7 +25,10 @@ if TYPE_CHECKING:
 _FIRST_BACKOFF, _LONGEST_BACKOFF = 0.5, 300.0
 #: Seconds after which an environment that could not be read is read again.
 _READ_AGAIN_SECONDS = 30.0
-_DEAD, _ABANDONED, _UNSURE = UnownedCode.DEAD, UnownedCode.ABANDONED, UnownedCode.UNSURE
+#: State of an unowned slot in one byte: 1, or more for each reason of `_REASONS`, and flags. Dead are those abandoned
+#: by all processes, too; unsure are dead ones whose file was touched since.
+_UNOWNED, _REASON, _DEAD, _ABANDONED, _UNSURE = 1, 0x1F, 0x20, 0x40, 0x80
+_REASONS: tuple[UnresolvedReason | None, ...] = (None, *UnresolvedReason)
 #: How often a slot without a process is checked again, at first each pass, then ever more rarely. A dead one can be
 #: taken again without a byte or the file's time changing; only lost events are found so late.
 EAGER_LOOKS, _LONGEST_LOOK = 4, 60.0
@@ -43,6 +45,10 @@ _MAY_LIVE = {
 }
 #: Answers with which a slot is dead once no process has its file open.
 _NOT_FOUND = (UnresolvedReason.NO_SUCH_PROCESS, UnresolvedReason.OVER_BUDGET)
+
+
+def _reason(code: int) -> UnresolvedReason | None:
+    return _REASONS[(code & _REASON) - _UNOWNED]
 
 
 class OwnedSlot:
@@ -181,7 +187,7 @@ class UnownedSlots:
     __slots__ = ("_codes", "_looks", "_next")
 
     def __init__(self, count: int) -> None:
-        self._codes = bytearray(count)  # 0: none here; else an `UnownedCode`
+        self._codes = bytearray(count)  # 0: none here
         self._looks = bytearray(count)  # searches in vain, in a row
         self._next = array("d", [inf]) * count  # inf: odd, or none here
 
@@ -190,7 +196,7 @@ class UnownedSlots:
 
     def begin(self, index: int) -> None:
         """Add a slot with nothing known."""
-        self._codes[index], self._looks[index], self._next[index] = UnownedCode.UNOWNED, 0, 0.0
+        self._codes[index], self._looks[index], self._next[index] = _UNOWNED, 0, 0.0
 
     def remove(self, index: int) -> None:
         """Remove a slot: it has an owner."""
@@ -203,7 +209,7 @@ class UnownedSlots:
 
     def set_odd(self, index: int, why: UnresolvedReason) -> None:
         """Add a slot that can't have an owner."""
-        self._codes[index], self._next[index] = UnownedCode.of(why), inf
+        self._codes[index], self._next[index] = _UNOWNED + _REASONS.index(why), inf
 
     def ended(self, index: int, *, followed: bool) -> None:
         """Add a dead slot: its owner has ended. One search shows if another process took it.
@@ -211,7 +217,7 @@ class UnownedSlots:
         Later searches, which may walk all processes, are rare unless a process has attached (``followed``).
         """
         looks = EAGER_LOOKS if followed else _SETTLED_LOOKS
-        self._codes[index], self._looks[index], self._next[index] = UnownedCode.UNOWNED | _DEAD, looks, 0.0
+        self._codes[index], self._looks[index], self._next[index] = _UNOWNED | _DEAD, looks, 0.0
 
     def not_found(self, index: int, why: UnresolvedReason, now: float) -> None:
         """Note a search in vain."""
@@ -227,7 +233,7 @@ class UnownedSlots:
                 self._next[index] = now + doubled(0.5, _LONGEST_LOOK, looks - EAGER_LOOKS)
         elif why is UnresolvedReason.TOO_SLOW:
             self._next[index] = now + _SLOW_SEARCH
-        self._codes[index] = UnownedCode.of(why) | flags
+        self._codes[index] = _UNOWNED + _REASONS.index(why) | flags
 
     def called_dead(self, index: int) -> bool:
         """Check if the slot is dead, unless the file was touched since then."""
@@ -244,7 +250,7 @@ class UnownedSlots:
     def abandon(self) -> None:
         """Mark slots without a process as dead: no process has the file open."""
         for index, code in enumerate(self._codes):
-            if index in self and UnownedCode.reason(code) in _NOT_FOUND:
+            if index in self and _reason(code) in _NOT_FOUND:
                 self._codes[index] |= _DEAD | _ABANDONED
 
     def touched(self) -> None:
@@ -260,17 +266,17 @@ class UnownedSlots:
 
     def put_off(self, now: float, why: UnresolvedReason) -> bool:
         """Delay due work; True if any reason changed."""
-        reason, changed = UnownedCode.of(why), False
+        reason, changed = _UNOWNED + _REASONS.index(why), False
         for index in self.due(now):
             code = self._codes[index]
-            if code & UnownedCode.REASON != reason and not code & _DEAD:
-                self._codes[index] = reason | code & ~UnownedCode.REASON
+            if code & _REASON != reason and not code & _DEAD:
+                self._codes[index] = reason | code & ~_REASON
                 changed = True
         return changed
 
     def reasons(self) -> set[UnresolvedReason | None]:
         """Return the reasons for missing owners."""
-        return {UnownedCode.reason(code) for code in set(self._codes) if code}
+        return {_reason(code) for code in set(self._codes) if code}
 
     def unclear(self) -> bool:
         """Check if any slot is not certainly dead."""
@@ -288,6 +294,7 @@ class UnownedSlots:
         """Check if the slot is certainly dead."""
         return self._codes[index] & (_DEAD | _UNSURE) == _DEAD
 
-    def codes(self) -> bytes:
-        """Return each slot's `UnownedCode`."""
-        return bytes(self._codes)
+    def states(self) -> tuple[bytes, dict[int, tuple[bool, UnresolvedReason | None]]]:
+        """Return the codes and their meanings of `resolver.state.SlotReports`."""
+        codes = bytes(self._codes)
+        return codes, {code: (bool(code & _DEAD), _reason(code)) for code in set(codes) - {0}}

@@ -19,7 +19,6 @@ from resolver.linux.procfs import ProcessHandle, ProcessIdentity
 from resolver.repair.plan import Inputs, Order
 from resolver.repair.region import RegionRepairs
 from resolver.repair.slot_states import OwnedSlot, UnownedSlots
-from resolver.state import UnownedCode
 from tests.fakes.slots import packed
 
 HOST, CONTAINER = (
@@ -83,8 +82,8 @@ class Bench:
 
     def odd(self) -> dict[int, UnresolvedReason | None]:
         """The slots that can't have an owner, by index."""
-        codes = enumerate(self.unowned.codes())
-        return {at: UnownedCode.reason(code) for at, code in codes if code and at not in self.unowned}
+        codes, meanings = self.unowned.states()
+        return {at: meanings[code][1] for at, code in enumerate(codes) if code and at not in self.unowned}
 
     def state(self, ns_pid: int) -> OwnedSlot:
         return self.repairs.slots.owned[ns_pid]
@@ -138,4 +137,5 @@ class Bench:
 
     def reason(self, ns_pid: int) -> UnresolvedReason | None:
         state = self.repairs.slots.owned.get(ns_pid)
-        return state.reason if state else UnownedCode.reason(self.unowned.codes()[self.index(ns_pid)])
+        codes, meanings = self.unowned.states()
+        return state.reason if state else meanings[codes[self.index(ns_pid)]][1]

@@ -551,7 +551,7 @@ def test_only_owned_slots_get_their_own_hostpid(
                 assert order.new == slot_word(pid, 4000 + pid if policy is HOST else pid)
                 assert order.target_offset == bench.layout.slot_offset(order.slot)
                 assert order.new != order.expected
-            unowned = len(slots) - bench.unowned.codes().count(0)
+            unowned = len(slots) - bench.unowned.states()[0].count(0)
             assert len(bench.repairs.slots.distinguished()) + unowned == len(listed)
         bench.repairs.close()
 

@@ -11,7 +11,6 @@ from resolver.base.reasons import UnresolvedReason
 from resolver.hami.packed_slots import SlotRecord
 from resolver.linux.procfs import Procfs
 from resolver.repair.slot_states import EAGER_LOOKS, OwnedSlot, UnownedSlots
-from resolver.state import UnownedCode
 
 NOT_MAPPED, GONE = UnresolvedReason.NOT_MAPPED, UnresolvedReason.NO_SUCH_PROCESS
 
@@ -77,8 +76,14 @@ def test_packed_slots_of_many_kinds_are_distinguished() -> None:
     assert list(kept.due(0.0)) == [0]
     news = [kept.put_off(100.0, UnresolvedReason.OVER_BUDGET) for _ in range(2)]
     assert news == [True, False], "one that was due waits now"
-    waits = UnownedCode.of(UnresolvedReason.OVER_BUDGET)
-    assert [code == waits for code in kept.codes()] == [True, False, False, False, False]
+    codes, meanings = kept.states()
+    assert [meanings.get(code) for code in codes] == [
+        (False, UnresolvedReason.OVER_BUDGET),
+        (False, UnresolvedReason.AMBIGUOUS),
+        (False, GONE),
+        (True, GONE),
+        None,
+    ]
     assert [kept.dead(index) for index in range(5)] == [False, False, False, True, False]
     kept.abandon()
     assert [kept.dead(index) for index in range(5)] == [True, False, True, True, False]
@@ -86,7 +91,7 @@ def test_packed_slots_of_many_kinds_are_distinguished() -> None:
     assert list(kept.due(0.0)) == [0, 2, 3]
     assert [kept.dead(index) for index in range(5)] == [False] * 5
     kept.remove(2)
-    assert (2 in kept, kept.codes()[2]) == (False, 0)
+    assert (2 in kept, kept.states()[0][2]) == (False, 0)
 
 
 def test_mapped_slot_is_not_abandoned() -> None:
