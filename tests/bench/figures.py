@@ -126,18 +126,18 @@ def scaling_table(found: Figures) -> str:
     """What nodes send, and what a fleet of the usual one makes of it."""
     lines = ["| a node with | series | a scrape | its making |", "|---|---|---|---|"]
     for shape in scrape.SHAPES:
-        name = f"scrape of {scrape.told(shape)}"
+        name = f"scrape of {scrape.words_of(shape)}"
         size, spent = found.value(f"{name} > text"), found.value(name)
         lines.append(
-            f"| {scrape.told(shape)} | {series_of(found, shape):,} | {size:.0f} KiB | {number(spent)} ms |"
+            f"| {scrape.words_of(shape)} | {series_of(found, shape):,} | {size:.0f} KiB | {number(spent)} ms |"
         )
     series, size = (
         series_of(found, scrape.USUAL),
-        found.value(f"scrape of {scrape.told(scrape.USUAL)} > text"),
+        found.value(f"scrape of {scrape.words_of(scrape.USUAL)} > text"),
     )
     lines += [
         "",
-        f"10,000 nodes with {scrape.told(scrape.USUAL)} each:",
+        f"10,000 nodes with {scrape.words_of(scrape.USUAL)} each:",
         "",
         "| scraped every | series | samples a second | network | kept for a day, at 1.5 bytes a sample |",
         "|---|---|---|---|---|",
@@ -218,7 +218,7 @@ def _cell(rows: list[dict[str, Any]], digits: int = 1) -> str:
 
 def series_of(found: Figures, shape: tuple[int, int, int, int]) -> int:
     """How many series a node of this shape has, by the bench."""
-    return int(found.row(f"scrape of {scrape.told(shape)}")["beside"].removesuffix(" series"))
+    return int(found.row(f"scrape of {scrape.words_of(shape)}")["beside"].removesuffix(" series"))
 
 
 #: (document, place) -> the table between `<!-- place -->` and `<!-- /place -->`.

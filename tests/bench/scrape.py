@@ -48,16 +48,16 @@ class Scrape(NamedTuple):
 def measure(progress: Progress) -> list[RowValues]:
     rows: list[RowValues] = []
     for shape in SHAPES:
-        progress(f"the scrape of a node with {told(shape)}")
+        progress(f"the scrape of a node with {words_of(shape)}")
         found = min((scrape(shape) for _ in range(5)), key=lambda each: each.seconds)
         rows += [
-            (f"scrape of {told(shape)}", found.seconds * 1e3, "ms", None, f"{found.series} series"),
+            (f"scrape of {words_of(shape)}", found.seconds * 1e3, "ms", None, f"{found.series} series"),
             ("  text", found.text_bytes / 1024, "KiB", None, f"gzip {found.gzip_bytes / 1024:.1f} KiB"),
         ]
     return rows
 
 
-def told(shape: tuple[int, int, int, int]) -> str:
+def words_of(shape: tuple[int, int, int, int]) -> str:
     gpus, containers, each, _ = shape
     on = " on all of them" if each == gpus > 1 else ""
     return f"{gpus} GPU{'s' * (gpus > 1)}, {containers} containers{on}"

@@ -356,9 +356,9 @@ def test_a_connection_that_is_handed_over_is_still_its_makers(node: Node, path: 
 TAKES_THEM_ALL = ASKER + textwrap.dedent(
     """
     import time
-    held, told = [], {}
+    held, counts = [], {}
     def count(status):
-        told[status] = told.get(status, 0) + 1
+        counts[status] = counts.get(status, 0) + 1
     for _ in range(int(sys.argv[2])):
         channel = connect(path)
         held.append(channel)
@@ -366,7 +366,7 @@ TAKES_THEM_ALL = ASKER + textwrap.dedent(
             count(ask(channel, "GET", "/v1/lookup?pid=1")[0])
     for channel in held if "at-once" not in sys.argv else ():
         count(ask(channel, "GET", "/v1/lookup?pid=1")[0])
-    print(json.dumps(told), flush=True)
+    print(json.dumps(counts), flush=True)
     time.sleep(1000)
     """
 )

@@ -82,6 +82,6 @@ def wait_until_settled(case: Case, run_dir: Path, pods: Path, broken: str | None
 def settled(case: Case, run_dir: Path, pods: Path) -> dict[str, Any]:
     """Return the explanation once no slot is being repaired; empty before."""
     _, document = explain(case, run_dir, pods, case.container.pod_uid, "--json")
-    (told,) = json.loads(document)["containers"]
-    links = [*told["links"], *(link for owner in told["owners"] for link in owner["links"])]
-    return {} if {"soon", "unknown"} & {link["state"] for link in links} else dict(told)
+    (explained,) = json.loads(document)["containers"]
+    links = [*explained["links"], *(link for owner in explained["owners"] for link in owner["links"])]
+    return {} if {"soon", "unknown"} & {link["state"] for link in links} else dict(explained)

@@ -113,7 +113,7 @@ class Bench:
         ]
         return snapshot
 
-    def told(self) -> list[tuple[str, Any]]:
+    def gpu_events(self) -> list[tuple[str, Any]]:
         """Events about GPUs since the last call, each with what it is about."""
         kinds = {
             "gpu_found",
@@ -149,7 +149,7 @@ def bench(node: Node, library: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
         for _ in range(3):  # slots are found after the first NVML answer
             bench.interval()
         bench.right()
-        bench.told()
+        bench.gpu_events()
         yield bench
     finally:
         bench.close()
@@ -226,16 +226,16 @@ def test_lost_device_is_unhealthy_and_removed_one_gone(bench: Bench) -> None:
         snapshot = bench.intervals()
         assert bench.utilization(snapshot) == LOADS | {FIRST.uuid: None}
         assert reasons(snapshot, FIRST.uuid) == ["lost"]
-    assert bench.told() == [("gpu_unhealthy", "lost")]
+    assert bench.gpu_events() == [("gpu_unhealthy", "lost")]
     bench.right()
-    assert bench.told() == [("gpu_healthy", FIRST.uuid)]
+    assert bench.gpu_events() == [("gpu_healthy", FIRST.uuid)]
     bench.node.gpu.set_devices([FIRST])
     snapshot = bench.intervals()
     assert bench.utilization(snapshot) == LOADS | {SECOND.uuid: None}
     assert [gpu.uuid for gpu in snapshot.inventory.gpus] == [FIRST.uuid]
-    assert bench.told() == [("gpu_gone", SECOND.uuid)]
+    assert bench.gpu_events() == [("gpu_gone", SECOND.uuid)]
     bench.right()
-    assert bench.told() == [("gpu_found", SECOND.uuid)]
+    assert bench.gpu_events() == [("gpu_found", SECOND.uuid)]
 
 
 def test_disputed_value_is_unknown_with_its_reason(tmp_path: Path, node: Node, start: Start) -> None:
@@ -248,12 +248,12 @@ def test_disputed_value_is_unknown_with_its_reason(tmp_path: Path, node: Node, s
         daemon = start(node, "--nvml-interval", "200ms")
         why = daemon.wait_for("nvml_contradicts_watchers")["why"]
 
-        def told() -> dict[str, Any]:
+        def process() -> dict[str, Any]:
             listed = get_json("/v1/processes", str(daemon.socket))["processes"]
             return next(each for each in listed if each["host_pid"] == tenant.host_pid)
 
         until(daemon.socket.exists, "the socket")
-        until(lambda: told()["sm_util"] is None, "an unknown value")
-        assert (told()["sm_util_why"], told()["memory"]) == (why, 1 << 20)
+        until(lambda: process()["sm_util"] is None, "an unknown value")
+        assert (process()["sm_util_why"], process()["memory"]) == (why, 1 << 20)
         (slot,) = get_json("/v1/slots", str(daemon.socket))["slots"]
         assert (slot["device_util"][0]["utilization"], slot["stuck"]) == (None, why)

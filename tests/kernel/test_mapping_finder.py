@@ -198,13 +198,13 @@ def test_a_file_that_the_process_may_only_read_is_never_written(node: Node, star
 
 def test_a_file_that_two_containers_share_is_never_guessed(node: Node, start: Start) -> None:
     """Two processes with one number in two PID namespaces map it: which one the slot means, nothing tells."""
-    one, two = Docker(node), Docker(node, "two")
+    docker, other = Docker(node), Docker(node, "two")
     shared = node.root / "shared"
     shared.mkdir(mode=0o777)
-    for docker in (one, two):
-        docker.run("mkdir /tmp/place", f"mount --bind {shared} /tmp/place")
-    first = one.tenant(load=30, guess="none", cache=f"{PLACE}/cudevshr.cache")
-    second = two.tenant(load=30, guess="none", cache=f"{PLACE}/cudevshr.cache")
+    for each in (docker, other):
+        each.run("mkdir /tmp/place", f"mount --bind {shared} /tmp/place")
+    first = docker.tenant(load=30, guess="none", cache=f"{PLACE}/cudevshr.cache")
+    second = other.tenant(load=30, guess="none", cache=f"{PLACE}/cudevshr.cache")
     assert first.ns_pid == second.ns_pid
     daemon = start(node, *FAST, "--source", "scan")
     daemon.wait_for("region_found")

@@ -66,10 +66,10 @@ class Tree:
 
     def exchange(self) -> None:
         """What a tenant with root's rights does inside: its directory and the victim's change their names."""
-        one, two = self.victim.directory, self.attacker.directory
-        one.rename(self.root / "between")
-        two.rename(one)
-        (self.root / "between").rename(two)
+        victims, attackers = self.victim.directory, self.attacker.directory
+        victims.rename(self.root / "between")
+        attackers.rename(victims)
+        (self.root / "between").rename(attackers)
 
 
 @pytest.fixture

@@ -83,30 +83,32 @@ def test_process_hanging_in_ended_namespace_keeps_slot(node: Node, start: Start)
 @EVERY_SOURCE
 def test_a_claim_that_two_pods_share(node: Node, start: Start) -> None:
     first, second = share(node)
-    one = first.tenant(load=30, guess="wrong")
-    while second.spawn(["/bin/sleep", "1000"]).ns_pid < one.ns_pid + 10:
+    of_first = first.tenant(load=30, guess="wrong")
+    while second.spawn(["/bin/sleep", "1000"]).ns_pid < of_first.ns_pid + 10:
         pass
-    two = second.tenant(load=20, guess="wrong")
+    of_second = second.tenant(load=20, guess="wrong")
     daemon = watching(start, node)
-    for tenant in (one, two):
+    for tenant in (of_first, of_second):
         tenant.until_repaired()
     path = f"{daemon.run_dir}/resolver.sock"
     until(lambda: client.get_json("/v1/regions", path)["regions"], "the report of the region")
 
     def region() -> dict[str, Any]:
-        (told,) = client.get_json("/v1/regions", path)["regions"]
-        return dict(told)
+        (found,) = client.get_json("/v1/regions", path)["regions"]
+        return dict(found)
 
     assert (region()["placement"], region()["claim"]) == ("dra", first.claim)
     until(lambda: region()["container_id"] is None, "a report with both containers")
 
     def slots() -> dict[int, tuple[str, str, str]]:
-        told = client.get_json("/v1/slots", path)["slots"]
-        return {slot["pid"]: (slot["container_id"], slot["pod_uid"], slot["container_name"]) for slot in told}
+        found = client.get_json("/v1/slots", path)["slots"]
+        return {
+            slot["pid"]: (slot["container_id"], slot["pod_uid"], slot["container_name"]) for slot in found
+        }
 
     owners = {
         tenant.ns_pid: (each.container_id, each.pod_uid, each.name)
-        for tenant, each in ((one, first), (two, second))
+        for tenant, each in ((of_first, first), (of_second, second))
     }
     until(lambda: slots() == owners, "whose each slot of the claim is")
     for line in daemon.said("repair"):
@@ -121,7 +123,7 @@ def test_a_claim_that_two_pods_share(node: Node, start: Start) -> None:
 
     both = {(each.container_id, each.pod_uid, each.name) for each in (first, second)}
     until(lambda: with_it() == both, "both containers of the claim, by their names")
-    one.kill()
+    of_first.kill()
     until(lambda: len([slot for slot in slots().values() if slot[0]]) == 1, "the end of a process")
     never(lambda: with_it() != both, "a container without its claim while it runs", 1.0)
 
@@ -130,19 +132,19 @@ def test_a_claim_that_two_pods_share(node: Node, start: Start) -> None:
 def test_right_hostpid_of_duplicate_pid_is_kept(node: Node, start: Start, placement: str) -> None:
     """It takes the first one's slot again, and writes its own number there: neither is more the owner."""
     first, second = share(node, placement)
-    one = first.tenant(guess="none")
+    of_first = first.tenant(guess="none")
     daemon = watching(start, node)
-    one.until_repaired()
-    two = second.tenant(guess="none")
-    assert one.ns_pid == two.ns_pid
-    two.command(f"hostpid {two.host_pid}")
+    of_first.until_repaired()
+    of_second = second.tenant(guess="none")
+    assert of_first.ns_pid == of_second.ns_pid
+    of_second.command(f"hostpid {of_second.host_pid}")
 
     def unresolved() -> list[Any]:
-        told = client.get_json("/v1/slots", f"{daemon.run_dir}/resolver.sock")["slots"]
-        return [slot["unresolved"] for slot in told]
+        slots = client.get_json("/v1/slots", f"{daemon.run_dir}/resolver.sock")["slots"]
+        return [slot["unresolved"] for slot in slots]
 
     until(lambda: unresolved() == ["ambiguous"], "that nobody knows who owns it")
-    never(lambda: one.hostpid != two.host_pid, "a write into the other one's slot", 1.0)
-    one.kill()
-    two.command(f"hostpid {one.host_pid}")
-    two.until_repaired()
+    never(lambda: of_first.hostpid != of_second.host_pid, "a write into the other one's slot", 1.0)
+    of_first.kill()
+    of_second.command(f"hostpid {of_first.host_pid}")
+    of_second.until_repaired()

@@ -58,7 +58,7 @@ def test_every_query_of_the_dashboard_returns_data(
             for name in PODS
         }
 
-        def told() -> dict[tuple[str, ...], float]:
+        def loads() -> dict[tuple[str, ...], float]:
             found = prometheus.query(
                 f"sum by (namespace, pod, container) ({UTILIZATION}{{namespace!='', node='gpu-node-1'}})"
             )
@@ -67,7 +67,7 @@ def test_every_query_of_the_dashboard_returns_data(
                 for each in found
             }
 
-        until(lambda: told() == wanted, "every container's true load")
+        until(lambda: loads() == wanted, "every container's true load")
         (nameless,) = prometheus.query(f'{UTILIZATION}{{container="legacy"}}')
         assert not {"pod", "namespace"} & nameless.labels.keys(), "the target's own pod is nobody else's"
         until(

@@ -55,11 +55,11 @@ def test_each_reason_is_repaired_once(node: Node, start: Start, layout: str) -> 
     ]
     assert repairs_of(daemon, container, stale) == [("stale", 999999, stale.host_pid, stale.host_pid)]
     repaired = [repairs_of(daemon, container, twin) for twin in twins]
-    assert [[each[1:] for each in one] for one in repaired] == [
+    assert [[each[1:] for each in repairs] for repairs in repaired] == [
         [(4711, twin.host_pid, twin.host_pid)] for twin in twins
     ]
     # The second one is alone with its number if the first was repaired in a pass before.
-    assert {one[0][0] for one in repaired} in ({"duplicate"}, {"duplicate", "stale"})
+    assert {repairs[0][0] for repairs in repaired} in ({"duplicate"}, {"duplicate", "stale"})
     # A slot is missing (0) before it has its guess: the daemon may be the faster one.
     ((reason, *_),) = repairs_of(daemon, container, late)[-1:]
     assert reason in ("duplicate", "missing")

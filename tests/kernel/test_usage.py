@@ -142,21 +142,21 @@ def test_whole_gpu_container_has_same_series_as_shared(
     scraper = scraping("--hami-metrics")
     loads = {"share": 30, "whole": 40}
 
-    def told(name: str) -> dict[tuple[str, str], float]:
+    def values(name: str) -> dict[tuple[str, str], float]:
         found = scraper.read().all(name, namespace="ml")
         assert len({frozenset(labels) for labels, _ in found}) <= 1, "the same labels"
         return {(labels["container"], labels["device_uuid"]): value for labels, value in found}
 
     wanted = {(name, device.uuid): load for name, load in loads.items() for device in devices}
-    until(lambda: told("hami_container_device_utilization_ratio") == wanted, "the load of both")
+    until(lambda: values("hami_container_device_utilization_ratio") == wanted, "the load of both")
     memory = dict.fromkeys(wanted, 512 << 20)
-    assert told("hami_vgpu_memory_used_bytes") == memory
-    until(lambda: min(told(JOULES).get(each, 0) for each in wanted) > 60, "some energy")
-    seconds, joules = told(SECONDS), told(JOULES)
+    assert values("hami_vgpu_memory_used_bytes") == memory
+    until(lambda: min(values(JOULES).get(each, 0) for each in wanted) > 60, "some energy")
+    seconds, joules = values(SECONDS), values(JOULES)
     for device in devices:
         assert seconds["whole", device.uuid] / seconds["share", device.uuid] == pytest.approx(4 / 3, rel=0.3)
         assert joules["whole", device.uuid] / joules["share", device.uuid] == pytest.approx(4 / 3, rel=0.3)
-    since = told("resolver_container_gpu_since_timestamp_seconds")
+    since = values("resolver_container_gpu_since_timestamp_seconds")
     assert all(0 <= time.time() - at < 300 for at in since.values())
     assert since.keys() == wanted.keys()
     shown = {(each["container_name"], each["device_uuid"]) for each in answer(scraper)["containers"]}

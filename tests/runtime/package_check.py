@@ -105,8 +105,8 @@ def _built(work: Path) -> Path:
         stderr=subprocess.DEVNULL,
     )
     (wheel,) = work.glob("*.whl")
-    told = subprocess.check_output([sys.executable, ROOT / "scripts/deb.py", wheel, work], text=True)
-    return Path(told.strip())
+    package = subprocess.check_output([sys.executable, ROOT / "scripts/deb.py", wheel, work], text=True)
+    return Path(package.strip())
 
 
 def _root(package: Path, suite: str, work: Path) -> Path:

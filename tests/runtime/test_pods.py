@@ -68,8 +68,8 @@ def test_mounts_suffice_for_lookup_by_container(node: Node, start_pod: StartPod)
         "--json",
     ]
     for socket, source in (("/run/resolver/resolver.sock", "bpf"), ("/nowhere", "scan")):
-        told = json.loads(pod.inside("env", f"RESOLVER_SOCKET={socket}", *lookup))
-        assert (told["host_pid"], told["source"]) == (tenant.host_pid, source)
+        found = json.loads(pod.inside("env", f"RESOLVER_SOCKET={socket}", *lookup))
+        assert (found["host_pid"], found["source"]) == (tenant.host_pid, source)
 
 
 def test_dry_run_writes_nothing_and_could_not(node: Node, start_pod: StartPod) -> None:

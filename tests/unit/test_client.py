@@ -136,10 +136,10 @@ def test_a_crowd_before_the_door_is_not_joined(where: Path) -> None:
         listener.bind(str(where))
         listener.listen(0)
         for _ in range(3):
-            one = crowd.enter_context(socket.socket(socket.AF_UNIX))
-            one.setblocking(False)
+            channel = crowd.enter_context(socket.socket(socket.AF_UNIX))
+            channel.setblocking(False)
             with contextlib.suppress(BlockingIOError):
-                one.connect(str(where))
+                channel.connect(str(where))
         assert ask(where) is None
 
 

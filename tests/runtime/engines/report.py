@@ -76,8 +76,8 @@ def asked(rows: Sequence[Row]) -> str:
             each for row in rows if row["engine"] == engine for each in row.get("not_by", ())
         )
         if found:
-            told = ", ".join(f"`{each}`" for each in found)
-            parts.append(f"{engine}: {told}" + "".join(f"; not `{each}`" for each in refused))
+            names = ", ".join(f"`{each}`" for each in found)
+            parts.append(f"{engine}: {names}" + "".join(f"; not `{each}`" for each in refused))
     return "Looked up. " + ". ".join(parts) + "."
 
 

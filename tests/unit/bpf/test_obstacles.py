@@ -30,7 +30,7 @@ def obstacles() -> ModuleType:
         sys.path.pop(0)
 
 
-def told(
+def raised(
     obstacles: ModuleType,
     *,
     to_the_call: int = errno.E2BIG,
@@ -101,7 +101,7 @@ def told(
 def test_each_obstacle_has_its_name(
     obstacles: ModuleType, how: dict[str, Any], cause: str, says: str
 ) -> None:
-    error = told(obstacles, **how)
+    error = raised(obstacles, **how)
     assert (error.cause, says in str(error)) == (cause, True), error
     assert not cause or "--source netlink or scan" in str(error)
 
@@ -117,7 +117,7 @@ def test_a_machine_without_the_map_is_named(obstacles: ModuleType) -> None:
 
 def test_kernels_message_is_kept(obstacles: ModuleType) -> None:
     words = "invalid func unknown#127"
-    assert told(obstacles, to_calls_of={ITERATES: words}).detail == words
+    assert raised(obstacles, to_calls_of={ITERATES: words}).detail == words
 
 
 def test_doctor_has_a_remedy_for_every_cause(obstacles: ModuleType) -> None:

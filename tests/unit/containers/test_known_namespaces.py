@@ -113,14 +113,14 @@ def test_where_the_map_tells_the_namespaces_they_are_not_read(
 
 def test_two_tasks_that_bring_it_up_to_date_at_once_agree(room: Room) -> None:
     room.lives(range(1000, 1300))
-    one = room.index.steps()
+    steps = room.index.steps()
     for _ in range(3):
-        next(one)
+        next(steps)
     room.lives(range(1200, 1500))
     other = room.index.steps()
     for _ in range(4):
         next(other)
-    list(one)  # newer ones, too: ended processes don't come back
+    list(steps)  # newer ones, too: ended processes don't come back
     assert room.known() == list(range(1200, 1500))
     assert not room.index.behind
     list(other)

@@ -323,7 +323,7 @@ STATUS = {
 }
 
 
-def told(node: Node, **changes: Any) -> Node:
+def with_status(node: Node, **changes: Any) -> Node:
     from resolver.base.version import VERSION
 
     node.__dict__["status"] = {**STATUS, "at": time.time(), "version": VERSION} | changes
@@ -346,7 +346,7 @@ def trouble(what: str, *, grave: bool) -> dict[str, Any]:
 def test_troubles_of_a_daemon_are_findings(
     node: Node, changes: dict[str, Any], state: str, words: str
 ) -> None:
-    says(daemon.daemon(told(node, **changes)), state, found=words)
+    says(daemon.daemon(with_status(node, **changes)), state, found=words)
     says(gpu.driver(node), "ok", found="hostpid = container PID, by version")
 
 

@@ -26,7 +26,7 @@ def gpu(uuid: str = "GPU-a", index: int = 0, *reasons: str, **more: Any) -> Gpu:
     return replace(plain, **more)
 
 
-def told(before: list[Gpu], after: list[Gpu]) -> list[tuple[str, str, Any]]:
+def events_of(before: list[Gpu], after: list[Gpu]) -> list[tuple[str, str, Any]]:
     old, new = (Inventory(n, 0.0, "1", tuple(gpus)) for n, gpus in enumerate((before, after)))
     found = list(changes(old, new))
     assert {kind for kind, _ in found} <= KINDS.keys()
@@ -61,7 +61,7 @@ def told(before: list[Gpu], after: list[Gpu]) -> list[tuple[str, str, Any]]:
 def test_health_changes_are_reported(
     before: list[Gpu], after: list[Gpu], events: list[tuple[str, str, Any]]
 ) -> None:
-    assert told(before, after) == events
+    assert events_of(before, after) == events
 
 
 def test_nothing_is_told_of_the_same_version() -> None:

@@ -44,7 +44,7 @@ def gpu(uuid: str = "GPU-a", minor: int | None = 0, *reasons: str, **more: Any) 
     return replace(plain, **{**place, **more})
 
 
-def told(*gpus: Gpu, error: str = "") -> Any:
+def answer(*gpus: Gpu, error: str = "") -> Any:
     return msgspec.to_builtins(shapes.Gpus(AT, 3, "550.54.15", error or None, [], list(gpus)))
 
 
@@ -66,7 +66,7 @@ def entries(device: Any) -> dict[str, Any]:
 
 
 def test_a_healthy_node() -> None:
-    device = made(Report(told(gpu("GPU-b", 1), gpu("GPU-a", 0))))
+    device = made(Report(answer(gpu("GPU-b", 1), gpu("GPU-a", 0))))
     assert device["metadata"] == {
         "name": "gpu-7",
         "labels": {MODEL_LABEL: "NVIDIA-A100-SXM4-80GB", DRIVER_LABEL: "550.54.15"},
@@ -99,15 +99,17 @@ def test_a_healthy_node() -> None:
 
 
 def test_nothing_is_written_while_nothing_changes() -> None:
-    before = stored(made(Report(told(gpu(temperature=50), gpu("GPU-b", 1, "too_hot")))))
-    again = made(Report(told(gpu(temperature=60, memory_used=5), gpu("GPU-b", 1, "too_hot"))), before, LATER)
+    before = stored(made(Report(answer(gpu(temperature=50), gpu("GPU-b", 1, "too_hot")))))
+    again = made(
+        Report(answer(gpu(temperature=60, memory_used=5), gpu("GPU-b", 1, "too_hot"))), before, LATER
+    )
     assert patch(before, again) == {}
 
 
 @pytest.mark.parametrize("reason", GpuReason)
 def test_an_ill_gpu_says_why_and_since_when(reason: str) -> None:
-    before = stored(made(Report(told(gpu()))))
-    ill = made(Report(told(gpu("GPU-a", 0, reason))), before, LATER)
+    before = stored(made(Report(answer(gpu()))))
+    ill = made(Report(answer(gpu("GPU-a", 0, reason))), before, LATER)
     (entry,) = ill["spec"]["devices"]
     assert entry["health"] is False
     assert entry["conditions"] == [
@@ -120,14 +122,14 @@ def test_an_ill_gpu_says_why_and_since_when(reason: str) -> None:
         }
     ]
     assert patch(before, ill) == {"metadata": {"resourceVersion": "7"}, "spec": {"devices": [entry]}}
-    well = made(Report(told(gpu())), stored(ill), LATER)
+    well = made(Report(answer(gpu())), stored(ill), LATER)
     assert "conditions" not in entries(well)["GPU-a"]
     assert entries(well)["GPU-a"]["health"] is True
 
 
 def test_a_second_illness_changes_the_message_and_not_the_time() -> None:
-    before = stored(made(Report(told(gpu("GPU-a", 0, "too_hot")))))
-    (condition,) = entries(made(Report(told(gpu("GPU-a", 0, "lost", "too_hot"))), before, LATER))["GPU-a"][
+    before = stored(made(Report(answer(gpu("GPU-a", 0, "too_hot")))))
+    (condition,) = entries(made(Report(answer(gpu("GPU-a", 0, "lost", "too_hot"))), before, LATER))["GPU-a"][
         "conditions"
     ]
     assert (condition["reason"], condition["lastTransitionTime"]) == ("Lost", "2023-11-14T22:13:20Z")
@@ -135,10 +137,10 @@ def test_a_second_illness_changes_the_message_and_not_the_time() -> None:
 
 
 def test_while_nvml_fails_no_gpu_goes_and_none_is_healthy() -> None:
-    before = stored(made(Report(told(gpu(), gpu("GPU-b", 1)))))
+    before = stored(made(Report(answer(gpu(), gpu("GPU-b", 1)))))
     # The daemon was restarted meanwhile and knows nothing.
     nothing: dict[str, Any] = {"version": 0, "driver_version": None, "error": "it hangs", "gpus": []}
-    for gpus in (told(gpu(), gpu("GPU-b", 1), error="it hangs"), told(gpu(), error="it hangs"), nothing):
+    for gpus in (answer(gpu(), gpu("GPU-b", 1), error="it hangs"), answer(gpu(), error="it hangs"), nothing):
         device = made(Report(gpus, failing=True), before, LATER)
         assert {uuid: state[:2] for uuid, state in health(device).items()} == {
             "GPU-a": (False, NVML_UNAVAILABLE),
@@ -152,22 +154,22 @@ def test_while_nvml_fails_no_gpu_goes_and_none_is_healthy() -> None:
 
 
 def test_container_without_devices_leaves_health_as_it_was() -> None:
-    before = stored(made(Report(told(gpu(), gpu("GPU-b", 1, "lost")))))
+    before = stored(made(Report(answer(gpu(), gpu("GPU-b", 1, "lost")))))
     error = "Unknown Error (Unknown)"
     nothing: dict[str, Any] = {"version": 0, "driver_version": None, "error": error, "gpus": []}
-    for gpus in (told(gpu(), gpu("GPU-b", 1, "lost"), error=error), nothing):
+    for gpus in (answer(gpu(), gpu("GPU-b", 1, "lost"), error=error), nothing):
         device = made(Report(gpus, failing=True), before, LATER)
         assert [entry["health"] for entry in entries(device).values()] == [True, False]
         assert entries(device)["GPU-a"]["conditions"][0]["status"] == "Unknown"
 
 
 def test_a_gpu_that_the_driver_does_not_count_any_more_goes() -> None:
-    before = stored(made(Report(told(gpu(), gpu("GPU-b", 1)))))
-    assert entries(made(Report(told(gpu())), before)).keys() == {"GPU-a"}
+    before = stored(made(Report(answer(gpu(), gpu("GPU-b", 1)))))
+    assert entries(made(Report(answer(gpu())), before)).keys() == {"GPU-a"}
 
 
 def test_an_operators_mark() -> None:
-    gpus = told(gpu(), gpu("GPU-b", 1), gpu("GPU-c", 2, "lost"))
+    gpus = answer(gpu(), gpu("GPU-b", 1), gpu("GPU-c", 2, "lost"))
     device = made(Report(gpus, cordoned=cordoned({"annotations": {CORDON: " GPU-a,GPU-c ,GPU-other\n"}})))
     assert {uuid: state[:2] for uuid, state in health(device).items()} == {
         "GPU-a": (False, CORDONED),
@@ -182,7 +184,7 @@ def test_an_operators_mark() -> None:
 
 
 def test_foreign_fields_are_kept() -> None:
-    before = stored(made(Report(told(gpu()))))
+    before = stored(made(Report(answer(gpu()))))
     rdma = {"type": "rdma", "id": "0000:18:00.0", "minor": 0, "health": True}
     foreign = {
         "type": "Calibrated",
@@ -198,8 +200,8 @@ def test_foreign_fields_are_kept() -> None:
     other = {"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "d", "uid": "u"}
     before["metadata"]["ownerReferences"].insert(0, other)
     before["status"] = {"allocations": [{"type": "gpu"}]}
-    assert patch(before, made(Report(told(gpu())), before)) == {}
-    change = patch(before, made(Report(told(gpu("GPU-a", 0, "lost"))), before))
+    assert patch(before, made(Report(answer(gpu())), before)) == {}
+    change = patch(before, made(Report(answer(gpu("GPU-a", 0, "lost"))), before))
     assert change.keys() == {"metadata", "spec"}
     assert change["metadata"] == {"resourceVersion": "7"}
     entry, kept = change["spec"]["devices"]
@@ -208,14 +210,14 @@ def test_foreign_fields_are_kept() -> None:
 
 
 def test_a_node_of_the_same_name_is_another_owner() -> None:
-    before = stored(made(Report(told(gpu()))))
-    anew = desired(Report(told(gpu())), OwnerReference(NODE.name, "new"), before, LATER)
+    before = stored(made(Report(answer(gpu()))))
+    anew = desired(Report(answer(gpu())), OwnerReference(NODE.name, "new"), before, LATER)
     (owner,) = patch(before, anew)["metadata"]["ownerReferences"]
     assert owner["uid"] == "new"
 
 
 def test_each_gpu_has_its_model_beside_the_labels_of_others() -> None:
-    gpus = told(gpu("GPU-a", 0, name="NVIDIA L40S"), gpu("GPU-b", 1))
+    gpus = answer(gpu("GPU-a", 0, name="NVIDIA L40S"), gpu("GPU-b", 1))
     before = stored(made(Report(gpus)))
     before["spec"]["devices"][0]["labels"]["theirs"] = "x"
     device = made(Report(gpus), before)
@@ -226,15 +228,15 @@ def test_each_gpu_has_its_model_beside_the_labels_of_others() -> None:
 
 
 def test_missing_values_of_broken_gpu_are_kept() -> None:
-    before = stored(made(Report(told(gpu()))))
+    before = stored(made(Report(answer(gpu()))))
     mute = gpu("GPU-a", None, "memory_query_failed", memory_total=None, numa_node=None)
-    entry = entries(made(Report(told(mute)), before))["GPU-a"]
+    entry = entries(made(Report(answer(mute)), before))["GPU-a"]
     for name in ("minor", "resources", "topology"):
         assert entry[name] == entries(before)["GPU-a"][name]
 
 
 def test_a_gpu_that_cannot_be_told_from_others_is_left_out() -> None:
-    report = Report(told(gpu("", 0), gpu("GPU-b", None), gpu("GPU-c", 2)))
+    report = Report(answer(gpu("", 0), gpu("GPU-b", None), gpu("GPU-c", 2)))
     device = made(report)
     assert entries(device).keys() == {"GPU-c"}
     assert left_out(report, device) == 2
@@ -243,7 +245,7 @@ def test_a_gpu_that_cannot_be_told_from_others_is_left_out() -> None:
 @pytest.mark.parametrize("missing", ["numa_node", "pcie_root", "cpu_socket", "pci_address"])
 def test_a_place_is_whole_or_not_told(missing: str) -> None:
     there: dict[str, Any] = {missing: None}
-    assert "topology" not in entries(made(Report(told(gpu(**there)))))["GPU-a"]
+    assert "topology" not in entries(made(Report(answer(gpu(**there)))))["GPU-a"]
 
 
 @pytest.mark.parametrize(
@@ -275,12 +277,12 @@ def test_a_label_is_one_that_is_allowed(text: str, value: str) -> None:
 
 
 def test_a_node_without_gpus_has_an_object_without_devices() -> None:
-    device = made(Report(told()))
+    device = made(Report(answer()))
     assert device["spec"] == {"devices": []}
 
 
 def test_the_schema_refuses() -> None:
     for wrong in ({"minor": "0"}, {"memory": 1}, {"topology": {"nodeID": 0}}, {"resources": {"a": "x"}}):
-        device = made(Report(told(gpu())))
+        device = made(Report(answer(gpu())))
         device["spec"]["devices"][0] |= wrong
         assert wrong_with(device) != []

@@ -53,7 +53,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def told(*processes: tuple[int, ...]) -> tuple[Told, PidMap]:
+def made(*processes: tuple[int, ...]) -> tuple[Told, PidMap]:
     source = Told(*processes)
     pidmap = PidMap(ScanSource(source))
     catch_up(pidmap)
@@ -61,7 +61,7 @@ def told(*processes: tuple[int, ...]) -> tuple[Told, PidMap]:
 
 
 def test_container_of_ended_process_is_known_for_seconds(clock: Clock) -> None:
-    _, pidmap = told()
+    _, pidmap = made()
     pidmap.name_container(100, "pod_main")
     pidmap.name_container(200, "")  # of the host
     clock.now += 9
@@ -72,7 +72,7 @@ def test_container_of_ended_process_is_known_for_seconds(clock: Clock) -> None:
 
 
 def test_names_of_containers_are_bounded() -> None:
-    _, pidmap = told()
+    _, pidmap = made()
     for host_pid in range(1, 10_001):
         pidmap.name_container(host_pid, "pod_main")
     kept = [host_pid for host_pid in range(1, 10_001) if pidmap.container_of(host_pid)]
@@ -80,7 +80,7 @@ def test_names_of_containers_are_bounded() -> None:
 
 
 def test_nothing_is_left_of_processes_that_ended() -> None:
-    source, pidmap = told(*((host_pid, 1) for host_pid in range(1, 10_001)))
+    source, pidmap = made(*((host_pid, 1) for host_pid in range(1, 10_001)))
     source.now.clear()
     catch_up(pidmap)
     index = pidmap.source
@@ -128,7 +128,7 @@ _numbers = st.dictionaries(st.integers(1, 8), st.lists(st.integers(1, 4), max_si
 @settings(max_examples=150)
 @given(st.lists(st.tuples(_numbers, st.sets(st.integers(1, 8))), max_size=6))
 def test_map_reports_the_sources_last_state(rounds: list[tuple[dict[int, list[int]], set[int]]]) -> None:
-    source, pidmap = told()
+    source, pidmap = made()
     seen: set[int] = set()
     for now, again in rounds:
         kept = {p: source.now[p] for p in now.keys() & source.now.keys() - again}

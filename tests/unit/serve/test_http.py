@@ -268,10 +268,10 @@ async def test_endless_requests_must_reconnect() -> None:
 async def test_beyond_those_that_may_wait_is_told_when_to_come_back() -> None:
     async with serving(waiting=8, apart=0.2) as port:
         heard = await asyncio.gather(*(get(port) for _ in range(16)))
-        told = [each for each in heard if b"503 Service Unavailable" in each]
-        assert told
-        assert all(b"Retry-After: 1\r\n" in each for each in told)
-        assert sum(b"200 OK" in each for each in heard) + len(told) == 16
+        refused = [each for each in heard if b"503 Service Unavailable" in each]
+        assert refused
+        assert all(b"Retry-After: 1\r\n" in each for each in refused)
+        assert sum(b"200 OK" in each for each in heard) + len(refused) == 16
 
 
 async def test_complete_request_precedes_partial_ones() -> None:

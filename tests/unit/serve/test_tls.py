@@ -135,8 +135,8 @@ async def test_another_token_or_none_is_refused(files: dict[str, str], authoriza
 async def test_plain_http_on_tls_port_gets_an_answer(files: dict[str, str]) -> None:
     async with serving(**files) as served:
         await listening(served)
-        assert b" 400 Bad Request\r\n" in (told := await served.get())
-        assert told.endswith(b"use https:// here\n")
+        assert b" 400 Bad Request\r\n" in (answer := await served.get())
+        assert answer.endswith(b"use https:// here\n")
 
 
 async def test_slow_handshakes_delay_no_other_client(files: dict[str, str]) -> None:
