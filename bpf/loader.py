@@ -73,7 +73,7 @@ def main() -> int:
     except LoadError as error:
         answer = {"error": str(error), "cause": error.cause, "detail": error.detail}
     except Exception as error:  # noqa: BLE001 - whatever went wrong, it is reported to the daemon, which goes on without
-        sentence = f"the BPF loader failed unexpectedly ({type(error).__name__}: {error}); please report it"
+        sentence = f"the BPF loader failed unexpectedly ({type(error).__name__}: {error})"
         answer = {"error": sentence, "cause": "other", "detail": traceback.format_exc()}
     if "error" in answer:
         start = max(0, os.fstat(2).st_size - _MOST_WORDS)
@@ -159,11 +159,7 @@ def read_btf(path: str) -> tuple[dict[str, int], dict[str, int]]:
         with open(path, "rb") as file:
             blob = file.read()
     except OSError as error:
-        raise LoadError(
-            "btf",
-            f"this kernel has no BTF: {path} cannot be read ({error.strerror}). It takes one that was built with "
-            "CONFIG_DEBUG_INFO_BTF=y; use --source netlink or scan until then",
-        ) from None
+        raise LoadError("btf", f"this kernel has no BTF: {path} cannot be read ({error.strerror})") from None
     try:
         btf = Btf(blob)
         offsets = {name: btf.offset(*names) for name, names in OFFSETS.items()}
@@ -172,10 +168,7 @@ def read_btf(path: str) -> tuple[dict[str, int], dict[str, int]]:
         traced = {name: btf.type_id(TYPEDEF, f"btf_trace_{hook}") for name, hook in PROBES.items()}
         traced[ITERATOR] = btf.type_id(FUNCTION, f"bpf_iter_{ITERATOR.removeprefix('bpf_iter__')}")
     except BtfError as error:
-        raise LoadError(
-            "btf",
-            f"this kernel's BTF is not understood: {error}. Use --source netlink or scan, and report the kernel",
-        ) from None
+        raise LoadError("other", f"this kernel's BTF is not understood: {error}") from None
     return offsets, traced
 
 
@@ -187,11 +180,7 @@ def import_bcc(headers: str) -> Any:
         import bcc
         from bcc import BPF  # noqa: F401 - an empty directory called bcc can be imported, too
     except (ImportError, OSError) as error:
-        raise LoadError(
-            "bcc",
-            "bcc is not installed: apt-get install python3-bpfcc (Debian, Ubuntu) or dnf install python3-bcc (Fedora)",
-            f"{sys.executable}: {error}\n",
-        ) from None
+        raise LoadError("bcc", "bcc is not installed", f"{sys.executable}: {error}\n") from None
     return bcc
 
 
@@ -206,8 +195,7 @@ def compile_program(bcc: Any, constants: dict[str, int]) -> Any:
             raise forbidden(Kernel(), errno.EPERM, reached=True) from None
         raise LoadError(
             "other",
-            f"the BPF program could not be compiled, or its maps not be made ({error}). The debug log has the full "
-            "output; use --source netlink or scan",
+            f"the BPF program could not be compiled, or its maps not be made ({error})",
             f"{error}\n",
         ) from None
 
@@ -219,15 +207,14 @@ def not_taken(refused: image.Refused) -> LoadError:
         return LoadError(
             "verifier",
             f"the kernel's verifier refused the BPF program ({call}: {reason}): to Linux {platform.release()} it "
-            "does not look safe. Rights do not change that. The verifier's last words are in the debug log and in "
-            "resolver doctor --json --only bpf; please report them, and use --source netlink or scan",
+            "does not look safe. Rights do not change that",
             refused.log[-_MOST_WORDS:],
         )
     if refused.code == errno.EPERM:
         return forbidden(Kernel(), errno.EPERM, reached=True)
     return LoadError(
         "other",
-        f"the kernel did not take the BPF program ({call}: {reason}); use --source netlink or scan",
+        f"the kernel did not take the BPF program ({call}: {reason})",
         refused.log[-_MOST_WORDS:],
     )
 

@@ -25,7 +25,6 @@ _PROBE_READ_KERNEL, _SEQ_WRITE = 113, 127  # enum bpf_func_id
 # More than a page is refused with E2BIG before anything else is checked (kernel/bpf/syscall.c).
 _TOO_LARGE = 1 << 20
 _LOG_SIZE = 1 << 14
-_OTHERWISE = "use --source netlink or scan"
 
 Instruction = tuple[int, int, int, int, int]  # code, destination, source, offset, immediate
 _END: tuple[Instruction, ...] = ((0xB7, 0, 0, 0, 0), (0x95, 0, 0, 0, 0))  # r0 = 0; exit
@@ -40,7 +39,7 @@ _READ = (
 
 
 class LoadError(Exception):
-    """Reason why the map can't be loaded. ``detail`` is for the debug log.
+    """Reason why the map can't be loaded. ``detail`` is for the debug log; `SourceFailure` has each cause's fix.
 
     ``cause`` is one of ``place`` (a namespace), ``rights``, ``seccomp``, ``module`` (AppArmor, SELinux and the like),
     ``kernel``, ``lockdown``, ``btf``, ``bcc``, ``verifier``, ``other``.
@@ -108,31 +107,21 @@ class Kernel:
 def require(kernel: Kernel) -> None:
     """Raise `LoadError` for the first obstacle: place, rights, a filter, the kernel's age, lockdown."""
     if kernel.machine not in _SYSCALL_NUMBERS:
-        raise LoadError(
-            "kernel", f"the BPF map runs on x86_64 and aarch64, and this is {kernel.machine}: {_OTHERWISE}"
-        )
+        raise LoadError("kernel", f"the BPF map runs on x86_64 and aarch64, and this is {kernel.machine}")
     if os.stat("/proc/self/ns/pid").st_ino != _HOST_PIDNS:
-        raise LoadError(
-            "place",
-            "this process is not in the host's PID namespace, where alone the map can be seeded: run it on the host, "
-            "or with hostPID: true (Kubernetes) or --pid=host (Docker)",
-        )
+        why = "this process is not in the host's PID namespace, where alone the map can be seeded"
+        raise LoadError("place", why)
     with open("/proc/self/uid_map") as file:
         initial = file.read().split() == ["0", "0", "4294967295"]
     if not initial:
         raise LoadError(
             "place",
-            "this process is in a separate user namespace, and BPF programs need capabilities in the initial one: "
-            "run it without a user namespace (Kubernetes: hostUsers: true)",
+            "this process is in a separate user namespace, and BPF programs need capabilities in the initial one",
         )
     held = int(_own_status().get("CapEff", "0"), 16)
     missing = [name for name, bit in _NEEDED.items() if not held >> bit & 1]
     if missing and not held >> _CAP_SYS_ADMIN & 1:
-        raise LoadError(
-            "rights",
-            f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing: run as root, or give both "
-            "(Kubernetes: securityContext.capabilities.add: [BPF, PERFMON])",
-        )
+        raise LoadError("rights", f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing")
     require_kernel(kernel)
 
 
@@ -142,7 +131,7 @@ def require_kernel(kernel: Kernel) -> None:
     if reached in (errno.EPERM, errno.EACCES) or (reached == errno.ENOSYS and kernel.filtered()):
         raise forbidden(kernel, reached, reached=False)
     if reached == errno.ENOSYS:
-        raise LoadError("kernel", f"this kernel ({kernel.release}) was built without bpf(): {_OTHERWISE}")
+        raise LoadError("kernel", f"this kernel ({kernel.release}) was built without bpf()")
     code, log = kernel.refusal(_END)
     if code in (errno.EPERM, errno.EACCES):
         raise forbidden(kernel, code, reached=True)
@@ -150,23 +139,18 @@ def require_kernel(kernel: Kernel) -> None:
         raise LoadError(
             "kernel",
             f"this kernel ({kernel.release}) takes no BPF program for tracepoints ({os.strerror(code)}): it is older "
-            f"than Linux 4.17, or built without CONFIG_BPF_EVENTS; {_OTHERWISE}",
+            "than Linux 4.17, or built without CONFIG_BPF_EVENTS",
             log,
         )
     _, log = kernel.refusal(_ITERATES)
     if _UNKNOWN_NUMBER in log:
-        raise LoadError(
-            "kernel",
-            f"this kernel ({kernel.release}) is too old for the BPF map: it lacks BPF iterators, which Linux has since "
-            f"5.8; {_OTHERWISE}",
-            log,
-        )
+        why = f"this kernel ({kernel.release}) lacks BPF iterators, which Linux has since 5.8"
+        raise LoadError("kernel", why, log)
     code, log = kernel.refusal(_READ)
     if code:
         raise LoadError(
             "lockdown",
-            "blocked by kernel lockdown: in the mode confidentiality no BPF program may read kernel memory. Boot with "
-            f"lockdown=integrity, or {_OTHERWISE}",
+            "blocked by kernel lockdown: in the mode confidentiality no BPF program may read kernel memory",
             log,
         )
 
@@ -176,23 +160,12 @@ def forbidden(kernel: Kernel, code: int, *, reached: bool) -> LoadError:
     error_name, profile = errno.errorcode.get(code, str(code)), kernel.confinement()
     holder = f"the security module that holds this process to {profile!r}"
     if reached or not kernel.filtered():
-        cause = f"by {holder}: allow it CAP_BPF, CAP_PERFMON and the bpf calls"
-        if not profile:
-            cause = (
-                "by a security module, or before Linux 5.11 by the limit on locked memory (ulimit -l): give "
-                "CAP_SYS_RESOURCE, which raises it at the start, or set LimitMEMLOCK=infinity"
-            )
-        sentence = (
-            f"BPF programs are forbidden here ({error_name}), although the capabilities are there, {cause}"
-        )
-        return LoadError("module", f"{sentence}; {_OTHERWISE}")
+        either = "a security module, or before Linux 5.11 by the limit on locked memory (CAP_SYS_RESOURCE raises it)"
+        sentence = f"BPF programs are forbidden here ({error_name}), although the capabilities are there, by "
+        return LoadError("module", sentence + (holder if profile else either))
     # Before Linux 5.19 the kernel asked the module for the capability before anything else.
-    cause = "by the seccomp filter of this process" + (f", or by {holder}" if profile else "")
-    return LoadError(
-        "seccomp",
-        f"bpf() is forbidden here ({error_name}) {cause}. Containerd before 1.6.20 and Docker before 23 forbid it "
-        f"to all but CAP_SYS_ADMIN: take deploy/seccomp/resolver.json in its place, or {_OTHERWISE}",
-    )
+    cause = "the seccomp filter of this process" + (f", or by {holder}" if profile else "")
+    return LoadError("seccomp", f"bpf() is forbidden here ({error_name}) by {cause}")
 
 
 def _own_status() -> dict[str, str]:

@@ -51,7 +51,7 @@ def _try(name: SourceName, node: Node) -> Finding:
         source = open_source(name, node.procfs, node.settings.map_size)
     except (ResolverError, OSError) as error:
         failure = SourceFailure(getattr(error, "cause", SOURCE_RECORDS[name].failure))
-        finding = _refused(name, node, "it cannot be started", str(error), failure)
+        finding = _refused(name, node, "it cannot be started", getattr(error, "why", str(error)), failure)
         # A verifier says last why it refused.
         detail = getattr(error, "detail", "").splitlines()[-_LAST_LINES:]
         return finding._replace(detail="\n".join(detail))

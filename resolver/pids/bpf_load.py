@@ -11,6 +11,7 @@ import sys
 from typing import Any, NamedTuple
 
 from resolver.base.errors import CannotKnow
+from resolver.base.source_records import SourceFailure
 from resolver.workers.spawn import ask_once
 
 #: The distribution's Python has ``bcc``.
@@ -22,12 +23,11 @@ TIMEOUT = 60.0
 
 
 class BpfUnavailable(CannotKnow):
-    """The kernel can't keep the map here; ``cause`` and ``detail`` as in ``bpf/loader.py``."""
+    """The kernel can't keep the map here; ``cause``, a `SourceFailure`, and ``detail`` as in ``bpf/loader.py``."""
 
-    def __init__(self, message: str, detail: str = "", cause: str = "other") -> None:
-        super().__init__(message)
-        self.detail = detail
-        self.cause = cause
+    def __init__(self, why: str, detail: str = "", cause: str = "other") -> None:
+        super().__init__(f"{why}: {SourceFailure(cause).for_terminal()[1]}")
+        self.why, self.detail, self.cause = why, detail, cause
 
 
 class Loaded(NamedTuple):
@@ -53,8 +53,7 @@ def bpf_directory() -> str:
         if os.path.exists(os.path.join(place, "loader.py")):
             return place
     raise BpfUnavailable(
-        f"the BPF program is missing: neither {package}/_bpf nor {os.path.dirname(package)}/bpf has it. "
-        "Install resolver again, or use --source netlink or scan"
+        f"the BPF program is missing: neither {package}/_bpf nor {os.path.dirname(package)}/bpf has it"
     )
 
 
@@ -81,7 +80,7 @@ def load(constants: dict[str, int], *, python: str, btf: str, timeout: float, ke
     except TimeoutError:
         raise BpfUnavailable(
             f"the BPF loader was not done within {timeout:g} s and was stopped: the machine is overloaded, or the "
-            "compiler hangs; use --source netlink or scan meanwhile"
+            "compiler hangs"
         ) from None
     except OSError as error:
         raise BpfUnavailable(f"the BPF loader ({python}) failed: {error.strerror}") from None
@@ -90,7 +89,7 @@ def load(constants: dict[str, int], *, python: str, btf: str, timeout: float, ke
     if answer is None and code == -signal.SIGKILL:
         raise BpfUnavailable(
             "the BPF loader was killed, as a kernel does that is out of memory: compiling takes up to 200 MiB, "
-            "of the node and of this control group's limit; use --source netlink or scan meanwhile",
+            "of the node and of this control group's limit",
             cause="memory",
         )
     if answer is None:

@@ -82,7 +82,7 @@ def test_seccomp_denial_differs_from_missing_rights() -> None:
     command = [sys.executable, "-c", FORBIDDING, sys.executable, "-c", CHILD]
     answer = json.loads(subprocess.check_output(command, cwd=ROOT, stdin=subprocess.DEVNULL))
     assert answer["error"].startswith(
-        "bpf() is forbidden here (EPERM) by the seccomp filter of this process."
+        "bpf() is forbidden here (EPERM) by the seccomp filter of this process:"
     )
     assert answer["cause"] == "seccomp"
 

@@ -25,7 +25,7 @@ ALONE = ("unshare", "--net", "setpriv", "--inh-caps", "-all", "--bounding-set", 
 SAYS = {
     "no bcc": "bcc is not installed: apt-get install python3-bpfcc",
     "no BTF": "this kernel has no BTF: /sys/kernel/btf/none cannot be read",
-    "no capability": "CAP_BPF and CAP_PERFMON are missing: run as root, or give both",
+    "no capability": "CAP_BPF and CAP_PERFMON are missing: run it as root, or give it CAP_BPF and CAP_PERFMON",
     "no network": "the host's network namespace could not be entered (EPERM): ",
 }
 

@@ -103,15 +103,12 @@ def test_each_obstacle_has_its_name(
 ) -> None:
     error = raised(obstacles, **how)
     assert (error.cause, says in str(error)) == (cause, True), error
-    assert not cause or "--source netlink or scan" in str(error)
 
 
 def test_a_machine_without_the_map_is_named(obstacles: ModuleType) -> None:
     kernel = obstacles.Kernel()
     kernel.machine = "riscv64"
-    with pytest.raises(
-        obstacles.LoadError, match=r"runs on x86_64 and aarch64, and this is riscv64: use --source"
-    ):
+    with pytest.raises(obstacles.LoadError, match=r"runs on x86_64 and aarch64, and this is riscv64"):
         obstacles.require(kernel)
 
 
