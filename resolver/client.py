@@ -238,7 +238,8 @@ def _connect(
     try:
         channel.settimeout(seconds)
         channel.connect(socket_path)
-        if _listener_user(channel) not in (0, os.geteuid()):
+        peer = channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)  # from the kernel, see unix(7)
+        if int.from_bytes(peer[4:8], sys.byteorder) not in (0, os.geteuid()):
             raise PermissionError(f"another user listens on {socket_path}")
         headers = f"Accept: {accept}\r\n{headers}Connection: close\r\n"
         if question:
@@ -287,14 +288,6 @@ def _whole(channel: socket.socket, seconds: float) -> bytes:
                 raise ValueError(f"its answer is longer than {_MOST_BYTES} bytes")
             if left <= -_AT_ONCE:
                 raise TimeoutError(f"it did not finish its answer within {seconds:g} s")
-
-
-def _listener_user(channel: socket.socket) -> int:
-    """Return the listener's user, from the kernel (SO_PEERCRED in unix(7))."""
-    import socket
-
-    peer = channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-    return int.from_bytes(peer[4:8], sys.byteorder)
 
 
 def _parse(answer: bytes) -> tuple[int, bytes]:

@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.config and flags.keys() <= {"socket"}:
         of = client.socket_of(args.socket)
         try:
-            rows, why = _of_daemon(of), ""
+            rows, why = ask(Status, "/v1/status", of).settings, ""
         except ResolverError as error:
             of, why = "", str(error).partition(". ")[0]
     if args.json:
@@ -50,7 +50,3 @@ def run(args: argparse.Namespace) -> int:
     print(f"resolver config: {f'those of the daemon at {of}' if of else would_be}", file=sys.stderr)
     print_table(COLUMNS, [(row.name, config.text_of(row.value), row.origin) for row in rows])
     return 0
-
-
-def _of_daemon(socket_path: str) -> list[Setting]:
-    return ask(Status, "/v1/status", socket_path).settings

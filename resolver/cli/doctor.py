@@ -57,7 +57,12 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json([{"check": name, **finding._asdict()} for name, finding in results.items()])
     else:
-        _print_summary(states)
+        counts = [
+            styled(several(number, state, "warnings" if state == "warning" else state), style)
+            for state, style in _STYLES.items()
+            if (number := states.count(state))
+        ]
+        print(f"\n{several(len(states), 'check')}: {', '.join(counts)}")
     return 1 if "failed" in states else 4 if "unknown" in states else 0
 
 
@@ -73,7 +78,7 @@ def _node(args: argparse.Namespace) -> Node:
         settings, origins = config.load(given, args.config, environment())
     except UsageError as error:
         return Node(settings_error=str(error))
-    node = Node(settings, settings_from=_origins(origins))
+    node = Node(settings, settings_from=config.changed(config.described(settings, origins)))
     if args.config or node.status is None:
         return node
     try:
@@ -81,18 +86,6 @@ def _node(args: argparse.Namespace) -> Node:
     except (UsageError, LookupError, TypeError):
         return node  # a daemon of another version has other settings
     return Node(settings, settings_from=f"those of the daemon that runs, PID {node.status['host_pid']}")
-
-
-def _origins(origins: dict[str, str]) -> str:
-    """Format the origins of the settings that differ from the defaults."""
-    places = dict[str, list[str]]()
-    for name, origin in origins.items():
-        if origin != "default":
-            places.setdefault(origin, []).append(name)
-    return (
-        "; ".join(f"{', '.join(names)} by {place}" for place, names in places.items())
-        or "all at their defaults"
-    )
 
 
 def _examine(node: Node, checks: Sequence[Check], *, quiet: bool) -> Results:
@@ -113,12 +106,3 @@ def _examine(node: Node, checks: Sequence[Check], *, quiet: bool) -> Results:
             print_labelled(_INDENT, cause=finding.cause, fix=finding.fix)
         sys.stdout.flush()
     return results
-
-
-def _print_summary(states: Sequence[str]) -> None:
-    counts = [
-        styled(several(number, state, "warnings" if state == "warning" else state), style)
-        for state, style in _STYLES.items()
-        if (number := states.count(state))
-    ]
-    print(f"\n{several(len(states), 'check')}: {', '.join(counts)}")

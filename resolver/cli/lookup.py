@@ -25,7 +25,6 @@ _SECONDS = 0.1
 _PATIENCE = 5.0
 _SHORTEST_ID, _FULL_ID = 6, 64
 _HEX, _DIGITS = frozenset("0123456789abcdef"), frozenset("0123456789")
-_SCHEME = frozenset("abcdefghijklmnopqrstuvwxyz0123456789-")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -68,9 +67,7 @@ def parsed(words: list[str]) -> SimpleNamespace | None:
 
 def _id_in(text: str) -> str:
     """Return the id, or the start of one, without its scheme; empty for anything else."""
-    scheme, mark, bare = text.rpartition("://")
-    if mark and not (scheme and _SCHEME.issuperset(scheme)):
-        return ""
+    bare = text.rpartition("://")[2]
     return bare if _HEX.issuperset(bare) and _SHORTEST_ID <= len(bare) <= _FULL_ID else ""
 
 
@@ -81,18 +78,15 @@ def run(args: Arguments) -> int:
             from resolver.cli.container_names import resolve
 
             args.cid = resolve(args.cid, args.socket)
-        print(_from_daemon(args) or _in_words(_by_id_or_name(args), args))
+        process = {} if (text := _from_daemon(args)) else _by_id_or_name(args)
     except OSError as error:  # out of descriptors or memory: no answer, and not the answer that there is none
         raise CannotKnow(f"the kernel refused: {error}") from error
-    return 0
-
-
-def _in_words(found: dict[str, Any], args: Arguments) -> str:
-    if args.json:
+    if args.json and not text:
         import json
 
-        return json.dumps(found, indent=2)
-    return str(found["host_pid"])
+        text = json.dumps(process, indent=2)
+    print(text or process["host_pid"])
+    return 0
 
 
 def _by_id_or_name(args: Arguments) -> dict[str, Any]:

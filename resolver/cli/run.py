@@ -6,7 +6,7 @@ SIGHUP reads the file again; SIGTERM and SIGINT end it. It needs root on the nod
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from resolver import config
 
@@ -18,12 +18,15 @@ if TYPE_CHECKING:
 
     from resolver.config import Settings
     from resolver.daemon.service import Service
+    from resolver.hami.discovery import Ownership
     from resolver.hami.region import RegionView
     from resolver.repair.plan import Order
     from resolver.repair.region import RegionRepairs
     from resolver.repair.slot_states import OwnedSlot
     from resolver.state import Snapshot
 
+    #: A repair that a dry run leaves out: its container, the file, and cells of the table.
+    _LeftOut = tuple[Ownership, str, tuple[int, str, str, str]]
 
 _LEFT_OUT = ("CONTAINER", "PID", "HOSTPID -> NEW", "REASON", "CORE LIMIT")
 _BEGINS = "begins at"
@@ -159,7 +162,13 @@ async def _once(settings: Settings) -> int:
     from resolver.daemon.once import once
 
     left_out: list[_LeftOut] = []
-    snapshot = await once(settings, lambda *repair: left_out.append(_left_out(*repair)))
+
+    def leave_out(repairs: RegionRepairs, state: OwnedSlot, order: Order) -> None:
+        change = f"{state.slot.hostpid} -> {order.new >> 32}"
+        cells = (state.slot.pid, change, str(order.reason), _core_limit(repairs.view, state))
+        left_out.append((repairs.ownership, repairs.region.path, cells))
+
+    snapshot = await once(settings, leave_out)
     print(*summary(snapshot, dry_run=settings.dry_run), sep="\n")
     if left_out:
         _print_left_out(left_out, snapshot)
@@ -189,22 +198,6 @@ def summary(snapshot: Snapshot, *, dry_run: bool) -> Iterator[str]:
         yield f"unresolved: {name} slot {slot.slot} pid {slot.pid}: {slot.unresolved}"
 
 
-class _LeftOut(NamedTuple):
-    """A repair that a dry run leaves out."""
-
-    pod_uid: str
-    container_name: str
-    path: str
-    cells: tuple[int, str, str, str]
-
-
-def _left_out(repairs: RegionRepairs, state: OwnedSlot, order: Order) -> _LeftOut:
-    ownership, slot = repairs.ownership, state.slot
-    change = f"{slot.hostpid} -> {order.new >> 32}"
-    cells = (slot.pid, change, str(order.reason), _core_limit(repairs.view, state))
-    return _LeftOut(ownership.pod_uid, ownership.container_name, repairs.region.path, cells)
-
-
 def _print_left_out(left_out: list[_LeftOut], snapshot: Snapshot) -> None:
     """Print the table of repairs that a dry run leaves out; names of pods are the snapshot's."""
     from resolver.cli.show import on_terminal, print_table
@@ -215,9 +208,9 @@ def _print_left_out(left_out: list[_LeftOut], snapshot: Snapshot) -> None:
         if container.pod
     }
     rows = []
-    for pod_uid, container_name, path, cells in left_out:
-        pod = pods.get(pod_uid or None) or pod_uid[: 8 if on_terminal() else None]
-        rows.append(("/".join(filter(None, (pod, container_name))) or path, *cells))
+    for owner, path, cells in left_out:
+        pod = pods.get(owner.pod_uid or None) or owner.pod_uid[: 8 if on_terminal() else None]
+        rows.append(("/".join(filter(None, (pod, owner.container_name))) or path, *cells))
     print()
     print_table(_LEFT_OUT, sorted(rows), right=("PID",), shorten="CONTAINER")
     limited = sum(row[-1].startswith(_BEGINS) for row in rows)

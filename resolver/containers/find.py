@@ -185,7 +185,13 @@ def by_directories(wanted: Wanted, roots: Sequence[str]) -> list[FoundContainer]
         alone = bool(container_id and by_key) or not os.path.exists(f"{root}/cgroup.controllers")
         if wanted.is_id and wanted.sees_ids and alone:
             break
-    return _merged((key, directories, processes_in(directories)) for key, directories in by_key.items())
+    monitors = processes_in(
+        path for directories in by_key.values() for path in directories if is_monitor(path)
+    )
+    return _merged(
+        (key, directories, dict.fromkeys(pid for pid in processes_in(directories) if pid not in monitors))
+        for key, directories in by_key.items()
+    )
 
 
 def _merged(parts: Iterable[tuple[str, list[str], dict[int, None]]]) -> list[FoundContainer]:

@@ -53,13 +53,10 @@ def _none_runs(node: Node) -> Finding:
             f"nothing is repaired on this node. The unit's last line: {sentence}",
             f"correct what that line names, for example in {UNIT_SETTINGS}; then: systemctl restart resolver",
         )
-    count, cause = (
-        len(node.regions.regions),
-        "nothing is repaired on this node; resolver lookup asks the kernel itself",
-    )
+    count = len(node.regions.regions)
     return (failed if count or os.path.exists(f"{node.settings.run_dir}/lock") else warning)(
         f"{none}; {several(count, 'cache file')} here",
-        cause,
+        "nothing is repaired on this node; resolver lookup asks the kernel itself",
         "start it: resolver run (as root, on the host), or see why its pod does not run: kubectl get pods -A "
         "--field-selector spec.nodeName=$(hostname) | grep resolver",
     )

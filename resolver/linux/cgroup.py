@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 _HEX = frozenset("0123456789abcdef")
 _WORD = frozenset("0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_")
-_ID_DIGITS, _BUILD_DIGITS = 64, 25
+_ID_DIGITS = 64
+#: Beginnings and ends of names without 64 digits, by engine; see `names_in`.
+_NAMED = ("lxc.payload.", ""), ("systemd-nspawn@", ".service"), ("system.slice:docker:", "")
 _RUNTIMES = {
     "cri-containerd": "containerd",
     "crio": "cri-o",
@@ -53,7 +55,11 @@ def parse_cgroup_path(path: str) -> ContainerCgroup | None:
         for start, id_start, container_id in _ids(path):
             if id_start >= at and _is_container(path[start:id_start]):
                 pod_uid = next((uid for uid, end in reversed(pods) if end <= id_start), None)
-                return ContainerCgroup(container_id, pod_uid, _runtime(path[:start], path[start:id_start]))
+                prefix = path[start:id_start]
+                runtime = "docker" if path[:start].endswith("/docker/") else None
+                if prefix:
+                    runtime = _RUNTIMES.get(prefix[:-1].rpartition(":")[2])
+                return ContainerCgroup(container_id, pod_uid, runtime)
     return None
 
 
@@ -83,10 +89,7 @@ def only_container(text: str) -> ContainerCgroup | None:
         container = parse_cgroup_path(path)
         if len(pods) != 1 or len(ids) != 1 or container is None:
             return None
-        if key is not None and (key.container_id, key.pod_uid) != (
-            container.container_id,
-            container.pod_uid,
-        ):
+        if key is not None and key[:2] != container[:2]:
             return None
         key = container
     return key
@@ -123,18 +126,16 @@ def names_in(name: str) -> tuple[str, ...]:
     Samples: ``lxc.payload.web``, ``systemd-nspawn@web.service``, ``system.slice:docker:q3v...`` (BuildKit) and
     ``<allocation's UUID>.<task>.scope`` (Nomad).
     """
-    stem, _, suffix = name.rpartition(".")
-    build = name.removeprefix("system.slice:docker:")
-    if name.startswith("lxc.payload."):
-        return name.removeprefix("lxc.payload.") or name, name
-    if suffix == "service" and stem.startswith("systemd-nspawn@"):
-        return stem.removeprefix("systemd-nspawn@") or name, name
-    if build != name and len(build) == _BUILD_DIGITS and build.isalnum():
-        return build, name
-    allocation, _, task = stem.partition(".")
-    if suffix == "scope" and task and is_uid(allocation):
-        return stem, allocation, name
-    return (name,)
+    for before, after in _NAMED:
+        if name.startswith(before) and name.endswith(after) and len(name) > len(before) + len(after):
+            return name.removeprefix(before).removesuffix(after), name
+    task, _, suffix = name.rpartition(".")
+    allocation = task.partition(".")[0]
+    return (
+        (task, allocation, name)
+        if suffix == "scope" and task != allocation and is_uid(allocation)
+        else (name,)
+    )
 
 
 def names_in_pod(pod: str, container_id: str) -> tuple[str, ...]:
@@ -147,8 +148,8 @@ def names_in_pod(pod: str, container_id: str) -> tuple[str, ...]:
 
 
 def is_monitor(path: str) -> bool:
-    """Check if a cgroup is one of LXC's own processes, which watch a container from outside."""
-    return "/lxc.monitor/" in path
+    """Check if a cgroup is one of the processes of LXC or systemd-nspawn that watch a container from outside."""
+    return "/lxc.monitor/" in path or path.endswith(".service/supervisor")
 
 
 def parts_of(path: str) -> list[str]:
@@ -201,9 +202,3 @@ def _ids(path: str) -> Iterator[tuple[int, int, str]]:
         if at >= 0 and name[at - 1 : at] not in _HEX and _HEX.issuperset(name[at:]):
             yield start, start + at, name[at:]
         start += len(part) + 1
-
-
-def _runtime(parent: str, prefix: str) -> str | None:
-    if prefix:
-        return _RUNTIMES.get(prefix[:-1].rpartition(":")[2])
-    return "docker" if parent.endswith("/docker/") else None

@@ -61,11 +61,12 @@ class Server:
         self._busy = refusal(503, PLAIN, busy, {"Retry-After": "1"}).answer if limits.busy else b""
         take = self._take if limits.waiting else self.let_in
         self._acceptor = Acceptor(
-            listener, take, share=limits.share, refused=gatekeeper.refused, answering=self._answering
+            listener,
+            take,
+            share=limits.share,
+            refused=gatekeeper.refused,
+            answering=lambda: any(not connection.idle for connection, _ in self._inside.values()),
         )
-
-    def _answering(self) -> bool:
-        return any(not connection.idle for connection, _ in self._inside.values())
 
     async def stop(self) -> None:
         self._acceptor.stop()

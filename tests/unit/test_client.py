@@ -230,7 +230,6 @@ def test_json_about_something_else_is_not_printed(serve: Serve, where: Path, bod
         (CID.upper(), {}),
         (CID, {"ns_pid": 0}),
         (CID, {"pidns": 4026531836}),
-        (f"x y://{CID}", {}),
     ],
 )
 def test_only_plain_questions_are_put_to_a_daemon(

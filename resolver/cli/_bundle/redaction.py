@@ -40,6 +40,7 @@ _PATHS = (
     ("pod", re.compile(rf"[a-z0-9.-]_([a-z0-9.-]+)_{_UUID}")),
     ("user", re.compile(r"/home/([^/\s\"']+)")),
 )
+_PSEUDONYM = r"([a-z-]+-\d+)"
 #: Python says ``3.11.2 (main, Apr 28 2025, ...)`` of its build, and many a container is called ``main``.
 _NO_BUILD = r"(?!, [A-Z][a-z]{2} +\d)"
 
@@ -106,13 +107,15 @@ class Redactor:
             ]
             return "\n".join(shown) + "\n"
         if re.search(r"^# (HELP|TYPE) ", text, re.MULTILINE):
-            return "\n".join(map(self._in_metric, text.split("\n")))
+            rows = text.split("\n")
+            return "\n".join(row if row.startswith("#") else _LABEL.sub(self._label, row) for row in rows)
         return self.sentence(text)
 
     def _in_value(self, value: object, key: str = "") -> object:
         if isinstance(value, dict):
             return {
-                _unmarked(self._patterns(name)): self._in_value(below, name) for name, below in value.items()
+                re.sub(f"<{_PSEUDONYM}>", r"\1", self._patterns(name)): self._in_value(below, name)
+                for name, below in value.items()
             }
         if isinstance(value, list):
             return [self._in_value(below, key) for below in value]
@@ -122,10 +125,8 @@ class Redactor:
             return self._whole.get(value, value)
         return self.sentence(value)
 
-    def _in_metric(self, line: str) -> str:
-        if line.startswith("#"):
-            return line
-        return _LABEL.sub(lambda label: f'{label[1]}="{self.sentence(label[2])}"', line)
+    def _label(self, label: re.Match[str]) -> str:
+        return f'{label[1]}="{self.sentence(label[2])}"'
 
     def sentence(self, text: str) -> str:
         """Redact free text: every name that forms a word in it."""
@@ -136,10 +137,10 @@ class Redactor:
             names = "|".join(map(re.escape, sorted(self._pseudonyms, key=len, reverse=True)))
             self._pattern = re.compile(rf"(?<![A-Za-z0-9])(?<!__)(?:{names})(?![A-Za-z0-9]){_NO_BUILD}")
         # Not within pseudonyms: a container may be called ``uuid``.
-        parts = re.split(r"(<[a-z-]+-\d+>)", text)
+        parts = re.split(f"<{_PSEUDONYM}>", text)
         for number, part in enumerate(parts):
             redacted = self._pattern.sub(lambda name: self._pseudonyms[name[0]], part)
-            parts[number] = part[1:-1] if number % 2 else redacted
+            parts[number] = part if number % 2 else redacted
         return "".join(parts)
 
     def _patterns(self, text: str) -> str:
@@ -154,10 +155,6 @@ class Redactor:
         if plain not in self._whole:
             self._whole[plain] = self._next(kind)
         return self._whole[plain]
-
-
-def _unmarked(text: str) -> str:
-    return re.sub(r"<([a-z-]+-\d+)>", r"\1", text)
 
 
 def _documents(text: str) -> Iterator[object]:

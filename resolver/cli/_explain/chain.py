@@ -223,7 +223,12 @@ def _of_slot(view: ContainerView, slot: Slot) -> Iterator[Link]:
     reason = slot.unresolved
     if slot.dead:
         yield _ok("slot", f"{place}; its process has ended")
-        yield _of_the_dead(view, values)
+        summary = _per_gpu(view, values)
+        if not any(value for _, value in values):
+            yield _ok("value", summary)
+            return
+        cause = "HAMi's monitor still adds up its process's last value"
+        yield _left(view, "value", summary, "", cause)
         return
     if reason and not reason.of_writing and reason is not UnresolvedReason.DRIVER_UNKNOWN:
         yield _reason("slot", place, reason)
@@ -238,13 +243,6 @@ def _of_slot(view: ContainerView, slot: Slot) -> Iterator[Link]:
     value = _value(view, slot, values, dict(samples))
     holds = hostpid.state is LinkState.OK and sample.state is LinkState.OK
     yield value if holds or value.state is LinkState.OK else _not_blamed(value)
-
-
-def _of_the_dead(view: ContainerView, values: Sequence[tuple[str, int | None]]) -> Link:
-    if not any(value for _, value in values):
-        return _ok("value", _per_gpu(view, values))
-    cause = "HAMi's monitor still adds up its process's last value"
-    return _left(view, "value", _per_gpu(view, values), "", cause)
 
 
 def _hostpid(view: ContainerView, slot: Slot, reason: UnresolvedReason | None) -> Link:

@@ -15,7 +15,7 @@ from tests.runtime.debian import bootstrap
 #: The releases that this was tried with.
 SUITES: Final = ("bookworm", "trixie")
 #: Packages with a version in the table, and their dependencies.
-ENGINES: Final = ("containerd", "docker.io", "podman", "crun", "runc", "runsc", "lxc")
+ENGINES: Final = ("containerd", "docker.io", "podman", "crun", "runc", "runsc", "lxc", "systemd-container")
 _BESIDE: Final = ("busybox-static", "uidmap", "btrfs-progs", "iproute2", "python3-grpcio")
 #: In Debian 13 these are packages of their own.
 _SPLIT: Final = {"trixie": ("docker-cli",)}

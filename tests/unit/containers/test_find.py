@@ -213,6 +213,13 @@ def test_pods_are_listed_for_unknown_runtimes_only(
     assert (found, str(other) in seen) == ({A: [str(top), f"{top}/init"]}, listed)
 
 
+def test_watcher_of_nspawn_is_no_process_of_its_container(tree: Path) -> None:
+    for name, host_pid in (("supervisor", 41), ("payload", 42)):
+        (group := tree / NSPAWN[1:] / name).mkdir(parents=True)
+        (group / "cgroup.procs").write_text(f"{host_pid}\n")
+    assert [[*container.host_pids] for container in find.by_directories(Wanted("web"), [str(tree)])] == [[42]]
+
+
 def test_a_symbolic_link_is_no_cgroup(tree: Path) -> None:
     (tree / ("d" * 64)).symlink_to(tree / "docker")
     assert find_directories(str(tree), Wanted("d" * 64).match) == {}

@@ -397,8 +397,8 @@ def test_a_check_that_is_not_there() -> None:
 
 def test_a_settings_file_that_is_wrong_is_a_finding(tmp_path: Path) -> None:
     done = resolver("--only", "settings", "--run-dir", str(tmp_path), RESOLVER_INTERVAL="1s")
-    assert "interval by environment RESOLVER_INTERVAL" in done.stdout
-    assert "run_dir by command line" in done.stdout
+    assert "(environment RESOLVER_INTERVAL)" in done.stdout
+    assert "(command line)" in done.stdout
     config = tmp_path / "resolver.toml"
     config.write_text("intervall = '1s'\n")
     done = resolver("--only", "settings", "--only", "view", "--json", "--config", str(config))
