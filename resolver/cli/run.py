@@ -12,7 +12,6 @@ from resolver import config
 
 if TYPE_CHECKING:
     import argparse
-    import asyncio
     import contextlib
     from collections.abc import Callable, Iterator
 
@@ -115,47 +114,34 @@ async def _forever(
     loop.add_signal_handler(signal.SIGTERM, service.stop)
     loop.add_signal_handler(signal.SIGINT, service.stop)
     loop.add_signal_handler(signal.SIGHUP, reload)
-    failures: list[Exception] = []
-    if holder:
-        # Once the service has given up its rights: a thread keeps those of the moment it was made in.
-        loop.call_soon(_take_over, service, settings.run_dir, held, failures)
+    # A task begins once the service has given up its rights: a thread keeps those of the moment it was made in.
+    taking_over = loop.create_task(_take_over(service, settings.run_dir, held)) if holder else None
     await service.run()
-    for failure in failures:
-        raise failure
+    if taking_over is not None and taking_over.done():
+        taking_over.result()
 
 
-def _take_over(service: Service, run_dir: str, held: contextlib.ExitStack, failures: list[Exception]) -> None:
+async def _take_over(service: Service, run_dir: str, held: contextlib.ExitStack) -> None:
     """Wait for the right to write, in a thread: the kernel wakes it at the other daemon's end, and nothing before.
 
-    If that fails, note why and stop the service.
+    A failure stops the service.
     """
     from resolver.base.errors import CannotKnow
     from resolver.base.retry import in_a_thread
     from resolver.linux.node_lock import NodeLock
 
-    def begin(lock: asyncio.Future[NodeLock]) -> None:
-        if lock.cancelled():  # this daemon was ended before it could begin
-            return
-        if error := lock.exception():
-            fail(error if isinstance(error, Exception) else RuntimeError(repr(error)))
-        else:
-            held.enter_context(lock.result())
-            service.take_over()
-
-    def fail(error: Exception) -> None:
-        failures.append(error)
-        service.stop()
-
     try:
-        waiting = in_a_thread(lambda: NodeLock(run_dir, wait=True), name="waits for the lock")
-    except RuntimeError:
-        fail(
-            CannotKnow(
+        try:
+            waiting = in_a_thread(lambda: NodeLock(run_dir, wait=True), name="waits for the lock")
+        except RuntimeError:
+            raise CannotKnow(
                 "no thread can be started to wait for the lock: raise the limit on tasks (TasksMax, pids.max)"
-            )
-        )
-    else:
-        waiting.add_done_callback(begin)
+            ) from None
+        held.enter_context(await waiting)
+        service.take_over()
+    except Exception:
+        service.stop()
+        raise
 
 
 async def _once(settings: Settings) -> int:
