@@ -66,7 +66,8 @@ def test_absent_sample_is_0_only_if_the_driver_was_asked() -> None:
     assert containers(tree_of(failed), 0)["jupyter"].use == Amount(None)
     build = Builder()
     build.named(GPUS[3], "a/b/idle")  # on a GPU that is lost
-    assert containers(tree_of(build.picture()), 3)["idle"][8:10] == (Amount(None), Amount(None))
+    idle = containers(tree_of(build.picture()), 3)["idle"]
+    assert (idle.use, idle.memory) == (Amount(None), Amount(None))
 
 
 def test_unknown_part_makes_the_sum_a_minimum() -> None:
@@ -374,9 +375,6 @@ def test_text_is_cut_to_cells(text: str, width: int, middle: bool, fits: str) ->
     assert cells(fits) == width
 
 
-# ---- keys ---------------------------------------------------------------------------------------------------------
-
-
 # ---- a part of it -------------------------------------------------------------------------------------------------
 
 
@@ -393,12 +391,10 @@ def test_text_is_cut_to_cells(text: str, width: int, middle: bool, fits: str) ->
 def test_a_part_of_the_tree(
     name: str, gpus: list[int], names: list[str | None], unresolved: list[str]
 ) -> None:
-    *found, last = [*tree_of(troubled(), name), None]
-    if unresolved:
-        *found, last = found
-    assert [row.title[0] for row in found] == list(map(str, gpus))
-    assert [row.facts["container_name"] for gpu in found for row in gpu.below] == names
-    assert [row.kind for row in (last.below if last else ())] == unresolved
+    rows = list(chosen(tree_of(troubled(), name), Choice("name", folded=True)))
+    assert titles(rows, "gpu") == [f"{index} {GPUS[index].name}" for index in gpus]
+    assert [row.facts["container_name"] for row in rows if row.kind == "container"] == names
+    assert [row.kind for row in rows if row.kind in ("sample", "slot", "file")] == unresolved
 
 
 # ---- the view -----------------------------------------------------------------------------------------------------

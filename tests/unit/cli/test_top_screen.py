@@ -82,7 +82,7 @@ def order(text: str) -> list[str]:
     return re.findall(r"^  ([a-z]\S+)", text, re.MULTILINE)
 
 
-def test_keys_sort_filter_fold_help_and_quit(served: Served, tmp_path: Path) -> None:
+def test_keys_sort_filter_fold_and_quit(served: Served, tmp_path: Path) -> None:
     build = Builder()
     for name, load, gib in (("m", 9, 3.0), ("a", 5, 1.0), ("z", 1, 9.0)):
         build.named(GPUS[0], f"ns/{name}/main")
