@@ -219,12 +219,10 @@ def visible_numbers(
     """Return each process's number in the namespace, if it is there and in the container. Takes a thread."""
     numbers: dict[int, int] = {}
     for host_pid in host_pids:
-        number = 0
-        with contextlib.suppress(ProcessGone, AccessDenied), verify(procfs, host_pid) as handle:
-            chain, ns_pids = procfs.pidns_chain(host_pid), handle.process.ns_pids
+        with contextlib.suppress(ProcessGone, AccessDenied):
+            with verify(procfs, host_pid) as handle:
+                chain, container = procfs.pidns_chain(host_pid), procfs.container(host_pid)
             inside = chain[own.level : own.level + 1] == (own.pidns,)
-            if inside and procfs.container(host_pid).container_id == container_id:
-                number = ns_pids[own.level]
-        if number:
-            numbers[host_pid] = number
+            if inside and container.container_id == container_id:
+                numbers[host_pid] = handle.process.ns_pids[own.level]
     return numbers

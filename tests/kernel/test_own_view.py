@@ -15,6 +15,7 @@ import pytest
 
 from resolver.api.own import visible_numbers
 from resolver.containers.namespaces import Namespace
+from resolver.linux.cgroup import ContainerCgroup
 from resolver.linux.procfs import Procfs
 from tests.fakes.container import Container
 from tests.fakes.daemon import Daemon
@@ -135,6 +136,22 @@ def test_host_pid_of_another_container_has_no_number(pair: Pair) -> None:
     numbers = visible_numbers(Procfs(), own, pair.mine.container_id, host_pids)
     assert numbers == {pair.first.host_pid: pair.first.ns_pid}
     assert visible_numbers(Procfs(), own, pair.other.container_id, host_pids) == {}
+
+
+def test_process_that_ends_while_it_is_read_has_no_number(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    procfs = Procfs()
+    container = procfs.container
+
+    def ends(host_pid: int) -> ContainerCgroup:
+        found = container(host_pid)
+        pair.first.kill()
+        return found
+
+    monkeypatch.setattr(procfs, "container", ends)
+    own = Namespace(pair.mine.pidns, 1)
+    assert visible_numbers(procfs, own, pair.mine.container_id, [pair.first.host_pid]) == {}
 
 
 def test_hundred_clients_at_once_get_their_own(node: Node, pair: Pair, path: Path) -> None:
