@@ -6,6 +6,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from resolver.base.budget import Slices
+from resolver.linux.procfs import Procfs
 from resolver.pids.pidmap import PidMap
 from resolver.workers.lanes import Direct
 
@@ -17,6 +18,20 @@ class Waiting(Direct):
 
     async def ask(self, payer: str, about: str, function: Callable[..., Any], *arguments: Any) -> Any:
         await asyncio.sleep(0)
+        return await super().ask(payer, about, function, *arguments)
+
+
+class Refusing(Direct):
+    """Reads by itself, notes accounts and functions, and raises the ``errors`` of functions by name."""
+
+    def __init__(self, procfs: Procfs, **errors: Exception) -> None:
+        super().__init__(procfs)
+        self.errors, self.asked = errors, list[tuple[str, str]]()
+
+    async def ask(self, payer: str, about: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        self.asked.append((about, function.__name__))
+        if function.__name__ in self.errors:
+            raise self.errors[function.__name__]
         return await super().ask(payer, about, function, *arguments)
 
 

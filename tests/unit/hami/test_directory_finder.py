@@ -19,14 +19,15 @@ from resolver.base.reasons import RegionReason
 from resolver.containers.log_names import ContainerNames
 from resolver.hami import directory_finder
 from resolver.hami.directory_finder import MAX_STRAYS, DirectoryFinder
-from resolver.hami.directory_reads import hold_file, look_into
+from resolver.hami.directory_reads import look_into
 from resolver.hami.discovery import FIRST_PAUSE, PodFile, refusal
 from resolver.hami.placements import AUTO
 from resolver.hami.watches import Watches
 from resolver.linux.procfs import Procfs
 from resolver.workers.lanes import Direct
 from tests.fakes import cachefiles
-from tests.fakes.direct import Waiting, at_once
+from tests.fakes.clock import Clock
+from tests.fakes.direct import Refusing, Waiting, at_once
 from tests.patience import PATIENCE_S
 
 POD = cachefiles.POD_UID
@@ -152,12 +153,12 @@ def test_kai_name_comes_from_pod_of_closed_directory(
 
 
 class Lane(Direct):
-    """A lane: it never answers for ``late``, and notes who walks a name below ``tree`` or lists it elsewhere."""
+    """A lane that notes who walks a name below ``tree`` or lists it elsewhere."""
 
-    def __init__(self, tree: Path, monkeypatch: pytest.MonkeyPatch, late: str = "") -> None:
+    def __init__(self, tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__(Procfs())
         self.elsewhere = list[str]()
-        self._tree, self._late, self._asked = str(tree), late, False
+        self._tree, self._asked = str(tree), False
         for name in ("stat", "open", "scandir", "listdir", "access"):
             monkeypatch.setattr(os, name, self._noted(name, getattr(os, name)))
 
@@ -172,8 +173,6 @@ class Lane(Direct):
         return noted
 
     async def ask(self, payer: str, about: str, function: Callable[..., Any], *arguments: Any) -> Any:
-        if self._late and about.endswith(self._late):
-            await asyncio.Event().wait()
         self._asked = True
         try:
             return await super().ask(payer, about, function, *arguments)
@@ -199,35 +198,32 @@ def test_only_lanes_list_tenant_directories(
     assert lane.elsewhere == []
 
 
-async def test_a_directory_that_makes_its_lane_wait_holds_up_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+class Halting(Direct):
+    """A lane that keeps each listing of such a directory back until it is let go."""
+
+    def __init__(self, name: str = "") -> None:
+        super().__init__(Procfs())
+        self.go, self._name = asyncio.Event(), name
+
+    async def ask(self, payer: str, about: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        answer = await super().ask(payer, about, function, *arguments)
+        if function is look_into and about.endswith(self._name):
+            await self.go.wait()
+        return answer
+
+
+async def test_a_directory_that_makes_its_lane_wait_holds_up_no_other(tmp_path: Path) -> None:
     good, slow = cachefiles.container(tmp_path, "good"), cachefiles.container(tmp_path, "slow")
-    finder = DirectoryFinder([str(tmp_path)], Procfs(), reader=Lane(tmp_path, monkeypatch, late="_slow"))
+    finder = DirectoryFinder([str(tmp_path)], Procfs(), reader=Halting("_slow"))
     added = set[str]()
     for _ in range(5):
-        added |= {each.path for each in finder.refresh(full=False).added}
+        added |= {region.path for region in finder.refresh(full=False).added}
         await asyncio.sleep(0)
-    assert added == {str(good)}
-    assert finder.rejected == {}
+    assert (added, finder.rejected) == ({str(good)}, {})
     slow.unlink()
     slow.parent.rmdir()
     finder.refresh(full=True)
     finder.close()
-
-
-class Halting(Direct):
-    """A lane that keeps each listing back until it is let go."""
-
-    def __init__(self) -> None:
-        super().__init__(Procfs())
-        self.go = asyncio.Event()
-
-    async def ask(self, payer: str, about: str, function: Callable[..., Any], *arguments: Any) -> Any:
-        answer = await super().ask(payer, about, function, *arguments)
-        if function is look_into:
-            await self.go.wait()
-        return answer
 
 
 async def test_each_answer_of_a_lane_wakes_the_next_refresh(tmp_path: Path) -> None:
@@ -315,35 +311,30 @@ def test_auto_trusts_no_users_directory_in_tmp(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_file_that_hami_is_still_making_is_not_reported(tmp_path: Path) -> None:
-    now = [1000.0]
-    finder = DirectoryFinder([str(tmp_path)], Procfs(), clock=lambda: now[0])
+    clock = Clock()
+    finder = DirectoryFinder([str(tmp_path)], Procfs(), clock)
     path = tmp_path / f"{POD}_main/x.cache"
     cachefiles.write(path, b"")
     try:
         for seconds, reported in ((0.0, []), (1.0, []), (2.5, [RegionReason.UNKNOWN_SIZE])):
-            now[0] = 1000.0 + seconds
+            clock.now = 1000.0 + seconds
             assert [why.reason for _, why in finder.refresh(full=True).rejected] == reported
         path.write_bytes(cachefiles.recorded("v1.2"))
-        now[0] += FIRST_PAUSE
+        clock.now += FIRST_PAUSE
         assert [found.path for found in finder.refresh(full=True).added] == [str(path)]
     finally:
         finder.close()
 
 
 def test_lane_without_resources_rejects_no_file(tmp_path: Path) -> None:
-    class Lacking(Direct):
-        async def ask(self, payer: str, about: str, function: Callable[..., Any], *arguments: Any) -> Any:
-            if function is hold_file and now[0] < 1003.0:
-                raise WorkerFailed("too many open files", waiting=True)
-            return await super().ask(payer, about, function, *arguments)
-
-    now = [1000.0]
-    finder = DirectoryFinder([str(tmp_path)], Procfs(), clock=lambda: now[0], reader=Lacking(Procfs()))
-    path = cachefiles.write(tmp_path / f"{POD}_main/x.cache", cachefiles.recorded("v1.2"))
-    while now[0] < 1003.0:
+    clock, lane = Clock(), Refusing(Procfs(), hold_file=WorkerFailed("too many open files", waiting=True))
+    finder = DirectoryFinder([str(tmp_path)], Procfs(), clock, reader=lane)
+    path = cachefiles.container(tmp_path)
+    for _ in range(12):
         changes = finder.refresh(full=True)
         assert (changes.added, changes.rejected, finder.rejected) == ([], [], {})
-        now[0] += FIRST_PAUSE
+        clock.now += FIRST_PAUSE
+    lane.errors.clear()
     assert [found.path for found in finder.refresh(full=True).added] == [str(path)]
     finder.close()
 

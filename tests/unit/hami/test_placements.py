@@ -24,14 +24,9 @@ UUID = "2f4c1d9e-5a3c-4e70-8d42-4f6b9b1e2f7d"
 @pytest.mark.parametrize(
     ("path", "name"),
     [
-        (f"/usr/local/vgpu/containers/{POD}_main/{UUID}.cache", "hami"),
         (f"/var/lib/hami/vgpu/containers/{POD}_main/{UUID}.cache", "hami"),
-        (f"/usr/local/vgpu/containers/{POD}_main/{POD}_main.cache", "koordinator"),
         (f"/usr/local/vgpu/containers/{POD}_main/{POD}_other.cache", "hami"),
-        (f"/usr/local/vgpu/vgpu/containers/{POD}_main/{UUID}.cache", "volcano"),
         (f"/tmp/vgpu/containers/{POD}_main/{UUID}.cache", "volcano"),  # noqa: S108
-        (f"/usr/local/vgpu/claims/{CLAIM}/{UUID}.cache", "dra"),
-        (f"/usr/local/vgpu/containers/{POD}_main/usage.cache", "kai"),
     ],
 )
 def test_placement_of_a_file(path: str, name: str) -> None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,7 +20,7 @@ from resolver.linux.mappings import SuperblockPath, shared_files
 from resolver.linux.procfs import ProcessHandle, Procfs
 from resolver.workers.lane import ALL
 from resolver.workers.lanes import Direct
-from tests.fakes.direct import Waiting, at_once
+from tests.fakes.direct import Refusing, Waiting, at_once
 from tests.fakes.procs import FakeProc, maps, mountinfo
 
 DEVICE, INODE, TREE = "8:1", 4242, "/usr/local/vgpu/containers"
@@ -108,20 +106,6 @@ class Room:
 
         monkeypatch.setattr(pod_owner, "shared_files", counting)
         return read
-
-
-class Locked(Direct):
-    """Descriptions of files take too long."""
-
-    def __init__(self, procfs: Procfs) -> None:
-        super().__init__(procfs)
-        self.asked: list[tuple[str, str]] = []
-
-    async def ask(self, payer: str, about: str, function: Callable[..., Any], *arguments: Any) -> Any:
-        self.asked.append((about, function.__name__))
-        if function.__name__ == "describe_written":
-            raise TooSlow("its container makes the kernel wait")
-        return await super().ask(payer, about, function, *arguments)
 
 
 @pytest.fixture
@@ -243,7 +227,7 @@ def test_unused_file_is_checked_on_every_refresh(room: Room) -> None:
 def test_file_locks_delay_no_mount_table_question(room: Room) -> None:
     """A description prints each lock: who is slow there is so alone, before the mount table is read."""
     room.put(100)
-    reader = room.owner._reader = Locked(room.proc.procfs)
+    reader = room.owner._reader = Refusing(room.proc.procfs, describe_written=TooSlow("its files have locks"))
     assert room.find(100) is UnresolvedReason.TOO_SLOW
     assert (A, "describe_written") in reader.asked
     assert ALL not in {about for about, _ in reader.asked}

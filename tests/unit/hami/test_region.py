@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -31,7 +30,7 @@ from resolver.workers.lanes import Direct
 from tests.descriptors import is_open
 from tests.fakes.cachefiles import NAMES, POD_UID, CountingFinder, container, expected, poke, recorded, write
 from tests.fakes.clock import Clock, burn
-from tests.fakes.direct import at_once
+from tests.fakes.direct import Refusing, at_once
 from tests.patience import until
 
 V1_2 = LAYOUTS["v1.2"]
@@ -74,7 +73,11 @@ def test_quick_view_and_dump_equal_the_json(name: str, tmp_path: Path) -> None:
 
     assert region.layout.name == name
     assert {key: dump[key] for key in content} == content
-    assert dump["path"] == str(path)
+    absent = {"major_version", "minor_version", "last_kernel_time"} - content.keys()
+    assert dump.keys() - content.keys() == {"path", "owner_pid"} | absent
+    assert [dump[key] for key in sorted(absent)] == [None] * len(absent)
+    assert (dump["path"], dump["owner_pid"]) == (str(path), 0)
+    assert region.identity == (path.stat().st_dev, path.stat().st_ino)
     assert view.device_num == content["device_num"]
     assert list(view.uuids) == content["uuids"]
     assert list(view.sm_limit) == content["sm_limit"]
@@ -83,12 +86,6 @@ def test_quick_view_and_dump_equal_the_json(name: str, tmp_path: Path) -> None:
     for slot, wanted in zip(view.slots, content["slots"], strict=True):
         assert slot[:4] == tuple(wanted[key] for key in ("index", "pid", "hostpid", "status"))
         assert list(slot.sm_util) == [util["sm_util"] for util in wanted.get("device_util", [])]
-
-
-def test_a_region_is_known_by_its_path_and_its_file(region: SharedRegion, file: Path) -> None:
-    assert region.path == str(file)
-    assert region.identity == (file.stat().st_dev, file.stat().st_ino)
-    assert os.get_inheritable(region.fd) is False
 
 
 def test_nothing_changed_gives_the_same_object(region: SharedRegion, file: Path) -> None:
@@ -141,15 +138,9 @@ def test_slowly_freed_blocks_are_left_to_a_lane(region: SharedRegion, file: Path
     """Readahead waits for the lock of who frees them, also where the page cache alone is asked for."""
     subprocess.run(["fallocate", "--keep-size", "--offset", "4M", "--length", "4M", file], check=True)
     assert region.read_at_once() is None
-    asked: list[str] = []
-
-    class Asked(Direct):
-        async def ask(self, payer: str, about: str, function: Callable[..., Any], *arguments: Any) -> Any:
-            asked.append(function.__name__)
-            return await super().ask(payer, about, function, *arguments)
-
-    assert at_once(region.pieces(Asked(Procfs()), "", [(0, 8)]))[0] == file.read_bytes()[:8]
-    assert asked == ["pieces_of_open"]
+    reader = Refusing(Procfs())
+    assert at_once(region.pieces(reader, "", [(0, 8)]))[0] == file.read_bytes()[:8]
+    assert reader.asked == [("", "pieces_of_open")]
 
 
 def test_a_changed_device_count_changes_the_lists(region: SharedRegion, file: Path) -> None:
@@ -199,6 +190,10 @@ def test_the_copy_of_a_slot_that_moved_is_seen_by_proc_num(region: SharedRegion,
     assert region.read().proc_num == in_use
 
 
+def poked(offset: int, code: str, value: int) -> Callable[[Path], None]:
+    return lambda file: poke(file, offset, code, value)
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -209,33 +204,20 @@ def test_the_copy_of_a_slot_that_moved_is_seen_by_proc_num(region: SharedRegion,
         (lambda file: os.truncate(file, V1_2.file_bytes + 1), RegionReason.UNKNOWN_SIZE),
         (Path.unlink, RegionReason.GONE),
         (lambda file: (file.parent / "second").hardlink_to(file), RegionReason.HARD_LINK),
+        (poked(0, "i", 0), RegionReason.NOT_INITIALIZED),
+        (poked(8, "I", 1), RegionReason.UNKNOWN_VERSION),  # another layout than at its opening
+        (poked(8, "I", 9), RegionReason.UNKNOWN_VERSION),
+        (poked(V1_2.device_num, "Q", 17), RegionReason.BAD_HEADER),
+        (poked(V1_2.device_num, "Q", 2**64 - 1), RegionReason.BAD_HEADER),
+        (poked(V1_2.uuids + 96, "B", 7), RegionReason.BAD_HEADER),
+        *((poked(V1_2.proc_num, "i", count), RegionReason.BAD_HEADER) for count in (-1, 1025, 2**31 - 1)),
     ],
 )
-def test_a_file_that_is_not_as_it_was_is_refused(
+def test_a_file_that_is_not_as_it_was_is_refused_every_time(
     region: SharedRegion, file: Path, change: Callable[[Path], None], reason: RegionReason
 ) -> None:
-    change(file)
-    assert refused(region) is reason
-
-
-@pytest.mark.parametrize(
-    ("offset", "code", "value", "reason"),
-    [
-        (0, "i", 0, RegionReason.NOT_INITIALIZED),
-        (8, "I", 1, RegionReason.UNKNOWN_VERSION),  # another layout than at its opening
-        (8, "I", 9, RegionReason.UNKNOWN_VERSION),
-        (V1_2.device_num, "Q", 17, RegionReason.BAD_HEADER),
-        (V1_2.device_num, "Q", 2**64 - 1, RegionReason.BAD_HEADER),
-        (V1_2.uuids + 96, "B", 7, RegionReason.BAD_HEADER),
-        (V1_2.proc_num, "i", -1, RegionReason.BAD_HEADER),
-        (V1_2.proc_num, "i", 2**31 - 1, RegionReason.BAD_HEADER),
-    ],
-)
-def test_a_header_that_goes_wrong_is_refused_every_time(
-    region: SharedRegion, file: Path, offset: int, code: str, value: int, reason: RegionReason
-) -> None:
     region.read()
-    poke(file, offset, code, value)
+    change(file)
     assert refused(region) is reason
     assert refused(region) is reason
 
@@ -357,9 +339,16 @@ def test_a_replaced_file_is_another_region(find: DirectoryFinder, tmp_path: Path
     assert [found.region.layout.name for found in changes.added] == ["v1.1"]
 
 
-def test_other_news_does_not_delay_a_retry(tmp_path: Path, clock: Clock) -> None:
-    watches = Watches(Budgets(), Counter())
-    find = DirectoryFinder([str(tmp_path)], Procfs(), clock, watches=watches)
+@pytest.fixture
+def watches(find: DirectoryFinder) -> Iterator[Watches]:
+    find._watches = Watches(Budgets(), Counter())
+    yield find._watches
+    find._watches.close()
+
+
+def test_other_news_does_not_delay_a_retry(
+    find: DirectoryFinder, watches: Watches, tmp_path: Path, clock: Clock
+) -> None:
     path, other = container(tmp_path, "broken"), container(tmp_path, "other")
     poke(path, V1_2.proc_num, "i", -1)
     (_,) = find.refresh(full=True).added
@@ -370,12 +359,11 @@ def test_other_news_does_not_delay_a_retry(tmp_path: Path, clock: Clock) -> None
     watches.take()
     find.refresh(full=False)
     assert find.wants() == again
-    find.close()
 
 
-def test_exchanged_directory_drops_its_regions(tmp_path: Path, clock: Clock) -> None:
-    watches = Watches(Budgets(), Counter())
-    find = DirectoryFinder([str(tmp_path)], Procfs(), clock, watches=watches)
+def test_exchanged_directory_drops_its_regions(
+    find: DirectoryFinder, watches: Watches, tmp_path: Path
+) -> None:
     path, other = container(tmp_path), container(tmp_path / "elsewhere")
     ((old, *_),) = find.refresh(full=True).added
     path.parent.rename(tmp_path / "moved")
@@ -385,7 +373,6 @@ def test_exchanged_directory_drops_its_regions(tmp_path: Path, clock: Clock) -> 
     changes = find.refresh(full=False)
     assert changes.removed == [old]
     assert [found.path for found in changes.added] == [str(path)]
-    find.close()
 
 
 def test_broken_file_is_retried_ever_more_rarely(
@@ -473,12 +460,9 @@ def test_opening_with_few_descriptors_leaks_nothing(
 
 
 def test_a_file_that_the_lane_can_not_open_is_rejected_alone(region: SharedRegion) -> None:
-    class Refused(Direct):
-        async def ask(self, *_: object) -> Any:
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-
+    reader = Refusing(Procfs(), read_open=OSError(errno.EIO, os.strerror(errno.EIO)))
     with pytest.raises(RegionRejected) as refusal:
-        at_once(region.read_by(Refused(Procfs()), ""))
+        at_once(region.read_by(reader, ""))
     assert refusal.value.reason is RegionReason.IO_ERROR
 
 

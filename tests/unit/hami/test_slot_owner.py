@@ -87,30 +87,31 @@ def test_one_process_and_its_number(
 
 
 @pytest.mark.parametrize(
-    "mount",
+    ("mount", "expected"),
     [
-        (DEVICE, OURS.path + "/sub", "/usr/local/vgpu"),  # a bind mount of something inside
-        (DEVICE, OURS.path + "x", "/usr/local/vgpu"),
-        (DEVICE, "/home/evil" + OURS.path, "/usr/local/vgpu"),  # ends like it
-        ("8:2", OURS.path, "/usr/local/vgpu"),  # another file system with the same names
-        ("0:45", OURS.path, "/usr/local/vgpu"),  # a tmpfs of the tenant's own
-        (DEVICE, HOOK, "/usr/local/vgpu"),  # all containers: a monitor, not a tenant
-        (DEVICE, "/", OURS.path),  # the mount point tells nothing
-        (DEVICE, OURS.path.replace("/uid", "\\057uid"), "/usr/local/vgpu"),
+        *(
+            (mount, UnresolvedReason.NO_SUCH_PROCESS)
+            for mount in (
+                (DEVICE, OURS.path + "/sub", "/usr/local/vgpu"),  # a bind mount of something inside
+                (DEVICE, OURS.path + "x", "/usr/local/vgpu"),
+                (DEVICE, "/home/evil" + OURS.path, "/usr/local/vgpu"),  # ends like it
+                ("8:2", OURS.path, "/usr/local/vgpu"),  # another file system with the same names
+                ("0:45", OURS.path, "/usr/local/vgpu"),  # a tmpfs of the tenant's own
+                (DEVICE, HOOK, "/usr/local/vgpu"),  # all containers: a monitor, not a tenant
+                (DEVICE, "/", OURS.path),  # the mount point tells nothing
+            )
+        ),
+        # The kernel writes no such escape; read as one it is the very path.
+        ((DEVICE, OURS.path.replace("/uid", "\\057uid"), "/usr/local/vgpu"), 100),
+        ((*OURS, "/somewhere/else"), 100),
     ],
 )
-def test_a_forged_mount_is_no_container(proc: FakeProc, mount: tuple[str, str, str]) -> None:
-    expected: set[object] = {UnresolvedReason.NO_SUCH_PROCESS}
-    if "\\057" in mount[1]:
-        expected = {100}  # the kernel writes no such escape; read as one it is the very path
-    proc.put(100, 7, mounts=mountinfo(mount))
-    assert {proc.find(7)} == expected
-
-
-def test_the_mount_may_be_anywhere_and_among_many(proc: FakeProc) -> None:
+def test_only_a_mount_of_the_directory_proves_the_container(
+    proc: FakeProc, mount: tuple[str, str, str], expected: object
+) -> None:
     many = [(DEVICE, f"{HOOK}/uid-{n}_main", f"/mnt/{n}") for n in range(50, 90)]
-    proc.put(100, 7, mounts=mountinfo(*many, (*OURS, "/somewhere/else"), OTHERS))
-    assert proc.find(7) == 100
+    proc.put(100, 7, mounts=mountinfo(*many, mount, OTHERS))
+    assert proc.find(7) == expected
 
 
 def test_a_directory_with_odd_characters(proc: FakeProc) -> None:
@@ -156,14 +157,6 @@ async def test_searches_of_all_processes_run_one_by_one(proc: FakeProc) -> None:
         each.close()
 
 
-def test_several_that_fit_are_ambiguous(proc: FakeProc) -> None:
-    proc.put(100, 7)
-    proc.put(101, 9, 7)  # nested: it knows itself as 7, too
-    assert proc.find(7) is UnresolvedReason.AMBIGUOUS
-    proc.put(101, 9, 7, mapped=maps(inode=1))
-    assert proc.find(7) == 100
-
-
 @contextmanager
 def unreadable(monkeypatch: pytest.MonkeyPatch, *names: str) -> Iterator[None]:
     """Root may read everything, so the refusal is the system call's."""
@@ -184,10 +177,12 @@ def test_one_that_fits_and_one_that_cannot_be_seen_is_no_answer(
     proc: FakeProc, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     proc.put(100, 7)
-    proc.put(101, 9, 7)
+    proc.put(101, 9, 7)  # nested: it knows itself as 7, too
     with unreadable(monkeypatch, f"/101/{name}"):
         assert proc.find(7) is UnresolvedReason.ACCESS_DENIED
     assert proc.find(7) is UnresolvedReason.AMBIGUOUS
+    proc.put(101, 9, 7, mapped=maps(inode=1))
+    assert proc.find(7) == 100
 
 
 def test_unreadable_process_may_be_the_owner(proc: FakeProc, monkeypatch: pytest.MonkeyPatch) -> None:
