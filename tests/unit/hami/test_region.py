@@ -6,6 +6,7 @@ import errno
 import os
 import resource
 import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -34,6 +35,7 @@ from tests.fakes.direct import Refusing, at_once
 from tests.patience import until
 
 V1_2 = LAYOUTS["v1.2"]
+HOSTILE = "bad-uid_tenant"
 
 
 def opened(path: Path) -> SharedRegion:
@@ -248,9 +250,12 @@ def clock() -> Clock:
 
 @pytest.fixture
 def find(tmp_path: Path, clock: Clock) -> Iterator[CountingFinder]:
+    before = set(os.listdir("/proc/self/fd"))
     finder = CountingFinder([str(tmp_path)], Procfs(), clock)
     yield finder
     finder.close()
+    # Others may be collected meanwhile; new ones would be the finder's. A thread closes them.
+    until(lambda: set(os.listdir("/proc/self/fd")) <= before, "all descriptors to be closed")
 
 
 def test_regions_come_and_go_with_their_files(find: CountingFinder, tmp_path: Path) -> None:
@@ -433,6 +438,59 @@ def test_a_containers_directory_that_is_not_there_is_waited_for(tmp_path: Path, 
     assert len(find.refresh(full=False).added) == 1
     find.close()
     assert find.regions == {}
+
+
+def test_a_fifo_with_a_writer_and_a_device_are_never_even_opened(
+    find: CountingFinder, tmp_path: Path
+) -> None:
+    (tmp_path / HOSTILE).mkdir()
+    os.mkfifo(tmp_path / HOSTILE / "pipe.cache")
+    waiting = "import os, sys; os.open(sys.argv[1], os.O_WRONLY)"  # until the other end is opened
+    writer = subprocess.Popen([sys.executable, "-c", waiting, tmp_path / HOSTILE / "pipe.cache"])
+    try:
+        for _ in range(10):
+            find.refresh(full=True)
+            time.sleep(0.05)
+        assert writer.poll() is None
+    finally:
+        writer.kill()
+        writer.wait()
+
+
+def test_a_region_stays_when_its_directory_is_flooded(find: CountingFinder, tmp_path: Path) -> None:
+    path = write(tmp_path / HOSTILE / "first.cache", recorded("v1.2"))
+    ((region, *_),) = find.refresh(full=True).added
+    for number in range(1000):
+        (tmp_path / HOSTILE / f"flood{number}").touch()
+    assert find.refresh(full=True).removed == []
+    assert find.regions == {str(path): region}
+    assert find.rejected == {str(tmp_path / HOSTILE): RegionReason.TOO_MANY_ENTRIES}
+
+
+def test_broken_files_use_their_share_and_refresh_goes_on(
+    find: CountingFinder, tmp_path: Path, clock: Clock
+) -> None:
+    for number in range(64):
+        for file in range(8):
+            path = tmp_path / f"uid{number}_bad" / f"{file}.cache"
+            path.parent.mkdir(exist_ok=True)
+            path.touch()
+    good = container(tmp_path, "good")
+    added = [region.path for region in find.refresh(full=False).added]
+    while not added or len(find.rejected) < 512:
+        assert find.wants() <= clock()
+        added += [region.path for region in find.refresh(full=False).added]
+    assert added == [str(good)]
+    assert len(find.rejected) == 512
+
+
+def test_directory_swapped_for_link_drops_its_regions(find: CountingFinder, tmp_path: Path) -> None:
+    good, other = container(tmp_path, "good"), container(tmp_path, "other")
+    find.refresh(full=True)
+    other.parent.rename(tmp_path / "moved")
+    other.parent.symlink_to(good.parent)
+    assert [region.path for region in find.refresh(full=True).removed] == [str(other)]
+    assert find.rejected == {str(other.parent): RegionReason.SYMLINK}
 
 
 @pytest.mark.parametrize("spare", range(1, 6))
