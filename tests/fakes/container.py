@@ -99,8 +99,6 @@ class Container:
         self._running = False
         self._start()
 
-    # ---- its life ----------------------------------------------------------------------------------
-
     def _start(self) -> None:
         self.container_id = secrets.token_hex(32)
         self.cgroup = self.node.cgroups.make(self.cgroup_format, self.qos, self.pod_uid, self.container_id)

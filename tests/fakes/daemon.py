@@ -125,8 +125,6 @@ class Daemon:
                         self.other_output.append(text.rstrip("\n"))
                     self._news.notify_all()
 
-    # ---- its log -----------------------------------------------------------------------------------
-
     def said(self, event: str, **fields: object) -> list[Line]:
         """Every line of that event whose fields have these values; refuses an event that the product doesn't log."""
         assert event in EVENTS, f"no event is called {event!r}: docs/monitoring.md lists them"
@@ -155,8 +153,6 @@ class Daemon:
         return Counters(
             {name: value for name, value in last.items() if isinstance(value, int) and name != "at"}
         )
-
-    # ---- its processes -----------------------------------------------------------------------------
 
     @property
     def alive(self) -> bool:

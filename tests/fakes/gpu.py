@@ -302,8 +302,6 @@ class Gpu:
                 values.append(-(-own // max(active, 1)))
         return min(values), max(values)
 
-    # ---- the driver's thread -----------------------------------------------------------------------
-
     def _run(self) -> None:
         # A GPU takes its samples whether or not anybody on the node has a CPU.
         with suppress(PermissionError):

@@ -208,8 +208,6 @@ class KubeServer:
     def writes(self) -> list[Asked]:
         return [each for each in self.asked if each.method != "GET" and each.path.startswith(DEVICES)]
 
-    # ---- connections -------------------------------------------------------------------------------
-
     async def _start(self) -> None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(self._certificate, self._certificate.with_suffix(".key"))
@@ -360,8 +358,6 @@ class KubeServer:
             raise RefusedError(404, f'"{name}" not found')
         return objects[name]
 
-    # ---- objects -----------------------------------------------------------------------------------
-
     def _create(self, device: Json) -> Json:
         name = device["metadata"]["name"]
         if "resourceVersion" in device["metadata"]:
@@ -457,8 +453,6 @@ class KubeServer:
         self._history.append((self._version, kind, copy.deepcopy(node)))
         for changed in self._changed:
             changed.set()
-
-    # ---- watches -----------------------------------------------------------------------------------
 
     async def _watch(
         self, name: str, query: Json, headers: Json, writer: asyncio.StreamWriter, entry: Asked

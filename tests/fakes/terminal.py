@@ -30,16 +30,10 @@ class Terminal:
         variables = ENVIRONMENT | dict(environment or {})
         words = " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
         self._tmux(
-            "-f",
-            "/dev/null",
-            "new-session",
-            "-d",
-            *("-x", str(width), "-y", str(height)),
+            *("-f", "/dev/null", "new-session", "-d", "-x", str(width), "-y", str(height)),
             f"exec env -i {words} sh -c {shlex.quote(command)}",
-            ";",
-            *("set-option", "-g", "remain-on-exit", "on"),
-            ";",
-            *("set-option", "-g", "escape-time", "0"),
+            *(";", "set-option", "-g", "remain-on-exit", "on"),
+            *(";", "set-option", "-g", "escape-time", "0"),
         )
 
     def __enter__(self) -> Self:

@@ -246,8 +246,6 @@ def test_host_processes_are_refused_on_the_tenants_socket(
         assert container.pod_uid not in problem["detail"]
 
 
-# ---- tricks -------------------------------------------------------------------------------------------------------
-
 LEAVES_IT_BEHIND = ASKER + textwrap.dedent(
     """
     channel = connect(path)

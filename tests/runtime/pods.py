@@ -46,11 +46,7 @@ _MOUNTS: Final = (
     ("/run", "tmpfs", "tmpfs", ["nosuid", "nodev", "mode=755"]),
 )
 _MASKED: Final = [
-    "/proc/acpi",
-    "/proc/kcore",
-    "/proc/keys",
-    "/proc/timer_list",
-    "/proc/scsi",
+    *(f"/proc/{name}" for name in ("acpi", "kcore", "keys", "timer_list", "scsi")),
     "/sys/firmware",
 ]
 _READONLY: Final = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"]

@@ -58,17 +58,9 @@ def test_mounts_suffice_for_lookup_by_container(node: Node, start_pod: StartPod)
     pod = start_pod(fast(pod_of(render(KUSTOMIZE / "base"))))
     tenant.until_repaired()
     pod.wait_for("source", source="bpf")
-    lookup = [
-        sys.executable,
-        "-m",
-        "resolver",
-        "lookup",
-        container.container_id,
-        str(tenant.ns_pid),
-        "--json",
-    ]
+    words = f"-m resolver lookup {container.container_id} {tenant.ns_pid} --json".split()
     for socket, source in (("/run/resolver/resolver.sock", "bpf"), ("/nowhere", "scan")):
-        found = json.loads(pod.inside("env", f"RESOLVER_SOCKET={socket}", *lookup))
+        found = json.loads(pod.inside("env", f"RESOLVER_SOCKET={socket}", sys.executable, *words))
         assert (found["host_pid"], found["source"]) == (tenant.host_pid, source)
 
 

@@ -330,17 +330,8 @@ def test_a_plain_question_loads_no_parser(serve: Serve, where: Path, cid: str, *
     done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.splitlines()[-1].split())
     never = {
-        "argparse",
-        "gettext",
-        "shutil",
-        "http",
-        "asyncio",
-        "psutil",
-        "threading",
-        "typing",
-        "re",
-        "msgspec",
-        "resolver.base.reasons",
+        *("argparse", "gettext", "shutil", "http", "asyncio", "psutil", "threading", "typing", "re"),
+        *("msgspec", "resolver.base.reasons"),
     }
     assert not loaded & (never | ({"json", "resolver.lookup"} if there else {"socket"}))
 

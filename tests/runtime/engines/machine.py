@@ -50,8 +50,6 @@ class Machine:
         self._hierarchies = hierarchies()
         self._daemons: list[subprocess.Popen[str]] = []
 
-    # ---- its life ----------------------------------------------------------------------------------
-
     def __enter__(self) -> Self:
         self.work.mkdir(parents=True, exist_ok=True)
         for each in self._hierarchies:

@@ -358,9 +358,6 @@ def test_slow_reader_is_disconnected(impatient: Served) -> None:
     assert ask(served, "/v1/status")[0] == 200
 
 
-# ---- events -------------------------------------------------------------------------------------------------------
-
-
 def test_events_come_as_they_happen(served: Served) -> None:
     following = client.stream_events(served.path, after="0", kinds=("repair", "policy"))
     first = next(following)
@@ -466,9 +463,6 @@ def test_an_account_is_spent_and_filled_again(served: Served, monkeypatch: pytes
     for number in range(5000):
         gatekeeper.spend(("container", f"{number}"), 1)
     assert len(gatekeeper.accounts) <= 1024
-
-
-# ---- from Python --------------------------------------------------------------------------------------------------
 
 
 def test_every_list_has_a_function_of_the_client(served: Served) -> None:

@@ -40,9 +40,6 @@ def says(finding: Finding, state: str, *, found: str = "", cause: str = "", fix:
     assert bool(finding.cause) == bool(finding.fix) == (state != "ok"), finding
 
 
-# ---- findings and how checks are run ------------------------------------------------------------------------------
-
-
 def test_several_troubles_are_as_bad_as_the_worst() -> None:
     finding = together("well", [warning("slow", "old", "buy"), failed("dead", "cut", "plug")])
     assert finding == (State.FAILED, "dead; slow", "cut\nold", "plug\nbuy", "")
@@ -68,9 +65,6 @@ def test_a_check_that_hangs_is_left_behind() -> None:
     says(bounded(Check("hangs", hangs, 0.1), Node()), "unknown", found="no answer within 0.1 s", fix="wchan")
     assert time.monotonic() - began < PATIENCE_S
     release.set()
-
-
-# ---- the driver ---------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -164,9 +158,6 @@ def test_driver_rows(driver: Driver, node: Node, version: str, forced: str, stat
     forcing = Settings(run_dir=node.settings.run_dir, hostpid_namespace=HostpidNamespace(forced))
     finding = gpu.driver(Node(forcing))
     says(finding, state, found=words, fix="--hostpid-namespace" if state == "failed" else "")
-
-
-# ---- HAMi's files -------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -272,9 +263,6 @@ def test_names_of_pods(containers: Path, tmp_path: Path) -> None:
     says(hami.pod_names(node), "ok", found="2 pods named")
 
 
-# ---- the socket, the port, the broker -----------------------------------------------------------------------------
-
-
 @pytest.fixture
 def place(node: Node) -> str:
     """Where the API's socket is to be, in a directory that is there."""
@@ -348,9 +336,6 @@ def test_troubles_of_a_daemon_are_findings(
 ) -> None:
     says(daemon.daemon(with_status(node, **changes)), state, found=words)
     says(gpu.driver(node), "ok", found="hostpid = container PID, by version")
-
-
-# ---- the command --------------------------------------------------------------------------------------------------
 
 
 def here(place: Path) -> tuple[str, ...]:

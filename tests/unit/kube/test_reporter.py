@@ -97,9 +97,6 @@ async def test_restarted_reporter_writes_nothing(kube: KubeServer) -> None:
     assert kube.devices[NODE]["metadata"]["resourceVersion"] == version
 
 
-# ---- never a guess --------------------------------------------------------------------------------------------------
-
-
 async def test_nothing_is_written_before_nvml_has_answered(kube: KubeServer) -> None:
     async with reporting(kube) as run:
         run.daemon.say(error="NVML is starting", version=0)
@@ -137,9 +134,6 @@ async def test_a_daemon_that_ends_changes_nothing(kube: KubeServer, run: Run) ->
     assert run.health() == {"GPU-a": True, "GPU-b": True}
     assert len(kube.writes()) == 1
     await falls_ill(run)
-
-
-# ---- the operator's mark --------------------------------------------------------------------------------------------
 
 
 @in_sync
@@ -180,9 +174,6 @@ async def test_foreign_changes_are_reverted_in_ten_seconds(kube: KubeServer, run
         await run.until(lambda: NODE in kube.devices and run.device["spec"]["devices"] == right, SOON)
         assert time.monotonic() - began < 10
         await run.in_sync()
-
-
-# ---- faults ---------------------------------------------------------------------------------------------------------
 
 
 @in_sync
@@ -355,9 +346,6 @@ def test_waits_grow_differ_and_have_an_end() -> None:
     assert 30 <= [backoff.seconds(refused) for _ in range(30)][-1] <= 60
     asked = [backoff.seconds(ApiServerFailed("busy", status=429, retry_after=7.0)) for _ in range(30)]
     assert all(7 <= wait <= 11 for wait in asked)
-
-
-# ---- events ---------------------------------------------------------------------------------------------------------
 
 
 async def test_an_event_for_each_turn_of_a_gpu(kube: KubeServer, monkeypatch: pytest.MonkeyPatch) -> None:
