@@ -68,22 +68,22 @@ def lift_locked_memory_limit() -> None:
             resource.setrlimit(resource.RLIMIT_MEMLOCK, (limit, limit))
 
 
-def load(constants: dict[str, int], *, python: str, btf: str, timeout: float, kept_in: str) -> Loaded:
-    """Run the loader, blocking up to ``timeout`` seconds. Raises `BpfUnavailable`."""
+def load(constants: dict[str, int], kept_in: str) -> Loaded:
+    """Run the loader, blocking up to `TIMEOUT` seconds. Raises `BpfUnavailable`."""
     lift_locked_memory_limit()
-    argv = [python, "-I", os.path.join(bpf_directory(), "loader.py")]
-    request = json.dumps({"sizes": constants, "btf": btf, "kept_in": kept_in}).encode()
+    argv = [PYTHON, "-I", os.path.join(bpf_directory(), "loader.py")]
+    request = json.dumps({"sizes": constants, "btf": BTF, "kept_in": kept_in}).encode()
     # No inherited environment: BCC reads several variables (BCC_KERNEL_SOURCE, BCC_LINUX_VERSION_CODE).
     variables = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
     try:
-        answer, descriptors, code = ask_once(argv, request, timeout, environment=variables, quiet=True)
+        answer, descriptors, code = ask_once(argv, request, TIMEOUT, environment=variables, quiet=True)
     except TimeoutError:
         raise BpfUnavailable(
-            f"the BPF loader was not done within {timeout:g} s and was stopped: the machine is overloaded, or the "
+            f"the BPF loader was not done within {TIMEOUT:g} s and was stopped: the machine is overloaded, or the "
             "compiler hangs"
         ) from None
     except OSError as error:
-        raise BpfUnavailable(f"the BPF loader ({python}) failed: {error.strerror}") from None
+        raise BpfUnavailable(f"the BPF loader ({PYTHON}) failed: {error.strerror}") from None
     except ValueError as error:
         raise BpfUnavailable(f"the BPF loader's answer is not JSON: {error}") from None
     if answer is None and code == -signal.SIGKILL:

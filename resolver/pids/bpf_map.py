@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from resolver.linux.procfs import HOST_PIDNS
-from resolver.pids.bpf_load import BTF, PYTHON, TIMEOUT, BpfUnavailable, Loaded, load
+from resolver.pids.bpf_load import BpfUnavailable, Loaded, load
 from resolver.pids.bpf_syscall import COUNTERS, LAYOUTS, BpfMap, Kernel
 
 if TYPE_CHECKING:
@@ -46,16 +46,9 @@ class Record(NamedTuple):
     levels: tuple[Level, ...]
 
 
-def start(
-    processes: int = 32_768,
-    *,
-    python: str = PYTHON,
-    btf: str = BTF,
-    timeout: float = TIMEOUT,
-    kept_in: str = "",
-) -> KernelMap:
+def start(processes: int = 32_768, *, kept_in: str = "") -> KernelMap:
     """Load the program, attach it, seed the map; blocks half a second. Raises `BpfUnavailable`."""
-    loaded = load(sizes(processes), python=python, btf=btf, timeout=timeout, kept_in=kept_in)
+    loaded = load(sizes(processes), kept_in)
     try:
         return KernelMap(loaded)
     except BaseException:

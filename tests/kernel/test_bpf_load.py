@@ -16,6 +16,7 @@ import pytest
 
 from resolver.base.errors import CannotKnow
 from resolver.cli import main
+from resolver.pids import bpf_load
 from resolver.pids.bpf_load import BTF, BpfUnavailable, bpf_directory
 from resolver.pids.bpf_map import start
 from resolver.pids.bpf_syscall import Kernel
@@ -35,16 +36,20 @@ sys.stdin.read()
 IDS = {"prog_id": 13, "map_id": 14, "link_id": 30}  # BPF_PROG_, BPF_MAP_, BPF_LINK_GET_FD_BY_ID
 
 
-def refusal(**how: Any) -> BpfUnavailable:
-    with pytest.raises(BpfUnavailable) as caught:
-        start(**how)
+def refusal(**constants: Any) -> BpfUnavailable:
+    """What the loader says, with these constants of its module."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in constants.items():
+            patch.setattr(bpf_load, name, value)
+        with pytest.raises(BpfUnavailable) as caught:
+            start()
     assert isinstance(caught.value, CannotKnow)
     return caught.value
 
 
 def test_btf_that_is_cut_off(tmp_path: Path) -> None:
     (tmp_path / "vmlinux").write_bytes(Path(BTF).read_bytes()[:100_000])
-    assert "is not understood: it is cut off" in str(refusal(btf=str(tmp_path / "vmlinux")))
+    assert "is not understood: it is cut off" in str(refusal(BTF=str(tmp_path / "vmlinux")))
 
 
 @pytest.mark.parametrize(
@@ -52,7 +57,7 @@ def test_btf_that_is_cut_off(tmp_path: Path) -> None:
 )
 def test_a_python_that_is_absent_or_has_no_bcc(tmp_path: Path, python: str, why: str) -> None:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare"], check=True)
-    assert why in str(refusal(python=str(tmp_path / python)))
+    assert why in str(refusal(PYTHON=str(tmp_path / python)))
 
 
 def test_nothing_of_llvm_stays_in_memory() -> None:
@@ -151,7 +156,7 @@ def test_a_loader_that_fails_is_not_waited_for(tmp_path: Path, script: str, says
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o755)
     began = time.monotonic()
-    assert says in str(refusal(python=str(program), timeout=0.5 if "sleep" in script else 60))
+    assert says in str(refusal(PYTHON=str(program), TIMEOUT=0.5 if "sleep" in script else 60))
     assert time.monotonic() - began < PATIENCE_S
 
 
