@@ -17,7 +17,7 @@ from resolver import client
 from resolver.base.errors import RegionRejected, ResolverError
 from resolver.base.reasons import RegionReason, RepairReason, UnresolvedReason
 from resolver.base.text import printable
-from resolver.cli.ask_daemon import add_socket
+from resolver.cli.ask_daemon import add_socket, ask
 from resolver.cli.show import NONE, on_terminal, print_json, print_table, size, styled, wrapped
 from resolver.hami.layout import is_plausible
 from resolver.hami.placements import (
@@ -82,14 +82,13 @@ class _File(NamedTuple):
     @classmethod
     def of(cls, dump: dict[str, Any]) -> _File:
         """Return the part of a dump that the table shows."""
+        slots = []
+        for slot in dump.get("slots", ()):
+            memory = [used["total"] for used in slot["used"]]
+            utils = [device["sm_util"] for device in slot.get("device_util", ())]
+            slots.append(_Slot(slot["index"], slot["pid"], slot["hostpid"], slot["status"], memory, utils))
         fields = {name: value for name, value in dump.items() if name in cls._fields}
-        return cls(**fields | {"slots": list(map(_slot, dump.get("slots", ())))})
-
-
-def _slot(dump: dict[str, Any]) -> _Slot:
-    memory = [used["total"] for used in dump["used"]]
-    utils = [device["sm_util"] for device in dump.get("device_util", ())]
-    return _Slot(dump["index"], dump["pid"], dump["hostpid"], dump["status"], memory, utils)
+        return cls(**fields | {"slots": slots})
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -138,14 +137,14 @@ def _directories(socket_path: str | None) -> tuple[str, ...]:
 
 def _facts(socket_path: str | None) -> Facts:
     """Return the running daemon's facts, else those of the driver's version."""
-    try:
-        policy, gpus = (
-            client.get_json(f"/v1/{name}", socket_path, seconds=1.0) for name in ("status", "gpus")
-        )
-        memory = {gpu["uuid"]: gpu["memory_total"] for gpu in gpus["gpus"]}
-        return Facts(policy["policy"]["namespace"] == "host", memory)
-    except (ResolverError, LookupError, TypeError):
-        pass
+    if os.path.exists(client.socket_of(socket_path)):
+        from resolver.api.shapes import Gpus  # without a daemon no record is loaded
+        from resolver.api.status import Status
+
+        with contextlib.suppress(ResolverError):
+            policy = ask(Status, "/v1/status", socket_path, 1.0).policy
+            gpus = ask(Gpus, "/v1/gpus", socket_path, 1.0).gpus
+            return Facts(policy.namespace == "host", {gpu.uuid: gpu.memory_total for gpu in gpus})
     try:
         with open(_DRIVER, encoding="utf-8") as file:
             version = re.search(r"Module.*?\s(\d+(?:\.\d+)+)\s", file.read())
