@@ -138,39 +138,37 @@ class PodEvents:
 
     def _texts(self, usage: Json) -> dict[Key, str]:
         """Return the text of each state that the accounts show."""
-        before, self._xids = self._xids, {}
         result: dict[Key, dict[str, None]] = {}
-        for named, kind, text in (
-            *((use, *state) for use in usage["containers"] for state in self._of_use(use, before)),
-            *(
-                (process["process"], PodEvent.WITHOUT_LIBRARY, _without_slot(process))
-                for process in usage["without_slot"]
-            ),
-        ):
+        for named, kind, text in self._findings(usage):
             key = Key(named["namespace"], named["pod"], named["pod_uid"], kind)
             if kind in self._kinds and all(key):
                 result.setdefault(key, {})[f"container {named['container_name']}: {text}"] = None
         return {key: "; ".join(texts)[:1000] for key, texts in result.items()}
 
-    def _of_use(
-        self, use: Json, xids: dict[tuple[str, str], tuple[int, int]]
-    ) -> Iterator[tuple[PodEvent, str]]:
-        device, limit = use["device_uuid"], use["core_limit"]
-        if use["limit_state"] == LimitState.EXCEEDED:
-            text = f"uses more of {device} than its core limit of {limit} %: resolver explain shows its processes"
-            yield PodEvent.LIMIT_EXCEEDED, text
-        if use["limit_state"] == LimitState.NO_EFFECT:
-            text = f"its core limit of {limit} % on {device} has no effect, because its HAMi library can't read this "
-            text += "driver's samples: update HAMi to 2.10 and restart the pod"
-            yield PodEvent.LIMIT_WITHOUT_EFFECT, text
-        if use["idle_since"] is not None and time.time() - use["idle_since"] >= _HELD_SECONDS:
-            yield PodEvent.HELD_IDLE, f"has held {device} without using it for an hour or more"
-        place, number = (use["pod_uid"], device), use["xids"]
-        posted = xids.get(place, (number, number))[0]
-        self._xids[place] = posted, number
-        if number > posted:
-            text = f"{number - posted} XID errors of {device} while it used it: resolver devices names them"
-            yield PodEvent.XID, text
+    def _findings(self, usage: Json) -> Iterator[tuple[Json, PodEvent, str]]:
+        """Yield each finding: the record that names the container, the kind, and the text."""
+        for process in usage["without_slot"]:
+            yield process["process"], PodEvent.WITHOUT_LIBRARY, _without_slot(process)
+        before, self._xids = self._xids, {}
+        for use in usage["containers"]:
+            device, limit, state = use["device_uuid"], use["core_limit"], use["limit_state"]
+            if state == LimitState.EXCEEDED:
+                text = f"uses more of {device} than its core limit of {limit} %: resolver explain shows its processes"
+                yield use, PodEvent.LIMIT_EXCEEDED, text
+            if state == LimitState.NO_EFFECT:
+                text = f"its core limit of {limit} % on {device} has no effect, because its HAMi library can't read "
+                text += "this driver's samples: update HAMi to 2.10 and restart the pod"
+                yield use, PodEvent.LIMIT_WITHOUT_EFFECT, text
+            if use["idle_since"] is not None and time.time() - use["idle_since"] >= _HELD_SECONDS:
+                yield use, PodEvent.HELD_IDLE, f"has held {device} without using it for an hour or more"
+            place, number = (use["pod_uid"], device), use["xids"]
+            posted = before.get(place, (number, number))[0]
+            self._xids[place] = posted, number
+            if number > posted:
+                text = (
+                    f"{number - posted} XID errors of {device} while it used it: resolver devices names them"
+                )
+                yield use, PodEvent.XID, text
 
     async def _post(self, key: Key) -> None:
         """Create the event, or update its count. Its name is always the same for a pod and kind."""
