@@ -26,7 +26,6 @@ class ApiSockets(NamedTuple):
     tenants: UnixSocket | None
 
     def close(self) -> None:
-        """Remove both."""
         for unix_socket in self:
             if unix_socket is not None:
                 unix_socket.close()

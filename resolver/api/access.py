@@ -169,7 +169,6 @@ class ApiGatekeeper(Gatekeeper):
         return access
 
     def leave(self, access: Access) -> None:
-        """Release a closed connection."""
         self._inside[access.key] -= 1
         if not self._inside[access.key]:
             del self._inside[access.key]
@@ -185,7 +184,6 @@ class ApiGatekeeper(Gatekeeper):
 
     @property
     def inside(self) -> int:
-        """Count current connections."""
         return self._inside.total()
 
     def owner(self, channel: socket.socket) -> _Key | None:
@@ -196,7 +194,6 @@ class ApiGatekeeper(Gatekeeper):
             return None
 
     def refusal(self, status: HTTPStatus, why: str) -> HangUp:
-        """Refuse a request that can't be read."""
         return Problem(status, _UNREADABLE[status], why).hang_up()
 
     def _known(self, channel: socket.socket) -> Access:

@@ -52,7 +52,6 @@ class Api:
             self.routes.setdefault(route.path, {})[route.method] = route
 
     async def __call__(self, connection: Connection) -> None:
-        """Answer one request."""
         counters = connection.visitor.gatekeeper.counters
         counters["requests"] += 1
         try:

@@ -121,7 +121,6 @@ class OwnView:
         self._parts: dict[str, _Part] = {}
 
     async def processes(self, tenant: Tenant) -> Struct:
-        """Answer ``/v1/processes``."""
         part = self._part(tenant)
         numbers = await self._numbers(tenant, part)
         listed = [
@@ -132,12 +131,10 @@ class OwnView:
         return OwnProcesses(*nvml_state(part.picture), listed)
 
     async def usage(self, tenant: Tenant) -> Struct:
-        """Answer ``/v1/usage``."""
         part = self._part(tenant)
         return OwnUsage(part.picture.at, part.picture.joined.error or None, list(_gpus(part)))
 
     async def slots(self, tenant: Tenant) -> Struct:
-        """Answer ``/v1/slots``."""
         part = self._part(tenant)
         numbers, outermost = await self._numbers(tenant, part), part.pidns == tenant.own.pidns
         listed = []

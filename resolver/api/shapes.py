@@ -40,7 +40,6 @@ class Region(RegionFacts, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, report: RegionReport) -> Region:
-        """From the daemon's record."""
         counted, devices = tally(report.slots), range(len(report.device_uuids))
         return cls(
             *_region_facts(report),

@@ -65,7 +65,6 @@ class Node:
 
     @cached_property
     def mounts(self) -> list[Mount]:
-        """Our own mount table."""
         return self.procfs.mounts("self")
 
     @cached_property
