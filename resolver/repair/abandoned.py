@@ -18,6 +18,7 @@ import asyncio
 import math
 import os
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from resolver.base.budget import Slices
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from resolver.hami.discovery import Proof
-    from resolver.hami.region import SharedRegion
     from resolver.linux.procfs import Procfs
     from resolver.repair.region import RegionRepairs
     from resolver.workers.lanes import TenantReader
@@ -94,15 +94,18 @@ class Abandoned:
         due = [suspect for suspect in self._suspects.values() if now >= suspect.retry_at]
         for suspect in due[:MOST_AT_ONCE]:
             region = suspect.repairs.region
-            if not _alone(suspect.repairs) or region.fd < 0 or region.mtime_ns != suspect.mtime_ns:
+            if suspect.repairs.slots.owned or region.fd < 0 or region.mtime_ns != suspect.mtime_ns:
                 self.forget(region.path)
             elif abs(time.time() - suspect.mtime_ns / 1e9) < QUIET_SECONDS:
                 suspect.retry_at = now + QUIET_SECONDS
             else:
                 suspect.in_use = False
                 judged.append(suspect)
-                if not await self._unwritten(region):
-                    unclear.append(suspect)
+                where = f"/proc/{os.getpid()}/fd/{region.fd}"
+                with suppress(TooSlow, WorkerFailed, OSError):
+                    if await self._reader.ask("", LEASES, unwritten, where):
+                        continue
+                unclear.append(suspect)
         slices = Slices()
         for host_pid, _ in self._procfs.each_entry() if unclear else ():
             if slices.over():
@@ -110,12 +113,6 @@ class Abandoned:
                 slices = Slices()
             await self._check_process(host_pid, unclear)
         return [suspect.repairs for suspect in judged if self._conclude(suspect)]
-
-    async def _unwritten(self, region: SharedRegion) -> bool:
-        try:
-            return bool(await self._reader.ask("", LEASES, unwritten, f"/proc/{os.getpid()}/fd/{region.fd}"))
-        except (TooSlow, WorkerFailed, OSError):
-            return False
 
     async def _check_process(self, host_pid: int, suspects: list[_Suspect]) -> None:
         """Mark suspects that this process may have open."""
@@ -169,7 +166,7 @@ class Abandoned:
             untouched = region.fd >= 0 and os.fstat(region.fd).st_mtime_ns == suspect.mtime_ns
         except OSError:
             untouched = False
-        if not untouched or not _alone(repairs):
+        if not untouched or repairs.slots.owned:  # else the owner's PID namespace decides
             self.forget(region.path)
             return False
         if suspect.in_use:
@@ -179,8 +176,3 @@ class Abandoned:
         self.forget(region.path)
         repairs.abandon()
         return True
-
-
-def _alone(repairs: RegionRepairs) -> bool:
-    """Check that no slot has an owner; otherwise the container's PID namespace decides."""
-    return not repairs.slots.owned

@@ -175,7 +175,7 @@ class RegionRepairs:
         self.unsure = plan.unsure
         self._zeroed_at = plan.zeroed_at
         self._came = self._came or not all(state.followed for state in plan.right)
-        self.right = plan.settled and self._came and not self.slots.unclear()
+        self.right = plan.settled and self._came and not self.slots.unowned.unclear()
         self._settled = changes if plan.settled else -1
         self._values_due = inf if plan.calm else now + TWO_TICKS  # a watcher may put them right until then
         if plan.loaded:
@@ -196,7 +196,7 @@ class RegionRepairs:
     async def count(self, reader: TenantReader, now: float) -> None:
         """Read HAMi-core's counts; they are unknown while any slot's owner is."""
         self._counts_due, layout = now + _COUNTS_SECONDS, self.region.layout
-        device_num = 0 if self.slots.unclear() else self.view.device_num
+        device_num = 0 if self.slots.unowned.unclear() else self.view.device_num
         owned = [state.slot for state in self.slots.distinguished() if device_num]
         length = layout.used + device_num * layout.used_size
         places = [(layout.slot_offset(slot.index), length) for slot in owned]

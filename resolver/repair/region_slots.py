@@ -63,10 +63,6 @@ class RegionSlots:
         """Return owned slots with a unique PID."""
         return [state for ns_pid, state in self.owned.items() if ns_pid not in self._twice]
 
-    def unclear(self) -> bool:
-        """Check if any slot is neither owned nor certainly dead."""
-        return self.unowned.unclear()
-
     def due(self, now: float) -> array[int]:
         """Return indexes of slots due for a search, last first."""
         if now < self.next_look:
@@ -119,7 +115,7 @@ class RegionSlots:
     def touched(self, *, attached: bool) -> None:
         """Note a write to the file; ``attached``: by a process that attaches, as each does."""
         for state in self.owned.values():
-            state.touched(attached=attached)
+            state.followed = state.followed or attached
         self.unowned.touched()
         self.next_look = 0.0
 

@@ -91,10 +91,6 @@ class OwnedSlot:
             self.doubted = False
         return same
 
-    def touched(self, *, attached: bool) -> None:
-        """Note a write to the file; ``attached``: by a process that attaches."""
-        self.followed = self.followed or attached
-
     def named(self, pod_uid: str, container: str) -> None:
         """Note pod and kubelet's name of the owner's container."""
         self.names = pod_uid, container
@@ -230,7 +226,9 @@ class UnownedSlots:
             flags &= ~_UNSURE
             self._looks[index] = looks = min(looks + 1, 255)
             if looks > EAGER_LOOKS:
-                self._next[index] = now + doubled(0.5, _LONGEST_LOOK, looks - EAGER_LOOKS)
+                self._next[index] = now + doubled(
+                    0.5, _LONGEST_LOOK, (looks - EAGER_LOOKS) << bool(flags & _DEAD)
+                )
         elif why is UnresolvedReason.TOO_SLOW:
             self._next[index] = now + _SLOW_SEARCH
         self._codes[index] = _UNOWNED + _REASONS.index(why) | flags
@@ -279,7 +277,7 @@ class UnownedSlots:
         return {_reason(code) for code in set(self._codes) if code}
 
     def unclear(self) -> bool:
-        """Check if any slot is not certainly dead."""
+        """Check if any of them is not certainly dead."""
         return any(code and not code & _DEAD for code in self._codes)
 
     def due(self, now: float) -> array[int]:

@@ -115,9 +115,7 @@ class Turns:
                 await self._repair(repairs, this, pause)
             await pause()
 
-    async def _find_owners(
-        self, repairs: RegionRepairs, this: Pass, pause: Callable[[], Awaitable[None]]
-    ) -> None:
+    async def _find_owners(self, repairs: RegionRepairs, this: Pass, pause: Pause) -> None:
         due = repairs.slots.due(this.now + this.ahead)  # taken from its end
         # The map has to be younger than the sight of the slots: then a process that is not in it does not exist.
         if due and not await self._refresh(repairs.seen_at, this):
@@ -147,7 +145,8 @@ class Turns:
 
     def _not_found(self, repairs: RegionRepairs, index: int, why: UnresolvedReason) -> None:
         """Decide if the slot is dead or the file may be abandoned."""
-        unowned, dead = repairs.slots.unowned, repairs.slots.unowned.called_dead(index)
+        unowned = repairs.slots.unowned
+        dead = unowned.called_dead(index)
         undecided = why is UnresolvedReason.OVER_BUDGET and not dead
         if why is UnresolvedReason.OTHER_CONTAINER and repairs.proof.open:
             unowned.call_dead(index, dead=False)  # one of the same pod uses a file that it can reach, too
@@ -182,7 +181,7 @@ class Turns:
                 )
                 state.knows(*variables)
 
-    async def _repair(self, repairs: RegionRepairs, this: Pass, pause: Callable[[], Awaitable[None]]) -> None:
+    async def _repair(self, repairs: RegionRepairs, this: Pass, pause: Pause) -> None:
         """Plan, write and report: begun work ends somehow, to give a result for its cost."""
         account = repairs.ownership.account
         await self._read_variables(repairs, this.now)

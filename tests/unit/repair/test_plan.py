@@ -511,7 +511,7 @@ def test_process_without_slot_needs_no_work(bench: Bench) -> None:
     bench.see((7, 4711), (0, 0), (8, 0), (8, 0))
     bench.own(7, 4711)
     assert quiet(bench, HOST)
-    assert bench.repairs.slots.unclear()
+    assert bench.unowned.unclear()
 
 
 def test_of_a_dead_slot_without_a_load_nothing_is_to_do(bench: Bench) -> None:

@@ -115,9 +115,9 @@ def test_work_that_is_put_off_has_a_reason_once(bench: Bench) -> None:
 def test_neither_owned_nor_dead_slot_is_unclear(bench: Bench) -> None:
     bench.see((7, 4711), (8, 0))
     bench.own(7, 4711)
-    assert bench.repairs.slots.unclear()
+    assert bench.unowned.unclear()
     bench.call_dead(8)
-    assert not bench.repairs.slots.unclear()
+    assert not bench.unowned.unclear()
 
 
 def test_owner_stays_unless_a_search_finds_another(bench: Bench) -> None:
