@@ -120,8 +120,8 @@ def test_the_number_of_another_is_not_proven(pair: tuple[socket.socket, socket.s
             with pytest.raises(PeerUnknown, match=r"6\.5") as caught:
                 peer_of(reused, Procfs())
             assert caught.value.reason is PeerReason.NOT_PROVEN
-            assert pidfds_of(other.pid) == 0
-            assert not is_open(Path(f"/proc/{other.pid}"))
+            until(lambda: pidfds_of(other.pid) == 0, "no pidfd of it")
+            until(lambda: not is_open(Path(f"/proc/{other.pid}")), "no directory of it")
             until(lambda: set(os.listdir("/proc/self/fd")) <= before, "no further descriptor")
             with peer_of(reused, Procfs(), exact=False) as peer:
                 assert peer.host_pid == other.pid

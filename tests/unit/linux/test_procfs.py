@@ -317,8 +317,8 @@ def test_the_dead_are_not_held(zombie: int, *, use_pidfd: bool) -> None:
     before = set(os.listdir("/proc/self/fd"))
     with pytest.raises(ProcessGone):
         Procfs(use_pidfd=use_pidfd).open_handle(zombie)
-    assert pidfds_of(zombie) == 0
-    assert not is_open(Path(f"/proc/{zombie}"))
+    until(lambda: pidfds_of(zombie) == 0, "no pidfd of it")
+    until(lambda: not is_open(Path(f"/proc/{zombie}")), "no directory of it")
     until(lambda: set(os.listdir("/proc/self/fd")) <= before, "no further descriptor")
 
 
