@@ -9,8 +9,9 @@ import os
 from typing import Self
 
 from resolver.base.errors import UsageError
+from resolver.base.text import cause
 
-#: Next steps, by the error of a run directory.
+#: Next steps, by error.
 _REMEDIES = {
     errno.ENOSPC: "make room there",
     errno.EDQUOT: "make room there",
@@ -70,14 +71,14 @@ class NodeLock:
             if wait:
                 return  # the process that waited has the lock; only its PID is not written down
             self.__exit__()
-            raise _unusable(run_dir, error) from None
+            raise unusable(f"the run directory {run_dir}", "--run-dir", error) from None
 
     def _open(self, run_dir: str) -> int:
         try:
             make_directory(run_dir, "--run-dir")
             return os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
-            raise _unusable(run_dir, error) from None
+            raise unusable(f"the run directory {run_dir}", "--run-dir", error) from None
 
     def _is_in_place(self) -> bool:
         try:
@@ -95,9 +96,8 @@ class NodeLock:
         os.close(self.fd)
 
 
-def _unusable(run_dir: str, error: OSError) -> UsageError:
+def unusable(what: str, option: str, error: OSError) -> UsageError:
+    """Build the error of a file or directory of the daemon's that ``option`` sets."""
     remedy = "check its file system" if os.geteuid() == 0 else "run as root"
     remedy = _REMEDIES.get(error.errno or 0, remedy)
-    return UsageError(
-        f"the run directory {run_dir} cannot be used ({error.strerror}): {remedy}, or name another with --run-dir"
-    )
+    return UsageError(f"{what} cannot be used ({cause(error)}): {remedy}, or name another with {option}")

@@ -10,8 +10,7 @@ import stat
 from typing import TYPE_CHECKING
 
 from resolver.base.errors import UsageError
-from resolver.base.text import cause
-from resolver.linux.node_lock import make_directory
+from resolver.linux.node_lock import make_directory, unusable
 from resolver.linux.peers import Listener
 
 if TYPE_CHECKING:
@@ -96,8 +95,7 @@ class UnixSocket:
         try:
             yield
         except OSError as error:
-            why = f"the socket {self.path} can't be made ({cause(error)})"
-            raise UsageError(f"{why}: check its directory, or set another path with {self._option}") from None
+            raise unusable(f"the socket {self.path}", self._option, error) from None
 
     def close(self) -> None:
         """Remove the socket unless another process has replaced it, and leftovers of killed daemons."""

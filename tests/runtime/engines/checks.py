@@ -72,7 +72,7 @@ def refused(tenants: Tenants, texts: Iterable[str]) -> None:
     for text in texts:
         done = run("lookup", text, tenants.found[0].ns_pid)
         assert (done.returncode, done.stdout) == (1, ""), done
-        assert "is it running" in done.stderr
+        assert "is it running" in done.stderr, done
 
 
 def names(tenants: Tenants, ids: Mapping[str, str], *options: object) -> None:

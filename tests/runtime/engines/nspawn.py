@@ -46,7 +46,7 @@ class Nspawn:
         raise AssertionError("it takes machined, which is not here, to enter one")
 
     def ids(self, name: str) -> dict[str, str]:
-        return {"machinectl list": name}
+        return {"--machine": name}
 
     def names(self, name: str) -> list[str]:  # noqa: ARG002 - of the protocol
         return []

@@ -17,7 +17,7 @@ PAGE: Final = ROOT / "docs" / "compatibility.md"
 BEGIN, END = "<!-- runtimes: begin -->", "<!-- runtimes: end -->"
 #: Fields that identify a row; the others are results.
 _KEY: Final = ("engine", "how", "cgroups", "suite")
-_ORDER: Final = ("containerd", "containerd, CRI", "Docker", "Podman", "LXC", "gVisor")
+_ORDER: Final = ("containerd", "containerd, CRI", "Docker", "Podman", "LXC", "systemd-nspawn", "gVisor")
 _HEAD: Final = (
     "| engine | how | cgroups | the container's cgroup | `lookup` | `containers` | `reverse` | slots |"
 )
