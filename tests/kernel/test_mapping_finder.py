@@ -28,9 +28,13 @@ def repaired(docker: Docker, tenant: Tenant) -> None:
 @EVERY_SOURCE
 def test_a_region_inside_a_container_is_found_and_repaired(node: Node, start: Start, source: str) -> None:
     first = Docker(node)
+    before = [first.tenant(load=30) for _ in range(4)]  # each leads to it at once
     daemon = start(node, *FAST)
     assert daemon.wait_for("source")["source"] == source
-    repaired(first, first.tenant(load=30))
+    for tenant in (*before, first.tenant(load=30)):
+        repaired(first, tenant)
+    assert len(daemon.said("region_found")) == 1
+    assert not daemon.said("region_rejected")
 
 
 def test_it_is_kept_as_long_as_anybody_maps_it(node: Node, start: Start) -> None:
