@@ -83,8 +83,7 @@ class DirectoryFinder(Discovery):
         expected = [root for root in self._roots if root.fd >= 0 or not root.known]
         if AUTO in self.missing_dirs or any(root.shared for root in expected):
             return False
-        below = (directory.path for root in expected for directory in root.directories.values())
-        return all(map(self._is_watched, [*(root.key for root in expected), *below]))
+        return all(map(self._is_watched, expected)) and all(map(self._is_watched, self._directories()))
 
     def _directories(self) -> Iterator[Directory]:
         return (directory for root in self._roots for directory in root.directories.values())
@@ -92,19 +91,19 @@ class DirectoryFinder(Discovery):
     def _places(self) -> list[Place]:
         return [*(root for root in self._roots if root.fd >= 0), *self._directories()]
 
-    def _is_watched(self, key: str) -> bool:
-        return self._watches is not None and key in self._watches
+    def _is_watched(self, place: Root | Directory) -> bool:
+        return self._watches is not None and place.key in self._watches
 
-    def _watch(self, place: Root | Directory, key: str, fd: int) -> None:
+    def _watch(self, place: Root | Directory, fd: int) -> None:
         def on_event(_: int) -> None:
             place.due = self._wants = 0.0
 
         if self._watches is not None:
-            self._watches.watch(key, place.path, fd, OF_A_DIRECTORY, on_event)
+            self._watches.watch(place.key, place.path, fd, OF_A_DIRECTORY, on_event)
 
-    def _forget(self, key: str) -> None:
+    def _forget(self, place: Root | Directory) -> None:
         if self._watches is not None:
-            self._watches.forget(key)
+            self._watches.forget(place.key)
 
     def refresh(self, *, full: bool) -> RegionChanges:
         """Begin to read changed directories, or all if ``full``, and retry refused files when due.
@@ -120,7 +119,7 @@ class DirectoryFinder(Discovery):
         if full:
             for directory in self._directories():
                 # Where containers make the entries everything is listed often, for kubelet's sake.
-                if not (directory.root.shared and self._is_watched(directory.path)):
+                if not (directory.root.shared and self._is_watched(directory)):
                     directory.due = min(directory.due, now)
         until = time.thread_time() + REFRESH_SECONDS
         for directory in self._due(self._directories()):
@@ -154,7 +153,7 @@ class DirectoryFinder(Discovery):
                 root.fd = os.open(root.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
                 info = os.fstat(root.fd)
                 root.identity = info.st_dev, info.st_ino
-            self._watch(root, root.key, root.fd)
+            self._watch(root, root.fd)
             # The device plugins make theirs for root alone. Once seen, it stays so: a tenant can change the mode.
             if info.st_mode & 0o002 and not root.shared:
                 root.shared, root.due = True, 0.0
@@ -227,7 +226,7 @@ class DirectoryFinder(Discovery):
             self.rejected.pop(f"{root.path}/{name}", None)
         root.strays.clear()
         self._drop_directories(root, root.directories.keys())
-        self._forget(root.key)
+        self._forget(root)
         root.cancel()
         if root.fd >= 0:
             os.close(root.fd)
@@ -238,7 +237,7 @@ class DirectoryFinder(Discovery):
         for name in list(names):
             directory = root.directories.pop(name)
             directory.cancel()
-            self._forget(directory.path)
+            self._forget(directory)
             self._candidates.drop(directory)
             self.rejected.pop(directory.path, None)
 
@@ -258,7 +257,7 @@ class DirectoryFinder(Discovery):
         if (device, inode) != directory.identity:
             self._candidates.drop(directory)
             if directory.identity != NOWHERE:
-                self._forget(directory.path)
+                self._forget(directory)
                 directory.due = 0.0  # to be watched, too
             directory.identity = device, inode
         listed = {name: ((device, inode), changed) for name, device, inode, changed in files}
@@ -280,12 +279,12 @@ class DirectoryFinder(Discovery):
             names = list(dict.fromkeys((KAI.file, *names)))
         try:
             held = -1, -1
-            if self._watches is not None and not self._is_watched(payer):
+            if self._watches is not None and not self._is_watched(directory):
                 offered, *held = await self._reader.ask(
                     payer, payer, hold_directory, root.link, directory.name
                 )
                 fd = take(offered, *held)
-                self._watch(directory, payer, fd)
+                self._watch(directory, fd)
                 let_go(fd)
             listing: tuple[Any, ...] = await self._reader.ask(
                 payer, payer, look_into, root.link, directory.name, names
@@ -293,5 +292,5 @@ class DirectoryFinder(Discovery):
         except (OSError, CannotKnow, WorkerFailed) as error:
             raise refusal(error) from None
         if held[0] >= 0 and tuple(held) != tuple(listing[:2]):
-            self._forget(payer)
+            self._forget(directory)
         return listing

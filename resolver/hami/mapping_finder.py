@@ -31,7 +31,7 @@ from resolver.hami.discovery import (
 from resolver.hami.placements import BARE
 from resolver.hami.process_reads import hold_written, place_of_held, shown_in_maps
 from resolver.hami.region import adopt_by
-from resolver.linux.mappings import SuperblockPath, maps_file
+from resolver.linux.mappings import SuperblockPath
 from resolver.linux.procfs import TooLarge
 from resolver.linux.safe_open import check_plain, let_go, take_offered
 from resolver.lookup.resolve import verify
@@ -174,10 +174,8 @@ class MappingFinder(Discovery):
             payer, ALL, place_of_held, os.getpid(), hold, host_pid, NAME, sorted(FILE_SYSTEMS)
         )
         check_plain(os.fstat(hold))
-        device, inode = await self._reader.ask(payer, payer, shown_in_maps, held)
+        device, inode = await self._reader.ask(payer, payer, shown_in_maps, host_pid, held)
         proof = MappedFile(SuperblockPath(*place), (device, inode), container_id)
-        if not await self._reader.ask(payer, payer, maps_file, host_pid, *proof.shown):
-            raise RegionRejected(RegionReason.OTHER_DEVICE, "its process holds it open, and maps another")
         async with self._opening:
             users = next((users for other, users in self._users.values() if other.file == proof.file), None)
             if users is None:

@@ -18,6 +18,7 @@ from resolver.linux.mappings import (
     SuperblockPath,
     descriptor,
     mapped_as,
+    maps_file,
     open_for_writing,
     open_names,
     opened_by_name,
@@ -197,10 +198,13 @@ def written_in(
     return held
 
 
-def shown_in_maps(procfs: Procfs, where: str) -> Shown:
-    """Return how ``maps`` shows a file that the daemon holds."""
+def shown_in_maps(procfs: Procfs, host_pid: int, where: str) -> Shown:
+    """Return how ``maps`` shows a file that the daemon holds. Raises `RegionRejected` unless the process maps it."""
     with closing(open_offered(where)) as fd:
-        return mapped_as(procfs, fd)
+        shown = mapped_as(procfs, fd)
+    if not maps_file(procfs, host_pid, *shown):
+        raise RegionRejected(RegionReason.OTHER_DEVICE, "its process holds it open, and maps another")
+    return shown
 
 
 def hold_written(procfs: Procfs, host_pid: int, name: str) -> tuple[OpenFile, str] | None:

@@ -52,7 +52,7 @@ class Directory(Place):
 
     def __init__(self, root: Root, name: str) -> None:
         super().__init__()
-        self.path = f"{root.path}/{name}"
+        self.path = self.key = f"{root.path}/{name}"
         self.identity = NOWHERE
         self.root = root
         self.name = name
@@ -83,17 +83,13 @@ class Root(Place):
     def __init__(self, path: str, *, known: bool = False) -> None:
         super().__init__()
         self.path = path.rstrip("/") or "/"
+        self.key = f"{self.path}/"  # of its watch: another than that of a container's directory
         self.identity = NOWHERE
         self.known = known
         self.shared = False
         self.fd = -1
         self.directories: dict[str, Directory] = {}
         self.strays: set[str] = set()
-
-    @property
-    def key(self) -> str:
-        """Name of its watch, another than that of a container's directory."""
-        return f"{self.path}/"
 
     @property
     def link(self) -> str:

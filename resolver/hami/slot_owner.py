@@ -108,7 +108,9 @@ class OwnerFinder:
             beside = self._index.container_ids(proof) if not proof.alone else set()
             if not self._any_beside(host_pid, found.hidden, beside):
                 if proof.container_id in (None, self._check.container_id(host_pid)):
-                    self.learn(proof, host_pid)
+                    with contextlib.suppress(AccessDenied, ProcessGone):
+                        if pidns := self._check.pidns(host_pid):
+                            self._index.learn(proof, pidns, self._check.container_id(host_pid) or "")
                     return handle
                 found.seen.add(UnresolvedReason.OTHER_CONTAINER)
         found.close()
@@ -117,13 +119,6 @@ class OwnerFinder:
         if self._pidmap.source.incomplete():
             found.seen.add(UnresolvedReason.ACCESS_DENIED)
         return worst(found.seen)
-
-    def learn(self, proof: Proof, host_pid: int) -> None:
-        """Note that this process and its namespace certainly belong to the region."""
-        with contextlib.suppress(AccessDenied, ProcessGone):
-            pidns = self._check.pidns(host_pid)
-            if pidns:
-                self._index.learn(proof, pidns, self._check.container_id(host_pid) or "")
 
     def forget(self, proof: Proof) -> None:
         """Forget a vanished region."""
