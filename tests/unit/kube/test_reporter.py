@@ -5,7 +5,7 @@ import contextlib
 import copy
 import gc
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,18 +47,6 @@ async def synced(kube: KubeServer, **plan: Any) -> AsyncIterator[Run]:
         yield run
 
 
-def in_sync(
-    scenario: Callable[[KubeServer, Run], Awaitable[None]],
-) -> Callable[[KubeServer], Awaitable[None]]:
-    """Make a test of a scenario that begins with an object in sync."""
-
-    async def test(kube: KubeServer) -> None:
-        async with synced(kube) as run:
-            await scenario(kube, run)
-
-    return test
-
-
 async def falls_ill(run: Run, seconds: float = 30.0) -> None:
     """What every fault ends with: a change of the daemon's arrives."""
     run.daemon.say(A, ILL)
@@ -66,26 +54,26 @@ async def falls_ill(run: Run, seconds: float = 30.0) -> None:
     await run.in_sync()
 
 
-@in_sync
-async def test_one_read_of_each_and_then_only_changes(kube: KubeServer, run: Run) -> None:
-    assert run.health() == {"GPU-a": True, "GPU-b": True}
-    owner = run.device["metadata"]["ownerReferences"]
-    assert [each["uid"] for each in owner] == [kube.nodes[NODE]["metadata"]["uid"]]
-    asked = [(each.method, each.path) for each in kube.asked]
-    assert asked == [("GET", NODES), ("GET", f"{DEVICES}/{NODE}"), ("POST", DEVICES)]
-    for degrees in range(20):  # readings alone are not reported
-        run.daemon.say(replace(A, temperature=degrees), replace(B, memory_used=degrees))
-        await asyncio.sleep(0.01)
-    await run.in_sync()
-    kube.set_node(NODE, {"volumes.kubernetes.io/controller-managed-attach-detach": "true"})
-    await asyncio.sleep(0.3)
-    assert len(kube.asked) == 3
-    await falls_ill(run)
-    patches = [each for each in kube.writes() if each.method == "PATCH"]
-    assert len(patches) == 1
-    assert run.tally.writes == {
-        "created": 1, "patched": 1, "conflict": 0, "throttled": 0, "refused": 0, "failed": 0,
-    }  # fmt: skip
+async def test_one_read_of_each_and_then_only_changes(kube: KubeServer) -> None:
+    async with synced(kube) as run:
+        assert run.health() == {"GPU-a": True, "GPU-b": True}
+        owner = run.device["metadata"]["ownerReferences"]
+        assert [each["uid"] for each in owner] == [kube.nodes[NODE]["metadata"]["uid"]]
+        asked = [(each.method, each.path) for each in kube.asked]
+        assert asked == [("GET", NODES), ("GET", f"{DEVICES}/{NODE}"), ("POST", DEVICES)]
+        for degrees in range(20):  # readings alone are not reported
+            run.daemon.say(replace(A, temperature=degrees), replace(B, memory_used=degrees))
+            await asyncio.sleep(0.01)
+        await run.in_sync()
+        kube.set_node(NODE, {"volumes.kubernetes.io/controller-managed-attach-detach": "true"})
+        await asyncio.sleep(0.3)
+        assert len(kube.asked) == 3
+        await falls_ill(run)
+        patches = [each for each in kube.writes() if each.method == "PATCH"]
+        assert len(patches) == 1
+        assert run.tally.writes == {
+            "created": 1, "patched": 1, "conflict": 0, "throttled": 0, "refused": 0, "failed": 0,
+        }  # fmt: skip
 
 
 async def test_restarted_reporter_writes_nothing(kube: KubeServer) -> None:
@@ -107,111 +95,113 @@ async def test_nothing_is_written_before_nvml_has_answered(kube: KubeServer) -> 
         assert run.health() == {"GPU-a": True}
 
 
-@in_sync
-async def test_gpus_stay_while_nvml_is_silent(kube: KubeServer, run: Run) -> None:
-    run.daemon.say(error="it hangs", version=0)  # a daemon that was started meanwhile
-    await run.until(lambda: run.reasons() == {"GPU-a": NVML_UNAVAILABLE, "GPU-b": NVML_UNAVAILABLE})
-    assert run.health() == {"GPU-a": False, "GPU-b": False}
-    assert {each["conditions"][0]["status"] for each in run.device["spec"]["devices"]} == {"Unknown"}
-    run.daemon.say(A, B)
-    await run.until(lambda: run.health() == {"GPU-a": True, "GPU-b": True})
+async def test_gpus_stay_while_nvml_is_silent(kube: KubeServer) -> None:
+    async with synced(kube) as run:
+        run.daemon.say(error="it hangs", version=0)  # a daemon that was started meanwhile
+        await run.until(lambda: run.reasons() == {"GPU-a": NVML_UNAVAILABLE, "GPU-b": NVML_UNAVAILABLE})
+        assert run.health() == {"GPU-a": False, "GPU-b": False}
+        assert {each["conditions"][0]["status"] for each in run.device["spec"]["devices"]} == {"Unknown"}
+        run.daemon.say(A, B)
+        await run.until(lambda: run.health() == {"GPU-a": True, "GPU-b": True})
 
 
-@in_sync
-async def test_a_driver_that_is_slow_for_a_moment_is_no_failure(kube: KubeServer, run: Run) -> None:
-    run.daemon.say(A, B, error="it does not answer in time")
-    await asyncio.sleep(0.05)
-    run.daemon.say(A, B)
-    await asyncio.sleep(0.6)
-    assert len(kube.writes()) == 1
+async def test_a_driver_that_is_slow_for_a_moment_is_no_failure(kube: KubeServer) -> None:
+    async with synced(kube) as run:
+        run.daemon.say(A, B, error="it does not answer in time")
+        await asyncio.sleep(0.05)
+        run.daemon.say(A, B)
+        await asyncio.sleep(0.6)
+        assert len(kube.writes()) == 1
 
 
-@in_sync
-async def test_a_daemon_that_ends_changes_nothing(kube: KubeServer, run: Run) -> None:
-    run.daemon.down()
-    await run.until(lambda: not run.tally.daemon_up)
-    assert run.tally.not_in_sync
-    assert run.health() == {"GPU-a": True, "GPU-b": True}
-    assert len(kube.writes()) == 1
-    await falls_ill(run)
+async def test_a_daemon_that_ends_changes_nothing(kube: KubeServer) -> None:
+    async with synced(kube) as run:
+        run.daemon.down()
+        await run.until(lambda: not run.tally.daemon_up)
+        assert run.tally.not_in_sync
+        assert run.health() == {"GPU-a": True, "GPU-b": True}
+        assert len(kube.writes()) == 1
+        await falls_ill(run)
 
 
-@in_sync
-async def test_a_cordon_is_honoured_and_lifted(kube: KubeServer, run: Run) -> None:
-    for value, ill in (
-        ("GPU-b", {"GPU-b"}),
-        ("*", {"GPU-a", "GPU-b"}),
-        ("GPU-a GPU-x", {"GPU-a"}),
-        ("", set()),
-    ):
-        kube.set_node(NODE, {CORDON: value})
-        wanted = {uuid: CORDONED if uuid in ill else "" for uuid in ("GPU-a", "GPU-b")}
-        await run.until(lambda wanted=wanted: run.reasons() == wanted, SOON)  # type: ignore[misc]
-        await run.in_sync()
-        assert run.tally.cordoned == len(ill)
+async def test_a_cordon_is_honoured_and_lifted(kube: KubeServer) -> None:
+    async with synced(kube) as run:
+        for value, ill in (
+            ("GPU-b", {"GPU-b"}),
+            ("*", {"GPU-a", "GPU-b"}),
+            ("GPU-a GPU-x", {"GPU-a"}),
+            ("", set()),
+        ):
+            kube.set_node(NODE, {CORDON: value})
+            wanted = {uuid: CORDONED if uuid in ill else "" for uuid in ("GPU-a", "GPU-b")}
+            await run.until(lambda wanted=wanted: run.reasons() == wanted, SOON)  # type: ignore[misc]
+            await run.in_sync()
+            assert run.tally.cordoned == len(ill)
 
 
-@in_sync
-async def test_a_node_that_goes_and_comes_as_another(kube: KubeServer, run: Run) -> None:
-    kube.delete_node(NODE)
-    await run.until(lambda: run.tally.not_in_sync == "the node is gone")
-    run.daemon.say(A, ILL)
-    await asyncio.sleep(0.3)
-    assert run.device is None  # without an owner it would stay for ever
-    kube.set_node(NODE)
-    await run.until(lambda: NODE in kube.devices, SOON)
-    assert kube.devices[NODE]["metadata"]["ownerReferences"][0]["uid"] == kube.nodes[NODE]["metadata"]["uid"]
+async def test_a_node_that_goes_and_comes_as_another(kube: KubeServer) -> None:
+    async with synced(kube) as run:
+        kube.delete_node(NODE)
+        await run.until(lambda: run.tally.not_in_sync == "the node is gone")
+        run.daemon.say(A, ILL)
+        await asyncio.sleep(0.3)
+        assert run.device is None  # without an owner it would stay for ever
+        kube.set_node(NODE)
+        await run.until(lambda: NODE in kube.devices, SOON)
+        assert (
+            kube.devices[NODE]["metadata"]["ownerReferences"][0]["uid"] == kube.nodes[NODE]["metadata"]["uid"]
+        )
 
 
-@in_sync
-async def test_foreign_changes_are_reverted_in_ten_seconds(kube: KubeServer, run: Run) -> None:
-    right = run.device["spec"]["devices"]
-    for harm in ("deleted", "changed"):
+async def test_foreign_changes_are_reverted_in_ten_seconds(kube: KubeServer) -> None:
+    async with synced(kube) as run:
+        right = run.device["spec"]["devices"]
+        for harm in ("deleted", "changed"):
+            changed = copy.deepcopy(run.device)
+            changed["spec"]["devices"] = changed["spec"]["devices"][:1]
+            began = time.monotonic()
+            kube.delete_device(NODE) if harm == "deleted" else kube.set_device(changed)
+            await run.until(lambda: NODE in kube.devices and run.device["spec"]["devices"] == right, SOON)
+            assert time.monotonic() - began < 10
+            await run.in_sync()
+
+
+async def test_a_conflict_is_read_again_and_written(kube: KubeServer) -> None:
+    async with synced(kube) as run:
         changed = copy.deepcopy(run.device)
-        changed["spec"]["devices"] = changed["spec"]["devices"][:1]
+        changed["metadata"]["labels"]["theirs"] = "y"
+        kube.faults.stale = copy.deepcopy(run.device)  # the cache does not have it yet
+        kube.set_device(changed)
+        await falls_ill(run)
+        assert run.tally.writes["conflict"] == 1
+        assert run.device["metadata"]["labels"]["theirs"] == "y"
+
+
+async def test_retry_after_is_obeyed(kube: KubeServer) -> None:
+    async with synced(kube) as run:
+        kube.faults.refuse = [(429, {"Retry-After": "1"})] * 2
         began = time.monotonic()
-        kube.delete_device(NODE) if harm == "deleted" else kube.set_device(changed)
-        await run.until(lambda: NODE in kube.devices and run.device["spec"]["devices"] == right, SOON)
-        assert time.monotonic() - began < 10
-        await run.in_sync()
+        await falls_ill(run)
+        assert time.monotonic() - began >= 2
+        times = [each.at for each in kube.writes() if each.status == 429]
+        after = [each.at for each in kube.writes() if each.at > times[-1]]
+        assert times[1] - times[0] >= 1
+        assert after[0] - times[1] >= 1
+        assert run.tally.writes["throttled"] == 2
 
 
-@in_sync
-async def test_a_conflict_is_read_again_and_written(kube: KubeServer, run: Run) -> None:
-    changed = copy.deepcopy(run.device)
-    changed["metadata"]["labels"]["theirs"] = "y"
-    kube.faults.stale = copy.deepcopy(run.device)  # the cache does not have it yet
-    kube.set_device(changed)
-    await falls_ill(run)
-    assert run.tally.writes["conflict"] == 1
-    assert run.device["metadata"]["labels"]["theirs"] == "y"
+async def test_an_api_server_that_fails_is_tried_again(kube: KubeServer) -> None:
+    async with synced(kube) as run:
+        kube.faults.refuse = [(status, {}) for status in (500, 503, 504, 500)]
+        await falls_ill(run)
+        assert run.tally.writes["failed"] == 4
 
 
-@in_sync
-async def test_retry_after_is_obeyed(kube: KubeServer, run: Run) -> None:
-    kube.faults.refuse = [(429, {"Retry-After": "1"})] * 2
-    began = time.monotonic()
-    await falls_ill(run)
-    assert time.monotonic() - began >= 2
-    times = [each.at for each in kube.writes() if each.status == 429]
-    after = [each.at for each in kube.writes() if each.at > times[-1]]
-    assert times[1] - times[0] >= 1
-    assert after[0] - times[1] >= 1
-    assert run.tally.writes["throttled"] == 2
-
-
-@in_sync
-async def test_an_api_server_that_fails_is_tried_again(kube: KubeServer, run: Run) -> None:
-    kube.faults.refuse = [(status, {}) for status in (500, 503, 504, 500)]
-    await falls_ill(run)
-    assert run.tally.writes["failed"] == 4
-
-
-@in_sync
-async def test_an_answer_that_is_lost_was_a_write_all_the_same(kube: KubeServer, run: Run) -> None:
-    kube.faults.drop_answer = 1
-    await falls_ill(run)
-    assert len(kube.writes()) == 2  # the second one would change nothing
+async def test_an_answer_that_is_lost_was_a_write_all_the_same(kube: KubeServer) -> None:
+    async with synced(kube) as run:
+        kube.faults.drop_answer = 1
+        await falls_ill(run)
+        assert len(kube.writes()) == 2  # the second one would change nothing
 
 
 async def test_an_api_server_that_never_answers_is_given_up(
@@ -274,34 +264,34 @@ async def test_bookmarks_keep_the_version_young(kube: KubeServer) -> None:
         ][1]
 
 
-@in_sync
-async def test_a_token_that_kubelet_exchanged(kube: KubeServer, run: Run) -> None:
-    kube.rotate_token()
-    await falls_ill(run)
+async def test_a_token_that_kubelet_exchanged(kube: KubeServer) -> None:
+    async with synced(kube) as run:
+        kube.rotate_token()
+        await falls_ill(run)
 
 
-@in_sync
-async def test_another_ca(kube: KubeServer, run: Run) -> None:
-    kube.rotate_authority()
-    kube.stop()
-    kube.start()
-    await falls_ill(run)
-    kube.set_node(NODE, {CORDON: "GPU-a"})
-    await run.until(lambda: run.reasons()["GPU-a"] == CORDONED, SOON)
+async def test_another_ca(kube: KubeServer) -> None:
+    async with synced(kube) as run:
+        kube.rotate_authority()
+        kube.stop()
+        kube.start()
+        await falls_ill(run)
+        kube.set_node(NODE, {CORDON: "GPU-a"})
+        await run.until(lambda: run.reasons()["GPU-a"] == CORDONED, SOON)
 
 
-@in_sync
-async def test_a_server_with_another_ca_is_not_told_the_token(kube: KubeServer, run: Run) -> None:
-    known = (kube.account / "ca.crt").read_bytes()
-    kube.rotate_authority()
-    (kube.account / "ca.crt").write_bytes(known)
-    kube.stop()
-    asked = len(kube.asked)
-    kube.start()
-    run.daemon.say(A, ILL)
-    await run.until(lambda: run.server.requests.get(0, 0) >= 3)
-    assert len(kube.asked) == asked
-    assert "certificate" in run.tally.not_in_sync
+async def test_a_server_with_another_ca_is_not_told_the_token(kube: KubeServer) -> None:
+    async with synced(kube) as run:
+        known = (kube.account / "ca.crt").read_bytes()
+        kube.rotate_authority()
+        (kube.account / "ca.crt").write_bytes(known)
+        kube.stop()
+        asked = len(kube.asked)
+        kube.start()
+        run.daemon.say(A, ILL)
+        await run.until(lambda: run.server.requests.get(0, 0) >= 3)
+        assert len(kube.asked) == asked
+        assert "certificate" in run.tally.not_in_sync
 
 
 @pytest.mark.parametrize(
@@ -393,14 +383,14 @@ async def test_change_without_reporter_is_reported_once(kube: KubeServer) -> Non
     assert [each["reason"] for each in kube.events] == ["GPUUnhealthy", "GPUHealthy"]
 
 
-@in_sync
-async def test_an_event_that_is_refused_is_tried_again(kube: KubeServer, run: Run) -> None:
-    kube.rules = RULES - {Rule("", "events", "create", "default"), Rule("", "events", "create")}
-    await falls_ill(run)  # the object does not wait for it
-    await run.until(lambda: run.tally.events["failed"] >= 2)
-    kube.rules = RULES
-    await run.until(lambda: len(kube.events) == 1)
-    assert sum(each.path == EVENTS for each in kube.asked) >= 2
+async def test_an_event_that_is_refused_is_tried_again(kube: KubeServer) -> None:
+    async with synced(kube) as run:
+        kube.rules = RULES - {Rule("", "events", "create", "default"), Rule("", "events", "create")}
+        await falls_ill(run)  # the object does not wait for it
+        await run.until(lambda: run.tally.events["failed"] >= 2)
+        kube.rules = RULES
+        await run.until(lambda: len(kube.events) == 1)
+        assert sum(each.path == EVENTS for each in kube.asked) >= 2
 
 
 async def test_the_nodes_condition_if_it_is_wanted(kube: KubeServer) -> None:
