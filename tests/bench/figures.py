@@ -131,10 +131,8 @@ def scaling_table(found: Figures) -> str:
         lines.append(
             f"| {scrape.words_of(shape)} | {series_of(found, shape):,} | {size:.0f} KiB | {number(spent)} ms |"
         )
-    series, size = (
-        series_of(found, scrape.USUAL),
-        found.value(f"scrape of {scrape.words_of(scrape.USUAL)} > text"),
-    )
+    series = series_of(found, scrape.USUAL)
+    size = found.value(f"scrape of {scrape.words_of(scrape.USUAL)} > text")
     lines += [
         "",
         f"10,000 nodes with {scrape.words_of(scrape.USUAL)} each:",

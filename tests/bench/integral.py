@@ -246,24 +246,13 @@ class Usage:
         """The values that monitors show of a container with another order of its GPUs."""
         rule, wrong = self.work.wrong.most_common(1)[0] if self.work.wrong else ("", 0)
         beside = f"of {self.work.looks} values, worst monitor's rule: {rule}; loads 0, 0, 17, 24"
-        yield (
-            f"{run}: wrong values under CUDA_VISIBLE_DEVICES=2,3",
-            100 * wrong / (self.work.looks or 1),
-            "%",
-            MOST_WRONG,
-            beside,
-        )
+        share = 100 * wrong / (self.work.looks or 1)
+        yield f"{run}: wrong values under CUDA_VISIBLE_DEVICES=2,3", share, "%", MOST_WRONG, beside
         reasons = {line["why"] for line in daemon.said("slot_stuck") if "_reordered" in line["container"]}
-        named = any(
-            why.startswith("its CUDA_VISIBLE_DEVICES gives its GPUs another order") for why in reasons
-        )
-        yield (
-            f"{run}: CUDA_VISIBLE_DEVICES without its cause",
-            float(not named),
-            "",
-            0.0,
-            "; ".join(reasons)[:160],
-        )
+        cause = "its CUDA_VISIBLE_DEVICES gives its GPUs another order"
+        unnamed = float(not any(why.startswith(cause) for why in reasons))
+        beside = "; ".join(reasons)[:160]
+        yield f"{run}: CUDA_VISIBLE_DEVICES without its cause", unnamed, "", 0.0, beside
 
     def silence(self, run: str, daemon: Daemon) -> Iterator[RowValues]:
         before, began = by_container(get_json("/v1/usage", str(daemon.socket))), time.time()

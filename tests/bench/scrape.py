@@ -117,14 +117,9 @@ def _gpu(index: int) -> Gpu:
 
 
 def _container(number: int) -> Container:
-    names = (
-        f"{number:064x}",
-        _uuid(f"pod {number}"),
-        "worker",
-        "ml-research",
-        f"finetune-{number}-7f9c8d6b5-x2x9k",
-    )
-    return Container(*names, "containerd", 4_026_532_000 + number, 40_000 + number, (), 1.7e9)
+    names = ("worker", "ml-research", f"finetune-{number}-7f9c8d6b5-x2x9k", "containerd")
+    ids = f"{number:064x}", _uuid(f"pod {number}")
+    return Container(*ids, *names, 4_026_532_000 + number, 40_000 + number, (), 1.7e9)
 
 
 def _process(of: Container, host_pid: int, ns_pid: int, device_uuid: str) -> Process:

@@ -239,11 +239,7 @@ class Container:
             arguments += ["--cuda-order", visible]
             variables["CUDA_VISIBLE_DEVICES"] = visible
         if variables:
-            arguments = [
-                "/usr/bin/env",
-                *(f"{name}={value}" for name, value in variables.items()),
-                *arguments,
-            ]
+            arguments[:0] = ["/usr/bin/env", *(f"{name}={value}" for name, value in variables.items())]
         arguments += ["--init-ms", str(round(init_s * 1000))] + ["--init-waits"] * init_waits
         host_pid, stdin, stdout = self._spawn([*arguments, *options], nested=nested)
         tenant = Tenant(host_pid, stdin, stdout, load, self.region)

@@ -20,12 +20,8 @@ _QUANTITY: Final = {
 
 
 def _object(properties: dict[str, Any], *required: str) -> dict[str, Any]:
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": list(required),
-        "additionalProperties": False,
-    }
+    known = {"type": "object", "properties": properties, "additionalProperties": False}
+    return {**known, "required": list(required)}
 
 
 def _list(items: dict[str, Any]) -> dict[str, Any]:

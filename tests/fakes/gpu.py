@@ -295,10 +295,8 @@ class Gpu:
         for at in {start, now, *(end + more for end, _, _ in periods for more in (0, SECOND_US))}:
             if start <= at <= now:
                 loads = [(pid, sm) for end, pid, sm in periods if at - SECOND_US < end <= at]
-                own, active = (
-                    sum(sm for pid, sm in loads if pid == host_pid),
-                    sum(pid > 0 for pid, _ in loads),
-                )
+                own = sum(sm for pid, sm in loads if pid == host_pid)
+                active = sum(pid > 0 for pid, _ in loads)
                 values.append(-(-own // max(active, 1)))
         return min(values), max(values)
 

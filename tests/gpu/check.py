@@ -382,13 +382,8 @@ def report(findings: Findings) -> str:
 def row(findings: Findings) -> str:
     inside = {each.call: each.which for each in findings.seen if each.where == "inside"}
     result = "wrong" if findings.wrong else "right"
-    cells = (
-        findings.driver,
-        inside[CALLS[0]],
-        inside[CALLS[1]],
-        f"`make gpu-check` on {findings.gpu}: {result}",
-    )
-    return f"| {' | '.join(cells)} |"
+    source = f"`make gpu-check` on {findings.gpu}: {result}"
+    return f"| {findings.driver} | {inside[CALLS[0]]} | {inside[CALLS[1]]} | {source} |"
 
 
 if __name__ == "__main__":

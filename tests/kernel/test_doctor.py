@@ -54,10 +54,8 @@ def without(*capabilities: str) -> tuple[str, ...]:
     return ("setpriv", "--inh-caps", lost, "--bounding-set", lost)
 
 
-PTRACE, NETWORK = (
-    without("sys_ptrace"),
-    ("unshare", "--net", *without("sys_admin", "sys_ptrace", "net_admin")),
-)
+PTRACE = without("sys_ptrace")
+NETWORK = ("unshare", "--net", *without("sys_admin", "sys_ptrace", "net_admin"))
 BCC = '$(dirname "$(/usr/bin/python3 -I -c "import bcc; print(bcc.__file__)")")'
 LIBATOMIC = "$(/sbin/ldconfig -p | sed -n 's/.*libatomic.so.1 .*=> //p')"
 HIDDEN = mounted("mount -t proc -o hidepid=2 proc /proc")

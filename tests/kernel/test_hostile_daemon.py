@@ -167,7 +167,8 @@ def test_everything_at_once(node: Node, start: Start, source: str, request: pyte
         directory.mkdir()
         make(directory / "x.cache")
         wanted[directory] = reason
-    (node.containers_dir / "bad-uid_link").symlink_to(good[0].container.directory)
+    link = node.containers_dir / "bad-uid_link"
+    link.symlink_to(good[0].container.directory)
     liars = _liars(node, good[1])
     for file in liars.values():
         request.addfinalizer(file.close)
@@ -179,10 +180,7 @@ def test_everything_at_once(node: Node, start: Start, source: str, request: pyte
                 repaired_once_more(honest)
     for directory, reason in wanted.items():
         until(lambda d=directory, r=reason: _refused(daemon.lines, d, r), f"{directory.name}: {reason}")  # type: ignore[misc]
-    until(
-        lambda: _refused(daemon.lines, node.containers_dir / "bad-uid_link", "symlink"),
-        "the linked directory",
-    )
+    until(lambda: _refused(daemon.lines, link, "symlink"), "the linked directory")
     for honest in good:
         check(honest)
     changed = {directory.name for directory in before if stamps(directory) != before[directory]}

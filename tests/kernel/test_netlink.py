@@ -215,11 +215,8 @@ def without(*capabilities: str) -> tuple[str, ...]:
 
 
 def test_from_another_network_namespace_it_reaches_the_hosts() -> None:
-    assert python(OPEN, "unshare", "--net") == (0, "True False True True")
-    assert python(OPEN, "unshare", "--net", *without("sys_admin", "sys_ptrace")) == (
-        0,
-        "True False True True",
-    )
+    for rights in ((), without("sys_admin", "sys_ptrace")):
+        assert python(OPEN, "unshare", "--net", *rights) == (0, "True False True True")
 
 
 def test_in_a_user_namespace() -> None:

@@ -158,11 +158,7 @@ def test_hundred_clients_at_once_get_their_own(node: Node, pair: Pair, path: Pat
     more = [node.container(name=f"c{number}", devices=[pair.device]) for number in range(8)]
     containers = [pair.mine, pair.other, *more]
     tenants = [each.tenant(load=1, devices=[pair.device]) for each in more]
-    wanted = [
-        [pair.first.ns_pid, pair.second.ns_pid],
-        [pair.theirs.ns_pid],
-        *([each.ns_pid] for each in tenants),
-    ]
+    wanted = [[pair.first.ns_pid, pair.second.ns_pid], *([each.ns_pid] for each in (pair.theirs, *tenants))]
     for container, expected in zip(containers, wanted, strict=True):
         wait_for_processes(asker(container, path), expected)
     askers = [

@@ -52,10 +52,7 @@ def test_everything_is_there_with_its_checksum(dist: Path) -> None:
     lines = [line.split() for line in (dist / "SHA256SUMS").read_text().splitlines()]
     sums = {name: digest for digest, name in lines}
     assert sums == {name: hashlib.sha256((dist / name).read_bytes()).hexdigest() for name in names}
-    assert (
-        subprocess.run(["sha256sum", "--check", "--quiet", "SHA256SUMS"], cwd=dist, check=True).returncode
-        == 0
-    )
+    subprocess.run(["sha256sum", "--check", "--quiet", "SHA256SUMS"], cwd=dist, check=True)
 
 
 def test_the_image_can_be_loaded_and_says_which_version_it_is(dist: Path) -> None:

@@ -89,12 +89,8 @@ def test_unknown_is_null_and_upstream_fields_keep_names(served: Served) -> None:
         "runtime": None, "pidns": None, "init_host_pid": None, "regions": [], "since": 1e9,
     }  # fmt: skip
     first, second, third = client.get_json("/v1/slots", served.path)["slots"]
-    assert (first["pid"], first["hostpid"], first["host_pid"], first["repaired"]) == (
-        7,
-        4711,
-        4711,
-        "missing",
-    )
+    values = [first[name] for name in ("pid", "hostpid", "host_pid", "repaired")]
+    assert values == [7, 4711, 4711, "missing"]
     assert first["device_util"] == [
         {"device_uuid": GPU, "sm_util": 40, "utilization": 40},
         {"device_uuid": "GPU-2", "sm_util": 0, "utilization": None},
@@ -104,10 +100,8 @@ def test_unknown_is_null_and_upstream_fields_keep_names(served: Served) -> None:
     assert second["device_util"][0] == {"device_uuid": GPU, "sm_util": None, "utilization": None}
     assert third["dead"] is True
     unresolved = client.get_json("/v1/unresolved", served.path)
-    assert unresolved["by_reason"] == {
-        "slots": {"not_mapped": 1},
-        "samples": {"not_in_container": 1, "no_slot": 1},
-    }
+    samples = {"not_in_container": 1, "no_slot": 1}
+    assert unresolved["by_reason"] == {"slots": {"not_mapped": 1}, "samples": samples}
     assert [slot["pid"] for slot in unresolved["slots"]] == [8]
     assert [sample["container"] for sample in unresolved["samples"]] == [None, CID]
     status = client.get_json("/v1/status", served.path)
@@ -115,9 +109,8 @@ def test_unknown_is_null_and_upstream_fields_keep_names(served: Served) -> None:
     assert status["driver"]["gpus_unhealthy"] == 1
     assert status["policy"]["watchers"] == {"confirms": 1, "doubts": 0}
     assert status["settings"][1] == {"name": "containers_dir", "value": ["/x"], "origin": "file x"}
-    assert client.get_json("/v1/regions", served.path)["rejected"] == [
-        {"path": "/c.cache", "reason": "symlink"}
-    ]
+    (rejected,) = client.get_json("/v1/regions", served.path)["rejected"]
+    assert rejected == {"path": "/c.cache", "reason": "symlink"}
 
 
 @pytest.mark.parametrize("count", [0, 499, 500, 501, 12_345])

@@ -45,10 +45,8 @@ def test_flag_beats_environment_beats_file_beats_default(tmp_path: Path) -> None
 
 
 def test_settings_that_differ_are_one_line() -> None:
-    assert (
-        changed(described(*config.load({}, environ={"RESOLVER_INTERVAL": "250ms"})))
-        == "all at their defaults"
-    )
+    line = changed(described(*config.load({}, environ={"RESOLVER_INTERVAL": "250ms"})))
+    assert line == "all at their defaults"
     line = changed(described(*config.load({"dry_run": True}, environ={"RESOLVER_INTERVAL": "1s"})))
     assert line == "interval=1s (environment RESOLVER_INTERVAL), dry_run=true (command line)"
 

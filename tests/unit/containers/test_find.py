@@ -130,11 +130,7 @@ def test_each_hierarchy_once_and_v2_first() -> None:
         mount("0:32", "/docker/x", "/containers/x/unified", "cgroup2"),
         mount("0:32", "/", "/sys/fs/cgroup/unified", "cgroup2"),
     ]
-    assert cgroup_roots(table) == [
-        "/sys/fs/cgroup/unified",
-        "/sys/fs/cgroup/cpu,cpuacct",
-        "/sys/fs/cgroup/memory",
-    ]
+    assert cgroup_roots(table) == [f"/sys/fs/cgroup/{name}" for name in ("unified", "cpu,cpuacct", "memory")]
     assert cgroup_roots([]) == []
 
 

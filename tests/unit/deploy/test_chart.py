@@ -327,10 +327,8 @@ def test_the_network_is_the_hosts_only_for_netlink() -> None:
 )
 def test_two_pods_share_a_node_only_where_both_can_live(values: dict[str, Any], surge: int) -> None:
     strategy = the("DaemonSet", render(values))["spec"]["updateStrategy"]
-    assert strategy == {
-        "type": "RollingUpdate",
-        "rollingUpdate": {"maxSurge": surge, "maxUnavailable": 1 - surge},
-    }
+    rolling = {"maxSurge": surge, "maxUnavailable": 1 - surge}
+    assert strategy == {"type": "RollingUpdate", "rollingUpdate": rolling}
 
 
 def test_selectors_use_only_constant_labels() -> None:

@@ -135,11 +135,8 @@ def test_unreachable_node_is_named_and_others_shown(cluster: Cluster) -> None:
     assert time.monotonic() - began < PATIENCE_S
     assert done.returncode == 1
     table = rows(done.stdout)
-    assert [table[node][1] for node in ("gpu-a", "gpu-b", "down", "slow", "sick", "old")] == [
-        "yes",
-        "yes",
-        *"????",
-    ]
+    nodes = ("gpu-a", "gpu-b", "down", "slow", "sick", "old")
+    assert [table[node][1] for node in nodes] == ["yes", "yes", *"????"]
     lines = {line.split()[0]: line for line in done.stdout.splitlines()}
     assert "connection refused" in lines["down"]
     assert "no answer within 5 s" in lines["slow"]

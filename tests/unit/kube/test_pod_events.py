@@ -29,13 +29,8 @@ DEVICE = "GPU-5a3c1e70"
 
 
 def use(pod: str = "trainer-0", **more: Any) -> dict[str, Any]:
-    names = {
-        "namespace": "ml",
-        "pod": pod,
-        "pod_uid": f"uid-{pod}",
-        "container_name": "main",
-        "device_uuid": DEVICE,
-    }
+    names = {"namespace": "ml", "pod": pod, "pod_uid": f"uid-{pod}", "container_name": "main"}
+    names["device_uuid"] = DEVICE
     return {**names, "core_limit": 30, "limit_state": "in_force", "idle_since": None, "xids": 0} | more
 
 

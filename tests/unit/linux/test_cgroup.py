@@ -136,12 +136,7 @@ def test_a_path_without_a_container(path: str) -> None:
 
 
 def test_the_line_with_an_id_wins_wherever_it_stands() -> None:
-    lines = [
-        "12:pids:/",
-        "4:memory:/process_api/955451962d616a2fbe8c13242384cf26",
-        "1:name=systemd:/",
-        "0::/",
-    ]
+    lines = ["12:pids:/", "4:memory:/api/955451962d616a2fbe8c13242384cf26", "1:name=systemd:/", "0::/"]
     for position in range(len(lines)):
         text = "\n".join([*lines[:position], f"9:devices:/kubepods/pod{UID}/{A}", *lines[position:], ""])
         assert parse_cgroup(text) == ContainerCgroup(A, UID, None)

@@ -8,12 +8,7 @@ import pytest
 
 from tests.fakes.locks import CONDITION, pinned
 
-LOCKS = (
-    "requirements.lock",
-    "requirements-build.lock",
-    "requirements-kubernetes.lock",
-    "requirements-dev.lock",
-)
+LOCKS = tuple(f"requirements{kind}.lock" for kind in ("", "-build", "-kubernetes", "-dev"))
 
 
 def names(requirements: list[str]) -> set[str]:

@@ -79,14 +79,8 @@ def test_devices(driver: Driver, nvml: Nvml) -> None:
         "pcie_root": None,
         "cpu_socket": None,
     }
-    other = first_gpu | {
-        "device_index": 1,
-        "uuid": SECOND,
-        "minor": 7,
-        "power": 70.5,
-        "ecc_uncorrected": None,
-    }
-    other |= {"pci_address": "0000:42:00.0", "nvlinks": {"0000:41:00.0": 4}}
+    other = first_gpu | {"device_index": 1, "uuid": SECOND, "minor": 7, "power": 70.5}
+    other |= {"pci_address": "0000:42:00.0", "nvlinks": {"0000:41:00.0": 4}, "ecc_uncorrected": None}
     devices = [{"gpu": first_gpu, "failed": {}}, {"gpu": other, "failed": {}}]
     assert nvml.devices() == {"driver_version": "550.54.15", "devices": devices}
     driver.gpu.set_devices([first, second, replace(second, uuid="GPU-3", minor=2)])
