@@ -203,25 +203,20 @@ class SharedRegion:
         self._nowait = True
         try:
             self._check_blocks(os.fstat(self.fd))
-            read = [(start, self._pread(length, start)) for start, length in places]
+            pieces = [self._pread(length, start) for start, length in places]
         except BlockingIOError:
             where = f"/proc/{os.getpid()}/fd/{self.fd}"
             try:
-                pieces = await reader.ask(payer, payer, pieces_of_open, where, places)
+                read = await reader.ask(payer, payer, pieces_of_open, where, places)
             except (ResolverError, OSError):
                 return {}
-            read = [
-                (start, binascii.a2b_base64(piece)) for (start, _), piece in zip(places, pieces, strict=True)
-            ]
+            pieces = list(map(binascii.a2b_base64, read))
         except OSError:
             return {}
         finally:
             self._nowait = False
-        return {
-            start: piece
-            for (start, piece), (_, length) in zip(read, places, strict=True)
-            if len(piece) == length
-        }
+        whole = zip(places, pieces, strict=True)
+        return {start: piece for (start, length), piece in whole if len(piece) == length}
 
     def dump(self) -> dict[str, Any]:
         """Return everything for display, see `layout.parse_region`. Raises as `read` does."""

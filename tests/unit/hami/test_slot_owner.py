@@ -23,7 +23,7 @@ from resolver.linux import mappings
 from resolver.linux import procfs as procfs_module
 from resolver.linux.procfs import ProcessHandle, Procfs
 from resolver.pids.scan import ScanSource
-from tests.fakes.clock import burn
+from resolver.workers.lanes import Direct
 from tests.fakes.direct import Waiting
 from tests.fakes.procs import DEVICE, HOOK, INODE, OTHERS, OURS, FakeProc, maps, mountinfo
 
@@ -34,26 +34,21 @@ def proc(tmp_path: Path) -> FakeProc:
 
 
 class Counting(Procfs):
-    """Counts handles and mount tables, each of which may take some time."""
+    """Counts readings of mount tables."""
 
-    def __init__(self, root: str, seconds: float) -> None:
+    def __init__(self, root: str) -> None:
         super().__init__(root, use_pidfd=False)
-        self.tables, self.handles, self._seconds = Counter[int](), Counter[int](), seconds
+        self.tables = Counter[int]()
 
     def mount_table(self, host_pid: int | str) -> bytes:
         self.tables[int(host_pid)] += 1
-        burn(self._seconds)
         return super().mount_table(host_pid)
 
-    def open_handle(self, host_pid: int) -> ProcessHandle:
-        self.handles[host_pid] += 1
-        return super().open_handle(host_pid)
 
-
-def counting(proc: FakeProc, seconds: float = 0.0) -> Counting:
-    procfs = Counting(str(proc.root), seconds)
+def counting(proc: FakeProc, reader: type[Direct] = Direct) -> Counting:
+    procfs = Counting(str(proc.root))
     proc.index = KnownNamespaces(procfs, proc.pidmap)
-    proc.containers = OwnerFinder(procfs, proc.pidmap, proc.index)
+    proc.containers = OwnerFinder(procfs, proc.pidmap, proc.index, reader=reader(procfs))
     return procfs
 
 
@@ -143,9 +138,7 @@ async def test_searches_of_all_processes_run_one_by_one(proc: FakeProc) -> None:
     directories = [SharedDirectory(DEVICE, f"{HOOK}/uid-{number}_main") for number in range(20)]
     for number, directory in enumerate(directories):
         proc.put(100 + number, 7, mounts=mountinfo(directory))
-    procfs = Counting(str(proc.root), 0.0)
-    known = KnownNamespaces(procfs, proc.pidmap)
-    proc.containers = OwnerFinder(procfs, proc.pidmap, known, reader=Waiting(procfs))
+    procfs = counting(proc, Waiting)
     await proc.pidmap.catch_up(Slices())
     owners = await asyncio.gather(
         *(proc.containers.owner(each, (each.device, INODE), 7) for each in directories)
@@ -494,22 +487,12 @@ def test_endless_namespaces_are_not_remembered_forever(
 # ---- trees that containers have as a whole ------------------------------------------------------------------------
 
 
-def test_mount_below_preloaded_tree_proves_nothing(proc: FakeProc) -> None:
-    """Whoever has the tree can mount any directory of it as a device plugin does."""
-    proc.put(100, 7)
-    assert not isinstance(proc.find(), UnresolvedReason)
-    whole = mountinfo(
-        (DEVICE, "/usr/local/vgpu/ld.so.preload", "/etc/ld.so.preload"),
-        (DEVICE, HOOK, "/usr/local/vgpu/containers"),
-    )
-    (proc.put(200, 1, mounts=whole, mapped="") / "ns").mkdir()
-    (proc.root / "200/ns/pid").symlink_to("pid:[4026532200]")
-    assert proc.find() is UnresolvedReason.UNPROVEN
-
-
 @pytest.mark.parametrize("first", [False, True], ids=["after", "before"])
 def test_trees_of_a_tenants_making_hide_no_other(proc: FakeProc, *, first: bool) -> None:
-    """64 of them filled the memory for all trees, and mounts below the real one proved owners again."""
+    """Whoever has a tree as a whole can mount any directory of it as a device plugin does, so mounts prove nothing.
+
+    64 made ones filled the memory for all trees, and mounts below the real one proved owners again.
+    """
     preload = (DEVICE, "/usr/local/vgpu/ld.so.preload", "/etc/ld.so.preload")
 
     def put(host_pid: int, *trees: str) -> None:
