@@ -178,7 +178,6 @@ def gather(wanted: Sequence[Part]) -> Iterator[Gathered]:
 
 
 def _collected(part: Part) -> tuple[str, float]:
-    """Return a part's text, and how long it took."""
     began = time.monotonic()
     content = part.collect()
     text = content if isinstance(content, str) else json.dumps(content, indent=1) + "\n"

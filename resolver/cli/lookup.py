@@ -104,18 +104,14 @@ def _by_id_or_name(args: Arguments) -> dict[str, Any]:
         return _by_ourselves(args)
 
 
-def _by_kernel(args: Arguments) -> dict[str, Any]:
-    from resolver.linux.procfs import Procfs
-    from resolver.lookup.forward import lookup
-
-    return lookup(Procfs(), args.cid, args.ns_pid, pidns=args.pidns)._asdict()
-
-
 def _by_ourselves(args: Arguments) -> dict[str, Any]:
     """Ask the kernel. Users without the right to see it ask the daemon, if their group may."""
+    from resolver.linux.procfs import Procfs
+    from resolver.lookup import forward
+
     asked = (args.cid, args.ns_pid)
     try:
-        return _by_kernel(args)
+        return forward.lookup(Procfs(), *asked, pidns=args.pidns)._asdict()
     except CannotKnow:
         try:
             answer = client.look_up(*asked, pidns=args.pidns, socket_path=args.socket, seconds=_PATIENCE)

@@ -185,7 +185,6 @@ def summary(snapshot: Snapshot, *, dry_run: bool) -> Iterator[str]:
 
 
 def _print_left_out(left_out: list[_LeftOut], snapshot: Snapshot) -> None:
-    """Print the table of repairs that a dry run leaves out; names of pods are the snapshot's."""
     from resolver.cli.show import on_terminal, print_table
 
     pods = {

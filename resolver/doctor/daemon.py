@@ -75,7 +75,6 @@ def _foreign(path: str, why: str) -> Finding:
 
 
 def _content(status: dict[str, Any]) -> Finding:
-    """Return the problems that the daemon reports."""
     from resolver.base.version import VERSION  # a command that only chooses checks doesn't pay for it
 
     counts = (several(status["totals"][f"{noun}s"], noun) for noun in ("container", "region", "slot"))

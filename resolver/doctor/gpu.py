@@ -82,7 +82,6 @@ def driver(node: Node) -> Finding:
 
 
 def _failed(why: str, where: str = "") -> Finding:
-    """Explain an error of NVML or of its caller."""
     error = DriverError.named_in(why)
     before, name, _ = why.partition(f"({error})")
     return failed(where + before + name, *error.for_terminal())

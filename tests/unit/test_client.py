@@ -351,6 +351,9 @@ def test_kernel_answers_for_late_daemon_and_vice_versa(
     answer: Answer, kernel: list[object] | Exception, code: int, said: tuple[str, str],
 ) -> None:  # fmt: skip
     serve(answer)
-    monkeypatch.setattr(command, "_by_kernel", Mock(side_effect=kernel))
+    answers = (
+        [Mock(_asdict=Mock(return_value=each)) for each in kernel] if isinstance(kernel, list) else kernel
+    )
+    monkeypatch.setattr("resolver.lookup.forward.lookup", Mock(side_effect=answers))
     assert main(["lookup", CID, "7", "--socket", str(where)]) == code
     assert capsys.readouterr() == said

@@ -80,7 +80,6 @@ def _text(path: str) -> str:
 
 
 def _config(release: str) -> object:
-    """Return the relevant kernel options."""
     for path in ("/proc/config.gz", f"/boot/config-{release}", f"/lib/modules/{release}/config"):
         try:
             with gzip.open(path, "rt") if path.endswith(".gz") else open(path) as file:
