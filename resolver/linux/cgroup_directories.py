@@ -24,13 +24,14 @@ def cgroup_roots(mounts: Iterable[Mount]) -> list[str]:
 
     Of a hierarchy also mounted in part, the top.
     """
-    best: dict[str, tuple[bool, int, str]] = {}
+    best: dict[str, tuple[bool, bool, int, str]] = {}
     for mount in mounts:
         if mount.fs_type in ("cgroup", "cgroup2"):
-            rank = (mount.fs_type == "cgroup", len(mount.root), mount.mount_point)
+            cheap = "name=systemd" in mount.super_options  # has all containers, and the fewest files to list
+            rank = (mount.fs_type == "cgroup", not cheap, len(mount.root), mount.mount_point)
             if mount.device not in best or rank < best[mount.device]:
                 best[mount.device] = rank
-    return [mount_point for _, _, mount_point in sorted(best.values())]
+    return [mount_point for *_, mount_point in sorted(best.values())]
 
 
 def find_directories(root: str, match: Match, top: str = "", container_id: str = "") -> dict[str, list[str]]:

@@ -119,18 +119,20 @@ def test_the_container_name_in_mount_roots(name: str | None, roots: list[str]) -
 
 
 def test_each_hierarchy_once_and_v2_first() -> None:
-    def mount(device: str, root: str, where: str, fs_type: str) -> Mount:
-        return Mount(1, device, root, where, fs_type, "rw")
+    def mount(device: str, root: str, where: str, fs_type: str, options: str = "rw") -> Mount:
+        return Mount(1, device, root, where, fs_type, options)
 
     table = [
         mount("8:1", "/", "/", "ext4"),
         mount("0:30", "/", "/sys/fs/cgroup/cpu,cpuacct", "cgroup"),
         mount("0:31", "/", "/sys/fs/cgroup/memory", "cgroup"),
+        mount("0:33", "/", "/sys/fs/cgroup/systemd", "cgroup", "rw,xattr,name=systemd"),
         mount("0:30", "/docker/x", "/containers/x/cpu", "cgroup"),
         mount("0:32", "/docker/x", "/containers/x/unified", "cgroup2"),
         mount("0:32", "/", "/sys/fs/cgroup/unified", "cgroup2"),
     ]
-    assert cgroup_roots(table) == [f"/sys/fs/cgroup/{name}" for name in ("unified", "cpu,cpuacct", "memory")]
+    names = ("unified", "systemd", "cpu,cpuacct", "memory")
+    assert cgroup_roots(table) == [f"/sys/fs/cgroup/{name}" for name in names]
     assert cgroup_roots([]) == []
 
 
