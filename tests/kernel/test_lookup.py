@@ -2,6 +2,7 @@
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from tests.fakes.container import Container
 from tests.fakes.node import Node
 from tests.kernel.rights import mounted
 from tests.kernel.serving import SLEEP, THREAD, Orders
-from tests.patience import until
+from tests.patience import PATIENCE_S, until
 
 #: Ids that begin alike, and are no other test run's.
 _MARK = f"{os.getpid() & 0xFFFFFF:06x}"
@@ -101,7 +102,10 @@ def test_a_prefix_or_a_name_that_fits_two_containers(start_as: StartAs) -> None:
 def test_a_container_that_ended_left_its_cgroup_and_fits_no_more(start_as: StartAs) -> None:
     left_over, container = start_as(B), start_as(A)
     # The namespace dies with its first process; the directory stays.
+    ended = os.pidfd_open(left_over.init_host_pid)
     os.kill(left_over.init_host_pid, signal.SIGKILL)
+    assert select.select([ended], [], [], PATIENCE_S)[0]
+    os.close(ended)
     assert host_pid(A[:6], 1) == container.init_host_pid
     assert "is it running" in refused(1, B, 1)
 
