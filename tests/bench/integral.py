@@ -167,10 +167,8 @@ class Usage:
             poke(container.cache, LAYOUTS[container.layout].proc_num + 4, "i", case.switch)
             self.pids.append({tenant.host_pid for tenant in its})
             tenants += zip(its, case.patterns, strict=True)
-        self.short, self.short_pids = (
-            node.container(name="short", sm_limit=0, devices=[GPUS[SHORT]]),
-            set[int](),
-        )
+        self.short = node.container(name="short", sm_limit=0, devices=[GPUS[SHORT]])
+        self.short_pids = set[int]()
         devices = tuple(GPUS[place] for place in REORDERED)
         self.reordered = node.container(name="reordered", release="PR 330", sm_limit=0, devices=devices)
         self.reordered.tenant(visible=VISIBLE).set_load(*VISIBLE_LOADS)

@@ -60,10 +60,8 @@ class WatchedDaemon(Daemon):
 
     def longest_wait(self) -> float:
         """Seconds by the wall of the longest stretch since `reset_longest`; the present one counts as far as it got."""
-        longest, began = (
-            clock.get(self._figures, clock.LONGEST_WALL),
-            clock.get(self._figures, clock.BEGAN_WALL),
-        )
+        longest = clock.get(self._figures, clock.LONGEST_WALL)
+        began = clock.get(self._figures, clock.BEGAN_WALL)
         if clock.get(self._figures, clock.BEGAN):
             longest = max(longest, clock.awake(self.process.pid) - began)
         return longest / 1e9

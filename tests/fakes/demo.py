@@ -135,13 +135,7 @@ def _show(view: View, root: Path, options: list[str], release: str | None) -> bo
 
 def _whole(view: View, node: Node, about: str, options: list[str]) -> bool:
     placed = PLACED
-    why = (
-        "take cgroups"
-        if node.cgroups.root is None
-        else "can't be proven below a chroot"
-        if in_chroot()
-        else ""
-    )
+    why = "take cgroups" if node.cgroups.root is None else "can't be proven below a chroot" * in_chroot()
     if why:
         placed = {name: who for name, who in PLACED.items() if who not in TOLD_BY_CGROUP}
         view.say(f"  Left out: the placements of KAI and without a scheduler, which {why}; HAMi's instead.")

@@ -187,12 +187,8 @@ def test_a_container_sees_its_own_and_nothing_else(node: Node, path: Path, sourc
     assert ask("/v1/openapi.json")[0] == 200
 
     # A batch: its processes are answered, others' are refused alike.
-    pairs = [
-        [mine.container_id, processes[0].ns_pid],
-        {"pid": processes[1].ns_pid},
-        {"pid": 4000},
-        {"pid": outer},
-    ]
+    alone = [{"pid": ns_pid} for ns_pid in (processes[1].ns_pid, 4000, outer)]
+    pairs = [[mine.container_id, processes[0].ns_pid], *alone]
     pairs += [[other.container_id, theirs.ns_pid], ["ab" * 32, 1], {"pid": 1, "container": "x/y"}]
     status, found = ask("/v1/lookup", "POST", json.dumps({"pairs": pairs}))
     assert status == 200

@@ -4,6 +4,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -37,19 +38,14 @@ def test_help_is_shown_without_a_node(root: Path) -> None:
     assert "Every value" not in done.stdout
 
 
-def test_a_daemon_that_repairs_nothing_is_found_out(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    short = tmp_path.parent.parent / "d"  # a socket's path may have 107 bytes only
-    short.mkdir(exist_ok=True)
-    monkeypatch.setenv("TMPDIR", str(short))
-    done = run(root, *DEMO, "--dry-run")
-    assert done.returncode == 1, done.stdout + done.stderr
-    logs = list(short.glob("resolver-demo-*.log"))
-    assert len(logs) == 1, done.stdout + done.stderr
-    (log,) = logs
-    assert f"The daemon's log is in {log}." in done.stdout
-    assert '"event": "would_repair"' in log.read_text()
+def test_a_daemon_that_repairs_nothing_is_found_out(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory() as short:  # a socket's path may have 107 bytes only
+        monkeypatch.setenv("TMPDIR", short)
+        done = run(root, *DEMO, "--dry-run")
+        assert done.returncode == 1, done.stdout + done.stderr
+        (log,) = Path(short).glob("resolver-demo-*.log")
+        assert f"The daemon's log is in {log}." in done.stdout
+        assert '"event": "would_repair"' in log.read_text()
     assert "WRONG: train, pid 2: hostpid is 2, must be" in done.stdout
     assert "Not every value is right" in done.stderr
 

@@ -118,11 +118,9 @@ def test_unused_files_cost_few_lines_per_directory(
     journal = log.Journal()
     for _ in range(40):
         now += 0.5
-        for directory in ("/c/bad", "/c/good"):
-            if directory == "/c/bad" or now == 110.0:
-                journal.record(
-                    "region_rejected", level="warning", about=directory, path=f"{directory}/x.cache"
-                )
+        for about in ("/c/bad", "/c/good"):
+            if about == "/c/bad" or now == 110.0:
+                journal.record("region_rejected", level="warning", about=about, path=f"{about}/x.cache")
         journal.catch_up()
     said = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
     lines = [each for each in said if "bad" in f"{each}"]

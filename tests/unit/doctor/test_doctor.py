@@ -83,11 +83,7 @@ def test_a_driver_that_is_well(driver: Driver, node: Node) -> None:
 def test_gpu_without_memory_is_named(driver: Driver, node: Node) -> None:
     unified = replace(DEFAULT_DEVICES[0], errors={Answer.MEMORY: 3})  # NVML_ERROR_NOT_SUPPORTED, as on GB10
     driver.gpu.set_devices([unified, DEFAULT_DEVICES[1]])
-    says(
-        gpu.nvml(node),
-        "ok",
-        found=f"{unified.uuid}: no device memory of its own, so its Device object has no",
-    )
+    says(gpu.nvml(node), "ok", found=f"{unified.uuid}: no device memory of its own, so its Device object")
 
 
 def other_library(driver: Driver) -> None:

@@ -99,10 +99,9 @@ def test_a_healthy_node() -> None:
 
 
 def test_nothing_is_written_while_nothing_changes() -> None:
-    before = stored(made(Report(answer(gpu(temperature=50), gpu("GPU-b", 1, "too_hot")))))
-    again = made(
-        Report(answer(gpu(temperature=60, memory_used=5), gpu("GPU-b", 1, "too_hot"))), before, LATER
-    )
+    ill = gpu("GPU-b", 1, "too_hot")
+    before = stored(made(Report(answer(gpu(temperature=50), ill))))
+    again = made(Report(answer(gpu(temperature=60, memory_used=5), ill)), before, LATER)
     assert patch(before, again) == {}
 
 

@@ -206,9 +206,8 @@ def test_unknown_value_has_no_series(reason: str, changes: dict[str, Any]) -> No
     for processes in (busy.gpu_processes, ()):
         found = read(busy._replace(gpu_processes=processes, **changes))
         assert found.all(UTILIZATION) == []
-        assert {labels["reason"]: n for labels, n in found.all(UNKNOWN, value="utilization") if n} == {
-            reason: 1
-        }
+        unknown = found.all(UNKNOWN, value="utilization")
+        assert {labels["reason"]: number for labels, number in unknown if number} == {reason: 1}
 
 
 def test_one_value_that_cannot_be_true_makes_the_sum_unknown() -> None:
@@ -415,9 +414,7 @@ def test_a_forged_gpu_is_no_label_while_nvml_is_away() -> None:
 )
 def test_every_reason_is_there_from_the_start(name: str, reasons: Any) -> None:
     found = read(node(()))
-    assert {labels["reason"]: value for labels, value in found.all(name)} == {
-        each.value: 0 for each in reasons
-    }
+    assert {labels["reason"]: value for labels, value in found.all(name)} == dict.fromkeys(reasons, 0)
 
 
 def test_daemon_counters_are_published() -> None:
@@ -518,10 +515,8 @@ def test_unhealthy_gpu_has_its_reason() -> None:
     } == {"too_hot"}
     assert len(found.all("resolver_gpu_unhealthy", device_index="0")) > 3
     assert found.one("resolver_gpu_unhealthy_since_timestamp_seconds") == 1234.5
-    assert {labels["xid"]: n for labels, n in found.all("resolver_gpu_xid_errors_total")} == {
-        "31": 2,
-        "79": 1,
-    }
+    xids = found.all("resolver_gpu_xid_errors_total")
+    assert {labels["xid"]: number for labels, number in xids} == {"31": 2, "79": 1}
     links_of = found.all("resolver_gpu_nvlinks")
     assert {(labels["device_uuid"], labels["remote"]): n for labels, n in links_of} == {
         ("GPU-a", remote): links for remote, links in nvlinks.items()

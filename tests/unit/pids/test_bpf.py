@@ -96,9 +96,8 @@ def test_limit_on_locked_memory_is_lifted() -> None:
     """Before Linux 5.11 a map of the default size doesn't fit into the usual 64 KiB."""
     code = "from resolver.pids.bpf_load import *; lift_locked_memory_limit(); print(open('/proc/self/limits').read())"
     limited = ["prlimit", "--memlock=65536:8388608", sys.executable, "-c", code]
-    ((soft, hard),) = re.findall(
-        r"Max locked memory +(\S+) +(\S+)", subprocess.check_output(limited, text=True)
-    )
+    limits = subprocess.check_output(limited, text=True)
+    ((soft, hard),) = re.findall(r"Max locked memory +(\S+) +(\S+)", limits)
     assert soft == hard == ("unlimited" if "SYS_RESOURCE" in rights(os.getpid()).effective else "8388608")
 
 

@@ -39,9 +39,7 @@ def test_it_speaks_of_this_version_and_is_the_same_each_time(bill: dict[str, obj
     assert isinstance(packages, list)
     assert isinstance(relations, list)
     assert packages[0]["versionInfo"] == VERSION
-    assert {relation["relatedSpdxElement"] for relation in relations} == {
-        entry["SPDXID"] for entry in packages
-    }
+    assert {each["relatedSpdxElement"] for each in relations} == {each["SPDXID"] for each in packages}
     again = runpy.run_path(str(root / "scripts/release.py"))["bill_of_materials"]
     assert again((root / "requirements-kubernetes.lock").read_text()) == bill
 
