@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 #: Seconds since a process attached -> seconds until the next look. After these the clock's interval, until `STARTED`.
 _STEPS = ((3.0, 0.02), (20.0, 0.1))
 #: Where each slot is right the pause grows with the time since then, by this share up to so many seconds.
-_GROWTH, _GROWN = 1 / 4, 2.0
+_GROWTH, _GROWN = 1 / 8, 2.0
 #: Seconds after which a process that attached has surely started.
 STARTED = 60.0
 #: Seconds between two reads of one region, whatever its tenant does; the first one after an attachment comes at once.
@@ -185,15 +185,16 @@ class Agenda:
         watched: bool,
         quiet_until: float,
         right: bool = False,
+        started: bool = False,
     ) -> None:
         """Schedule the next read after one at ``now``, and after the turn that followed.
 
         ``watched``: the kernel reports attaching processes. Before ``quiet_until`` (0: now) no work is expected.
-        ``right``: the slot of the last process is right, and only its guess may change that.
+        ``right``: the slot of the last process is right, and only its guess may change that, unless it has ``started``.
         """
         entry = self._look(path)
         age = now - entry.attached
-        if watched and age >= STARTED:
+        if watched and (started or age >= STARTED):
             pause = max(interval, min(quiet_until - now, QUIET_INTERVALS * interval))
         else:
             often = next((pause for until, pause in _STEPS if age < until), interval)

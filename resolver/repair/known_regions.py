@@ -267,7 +267,13 @@ class KnownRegions:
         path, quiet_until = repairs.region.path, repairs.quiet_until()
         watched, interval = path in self.watches, this.settings.interval
         self.agenda.looked(
-            path, this.now, interval, watched=watched, quiet_until=quiet_until, right=repairs.right
+            path,
+            this.now,
+            interval,
+            watched=watched,
+            quiet_until=quiet_until,
+            right=repairs.right,
+            started=repairs.started,
         )
 
     def put_off(

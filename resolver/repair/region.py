@@ -10,6 +10,7 @@ from resolver.base.reasons import UnresolvedReason
 from resolver.config import HostpidNamespace
 from resolver.hami.hostpid_policy import FILLS_NOTHING, WatcherFinding
 from resolver.hami.layout import parse_used
+from resolver.repair.agenda import STARTED
 from resolver.repair.plan import Inputs, Order, RegionPlan
 from resolver.repair.region_slots import RegionSlots
 from resolver.repair.reported_values import TWO_TICKS
@@ -72,6 +73,7 @@ class RegionRepairs:
         self.not_held_until = 0.0  # they changed too often
         self.planned = 0.0  # at the last plan
         self.right = False  # at the last plan: each hostpid, and that of the process that attached last
+        self.started = False  # and each process has stored its guess, or had a minute for it
         self.finding: WatcherFinding | None = None  # the watcher's evidence on the policy
         self.numbers: set[HostpidNamespace] = set()  # with which watchers found samples
 
@@ -176,6 +178,9 @@ class RegionRepairs:
         self._zeroed_at = plan.zeroed_at
         self._came = self._came or not all(state.followed for state in plan.right)
         self.right = plan.settled and self._came and not self.slots.unowned.unclear()
+        self.started = self.right and all(
+            state.started or state.evidence.begins(now) <= now - STARTED for state in plan.right
+        )
         self._settled = changes if plan.settled else -1
         self._values_due = inf if plan.calm else now + TWO_TICKS  # a watcher may put them right until then
         if plan.loaded:

@@ -16,6 +16,7 @@ from resolver.base.reasons import RepairReason, UnresolvedReason
 from resolver.config import WriteUtilization
 from resolver.hami.hostpid_policy import HostpidPolicy, WatcherFinding
 from resolver.hami.layout import LAYOUTS
+from resolver.repair.agenda import STARTED
 from resolver.repair.plan import Inputs, slot_word
 from resolver.repair.reported_values import TWO_TICKS
 from tests.fakes.planned import ALWAYS, AUTO, CONTAINER, HOST, NEVER, UNKNOWN, UUIDS, Bench, SlotValues
@@ -277,6 +278,31 @@ def test_slot_stays_right_until_a_process_attaches(bench: Bench) -> None:
     bench.repairs.attached = True
     bench.see((7, 4711))
     assert (bench.plan(), bench.repairs.right) == ([], False)
+
+
+@pytest.mark.parametrize("stale", [False, True])
+def test_process_has_started_when_its_guess_was_seen(bench: Bench, *, stale: bool) -> None:
+    bench.see((8, 4712), *[(7, 33)] * stale)
+    bench.own(8, 4712)
+    bench.plan()
+    assert not bench.repairs.started
+    bench.now += STARTED
+    bench.see(
+        (8, 4712), (7, 33)
+    )  # a reused slot has the number of the process before, a new one its own guess
+    bench.own(7, 4711)
+
+    def repair(hostpid: int) -> None:
+        bench.see((8, 4712), (7, hostpid))
+        (order,) = bench.plan()
+        bench.done(order)
+        bench.see((8, 4712), (7, 4711))
+        assert bench.plan() == []
+
+    repair(33)
+    assert bench.repairs.started is not stale
+    repair(7)
+    assert bench.repairs.started
 
 
 def test_an_unknown_utilization_is_not_written(bench: Bench) -> None:
