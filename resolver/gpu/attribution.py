@@ -43,9 +43,7 @@ class Used(NamedTuple):
         unknown = self.sm_util is None or other.sm_util is None
         return self._replace(
             sm_util=None if unknown else max(self.sm_util or 0, other.sm_util or 0),
-            memory=max(
-                (memory for memory in (self.memory, other.memory) if memory is not None), default=None
-            ),
+            memory=other.memory if self.memory is None else max(self.memory, other.memory or 0),
             share=max(self.share, other.share),
         )
 
@@ -60,8 +58,7 @@ class Joined(NamedTuple):
     orphans: tuple[Sample, ...]
     used: tuple[Used, ...] = ()
     listed: frozenset[str] = frozenset()  # UUIDs of the devices with a known process list
-    # UUIDs of the devices with samples that HAMi before 2.10 can't read
-    refused: frozenset[str] = frozenset()
+    refused: frozenset[str] = frozenset()  # UUIDs of the devices whose samples HAMi before 2.10 can't read
     idle: frozenset[str] = frozenset()  # UUIDs of the devices without load by their own samples
     answered: float = 0.0  # when the answer came, on the monotonic clock
 
@@ -95,24 +92,18 @@ async def join(
     """
     answered, places = time.monotonic(), dict[int, _Listed]()
     values: dict[tuple[int, str], int | None] = {}
-    orphans: list[Sample] = []
-    every: list[Used] = []
-    slices = Slices()
+    orphans, every, slices = list[Sample](), list[Used](), Slices()
     for uuid, device in collection.devices.items():
         used: dict[int, Used] = {}
-        for nvml_pid in {
-            **device.newest,
-            **dict.fromkeys(device.dropped),
-            **(device.memory or {}),
-            **device.shares,
-        }:
+        memories = device.memory or {}
+        for nvml_pid in dict.fromkeys((*device.newest, *device.dropped, *memories, *device.shares)):
             place = places.get(nvml_pid)
             if place is None:
                 place = places[nvml_pid] = _place(nvml_pid, owners, hami_containers, procfs, pidmap)
                 await slices.yield_if_due()
             told = device.status == OK and nvml_pid not in device.dropped
             sm_util = min(device.newest.get(nvml_pid, 0), 100) if told else None
-            memory, share = (device.memory or {}).get(nvml_pid), device.shares.get(nvml_pid, 0)
+            memory, share = memories.get(nvml_pid), device.shares.get(nvml_pid, 0)
             this = Used(place.host_pid, uuid, place.container, sm_util, memory, place.reason, share)
             before = used.get(place.host_pid)
             used[place.host_pid] = this.with_thread(before) if before else this

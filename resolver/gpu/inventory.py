@@ -133,7 +133,7 @@ def changes(old: Inventory, new: Inventory) -> Iterator[tuple[str, dict[str, Any
     """
     if old.version == new.version:
         return
-    before, now = ({_key(gpu): gpu for gpu in inventory.gpus} for inventory in (old, new))
+    before, now = ({gpu.uuid or gpu.device_index: gpu for gpu in inventory.gpus} for inventory in (old, new))
     places = {gpu.device_index for gpu in new.gpus}
     for key, gpu in before.items():
         # One that had no name and has one now did not go.
@@ -162,10 +162,6 @@ def new_xids(old: Inventory, new: Inventory) -> dict[str, int]:
     before = {gpu.uuid: sum(xid.count for xid in gpu.xids) for gpu in old.gpus}
     counts = {gpu.uuid: sum(xid.count for xid in gpu.xids) - before.get(gpu.uuid, 0) for gpu in new.gpus}
     return {uuid: count for uuid, count in counts.items() if count > 0}
-
-
-def _key(gpu: Gpu) -> str | int:
-    return gpu.uuid or gpu.device_index
 
 
 def _about(gpu: Gpu) -> dict[str, Any]:

@@ -48,10 +48,7 @@ OF_PROGRAMS = {
     109: "a context switch took too long",
 }
 #: Unknown of a GPU that is silent now.
-_MEASURED = (
-    *("memory_used", "utilization", "memory_utilization", "temperature", "power"),
-    "ecc_uncorrected",
-)
+_MEASURED = "memory_used", "utilization", "memory_utilization", "temperature", "power", "ecc_uncorrected"
 
 
 class InventoryKeeper:
@@ -126,8 +123,8 @@ def _report(device: DeviceAnswer, uuid: str, before: Gpu | None, now: float, bro
     gpu, illnesses = device.gpu, judge(device, before.illnesses if before else (), now, broken)
     if device.error and before:
         instances = tuple(replace(instance, memory_used=None) for instance in before.mig_instances)
-        place = gpu.device_index
-        gpu = replace(before, **dict.fromkeys(_MEASURED), mig_instances=instances, device_index=place)
+        before = replace(before, device_index=gpu.device_index, mig_instances=instances)
+        gpu = replace(before, **dict.fromkeys(_MEASURED))
     return replace(gpu, uuid=uuid, illnesses=illnesses)
 
 

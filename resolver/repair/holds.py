@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import time
+from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from resolver.repair.plan import encode
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 #: Seconds after which a report is fetched though nothing changed.
 REPORT_SECONDS = 9.9
+#: An order's parts that its hold depends on.
+_effect = attrgetter("owner", "guard_offset", "guard", "target_offset", "new")
 #: A watcher changes a word at most twice at each tick of 120 ms; a file's changes in a second.
 _CHANGES, _MOST_CHANGES = 20, 2000
 
@@ -28,10 +31,6 @@ class HeldRegion(NamedTuple):
     orders: list[Order]
     starts: int
     at: float
-
-
-def _effect(order: Order) -> tuple[object, ...]:
-    return order.owner, order.guard_offset, order.guard, order.target_offset, order.new
 
 
 class HeldRegions:
@@ -83,16 +82,16 @@ class HeldRegions:
         held, now = self.by_region.pop(id(repairs), None), time.monotonic()
         if orders:
             self.by_region[id(repairs)] = HeldRegion(repairs, orders, self._worker.starts, now)
-        ours = held is not None and held.starts == starts == self._worker.starts
-        reports = [*slot_writer.REPORT.iter_unpack(answer)] if ours and len(answer) > 1 else []
+        if held is None or len(answer) == 1 or not held.starts == starts == self._worker.starts:
+            return 0
         corrected = 0
-        for order, report in zip(held.orders if held is not None else (), reports, strict=False):
+        for order, report in zip(held.orders, slot_writer.REPORT.iter_unpack(answer), strict=False):
             outcome, corrections, foreign = report
             corrected += corrections
             word = order.state.evidence.words.get(order.device or 0) if order.state else None
             if outcome == slot_writer.TOO_OFTEN:
                 repairs.let_go(now)
-            if word is None or held is None:
+            if word is None:
                 continue
             if corrections:
                 word.see(foreign, now)

@@ -70,14 +70,13 @@ class RegionPlan:
     """One plan. ``settled``: each known owner's hostpid is right; ``calm``: so are all values, as far as known.
 
     ``held``: words that a watcher sets wrong whenever it ticks, with their right values. ``loaded``: slots of ended
-    processes had values. ``unsure``: some value needs a newer answer of NVML. ``conflicts`` are with the seconds until
-    the next attempt.
+    processes had values. ``conflicts`` are with the seconds until the next attempt.
     """
 
     def __init__(self, layout: Layout, slots: RegionSlots, inputs: Inputs) -> None:
         self._layout, self._slots, self._view, self._in = layout, slots, slots.view, inputs
         self.settled = self.calm = True
-        self.loaded, self.unsure, self.zeroed_at = False, False, inputs.zeroed_at
+        self.loaded, self.zeroed_at = False, inputs.zeroed_at
         self.right, self.held = list[OwnedSlot](), list[Order]()
         self.conflicts: list[tuple[OwnedSlot, float]] = []
 
@@ -153,11 +152,12 @@ class RegionPlan:
             word, idle = evidence.word(device, present), uuids[device] in joined.idle
             verdict = word.judge(present, actual, joined.answered, since, now, idle=idle)
             calm = calm and verdict is Verdict.RIGHT
-            self.unsure = self.unsure or word.unsure()
             if word.disputed and state.reordered(uuids):
                 word.disputed = False  # the watcher's value is another GPU's
             if not actual and not word.enough_for_zero():
                 continue
+            if word.contested and not self._in.holds:
+                continue  # its tenant changes it faster than watchers do
             if held and word.contested:
                 self.held.append(self._value(state.slot, state, device, present, actual))
             if verdict is Verdict.WRONG or (writes is WriteUtilization.ALWAYS and present != actual):

@@ -66,7 +66,6 @@ class RegionRepairs:
         self.counts: HamiCounts | None = None  # of HAMi-core
         self._counts_due = 0.0
         self.held: list[Order] = []  # of the last plan
-        self.unsure = False  # some value, at the last plan, without a newer answer of NVML
         self.conflicts: list[
             tuple[OwnedSlot, float]
         ] = []  # of the last plan, with the seconds that each waits
@@ -174,7 +173,6 @@ class RegionRepairs:
         plan = RegionPlan(self.region.layout, self.slots, inputs)
         self.held, self.conflicts = plan.held, plan.conflicts
         yield from plan.orders()
-        self.unsure = plan.unsure
         self._zeroed_at = plan.zeroed_at
         self._came = self._came or not all(state.followed for state in plan.right)
         self.right = plan.settled and self._came and not self.slots.unowned.unclear()

@@ -148,10 +148,6 @@ class ReportedValue:
         """Check if a watcher has set it to 0 against NVML for long enough to be reported."""
         return self.contested and not self.fault and now - self.contested_since >= REPORTED_AFTER
 
-    def unsure(self) -> bool:
-        """Check that our value was replaced after NVML's answer: only a newer one shows if rightly."""
-        return self.lost and not self.contested and self.moved_at >= self.answered
-
     def _contest(self, now: float) -> None:
         if not self.contested:
             self.contested, self.contested_since, self.right = True, now, 0
@@ -232,6 +228,11 @@ class Evidence:
     def calm(self, *, held: bool) -> bool:
         """Check that no value is wrong, or contested and not ``held``."""
         return all((held or not word.contested) and word.wrong_since is None for word in self.words.values())
+
+    def unsure(self) -> bool:
+        """Check that a value of ours was replaced after NVML's answer: only a newer one shows if rightly."""
+        lost = (word for word in self.words.values() if word.lost and not word.contested)
+        return any(word.moved_at >= word.answered for word in lost)
 
     def disputed(self) -> list[int]:
         """Return the devices with a 0 of ours that a watcher contradicts."""

@@ -193,7 +193,7 @@ class Turns:
             await pause()
         if repairs.closed:
             return
-        if repairs.unsure:
+        if any(state.evidence.unsure() for state in repairs.slots.distinguished()):
             self.ask_nvml.set()
         self._log_conflicts(repairs)
         if not this.settings.dry_run:

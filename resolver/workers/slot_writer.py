@@ -16,9 +16,9 @@ changed. A move copies words in any order, so ``owner_pid`` must be 0 at both ch
 Undoing must not overwrite a later write, so 0 is written by way of `MARK`: while that stands, no process wrote. A move
 may copy `MARK`, so after an undo the other slots are searched for it.
 
-A message with `HOLDS` in its count has HOLD after its head. It replaces the words that are held in one file: their page
-stays mapped, and each is compared every millisecond and set to ``new`` again, under the same guard. Descriptors: the
-file, the `note`, handles. The answer is a REPORT for each word held until then.
+A message with `HOLDS` in its count has HOLD after its head. It replaces the words that are held in one file: they stay
+mapped, and are set to ``new`` again after each change, under the same guard. Descriptors: the file, the `note`,
+handles. The answer is a REPORT for each word held until then.
 """
 
 from __future__ import annotations
@@ -150,9 +150,8 @@ def serve(message: bytes, descriptors: list[int]) -> bytes:
         for index in range(count):
             order = ORDER.unpack_from(message, HEAD.size + index * ORDER.size)
             cut = index > 0 and not words.whole()  # before the first one it has just been checked
-            answer += RESULT.pack(
-                *((WRONG_SIZE, 0) if cut else carry_out(words, descriptors[1:], order, slots))
-            )
+            result = (WRONG_SIZE, 0) if cut else carry_out(words, descriptors[1:], order, slots)
+            answer += RESULT.pack(*result)
         return answer
     finally:
         words.close()
@@ -168,10 +167,9 @@ def carry_out(
     def gone() -> bool:
         return handle >= 0 and not handle_alive(handles[handle], is_pidfd=bool(is_pidfd))
 
-    if guarded:
-        if not words.stand(guard_at, guard, slots):
-            return DIFFERENT, 0
-    elif gone():  # a number that is taken back would be seen for a moment
+    if guarded and not words.stand(guard_at, guard, slots):
+        return DIFFERENT, 0
+    if not guarded and gone():  # a number that is taken back would be seen for a moment
         return OWNER_GONE, 0
     first = MARK if guarded and not new else new
     previous = words.swap(target, expected, first)

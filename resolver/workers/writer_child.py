@@ -16,24 +16,9 @@ import time
 from heapq import heappop, heappush
 
 from resolver.linux import seccomp
+from resolver.workers import slot_writer
 from resolver.workers.child import inherited
-from resolver.workers.slot_writer import (
-    DONE,
-    HEAD,
-    HOLD,
-    HOLDS,
-    MAX_ORDERS,
-    ORDER,
-    OWNER_GONE,
-    REPORT,
-    SLOTS,
-    TOO_OFTEN,
-    WRONG_SIZE,
-    Words,
-    carry_out,
-    differs,
-    serve,
-)
+from resolver.workers.slot_writer import DONE, HEAD, HOLD, HOLDS, ORDER, REPORT, SLOTS, Words, serve
 
 #: Seconds: between two comparisons of all files, in no step with ticks; least time between two of a watcher's ticks;
 #: between two looks; for which a late tick is waited for.
@@ -43,13 +28,13 @@ _ALL, _TICK, _PAUSE, _LATE = 0.029, 0.12, 0.0006, 0.05
 _LATER, _SOONER, _SOON = 0.00005, 0.0001, 0.002
 _FEW = 3  # watchers that are told apart by their ticks
 #: A hold ends with these; others are tried again.
-_FINAL = OWNER_GONE, WRONG_SIZE, TOO_OFTEN
+_FINAL = slot_writer.OWNER_GONE, slot_writer.WRONG_SIZE, slot_writer.TOO_OFTEN
 
 
 def main() -> int:
     """Serve orders until the socket closes."""
     channel = _socket.socket(fileno=os.dup(0))
-    room = _socket.CMSG_SPACE((MAX_ORDERS + 1) * array.array("i").itemsize)
+    room = _socket.CMSG_SPACE((slot_writer.MAX_ORDERS + 1) * array.array("i").itemsize)
     Words.load_functions()
     received = inherited()
     holds, readable = HeldWords(), [channel.fileno()]
@@ -104,16 +89,16 @@ class _HeldFile(Words):
         if self.view[self._slots[2] // 8]:
             return False  # a process that holds the lock may be moving slots
         word.foreign = present
-        if not differs(present, word.value):
+        if not slot_writer.differs(present, word.value):
             word.standing = present
             return False
         if int(now) != self._second:
             self._second, self._changes = int(now), 0
         self._changes += 1
-        outcome = TOO_OFTEN
-        if self._changes <= self._allowed:
+        outcome = slot_writer.TOO_OFTEN if self._changes > self._allowed else slot_writer.WRONG_SIZE
+        if self._changes <= self._allowed and self.whole():
             order = (*word.order[:5], present, word.value)
-            outcome = carry_out(self, self._handles, order, self._slots)[0] if self.whole() else WRONG_SIZE
+            outcome, _ = slot_writer.carry_out(self, self._handles, order, self._slots)
         if outcome == DONE:
             word.corrections += 1
             word.standing = word.value
@@ -144,7 +129,7 @@ class HeldWords:
 
     def __init__(self) -> None:
         self.files: dict[int, _HeldFile] = {}
-        self._note: memoryview | None = None
+        self._note = memoryview(bytearray(8)).cast("Q")
         self._compared = 0.0  # when all were
         #: A heap: when, at which file, since when a tick is expected, how often in a row it was earlier.
         self._looks: list[tuple[float, int, float, int]] = []
@@ -158,8 +143,7 @@ class HeldWords:
         if before:
             before.close()
         if HEAD.unpack_from(message)[1] & ~HOLDS:
-            if self._note is None:
-                self._note = memoryview(mmap.mmap(descriptors[1], mmap.PAGESIZE)).cast("Q")
+            self._note = memoryview(mmap.mmap(descriptors[1], mmap.PAGESIZE)).cast("Q")
             try:
                 self.files[key] = _HeldFile(message, descriptors, before.period if before else _TICK)
             except (OSError, ValueError):
@@ -195,6 +179,8 @@ class HeldWords:
                 file.period = max(_TICK, file.period + (-_SOONER if hits else _LATER))
                 due = (due - _SOONER * 2 ** min(hits, 6) if hits else now) + file.period
                 heappush(looks, (due, key, due, hits))
+                if file.watchers + len(file.words) > 2:  # others may follow at once
+                    heappush(looks, (now + _PAUSE, key, now - _LATE + 2 * _PAUSE, 0))
             elif now < due + _LATE:
                 heappush(looks, (now + max(_PAUSE, (now - due) / 8), key, due, hits))
         due = self._compared + 2 * _ALL  # sooner with another file's look
@@ -204,9 +190,7 @@ class HeldWords:
         """Return the files with a word that differs; in one go, since it is most of the work."""
         keys, note = [], self._note
         for key, file in self.files.items():
-            view = file.view
-            if note is not None:
-                note[0] = key
+            note[0], view = key, file.view
             for word in file.words:
                 if view[word.at] != word.standing:
                     keys.append(key)
@@ -214,8 +198,6 @@ class HeldWords:
         return keys
 
     def _set_right(self, key: int, now: float) -> bool:
-        if self._note is None:
-            return False
         self._note[0] = key
         corrected = self.files[key].set_right(now)
         self._note[0] = 0

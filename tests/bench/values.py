@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from tests.bench.timing import Progress, RowValues
+from tests.bench.usage import cpu
 from tests.fakes.container import Container
 from tests.fakes.daemon import BOUND, Daemon
 from tests.fakes.gpu import LATE_S, Device
@@ -52,17 +53,20 @@ LOOK_S: Final = 0.01
 TWICE_S: Final = 1.0  # between two answers
 _SLOTS: Final = 8  # that can hold anything: no life has more processes at a time than two
 #: Per cent of the looks later than `GRACE_S`; and where watchers make values wrong at each tick: those of 2.4.1 set 0,
-#: those of 2.5.0 and 2.6 add on all GPUs but the first.
+#: those of 2.5.0 and 2.6 add on all GPUs but the first, and those before 2.10 set 0 if the driver refuses their call.
 MOST_WRONG: Final = 0.5
-MOST_WRONG_FOUGHT: Final = 5.0
+MOST_WRONG_FOUGHT: Final = 1.0
+#: Containers of 2.9.0 on such a driver, and the CPU that holding their values may take, in per cent of a core.
+HELD: Final = {16: 2.0, 128: 8.0}
+HELD_SETTLE_S, HELD_S = 40.0, 20.0
 #: Drivers on which releases from 2.8.2 on differ, and what is odd about them.
 DRIVERS: Final = {
     "550.163.01": Fault(0),
     "570.86.15": Fault(0),
     "580.105.08": Fault.PROCESS_UTILIZATION_UNSUPPORTED,
 }
+REFUSING: Final = "580.105.08"
 ON_EACH_DRIVER: Final = "2.8.2", "2.9.0", "2.10"
-MOST_WRONG_REFUSED: Final = 1.0
 
 
 class Seen(NamedTuple):
@@ -249,8 +253,27 @@ def measure(scratch: Path, progress: Progress, release: str = "") -> list[RowVal
                 f"monitor of {seen.rule}, tenants of {seen.release}, {gpus}: wrong {GRACE_S:.0f} s after a change",
                 100 * seen.wrong,
                 "% time",
-                MOST_WRONG_FOUGHT if fought else MOST_WRONG_REFUSED if refused else MOST_WRONG,
+                MOST_WRONG_FOUGHT if fought or refused else MOST_WRONG,
                 f"{beside}; right within {seen.longest_s:.1f} s ({seen.longest_in})",
             )
         )
-    return rows
+    return rows if release else [*rows, *(_held(scratch, count, progress) for count in HELD)]
+
+
+def _held(scratch: Path, count: int, progress: Progress) -> RowValues:
+    """CPU with that many containers whose watchers set a value to 0 at each tick."""
+    progress(f"{count} containers with a held value")
+    place = scratch / f"held-{count}"
+    place.mkdir()
+    with Node(place, REFUSING, GPUS) as node:
+        node.gpu.set_faults(DRIVERS[REFUSING])
+        for number in range(count):
+            devices = [GPUS[number % len(GPUS)]]
+            node.container(name=f"c{number}", release="2.9.0", sm_limit=0, devices=devices).tenant(load=20)
+        with Daemon(node, place / "run", "--source", "auto", "--log-level", "error", wrapper=BOUND) as daemon:
+            time.sleep(HELD_SETTLE_S)
+            before = cpu(daemon.process.pid)
+            time.sleep(HELD_S)
+            used = cpu(daemon.process.pid).per_cent(before, HELD_S)
+    name = f"CPU with {count} containers whose value is held, driver {REFUSING}"
+    return name, sum(used), "% core", HELD[count], f"daemon {used.own:.2f}, children {used.children:.2f}"

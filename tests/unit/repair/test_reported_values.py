@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import pairwise
 
 import pytest
 
@@ -94,32 +95,23 @@ def test_fast_answers_do_not_delay_a_repair() -> None:
     assert verdicts == [WAIT, WAIT, WAIT, WRONG, WRONG]  # from then on resolver keeps it equal
 
 
-def test_a_watcher_that_is_ahead_of_nvml_is_not_fought() -> None:
-    """Its load changes just after each answer: for a second it differs from what we know, every second."""
-    scene = Scene(10)
-    before = 10
-    for load in (50, 20, 90, 0, 40, 70, 0, 100, 30):
-        scene.second(before, (load, None, None, None))
-        before = load
-    assert scene.writes == []
-    assert not scene.word.contested
+AHEAD = 10, 50, 20, 90, 0, 40, 70, 0, 100, 30
+JITTER = ((44, (40, 48, 39, 45)), (39, (46, 41, 48, 38)), (47, (42, 50, 44, 39))) * 5
 
 
-def test_a_load_that_jitters_is_not_fought() -> None:
-    scene = Scene(40)
-    for actual, values in ((44, (40, 48, 39, 45)), (39, (46, 41, 48, 38)), (47, (42, 50, 44, 39))) * 5:
-        scene.second(actual, values)
-    assert scene.writes == []
-    assert not scene.word.contested
-
-
-@pytest.mark.parametrize("step", [2, 5, 10, 20])
-def test_a_load_that_rises_is_no_adding(step: int) -> None:
+@pytest.mark.parametrize(
+    "seconds",
+    [
+        # It changes just after each answer: for a second it differs from NVML's, every second.
+        pytest.param([(before, (load, None, None, None)) for before, load in pairwise(AHEAD)], id="ahead"),
+        pytest.param(JITTER, id="jitters"),
+        *([(load, range(load + step, load + 5 * step, step)) for load in range(0, 100 - 3 * step, 4 * step)]
+          for step in (2, 5, 10, 20)),
+    ],
+)  # fmt: skip
+def test_load_that_changes_is_not_fought(seconds: Iterable[tuple[int, Iterable[int | None]]]) -> None:
     scene = Scene(0)
-    load = 0
-    for _ in range(100 // step // 4):
-        actual = load
-        values = [load := load + step for _ in range(4)]
+    for actual, values in seconds:
         scene.second(actual, values)
     assert scene.writes == []
     assert not scene.word.contested
@@ -206,15 +198,14 @@ def test_silence_is_no_peace() -> None:
 
 
 def test_replaced_value_wants_a_newer_answer_of_nvml() -> None:
-    scene = Scene(0)
+    scene, evidence = Scene(0), Evidence()
+    evidence.words[0] = scene.word
     scene.second(40, NOTHING)
-    assert (scene.present, scene.word.unsure()) == (40, False)
-    scene.present = 0
-    scene.look()
-    assert scene.word.unsure()
-    scene.nvml(40)
-    scene.look()
-    assert not scene.word.unsure()
+    assert (scene.present, evidence.unsure()) == (40, False)
+    scene.second(40, (None, None, None, 0))
+    assert evidence.unsure()
+    scene.second(40, (None,))
+    assert not evidence.unsure()
 
 
 def test_value_of_the_slot_writer_is_no_watchers_value() -> None:
@@ -348,25 +339,17 @@ def test_finding_lasts_while_the_process_idles() -> None:
 
 
 @pytest.mark.parametrize(
-    ("present", "actual"),
+    ("present", "actual", "values"),
     [
-        (40, 40),  # stood there before the number was right
-        (0, 0),
+        (40, 40, [40] * 20),  # it stood there before the number was right
+        (0, 0, [0] * 20),
+        (0, 40, [0, 90, 12, 0]),  # NVML contradicts
+        (30, 0, [0]),
     ],
 )
-def test_a_value_that_stands_confirms_nothing(present: int, actual: int) -> None:
+def test_value_that_shows_no_sample_confirms_nothing(present: int, actual: int, values: list[int]) -> None:
     watched = Watched(present, actual)
-    assert [watched.look(present, 100.0 + PASS * n) for n in range(1, 20)] == [None] * 19
-
-
-def test_a_value_that_nvml_contradicts_confirms_nothing() -> None:
-    watched = Watched()
-    assert [watched.look(value, 100.0 + n) for n, value in enumerate((0, 90, 12, 0), 1)] == [None] * 4
-
-
-def test_zeroes_confirm_nothing_where_the_process_idles() -> None:
-    watched = Watched(30, actual=0)
-    assert watched.look(0, 100.2) is None
+    assert {watched.look(value, 100.0 + PASS * n) for n, value in enumerate(values, 1)} == {None}
 
 
 def test_own_or_old_value_confirms_nothing() -> None:
@@ -451,14 +434,20 @@ def zeroes(answers: Iterable[tuple[int, bool]], *, watcher: bool) -> tuple[Scene
     return scene, written
 
 
-def test_zero_on_busy_device_takes_two_absences() -> None:
-    scene, written = zeroes([(30, False), (0, False), (0, False), (0, False)], watcher=False)
-    assert written == [2]
-    assert not scene.word.disputed
-
-
-def test_zero_on_idle_device_takes_one_absence() -> None:
-    assert zeroes([(30, False), (0, True), (0, True)], watcher=False)[1] == [1]
+@pytest.mark.parametrize(
+    ("answers", "watcher", "seconds"),
+    [
+        ([(30, False)] + [(0, False)] * 3, False, [2]),
+        ([(30, False), (0, True), (0, True)], False, [1]),
+        (([(30, False)] + [(0, False)] * 9) * 10, True, [2]),
+    ],
+    ids=["busy", "idle", "flapping"],
+)
+def test_zero_needs_an_idle_device_or_two_absences(
+    answers: list[tuple[int, bool]], *, watcher: bool, seconds: list[int]
+) -> None:
+    scene, written = zeroes(answers, watcher=watcher)
+    assert (written, scene.word.disputed) == (seconds, watcher)
 
 
 def test_watcher_that_fills_in_after_a_zero_is_not_fought() -> None:
@@ -469,11 +458,6 @@ def test_watcher_that_fills_in_after_a_zero_is_not_fought() -> None:
     evidence.words[0] = scene.word
     assert evidence.disputed()
     assert "no 0 is written any more" in evidence.why(4711, BY_VERSION, scene.now)
-
-
-def test_flapping_answers_zero_a_watched_value_once() -> None:
-    answers = ([(30, False)] + [(0, False)] * 9) * 10
-    assert zeroes(answers, watcher=True)[1] == [2]
 
 
 def test_idle_device_ends_the_dispute() -> None:

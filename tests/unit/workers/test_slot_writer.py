@@ -181,48 +181,55 @@ def test_slot_moving_during_write_gets_value_back(bench: Bench) -> None:
     assert bench.path.read_bytes() == before
 
 
+class Zeroing:
+    """A dead slot's value of 50, which an order sets to 0 while the slot changes."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.target, self._guard_at, self._path = (
+            V1_2.sm_util_offset(0, 0) or 0,
+            V1_2.slot_offset(0),
+            bench.path,
+        )
+        self.put(slot_word(0, 4711), 50)
+
+    def put(self, guard: int, value: int) -> None:
+        with self._path.open("r+b") as file:
+            for at, word in ((self._guard_at, guard), (self.target, value), (V1_2.owner_pid, 0)):
+                os.pwrite(file.fileno(), word.to_bytes(8, "little"), at)
+
+    def carry_out(self, words: Words, slots: tuple[int, ...] | None = None) -> int:
+        order = (-1, 0, self._guard_at, slot_word(0, 4711), self.target, 50, 0)
+        return slot_writer.carry_out(words, [], order, slots)[0]
+
+
 @pytest.mark.parametrize("moved_in", [0, 50, 7])
 @pytest.mark.parametrize("fills_at_check", [0, 1, 2])
 def test_slot_filled_during_zeroing_keeps_new_value(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, moved_in: int, fills_at_check: int
 ) -> None:
     """Before the first check, between that and the change, or after it; also what equals the old value or the new."""
-    target, guard_at = V1_2.sm_util_offset(0, 0), V1_2.slot_offset(0)
-    assert target is not None
-    fd, read, swapped, checks = os.open(bench.path, os.O_RDWR), Words.load, Words.swap, iter(range(9))
-
-    def put(at: int, word: int) -> None:
-        os.pwrite(fd, word.to_bytes(8, "little"), at)
-
-    def fill() -> None:
-        put(guard_at, slot_word(9, 0))
-        put(target, moved_in)
+    zeroing, read, swapped, checks = Zeroing(bench), Words.load, Words.swap, iter(range(9))
 
     def checked(words: Words, offset: int) -> int:
         number = next(checks)
         if number == fills_at_check == 0:
-            fill()
+            zeroing.put(slot_word(9, 0), moved_in)
         before = read(words, offset)
         if number == 0 and fills_at_check == 1:
-            fill()
+            zeroing.put(slot_word(9, 0), moved_in)
         return before
 
     def swap(words: Words, offset: int, expected: int, new: int) -> int:
         found = swapped(words, offset, expected, new)
         if expected == 50 and fills_at_check == 2:
-            fill()
+            zeroing.put(slot_word(9, 0), moved_in)
         return found
 
-    put(guard_at, slot_word(0, 4711))
-    put(target, 50)
     monkeypatch.setattr(Words, "load", checked)
     monkeypatch.setattr(Words, "swap", swap)
-    order = (-1, 0, guard_at, slot_word(0, 4711), target, 50, 0)
     with mapped(bench) as words:
-        outcome, _ = slot_writer.carry_out(words, [], order)
-    os.close(fd)
-    assert outcome in (DIFFERENT, MOVED)
-    assert bench.word(target) == moved_in
+        assert zeroing.carry_out(words) in (DIFFERENT, MOVED)
+    assert bench.word(zeroing.target) == moved_in
 
 
 @pytest.mark.parametrize("begins_at_read", [0, 2])
@@ -230,25 +237,19 @@ def test_a_move_that_copies_the_pid_last_loses_no_value(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, begins_at_read: int
 ) -> None:
     """Under its lock it has copied the value, which equals the old one, and not yet the PID."""
-    target, guard_at = V1_2.sm_util_offset(0, 0), V1_2.slot_offset(0)
-    assert target is not None
-    fd, read, reads = os.open(bench.path, os.O_RDWR), Words.load, iter(range(9))
-    for at, word in ((guard_at, slot_word(0, 4711)), (target, 50), (V1_2.owner_pid, 0)):
-        os.pwrite(fd, word.to_bytes(8, "little"), at)
+    zeroing, read, reads = Zeroing(bench), Words.load, iter(range(9))
 
     def moving(words: Words, offset: int) -> int:
         if next(reads) == begins_at_read:
-            os.pwrite(fd, (9).to_bytes(8, "little"), V1_2.owner_pid)
+            with bench.path.open("r+b") as file:
+                os.pwrite(file.fileno(), (9).to_bytes(8, "little"), V1_2.owner_pid)
         return read(words, offset)
 
     monkeypatch.setattr(Words, "load", moving)
-    order = (-1, 0, guard_at, slot_word(0, 4711), target, 50, 0)
     with mapped(bench) as words:
-        slots = V1_2.procs, V1_2.slot_size, V1_2.owner_pid
-        outcome, _ = slot_writer.carry_out(words, [], order, slots)
-    os.close(fd)
+        outcome = zeroing.carry_out(words, (V1_2.procs, V1_2.slot_size, V1_2.owner_pid))
     assert outcome == (MOVED if begins_at_read else DIFFERENT)
-    assert bench.word(target) == 50
+    assert bench.word(zeroing.target) == 50
 
 
 @pytest.mark.parametrize("name", cachefiles.NAMES)
