@@ -157,8 +157,6 @@ def changes(old: Inventory, new: Inventory) -> Iterator[tuple[str, dict[str, Any
 
 def new_xids(old: Inventory, new: Inventory) -> dict[str, int]:
     """Return how many XID errors each GPU had between two inventories, by UUID."""
-    if old.version == new.version:
-        return {}
     before = {gpu.uuid: sum(xid.count for xid in gpu.xids) for gpu in old.gpus}
     counts = {gpu.uuid: sum(xid.count for xid in gpu.xids) - before.get(gpu.uuid, 0) for gpu in new.gpus}
     return {uuid: count for uuid, count in counts.items() if count > 0}
