@@ -110,15 +110,11 @@ FRAGILE = patched("""
         os.close(nothing)
     signal.signal(signal.SIGUSR1, break_down)
 """)
-NO_BTF = patched(
-    "from resolver.pids import bpf_map; bpf_map.start.__kwdefaults__['btf'] = '/sys/kernel/btf/none'"
-)
+NO_BTF = patched("from resolver.pids import bpf_load; bpf_load.BTF = '/sys/kernel/btf/none'")
 
 
 def with_python(python: object) -> tuple[str, ...]:
-    return patched(
-        f"from resolver.pids import bpf_map; bpf_map.start.__kwdefaults__['python'] = {str(python)!r}"
-    )
+    return patched(f"from resolver.pids import bpf_load; bpf_load.PYTHON = {str(python)!r}")
 
 
 def mounted(commands: str) -> tuple[str, ...]:
