@@ -141,7 +141,7 @@ class Repairer:
         async with self._refreshing:
             if self._refreshed < seen:
                 began = time.monotonic()
-                # A task of its own is not charged to any container.
+                # A separate task is not charged to any container.
                 refresh = self.pidmap.catch_up(Slices(), rate_limited=this.patient)
                 if not await asyncio.create_task(refresh):
                     return False

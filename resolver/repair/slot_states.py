@@ -66,7 +66,7 @@ class OwnedSlot:
         self.written: int | None = None  # the hostpid of our one write to this generation
         self.written_at: int | None = None  # the slot's index at that time
         self.announced: int | None = None  # the hostpid that a dry run has announced for this generation
-        self.started = False  # its process has stored its own guess, the last store to come
+        self.started = False  # its process has stored its guess, the last store to come
         self.guessed = False  # changed since our write, once, as the process's own guess does
         self.conflicts = 0
         self.not_before = 0.0

@@ -181,7 +181,7 @@ def carry_out(
     if outcome:
         previous = words.swap(target, first, expected)
     elif first != new and words.swap(target, first, new) != first:
-        outcome, previous = MOVED, 0  # filled in meanwhile: what stands there is not ours
+        outcome, previous = MOVED, 0  # filled in meanwhile by another writer
     else:
         return DONE, words.load(target)
     if new == 0 and slots:

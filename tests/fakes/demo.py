@@ -108,7 +108,7 @@ def _show(view: View, root: Path, options: list[str], release: str | None) -> bo
     if os.environ.get(INSIDE):
         view.say("  Not run by root: everything happens in a user namespace.")
     results = []
-    # That release is of the first one's kind.
+    # That release behaves like the first.
     drivers = ((release, *DRIVERS[0][1:]),) if release else DRIVERS
     for number, (version, listed, samples) in enumerate(drivers):
         directory = root / f"node-{number}"

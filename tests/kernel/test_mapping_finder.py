@@ -234,7 +234,7 @@ def test_files_of_two_snapshots_are_never_taken_for_one_another(
     daemon.wait_for("gpu_found")
     first = dockers.pop(first_found)
     (second,) = dockers.values()
-    # The first container's slot has a PID of the second one's process.
+    # The first container's slot has a PID of a process of the second.
     early = first.tenant(load=30)
     repaired(first, early)
     numbers = [second.tenant(load=10) for _ in range(3)]

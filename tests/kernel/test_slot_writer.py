@@ -31,6 +31,7 @@ from tests.fakes.node import Node
 from tests.fakes.process import Process, readable
 from tests.fakes.regions import LAYOUTS
 from tests.kernel.conftest import EVERY_SOURCE, Start
+from tests.patience import PATIENCE_S
 
 INVENTED = 1000  # the first PID that the mover invents
 WITH_UTILIZATION = [name for name, layout in LAYOUTS.items() if layout.device_util is not None]
@@ -80,7 +81,7 @@ async def hammer(container: Container, mover: Process, slots: int) -> Counter[in
                     answer = await child.request(head + orders, [fd])
                     outcomes.update(outcome for outcome, _ in slot_writer.RESULT.iter_unpack(answer))
     finally:
-        child.stop()
+        child.stop(PATIENCE_S)
         os.close(fd)
     assert child.failures == 0
     return outcomes
@@ -144,7 +145,7 @@ async def zero_what_nobody_has(container: Container, mover: Process) -> Counter[
                 answer = await child.request(message, [region.fd, *handles])
                 outcomes.update(outcome for outcome, _ in slot_writer.RESULT.iter_unpack(answer))
     finally:
-        child.stop()
+        child.stop(PATIENCE_S)
         repairs.close()
         os.close(directory)
     assert child.failures == 0

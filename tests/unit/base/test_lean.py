@@ -7,7 +7,7 @@ import pytest
 
 from resolver.base.lean import lean
 
-#: Modules that packages would import, MiBs in all; and ours of other commands.
+#: Modules that packages would import, MiBs in all; and those of other commands.
 UNUSED = {
     *("_hashlib", "_ssl", "ast", "click", "configparser", "email", "gzip", "hashlib"),
     *("http.client", "http.server", "logging.config", "multiprocessing", "psutil", "random"),

@@ -287,9 +287,7 @@ def test_process_has_started_when_its_guess_was_seen(bench: Bench, *, stale: boo
     bench.plan()
     assert not bench.repairs.started
     bench.now += STARTED
-    bench.see(
-        (8, 4712), (7, 33)
-    )  # a reused slot has the number of the process before, a new one its own guess
+    bench.see((8, 4712), (7, 33))  # a reused slot has the number of the process before, a new slot its guess
     bench.own(7, 4711)
 
     def repair(hostpid: int) -> None:

@@ -17,6 +17,7 @@ from resolver.workers.nvml_samples import LEGACY_REFUSED
 from resolver.workers.supervisor import WorkerProcess
 from tests.fakes.gpu import DEFAULT_DEVICES, Mig
 from tests.fakes.state import Answer, Fault
+from tests.patience import PATIENCE_S
 from tests.unit.conftest import Driver
 
 FIRST, SECOND = (device.uuid for device in DEFAULT_DEVICES)
@@ -29,7 +30,7 @@ class Nvml:
         self._runner = asyncio.Runner()
 
     def close(self) -> None:
-        self.worker.stop()
+        self.worker.stop(PATIENCE_S)
         self._runner.close()
 
     def ask(self, **request: Any) -> dict[str, Any]:
@@ -218,7 +219,7 @@ def test_a_list_may_grow_between_the_calls_and_be_old(driver: Driver, nvml: Nvml
         client.context(FIRST, 1 << 20)
         for version in ("470.256.02", "510.108.03", "550.54.15"):
             driver.install(version)
-            nvml.worker.stop()
+            nvml.worker.stop(PATIENCE_S)
             driver.gpu.set_faults(grow=3)
             listed = {str(client.host_pid): 1 << 20}
             assert nvml.samples()["memory"].items() > listed.items()

@@ -27,6 +27,7 @@ from resolver.workers.slot_writer import DIFFERENT, DONE, MOVED, NOT_WRITABLE, O
 from resolver.workers.supervisor import WorkerProcess
 from tests.fakes import cachefiles
 from tests.fakes.halted import halted_when_it_maps, wait_until_halted
+from tests.patience import PATIENCE_S
 
 V1_2 = layouts.LAYOUTS["v1.2"]
 Order = tuple[int, int, int, int, int, int, int]
@@ -40,7 +41,7 @@ class Bench:
         self._runner = asyncio.Runner()
 
     def close(self) -> None:
-        self.worker.stop()
+        self.worker.stop(PATIENCE_S)
         self._runner.close()
         os.close(self.fd)
 

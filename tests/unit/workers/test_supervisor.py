@@ -69,7 +69,7 @@ def puppet(tmp_path: Path) -> Iterator[Callable[..., WorkerProcess]]:
 
     yield make
     for worker in made:
-        worker.stop()
+        worker.stop(PATIENCE_S)
 
 
 @pytest.fixture
