@@ -68,9 +68,19 @@ class Checked:
         known = numbers(self.source)
         throughout = {pid: seen for pid, seen in before.items() if after.get(pid) == seen}
         assert {pid: known.get(pid) for pid in throughout} == {p: s.ns_pids for p, s in throughout.items()}
-        # Absent from both listings: only this refresh can have seen it.
-        assert known.keys() - before.keys() - after.keys() <= came
+        # Absent from both listings: only this refresh can have seen it, or it has left /proc and waits for a CPU to
+        # report its exit, which the kernel does afterwards.
+        leaving = known.keys() - before.keys() - after.keys() - came
+        until(lambda: self.left(leaving, came, went), f"the exits of {leaving}")
         return came, went
+
+    def left(self, leaving: set[int], came: set[int], went: set[int]) -> bool:
+        if leaving <= went:
+            return True
+        later_came, later_went = self.refresh()
+        came |= later_came
+        went |= later_went
+        return leaving <= went
 
 
 def python(code: str, *wrapper: str) -> tuple[int, str]:
