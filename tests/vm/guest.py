@@ -1,4 +1,6 @@
-"""PID 1 of the guest, and what is tried there. Standard library only: it runs under the guest's own Python.
+"""PID 1 of the guest, or a unit of systemd's, and what is tried there.
+
+Standard library only: it runs under the guest's own Python.
 
 The host wants a report: lines of JSON, written to the raw disk /dev/vdc as they come. Each has ``step``; the last is
 ``end``. The kernel's command line says what to do: ``resolver.steps=loader,auto,doctor,demo`` and, if a variant
@@ -54,11 +56,18 @@ _WORDS = 4000  # of a program's last output go into the report
 
 
 def main() -> None:
-    """As PID 1: let a child do the work, reap whatever becomes an orphan, then switch the machine off."""
+    """As PID 1: let a child do the work, reap whatever becomes an orphan, then switch the machine off.
+
+    Under systemd it is a unit, at whose end systemd switches the machine off.
+    """
+    if os.getpid() != 1 and "resolver.steps" not in _wishes():
+        raise SystemExit("this runs in a virtual machine: see tests/vm/__main__.py")
     if os.getpid() != 1:
-        raise SystemExit("this is the first process of a virtual machine: see tests/vm/__main__.py")
+        work()
+        return
     worker = os.fork()
     if worker == 0:
+        os.setsid()
         work()
         os._exit(0)
     while os.wait()[0] != worker:
@@ -80,10 +89,11 @@ class Report:
 
 
 def work() -> None:
-    os.setsid()
     begun = time.monotonic()
     for what, where, kind, options in _MOUNTS:
         os.makedirs(where, exist_ok=True)
+        if os.path.ismount(where):  # by systemd
+            continue
         subprocess.run(
             ["mount", "-n", "-t", kind, *(["-o", options] if options else []), what, where], check=False
         )
@@ -104,7 +114,7 @@ def work() -> None:
     if not os.path.isdir("resolver/__pycache__"):  # the host compiled it for its architecture
         subprocess.run([PYTHON, "-m", "compileall", "-q", "resolver", "bpf", "tests/fakes"], check=False)
     report.line("boot", **about())
-    steps = {"loader": loader, "auto": auto, "doctor": doctor, "demo": demo}
+    steps = {"loader": loader, "auto": auto, "doctor": doctor, "demo": demo, "containers": containers}
     if script := wishes.get("resolver.script"):
         report.line("variant", **run(["sh", "-e", script], 300))
     for name in wishes.get("resolver.steps", "loader").split(","):
@@ -206,6 +216,12 @@ def doctor() -> dict[str, Any]:
 def demo() -> dict[str, Any]:
     """``make demo``; it is right when it says so itself."""
     return run([PYTHON, "-m", "tests.fakes.demo"], 600)
+
+
+def containers() -> dict[str, Any]:
+    """Real containers in systemd's scopes: see `tests.vm.containers`, which prints one line of JSON."""
+    done = run([PYTHON, "-m", "tests.vm.containers"], 1200)
+    return {**done, **_last_json(done["said"])}
 
 
 def _last_json(said: str) -> dict[str, Any]:

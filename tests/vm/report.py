@@ -15,8 +15,9 @@ ROOT: Final = Path(__file__).parent.parent.parent
 FILE: Final = ROOT / "docs" / "kernels.json"
 PAGE: Final = ROOT / "docs" / "compatibility.md"
 BEGIN, END = "<!-- kernels: begin -->", "<!-- kernels: end -->"
-#: The guest's steps in order.
-STEPS: Final = ("loader", "auto", "doctor", "demo")
+#: A plain guest's steps in order, and all.
+PLAIN: Final = ("loader", "auto", "doctor", "demo")
+STEPS: Final = (*PLAIN, "containers")
 #: Kept fields of each step's line.
 _KEPT: Final = {
     "variant": ("ok", "said"),
@@ -24,6 +25,7 @@ _KEPT: Final = {
     "auto": ("ok", "source", "not_used", "seconds"),
     "doctor": ("ok", "states", "told", "seconds"),
     "demo": ("ok", "seconds"),
+    "containers": ("ok", "engines", "seconds"),
 }
 #: The first kernel that the BPF program can be loaded into: the iterator over tasks came with it.
 _FIRST_WITH_BPF: Final = (5, 8)
@@ -150,7 +152,20 @@ def table(rows: Sequence[Row]) -> str:
             row.get("doctor", {}).get("states", {}).get("bpf") or _untried(row, "doctor"),
         )
         lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+    return "\n".join((*lines, *_containers(rows)))
+
+
+def _containers(rows: Sequence[Row]) -> list[str]:
+    """A second table: containers in scopes that systemd made. A wrong answer ends the step before its row."""
+    lines = [
+        f"| {engine['engine']} | {row['pick']} | `{engine['cgroup']}` | found | listed | right |"
+        for row in rows
+        for engine in row.get("containers", {}).get("engines", ())
+    ]
+    head = (
+        "| systemd's cgroup driver | kernel | the container's cgroup | `lookup` | `containers` | `reverse` |"
+    )
+    return ["", head, "|" + "---|" * 6, *lines] if lines else []
 
 
 def _untried(row: Row, step: str) -> str:

@@ -8,6 +8,7 @@ To add one, add it to `VARIANTS`:
 - ``script`` is a path in the checkout (``tests/vm/variants/NAME.sh``), run by ``sh -e`` as root in the guest, after the
   mounts of `tests.vm.guest` and before the steps. If it fails, the row says so and the run fails;
 - ``modules`` are kernel modules that are loaded at the start, where they are not built in;
+- ``steps`` are tried besides those of every variant;
 - ``loads`` and ``source`` are what the guest has to come to; None is what the kernel alone comes to;
 - ``why``: by source, words that the daemon has to give as the reason for not using it;
 - ``told``: by check of doctor, its state, and words that have to be in what it says.
@@ -28,6 +29,7 @@ class Variant(NamedTuple):
     packages: tuple[str, ...] = ()
     script: str = ""
     modules: tuple[str, ...] = ()
+    steps: tuple[str, ...] = ()
     loads: bool | None = None
     source: str | None = None
     why: Mapping[str, str] = {}
@@ -37,6 +39,12 @@ class Variant(NamedTuple):
 _LOCKED: Final = "blocked by kernel lockdown"
 _DOMAIN: Final = "by the security module that holds this process to 'system_u:system_r:resolver_t:s0'"
 _FORBIDDEN: Final = "by the security module that holds this process to 'resolver (enforce)'"
+#: Systemd runs the guest's program as a unit, and switches the machine off when that ends. ``first`` is what the
+#: initial RAM disk starts as PID 1.
+_SYSTEMD: Final = (
+    "first=/usr/lib/systemd/systemd systemd.firstboot=no systemd.machine_id=6f0f1b6c1d0e4c6f9b8f2f6f0c7a1d11 "
+    'systemd.run="/usr/bin/python3 /resolver/tests/vm/guest.py"'
+)
 
 VARIANTS: Final[dict[str, Variant]] = {
     "": Variant(),
@@ -66,6 +74,13 @@ VARIANTS: Final[dict[str, Variant]] = {
     "cgroup-v1": Variant(script="tests/vm/variants/cgroup-v1.sh", told={"view": ("ok", "cgroups v1")}),
     "cgroup-hybrid": Variant(
         script="tests/vm/variants/cgroup-hybrid.sh", told={"view": ("ok", "cgroups v1 and v2")}
+    ),
+    "systemd": Variant(
+        cmdline=_SYSTEMD,
+        packages=("systemd", "dbus", "crun", "runc", "podman", "busybox-static"),
+        script="tests/vm/variants/systemd.sh",
+        steps=("containers",),
+        told={"view": ("ok", "cgroups v2")},
     ),
     "hidepid": Variant(script="tests/vm/variants/hidepid.sh", told={"view": ("ok", "")}),
 }

@@ -49,6 +49,15 @@ def test_a_step_that_was_not_tried_is_no_success() -> None:
     assert problems(row(), ["doctor"]) == ["doctor: it was not tried"]
 
 
+def test_containers_in_scopes_of_systemd_have_their_own_table() -> None:
+    engine = {"engine": "crun 1.21, as CRI-O calls it", "cgroup": "/kubepods.slice/crio-<id>.scope"}
+    first, second = report.table([row(), row(containers={"ok": True, "engines": [engine]})]).split("\n\n")
+    assert "crun" not in first
+    assert second.splitlines()[2:] == [
+        "| crun 1.21, as CRI-O calls it | 6.1 | `/kubepods.slice/crio-<id>.scope` | found | listed | right |"
+    ]
+
+
 @pytest.mark.parametrize("of", [report, engines])
 def test_table_in_documents_is_made_of_results(of: Any) -> None:
     page = of.PAGE.read_text()
