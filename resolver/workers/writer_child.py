@@ -195,6 +195,7 @@ class HeldWords:
                 if view[word.at] != word.standing:
                     keys.append(key)
                     break
+        note[0] = 0
         return keys
 
     def _set_right(self, key: int, now: float) -> bool:

@@ -41,6 +41,7 @@ def test_held_word_is_compared_when_a_tick_can_come(
     comparisons, wrong, end, since = 0, 0.0, clock.now + 2.0, 0.0
     while clock.now < end:
         counted, pause = end - clock.now < 1.0, held.tick()
+        assert not any(os.pread(note, 8, 0)), "the file would be blamed for any end of the writer"
         comparisons += counted
         if since and int.from_bytes(os.pread(fd, 8, AT), "little") == 40:
             wrong, since = wrong + (clock.now - since) * counted, 0.0
