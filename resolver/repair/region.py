@@ -72,7 +72,7 @@ class RegionRepairs:
         self.not_held_until = 0.0  # they changed too often
         self.planned = 0.0  # at the last plan
         self.right = False  # at the last plan: each hostpid, and that of the process that attached last
-        self.started = False  # and each process has stored its guess, or had a minute for it
+        self.started = False  # and each process has guessed, or had a minute for it
         self.finding: WatcherFinding | None = None  # the watcher's evidence on the policy
         self.numbers: set[HostpidNamespace] = set()  # with which watchers found samples
 
@@ -177,7 +177,7 @@ class RegionRepairs:
         self._came = self._came or not all(state.followed for state in plan.right)
         self.right = plan.settled and self._came and not self.slots.unowned.unclear()
         self.started = self.right and all(
-            state.started or state.evidence.begins(now) <= now - STARTED for state in plan.right
+            state.guessed or state.evidence.begins(now) <= now - STARTED for state in plan.right
         )
         self._settled = changes if plan.settled else -1
         self._values_due = inf if plan.calm else now + TWO_TICKS  # a watcher may put them right until then

@@ -25,7 +25,6 @@ class RegionSlots:
         self.unowned = UnownedSlots(0)
         self.next_look = 0.0  # when the next search is due
         self._twice: set[int] = set()  # PIDs that several slots hold
-        self._fresh: set[int] = set()  # those that took a slot since the first view, and have no owner yet
 
     def take(self, view: RegionView) -> list[OwnedSlot]:
         """Match a new view's slots by PID, mark ambiguous or invalid ones; return owned slots that vanished."""
@@ -54,13 +53,10 @@ class RegionSlots:
             else:
                 unowned.begin(index)
                 self.next_look = 0.0
-                if before is not _UNREAD:
-                    self._fresh.add(ns_pid)
             if ns_pid in self._twice:
                 self.next_look = 0.0
         gone = [self.owned.pop(ns_pid) for ns_pid in self.owned.keys() - by_pid.keys() - twice]
         self.unowned, self._twice = unowned, twice
-        self._fresh &= by_pid.keys()
         return gone
 
     def distinguished(self) -> list[OwnedSlot]:
@@ -103,9 +99,6 @@ class RegionSlots:
         slot = self.view.slots[index]
         self.unowned.remove(index)
         state = self.owned[slot.pid] = OwnedSlot(slot, owner)
-        # A slot that was reused keeps the number of the process before.
-        state.started = slot.pid in self._fresh and slot.hostpid != 0
-        self._fresh.discard(slot.pid)
         return state
 
     def ended(self, state: OwnedSlot) -> bool:

@@ -66,8 +66,7 @@ class OwnedSlot:
         self.written: int | None = None  # the hostpid of our one write to this generation
         self.written_at: int | None = None  # the slot's index at that time
         self.announced: int | None = None  # the hostpid that a dry run has announced for this generation
-        self.started = False  # its process has stored its guess, the last store to come
-        self.guessed = False  # changed since our write, once, as the process's own guess does
+        self.guessed = False  # changed since our write, once, as the process's own guess does: its last store
         self.conflicts = 0
         self.not_before = 0.0
         self.wrong_since: float | None = None
@@ -136,7 +135,7 @@ class OwnedSlot:
             self.written = self.written_at = None
         if self.written is not None and slot.hostpid != self.written:
             if slot.hostpid and not self.guessed:
-                self.guessed = self.started = True  # the process's own guess; no release guesses 0
+                self.guessed = True  # the process's own guess; no release guesses 0
             else:
                 # Another program writes it too.
                 wait = doubled(_FIRST_BACKOFF, _LONGEST_BACKOFF, self.conflicts)
