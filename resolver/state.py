@@ -72,7 +72,7 @@ class SlotCounts(NamedTuple):
 
 
 class SlotReports:
-    """Slots of one region: those with an owner, then the others, whose reports are made on request.
+    """Slots of one region: those with an owner, then the others; reports of these are made on request.
 
     Each of ``slots`` has a byte in ``codes``, because a tenant can fill 1,024 in each file; 0 is none here. By
     ``meanings`` a slot is dead, or its owner is unknown, which has a reason once it was searched.

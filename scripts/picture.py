@@ -1,4 +1,4 @@
-"""Draw docs/top.svg: a screen of `resolver top`, by its own code, on a node with some repairs and problems."""
+"""Draw docs/top.svg: a screen of `resolver top`, by the command's code, on a node with some repairs and problems."""
 
 from __future__ import annotations
 

@@ -47,14 +47,14 @@ html_permalinks_icon = "#"
 
 def groups(text: str) -> dict[str, list[str]]:
     """Caption -> documents without their ending, as docs/README.md lists them."""
-    found = {}
+    documents = {}
     for section in text.split("\n## ")[1:]:
         caption, _, body = section.partition("\n")
-        found[caption] = [
+        documents[caption] = [
             (ROOT / "docs" / target).resolve().relative_to(ROOT.resolve()).with_suffix("").as_posix()
             for target in re.findall(r"^- \[[^]]+\]\(([^)#:]+\.md)\)", body, re.MULTILINE)
         ]
-    return found
+    return documents
 
 
 def _add_contents(_app: Sphinx, docname: str, source: list[str]) -> None:
@@ -85,7 +85,7 @@ def for_both(html: str, pictures: dict[str, str]) -> str:
         tag, name = found[0], found[1]
         if name not in pictures:
             return tag
-        light, dark = (tag.replace("<img ", f'<img class="only-{each}" ', 1) for each in ("light", "dark"))
+        light, dark = (tag.replace("<img ", f'<img class="only-{theme}" ', 1) for theme in ("light", "dark"))
         return light + dark.replace(name, pictures[name])
 
     return re.sub(r'<img [^>]*?src="[^"]*?([^"/]+\.svg)"[^>]*>', twice, html)

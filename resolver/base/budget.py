@@ -96,7 +96,7 @@ class Rounds:
 
 
 class Metered:
-    """Coroutine whose steps on the event loop are charged; waiting is free. Each step waits for ``rounds`` if given."""
+    """Coroutine that pays for its steps on the event loop; waiting is free. Each step waits for ``rounds`` if given."""
 
     __slots__ = ("_rounds", "_spend", "_work")
 

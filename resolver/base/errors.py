@@ -50,7 +50,7 @@ class ProcessGone(ResolverError):
 
 
 class NotFound(ResolverError):
-    """Everything was read without success. ``what`` is missing: ``container``, ``pidns`` or ``process``."""
+    """Everything was read, and nothing matches. ``what`` is missing: ``container``, ``pidns`` or ``process``."""
 
     def __init__(self, message: str, what: str = "process") -> None:
         super().__init__(message)

@@ -374,7 +374,7 @@ class DriverError(ReasonWithWords):
 
 
 class TroubleReason(ReasonWithWords):
-    """Problem of a running daemon, gravest first; a logged one's word is its event."""
+    """Problem of a running daemon, gravest first; a logged reason has its event's name."""
 
     STALLED = (
         "stalled",

@@ -38,7 +38,7 @@ class _Ask(Protocol):
 class Documents(NamedTuple):
     """Lists of the API; ``uses`` and ``without_slot`` are those of `resolver usage`.
 
-    ``no_daemon`` is the reason that no daemon gave them, ``settings_by`` whose settings count.
+    ``no_daemon`` is the reason that no daemon gave them, ``settings_by`` the owner of the settings.
     """
 
     status: Status

@@ -1,4 +1,4 @@
-"""Show a container its own GPU use: its share of each GPU, and its processes by their own PIDs.
+"""Show a container's GPU use from inside: its share of each GPU, and its processes by their PIDs there.
 
 ``make view`` packs this module with `resolver.cli.show` into ``resolver-view.pyz`` for images without `resolver`, so
 both use only the standard library of Python 3.8 and later.

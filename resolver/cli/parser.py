@@ -16,7 +16,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(prog, usage, description, epilog, formatter_class=formatter, allow_abbrev=False)
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Refuse ``-o json``, whose word would count as the first argument."""
+        """Refuse ``-o json``: ``json`` would count as the first argument."""
         if "-o" in (args or ()) and "-o" not in self._option_string_actions:
             self.error("there is no -o: --json prints JSON")
         return super().parse_args(args, namespace)

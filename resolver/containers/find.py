@@ -132,8 +132,8 @@ def container_name(mounts: Iterable[Mount], pod_uid: str | None) -> str | None:
     """Return a container's name in its pod, from its main process's mount table.
 
     In order: ``<kubelet>/pods/<podUID>/containers/<containerName>/<hash>``, and HAMi's
-    ``<hook>/containers/<podUID>_<containerName>``, which may be an init container's. If ``containers`` is a mount of
-    its own, the root is ``/<podUID>_<containerName>``.
+    ``<hook>/containers/<podUID>_<containerName>``, which may be an init container's. If ``containers`` is a separate
+    mount, the root is ``/<podUID>_<containerName>``.
     """
     if pod_uid is None:
         return None

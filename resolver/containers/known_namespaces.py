@@ -1,9 +1,9 @@
 """Index of the node's PID namespaces by their first processes, with container and mounts.
 
-A PID namespace lives as long as its first process, whose cgroup shows the container and whose mounts show the
-directories. Namespaces below and above it (except the host's) belong to the container, too. A first process exists
-before its cgroup and mounts, so it is read again, ever more rarely. A tenant can make thousands: the work goes in small
-steps that several tasks may share.
+A PID namespace lives as long as its first process: its cgroup shows the container, its mounts show the directories.
+Namespaces below and above it (except the host's) belong to the container, too. A first process exists before its cgroup
+and mounts, so it is read again, ever more rarely. A tenant can make thousands: the work goes in small steps that
+several tasks may share.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class FirstProcess:
 
 
 class _Readings:
-    """First processes whose mounts are to be read, by host PID, and the task that does it."""
+    """First processes with unread mounts, by host PID, and the task that reads them."""
 
     def __init__(self) -> None:
         self.waiting: dict[int, FirstProcess] = {}

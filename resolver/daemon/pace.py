@@ -55,7 +55,7 @@ class Pace:
         self._stopping.set()
 
     async def run(self, loops: Iterable[Coroutine[Any, Any, None]]) -> None:
-        """Run all loops until `stop` or the first end, and raise that one's error."""
+        """Run all loops until `stop`, or until the first one ends, and raise its error."""
         tasks = [asyncio.create_task(loop) for loop in loops]
         stopping = asyncio.create_task(self._stopping.wait())
         try:

@@ -63,7 +63,7 @@ def _none_runs(node: Node) -> Finding:
 
 
 def _foreign(path: str, why: str) -> Finding:
-    """Return the finding about a socket that no daemon of ours has, and that none left behind."""
+    """Return the finding about a socket of another program."""
     finding, _, fix = why.partition(". ")
     if "Permission denied" in finding:
         return unknown(finding, "root and the socket's group may ask", fix)

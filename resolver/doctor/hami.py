@@ -45,7 +45,7 @@ def _missing(found: str) -> Finding:
 
 
 def _directory(path: str, daemon_root: str) -> Finding:
-    """Check one directory, as this process and the daemon see it: a unit or a pod has its own mounts."""
+    """Check one directory, as this process and the daemon see it: a unit or a pod has other mounts."""
     try:
         with os.scandir(path) as listing:
             next(listing, None)

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 class Used(NamedTuple):
     """Process on a device. ``host_pid`` is the process's if known, else NVML's number; None is unknown.
 
-    ``container`` is as in `Sample`, empty for a slot's owner, whose ``no_slot`` is None. ``share`` is its part of the
-    device's load since the answer before, as in `DeviceSamples.shares`.
+    ``container`` is as in `Sample`; a slot's owner has an empty one, and None as ``no_slot``. ``share`` is its part
+    of the device's load since the answer before, as in `DeviceSamples.shares`.
     """
 
     host_pid: int
@@ -67,7 +67,7 @@ class Joined(NamedTuple):
         return self.values.get((host_pid, device_uuid), 0) if device_uuid in self.asked else None
 
     def changed(self, before: Joined | None) -> set[int] | None:
-        """Return host PIDs whose utilization differs from before; None if it may be any."""
+        """Return host PIDs with another utilization than before; None if it may be any."""
         if before is None or self.asked != before.asked:
             return None
         return {key[0] for key, _ in self.values.items() ^ before.values.items()}

@@ -46,8 +46,8 @@ OK, UNSUPPORTED, FAILED = "ok", "unsupported", "failed"
 class DeviceSamples(Struct, frozen=True):
     """The NVML worker's answer about one device's processes; NVML's PIDs may be threads'.
 
-    ``newest`` has each process with a sample in the last second: its SM utilization in per cent, the sum of its own
-    periods over the number of periods with an active process. ``dropped`` are PIDs with an unknown value: an impossible
+    ``newest`` has each process with a sample in the last second: its SM utilization in per cent, the sum of its periods
+    over the number of periods with an active process. ``dropped`` are PIDs with an unknown value: an impossible
     sample, or a client of an MPS server (``mps``, None if unknown), which has its samples. ``memory`` is in bytes, None
     without a list. ``power`` is the device's, in watts. ``idle``: the device's own samples show no load in that second.
 

@@ -135,7 +135,7 @@ def decide(
 ) -> HostpidPolicy:
     """Return the policy for a node. ``driver_version`` is None until NVML has answered.
 
-    ``vgpu``: the node is a vGPU guest, whose samples come from the hypervisor; None if only some GPUs are virtual.
+    ``vgpu``: the node is a vGPU guest, with samples from the hypervisor; None if only some GPUs are virtual.
     """
     if setting is not HostpidNamespace.AUTO:
         return HostpidPolicy(setting, f"forced by hostpid_namespace = {setting.value}", Origin.FORCED)

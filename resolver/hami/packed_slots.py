@@ -119,7 +119,7 @@ class PackedSlots:
         return tuple(below) if any(below) else (), tuple(above) if any(above) else ()
 
     def vacant(self, index: int) -> bool:
-        """Check that the slot was given back or is a moved one's copy."""
+        """Check that the slot was given back, or is the copy of a moved slot."""
         return index >= self.proc_num or not self._pids[index]
 
     def crowded(self, hostpid: int) -> bool:

@@ -174,7 +174,7 @@ def describe_written(procfs: Procfs, host_pid: int, name: str = "") -> int:
     """Count its files open for writing, of that name if given.
 
     Ask this first about the container: locks on a file delay its description, and `written_in` and `written_by_name`
-    also read the mount table, so a tenant's locks would make them late for everybody.
+    also read the mount table, so a tenant's locks would make them late for all containers.
     """
     opened = opened_by_name(procfs, host_pid, name) if name else open_for_writing(procfs, host_pid)
     return sum(1 for _ in opened)

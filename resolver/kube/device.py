@@ -233,7 +233,7 @@ def _topology(gpu: Mapping[str, Any]) -> Json | None:
 
 
 def _labels(gpus: Mapping[str, Any]) -> dict[str, str]:
-    """Label the node with its first named GPU's model; each GPU's entry has its own."""
+    """Label the node with its first named GPU's model; each GPU's entry names that GPU's."""
     model = next((gpu["name"] for gpu in gpus["gpus"] if gpu["name"]), "")
     labels = {MODEL_LABEL: label_value(model), DRIVER_LABEL: label_value(gpus["driver_version"] or "")}
     return {name: value for name, value in labels.items() if value}

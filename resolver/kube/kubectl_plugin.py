@@ -116,7 +116,7 @@ class Kubectl:
 
 
 def _missing_right(said: str, daemon: DaemonPod) -> str:
-    """Return how to get the right whose lack kubectl reports; empty if it is another error."""
+    """Return how to get the right that kubectl reports as missing; empty if it is another error."""
     if "(Forbidden)" not in said or "pods/exec" not in said:
         return ""
     return (

@@ -121,7 +121,7 @@ def container_id_of(name: str) -> str | None:
 
 
 def names_in(name: str) -> tuple[str, ...]:
-    """Names by which people know a container without 64 digits, the one to print first; its cgroup's name is the last.
+    """Names of a container without an id of 64 digits: the one to print first, its cgroup's name last.
 
     Samples: ``lxc.payload.web``, ``systemd-nspawn@web.service``, ``system.slice:docker:q3v...`` (BuildKit) and
     ``<allocation's UUID>.<task>.scope`` (Nomad).

@@ -59,7 +59,7 @@ class ClientSocket(socket.socket):
 
 
 class Listener(socket.socket):
-    """Listening Unix socket whose clients can pass no descriptors, if the kernel can forbid it (Linux 6.16).
+    """Listening Unix socket that takes no descriptors from clients, if the kernel can forbid it (Linux 6.16).
 
     It notes when no connection waited, for kernels before 6.5.
     """

@@ -206,7 +206,7 @@ class Procfs:
             return self.ns_pids_of(held, host_pid)
 
     def ns_pids_of(self, held: HeldProcess, host_pid: int) -> tuple[int, ...]:
-        """Return a held process's PIDs, from the pidfd's description (Linux 5.5), whose size no tenant chooses."""
+        """Return a held process's PIDs, from the pidfd's description (Linux 5.5): no tenant chooses its size."""
         if held.is_pidfd:
             ns_pids = parse_ns_pids(self.read(f"self/fdinfo/{held.fd}", _FIRST_READ, cut=True))
             if ns_pids[:1] and ns_pids[0] <= 0:

@@ -66,7 +66,7 @@ class _Program(ctypes.Structure):
 
 
 def forbid_dangerous(*needed: str) -> bool:
-    """Refuse `DANGEROUS` calls from now on, but not the needed ones; False without kernel support.
+    """Refuse `DANGEROUS` calls from now on, except the needed ones; False without kernel support.
 
     Takes ``no_new_privs``, or CAP_SYS_ADMIN.
     """

@@ -103,7 +103,7 @@ class LiveLookup:
 
 
 def find_own(procfs: Procfs, pidmap: PidMap, own: Namespace, ns_pid: int) -> ContainerProcess | None:
-    """Return the process with this PID in a namespace of which the caller holds a process, in any container.
+    """Return the process with this PID in the namespace of a process that the caller holds, in any container.
 
     None is conclusive only if the kernel keeps the map.
     """

@@ -147,7 +147,7 @@ class NetlinkSource(ScanSource):
         super()._forget(host_pid)
 
     def _watch_zombies(self) -> Iterator[None]:
-        """Watch processes whose exit event was lost."""
+        """Find processes that ended without an exit event."""
         for host_pid in list(self.known):
             try:
                 self._read(host_pid)

@@ -69,8 +69,8 @@ _REFUSALS = {
 class EventStream:
     """Bound proc connector socket. The reader empties ``touched`` and ``ended``, and resets ``incomplete``.
 
-    ``touched`` are host PIDs of new processes, ``ended`` those with an exited leader, whose threads may run on.
-    ``incomplete``: an event was lost. Where the kernel lacks memory for one, only the next one's number shows it;
+    ``touched`` are host PIDs of new processes, ``ended`` those with an exited leader; their threads may run on.
+    ``incomplete``: an event was lost. Where the kernel lacks memory for one, only the next event's number shows it;
     ``gaps`` counts those.
     """
 

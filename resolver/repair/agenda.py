@@ -76,7 +76,7 @@ class Pass:
 
 
 class _Look:
-    """One region's entry, due at ``regular``, or at ``early`` for what happened since the last read."""
+    """One region's entry, due at ``regular``, or at ``early`` after an event since the last read."""
 
     __slots__ = ("account", "attached", "early", "last", "path", "regular")
 
@@ -172,7 +172,7 @@ class Agenda:
         self._looks[path] = _Look(path, account, attached)
 
     def taken(self, path: str, now: float) -> None:
-        """Note a read; what happens from now on is read after it."""
+        """Note a read; a later event makes the region due again."""
         look = self._look(path)
         look.regular, look.early, look.last = now + _SHORTEST, inf, now
 

@@ -43,7 +43,7 @@ class HeldRegions:
         self._note: mmap.mmap | None = None
 
     def culprit(self) -> RegionRepairs | None:
-        """Return the region whose held words the writer touched when it ended, and forget its hold."""
+        """Return the region with the held words that the writer touched when it ended, and forget its hold."""
         if self._note is None:
             return None
         key, self._note[:8] = int.from_bytes(self._note[:8], "little"), bytes(8)

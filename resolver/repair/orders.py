@@ -102,7 +102,7 @@ class Writing:
         return corrected
 
     async def keep_holds(self, over: Callable[[str], bool]) -> None:
-        """Hold the words on when the writer has ended, and let those go whose container is ``over`` its budget."""
+        """Renew the holds when the writer has ended, and release those of containers ``over`` their budget."""
         while True:
             await self._holding.wait()
             self._bury()

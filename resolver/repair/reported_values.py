@@ -102,8 +102,8 @@ class ReportedValue:
     ) -> Verdict:
         """Return the verdict on ``present``, given NVML's value ``actual`` from its answer at ``answered``.
 
-        A watcher could work from ``since``, when the slot's ``hostpid`` became right. The device is ``idle`` by its own
-        samples.
+        A watcher could work from ``since``, when the slot's ``hostpid`` became right. ``idle``: the device's samples
+        show no load.
         """
         before, new = self.seen, answered > self.answered
         self.answered, self.actual = answered, actual
@@ -230,12 +230,12 @@ class Evidence:
         return all((held or not word.contested) and word.wrong_since is None for word in self.words.values())
 
     def unsure(self) -> bool:
-        """Check that a value of ours was replaced after NVML's answer: only a newer one shows if rightly."""
+        """Check that a written value was replaced after NVML's answer: only the next one shows if rightly."""
         lost = (word for word in self.words.values() if word.lost and not word.contested)
         return any(word.moved_at >= word.answered for word in lost)
 
     def disputed(self) -> list[int]:
-        """Return the devices with a 0 of ours that a watcher contradicts."""
+        """Return the devices with a written 0 that a watcher contradicts."""
         return [device for device, word in self.words.items() if word.disputed]
 
     def finding(self, now: float, blind: Container[int] = ()) -> WatcherFinding | None:

@@ -1,7 +1,7 @@
 """Containers' turns: a coroutine for each container with work reads, searches, plans, writes and reports.
 
-All go on at once and share one slice in each round of the loop. Waiting for a child holds nobody up. A pass leaves out
-containers whose turn goes on.
+All go on at once and share one slice in each round of the loop. A turn that waits for a child delays no other. A pass
+leaves out containers with a turn in progress.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ class Gatekeeper:
 
 
 class Connection:
-    """One admitted client, whose requests are answered one after the other.
+    """One admitted client; its requests are answered one after the other.
 
     The application gets it for each request, and calls `answer` or `stream`. ``headers`` have lower-case names.
     """

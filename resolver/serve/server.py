@@ -1,7 +1,7 @@
 """A bounded HTTP server: holds connections until a request begins, and admits them one by one.
 
-The excess waits in the kernel's queue. Owners (an address, a container) take turns, so that a thousand requests delay
-only those of the same owner, of which complete ones come first.
+The excess waits in the kernel's queue. Owners (an address, a container) take turns, so a thousand requests delay only
+their owner's. Complete ones come first.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class _Files(Generic[T]):
 class PortCredentials:
     """Certificate and token of a port, each absent without a path. Raises `UsageError`.
 
-    Each counts on its own: while a half-written certificate can't be used, a new token can. ``refused`` has the reason.
+    A new token is used even while a half-written certificate can't be. ``refused`` has the reason.
     """
 
     def __init__(self, cert: str, key: str, token: str, refused: Callable[[str], None]) -> None:

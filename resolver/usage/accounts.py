@@ -150,7 +150,7 @@ class Accounts:
                 entry.xids += count
 
     def _place(self, processes: tuple[Process, ...], now: float) -> dict[str, list[Process]]:
-        """Find each process's account, an ended one's as before its end; return the processes by device."""
+        """Find each process's account, an ended process's last one; return the processes by device."""
         keys: dict[tuple[int, str], Key] = {}
         here: dict[str, list[Process]] = {}
         for process in processes:

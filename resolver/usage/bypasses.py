@@ -57,7 +57,7 @@ class Bypasses:
         return held and BypassReason.UNREADABLE in causes
 
     async def _read(self, due: dict[str, int]) -> None:
-        """Read one process of each container: a tenant with many waits longer for its own."""
+        """Read one process of each container: a tenant with many waits longer."""
         for container_id, host_pid in due.items():
             container = self._census.get(container_id)
             first = container.init_host_pid if container else None

@@ -1,7 +1,7 @@
 """Integral of a GPU's load over time, by the driver's clock, from the device's own periods.
 
-A process's value from NVML is a share of the time in which any process was active, so it proves no use of its own: it
-only divides the device's integral.
+A process's value from NVML is a share of the time in which any process was active, so alone it proves no use: it only
+divides the device's integral.
 """
 
 from __future__ import annotations

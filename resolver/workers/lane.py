@@ -104,7 +104,7 @@ def _stop(*_: object) -> None:
 
 
 def load(_procfs: Procfs, seconds: float, *modules: str) -> None:
-    """Import the modules of later questions, each of which may take so many CPU seconds."""
+    """Import the modules of later questions, and allow each question so many CPU seconds."""
     global _most_seconds  # noqa: PLW0603 - a setting of this process
     for module in modules:
         import_module(module)

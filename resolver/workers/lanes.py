@@ -141,7 +141,7 @@ class Lanes:
         return frozenset(self._slow - self._apart.keys())
 
     async def ask(self, payer: str, about: str, function: Callable[..., Any], *arguments: Any) -> Any:
-        """See `TenantReader.ask`. Once closed, who asks is cancelled."""
+        """See `TenantReader.ask`. Once closed, it cancels the caller."""
         if self._closed:
             raise asyncio.CancelledError
         message = json.dumps([f"{function.__module__}:{function.__qualname__}", *arguments]).encode()

@@ -1,4 +1,4 @@
-"""Utilization samples of one device: those of its processes in the last second, and its own since the last answer.
+"""Utilization samples of one device: of its processes in the last second, and of the device since the last answer.
 
 A process in NVML's answer to "since T" was busy after T. That is all the call promises: its stamps are those of the
 last sample in the ring's order of places, up to ten seconds old. The device's own samples have true stamps, in any

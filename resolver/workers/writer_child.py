@@ -1,8 +1,8 @@
 """The slot writer's process: serves `slot_writer`'s messages, and between them sets held words right at once.
 
-A watcher sets its container's words wrong at each tick, and sleeps 120 ms between two. Each tick that is seen is so
-followed by looks at its file from the moment at which the same watcher's next tick can come. All files are compared
-besides, which finds watchers that are not expected. A seccomp filter allows this process nothing more.
+A watcher sets its container's words wrong at each tick, and sleeps 120 ms between two. After a tick, its file is
+compared again from the moment when the same watcher's next tick can come. All files are compared every 30 to 60 ms,
+which finds unexpected watchers. A seccomp filter allows this process nothing more.
 """
 
 from __future__ import annotations

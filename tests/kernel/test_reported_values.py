@@ -115,7 +115,7 @@ def test_a_number_of_the_wrong_namespace_shows(node: Node, start: Start) -> None
     assert daemon.counters()["slots_stuck"] == 1
 
 
-#: A daemon that waits a second, and not half a minute, for a watcher that confirms the policy.
+#: A daemon that waits a second instead of half a minute for a watcher that confirms the policy.
 IMPATIENT = patched("from resolver.daemon import hostpid_decision; hostpid_decision.DOUBTED_SECONDS = 1.0")
 
 

@@ -38,7 +38,7 @@ class Amount(NamedTuple):
 
 
 class Row(NamedTuple):
-    """Line of the list, with those ``below`` it; ``facts`` are what JSON has of it.
+    """Line of the list, with those ``below`` it; ``facts`` are its JSON.
 
     ``pids`` are the host's and the container's, ``use`` is in per cent, ``memory`` and its ``limit`` in bytes.
     """
@@ -166,7 +166,7 @@ def _names(containers: list[Container], region: Region) -> Named:
 
 
 def _identity(record: ContainerUse | Named) -> tuple[str, str]:
-    """Return what identifies a container through its restarts; its id where its names are unknown."""
+    """Return a container's identity through restarts: pod and name, or its id if these are unknown."""
     pod_uid, name = record.pod_uid, record.container_name
     return (pod_uid, name) if pod_uid and name else ("", record.container_id or "")
 
@@ -342,7 +342,7 @@ def _sorted(rows: list[Row], choice: Choice) -> list[Row]:
 
 
 def _value(row: Row, sort: str) -> tuple[str | float, ...] | None:
-    """Return what a row is sorted by; None if unknown, or if it has no such value."""
+    """Return a row's sort key; None if its value is unknown or absent."""
     use, memory = row.use and row.use.value, row.memory and row.memory.value
     by_use = None if use is None else (use, memory or 0)
     by_memory = None if memory is None else (memory, use or 0)

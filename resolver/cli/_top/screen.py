@@ -77,7 +77,7 @@ class Reading(NamedTuple):
 
 
 class Screen:
-    """What the keys choose: the order, the filter, and the part of the list that is seen."""
+    """State that the keys change: the order, the filter, and the visible part of the list."""
 
     def __init__(self, node: str) -> None:
         self.choice, self.rows, self.cursor = Choice(), list[Row](), 0

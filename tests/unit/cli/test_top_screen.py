@@ -70,7 +70,7 @@ def test_another_size_is_another_frame(served: Served) -> None:
         ):
             terminal.resize(width, height)
             terminal.wait(shows(shown, lacks=hidden))
-        # Shown, and not obeyed.
+        # Shown, never obeyed.
         terminal.wait(shows(r"\x1b[2Jevil\x07\n", r"\x1b[31mbad.cache", "模型服务"))
         assert terminal.get("pane_title") != "owned"
 

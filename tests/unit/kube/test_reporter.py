@@ -35,7 +35,7 @@ def kube(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KubeServer
     with KubeServer(tmp_path / "kube") as server:
         server.set_node(NODE)
         yield server
-    gc.collect()  # here, and not in a later test
+    gc.collect()  # here instead of in a later test
 
 
 @contextlib.asynccontextmanager

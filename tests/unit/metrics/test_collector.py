@@ -49,7 +49,7 @@ def gpu(uuid: str, index: int, **changes: Any) -> Gpu:
 
 def joined(**changes: Any) -> Joined:
     asked = frozenset(GPUS)
-    soon = time.time() + 86400  # made when the tests are collected, and not stale when they run
+    soon = time.time() + 86400  # made when the tests are collected; must not be stale when they run
     known = Joined(soon, "", {}, asked, (), (), asked)
     return known._replace(**changes)
 
