@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import math
 import os
+import select
 import signal
 import subprocess
 import time
@@ -107,9 +108,9 @@ def test_a_crowded_map_has_every_process(lives: Path, monkeypatch: pytest.Monkey
                 assert crowded.lookup(*record.levels[-1]) == record
             compared(crowded)
             many.end()
-        with life(lives, "storm", "1000", "100", "600") as storm:
+        with life(lives, "storm", "3000", "100", "600") as storm:
             storm.ready()
-            for _ in range(3):
+            while not select.select([storm.stdout], [], [], 0.05)[0]:
                 compared(crowded)
         assert reconcile(crowded) == 0
         assert {name: crowded.counters()[name] for name in WRONG} == dict.fromkeys(WRONG, 0)

@@ -82,11 +82,9 @@ def test_each_answer_is_that_of_a_single_look_up(node: Node, start: Start, sourc
     answers = ask(daemon, pairs)
     for pair, answer in zip(pairs, answers, strict=True):
         wanted, single = by_walk(pair), alone(daemon, pair)
-        assert single.get("container_name") in (None, wanted.get("container_name")), (
-            pair
-        )  # it may be read again
-        uncertain = dict.fromkeys(single.keys() & {"source", "container_name"})
-        assert single | uncertain == wanted | uncertain, pair
+        while single.get("container_name") is None is not wanted.get("container_name"):  # it is read again
+            single = alone(daemon, pair)
+        assert single | {"source": ""} == wanted | {"source": ""}, pair
         assert source != "bpf" or pair not in unshared or single["source"] == "bpf"
         briefly = {key: wanted[key] for key in wanted if key in ("host_pid", "start_time")}
         assert briefly == {key: answer[key] for key in answer if key != "reason"}, (pair, answer)

@@ -9,11 +9,13 @@ from typing import Final
 
 import pytest
 
+from resolver import client
+from tests.fakes.daemon import Daemon
 from tests.fakes.gpu import Device
 from tests.fakes.node import Node
 from tests.fakes.rm.fetch import library
 from tests.kernel.conftest import Start
-from tests.patience import until
+from tests.patience import PATIENCE_S, until
 
 pytestmark = pytest.mark.nvidia
 
@@ -25,7 +27,7 @@ LOADS: Final = (30, 40)
 SECONDS, LOOK = 14.0, 0.01
 NEAR: Final = 4  # points: sums of floating point are rounded up
 #: Of the looks. A watcher that loses its CPU between clearing a value and filling it in shows its 0 that long: up to
-#: 0.2 % on a crowded machine, 0.06 % on a quiet one. Zeros written over right values were 32 %.
+#: 0.2 % on a crowded machine, 0.06 % on a quiet one. Zeros written over right values were 32 %; the daemon writes none.
 MOST_WRONG: Final = 0.02
 
 
@@ -33,6 +35,12 @@ MOST_WRONG: Final = 0.02
 def real(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Node]:
     with Node(tmp_path, request.param, GPUS, library(request.param)) as node:
         yield node
+
+
+def written(daemon: Daemon) -> int:
+    """Return how many values the daemon has written."""
+    status = client.get_json("/v1/status", str(daemon.socket), seconds=PATIENCE_S)
+    return int(status["counters"].get("utilization_writes", 0))
 
 
 def test_steady_loads_are_never_zeroed(real: Node, start: Start) -> None:
@@ -44,7 +52,7 @@ def test_steady_loads_are_never_zeroed(real: Node, start: Start) -> None:
     for _, tenant, _, _ in pairs:
         tenant.until_repaired()
     time.sleep(2.5)
-    looks = wrong = 0
+    looks, wrong, before = 0, 0, written(daemon)
     end = time.monotonic() + SECONDS
     while time.monotonic() < end:
         for container, _, uuid, load in pairs:
@@ -54,6 +62,7 @@ def test_steady_loads_are_never_zeroed(real: Node, start: Start) -> None:
         time.sleep(LOOK)
     assert looks > 1000
     assert wrong <= MOST_WRONG * looks, f"{wrong} of {looks} looks"
+    assert written(daemon) == before, "values were right without the daemon"
     container, tenant, uuid, _ = pairs[0]
     tenant.set_load(0)
     until(lambda: {sums[uuid] for sums in container.monitor_views(8).values()} == {0}, "idleness")

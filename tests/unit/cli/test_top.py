@@ -110,6 +110,7 @@ def limited(core: int, gib: float, busy: int | None = 52) -> Snapshot:
 def test_limits_stand_beside_the_use(limits: tuple[Any, ...], memory: str, note: str, tone: str) -> None:
     (row,) = [each for each in rows(limited(*limits)) if each.kind == "container"]
     assert (row.bytes(), row.note, row.tone) == (memory, note, tone)
+    assert not note or f"core limit {limits[0]}%" in row.detail
 
 
 @pytest.mark.parametrize(
@@ -395,6 +396,13 @@ def test_a_part_of_the_tree(
     assert titles(rows, "gpu") == [f"{index} {GPUS[index].name}" for index in gpus]
     assert [row.facts["container_name"] for row in rows if row.kind == "container"] == names
     assert [row.kind for row in rows if row.kind in ("sample", "slot", "file")] == unresolved
+
+
+def test_missing_container_is_named_with_exit_1(tmp_path: Path) -> None:
+    with Served(tmp_path / "socket", troubled()) as served:
+        done = top("--socket", str(served.path), "research/nobody")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "no container here is called 'research/nobody'" in done.stderr
 
 
 # ---- the view -----------------------------------------------------------------------------------------------------

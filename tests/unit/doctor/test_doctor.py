@@ -378,8 +378,8 @@ def test_a_check_that_is_not_there() -> None:
 
 def test_a_settings_file_that_is_wrong_is_a_finding(tmp_path: Path) -> None:
     done = resolver("--only", "settings", "--run-dir", str(tmp_path), RESOLVER_INTERVAL="1s")
-    assert "(environment RESOLVER_INTERVAL)" in done.stdout
-    assert "(command line)" in done.stdout
+    assert "interval=1s (environment RESOLVER_INTERVAL), run_dir=" in done.stdout
+    assert f"run_dir={tmp_path} (command line)" in done.stdout
     config = tmp_path / "resolver.toml"
     config.write_text("intervall = '1s'\n")
     done = resolver("--only", "settings", "--only", "view", "--json", "--config", str(config))

@@ -72,6 +72,7 @@ def test_quick_view_and_dump_equal_the_json(name: str, tmp_path: Path) -> None:
     path = container(tmp_path, layout=name)
     with opened(path) as region:
         view, dump = region.read(), region.dump()
+        assert not os.get_inheritable(region.fd)
 
     assert region.layout.name == name
     assert {key: dump[key] for key in content} == content

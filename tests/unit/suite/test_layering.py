@@ -70,6 +70,16 @@ def test_importing_the_package_imports_nothing_else(root: Path) -> None:
     assert done.stdout.split() == ["resolver"]
 
 
+def test_import_check_sees_every_form_and_follows_modules(tmp_path: Path) -> None:
+    source = "import a.b\nfrom c.d import e\ndef f():\n    from . import g\n    import h as i\n"
+    assert imported_modules(source) == {"a.b", "c.d", ".", "h"}
+    package = tmp_path / "resolver"
+    package.mkdir()
+    (package / "child.py").write_text("import os\nfrom resolver.helper import help_me\n")
+    (package / "helper.py").write_text("import rich.table\n")
+    assert foreign_packages(package / "child.py", tmp_path) == {"rich"}
+
+
 def test_no_class_is_called_as_another_one(root: Path) -> None:
     names = Counter[str]()
     for path in root.glob("resolver/**/*.py"):
