@@ -124,7 +124,7 @@ def _dispatch(arguments: list[str]) -> int:
 
 
 def _own_view(parts: tuple[str, ...], args: argparse.Namespace) -> int:
-    """Show a container its part of an answer that the daemon refuses it."""
+    """Show a container its part of an answer, after the daemon has refused it the whole."""
     from resolver import client
     from resolver.cli.own_view import show
 

@@ -148,7 +148,7 @@ def names_in_pod(pod: str, container_id: str) -> tuple[str, ...]:
 
 
 def is_monitor(path: str) -> bool:
-    """Check if a cgroup is one of the processes of LXC or systemd-nspawn that watch a container from outside."""
+    """Check if a cgroup has the processes by which LXC or systemd-nspawn watches a container from outside."""
     return "/lxc.monitor/" in path or path.endswith(".service/supervisor")
 
 

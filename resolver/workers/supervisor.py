@@ -241,7 +241,7 @@ class WorkerProcess:
         self._send()
 
     def _ending(self) -> bool:
-        """Look again soon if the child has just closed its socket and still runs."""
+        """Check again soon if the child has just closed its socket and still runs."""
         now = time.monotonic()
         self._closed_at = min(self._closed_at, now)
         if not self._process or self._process.poll() is not None or now - self._closed_at >= ENDING_SECONDS:
