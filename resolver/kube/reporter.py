@@ -192,7 +192,7 @@ class Reporter:
     async def _follow_node(self) -> None:
         """Watch the node. From version 0 a watch begins with its current state: no list, no get."""
         # All nodes lose their watch at once when an API server restarts.
-        backoff = Backoff(self._watch_ended, apart=random.uniform(0, 2))  # noqa: S311 - no secret
+        backoff = Backoff(self._watch_ended, apart=random.uniform(Backoff.FIRST, 2))  # noqa: S311 - no secret
         while True:
             watch = self._server.watch(
                 NODES,

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import copy
 import gc
+import random
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ from resolver.base.errors import ApiServerFailed
 from resolver.kube import node_events
 from resolver.kube.apiserver import Backoff
 from resolver.kube.device import CORDON, CORDONED, NVML_UNAVAILABLE
-from tests.fakes.kube import DEVICES, EVENTS, NODES, RULES, KubeServer, Rule
+from tests.fakes.kube import DEVICES, EVENTS, NODES, RULES, Asked, KubeServer, Rule
 from tests.fakes.reported import NODE, Run, gpu, impatient, reporting
 
 KOORDINATOR = "scheduling.koordinator.sh"
@@ -36,6 +37,10 @@ def kube(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KubeServer
         server.set_node(NODE)
         yield server
     gc.collect()  # here instead of in a later test
+
+
+def watches(kube: KubeServer) -> list[Asked]:
+    return [asked for asked in kube.asked if asked.query.get("watch")]
 
 
 @contextlib.asynccontextmanager
@@ -245,10 +250,19 @@ async def test_an_expired_watch_begins_anew(kube: KubeServer, in_stream: bool) -
         await run.until(lambda: kube.watching == 1, SOON)
         kube.set_node(NODE, {CORDON: "GPU-a"})
         await run.until(lambda: run.reasons()["GPU-a"] == CORDONED, SOON)
-        versions = [each.query["resourceVersion"] for each in kube.asked if each.query.get("watch")]
+        versions = [watch.query["resourceVersion"] for watch in watches(kube)]
         assert versions[0] == "0"
         assert int(versions[1]) > 100  # it resumed at its version, which had expired
         assert "0" in versions[2:]
+
+
+async def test_no_watch_follows_another_at_once(kube: KubeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(random, "uniform", min)
+    async with synced(kube) as run:
+        ended = time.monotonic()
+        kube.end_watches()
+        await run.until(lambda: len(watches(kube)) == 2, SOON)
+        assert watches(kube)[1].at - ended >= Backoff.FIRST
 
 
 async def test_bookmarks_keep_the_version_young(kube: KubeServer) -> None:
@@ -258,10 +272,8 @@ async def test_bookmarks_keep_the_version_young(kube: KubeServer) -> None:
         young = int(kube.nodes["another"]["metadata"]["resourceVersion"])
         await run.until(lambda: int(run.reporter.node_version) >= young)
         kube.end_watches()
-        await run.until(lambda: len([each for each in kube.asked if each.query.get("watch")]) == 2, SOON)
-        assert [
-            int(each.query["resourceVersion"]) >= young for each in kube.asked if each.query.get("watch")
-        ][1]
+        await run.until(lambda: len(watches(kube)) == 2, SOON)
+        assert int(watches(kube)[1].query["resourceVersion"]) >= young
 
 
 async def test_a_token_that_kubelet_exchanged(kube: KubeServer) -> None:
