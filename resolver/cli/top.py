@@ -2,6 +2,10 @@
 
 Needs a running daemon. In a pipe, or with --once, it prints a plain table and exits. In a container it shows that
 container's GPUs and processes, through the socket of the setting tenant_socket.
+
+Keys: q quit; arrows, j, k, Page Up, Page Down, Home, End move; u, m, n, i sort by utilization, memory, name, idle time,
+r reverses; f hides or shows processes; / filters, Esc shows all; Ctrl-Z suspends. A ? is an unknown value: the line
+above the keys has the details of the selected row.
 """
 
 from __future__ import annotations

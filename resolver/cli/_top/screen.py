@@ -135,9 +135,8 @@ class Screen:
         widest = max(sum(cells(text) for text, _ in line) for line in body)
         self._left = max(min(self._left, widest - width), 0)
         order = f"by {choice.sort}{', reversed' * choice.reverse}"
-        fixed = (
-            _above(self._node, reading, f"{order}   {self._top + 1}-{last} of {len(self.rows)}") + problems
-        )
+        order += f"   {min(self._top + 1, last)}-{last} of {len(self.rows)}"
+        fixed = _above(self._node, reading, order) + problems
         lines = [clip(line, width) for line in fixed] + [clip(line, width, self._left) for line in body]
         return [*lines, clip([(keys, "bold")], width)][:height]
 

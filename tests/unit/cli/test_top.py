@@ -350,7 +350,7 @@ def test_trouble_is_shown_above_the_table() -> None:
     assert re.match(r"no daemon since \d\d:\d\d:\d\d, retrying; the values shown are from before", said[0])
     assert said[1] == "no daemon answers"
     assert said[2].startswith("its passes have stopped: the last pass over the slots is")
-    assert "no GPU: NVML is starting" in whole(snapshot, 80)
+    assert re.search("0-0 of 0.*no GPU: NVML is starting", whole(snapshot, 80), re.DOTALL)
     assert said[3:] == [
         "not ready: the canary was not found",
         "it is a dry run: so it writes nothing",
@@ -406,6 +406,11 @@ def test_missing_container_is_named_with_exit_1(tmp_path: Path) -> None:
 
 
 # ---- the view -----------------------------------------------------------------------------------------------------
+
+
+def test_help_lists_the_keys() -> None:
+    keys = re.split(r"[\s,;]+", called("top", "--help").stdout.partition("Keys:")[2])
+    assert {*"qjkumnirf/", "Esc", "Ctrl-Z"} <= set(keys)
 
 
 def test_the_cursor_stays_on_its_row_when_the_order_changes() -> None:
