@@ -83,12 +83,12 @@ class PortCredentials:
 def _server_context(cert: str, key: str) -> ssl.SSLContext:
     text = _read(key)
     missing = ""  # OpenSSL's errors have no path
-    if b"-----BEGIN CERTIFICATE-----" not in _read(cert):
+    if b"CERTIFICATE-----" not in _read(cert):  # also OpenSSL's TRUSTED CERTIFICATE
         missing = f"{cert} holds no certificate"
     elif b" PRIVATE KEY-----" not in text or b"ENCRYPTED" in text:
         missing = f"{key} holds no unencrypted private key"
     if missing:
-        raise UsageError(f"{missing} as PEM: write one into it under another name, and rename that")
+        raise UsageError(f"{missing} as PEM: write one to a new file, and rename that file")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.options |= ssl.OP_NO_RENEGOTIATION
     context.num_tickets = 0  # scrapers keep their connections

@@ -268,8 +268,10 @@ def test_errors_name_the_file_and_the_cause(files: dict[str, str], tmp_path: Pat
         with pytest.raises(UsageError) as refused:
             tls.PortCredentials(*paths, lambda _: None)
         assert all(word in str(refused.value) for word in words), str(refused.value)
-    both = tmp_path / "both.pem"
+    both, trusted = tmp_path / "both.pem", tmp_path / "trusted.pem"
     both.write_bytes(Path(cert).read_bytes() + Path(key).read_bytes())
-    assert tls.PortCredentials(str(both), "", "", lambda _: None).session()
+    subprocess.run(["openssl", "x509", "-trustout", "-in", cert, "-out", str(trusted)], check=True)
+    for paths in ((str(both), "", ""), (str(trusted), key, "")):
+        assert tls.PortCredentials(*paths, lambda _: None).session()
     with pytest.raises(UsageError, match="metrics_tls_key takes metrics_tls_cert"):
         load({"metrics_tls_key": key}, environ={})
