@@ -17,7 +17,7 @@ class Parser(argparse.ArgumentParser):
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Refuse ``-o json``: ``json`` would count as the first argument."""
-        if "-o" in (args or ()) and "-o" not in self._option_string_actions:
+        if "-o" in (args or ()) and "--json" in self._option_string_actions:
             self.error("there is no -o: --json prints JSON")
         return super().parse_args(args, namespace)
 

@@ -214,7 +214,7 @@ def _no_such(where: str, name: str, known: Collection[str], prefix: str = "") ->
     hint = (
         f"did you mean {prefix}{near[0]}?"
         if near
-        else f"there are {', '.join(prefix + name for name in known)}"
+        else f"remove it; there are {', '.join(prefix + name for name in known)}"
     )
     return UsageError(f"{where}: there is no such setting; {hint}")
 

@@ -61,7 +61,7 @@ def check_paths(paths: tuple[str, ...]) -> None:
         raise ValueError("write a list of paths, none of them empty")
     for path in paths:
         if path != "auto" and not path.startswith("/"):
-            raise ValueError(f"{path!r} is no whole path: begin it with /, or write auto")
+            raise ValueError(f"{path!r} is not an absolute path: begin it with /, or write auto")
 
 
 def text_of(value: Any) -> str:

@@ -19,7 +19,7 @@ from resolver.base.errors import AccessDenied, ProcessGone, UsageError
 from resolver.base.reasons import BrokerRefusal
 from resolver.base.retry import tried_again
 from resolver.config import HostpidNamespace
-from resolver.linux.node_lock import refuse_new_in_root
+from resolver.linux.node_lock import refuse_new_in_root, unusable
 from resolver.linux.peers import PeerUnknown, peer_of
 from resolver.serve.accept import Acceptor, Waiting
 from resolver.serve.unix_socket import UnixSocket
@@ -187,7 +187,7 @@ class Broker:
 
 
 def opened(path: str) -> UnixSocket:
-    """Listen at the path. Raises `UsageError` or OSError if it is unavailable."""
+    """Listen at the path. Raises `UsageError` if it is unavailable."""
     directory, name = os.path.split(os.path.abspath(path))
     directory = os.path.realpath(directory)  # /var/run is a link
     if os.geteuid() != 0:
@@ -195,7 +195,10 @@ def opened(path: str) -> UnixSocket:
             "the broker must run as root, because HAMi's clients trust no other user: run the daemon as root, "
             "or leave --broker out"
         )
-    _make(directory)
+    try:
+        _make(directory)
+    except OSError as error:
+        raise unusable(f"the directory {directory}", "--broker", error) from None
     place = os.path.join(directory, name)
     made = UnixSocket(place, "--broker", mode=0o666, backlog=_BACKLOG)  # any tenant may ask
     try:

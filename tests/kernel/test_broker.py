@@ -369,7 +369,17 @@ def test_a_place_that_others_can_change_is_refused(tmp_path: Path, spoil: Any, f
         ask(str(folder / "broker.sock"))
 
 
-def test_no_directory_is_made_in_the_root_directory() -> None:
-    with pytest.raises(UsageError, match=r"there is no /nope-resolver, .* make it"):
-        opened("/nope-resolver/broker.sock")
-    assert not os.path.exists("/nope-resolver")
+@pytest.mark.parametrize(
+    ("directory", "words"),
+    [
+        ("/nope-resolver", "there is no /nope-resolver, .* make it"),
+        (
+            "/proc/nope-resolver",
+            r"the directory /proc/nope-resolver cannot be used \(No such file .*--broker",
+        ),
+    ],
+)
+def test_directory_that_cannot_be_made_is_named(directory: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        opened(f"{directory}/broker.sock")
+    assert not os.path.exists(directory)

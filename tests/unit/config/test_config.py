@@ -81,7 +81,7 @@ def test_several_directories_as_flags_or_as_a_list(tmp_path: Path) -> None:
         ("RESOLVER_CONFIG_FILE", "did you mean RESOLVER_CONFIG"),
         ("RESOLVER_Source", "did you mean RESOLVER_SOURCE"),
         ("RESOLVER_METRICS_PORT", "did you mean RESOLVER_METRICS_ADDR"),
-        ("RESOLVER_READONLY", "there are .* RESOLVER_DRY_RUN,"),
+        ("RESOLVER_GPU_DETAILS", "remove it; there are .* RESOLVER_DRY_RUN,"),
     ],
 )
 def test_misspelt_variable_is_refused_with_nearest_name(name: str, hint: str) -> None:
@@ -130,7 +130,7 @@ def test_foreign_and_empty_environment_variables_are_no_settings() -> None:
         ('log_level = "loud"', ["log_level", "'loud'", "debug, info, warning, error"]),
         ("containers_dir = 5", ["containers_dir", "5", "a list of paths"]),
         ('containers_dir = ""', ["containers_dir", "''", "a list of paths"]),
-        ('containers_dir = "foo"', ["containers_dir", "'foo' is no whole path: begin it with /"]),
+        ('containers_dir = "foo"', ["containers_dir", "'foo' is not an absolute path: begin it with /"]),
         ('containers_dir = ["/a", ""]', ["containers_dir", "empty"]),
         ("intervall = 1", ["intervall", "no such setting", "did you mean interval?"]),
         ("once = true", ["once", "no such setting"]),
