@@ -185,13 +185,13 @@ def by_directories(wanted: Wanted, roots: Sequence[str]) -> list[FoundContainer]
         alone = bool(container_id and by_key) or not os.path.exists(f"{root}/cgroup.controllers")
         if wanted.is_id and wanted.sees_ids and alone:
             break
-    monitors = processes_in(
-        path for directories in by_key.values() for path in directories if is_monitor(path)
-    )
-    return _merged(
-        (key, directories, dict.fromkeys(pid for pid in processes_in(directories) if pid not in monitors))
-        for key, directories in by_key.items()
-    )
+    return _merged((key, paths, _processes(roots, key, paths)) for key, paths in by_key.items())
+
+
+def _processes(roots: Sequence[str], key: str, directories: Iterable[str]) -> dict[int, None]:
+    """Return the processes of a container, without systemd-nspawn's own, which watches it from outside."""
+    own = processes_in(f"{root}{key}/supervisor" for root in roots if key.endswith(".service"))
+    return {pid: None for pid in processes_in(directories) if pid not in own}
 
 
 def _merged(parts: Iterable[tuple[str, list[str], dict[int, None]]]) -> list[FoundContainer]:

@@ -148,8 +148,8 @@ def names_in_pod(pod: str, container_id: str) -> tuple[str, ...]:
 
 
 def is_monitor(path: str) -> bool:
-    """Check if a cgroup has the processes by which LXC or systemd-nspawn watches a container from outside."""
-    return "/lxc.monitor/" in path or path.endswith(".service/supervisor")
+    """Check if a cgroup has the processes by which LXC watches a container from outside."""
+    return "/lxc.monitor/" in path
 
 
 def parts_of(path: str) -> list[str]:

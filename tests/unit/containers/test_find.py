@@ -212,10 +212,20 @@ def test_pods_are_listed_for_unknown_runtimes_only(
 
 
 def test_watcher_of_nspawn_is_no_process_of_its_container(tree: Path) -> None:
-    for name, host_pid in (("supervisor", 41), ("payload", 42)):
+    inside = f"payload/{NSPAWN[1:]}/supervisor"  # of a systemd in the container
+    for name, host_pid in (("supervisor", 41), ("payload", 42), (inside, 43)):
         (group := tree / NSPAWN[1:] / name).mkdir(parents=True)
         (group / "cgroup.procs").write_text(f"{host_pid}\n")
-    assert [[*container.host_pids] for container in find.by_directories(Wanted("web"), [str(tree)])] == [[42]]
+    (web,) = find.by_directories(Wanted("web"), [str(tree)])
+    assert sorted(web.host_pids) == [42, 43]
+
+
+@pytest.mark.parametrize("name", ["x.service/supervisor", "lxc.monitor/x"])
+def test_container_cannot_hide_its_processes_by_a_name(tree: Path, name: str) -> None:
+    (group := tree / "kubepods" / f"pod{UID}" / A / name).mkdir(parents=True)
+    (group / "cgroup.procs").write_text("13\n")
+    (container,) = find.by_directories(Wanted(A), [str(tree)])
+    assert 13 in container.host_pids
 
 
 def test_a_symbolic_link_is_no_cgroup(tree: Path) -> None:
