@@ -66,10 +66,10 @@ class DirectoryFinder(Discovery):
         self._names = names or ContainerNames("", "")
         self._reader, self._budgets = reader or Direct(procfs), budgets or Budgets()
         self._candidates = Candidates(self, self._names, self._reader, self._budgets, clock)
-        given = [Root(path) for path in dict.fromkeys(containers_dirs) if path != AUTO]
+        given = {root.path: root for root in map(Root, containers_dirs) if root.path != AUTO}
         self._auto = AUTO in containers_dirs
-        usual = set(KNOWN_DIRS) - {root.path for root in given} if self._auto else ()
-        self._roots = given + [Root(path, known=True) for path in KNOWN_DIRS if path in usual]
+        usual = set(KNOWN_DIRS) - given.keys() if self._auto else ()
+        self._roots = [*given.values(), *(Root(path, known=True) for path in KNOWN_DIRS if path in usual)]
         self._watches = watches
 
     @property

@@ -7,9 +7,9 @@ file systems not listed below, which a tenant's program may serve, are refused.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import time
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from resolver.base.errors import AccessDenied, CannotKnow, ProcessGone, RegionRejected, WorkerFailed
@@ -91,7 +91,6 @@ class MappingFinder(Discovery):
         self._processes: dict[int, _Process] = {}
         #: By region: its proof, and the processes that led to it.
         self._users: dict[str, tuple[MappedFile, set[ProcessIdentity]]] = {}
-        self._opening = asyncio.Lock()  # several processes lead to the same region
 
     def _places(self) -> Iterable[Place]:
         return self._processes.values()
@@ -176,27 +175,32 @@ class MappingFinder(Discovery):
         check_plain(os.fstat(hold))
         device, inode = await self._reader.ask(payer, payer, shown_in_maps, host_pid, held)
         proof = MappedFile(SuperblockPath(*place), (device, inode), container_id)
-        async with self._opening:
-            users = next((users for other, users in self._users.values() if other.file == proof.file), None)
-            if users is None:
-                users = await self._open(name, payer, held, proof)
+        if (users := self._users_of(name, proof)) is None:
+            opened = await self._reader.ask(payer, payer, open_held, held)
+            with ExitStack() as unused:
+                region = unused.enter_context(await adopt_by(self._reader, payer, take(*opened), name))
+                users = self._users_of(name, proof)  # another process may have led to it meanwhile
+                if users is None:
+                    unused.pop_all()
+                    users = set()
+                    self._users[name] = proof, users
+                    # The path has no pod or container name.
+                    ownership = Ownership(container_id or name, container_id, placement=BARE.name)
+                    self.accept(FoundRegion(region, ownership, Location(proof, proof.shown)))
         users -= {user for user in users if not self._lives(user)}
         users.add(process)
 
-    async def _open(self, name: str, payer: str, held: str, proof: MappedFile) -> set[ProcessIdentity]:
-        container_id, others = proof.container_id, [other for other, _ in self._users.values()]
-        in_container = sum(other.container_id == container_id for other in others)
+    def _users_of(self, name: str, proof: MappedFile) -> set[ProcessIdentity] | None:
+        """Return the processes that led to a file; None for a new one. Raises `RegionRejected` without room for it."""
+        in_container = 0
+        for other, users in self._users.values():
+            if other.file == proof.file:
+                return users
+            in_container += other.container_id == proof.container_id
         if name in self._users or in_container >= MAX_PER_CONTAINER:
             raise RegionRejected(RegionReason.TOO_MANY_ENTRIES, "its container has other regions already")
         self.check_room(MAX_REGIONS)
-        opened = await self._reader.ask(payer, payer, open_held, held)
-        region = await adopt_by(self._reader, payer, take(*opened), name)
-        users: set[ProcessIdentity] = set()
-        self._users[name] = proof, users
-        # The path has no pod or container name.
-        ownership = Ownership(container_id or name, container_id, placement=BARE.name)
-        self.accept(FoundRegion(region, ownership, Location(proof, proof.shown)))
-        return users
+        return None
 
     def _lives(self, process: ProcessIdentity) -> bool:
         try:

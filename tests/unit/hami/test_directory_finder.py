@@ -126,6 +126,15 @@ def test_a_file_that_was_moved_while_it_was_opened(
     assert refused.value.reason is RegionReason.GONE
 
 
+def test_directory_given_twice_is_searched_once(tmp_path: Path) -> None:
+    file = cachefiles.container(tmp_path, "main")
+    finder = DirectoryFinder([str(tmp_path), f"{tmp_path}/"], Procfs())
+    assert [found.path for found in finder.refresh(full=True).added] == [str(file)]
+    file.unlink()
+    assert [region.path for region in finder.refresh(full=True).removed] == [str(file)]
+    finder.close()
+
+
 def test_once_shared_it_stays_so(find: DirectoryFinder, tree: Path, kubelet: Kubelet) -> None:
     """A tenant with root's rights can change the mode of what it has mounted."""
     kubelet.has(POD, "main")
