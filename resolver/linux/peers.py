@@ -213,6 +213,6 @@ def _by_number(connection: PeerSocket, procfs: Procfs, credentials: Credentials,
         raise PeerUnknown(
             PeerReason.NOT_PROVEN,
             f"whether PID {host_pid} is still the process that connected cannot be determined on this kernel. "
-            "Linux 6.5 shows it; before, the peer must have started well before it connects: let it try again",
+            "Linux 6.5 shows it; before, it must be older than the connection: let the same process connect again",
         )
     return Peer(credentials, handle.fd, is_pidfd=handle.is_pidfd)
