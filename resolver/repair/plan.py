@@ -98,9 +98,9 @@ class RegionPlan:
                 yield order
         for state in self.right:
             yield None
-            unexplained = state.reason is None
-            orders, calm = self._values(state, writes if unexplained else WriteUtilization.NEVER)
-            orders = orders if unexplained else []
+            decided = state.reason is None  # by the policy: else the driver is unknown
+            orders, calm = self._values(state, writes if decided else WriteUtilization.NEVER)
+            orders = orders if decided else []
             self.calm = self.calm and calm and not orders
             yield from orders if writes is not WriteUtilization.NEVER else ()
         yield from self._zeroes() if writes is not WriteUtilization.NEVER else ()

@@ -247,9 +247,8 @@ class RegionRepairs:
         self.finding = next((finding for finding in WatcherFinding if finding in findings), unable)
         if self.finding is WatcherFinding.DOUBTS and self.region.layout.name != FILLS_NOTHING:
             # With another order of GPUs than NVML's, watchers write a GPU's value into another's place.
-            orders = {
-                finding.variables[1] if finding.variables else None for finding in self.slots.distinguished()
-            }
+            states = self.slots.distinguished()
+            orders = {state.variables[1] if state.variables else None for state in states}
             self.finding = WatcherFinding.CONTRADICTS if orders == {""} else self.finding
 
     def blind(self, refused: Container[str]) -> set[int]:

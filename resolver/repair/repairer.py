@@ -87,8 +87,9 @@ class Repairer:
         if self.settings.mapped_regions:
 
             def users_without_slot() -> set[int]:
-                owner = (None, SampleReason.PROCESS_ENDED)  # None: it owns a slot
-                return {use.host_pid for use in (self._joined or NOTHING).used if use.no_slot not in owner}
+                owned_or_ended = (None, SampleReason.PROCESS_ENDED)
+                used = (self._joined or NOTHING).used
+                return {use.host_pid for use in used if use.no_slot not in owned_or_ended}
 
             arrival, in_use = self.pidmap.arrival, self.found.in_use
             yield MappingFinder(

@@ -34,7 +34,7 @@ _FINAL = slot_writer.OWNER_GONE, slot_writer.WRONG_SIZE, slot_writer.TOO_OFTEN
 def main() -> int:
     """Serve orders until the socket closes."""
     channel = _socket.socket(fileno=os.dup(0))
-    room = _socket.CMSG_SPACE((slot_writer.MAX_ORDERS + 1) * array.array("i").itemsize)
+    room = _socket.CMSG_SPACE((slot_writer.MAX_ORDERS + 2) * array.array("i").itemsize)
     Words.load_functions()
     received = inherited()
     holds, readable = HeldWords(), [channel.fileno()]

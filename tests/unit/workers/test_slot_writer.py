@@ -141,17 +141,28 @@ def test_for_a_process_that_ended_the_change_is_taken_back(bench: Bench, *, use_
         assert bench.path.read_bytes() == before
 
 
-def test_ended_process_changes_no_word_even_briefly(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    def touched(*_: object) -> None:
-        raise AssertionError("the slot was touched")
+@pytest.mark.parametrize("meanwhile", [False, True])
+def test_ended_process_changes_no_hostpid_even_briefly(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, *, meanwhile: bool
+) -> None:
+    """If it ends after the first check, the number is taken back."""
+    before, swap = bench.path.read_bytes(), Words.swap
+
+    def touched(words: Words, offset: int, expected: int, new: int) -> int:
+        assert meanwhile, "the slot was touched"
+        process.kill()
+        process.wait()
+        return swap(words, offset, expected, new)
 
     monkeypatch.setattr(Words, "swap", touched)
     with sleeper(use_pidfd=True) as (process, handle), mapped(bench) as words:
-        process.kill()
-        process.wait()
+        if not meanwhile:
+            process.kill()
+            process.wait()
         order = bench.hostpid(0, 7, 0, process.pid, 0, 1)
         outcome, _ = slot_writer.carry_out(words, [handle.fd], order)
     assert outcome == OWNER_GONE
+    assert bench.path.read_bytes() == before
 
 
 def test_unexpected_value_is_not_changed(bench: Bench) -> None:
