@@ -283,14 +283,14 @@ def test_daemon_works_with_few_descriptors(node: Node, start: Start) -> None:
     daemon = start(node, *FAST, "--hostpid-namespace", "host", wrapper=limit)
 
     def right() -> int:
-        return sum(t.hostpid == t.host_pid for c, t in zip(containers, tenants, strict=True))
+        return sum(tenant.hostpid == tenant.host_pid for tenant in tenants)
 
     until(lambda: right() > 1, "some repairs")
     line = daemon.wait_for("out_of_descriptors")
     assert "raise the limit (ulimit -n)" in line["why"]
     never(lambda: daemon.process.poll() is not None, "its end", 1.0)
     print(f"{right()} of {len(tenants)} repaired with 64 descriptors")
-    assert all(t.hostpid in (0, t.host_pid) for c, t in zip(containers, tenants, strict=True))
+    assert all(tenant.hostpid in (0, tenant.host_pid) for tenant in tenants)
 
     def kept(container: Container) -> bool:
         gone = {line["container"] for line in daemon.said("region_gone")}
@@ -302,7 +302,7 @@ def test_daemon_works_with_few_descriptors(node: Node, start: Start) -> None:
         for container in filter(kept, containers):  # on a busy machine the last one kept is repaired last
             if container not in later:
                 later[container] = container.tenant(guess="none")
-        return any(tenant.hostpid == tenant.host_pid for container, tenant in later.items())
+        return any(tenant.hostpid == tenant.host_pid for tenant in later.values())
 
     until(repaired_later, "a later repair")
     soft, _ = resource.prlimit(daemon.process.pid, resource.RLIMIT_NOFILE)
