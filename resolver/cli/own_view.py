@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     Row = tuple[Cell, ...]
 
 SOCKET = "/run/resolver/resolver.sock"
+_NOTES = {None: "", "not_found_yet": "HAMi's slot is not found yet"}
 ROUTES = {"gpus": "/v1/usage", "processes": "/v1/processes", "slots": "/v1/slots"}
 _SECONDS = 5.0
 
@@ -105,7 +106,7 @@ def _gpu(gpu: dict[str, Any], numbers: Mapping[str, int]) -> Row:
 
 
 def _process(process: dict[str, Any], numbers: Mapping[str, int]) -> Row:
-    uuid, note = process["device_uuid"], "HAMi does not limit it" if process["no_slot"] else ""
+    uuid, note = process["device_uuid"], _NOTES.get(process["no_slot"], "HAMi does not limit it")
     values = process["comm"] or "?", _percent(process["sm_util"]), _size(process["memory"])
     return process["pid"], numbers.get(uuid, uuid), *values, note
 

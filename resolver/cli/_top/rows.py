@@ -274,7 +274,7 @@ def _process(key: str, names: Named, gpu: Gpu, process: Process, slot: Slot | No
         texts.append("has a slot, and NVML does not list it")
     if no_slot and in_container:
         note, tone = no_slot, "warn" if no_slot == "no_slot" else "dim"
-        texts.append(f"HAMi knows nothing of it: {no_slot}")
+        texts.append(f"{no_slot}: {no_slot.for_terminal()[0]}")
     if stuck:
         note, tone = "sm_util stuck", "bad"
         texts.append(stuck)

@@ -32,6 +32,14 @@ def test_unknown_values_are_question_marks(capfd: pytest.CaptureFixture[str]) ->
     assert "No process of this container is on a GPU." in shown
 
 
+def test_only_a_process_without_slot_is_called_unlimited(capfd: pytest.CaptureFixture[str]) -> None:
+    process = {"pid": 7, "device_uuid": "GPU-a", "comm": "python", "sm_util": 3, "memory": 0}
+    listed = [process | {"no_slot": reason} for reason in (None, "not_found_yet", "no_slot")]
+    own_view.show({"/v1/processes": {"processes": listed}}.__getitem__, ["processes"])
+    notes = [" ".join(line.split()[5:]) for line in capfd.readouterr().out.splitlines()[1:]]
+    assert notes == ["-", "HAMi's slot is not found yet", "HAMi does not limit it"]
+
+
 def test_packed_modules_need_the_standard_library_alone() -> None:
     packed = {"resolver.cli.show": show, "resolver.base.text": text, "": own_view}
     for module in packed.values():

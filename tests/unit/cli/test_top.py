@@ -127,6 +127,7 @@ def test_processes_without_hami_or_container_are_listed() -> None:
     second = containers(tree_of(troubled()), 1)
     assert [process.title for process in second["None"].below] == ["Xorg"]
     assert [process.facts["no_slot"] for process in second["abab"].below] == ["no_shared_region"] * 2
+    assert "no_shared_region: a container without HAMi" in second["abab"].below[0].detail
 
 
 def test_a_gpu_that_only_a_process_names_and_one_without_uuid() -> None:
