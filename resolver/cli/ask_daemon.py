@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
-_OTHER_VERSION = "is it of this version? Restart it after an upgrade"
+_OTHER_VERSION = "is it of this version? Restart it after an upgrade, or name its socket with --socket"
 AS_IT_IS = "print the daemon's answer as it is"
 
 

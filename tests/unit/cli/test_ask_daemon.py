@@ -115,7 +115,7 @@ def test_a_daemon_of_another_kind_is_told_and_no_traceback(
     done = resolver(command, "--socket", str(daemon.path))
     assert "Traceback" not in done.stderr
     assert (done.returncode, done.stdout) == (4, "")
-    assert "of this version" in done.stderr
+    assert "of this version? Restart it after an upgrade, or name its socket" in done.stderr
 
 
 # ---- status -------------------------------------------------------------------------------------------------------
