@@ -158,7 +158,7 @@ class DirectoryFinder(Discovery):
             if info.st_mode & 0o002 and not root.shared:
                 root.shared, root.due = True, 0.0
                 self._drop_directories(root, root.directories.keys())
-            if root.is_idle() and (full or root.due <= now):
+            if self._is_idle(root) and (full or root.due <= now):
                 self._begin(root, self._list(root))
         except (FileNotFoundError, NotADirectoryError):
             self._drop_root(root)

@@ -145,13 +145,6 @@ class Place:
         self.due = 0.0
         self.work: Future[None] | asyncio.Task[None] | None = None
 
-    def is_idle(self) -> bool:
-        """Check that no work goes on; raises its error."""
-        if self.work is not None and self.work.done():
-            work, self.work = self.work, None
-            work.result()
-        return self.work is None
-
     def rest(self, until: float, soon: float) -> None:
         """End the work: the next is due then, or ``soon`` if there were news of it meanwhile."""
         self.due = until if self.due == math.inf else soon
@@ -179,6 +172,7 @@ class Discovery:
         self.max_regions = sys.maxsize
         self._clock, self._wake, self._wants = clock, wake, 0.0
         self._changes = RegionChanges([], [], [])
+        self._failure: BaseException | None = None  # of a place, until the end of a refresh
 
     def wants(self) -> float:
         """Return the next refresh's time."""
@@ -198,13 +192,20 @@ class Discovery:
     def _due(self, places: Iterable[P]) -> list[P]:
         """Return those to be searched now, the longest waiting first."""
         now = self._clock()
-        due = (place for place in places if place.is_idle() and place.due <= now)
+        due = (place for place in places if self._is_idle(place) and place.due <= now)
         return sorted(due, key=lambda place: place.due)
+
+    def _is_idle(self, place: Place) -> bool:
+        """Check that no work goes on, and keep its error for `_end_refresh`: the other places are searched."""
+        if place.work is not None and place.work.done():
+            work, place.work = place.work, None
+            self._failure = work.exception() or self._failure
+        return place.work is None
 
     def _begin(self, place: Place, work: Coroutine[Any, Any, None]) -> None:
         place.due = math.inf
         place.work = begin(work, self._answered)
-        place.is_idle()  # without an event loop, it is done
+        self._is_idle(place)  # without an event loop, it is done
 
     def _answered(self) -> None:
         self._wants = 0.0
@@ -246,8 +247,11 @@ class Discovery:
             raise RegionRejected(RegionReason.IO_ERROR, detail)
 
     def _end_refresh(self) -> RegionChanges:
-        """Return the changes, and note when the next place is due."""
+        """Return the changes, and note when the next place is due. Raises an error of a place's work."""
         self._wants = min((place.due for place in self._places() if place.work is None), default=math.inf)
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
         changes, self._changes = self._changes, RegionChanges([], [], [])
         return changes._replace(added=[found for found in changes.added if found.region.fd >= 0])
 

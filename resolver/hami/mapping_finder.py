@@ -26,6 +26,7 @@ from resolver.hami.discovery import (
     MappedFile,
     Ownership,
     Place,
+    RegionChanges,
     refusal,
 )
 from resolver.hami.placements import BARE
@@ -41,7 +42,6 @@ from resolver.workers.lanes import Direct
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from resolver.hami.discovery import RegionChanges
     from resolver.linux.procfs import ProcessIdentity, Procfs
     from resolver.workers.lanes import TenantReader
 
@@ -115,7 +115,7 @@ class MappingFinder(Discovery):
         for name, (_, users) in list(self._users.items()):
             if not self._in_use(name) and not any(map(self._lives, users)):
                 self._drop(name)
-        going = sum(not process.is_idle() for process in self._processes.values())
+        going = sum(not self._is_idle(process) for process in self._processes.values())
         for process in self._due(self._processes.values())[: MAX_LOOKS - going]:
             self._begin(process, self._check(process))
         return self._end_refresh()
@@ -127,7 +127,7 @@ class MappingFinder(Discovery):
         for name in list(self._users):
             self._drop(name)
         self._processes.clear()
-        self._end_refresh()
+        self._changes = RegionChanges([], [], [])
         self.rejected.clear()
 
     def _drop(self, name: str) -> None:

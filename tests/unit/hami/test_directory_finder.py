@@ -235,6 +235,36 @@ async def test_a_directory_that_makes_its_lane_wait_holds_up_no_other(tmp_path: 
     finder.close()
 
 
+class Failing(Waiting):
+    """A lane with a defect in some directories."""
+
+    def __init__(self, directories: set[str]) -> None:
+        super().__init__(Procfs())
+        self.directories = directories
+
+    async def ask(self, payer: str, about: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        if about in self.directories:
+            raise ZeroDivisionError
+        return await super().ask(payer, about, function, *arguments)
+
+
+async def test_defects_in_some_directories_fail_one_refresh(tmp_path: Path) -> None:
+    good = [cachefiles.container(tmp_path, name) for name in ("one", "two")]
+    bad = [cachefiles.container(tmp_path, f"bad{number}").parent for number in range(3)]
+    lane = Failing({str(directory) for directory in bad})
+    finder = DirectoryFinder([str(tmp_path)], Procfs(), reader=lane)
+    added, errors = set[str](), 0
+    for _ in range(8):
+        try:
+            added |= {found.path for found in finder.refresh(full=False).added}
+        except ZeroDivisionError:
+            errors += 1
+        for _ in range(5):
+            await asyncio.sleep(0)
+    assert (added, errors) == ({str(path) for path in good}, 1)
+    finder.close()
+
+
 async def test_each_answer_of_a_lane_wakes_the_next_refresh(tmp_path: Path) -> None:
     """And nothing else: no time is spent, or waited, for looking whether it is there."""
     path, woken = cachefiles.container(tmp_path, "new"), asyncio.Event()
