@@ -172,6 +172,8 @@ def test_unresolved_comes_last_and_every_state_has_its_note() -> None:
     at = [row.key for row in found].index("unresolved")
     last = [(row.kind, row.note) for row in found[at + 1 :]]
     assert last == [("sample", "pid_unknown"), ("slot", "ambiguous"), ("file", "unknown_size")]
+    gpu, *_ = tree_of(Builder().picture((replace(GPUS[0], samples="unsupported"),)))
+    assert (gpu.note, gpu.tone) == ("samples unsupported", "warn")
 
 
 def test_unknown_is_a_question_mark_with_reason() -> None:
