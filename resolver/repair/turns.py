@@ -19,6 +19,7 @@ from resolver.hami.process_reads import hami_variables
 from resolver.linux.procfs import ProcessHandle
 from resolver.repair.orders import ORDER_SECONDS, of_slot
 from resolver.repair.plan import Inputs
+from resolver.repair.reported_values import TWO_TICKS
 from resolver.workers import slot_writer
 from resolver.workers.means import shortage_of
 
@@ -193,7 +194,8 @@ class Turns:
             await pause()
         if repairs.closed:
             return
-        if any(state.evidence.unsure() for state in repairs.slots.distinguished()):
+        unsure = any(state.evidence.unsure() for state in repairs.slots.distinguished())
+        if unsure and this.now - this.joined.answered >= TWO_TICKS:  # else a tenant would set the pace
             self.ask_nvml.set()
         self._log_conflicts(repairs)
         if not this.settings.dry_run:

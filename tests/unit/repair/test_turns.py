@@ -28,6 +28,7 @@ from resolver.linux.cgroup import NO_CONTAINER
 from resolver.linux.procfs import ProcessHandle
 from resolver.repair.agenda import Pass
 from resolver.repair.region import RegionRepairs
+from resolver.repair.reported_values import Evidence
 from resolver.state import SlotReport, SlotReports
 from resolver.workers import slot_writer
 from tests.descriptors import pidfds_of
@@ -299,6 +300,17 @@ def test_a_thousand_slots_at_once_cost_a_few_lines(bench: Patient, monkeypatch: 
     left_out = re.findall(r"events_left_out .*'repair': (\d+)", "\n".join(said))
     written = sum(line.startswith("repair ") for line in said)
     assert sum(map(int, left_out)) + written == 1000
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_tenant_sets_no_pace_of_nvml(bench: Patient, monkeypatch: pytest.MonkeyPatch, *, old: bool) -> None:
+    """A value that its tenant changes without end wants an answer that is newer than two ticks."""
+    monkeypatch.setattr(Evidence, "unsure", lambda _: True)
+    bench.joined = bench.joined._replace(answered=0.0 if old else time.monotonic() + 3600)
+    bench.file((7, 0))
+    bench.told.host_pids = {7: bench.child().pid}
+    until(bench, lambda: any(each.host_pid for each in bench.reports().values()))
+    assert bench.repairer.turns.ask_nvml.is_set() is old
 
 
 def test_a_region_has_the_name_of_the_container_that_uses_it(
