@@ -48,10 +48,6 @@ poisoned: setup-dev ## every test, with obstacles in the way that tests must not
 long: setup-dev ## the long tests: the image, the site, setup, and some at full size (needs root; minutes)
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m long $(ARGS)
 
-.PHONY: mutation
-mutation: setup-dev ## change the pure modules in one place at a time, and list changes that no test notices (ARGS=plan; an hour for all)
-	@nice $(BIN)/python -m tests.mutation $(ARGS)
-
 .PHONY: lint
 lint: setup-dev ## ruff, mypy and import-linter only
 	@$(BIN)/python -m pytest --no-header -q tests/unit/suite/test_style.py tests/unit/suite/test_layering.py
