@@ -10,8 +10,6 @@ Prints a line of JSON for each answer, ``[began, seconds, trouble]`` by the mono
 says what was wrong. Ends when its input does. It imports nothing of ours: a container can run it, too.
 """
 
-from __future__ import annotations
-
 import json
 import selectors
 import socket

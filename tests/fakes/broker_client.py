@@ -5,8 +5,6 @@ Only the standard library, and no word of the daemon's code: it also runs inside
     python broker_client.py PATH [--read-only]   prints {"status": 0, "number": 4711} or {"error": "..."}
 """
 
-from __future__ import annotations
-
 import json
 import os
 import socket

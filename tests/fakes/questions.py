@@ -1,15 +1,10 @@
 """Questions for a lane: functions that answer, wait or fail."""
 
-from __future__ import annotations
-
 import time
-from typing import TYPE_CHECKING
 
 from resolver.base.errors import ProcessGone, RegionRejected
 from resolver.base.reasons import RegionReason
-
-if TYPE_CHECKING:
-    from resolver.linux.procfs import Procfs
+from resolver.linux.procfs import Procfs
 
 
 def echo(_procfs: Procfs, said: str) -> str:

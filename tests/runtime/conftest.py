@@ -1,7 +1,5 @@
 """Pods on a node, which leave no container and no cgroup behind."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Minimal Debians by mmdebstrap, from DEBIAN_MIRROR or Debian's own."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

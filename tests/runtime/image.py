@@ -5,8 +5,6 @@ here, without what the slim images leave out, and pip finds its wheels in a dire
 in /var/cache/resolver-image (IMAGE_CACHE), layer by layer: a second build takes seconds.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import hashlib

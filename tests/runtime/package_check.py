@@ -9,8 +9,6 @@ asks the daemon as root and as members of its group, before and after restart, u
 anything is wrong.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

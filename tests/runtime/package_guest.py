@@ -3,8 +3,6 @@
 Lines of JSON go to the raw disk /dev/vdc, as in tests/vm/guest.py.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -5,8 +5,6 @@ machine's own root directory (through an overlay, so that nothing is made in it)
 what NVIDIA's toolkit mounts is the stand-in for the driver.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -5,8 +5,6 @@ to be the machine's first process. It lives in a mount namespace and a cgroup of
 nothing of it meets the machine's. It limits no memory and no tasks where the machine gives it no such controllers.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 import signal

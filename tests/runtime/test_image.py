@@ -1,7 +1,5 @@
 """The image, built from its recipe in a fresh Debian, does the whole job as the pod that is deployed, and is lean."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

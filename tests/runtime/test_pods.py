@@ -1,7 +1,5 @@
 """The DaemonSet's pod as it is rendered: its privileges and mounts are enough for the whole job, and no more."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """An upgrade, a rollback and the removal, as a DaemonSet with maxSurge does them: two versions on one node."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`make release`, all of it: what comes out can be checked, loaded and installed, and is the same the second time."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """scripts/setup.sh where something is missing; the whole of it on a bare machine is `make fresh`."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The systemd unit: sound, tight, and enough for the whole job."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -11,8 +11,6 @@ nothing is written. Downloads and file systems are kept in $XDG_CACHE_HOME/resol
 Exit status: 0 if all is as it has to be, 1 if something is not, 2 if this machine lacks something (which is said).
 """
 
-from __future__ import annotations
-
 import argparse
 import datetime as dt
 import os

@@ -4,8 +4,6 @@ Prints one line of JSON: ``ok``, ``said`` when it is not, and ``engines``, a row
 /proc says: the processes of the container's cgroup, each with its PIDs in ``NSpid:``.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import shutil

@@ -7,8 +7,6 @@ The host wants a report: lines of JSON, written to the raw disk /dev/vdc as they
 has one, ``resolver.script=PATH``, which is run by ``sh -e`` before the steps.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os

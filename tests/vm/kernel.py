@@ -1,7 +1,5 @@
 """A kernel out of its package, and an initial RAM disk with the modules that the guest cannot start without."""
 
-from __future__ import annotations
-
 import fcntl
 import gzip
 import hashlib

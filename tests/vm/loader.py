@@ -4,8 +4,6 @@ Prints one line of JSON: ``ok``, ``why`` when it is not, ``detail`` (the verifie
 ``compared`` (processes), ``missed`` (events that the kernel did not show the probes; the map may still be right).
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

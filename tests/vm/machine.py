@@ -1,7 +1,5 @@
 """One virtual machine: QEMU's command line, whether KVM works, and a run from power on to power off."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import platform

@@ -1,7 +1,5 @@
 """Which guests there are: kernels by name, the machines and userspaces that each runs with."""
 
-from __future__ import annotations
-
 import argparse
 import platform
 from typing import Final, NamedTuple

@@ -4,8 +4,6 @@ Each release and architecture has an apt directory of its own in the cache, with
 apt checks the signatures and works out what is needed. Nothing of this machine's apt is changed.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import re

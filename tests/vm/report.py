@@ -1,7 +1,5 @@
 """What the guests saw: their lines, the rows of docs/kernels.json, what is wrong with one, and the documents' table."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence

@@ -4,8 +4,6 @@ The root file system is packages unpacked, and Python wheels for the guest's Pyt
 machine's are. It is made once for each release, machine and set of packages, and kept. The checkout is another disk.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import os

@@ -18,8 +18,6 @@ The daemon, doctor and the demo are started as /venv/bin/resolver, by which a pr
 Run it by its name: ``make kernels ARGS="--variant lockdown 6.12"``. Variants are no part of a run that names none.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 

@@ -10,8 +10,6 @@ package of theirs. What was seen goes into docs/runtimes.json and the table of d
 Exit status: 0 if every engine was as it has to be, 1 if one was not, 2 if this machine lacks something (which is said).
 """
 
-from __future__ import annotations
-
 import argparse
 import datetime as dt
 import json

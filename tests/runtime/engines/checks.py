@@ -1,7 +1,5 @@
 """What holds under every engine: look-ups by every id, both ways, what is listed, and the repair of slots."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Mapping

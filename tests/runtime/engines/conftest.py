@@ -1,7 +1,5 @@
 """Fixtures of the engines' tests: a node, a machine for the engine, and the row of the table that a test tells."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """containerd, by its own client ``ctr``."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 

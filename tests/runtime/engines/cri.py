@@ -4,8 +4,6 @@ Debian has no client of it, so the few messages are written here, by field numbe
 through the gRPC of the engines' Debian.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Final

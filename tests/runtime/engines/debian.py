@@ -1,7 +1,5 @@
 """A Debian with every engine in it, in the cache: this machine gets no package, no service and no setting of theirs."""
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import os

@@ -1,7 +1,5 @@
 """Docker's daemon."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 

@@ -1,7 +1,5 @@
 """What every engine is asked for, and the tenants in its containers, with the truth from the driver's stand-in."""
 
-from __future__ import annotations
-
 import os
 import struct
 import uuid

@@ -1,7 +1,5 @@
 """gVisor: its ``runsc`` alone."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The image of the engines' containers: busybox, and the libraries that a tenant and the driver's stand-in need."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

@@ -1,7 +1,5 @@
 """LXC: containers by name, which have no id."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Mapping, Sequence
 

@@ -5,8 +5,6 @@ that it leaves is in this machine's own part of the cgroup hierarchies, and is k
 root, so an engine's cgroups are called as everywhere: ``/docker/<id>``.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shlex

@@ -3,8 +3,6 @@
 No systemd runs here, so the test makes the cgroup that it gives a unit ``systemd-nspawn@NAME.service``.
 """
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Mapping, Sequence
 

@@ -1,7 +1,5 @@
 """Podman, which has no daemon."""
 
-from __future__ import annotations
-
 from tests.runtime.engines.docker import Cli
 from tests.runtime.engines.machine import Machine
 

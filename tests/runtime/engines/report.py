@@ -1,7 +1,5 @@
 """What was seen under each engine: the rows of docs/runtimes.json, and the documents' table."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """containerd by ``ctr``, with the cgroup paths of its own and of both of Kubernetes' drivers."""
 
-from __future__ import annotations
-
 import secrets
 import uuid
 

@@ -1,7 +1,5 @@
 """Pods in containerd, as a kubelet asks for them."""
 
-from __future__ import annotations
-
 import uuid
 
 import pytest

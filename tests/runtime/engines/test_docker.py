@@ -1,7 +1,5 @@
 """Docker: what it makes of PID and user namespaces, HAMi's directory, and the file in the container without one."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """gVisor, alone and as a runtime of Docker: nothing is written, no number is made up, and the reason is said."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import secrets

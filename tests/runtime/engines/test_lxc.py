@@ -1,7 +1,5 @@
 """LXC."""
 
-from __future__ import annotations
-
 from tests.fakes.node import Node
 from tests.kernel.conftest import Start
 from tests.runtime.engines.checks import alone

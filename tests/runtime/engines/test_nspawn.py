@@ -1,7 +1,5 @@
 """systemd-nspawn."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.fakes.node import Node

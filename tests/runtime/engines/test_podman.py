@@ -1,7 +1,5 @@
 """Podman, with both of its runtimes, of root and of a user."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
