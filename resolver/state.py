@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import Struct
 
-from resolver.base.reasons import BypassReason, RepairReason, SampleReason, UnresolvedReason
+from resolver.base.reasons import BypassReason, RegionReason, RepairReason, SampleReason, UnresolvedReason
 
 if TYPE_CHECKING:
-    from resolver.base.reasons import RegionReason
     from resolver.config import Setting
     from resolver.gpu.attribution import Joined
     from resolver.gpu.inventory import Inventory

@@ -7,24 +7,20 @@ container has UID 0, too. On the tenants' socket a process of any other PID name
 from __future__ import annotations
 
 import contextlib
+import socket
 from collections import Counter, OrderedDict
+from collections.abc import Iterator
 from http import HTTPStatus
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from resolver.api.problems import Problem, Reason
 from resolver.base.errors import ResolverError
 from resolver.base.limiter import Bucket
 from resolver.containers.namespaces import Namespace
 from resolver.linux.cgroup import parse_cgroup
-from resolver.linux.peers import credentials_of, peer_of, pidns_of
+from resolver.linux.peers import Peer, credentials_of, peer_of, pidns_of
+from resolver.linux.procfs import Procfs
 from resolver.serve.http import Gatekeeper, HangUp, Limits
-
-if TYPE_CHECKING:
-    import socket
-    from collections.abc import Iterator
-
-    from resolver.linux.peers import Peer
-    from resolver.linux.procfs import Procfs
 
 #: Connections to root's socket, and of them those of peers that are refused.
 MOST_CONNECTIONS, _MOST_REFUSED = 512, 16

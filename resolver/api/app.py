@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from resolver.api import lists, lookups, stream
+from resolver.api.access import Access
+from resolver.api.context import Context
 from resolver.api.problems import PROBLEM, Problem, Reason, problem_of
 from resolver.api.request import Answer, Request, Route, encode
 from resolver.base.errors import ResolverError
-from resolver.serve.http import HangUp
-
-if TYPE_CHECKING:
-    from resolver.api.access import Access
-    from resolver.api.context import Context
-    from resolver.base.journal import Journal
-    from resolver.serve.http import Connection
-
+from resolver.base.journal import Journal
+from resolver.serve.http import Connection, HangUp
 
 #: The routes that a caller may use, as OpenAPI: what `make tables` has written of `ROUTES`.
 DESCRIPTION, DESCRIPTION_FOR_TENANTS = "openapi.json", "openapi-tenants.json"

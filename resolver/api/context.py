@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from itertools import islice
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from resolver.api.access import ApiGatekeeper
 from resolver.api.own import OwnView
 from resolver.api.request import Answer, encode
+from resolver.api.shapes import Parts
 from resolver.api.walks import Walks
+from resolver.base.event_log import EventLog
 from resolver.containers.log_names import PodNames
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from resolver.api.access import ApiGatekeeper
-    from resolver.api.shapes import Parts
-    from resolver.base.event_log import EventLog
-    from resolver.linux.procfs import Procfs
-    from resolver.lookup.cached import LiveLookup
-    from resolver.state import Snapshot
+from resolver.linux.procfs import Procfs
+from resolver.lookup.cached import LiveLookup
+from resolver.state import Snapshot
 
 #: Objects that are made and encoded at a time, before others get their turn: a millisecond or two.
 _PIECE = 500

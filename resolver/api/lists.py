@@ -5,18 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import zlib
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 from msgspec.structs import replace
 
 from resolver.api import shapes
+from resolver.api.context import Context
 from resolver.api.own import OwnProcesses, OwnSlots, OwnUsage
 from resolver.api.request import Answer, Query, Request, Route, decoded, encode
 from resolver.api.status import Status, state_of
-
-if TYPE_CHECKING:
-    from resolver.api.context import Context
 
 _WAIT = "seconds to wait for another version than those in If-None-Match, before that is answered with 304"
 

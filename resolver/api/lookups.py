@@ -4,28 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from resolver.api.access import Tenant
+from resolver.api.context import Context
 from resolver.api.problems import Problem, Reason, problem_of
 from resolver.api.request import TEXT, Answer, Query, Request, Route, decoded, encode
 from resolver.base.budget import Slices
 from resolver.base.errors import AccessDenied, NotFound, ProcessGone, ResolverError
 from resolver.linux.cgroup import strip_scheme
+from resolver.linux.procfs import Procfs
 from resolver.lookup.cached import NO_SUCH_PROCESS, Answers, Batch, Hit, find_own
 from resolver.lookup.forward import lookup, lookup_many, walk_own
 from resolver.lookup.resolve import ContainerProcess
 from resolver.lookup.reverse import ReversedProcess, reverse
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from resolver.api.access import Tenant
-    from resolver.api.context import Context
-    from resolver.linux.procfs import Procfs
 
 MOST_PAIRS = 10_000
 _MOST_PID, _MOST_INODE = 2**31 - 1, 2**32 - 1

@@ -7,27 +7,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from resolver.api.access import Tenant
 from resolver.api.problems import Problem, Reason
 from resolver.api.shapes import DeviceUtil, NvmlState, device_utils, nvml_state
+from resolver.api.walks import Walks
 from resolver.base.errors import AccessDenied, ProcessGone
 from resolver.base.reasons import RepairReason, SampleReason, UnresolvedReason
+from resolver.containers.namespaces import Namespace
 from resolver.gpu.attribution import total
+from resolver.linux.procfs import Procfs
 from resolver.lookup.resolve import verify
-from resolver.state import ContainerUse
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-
-    from resolver.api.access import Tenant
-    from resolver.api.walks import Walks
-    from resolver.containers.namespaces import Namespace
-    from resolver.linux.procfs import Procfs
-    from resolver.state import Process, RegionReport, SlotReport, Snapshot
+from resolver.state import ContainerUse, Process, RegionReport, SlotReport, Snapshot
 
 
 class OwnProcess(Struct, frozen=True):

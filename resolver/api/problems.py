@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from http import HTTPStatus
-from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import Struct
 
 from resolver.base.errors import Ambiguous, CannotKnow, NotFound, ProcessGone, ResolverError, UsageError
-from resolver.serve.http import refusal
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from resolver.serve.http import HangUp
+from resolver.serve.http import HangUp, refusal
 
 PROBLEM = "application/problem+json"
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, ClassVar, NamedTuple, TypeVar
 from urllib.parse import parse_qsl
 
 import msgspec
 
+from resolver.api.access import Access
 from resolver.api.problems import Problem, Reason
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from resolver.api.access import Access
-    from resolver.serve.http import Connection
+from resolver.serve.http import Connection
 
 JSON, TEXT, STREAM = "application/json", "text/plain; charset=utf-8", "text/event-stream"
 #: Of one body: from root and the socket's group, and from tenants.

@@ -7,20 +7,27 @@ unknown. Fields of a shared region carry their upstream C names. ``/v1/openapi.j
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec import Struct, structs
 
 from resolver.base.event_log import Event
 from resolver.base.reasons import RegionReason
 from resolver.gpu.inventory import Gpu, Sample
-from resolver.state import Container, ContainerUse, Process, RegionFacts, SlotFacts, WithoutSlot, tally
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from resolver.state import RegionReport, SlotReport, Snapshot
+from resolver.state import (
+    Container,
+    ContainerUse,
+    Process,
+    RegionFacts,
+    RegionReport,
+    SlotFacts,
+    SlotReport,
+    Snapshot,
+    WithoutSlot,
+    tally,
+)
 
 
 class Region(RegionFacts, frozen=True, kw_only=True):

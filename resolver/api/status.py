@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from msgspec import Struct
 
@@ -15,12 +15,7 @@ from resolver.base.text import some
 from resolver.base.version import VERSION
 from resolver.config import Setting
 from resolver.hami.placements import BARE
-from resolver.state import PassSeconds, Policy, Source, Worker
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from resolver.state import Snapshot
+from resolver.state import PassSeconds, Policy, Snapshot, Source, Worker
 
 
 class DaemonTrouble(Struct, frozen=True):

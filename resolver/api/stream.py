@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import AsyncIterator, Iterable
+from typing import Annotated
 
 from msgspec import UNSET, Meta, UnsetType
 
+from resolver.api.context import Context
 from resolver.api.problems import Problem, Reason
 from resolver.api.request import STREAM, Answer, Query, Request, Route, encode
 from resolver.api.shapes import Events
-from resolver.base.event_log import KINDS
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable
-
-    from resolver.api.context import Context
-    from resolver.base.event_log import Event
+from resolver.base.event_log import KINDS, Event
 
 #: A silent stream says so, so that both ends notice when the other is gone.
 SILENCE = 30.0

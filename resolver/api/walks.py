@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from resolver.api.problems import Problem, Reason
 from resolver.base.retry import in_a_thread
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _SECONDS = 10.0
 

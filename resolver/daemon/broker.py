@@ -10,29 +10,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import socket
 import stat
 import struct
-from typing import TYPE_CHECKING
+from collections import Counter
+from collections.abc import Callable
 
 from resolver.base.counters import CounterByReason, CounterName
 from resolver.base.errors import AccessDenied, ProcessGone, UsageError
+from resolver.base.journal import Journal
 from resolver.base.reasons import BrokerRefusal
 from resolver.base.retry import tried_again
 from resolver.config import HostpidNamespace
+from resolver.hami.hostpid_policy import HostpidPolicy
 from resolver.linux.node_lock import refuse_new_in_root, unusable
 from resolver.linux.peers import PeerUnknown, peer_of
+from resolver.linux.procfs import Procfs
+from resolver.pids.pidmap import PidMap
 from resolver.serve.accept import Acceptor, Waiting
 from resolver.serve.unix_socket import UnixSocket
-
-if TYPE_CHECKING:
-    import socket
-    from collections import Counter
-    from collections.abc import Callable
-
-    from resolver.base.journal import Journal
-    from resolver.hami.hostpid_policy import HostpidPolicy
-    from resolver.linux.procfs import Procfs
-    from resolver.pids.pidmap import PidMap
 
 REQUEST = struct.Struct("!4sHH")  # magic, version, command
 ANSWER = struct.Struct("!4sHHI")  # magic, version, status, host PID

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
+from resolver.base.journal import Journal
+from resolver.config import HostpidNamespace
 from resolver.hami.hostpid_policy import (
+    HostpidPolicy,
     Origin,
     WatcherFinding,
     contradicted,
@@ -14,13 +17,6 @@ from resolver.hami.hostpid_policy import (
     decide,
     shown,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from resolver.base.journal import Journal
-    from resolver.config import HostpidNamespace
-    from resolver.hami.hostpid_policy import HostpidPolicy
 
 #: Containers that doubt the policy, none confirming it for so many seconds, cause a warning.
 _DOUBTING, DOUBTED_SECONDS = 2, 30.0

@@ -7,15 +7,11 @@ import contextlib
 import os
 import socket
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable, MutableMapping
 
 from resolver.api.status import troubles
 from resolver.base.text import several
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, MutableMapping
-
-    from resolver.state import Snapshot
+from resolver.state import Snapshot
 
 #: Seconds between two checks: until it is ready, and after that at most (systemd's watchdog may want it sooner).
 _UNTIL_READY, _AFTER = 0.05, 10.0

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from resolver.base.source_records import SourceName
+from resolver.config import Settings
 from resolver.daemon.service import Service
+from resolver.repair.plan import Order
+from resolver.repair.region import RegionRepairs
 from resolver.repair.reported_values import TWO_TICKS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from resolver.config import Settings
-    from resolver.repair.plan import Order
-    from resolver.repair.region import RegionRepairs
-    from resolver.repair.slot_states import OwnedSlot
-    from resolver.state import Snapshot
+from resolver.repair.slot_states import OwnedSlot
+from resolver.state import Snapshot
 
 
 async def once(

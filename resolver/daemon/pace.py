@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import math
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from typing import Any
 
-from resolver.base.counters import CounterName
+from resolver.base.counters import CounterName, Shortage
+from resolver.base.journal import Journal
 from resolver.state import PassSeconds
 from resolver.workers.means import Shortages, shortage_of
-
-if TYPE_CHECKING:
-    from collections import Counter
-    from collections.abc import Awaitable, Callable, Coroutine, Iterable
-
-    from resolver.base.counters import Shortage
-    from resolver.base.journal import Journal
 
 #: So many failures of one step in a row end the daemon.
 ERRORS_BEFORE_END = 10

@@ -6,16 +6,12 @@ The daemon's own are effective, those of children stay permitted; docs/security.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Collection
 
+from resolver.base.journal import Journal
 from resolver.base.source_records import SOURCE_RECORDS
 from resolver.linux import capabilities, seccomp
 from resolver.pids.bpf_load import lift_locked_memory_limit
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    from resolver.base.journal import Journal
 
 
 class Rights:

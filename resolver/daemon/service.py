@@ -8,17 +8,19 @@ import math
 import resource
 import time
 from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from resolver import api
+from resolver.api import ApiSockets
 from resolver.base.counters import CounterByReason, Shortage
 from resolver.base.event_log import EventLog
 from resolver.base.journal import Journal, setup_logging
 from resolver.base.reasons import BrokerRefusal
 from resolver.base.source_records import SourceName
 from resolver.base.version import VERSION
-from resolver.config import OFF, Reloading, changed
+from resolver.config import OFF, Reloading, Settings, changed
 from resolver.containers.known_namespaces import KnownNamespaces
 from resolver.daemon.hostpid_decision import Decision
 from resolver.daemon.notify import Systemd
@@ -36,12 +38,6 @@ from resolver.usage.gpu_users import GpuUsers
 from resolver.usage.running_containers import Census
 from resolver.workers.lanes import Lanes
 from resolver.workers.means import Shortages, shortage_of
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
-
-    from resolver.api import ApiSockets
-    from resolver.config import Settings
 
 #: A source that fails is tended at once; one that works need not be so often.
 _TEND_INTERVALS = 5

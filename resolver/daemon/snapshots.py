@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from collections import Counter
 
 from resolver.base.counters import CounterByReason
 from resolver.base.event_log import EventLog
+from resolver.base.journal import Journal
+from resolver.config import Reloading
+from resolver.daemon.hostpid_decision import Decision
 from resolver.daemon.pace import Durations
+from resolver.pids.ladder import Ladder
+from resolver.pids.pidmap import PidMap
+from resolver.repair.repairer import Repairer
 from resolver.state import Policy, Snapshot, Source, UsageReport, Worker
-
-if TYPE_CHECKING:
-    from collections import Counter
-
-    from resolver.base.journal import Journal
-    from resolver.config import Reloading
-    from resolver.daemon.hostpid_decision import Decision
-    from resolver.pids.ladder import Ladder
-    from resolver.pids.pidmap import PidMap
-    from resolver.repair.repairer import Repairer
-    from resolver.usage.gpu_users import GpuUsers
-    from resolver.workers.means import Shortages
-    from resolver.workers.supervisor import WorkerProcess
+from resolver.usage.gpu_users import GpuUsers
+from resolver.workers.means import Shortages
+from resolver.workers.supervisor import WorkerProcess
 
 #: Age in seconds at which a reader gets a new snapshot without a pass.
 SHOWN_SECONDS = 0.25

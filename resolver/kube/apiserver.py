@@ -14,18 +14,15 @@ import socket
 import ssl
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from typing import Any
 
 import httpx2
 
 from resolver.base.errors import ApiServerFailed, UsageError
 from resolver.base.retry import doubled
 from resolver.base.text import cause
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
-
-    from resolver.kube.device import Json
+from resolver.kube.device import Json
 
 ACCOUNT_DIR = "/var/run/secrets/kubernetes.io/serviceaccount"
 #: Name of the writer in ``metadata.managedFields`` and in events.

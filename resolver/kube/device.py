@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import re
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from resolver.base.reasons import DriverError, GpuReason
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    #: An object of the API server's, or a part of one, as JSON has it.
-    Json = dict[str, Any]
+#: An object of the API server's, or a part of one, as JSON has it.
+Json = dict[str, Any]
 
 API_VERSION, KIND = "scheduling.koordinator.sh/v1alpha1", "Device"
 MODEL_LABEL, DRIVER_LABEL = "node.koordinator.sh/gpu-model", "node.koordinator.sh/gpu-driver-version"

@@ -7,18 +7,12 @@ out again. A second annotation remembers its entries; it never touches another p
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
-from resolver.kube.apiserver import Backoff
-from resolver.kube.device import HAMI_CORDON, entries
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from resolver.base.errors import ApiServerFailed
-    from resolver.base.journal import Journal
-    from resolver.kube.apiserver import ApiServer
-    from resolver.kube.device import Json
+from resolver.base.errors import ApiServerFailed
+from resolver.base.journal import Journal
+from resolver.kube.apiserver import ApiServer, Backoff
+from resolver.kube.device import HAMI_CORDON, Json, entries
 
 OWN_ENTRIES = "hami-resolver/cordoned-gpus"
 #: Seconds that a GPU must be unhealthy before it is entered, and healthy before it is taken out.

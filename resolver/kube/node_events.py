@@ -5,18 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple
 
+from resolver.base.errors import ApiServerFailed
+from resolver.base.journal import Journal
 from resolver.kube.apiserver import FIELD_MANAGER, ApiServer, Backoff
-from resolver.kube.device import Health, OwnerReference, rfc3339
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from resolver.base.errors import ApiServerFailed
-    from resolver.base.journal import Journal
-    from resolver.kube.device import Json
-    from resolver.kube.tally import Tally
+from resolver.kube.device import Health, Json, OwnerReference, rfc3339
+from resolver.kube.tally import Tally
 
 #: Where events of objects live that are in no namespace.
 NAMESPACE = "default"

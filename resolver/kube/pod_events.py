@@ -9,24 +9,20 @@ import asyncio
 import hashlib
 import math
 import time
+from collections.abc import Iterator
 from enum import StrEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from resolver.base.errors import ApiServerFailed, ResolverError
+from resolver.base.journal import Journal
 from resolver.base.reasons import BypassReason
 from resolver.base.retry import in_a_thread
 from resolver.client import get_json
-from resolver.kube.apiserver import Backoff
+from resolver.kube.apiserver import ApiServer, Backoff
+from resolver.kube.device import Json
 from resolver.kube.node_events import event
+from resolver.kube.tally import Tally
 from resolver.state import LimitState
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from resolver.base.journal import Journal
-    from resolver.kube.apiserver import ApiServer
-    from resolver.kube.device import Json
-    from resolver.kube.tally import Tally
 
 #: Seconds between two readings of the daemon, and between two requests to the API server.
 READ_SECONDS, APART_SECONDS = 15.0, 1.0

@@ -11,14 +11,16 @@ import contextlib
 import json
 import random
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from resolver.base.errors import ApiServerFailed, NoDaemon, ResolverError
+from resolver.base.journal import Journal
 from resolver.base.retry import in_a_thread
 from resolver.client import get_changed, get_json
 from resolver.kube.apiserver import STRATEGIC_PATCH, ApiServer, Backoff
 from resolver.kube.device import (
     Health,
+    Json,
     OwnerReference,
     Report,
     cordoned,
@@ -30,11 +32,7 @@ from resolver.kube.device import (
 )
 from resolver.kube.hami_cordon import HamiCordon, foreign_entries
 from resolver.kube.node_events import NodeEvents
-
-if TYPE_CHECKING:
-    from resolver.base.journal import Journal
-    from resolver.kube.device import Json
-    from resolver.kube.tally import Tally
+from resolver.kube.tally import Tally
 
 DEVICES = "/apis/scheduling.koordinator.sh/v1alpha1/devices"
 NODES = "/api/v1/nodes"

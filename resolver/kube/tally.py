@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client.metrics_core import Metric
 from prometheus_client.process_collector import ProcessCollector
 
 from resolver.metrics.family import metric, values
 from resolver.serve import pages
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from prometheus_client.metrics_core import Metric
-
-    from resolver.serve.pages import Answer
+from resolver.serve.pages import Answer
 
 #: Results of a write.
 RESULTS = ("created", "patched", "conflict", "throttled", "refused", "failed")

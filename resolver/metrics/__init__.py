@@ -6,33 +6,30 @@ Everything is read from the last pass's snapshot, so no answer waits for the dri
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from resolver.base.lean import lean
 
 with lean():
     from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+    from prometheus_client.metrics_core import Metric
 
 from resolver.base.errors import UsageError
+from resolver.base.journal import Journal
 from resolver.base.retry import tried_again
 from resolver.base.text import cause
-from resolver.config import parse_address
+from resolver.config import Settings, parse_address
 from resolver.metrics.collector import collect
 from resolver.serve import pages
 from resolver.serve.http import PLAIN
+from resolver.serve.pages import Answer
+from resolver.state import Snapshot
 
 if TYPE_CHECKING:
-    import socket
-    from collections.abc import Callable, Iterator
-
-    from prometheus_client.metrics_core import Metric
-
-    from resolver.base.journal import Journal
-    from resolver.config import Settings
-    from resolver.serve.pages import Answer
-    from resolver.serve.tls import PortCredentials
-    from resolver.state import Snapshot
+    from resolver.serve.tls import PortCredentials  # OpenSSL, 7 MiB
 
 #: The text is made again only after this time.
 _KEPT_SECONDS = 0.5

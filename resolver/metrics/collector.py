@@ -7,8 +7,11 @@ import os
 import platform
 import resource
 from collections import Counter
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Container, Iterable, Iterator, Mapping
+from enum import StrEnum
+from typing import Any, Final
 
+from prometheus_client.metrics_core import Metric
 from prometheus_client.process_collector import ProcessCollector
 
 from resolver.base.counters import CounterByReason, Shortage
@@ -22,25 +25,15 @@ from resolver.base.reasons import (
 )
 from resolver.base.source_records import SOURCE_RECORDS
 from resolver.base.version import VERSION
+from resolver.config import Settings
 from resolver.gpu.sampler import FAILED, OK, UNSUPPORTED
 from resolver.hami.hostpid_policy import Origin, WatcherFinding
 from resolver.hami.layout import LAYOUTS
 from resolver.hami.placements import PLACEMENTS
 from resolver.linux import procfs
-from resolver.metrics.family import FAMILIES, histogram, metric, values
-from resolver.metrics.utilization import Names, Unknown, devices, names_of, nvml_trouble, usages
-from resolver.state import LimitState
-
-if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Iterator, Mapping
-    from enum import StrEnum
-
-    from prometheus_client.metrics_core import Metric
-
-    from resolver.config import Settings
-    from resolver.metrics.family import Row
-    from resolver.metrics.utilization import Usage
-    from resolver.state import ContainerUse, Process, Snapshot
+from resolver.metrics.family import FAMILIES, Row, histogram, metric, values
+from resolver.metrics.utilization import Names, Unknown, Usage, devices, names_of, nvml_trouble, usages
+from resolver.state import ContainerUse, LimitState, Process, Snapshot
 
 #: Pairs of container or process and GPU that have series. More come only from an attack.
 MAX_SERIES = 4096

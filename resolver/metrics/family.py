@@ -7,15 +7,13 @@ names labels that occur together, from there on. The last label of a ``stateset`
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from prometheus_client import metrics_core as client
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from resolver.state import PassSeconds
+from resolver.state import PassSeconds
 
 #: Values of the labels, and the series' number: None for no series; a dict in an ``info`` or a ``stateset``.
 Row = tuple[tuple[str, ...], Any]

@@ -8,19 +8,13 @@ from __future__ import annotations
 
 import os
 from collections import Counter, defaultdict
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator
+
+from prometheus_client.metrics_core import Metric
 
 from resolver.metrics.family import FAMILIES, metric, values
-from resolver.metrics.utilization import Unknown, devices
-from resolver.state import Counted
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from prometheus_client.metrics_core import Metric
-
-    from resolver.metrics.utilization import Names, Usage
-    from resolver.state import Snapshot
+from resolver.metrics.utilization import Names, Unknown, Usage, devices
+from resolver.state import Counted, Snapshot
 
 _ZONE = "vGPU"  # upstream's zone label
 

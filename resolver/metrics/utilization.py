@@ -7,19 +7,15 @@ cgroups: a tenant's file neither hides load nor adds any, only GPUs on which the
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from enum import StrEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from resolver.base.reasons import SampleReason
 from resolver.gpu.attribution import total
 from resolver.gpu.sampler import FAILED, OK, UNSUPPORTED
 from resolver.hami.layout import is_plausible
-from resolver.state import Counted
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from resolver.state import Container, ContainerUse, Process, RegionReport, Snapshot
+from resolver.state import Container, ContainerUse, Counted, Process, RegionReport, Snapshot
 
 #: Of a process that ended, or that is no container's, a container's series say nothing.
 _NOBODYS = (SampleReason.NOT_IN_CONTAINER, SampleReason.PROCESS_ENDED, SampleReason.PID_UNKNOWN)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
-from typing import TYPE_CHECKING, Generic, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Generic, TypeVar
 
 from resolver.base.limiter import Bucket
-
-if TYPE_CHECKING:
-    import socket
-    from collections.abc import Callable, Iterator
 
 _T = TypeVar("_T")
 

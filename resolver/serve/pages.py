@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import socket
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from resolver.base.limiter import Bucket
@@ -11,11 +12,10 @@ from resolver.serve import http, server
 from resolver.serve.http import PLAIN
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from resolver.serve.tls import PortCredentials, Session  # OpenSSL, 7 MiB
 
-    from resolver.serve.tls import PortCredentials, Session
-
-    Answer = tuple[int, str, bytes]
+#: Status, content type and body.
+Answer = tuple[int, str, bytes]
 
 #: Prometheus needs one connection, or two; beyond this number the client with the most loses its oldest.
 LIMITS = http.Limits(

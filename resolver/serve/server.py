@@ -12,15 +12,11 @@ import select
 import socket
 from bisect import insort
 from collections import Counter, OrderedDict
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Hashable
+from typing import NamedTuple
 
 from resolver.serve.accept import Acceptor, Waiting
-from resolver.serve.http import PLAIN, Connection, refusal
-
-if TYPE_CHECKING:
-    from collections.abc import Hashable
-
-    from resolver.serve.http import Application, Gatekeeper, Limits
+from resolver.serve.http import PLAIN, Application, Connection, Gatekeeper, Limits, refusal
 
 #: How many connections that have gone are closed in one turn of the loop.
 _MOST_GONE = 64

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import ssl
+from collections.abc import Callable
 from hmac import compare_digest
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from resolver.base.errors import UsageError
 from resolver.base.text import cause
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 T = TypeVar("T")
 

@@ -7,14 +7,11 @@ import glob
 import os
 import socket
 import stat
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from resolver.base.errors import UsageError
 from resolver.linux.node_lock import make_directory, unusable
 from resolver.linux.peers import Listener
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 #: In the kernel. Beyond it a client that connects waits for its turn, or, if it doesn't wait, gets EAGAIN.
 _BACKLOG = 512
