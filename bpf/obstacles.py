@@ -3,17 +3,12 @@
 Small programs probe the kernel: neither a release nor a file shows a vendor's backports. Standard library only.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import os
 import platform
 import struct
-
-TYPE_CHECKING = False  # typing takes milliseconds to import
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from collections.abc import Sequence
 
 _SYSCALL_NUMBERS = {"x86_64": 321, "aarch64": 280}
 _HOST_PIDNS = 0xEFFFFFFC  # PROC_PID_INIT_INO in include/linux/proc_ns.h

@@ -1,12 +1,7 @@
 """The daemon's counters since its start, named as in ``/v1/status``."""
 
-from __future__ import annotations
-
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
 
 
 class CounterName(StrEnum):

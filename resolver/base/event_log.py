@@ -1,7 +1,5 @@
 """Kinds of events, each also a log line with the same fields, and the last thousand events for clients of the API."""
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from typing import Any

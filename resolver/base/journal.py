@@ -1,23 +1,17 @@
 """Logging by structlog: one event, one line on standard error, never waiting for its reader."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import MutableMapping
+from typing import Any
 
-from resolver.base.event_log import KINDS
+from resolver.base.event_log import KINDS, EventLog
 from resolver.base.lean import lean
 from resolver.base.limiter import Bucket
 from resolver.base.output import Output
 from resolver.base.text import printable
-
-if TYPE_CHECKING:
-    from collections.abc import MutableMapping
-
-    from resolver.base.event_log import EventLog
 
 with lean():
     import structlog

@@ -4,15 +4,10 @@ A later import gets the real modules. Absent modules fail to import, which the p
 name is an empty class: enough to inherit from, a loud failure if used.
 """
 
-from __future__ import annotations
-
 import sys
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 #: Optional imports of structlog (rich for tracebacks: 5 MiB, 20 ms) and of msgspec (6 ms).
 _ABSENT = ("better_exceptions", "rich", "_uuid", "typing_extensions")

@@ -1,7 +1,5 @@
 """Token bucket: the one rate limiter."""
 
-from __future__ import annotations
-
 import time
 
 

@@ -1,7 +1,5 @@
 """The daemon that holds a run directory's lock, and the package's unit, seen from outside."""
 
-from __future__ import annotations
-
 import os
 
 from resolver.base.text import printable

@@ -1,7 +1,5 @@
 """Freed memory goes back to the system: Python and the C library keep it by themselves."""
 
-from __future__ import annotations
-
 import gc
 from contextlib import suppress
 from mmap import PAGESIZE

@@ -4,8 +4,6 @@ A pipe, socket or terminal that poll(2) reports writable takes at most PIPE_BUF 
 fs/pipe.c).
 """
 
-from __future__ import annotations
-
 import os
 import select
 from collections import deque

@@ -4,13 +4,8 @@ Commands, the daemon and the documents' tables read it. In Markdown, ``docs/NAME
 stands for the file concerned.
 """
 
-from __future__ import annotations
-
 from enum import StrEnum
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from typing import Self
+from typing import Self
 
 
 class ReasonWithWords(StrEnum):
@@ -365,7 +360,7 @@ class DriverError(ReasonWithWords):
     OTHER = "other", "NVML answers with an error", f"compare with `nvidia-smi`; {KERNEL_LOG}"
 
     @classmethod
-    def named_in(cls, text: str) -> DriverError:
+    def named_in(cls, text: str) -> Self:
         """Return the error that a message names in parentheses, or `HANGS`."""
         for error in cls:
             if f"({error})" in text:

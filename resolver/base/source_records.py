@@ -3,8 +3,6 @@
 A new source is a module with ``open_source``, a record here, and a column in docs/how-it-works.md#where-pids-come-from.
 """
 
-from __future__ import annotations
-
 from enum import StrEnum
 from itertools import takewhile
 from typing import NamedTuple

@@ -4,17 +4,18 @@
 line.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import stat
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from resolver.base.lean import lean
 
 with lean():
     import msgspec
+
+import argparse
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from resolver.base.errors import UsageError
 from resolver.config.settings import (
@@ -27,10 +28,6 @@ from resolver.config.settings import (
     WriteUtilization,
 )
 from resolver.config.values import OFF, parse_address, parse_bool, parse_duration, text_of
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable, Collection, Iterable, Mapping
 
 __all__ = (
     "OFF",

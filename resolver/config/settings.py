@@ -4,19 +4,15 @@ Command line options, ``docs/config.md``, the chart's values and schema, and ``r
 this: after a change, run ``make tables``.
 """
 
-from __future__ import annotations
-
 import re
+from collections.abc import Callable
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_args, get_origin
+from typing import Annotated, Any, NamedTuple, get_args, get_origin
 
 import msgspec
 
 from resolver.base.source_records import SourceName
 from resolver.config import values
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 class HostpidNamespace(StrEnum):

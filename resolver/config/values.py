@@ -1,7 +1,5 @@
 """Text of settings' values: durations, addresses, lists of paths."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

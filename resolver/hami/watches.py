@@ -16,8 +16,7 @@ from resolver.linux.inotify import IGNORED, OVERFLOW, Inotify, why_not
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from resolver.base.account import Account
-    from resolver.base.budget import Budgets
+    from resolver.base.budget import Account, Budgets
 
 _TRY_AGAIN = 30.0  # seconds, where a limit was used up
 

@@ -3,8 +3,6 @@
 Those for starting a source stay permitted, for its children.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import struct

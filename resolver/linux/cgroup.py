@@ -4,15 +4,10 @@ Names without 64 hexadecimal digits (``ctr``, ``runc``) must be known (`parts_of
 a look-up's imports.
 """
 
-from __future__ import annotations
-
+from collections.abc import Iterator
 from functools import lru_cache
 
 from resolver.base.records import NamedTuple
-
-TYPE_CHECKING = False  # as typing's, which a look-up does without
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _HEX = frozenset("0123456789abcdef")
 _WORD = frozenset("0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_")

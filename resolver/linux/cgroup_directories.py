@@ -1,22 +1,16 @@
 """Containers' directories and processes in cgroup hierarchies."""
 
-from __future__ import annotations
-
 import errno
 import os
+from collections.abc import Callable, Iterable
 
 from resolver.base.errors import AccessDenied
 from resolver.linux.cgroup import names_in_pod
+from resolver.linux.mounts import Mount
 
-TYPE_CHECKING = False  # as typing's, which a look-up does without
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from resolver.linux.mounts import Mount
-
-    #: Takes a directory's path, its name, and true below the wanted pod; returns the container's key or None, and
-    #: true if its children are in the pod.
-    Match = Callable[[str, str, bool], tuple[str | None, bool]]
+#: Takes a directory's path, its name, and true below the wanted pod; returns the container's key or None, and
+#: true if its children are in the pod.
+Match = Callable[[str, str, bool], tuple[str | None, bool]]
 
 
 def cgroup_roots(mounts: Iterable[Mount]) -> list[str]:

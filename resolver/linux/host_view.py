@@ -1,15 +1,9 @@
 """Checks that every process of the host is visible."""
 
-from __future__ import annotations
-
 import os
 
 from resolver.base.errors import CannotKnow
-from resolver.linux.procfs import HOST_PIDNS
-
-TYPE_CHECKING = False  # as typing's, which a look-up does without
-if TYPE_CHECKING:
-    from resolver.linux.procfs import Procfs
+from resolver.linux.procfs import HOST_PIDNS, Procfs
 
 
 def require_host_view(procfs: Procfs) -> None:

@@ -1,7 +1,5 @@
 """File and directory events (inotify(7)) of inodes, through any name; stores through mappings cause none."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

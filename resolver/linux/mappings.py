@@ -4,25 +4,19 @@ Files on btrfs, bcachefs and some overlays can share device and inode, so a mapp
 does, by mount and path, while the file has one name.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import os
 import re
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from fcntl import ioctl
 from struct import Struct
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from resolver.base.errors import ProcessGone
-from resolver.linux.procfs import TooLarge, translate
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from resolver.linux.mounts import Mount
-    from resolver.linux.procfs import Procfs
+from resolver.linux.mounts import Mount
+from resolver.linux.procfs import Procfs, TooLarge, translate
 
 #: Descriptors of one process that are read, some 2 us each; HAMi-core opens its file before any device.
 MAX_DESCRIPTORS = 4096

@@ -1,14 +1,9 @@
 """Parser of ``mountinfo``."""
 
-from __future__ import annotations
-
 import os
+from collections.abc import Iterator
 
 from resolver.base.records import NamedTuple
-
-TYPE_CHECKING = False  # as typing's, which a look-up does without
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 class Mount(NamedTuple):

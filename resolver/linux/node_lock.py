@@ -1,7 +1,5 @@
 """One writing daemon per node."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl

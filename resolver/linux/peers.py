@@ -4,23 +4,19 @@ The caller of ``connect`` can hand the connection over and end, and its PID can 
 alive: by SO_PEERPIDFD (Linux 6.5), else by its number if it is older than the connection can be (`Listener`).
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os
 import socket
 import struct
 import time
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from resolver.base.errors import AccessDenied, CannotKnow, ProcessGone
 from resolver.base.reasons import PeerReason
 from resolver.linux.pidfd import HeldProcess
+from resolver.linux.procfs import Procfs
 from resolver.linux.safe_open import let_go
-
-if TYPE_CHECKING:
-    from resolver.linux.procfs import Procfs
 
 # include/uapi/asm-generic/socket.h
 _SO_PEERGROUPS = 59  # Linux 4.13

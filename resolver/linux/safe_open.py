@@ -4,8 +4,6 @@ A name is one component, so O_NOFOLLOW is enough on every kernel. O_PATH opens n
 is checked, then opened by descriptor.
 """
 
-from __future__ import annotations
-
 import _thread
 import atexit
 import errno
@@ -14,16 +12,13 @@ import os
 import stat
 import time
 from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache, partial
 
 from resolver.base.errors import RegionRejected
 from resolver.base.reasons import RegionReason
 from resolver.linux.pidfd import fetch
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 _HOLD = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _CACHESTAT = 451  # on x86-64 and arm64 alike

@@ -4,8 +4,6 @@ Refused calls fail with EPERM; another architecture's end the process. Numbers: 
 include/uapi/asm-generic/unistd.h.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import os

@@ -19,7 +19,7 @@ from resolver.state import Counted, HamiCounts
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator
 
-    from resolver.base.account import Account
+    from resolver.base.budget import Account
     from resolver.hami.discovery import Location, Ownership
     from resolver.hami.region import RegionView, SharedRegion
     from resolver.repair.slot_states import OwnedSlot

@@ -4,8 +4,6 @@ It reports ``host PID, PID inside`` on descriptor 0, and ends with that socket. 
 uses a user namespace; else it reports a new process here, and the host PID of the first process in another namespace.
 """
 
-from __future__ import annotations
-
 import _socket  # the bare module: `socket` would add a third to the cost
 import os
 

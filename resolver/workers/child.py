@@ -4,8 +4,6 @@ It dies with the daemon, has a name for ``ps``, keeps only RIGHTS (capabilities,
 ``MODULE.main()``.
 """
 
-from __future__ import annotations
-
 import errno
 import sys
 

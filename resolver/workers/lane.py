@@ -8,8 +8,6 @@ in order)::
     [0.00003, 0.00003, "ProcessGone", ["..."]]   a `resolver.base.errors` error, its arguments
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os
@@ -19,16 +17,13 @@ import time
 from collections import deque
 from functools import cache
 from importlib import import_module
+from typing import Any
 
 from resolver.base.errors import AccessDenied, CannotKnow, ProcessGone, RegionRejected
 from resolver.linux import seccomp
 from resolver.linux.procfs import Procfs, TooLarge
 from resolver.linux.safe_open import let_go
 from resolver.workers.child import LACKING
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 #: Files kept open until the daemon has them: those of the last and the next answers, at most a third of scarce
 #: descriptors.

@@ -7,15 +7,15 @@ wall-clock time, less waits for a CPU. Mount tables and file leases have one loc
 there blames no container, and a lane of their own has them for a while, ever longer.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from concurrent.futures import Future
+from contextlib import asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from resolver.base import errors
 from resolver.base.budget import Budgets
@@ -23,17 +23,11 @@ from resolver.base.counters import CounterName, Shortage
 from resolver.base.errors import RegionRejected, TooSlow, WorkerFailed
 from resolver.base.reasons import RegionReason
 from resolver.base.retry import longer
-from resolver.linux.procfs import TooLarge
+from resolver.linux.procfs import Procfs, TooLarge
 from resolver.workers.child import LACKING
 from resolver.workers.lane import ALL, LEASES, load
-from resolver.workers.line import Line
 from resolver.workers.means import shortage_of
 from resolver.workers.supervisor import WorkerProcess
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
-
-    from resolver.linux.procfs import Procfs
 
 _T = TypeVar("_T")
 #: Time limits of the first and the second lane, in seconds.
@@ -97,6 +91,46 @@ class Direct:
     async def ask(self, payer: str, about: str, function: Callable[..., Any], *arguments: Any) -> Any:  # noqa: ARG002
         """Call it now."""
         return function(self._procfs, *arguments)
+
+
+class Line:
+    """Line before a lane that takes ``room`` questions: accounts take turns, those with most budget ``left`` first."""
+
+    def __init__(self, room: int, left: Callable[[str], float]) -> None:
+        self._room, self._left = room, left
+        self._at_lane: Counter[str] = Counter()
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+
+    @asynccontextmanager
+    async def turn(self, account: str) -> AsyncIterator[None]:
+        """Wait for the account's turn; the block is its question."""
+        if self._waiting or self._at_lane.total() >= self._room:
+            mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.setdefault(account, deque()).append(mine)
+            try:
+                await mine
+            except asyncio.CancelledError:
+                if mine.done() and not mine.cancelled():
+                    self._leave(account)  # its turn had come
+                raise
+        else:
+            self._at_lane[account] += 1
+        try:
+            yield
+        finally:
+            self._leave(account)
+
+    def _leave(self, account: str) -> None:
+        self._at_lane[account] -= 1
+        self._at_lane += Counter()  # without those that have none
+        while self._waiting and self._at_lane.total() < self._room:
+            chosen = min(self._waiting, key=lambda each: (self._at_lane[each], -self._left(each)))
+            future = self._waiting[chosen].popleft()
+            if not self._waiting[chosen]:
+                del self._waiting[chosen]
+            if not future.done():  # else it was cancelled
+                self._at_lane[chosen] += 1
+                future.set_result(None)
 
 
 class Lanes:

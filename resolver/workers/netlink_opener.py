@@ -5,8 +5,6 @@ On descriptor 0 it gets the path of a network namespace, or ``ours``. It answers
 ``import``, ``netns``, ``socket`` and ``bind``.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os

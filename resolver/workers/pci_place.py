@@ -1,7 +1,5 @@
 """A GPU's place in the machine, from sysfs; None if unknown."""
 
-from __future__ import annotations
-
 import os
 import re
 

@@ -4,21 +4,17 @@ They inherit the first message's descriptors: the kernel counts those in flight 
 user could use the count up (ETOOMANYREFS).
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
 import socket
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from resolver.linux.pidfd import fetch
 from resolver.workers.child import INHERITED
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
 
 #: Variables that a child gets, if they are set: where libraries are, how text is encoded, and the driver's own.
 _VARIABLES, _PREFIXES = ("PATH", "LD_LIBRARY_PATH", "LANG", "TZ"), ("LC_", "NVIDIA_", "NVML_")

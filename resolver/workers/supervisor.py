@@ -3,8 +3,6 @@
 A child has a SOCK_SEQPACKET socket as descriptor 0, and dies with the daemon. Failures raise `WorkerFailed`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import errno
@@ -14,7 +12,7 @@ import socket
 import subprocess
 import time
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 from resolver.base.counters import Shortage
 from resolver.base.errors import WorkerFailed
@@ -22,9 +20,6 @@ from resolver.base.retry import doubled
 from resolver.linux.procfs import run_delay, usage
 from resolver.workers.means import Shortages, shortage_of
 from resolver.workers.spawn import child, spawn
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 _MAX_MESSAGE = 1 << 18
 _FIRST_DELAY = 0.05

@@ -5,8 +5,6 @@ compared again from the moment when the same watcher's next tick can come. All f
 which finds unexpected watchers. A seccomp filter allows this process nothing more.
 """
 
-from __future__ import annotations
-
 import _socket  # without the module around it, which is a tenth of this process
 import array
 import mmap
@@ -55,6 +53,17 @@ def main() -> int:
             for fd in set(received):  # inherited ones may be the same for several orders
                 os.close(fd)
             received.clear()
+
+
+class _HeldWord:
+    """A held word, and its report. ``standing``: the value that is taken for right."""
+
+    __slots__ = "at", "corrections", "foreign", "order", "outcome", "standing", "value"
+
+    def __init__(self, order: tuple[int, ...]) -> None:
+        self.order, self.at = order, order[4] // 8
+        self.value = self.standing = self.foreign = order[6]
+        self.outcome, self.corrections = DONE, 0
 
 
 class _HeldFile(Words):
@@ -111,17 +120,6 @@ class _HeldFile(Words):
         super().close()
         for fd in self._handles:
             os.close(fd)
-
-
-class _HeldWord:
-    """A held word, and its report. ``standing``: the value that is taken for right."""
-
-    __slots__ = "at", "corrections", "foreign", "order", "outcome", "standing", "value"
-
-    def __init__(self, order: tuple[int, ...]) -> None:
-        self.order, self.at = order, order[4] // 8
-        self.value = self.standing = self.foreign = order[6]
-        self.outcome, self.corrections = DONE, 0
 
 
 class HeldWords:

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from resolver.base.account import BURST_SECONDS, SHARE
-from resolver.base.budget import SLICE_SECONDS, Budgets, Metered, Rounds
+from resolver.base.budget import BURST_SECONDS, SHARE, SLICE_SECONDS, Budgets, Metered, Rounds
 from tests.fakes.clock import Clock, burn
 
 

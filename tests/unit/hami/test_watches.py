@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from resolver.base.account import BURST_SECONDS, EVENT_BURST
-from resolver.base.budget import Budgets
+from resolver.base.budget import BURST_SECONDS, EVENT_BURST, Budgets
 from resolver.hami.watches import Watches
 from resolver.linux import inotify
 from resolver.linux.inotify import (

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resolver.base.account import FORGIVEN_SECONDS
-from resolver.base.budget import Budgets
+from resolver.base.budget import FORGIVEN_SECONDS, Budgets
 from resolver.base.reasons import RepairReason, UnresolvedReason
 from resolver.config import WriteUtilization
 from resolver.hami.hostpid_policy import HostpidPolicy, WatcherFinding

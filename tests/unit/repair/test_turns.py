@@ -17,7 +17,7 @@ import pytest
 from msgspec import structs
 
 from resolver.base import journal as log
-from resolver.base.account import BURST_SECONDS, SHARE
+from resolver.base.budget import BURST_SECONDS, SHARE
 from resolver.base.errors import RegionRejected, TooSlow
 from resolver.base.reasons import RegionReason, UnresolvedReason
 from resolver.containers.log_names import ContainerNames

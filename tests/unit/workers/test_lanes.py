@@ -1,7 +1,5 @@
 """The lanes, with real children that are late, killed or asked for what fails."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import resource

@@ -1,7 +1,5 @@
 """The NVML worker as the daemon runs it: a real child, the real nvidia-ml-py, a driver that is a stand-in."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

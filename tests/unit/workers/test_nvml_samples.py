@@ -1,7 +1,5 @@
 """Samples by what the calls promise: a value, idle or unknown, whatever the stamps and the driver's clock."""
 
-from __future__ import annotations
-
 import random
 import time
 from types import SimpleNamespace

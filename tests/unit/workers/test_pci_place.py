@@ -1,7 +1,5 @@
 """Where a GPU is in the machine, read from a tree as sysfs has it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The slot writer, as the daemon runs it: a real child, real files, real mappings."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import fcntl

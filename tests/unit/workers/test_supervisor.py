@@ -1,7 +1,5 @@
 """The supervisor of the children, with real children that hang, die and speak nonsense."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import json

@@ -1,7 +1,5 @@
 """Held words: compared when a watcher's tick can come, and not each millisecond."""
 
-from __future__ import annotations
-
 import os
 import struct
 from pathlib import Path
