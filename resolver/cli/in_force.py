@@ -19,13 +19,13 @@ _SECONDS = 1.0
 
 
 class InForce(NamedTuple):
-    """Settings, and where each comes from: for `said_of`."""
+    """Settings, and where each comes from: for `origin_of`."""
 
     settings: Settings
     origins: Mapping[str, str]
     whose: str
 
-    def said_of(self, name: str) -> str:
+    def origin_of(self, name: str) -> str:
         """Return the origin in words: ``of the daemon at ...``, or ``by file ... (no daemon answers at ...)``."""
         return f"by {self.origins[name]} ({self.whose})" if self.origins else f"of {self.whose}"
 

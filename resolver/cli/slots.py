@@ -11,6 +11,7 @@ import os
 import re
 import sys
 from itertools import islice
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from resolver import client
@@ -18,7 +19,7 @@ from resolver.base.errors import RegionRejected, ResolverError
 from resolver.base.reasons import RegionReason, RepairReason, UnresolvedReason
 from resolver.base.text import printable
 from resolver.cli.ask_daemon import add_socket, ask
-from resolver.cli.show import NONE, on_terminal, print_json, print_table, size, styled, wrapped
+from resolver.cli.show import NONE, on_terminal, print_json, print_table, size
 from resolver.hami.layout import is_plausible
 from resolver.hami.placements import (
     AUTO,
@@ -45,7 +46,7 @@ _COLUMNS = ("CONTAINER", "LAYOUT", "SLOT", "PID", "HOSTPID", "STATUS", "GPU", "S
 _RIGHT = frozenset(("SLOT", "PID", "HOSTPID", "STATUS", "SM %", "MEMORY"))
 #: Useless while slots are right; the rest fits 80 columns.
 _FOR_PROGRAMS = frozenset(("LAYOUT", "STATUS"))
-_GPU = _COLUMNS.index("GPU")
+_FIELDS = itemgetter("index", "pid", "hostpid", "status")
 _DRIVER = "/proc/driver/nvidia/version"
 
 Row = tuple[str, ...]
@@ -58,37 +59,13 @@ class Facts(NamedTuple):
     memory: dict[str, int | None] = {}  # noqa: RUF012 - never changed
 
 
-class _Slot(NamedTuple):
-    """The fields of a slot that the table shows; ``memory`` and ``sm_util`` by device."""
+class Slot(NamedTuple):
+    """The fields of a slot that show its faults."""
 
     number: int
     pid: int
     hostpid: int
     status: int
-    memory: list[int | None]
-    sm_util: list[int]
-
-
-class _File(NamedTuple):
-    """A cache file; ``error`` is why it can't be read, empty otherwise."""
-
-    path: str
-    layout: str = ""
-    uuids: list[str] = []  # noqa: RUF012 - never changed
-    slots: list[_Slot] = []  # noqa: RUF012 - never changed
-    error: str = ""
-    reason: str = ""
-
-    @classmethod
-    def of(cls, dump: dict[str, Any]) -> _File:
-        """Return the part of a dump that the table shows."""
-        slots = []
-        for slot in dump.get("slots", ()):
-            memory = [used["total"] for used in slot["used"]]
-            utils = [device["sm_util"] for device in slot.get("device_util", ())]
-            slots.append(_Slot(slot["index"], slot["pid"], slot["hostpid"], slot["status"], memory, utils))
-        fields = {name: value for name, value in dump.items() if name in cls._fields}
-        return cls(**fields | {"slots": slots})
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -107,11 +84,11 @@ def run(args: argparse.Namespace) -> int:
     files = [_dump(*entry, facts.memory) for path in paths for entry in read_path(path)]
     if args.json:
         print_json(files)
-    elif not files:
-        print("There are no .cache files: no container with HAMi has used a GPU yet.", file=sys.stderr)
+    elif files:
+        _print(files, facts)
     else:
-        _print(list(map(_File.of, files)), facts)
-    return 1 if any("error" in region for region in files) else 0
+        print("There are no .cache files: no container with HAMi has used a GPU yet.", file=sys.stderr)
+    return 1 if any("error" in file for file in files) else 0
 
 
 def _directories(socket_path: str | None) -> tuple[str, ...]:
@@ -119,11 +96,11 @@ def _directories(socket_path: str | None) -> tuple[str, ...]:
     from resolver.cli.in_force import settings_in_force
 
     in_force = settings_in_force(socket_path)
-    directories, origin = searched(in_force.settings.containers_dir), in_force.said_of("containers_dir")
+    directories, origin = searched(in_force.settings.containers_dir), in_force.origin_of("containers_dir")
     existing = tuple(filter(os.path.isdir, directories))
     if not existing:
         raise ResolverError(
-            f"{', '.join(directories)} is not there (containers_dir {origin}): HAMi's device plugin makes it on a GPU "
+            f"there is no {' or '.join(directories)} (containers_dir {origin}): HAMi's device plugin makes it on a GPU "
             "node. Run this on such a node, in a container that has the directory mounted, or give the PATH of a "
             ".cache file"
         )
@@ -183,13 +160,15 @@ def _read_directory(dir_fd: int, path: str) -> Iterator[_Entry]:
     yield from _read_caches(dir_fd, path, complain=not containers)
     for name in containers:
         below = os.path.join(path, name)
-        with contextlib.ExitStack() as held:
-            try:
-                container_fd = open_directory(name, dir_fd)
-                held.callback(os.close, container_fd)
-                yield from _read_caches(container_fd, below)
-            except RegionRejected as why:
-                yield below, why
+        try:
+            container_fd = open_directory(name, dir_fd)
+        except RegionRejected as why:
+            yield below, why
+            continue
+        try:
+            yield from _read_caches(container_fd, below)
+        finally:
+            os.close(container_fd)
 
 
 def _read_caches(dir_fd: int, path: str, *, complain: bool = True) -> Iterator[_Entry]:
@@ -229,36 +208,35 @@ def _dump(path: str, region: SharedRegion | RegionRejected, memory: dict[str, in
 # -- the table --------------------------------------------------------------------------------------------
 
 
-def _rows(file: _File, facts: Facts) -> list[Row]:
-    """Return a row for each slot and GPU."""
-    container = _container(file.path)
-    if file.error:
-        return [(container, *[NONE] * 8, _error(file))]
-    if not file.slots:
-        return [(container, file.layout, *[NONE] * 7, "no process has a slot")]
-    slots_of: dict[int, list[int]] = {}
-    for slot in file.slots:
-        if slot.status != 0 and slot.hostpid != 0:
-            slots_of.setdefault(slot.hostpid, []).append(slot.number)
-    rows = []
-    for slot in file.slots:
-        head = (container, file.layout, *map(str, slot[:4]))
-        fault = hint(slot, slots_of.get(slot.hostpid, []), host_pids=facts.host_pids)
-        memory = ["?" if count is None else size(count) for count in slot.memory]
-        utils = list(map(str, slot.sm_util)) or [NONE] * len(memory)
-        gpus = [*zip(file.uuids, utils, memory, strict=True)] or [(NONE, NONE, NONE)]
-        rows += [(*head, *values, fault) for values in gpus]
-    return rows
+def _print(files: list[dict[str, Any]], facts: Facts) -> None:
+    """Print the table, and why files can't be read to standard error."""
+    rows = [row for file in files if "error" not in file for row in _rows(file, facts)]
+    if rows:
+        print_table(_COLUMNS, rows, right=_RIGHT, for_programs=_FOR_PROGRAMS, shorten="CONTAINER")
+        sys.stdout.flush()
+    for file in files:
+        if "error" in file:
+            print(printable("resolver slots: {path}: {reason}: {error}".format(**file)), file=sys.stderr)
 
 
-def _error(file: _File) -> str:
-    name, text = os.path.basename(file.path), file.error
-    if name.endswith(".cache") and _container(file.path) != file.path:
-        text = f"{name}: {text}"
-    return f"{file.reason}: {text}"
+def _rows(file: dict[str, Any], facts: Facts) -> Iterator[Row]:
+    """Yield a row for each slot and GPU; a person gets short ids."""
+    container, uuids = _container(file["path"]), file["uuids"]
+    if on_terminal():
+        uuids = [uuid.removeprefix("GPU-")[: 8 if uuid.startswith("GPU-") else 12] for uuid in uuids]
+    slots = [Slot(*_FIELDS(slot)) for slot in file["slots"]]
+    if not slots:
+        yield (container, file["layout"], *[NONE] * 7, "no process has a slot")
+    for slot, fields in zip(slots, file["slots"], strict=True):
+        same = [other.number for other in slots if other.hostpid == slot.hostpid and other.status != 0]
+        fault = hint(slot, same, host_pids=facts.host_pids)
+        memory = ["?" if used["total"] is None else size(used["total"]) for used in fields["used"]]
+        utils = [str(device["sm_util"]) for device in fields.get("device_util", ())] or [NONE] * len(memory)
+        for values in [*zip(uuids, utils, memory, strict=True)] or [(NONE, NONE, NONE)]:
+            yield (container, file["layout"], *map(str, slot), *values, fault)
 
 
-def hint(slot: _Slot, slots_with_hostpid: list[int], *, host_pids: bool) -> str:
+def hint(slot: Slot, slots_with_hostpid: list[int], *, host_pids: bool) -> str:
     """Name a slot's visible fault; a container PID is a question where ``hostpid`` must be one of the host's."""
     if slot.status == 0:
         return "ended" if slot.pid == 0 else "status 0"
@@ -266,7 +244,7 @@ def hint(slot: _Slot, slots_with_hostpid: list[int], *, host_pids: bool) -> str:
         return UnresolvedReason.INVALID_PID
     if slot.hostpid == 0:
         return RepairReason.MISSING
-    others = [str(index) for index in slots_with_hostpid if index != slot.number]
+    others = [str(number) for number in slots_with_hostpid if number != slot.number]
     if others:
         return f"{RepairReason.DUPLICATE} of {','.join(others)}"
     return f"{RepairReason.WRONG_NAMESPACE}?" if host_pids and slot.hostpid == slot.pid else ""
@@ -274,31 +252,5 @@ def hint(slot: _Slot, slots_with_hostpid: list[int], *, host_pids: bool) -> str:
 
 def _container(path: str) -> str:
     """Return ``<podUID>/<containerName>``, as `resolver lookup` takes it, or the path outside such a directory."""
-    is_file = path.endswith(".cache")
-    pod_uid, _, name = os.path.basename(os.path.dirname(path) if is_file else path).partition("_")
-    return f"{pod_uid}/{name}" if pod_uid and name else path
-
-
-def _print(files: list[_File], facts: Facts) -> None:
-    """Print the table; for a person with short ids, and errors as sentences."""
-    person = on_terminal()
-    rows = [row for file in files if not (person and file.error) for row in _rows(file, facts)]
-    if person:
-        rows = [(_short(row[0]), *row[1:_GPU], _short_uuid(row[_GPU]), *row[_GPU + 1 :]) for row in rows]
-    if rows:
-        print_table(_COLUMNS, rows, right=_RIGHT, for_programs=_FOR_PROGRAMS, shorten="CONTAINER")
-    for file in files if person else ():
-        if file.error:
-            for line in wrapped(f"{printable(_short(_container(file.path)))}: {printable(_error(file))}"):
-                print(styled(line, "red"))
-
-
-def _short(container: str) -> str:
-    pod_uid, slash, name = container.partition("/")
-    return f"{pod_uid[:8]}/{name}" if slash and pod_uid else container
-
-
-def _short_uuid(uuid: str) -> str:
-    """Shorten ``GPU-5f3a12c4-...`` to the usual form."""
-    kind, _, rest = uuid.partition("-")
-    return rest[:8] if kind == "GPU" and rest else uuid[:12]
+    pod_uid, _, name = os.path.basename(os.path.dirname(path)).partition("_")
+    return f"{pod_uid[: 8 if on_terminal() else None]}/{name}" if pod_uid and name else path
