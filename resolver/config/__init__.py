@@ -46,6 +46,8 @@ __all__ = (
 #: Names with our prefix that are no settings: the file's, and those of ``resolver report-devices``.
 OTHER_VARIABLES = {f"{PREFIX}CONFIG", f"{PREFIX}NODE", f"{PREFIX}REPORT_METRICS_ADDR"}
 
+#: Of the kernel's 107 bytes, without the suffix under which a socket is made.
+_LONGEST_SOCKET = 99
 #: Variables of Kubernetes for a Service ``resolver`` or ``resolver-*`` (pkg/kubelet/envvars/envvars.go).
 _OF_A_SERVICE = re.compile(r"\w+_(SERVICE_(HOST|PORT)|PORT_[0-9]+_|PORT=\w+://)")
 
@@ -223,10 +225,10 @@ def _convert(name: str, value: Any, where: str) -> Any:
     try:
         meant = _from_text(setting, value) if isinstance(value, str) else value
         converted = msgspec.convert(meant, setting.type, strict=True)
-        if setting.about.check is not None:
-            setting.about.check(converted)
+        if setting.check is not None:
+            setting.check(converted)
     except ValueError as error:
-        ours = setting.about.check is not None and not isinstance(error, msgspec.ValidationError)
+        ours = setting.check is not None and not isinstance(error, msgspec.ValidationError)
         raise UsageError(
             f"{where}: {value!r} is not possible: {error if ours else f'write {setting.expected}'}"
         ) from None
@@ -234,14 +236,19 @@ def _convert(name: str, value: Any, where: str) -> Any:
 
 
 def _check_together(settings: Settings) -> None:
-    """Refuse a key without its certificate, and a tenant socket from which containers could reach root's files."""
+    """Refuse what no single value shows: such as a tenant socket from which containers could reach root's files."""
+    for path in (settings.socket_path, settings.tenant_socket, settings.broker):
+        if len(path.encode(errors="replace")) > _LONGEST_SOCKET:
+            raise UsageError(
+                f"{path} is too long for a Unix socket: choose a path of at most {_LONGEST_SOCKET} bytes"
+            )
     if settings.metrics_tls_key and not settings.metrics_tls_cert:
         raise UsageError("metrics_tls_key takes metrics_tls_cert, the certificate of that key")
     if not settings.tenant_socket:
         return
     tenants = os.path.dirname(os.path.normpath(settings.tenant_socket))
     roots = {"the run directory": settings.run_dir, "root's socket": os.path.dirname(settings.socket_path)}
-    why = "" if tenants.startswith("/") and tenants != "/" else ": write an absolute path"
+    why = ": write a path" if tenants == "/" else ""
     for name, path in roots.items():
         if not why and os.path.commonpath([tenants, os.path.abspath(path)]) == tenants:
             why = f", and {name} is in there: write a path"

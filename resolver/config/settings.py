@@ -223,6 +223,11 @@ class Declared(NamedTuple):
         return PREFIX + self.name.upper()
 
     @property
+    def check(self) -> Callable[[Any], object] | None:
+        is_path = self.kind is str and self.about.placeholder in ("DIR", "FILE", "PATH")
+        return values.check_path if is_path else self.about.check
+
+    @property
     def expected(self) -> str:
         if self.choices:
             return f"one of {', '.join(self.choices)}"

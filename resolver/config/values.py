@@ -53,6 +53,12 @@ def parse_address(text: str) -> tuple[str, int] | None:
     return host, int(port)
 
 
+def check_path(path: str) -> None:
+    """Raise ValueError for a relative path: the daemon's directory is not its user's."""
+    if path and not path.startswith("/"):
+        raise ValueError("it is not an absolute path: begin it with /")
+
+
 def check_paths(paths: tuple[str, ...]) -> None:
     """Raise ValueError for an empty list, and for a path that is empty or relative."""
     if not paths or "" in paths:

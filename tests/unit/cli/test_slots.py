@@ -68,14 +68,6 @@ def test_a_broken_file_is_one_row_and_the_others_are_still_shown(tmp_path: Path)
     assert done.stderr.startswith(f"resolver slots: {broken}: not_initialized: initialized_flag is 0")
 
 
-def test_missing_directories_are_named_in_a_sentence(tmp_path: Path) -> None:
-    environment = os.environ | {"RESOLVER_CONTAINERS_DIR": f"{tmp_path}/a:{tmp_path}/b"}
-    words = (*RESOLVER, "--socket", f"{tmp_path}/none")
-    done = subprocess.run(words, capture_output=True, text=True, env=environment, check=False)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert f"there is no {tmp_path}/a or {tmp_path}/b (containers_dir by environment" in done.stderr
-
-
 def test_piped_output_is_plain_aligned_and_complete(tmp_path: Path) -> None:
     container(tmp_path)
     done = call(tmp_path)
