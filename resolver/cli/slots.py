@@ -59,7 +59,7 @@ class Facts(NamedTuple):
     memory: dict[str, int | None] = {}  # noqa: RUF012 - never changed
 
 
-class Slot(NamedTuple):
+class SlotRow(NamedTuple):
     """The fields of a slot that show its faults."""
 
     number: int
@@ -224,7 +224,7 @@ def _rows(file: dict[str, Any], facts: Facts) -> Iterator[Row]:
     container, uuids = _container(file["path"]), file["uuids"]
     if on_terminal():
         uuids = [uuid.removeprefix("GPU-")[: 8 if uuid.startswith("GPU-") else 12] for uuid in uuids]
-    slots = [Slot(*_FIELDS(slot)) for slot in file["slots"]]
+    slots = [SlotRow(*_FIELDS(slot)) for slot in file["slots"]]
     if not slots:
         yield (container, file["layout"], *[NONE] * 7, "no process has a slot")
     for slot, fields in zip(slots, file["slots"], strict=True):
@@ -236,7 +236,7 @@ def _rows(file: dict[str, Any], facts: Facts) -> Iterator[Row]:
             yield (container, file["layout"], *map(str, slot), *values, fault)
 
 
-def hint(slot: Slot, slots_with_hostpid: list[int], *, host_pids: bool) -> str:
+def hint(slot: SlotRow, slots_with_hostpid: list[int], *, host_pids: bool) -> str:
     """Name a slot's visible fault; a container PID is a question where ``hostpid`` must be one of the host's."""
     if slot.status == 0:
         return "ended" if slot.pid == 0 else "status 0"

@@ -119,7 +119,7 @@ def test_equal_numbers_are_a_fault_by_driver_only(
     shown = picture(policy={"namespace": decided_by.rpartition(" ")[2]})
     with Served(tmp_path / "socket", shown) as served:
         facts = slots._facts(served.path if decided_by.startswith("daemon") else str(tmp_path / "none"))
-    slot = slots.Slot(0, 7, 7, 1)
+    slot = slots.SlotRow(0, 7, 7, 1)
     assert slots.hint(slot, [0], host_pids=facts.host_pids) == text
 
 
@@ -185,7 +185,7 @@ def test_a_file_name_cannot_speak_to_the_terminal(tmp_path: Path) -> None:
     ],
 )
 def test_hints(slot_pid: int, hostpid: int, status: int, others: list[int], text: str) -> None:
-    slot = slots.Slot(0, slot_pid, hostpid, status)
+    slot = slots.SlotRow(0, slot_pid, hostpid, status)
     assert slots.hint(slot, others, host_pids=True) == text
 
 
