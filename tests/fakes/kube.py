@@ -2,21 +2,23 @@
 
 TLS with a CA of its own, bearer tokens, the rules of the deployed roles, resource versions (409), merge patches,
 strict validation of the Device by its published definition, watches with bookmarks, an expired
-history (410) and metadata only. What it is told to do wrong is in `Faults`. Everything runs in one thread.
+history (410) and metadata only. What it is told to do wrong is in `Faults`.
 """
 
-from __future__ import annotations
-
-import asyncio
 import contextlib
 import copy
 import json
 import re
+import socket
 import ssl
+import sys
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from email.message import Message
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import product
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
 from urllib.parse import parse_qsl, urlsplit
@@ -84,6 +86,65 @@ class Faults:
         self.expire_in_stream = False  # report an expired version by an event instead of the status
 
 
+class _Server(ThreadingHTTPServer):
+    """Threads that answer, each with its connection, which `cut` ends."""
+
+    request_queue_size = 4096
+    daemon_threads = False
+
+    def __init__(self, kube: "KubeServer", context: ssl.SSLContext) -> None:
+        super().__init__(("127.0.0.1", kube.port), _Handler)
+        # The handshake is made at the first read, in the connection's own thread.
+        self.socket = context.wrap_socket(self.socket, server_side=True, do_handshake_on_connect=False)
+        self.kube, self.stopping = kube, threading.Event()
+        self._connections: set[socket.socket] = set()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self._connections.add(request)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        self._connections.discard(request)
+        self.close_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 - socketserver's
+        error = sys.exception()
+        if isinstance(error, Exception) and not isinstance(error, OSError):
+            self.kube.defects.append(error)  # a client that is wrong, or this is
+
+    def cut(self) -> None:
+        self.shutdown()
+        for connection in [*self._connections]:
+            with contextlib.suppress(OSError):
+                socket.socket.shutdown(connection, socket.SHUT_RDWR)
+        self.server_close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: _Server
+
+    def _serve(self) -> None:
+        self.server.kube.serve(self)
+
+    do_GET = do_POST = do_PATCH = do_PUT = do_DELETE = _serve  # noqa: N815 - http.server's names
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name is http.server's
+        pass
+
+    def begin(self, status: int, headers: Json) -> None:
+        self.send_response(status)
+        for name, value in {"Content-Type": "application/json", **headers}.items():
+            self.send_header(name, str(value))
+        self.end_headers()
+
+    def say(self, event: Json) -> None:
+        line = json.dumps(event).encode() + b"\n"
+        # In two pieces: a chunk is not an event.
+        for part in (line[:20], line[20:]):
+            self.wfile.write(b"%x\r\n%s\r\n" % (len(part), part))
+
+
 class KubeServer:
     """Runs while it is entered. ``account`` is the directory with the token and the CA that a pod would have."""
 
@@ -98,16 +159,14 @@ class KubeServer:
         self.asked: list[Asked] = []
         self.defects: list[Exception] = []  # defects of requests; checked at exit
         self.bookmark_seconds = 60.0
+        self.watching = 0
         self.token = ""
         self.port = 0
         self._version, self._compacted = 100, 0
         self._history: list[tuple[int, str, Json]] = []
-        self._changed: set[asyncio.Event] = set()
-        self._watches: set[asyncio.Task[None]] = set()
-        self._connections: set[asyncio.Task[None]] = set()
-        self._server: asyncio.Server | None = None
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="kube")
+        self._watches_ended = 0
+        self._change = threading.Condition()
+        self._server: _Server | None = None
         self.rotate_token()
         self.rotate_authority()
 
@@ -116,30 +175,27 @@ class KubeServer:
         return f"https://127.0.0.1:{self.port}"
 
     def __enter__(self) -> Self:
-        self._thread.start()
         self.start()
         return self
 
     def __exit__(self, _kind: object, error: object, _trace: object) -> None:
         self.stop()
-        asyncio.run_coroutine_threadsafe(self._finish(), self._loop).result(60)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
         assert error is not None or not self.defects, self.defects
 
-    def call(self, function: Callable[[], Any]) -> Any:
-        async def run() -> Any:
-            return function()
-
-        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(60)
-
     def start(self) -> None:
-        asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(60)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(self._certificate, self._certificate.with_suffix(".key"))
+        self._server = _Server(self, context)
+        self.port = self._server.server_port
+        threading.Thread(target=self._server.serve_forever, args=(0.01,), name="kube").start()
 
     def stop(self) -> None:
         """End: every connection is cut."""
-        asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(60)
+        if self._server is not None:
+            self._server.stopping.set()
+            self.end_watches()
+            self._server.cut()
+            self._server = None
 
     def rotate_token(self) -> None:
         """Kubelet writes another token; the old one is not valid any more."""
@@ -155,153 +211,81 @@ class KubeServer:
         (self.account / "ca.crt").write_bytes(ca.read_bytes())
 
     def set_node(self, name: str, annotations: Json | None = None) -> None:
-        def change() -> None:
-            known = self.nodes.get(name)
-            node = copy.deepcopy(known) or {
+        with self._change:
+            before = self.nodes.get(name)
+            node = copy.deepcopy(before) or {
                 "apiVersion": "v1",
                 "kind": "Node",
                 "metadata": {"name": name, "uid": str(uuid.uuid4()), "labels": {"gpu": "on"}},
                 "status": {"images": [{"names": ["x" * 60], "sizeBytes": 1}] * 50},
             }
             node["metadata"]["annotations"] = annotations or {}
-            self.nodes[name] = node
-            self._happened("MODIFIED" if known else "ADDED", node)
-
-        self.call(change)
+            self._happened("MODIFIED" if before else "ADDED", node)
 
     def delete_node(self, name: str) -> None:
-        def change() -> None:
-            node = self.nodes.pop(name)
-            self._happened("DELETED", node)
+        with self._change:
+            self._happened("DELETED", self.nodes[name])
+            del self.nodes[name]
             self.devices.pop(name, None)
 
-        self.call(change)
-
     def set_device(self, device: Json) -> None:
-        def change() -> None:
+        with self._change:
             self._version += 1
             device["metadata"]["resourceVersion"] = str(self._version)
             device["metadata"].setdefault("uid", str(uuid.uuid4()))
             self.devices[device["metadata"]["name"]] = device
 
-        self.call(change)
-
-    def delete_device(self, name: str) -> None:
-        self.call(lambda: self.devices.pop(name))
-
     def end_watches(self, *, compact: bool = False) -> None:
         """Cut all watches; ``compact``: and forget the history, so that they cannot go on from where they were."""
-
-        def end() -> None:
+        with self._change:
             if compact:
                 self._version += 1
                 self._compacted, self._history = self._version, []
-            for watch in self._watches:
-                watch.cancel()
-
-        self.call(end)
-
-    @property
-    def watching(self) -> int:
-        return len(self._watches)
+            self._watches_ended += 1
+            self._change.notify_all()
 
     def writes(self) -> list[Asked]:
         return [each for each in self.asked if each.method != "GET" and each.path.startswith(DEVICES)]
 
-    async def _start(self) -> None:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(self._certificate, self._certificate.with_suffix(".key"))
-        self._server = await asyncio.start_server(
-            self._serve,
-            "127.0.0.1",
-            self.port,
-            ssl=context,
-            ssl_handshake_timeout=10,  # `_finish` waits for a client that has connected and says nothing
-            backlog=4096,
-        )
-        self.port = self._server.sockets[0].getsockname()[1]
-
-    async def _stop(self) -> None:
-        if self._server is not None:
-            self._server.close()
-            self._server = None
-        tasks = [*self._connections]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _finish(self) -> None:
-        """A connection that is being accepted is no task of ours: it gets the time to fail, or to come to `_serve`."""
-        while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
-            for task in self._connections:
-                task.cancel()
-            _, late = await asyncio.wait(tasks, timeout=20)
-            for task in late:
-                task.cancel()
-        await asyncio.sleep(0.02)  # transports that were aborted are closed at one of the loop's next turns
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._connections.add(task)
-        try:
-            while self._server is not None and await self._request(reader, writer):
-                pass
-        except (OSError, EOFError, ssl.SSLError, asyncio.CancelledError):
-            pass
-        except Exception as error:  # noqa: BLE001 - a client that is wrong, or this is
-            self.defects.append(error)
-        finally:
-            self._connections.discard(task)
-            self._watches.discard(task)
-            writer.transport.abort()
-
-    async def _request(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        head = await reader.readuntil(b"\r\n\r\n")
-        line, *fields = head.decode("ascii").split("\r\n")
-        method, target, version = line.split(" ")
-        assert version == "HTTP/1.1"
-        headers = dict(field.lower().split(": ", 1) for field in fields if field)
-        raw = {field.split(": ", 1)[0].lower(): field.split(": ", 1)[1] for field in fields if field}
-        body = await reader.readexactly(int(headers.get("content-length", 0)))
-        address = urlsplit(target)
+    def serve(self, request: _Handler) -> None:
+        length = int(request.headers.get("content-length", 0))
+        if len(body := request.rfile.read(length)) < length:
+            request.close_connection = True  # the client has gone
+            return
+        address, method = urlsplit(request.path), request.command
         query = dict(parse_qsl(address.query, strict_parsing=bool(address.query)))
         entry = Asked(method, address.path, query, 0, time.monotonic())
+        if self.faults.hang:
+            request.server.stopping.wait()
+        more: Json = {}
         try:
-            await self._go_wrong(method)
-            verb, name = self._authorized(method, address.path, query, raw)
+            with self._change:
+                if self.faults.refuse and method != "GET":
+                    status, more = self.faults.refuse.pop(0)
+                    raise RefusedError(status, "told to fail", more)
+                verb, name = self._authorized(method, address.path, query, request.headers)
+                if verb != "watch":
+                    answer = self._carry_out(verb, address.path, name, query, request.headers, body)
             if verb == "watch":
-                await self._watch(name, query, raw, writer, entry)
-                return False
-            status, answer = 200, self._carry_out(verb, address.path, name, query, raw, body)
-            if verb == "create":
-                status = 201
-            if method != "GET" and self.faults.drop_answer:
-                self.faults.drop_answer -= 1
-                self.asked.append(entry._replace(status=status))
-                return False
-            more: Json = {}
+                self._watch(name, query, request, entry)
+                request.close_connection = True
+                return
+            status = 201 if verb == "create" else 200
         except RefusedError as refused:
             status, more = refused.status, refused.headers
             answer = _status(status, str(refused))
-        text = json.dumps(answer).encode()
-        lines = [f"HTTP/1.1 {status} X", "Content-Type: application/json", f"Content-Length: {len(text)}"]
         self.asked.append(entry._replace(status=status))
-        lines += [*(f"{name}: {value}" for name, value in more.items()), "", ""]
-        writer.write("\r\n".join(lines).encode() + text)
-        await writer.drain()
-        return True
+        if status < 300 and method != "GET" and self.faults.drop_answer:
+            self.faults.drop_answer -= 1
+            request.close_connection = True
+            return
+        text = json.dumps(answer).encode()
+        request.begin(status, {"Content-Length": len(text), **more})
+        request.wfile.write(text)
 
-    async def _go_wrong(self, method: str) -> None:
-        if self.faults.hang:
-            await asyncio.get_running_loop().create_future()
-        if self.faults.refuse and method != "GET":
-            status, headers = self.faults.refuse.pop(0)
-            raise RefusedError(status, "told to fail", headers)
-
-    def _authorized(self, method: str, path: str, query: Json, headers: Json) -> tuple[str, str]:
+    def _authorized(self, method: str, path: str, query: Json, headers: Message) -> tuple[str, str]:
         """The verb, and the name of the object or of the one that is watched."""
-        if headers.get("authorization") != f"Bearer {self.token}":
+        if headers["authorization"] != f"Bearer {self.token}":
             raise RefusedError(401, "Unauthorized")
         verb = {"GET": "get", "POST": "create", "PATCH": "patch"}.get(method, method)
         name = path.rsplit("/", 1)[1]
@@ -325,7 +309,7 @@ class KubeServer:
             raise RefusedError(403, f"{resource}{subresource} {name!r} is forbidden: cannot {verb}")
         return verb, name
 
-    def _carry_out(self, verb: str, path: str, name: str, query: Json, headers: Json, body: bytes) -> Json:
+    def _carry_out(self, verb: str, path: str, name: str, query: Json, headers: Message, body: bytes) -> Json:
         if verb != "get":
             assert 0 < len(query.get("fieldManager", "")) <= 128, "every write names its manager"
         if match := _EVENT.fullmatch(path):
@@ -340,7 +324,7 @@ class KubeServer:
             raise RefusedError(404, "the server could not find the requested resource")
         return self._on_device(verb, name, query, headers, body)
 
-    def _on_device(self, verb: str, name: str, query: Json, headers: Json, body: bytes) -> Json:
+    def _on_device(self, verb: str, name: str, query: Json, headers: Message, body: bytes) -> Json:
         if verb == "get":
             if query.get("resourceVersion") == "0" and self.faults.stale is not None:
                 return self._there({name: self.faults.stale} if self.faults.stale else {}, name)
@@ -390,7 +374,7 @@ class KubeServer:
         self.devices[name] = device
         return device
 
-    def _on_event(self, verb: str, namespace: str, name: str, headers: Json, body: bytes) -> Json:
+    def _on_event(self, verb: str, namespace: str, name: str, headers: Message, body: bytes) -> Json:
         known: dict[tuple[str, str], Json] = {
             (each["metadata"]["namespace"], each["metadata"]["name"]): each for each in self.events
         }
@@ -422,19 +406,16 @@ class KubeServer:
         self.events.append(event)
         return event
 
-    def _patch_node(self, name: str, headers: Json, patch: Json) -> Json:
+    def _patch_node(self, name: str, headers: Message, patch: Json) -> Json:
         _typed(headers, "application/merge-patch+json")
         node = self._there(self.nodes, name)
         assert patch.keys() == {"metadata"}
         assert patch["metadata"].keys() == {"resourceVersion", "annotations"}
         if patch["metadata"]["resourceVersion"] != node["metadata"]["resourceVersion"]:
             raise RefusedError(409, f'Operation cannot be fulfilled on nodes "{name}": it has been modified')
-        node = dict(_merged(node, patch))
-        self.nodes[name] = node
-        self._happened("MODIFIED", node)
-        return node
+        return self._happened("MODIFIED", dict(_merged(node, patch)))
 
-    def _patch_node_status(self, name: str, headers: Json, patch: Json) -> Json:
+    def _patch_node_status(self, name: str, headers: Message, patch: Json) -> Json:
         _typed(headers, "application/strategic-merge-patch+json")
         node = copy.deepcopy(self._there(self.nodes, name))
         assert patch.keys() == {"status"}
@@ -443,101 +424,72 @@ class KubeServer:
         for each in patch["status"]["conditions"]:
             by_type[each["type"]] = by_type.get(each["type"], {}) | each
         node["status"]["conditions"] = list(by_type.values())
-        self.nodes[name] = node
-        self._happened("MODIFIED", node)
-        return node
+        return self._happened("MODIFIED", node)
 
-    def _happened(self, kind: str, node: Json) -> None:
+    def _happened(self, kind: str, node: Json) -> Json:
         self._version += 1
         node["metadata"]["resourceVersion"] = str(self._version)
+        self.nodes[node["metadata"]["name"]] = node
         self._history.append((self._version, kind, copy.deepcopy(node)))
-        for changed in self._changed:
-            changed.set()
+        self._change.notify_all()
+        return node
 
-    async def _watch(
-        self, name: str, query: Json, headers: Json, writer: asyncio.StreamWriter, entry: Asked
-    ) -> None:
+    def _watch(self, name: str, query: Json, request: _Handler, entry: Asked) -> None:
         assert name, "a watch is for one node only"
-        if headers.get("accept") != _PARTIAL:
+        if request.headers["accept"] != _PARTIAL:
             raise RefusedError(406, "metadata is all that may be watched here")
-        version = int(query.get("resourceVersion") or 0)
-        expired = bool(version) and version < self._compacted
-        if expired and not self.faults.expire_in_stream:
-            raise RefusedError(410, f"too old resource version: {version}")
-        task = asyncio.current_task()
-        assert task is not None
-        stream = _Stream(writer)
-        await stream.begin()
-        self.asked.append(entry._replace(status=200))
-        self._watches.add(task)
-        changed = asyncio.Event()
-        self._changed.add(changed)
+        version, ended = int(query.get("resourceVersion") or 0), self._watches_ended
+        too_old = f"too old resource version: {version}" if version and version < self._compacted else ""
+        if too_old and not self.faults.expire_in_stream:
+            raise RefusedError(410, too_old)
+        request.begin(200, {"Transfer-Encoding": "chunked"})
+        with self._change:
+            self.asked.append(entry._replace(status=200))
+            self.watching += 1
         try:
-            if expired:
-                await stream.say(
-                    {"type": "ERROR", "object": _status(410, f"too old resource version: {version}")}
-                )
+            if too_old:
+                request.say({"type": "ERROR", "object": _status(410, too_old)})
                 return
             if not version:
                 version = self._version
                 if name in self.nodes:
-                    await stream.say({"type": "ADDED", "object": _partial(self.nodes[name])})
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(float(query["timeoutSeconds"])):
-                    await self._tell(name, version, stream, changed, bookmarks="allowWatchBookmarks" in query)
-            await stream.end()
+                    request.say({"type": "ADDED", "object": _partial(self.nodes[name])})
+            stopping = request.server.stopping
+            self._tell(
+                name, version, request, query, lambda: self._watches_ended != ended or stopping.is_set()
+            )
         finally:
-            self._changed.discard(changed)
-            self._watches.discard(task)
+            with self._change:
+                self.watching -= 1
 
-    async def _tell(
-        self, name: str, version: int, stream: _Stream, changed: asyncio.Event, *, bookmarks: bool
+    def _tell(
+        self, name: str, version: int, request: _Handler, query: Json, ended: Callable[[], bool]
     ) -> None:
-        while True:
-            for number, kind, node in [each for each in self._history if each[0] > version]:
+        ends = time.monotonic() + float(query["timeoutSeconds"])
+        while (left := ends - time.monotonic()) > 0:
+            with self._change:
+                if not (ended() or self._since(version)):
+                    self._change.wait(min(left, self.bookmark_seconds))
+                news = self._since(version)
+            if ended():
+                return
+            for number, kind, node in news:
                 version = number
                 if node["metadata"]["name"] == name:
-                    await stream.say({"type": kind, "object": _partial(node)})
-            changed.clear()
-            try:
-                async with asyncio.timeout(self.bookmark_seconds):
-                    await changed.wait()
-            except TimeoutError:
-                if bookmarks:
-                    version = max(version, self._version)
-                    bookmark = {"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1"}
-                    metadata = {"resourceVersion": str(version), "creationTimestamp": None}
-                    await stream.say({"type": "BOOKMARK", "object": {**bookmark, "metadata": metadata}})
+                    request.say({"type": kind, "object": _partial(node)})
+            if not news and "allowWatchBookmarks" in query:
+                version = max(version, self._version)
+                metadata = {"resourceVersion": str(version), "creationTimestamp": None}
+                request.say({"type": "BOOKMARK", "object": _partial({"metadata": metadata})})
+        request.wfile.write(b"0\r\n\r\n")
+
+    def _since(self, version: int) -> list[tuple[int, str, Json]]:
+        return [event for event in self._history if event[0] > version]
 
 
-class _Stream:
-    """An answer in chunks; each event is a line."""
-
-    def __init__(self, writer: asyncio.StreamWriter) -> None:
-        self._writer = writer
-
-    async def begin(self) -> None:
-        await self._write(
-            b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
-        )
-
-    async def say(self, event: Json) -> None:
-        line = json.dumps(event).encode() + b"\n"
-        # In two pieces: a chunk is not an event.
-        for part in (line[:20], line[20:]):
-            await self._write(b"%x\r\n%s\r\n" % (len(part), part))
-
-    async def end(self) -> None:
-        await self._write(b"0\r\n\r\n")
-
-    async def _write(self, data: bytes) -> None:
-        self._writer.write(data)
-        await self._writer.drain()
-
-
-def _typed(headers: Json, wanted: str) -> None:
-    if headers.get("content-type") != wanted:
-        raise RefusedError(415, f"{headers.get('content-type')} is not {wanted}")
+def _typed(headers: Message, wanted: str) -> None:
+    if headers["content-type"] != wanted:
+        raise RefusedError(415, f"{headers['content-type']} is not {wanted}")
 
 
 def _status(code: int, message: str) -> Json:
@@ -572,7 +524,5 @@ def rules_of(manifests: Sequence[Json]) -> Iterator[Rule]:
         if each["kind"] in ("ClusterRole", "Role"):
             for rule in each["rules"]:
                 assert rule.keys() == {"apiGroups", "resources", "verbs"}
-                for group in rule["apiGroups"]:
-                    for resource in rule["resources"]:
-                        for verb in rule["verbs"]:
-                            yield Rule(group, resource, verb, each["metadata"].get("namespace", ""))
+                for names in product(rule["apiGroups"], rule["resources"], rule["verbs"]):
+                    yield Rule(*names, each["metadata"].get("namespace", ""))

@@ -165,7 +165,7 @@ async def test_foreign_changes_are_reverted_in_ten_seconds(kube: KubeServer) -> 
             changed = copy.deepcopy(run.device)
             changed["spec"]["devices"] = changed["spec"]["devices"][:1]
             began = time.monotonic()
-            kube.delete_device(NODE) if harm == "deleted" else kube.set_device(changed)
+            kube.devices.pop(NODE) if harm == "deleted" else kube.set_device(changed)
             await run.until(lambda: NODE in kube.devices and run.device["spec"]["devices"] == right, SOON)
             assert time.monotonic() - began < 10
             await run.in_sync()
