@@ -14,7 +14,6 @@ from collections import Counter, defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from resolver.base import errors
@@ -49,6 +48,10 @@ _RIGHTS = frozenset({"SYS_PTRACE", "DAC_OVERRIDE"})
 
 class _TooCostly(Exception):
     """The first lane gave the question up."""
+
+
+class _Late(Exception):
+    """The container was late while the question waited for the first lane."""
 
 
 class TenantReader(Protocol):
@@ -184,11 +187,15 @@ class Lanes:
             return await self._answer(self._lane(payer, about), *question)
         except _TooCostly:
             return await self._answer(self._second, *question)
+        except _Late:
+            return await self._answer(self._lane(payer, about), *question)
 
     async def _answer(self, lane: WorkerProcess, payer: str, about: str, message: bytes) -> Any:
         try:
             async with self._lines[lane].turn(payer):
-                text = await lane.request(message, on_late=partial(self._was_late, about))
+                if lane is self._first and about in self._slow:
+                    raise _Late
+                text = await lane.request(message, on_late=self._was_late, about=about)
             wall, own_cpu, error, value = json.loads(text)
         except ValueError:
             raise lane.malformed("answered something malformed") from None

@@ -43,17 +43,18 @@ ENDING_SECONDS = 0.2
 
 
 class _Request:
-    __slots__ = ("descriptors", "future", "message", "on_late", "repeatable", "seconds")
+    __slots__ = ("about", "descriptors", "future", "message", "on_late", "repeatable", "seconds")
 
     def __init__(
         self,
         message: bytes,
         descriptors: Sequence[int],
         seconds: float,
-        on_late: Callable[[], None] | None = None,
+        on_late: Callable[[str], None] | None = None,
+        about: str = "",
     ) -> None:
         self.message, self.descriptors, self.seconds = message, descriptors, seconds
-        self.on_late, self.repeatable = on_late, on_late is not None
+        self.on_late, self.repeatable, self.about = on_late, on_late is not None, about
         self.future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
     def fail(self, error: Exception) -> None:
@@ -111,16 +112,17 @@ class WorkerProcess:
         descriptors: Sequence[int] = (),
         *,
         limit: float | None = None,
-        on_late: Callable[[], None] | None = None,
+        on_late: Callable[[str], None] | None = None,
+        about: str = "",
     ) -> bytes:
         """Send a message and return its answer. Raises `WorkerFailed`, and OSError without descriptors.
 
         It may take ``limit`` s (default: ``timeout``) of the child having a CPU. After several failures in a row
         requests fail at once until the next start (0.05 s, doubled up to 30 s). One with ``on_late``, which is called
-        when it is late, only reads: it is repeated once if the child ends.
+        when it is late, only reads: it is repeated once if the child ends, and is late with others ``about`` the same.
         """
         seconds = self.timeout if limit is None else limit
-        request = _Request(message, list(descriptors), seconds, on_late)
+        request = _Request(message, list(descriptors), seconds, on_late, about)
         self._waiting.append(request)
         self._send()
         try:
@@ -231,7 +233,10 @@ class WorkerProcess:
         self._asked.popleft()
         failed = self._failed(f"did not answer within {request.seconds:g} s", late=True)
         if request.on_late is not None:
-            request.on_late()
+            request.on_late(request.about)
+            for other in self._waiting:
+                if other.on_late is not None and other.about == request.about:
+                    other.fail(failed)
         request.fail(failed)
         self._send()
 

@@ -49,6 +49,21 @@ async def test_only_late_container_waits_for_second_lane(lanes: Lanes) -> None:
     assert lanes.too_slow() == frozenset()
 
 
+@pytest.mark.parametrize("about", ["slow", ALL])
+async def test_questions_about_late_container_are_late_together(lanes: Lanes, about: str) -> None:
+    """Each killed the lane once, and other containers' answers waited for four of them."""
+    first, *_ = lanes.workers
+    await lanes.ask("good", "good", echo, "begun")
+    late = [asyncio.create_task(lanes.ask("slow", about, wait, 0.8)) for _ in range(8)]
+    await asyncio.sleep(0)
+    assert await lanes.ask("good", "good", echo, "hello") == "hello"
+    assert first.failures == 1
+    answers = await asyncio.gather(*late, return_exceptions=True)
+    assert {type(answer) for answer in answers[:4]} == {TooSlow}  # they were at the lane
+    assert {type(answer) for answer in answers[4:]} == ({TooSlow} if about else {str})
+    assert first.failures == 1
+
+
 async def test_the_long_time_for_a_start_is_not_the_first_questions(lanes: Lanes) -> None:
     first, *_ = lanes.workers
     asking = asyncio.create_task(lanes.ask("a", "a", echo, "hello"))
