@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
 from resolver.base.errors import AccessDenied, ProcessGone
@@ -59,7 +60,9 @@ class PodOwner:
         self._refresh, self._files = -1, frozenset(self._asked)  # the present reading, and its files
         self._mapped: dict[int, _Mapped] = {}  # by host PID
         self._cost = self._again_at = 0.0  # seconds of the present reading, and when the next one may begin
-        self._turn = asyncio.Lock()  # one reader at a time: all others need the same answer
+        self._turns = defaultdict[int, asyncio.Lock](
+            asyncio.Lock
+        )  # by host PID: one reader, for all that need it
 
     async def owner(
         self, proof: PodFile, ns_pid: int, payer: str, pause: Pause
@@ -108,8 +111,8 @@ class PodOwner:
         self._asked.add(shown)
         if self._refresh != refresh and time.monotonic() >= self._again_at:
             self._refresh, self._files, self._mapped = refresh, frozenset(self._asked), {}
-            self._cost = 0.0
-        mapped, files = self._mapped, self._files
+            self._turns, self._cost = defaultdict(asyncio.Lock), 0.0
+        mapped, files, turns = self._mapped, self._files, self._turns
         if shown not in files or self._refresh != refresh:
             return None
         host_pids = self._pidmap.source.candidates(ns_pid)
@@ -117,7 +120,7 @@ class PodOwner:
             await pause()
             if host_pid in mapped:
                 continue
-            async with self._turn:
+            async with turns[host_pid]:
                 began = time.monotonic()
                 if host_pid not in mapped:
                     mapped[host_pid] = await self._read(host_pid, files, payer)

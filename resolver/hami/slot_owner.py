@@ -81,44 +81,51 @@ class OwnerFinder:
             return UnresolvedReason.TOO_LARGE
         if proof.mount is not None and self._check.in_shared_tree(proof.mount):
             return UnresolvedReason.UNPROVEN  # whoever has the tree can mount it as the device plugin does
-        search = Search(proof, ns_pid, shown, payer, pause)
-        findings = await self._search_known(search)
+        search, source, findings = (
+            Search(proof, ns_pid, shown, payer, pause),
+            self._pidmap.source,
+            _Findings(),
+        )
         try:
-            if findings is None or findings.may_be_shared(proof):
-                # One at a time: when a node's containers start, all would walk, and read the same mount tables.
-                async with self._walks:
-                    findings = findings or await self._search_known(search)
-                    if findings is None or findings.may_be_shared(proof):
-                        findings = await self._walk(search, findings or _Findings())
+            related = None if self._known(proof) else await self._related(search, findings)
+            if related is None:
+                namespaces = self._known(proof)
+                await self._search(self._by_key(namespaces, ns_pid), search, namespaces, findings)
+                # Not all containers that share a file are known.
+                if len(findings.fitting) == 1 and not proof.alone:
+                    related = await self._related(search, findings)
+            if related is not None:
+                # Judged in one step: earlier readings may be outdated.
+                await self._search(related, search, frozenset(), findings)
+                findings.cut = self._pidmap.source is not source  # it may have been closed meanwhile
             if rival > 0 and rival not in findings.asked:
-                findings.add(await self._rival(rival, search))
-        except BaseException:  # as in `_search`, or the daemon ends
-            if findings:
-                findings.close()
+                await self._check_rival(rival, search, findings)
+        except BaseException:  # no descriptors left, or the daemon ends: none must be lost
+            findings.close()
             raise
         if findings.cut:
             findings.close()
             return UnresolvedReason.OVER_BUDGET
         return self._judge(findings, proof)
 
-    def _judge(self, found: _Findings, proof: Searched) -> ProcessHandle | UnresolvedReason:
-        if len(found.fitting) == 1:
-            (handle,) = found.fitting
+    def _judge(self, findings: _Findings, proof: Searched) -> ProcessHandle | UnresolvedReason:
+        if len(findings.fitting) == 1:
+            (handle,) = findings.fitting
             host_pid = handle.process.host_pid
             beside = self._index.container_ids(proof) if not proof.alone else set()
-            if not self._any_beside(host_pid, found.hidden, beside):
+            if not self._any_beside(host_pid, findings.hidden, beside):
                 if proof.container_id in (None, self._check.container_id(host_pid)):
                     with contextlib.suppress(AccessDenied, ProcessGone):
                         if pidns := self._check.pidns(host_pid):
                             self._index.learn(proof, pidns, self._check.container_id(host_pid) or "")
                     return handle
-                found.seen.add(UnresolvedReason.OTHER_CONTAINER)
-        found.close()
-        if len(found.fitting) > 1:
+                findings.seen.add(UnresolvedReason.OTHER_CONTAINER)
+        findings.close()
+        if len(findings.fitting) > 1:
             return UnresolvedReason.AMBIGUOUS
         if self._pidmap.source.incomplete():
-            found.seen.add(UnresolvedReason.ACCESS_DENIED)
-        return worst(found.seen)
+            findings.seen.add(UnresolvedReason.ACCESS_DENIED)
+        return worst(findings.seen)
 
     def forget(self, proof: Proof) -> None:
         """Forget a vanished region."""
@@ -165,50 +172,49 @@ class OwnerFinder:
             processes.append(host_pid)
         return processes
 
-    async def _search_known(self, search: Search) -> _Findings | None:
-        """Check the processes in the container's known PID namespaces; None without any."""
-        namespaces = self._index.of(search.proof)
-        if not namespaces or self._index.behind:
-            return None  # one of them may be missing, so only all processes prove that one alone fits
-        return await self._search(self._by_key(namespaces, search.ns_pid), search, namespaces)
+    def _known(self, proof: Searched) -> frozenset[int]:
+        """Return the container's PID namespaces; empty if one may be missing: then all processes are searched."""
+        return frozenset() if self._index.behind else self._index.of(proof)
 
-    async def _walk(self, search: Search, found: _Findings) -> _Findings:
-        """Check all other processes with that number, too."""
-        source, concerned = self._pidmap.source, set[int]()
-        for host_pid in source.everywhere(search.ns_pid):
-            await search.pause()
-            if not host_pid or host_pid in found.asked:
-                continue
-            try:
-                if await self._check.may_fit(host_pid, search, frozenset()):
-                    concerned.add(host_pid)
-            except ProcessGone:
-                continue
-            except UNREADABLE:
-                concerned.add(host_pid)
-        # Judged in one step: earlier readings may be outdated.
-        found.add(await self._search(sorted(concerned), search, frozenset()))
-        found.cut = found.cut or self._pidmap.source is not source  # it may have been closed meanwhile
-        return found
+    async def _related(self, search: Search, findings: _Findings) -> list[int] | None:
+        """Return all other processes with the number that may fit; None if its namespaces are known by now."""
+        related = set[int]()
+        # When a node's containers start, all need the same mount tables. Mappings are each tenant's: no search waits
+        # for another one's.
+        async with self._walks if search.proof.mount else contextlib.nullcontext():
+            if not findings.asked and self._known(search.proof):
+                return None
+            for host_pid in self._pidmap.source.everywhere(search.ns_pid):
+                await search.pause()
+                if host_pid and host_pid not in findings.asked:
+                    try:
+                        may_fit = await self._check.may_fit(host_pid, search, frozenset())
+                    except ProcessGone:
+                        continue
+                    except UNREADABLE:
+                        may_fit = True
+                    if may_fit:
+                        related.add(host_pid)
+        return sorted(related)
 
-    async def _rival(self, host_pid: int, search: Search) -> _Findings:
+    async def _check_rival(self, host_pid: int, search: Search, findings: _Findings) -> None:
         """Check it by its present mounts; if unreadable, the search is unfinished."""
-        findings = _Findings()
+        hidden = len(findings.hidden)
         try:
             same = self._procfs.ns_pids(host_pid)[-1:] == (search.ns_pid,)
             if same and search.proof in await self._check.read_directories(host_pid, search.payer):
                 own = frozenset({self._check.pidns(host_pid)})
-                findings = await self._search([host_pid], search, own)
-                findings.cut = bool(findings.hidden)
+                await self._search([host_pid], search, own, findings)
+                findings.cut = findings.cut or len(findings.hidden) > hidden
         except ProcessGone:
             pass
         except (*UNREADABLE, OSError):
             findings.cut = True
-        return findings
 
-    async def _search(self, host_pids: list[int], search: Search, namespaces: frozenset[int]) -> _Findings:
+    async def _search(
+        self, host_pids: list[int], search: Search, namespaces: frozenset[int], findings: _Findings
+    ) -> None:
         """Check these processes."""
-        findings = _Findings()
         for host_pid in host_pids:
             findings.asked.append(host_pid)
             try:
@@ -221,10 +227,6 @@ class OwnerFinder:
                     findings.hidden.append(host_pid)
             except ProcessGone:
                 continue  # also an unreaped zombie: it owns nothing any more
-            except BaseException:  # no descriptors left: none must be lost
-                findings.close()
-                raise
-        return findings
 
     def _any_beside(self, host_pid: int, others: list[int], beside: set[str]) -> bool:
         """Check if any other may, by cgroup, be in that process's container or a sibling.
@@ -246,17 +248,6 @@ class _Findings:
         self.hidden: list[int] = []
         self.seen: set[UnresolvedReason] = set()
         self.cut = False
-
-    def may_be_shared(self, proof: Searched) -> bool:
-        """Check if others may fit, too: not all containers that share a file are known."""
-        return len(self.fitting) == 1 and not proof.alone
-
-    def add(self, other: _Findings) -> None:
-        self.asked += other.asked
-        self.cut = self.cut or other.cut
-        self.fitting += other.fitting
-        self.hidden += other.hidden
-        self.seen |= other.seen
 
     def close(self) -> None:
         for handle in self.fitting:

@@ -21,6 +21,19 @@ class Waiting(Direct):
         return await super().ask(payer, about, function, *arguments)
 
 
+class Stalling(Direct):
+    """Reads by itself, except of the process ``host_pid``, whose questions wait until ``go`` is set."""
+
+    def __init__(self, procfs: Procfs, host_pid: int) -> None:
+        super().__init__(procfs)
+        self.host_pid, self.go = host_pid, asyncio.Event()
+
+    async def ask(self, payer: str, about: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        if about and arguments[0] == self.host_pid:
+            await self.go.wait()
+        return await super().ask(payer, about, function, *arguments)
+
+
 class Refusing(Direct):
     """Reads by itself, notes accounts and functions, and raises the ``errors`` of functions by name."""
 

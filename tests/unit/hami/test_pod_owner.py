@@ -20,8 +20,9 @@ from resolver.linux.mappings import SuperblockPath, shared_files
 from resolver.linux.procfs import ProcessHandle, Procfs
 from resolver.workers.lane import ALL
 from resolver.workers.lanes import Direct
-from tests.fakes.direct import Refusing, Waiting, at_once
+from tests.fakes.direct import Refusing, Stalling, Waiting, at_once
 from tests.fakes.procs import FakeProc, maps, mountinfo
+from tests.patience import PATIENCE_S
 
 DEVICE, INODE, TREE = "8:1", 4242, "/usr/local/vgpu/containers"
 POD, OTHER = "0f6f2c70-8f5e-4d0c-9b1d-2f7c0d9a4e01", "1a2b3c4d-8f5e-4d0c-9b1d-2f7c0d9a4e01"
@@ -210,6 +211,25 @@ def test_a_process_is_read_once_for_all_files(room: Room, monkeypatch: pytest.Mo
     assert sorted(read) == list(everybody)
     for each in handles:
         each.close()
+
+
+async def test_process_that_makes_the_lane_wait_delays_only_its_namesakes(room: Room) -> None:
+    room.put(100)
+    room.put(200, OTHER, B)
+    room.names.refresh()
+    room.owner._reader = reader = Stalling(room.proc.procfs, 200)
+    processes = {7: [100], 8: [200]}
+    room.map.candidates = processes.__getitem__  # type: ignore[assignment, method-assign]
+    pause = Slices(math.inf).yield_if_due
+    late = asyncio.create_task(room.owner.owner(PROOF, 8, "", pause))
+    await asyncio.sleep(0)
+    async with asyncio.timeout(PATIENCE_S):
+        owner = await room.owner.owner(PROOF, 7, "", pause)
+    assert isinstance(owner, ProcessHandle)
+    owner.close()
+    assert not late.done()
+    reader.go.set()
+    assert await late is UnresolvedReason.NO_SUCH_PROCESS
 
 
 def test_unused_file_is_checked_on_every_refresh(room: Room) -> None:

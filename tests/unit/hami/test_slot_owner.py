@@ -24,8 +24,9 @@ from resolver.linux import procfs as procfs_module
 from resolver.linux.procfs import ProcessHandle, Procfs
 from resolver.pids.scan import ScanSource
 from resolver.workers.lanes import Direct
-from tests.fakes.direct import Waiting
+from tests.fakes.direct import Stalling, Waiting
 from tests.fakes.procs import DEVICE, HOOK, INODE, OTHERS, OURS, FakeProc, maps, mountinfo
+from tests.patience import PATIENCE_S
 
 
 @pytest.fixture
@@ -148,6 +149,23 @@ async def test_searches_of_all_processes_run_one_by_one(proc: FakeProc) -> None:
     assert max(procfs.tables.values()) <= 3  # by whoever came first, and when the owner is held
     for each in handles:
         each.close()
+
+
+async def test_process_that_makes_the_lane_wait_delays_no_other_search(proc: FakeProc) -> None:
+    proc.put(100, 7, mounts=mountinfo(OTHERS))
+    proc.put(101, 7)
+    await proc.pidmap.catch_up(Slices())
+    finder = OwnerFinder(proc.procfs, proc.pidmap, proc.index, reader=Stalling(proc.procfs, 100))
+    late = asyncio.create_task(finder.owner(OTHERS, (DEVICE, INODE), 7))
+    await asyncio.sleep(0)
+    async with asyncio.timeout(PATIENCE_S):
+        owner = await finder.owner(OURS, (DEVICE, INODE), 7)
+    assert isinstance(owner, ProcessHandle)
+    assert (owner.process.host_pid, late.done()) == (101, False)
+    owner.close()
+    late.cancel()
+    await asyncio.wait({late})
+    assert proc.held() == 0
 
 
 @contextmanager
