@@ -108,18 +108,33 @@ def hostile_containers(node: Node, count: int, placement: str = "hami") -> Itera
     made: list[Container] = []
     first = len(node.containers)  # names differ between attacks that run at once
     try:
-        made += (
-            node.container(
-                name=f"{_HOSTILE}{first + number}", sm_limit=0, rights=DEFAULT_RIGHTS, placement=placement
-            )
-            for number in range(count)
-        )
+        for number in range(first, first + count):
+            name = f"{_HOSTILE}{number}"
+            made.append(node.container(name=name, sm_limit=0, rights=DEFAULT_RIGHTS, placement=placement))
+            if placement == "kai":  # every container can reach the directory
+                made[-1].directory.mkdir()
+                made[-1].directory.chmod(0o777)
         yield made
     finally:
         for container in made:
             container.stop()
             node.containers.remove(container)
             shutil.rmtree(container.directory, ignore_errors=True)
+
+
+def _with_containers(
+    act: Callable[[Scene, Container, int], object], placement: str = "hami", *, many: bool = False
+) -> Begin:
+    """Return an attack that acts in one container, or in as many as the size says."""
+
+    @contextlib.contextmanager
+    def begin(scene: Scene, size: int) -> Iterator[None]:
+        with hostile_containers(scene.node, size if many else 1, placement) as containers:
+            for container in containers:
+                act(scene, container, size)
+            yield
+
+    return begin
 
 
 def flip(container: Container, what: str, names: Sequence[str]) -> None:
@@ -140,14 +155,16 @@ def _lowest_weight() -> Iterator[None]:
         os.setpriority(os.PRIO_PROCESS, 0, 0)
 
 
-@contextlib.contextmanager
-def _held(scene: Scene, size: int) -> Iterator[None]:
-    """Tenants that set the values of a busy process to 0 as fast as they can, so that they are held."""
-    with hostile_containers(scene.node, size) as containers:
-        for container in containers:
-            container.tenant(load=5)
-            flip(container, "zero", [container.cache_name])
-        yield
+def _hold(_scene: Scene, container: Container, _size: int) -> None:
+    """Set the values of a busy process to 0 as fast as possible, so that they are held."""
+    container.tenant(load=5)
+    flip(container, "zero", [container.cache_name])
+
+
+def _claim_and_flip(container: Container, pids: Sequence[int] = ()) -> None:
+    """Claim these slots, or those of the container's processes, and change all of them again and again."""
+    claims(container.cache, pids or [process.ns_pid for process in container.processes])
+    flip(container, "hostpid", [container.cache_name])
 
 
 @contextlib.contextmanager
@@ -158,23 +175,18 @@ def _nothing(_scene: Scene, _size: int) -> Iterator[None]:
 def _costly(program: str, amount: int) -> Begin:
     """One container with processes that are expensive to read, and whose slots change all the time."""
 
-    @contextlib.contextmanager
-    def attack(scene: Scene, size: int) -> Iterator[None]:
-        with hostile_containers(scene.node, 1) as (container,):
-            for _ in range(size):
-                run(container, program, amount)
-            claims(container.cache, [process.ns_pid for process in container.processes])
-            flip(container, "hostpid", [container.cache_name])
-            yield
+    def act(_scene: Scene, container: Container, size: int) -> None:
+        for _ in range(size):
+            run(container, program, amount)
+        _claim_and_flip(container)
 
-    return attack
+    return _with_containers(act)
 
 
 @contextlib.contextmanager
 def _namespaces(scene: Scene, size: int) -> Iterator[None]:
     with crowd(size, 1), hostile_containers(scene.node, 1) as (container,):
-        claims(container.cache, range(1, SLOTS + 1))
-        flip(container, "hostpid", [container.cache_name])
+        _claim_and_flip(container, range(1, SLOTS + 1))
         yield
 
 
@@ -196,54 +208,29 @@ def _files(what: str, *, devices: int, load: int) -> Begin:
     return begin
 
 
-def _open(directory: Path) -> None:
-    """Make a directory of KAI's, which every container can reach."""
-    directory.mkdir()
-    directory.chmod(0o777)
-
-
 def _flipping(program: str, placement: str = "hami", *more: int, inside: bool = True) -> Begin:
     """One container with a process, of its cache file if `inside`, that is expensive to read, and flipped slots."""
 
-    @contextlib.contextmanager
-    def attack(scene: Scene, size: int) -> Iterator[None]:
-        with hostile_containers(scene.node, 1, placement) as (container,):
-            if placement == "kai":
-                _open(container.directory)
-            claims(container.cache, [1])
-            run(container, program, *([container.inside] if inside else []), *more, size)
-            claims(container.cache, [process.ns_pid for process in container.processes])
-            flip(container, "hostpid", [container.cache_name])
-            yield
+    def act(_scene: Scene, container: Container, size: int) -> None:
+        claims(container.cache, [1])
+        run(container, program, *([container.inside] if inside else []), *more, size)
+        _claim_and_flip(container)
 
-    return attack
+    return _with_containers(act, placement)
 
 
 def _runs(words: Callable[[Scene, int], tuple[object, ...]], *, in_each: bool = False) -> Begin:
     """A program with these words, in one container, or in as many as the size says."""
-
-    @contextlib.contextmanager
-    def attack(scene: Scene, size: int) -> Iterator[None]:
-        with hostile_containers(scene.node, size if in_each else 1) as containers:
-            for container in containers:
-                run(container, *words(scene, size))
-            yield
-
-    return attack
+    return _with_containers(lambda scene, container, size: run(container, *words(scene, size)), many=in_each)
 
 
 def _in_directory(program: str, placement: str) -> Begin:
-    @contextlib.contextmanager
-    def attack(scene: Scene, size: int) -> Iterator[None]:
-        with hostile_containers(scene.node, 1, placement) as (container,):
-            if placement == "kai":
-                _open(container.directory)
-            claims(container.cache, [1])
-            above = Path(container.inside).parent
-            run(container, program, above.parent if placement == "kai" else above, size)
-            yield
+    def act(_scene: Scene, container: Container, size: int) -> None:
+        claims(container.cache, [1])
+        above = Path(container.inside).parent
+        run(container, program, above.parent if placement == "kai" else above, size)
 
-    return attack
+    return _with_containers(act, placement)
 
 
 _OPENS: Final = _flipping("opens", "kai", MOUNTS)
@@ -257,13 +244,9 @@ def _many_opens(scene: Scene, size: int) -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def _groups(scene: Scene, size: int) -> Iterator[None]:
-    with hostile_containers(scene.node, 1) as (container,):
-        claims(container.cache, range(1, SLOTS + 1))
-        run(container, "groups", size)
-        flip(container, "hostpid", [container.cache_name])
-        yield
+def _fork_with_groups(_scene: Scene, container: Container, size: int) -> None:
+    run(container, "groups", size)
+    _claim_and_flip(container, range(1, SLOTS + 1))
 
 
 @contextlib.contextmanager
@@ -294,29 +277,17 @@ def _locks(scene: Scene, size: int) -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def _cuts(scene: Scene, size: int) -> Iterator[None]:
-    """Each container cuts its file under whoever writes into it, and makes it whole again."""
-    with hostile_containers(scene.node, size) as containers:
-        for container in containers:
-            for name in ("0.cache", "1.cache"):
-                claims(container.directory / name, range(1, 33))
-            above = Path(container.inside).parent
-            run(container, "cuts", above / "0.cache", above / "1.cache")
-        yield
+def _cut(_scene: Scene, container: Container, _size: int) -> None:
+    """Cut files under the writer, and make them whole again."""
+    for name in ("0.cache", "1.cache"):
+        claims(container.directory / name, range(1, 33))
+    above = Path(container.inside).parent
+    run(container, "cuts", above / "0.cache", above / "1.cache")
 
 
-def _make_events(container: Container) -> None:
+def _make_events(_scene: Scene, container: Container, _size: int) -> None:
+    claims(container.cache, [1])
     run(container, "events", container.inside, Path(container.inside).parent / "new.cache")
-
-
-@contextlib.contextmanager
-def _events(scene: Scene, size: int) -> Iterator[None]:
-    with hostile_containers(scene.node, size) as containers:
-        for container in containers:
-            claims(container.cache, [1])
-            _make_events(container)
-        yield
 
 
 @contextlib.contextmanager
@@ -325,14 +296,11 @@ def _tree(scene: Scene, size: int) -> Iterator[None]:
 
     One of them changes all its slots, and lets its file look as if processes attached to it without end.
     """
-    with hostile_containers(scene.node, size, "kai") as containers:
-        for container in containers:
-            _open(container.directory)
+    with hostile_containers(scene.node, size, "kai") as (worst, *others):
+        for container in others:
             claims(container.cache, [1])
-        worst = containers[0]
-        claims(worst.cache, range(1, SLOTS + 1))
-        flip(worst, "hostpid", [worst.cache_name])
-        _make_events(worst)
+        _make_events(scene, worst, size)
+        _claim_and_flip(worst, range(1, SLOTS + 1))
         yield
 
 
@@ -368,19 +336,13 @@ def _given_up(scene: Scene, size: int) -> Iterator[None]:
 @contextlib.contextmanager
 def _named(scene: Scene, size: int) -> Iterator[None]:
     """Control groups below a tenant's own, named as those of the good containers; it needs a writable cgroupfs."""
-    victims = [
-        each
-        for each in scene.node.containers
-        if each.cgroup is not None and not each.name.startswith(_HOSTILE)
-    ]
+    victims = [each for each in scene.node.containers if not each.name.startswith(_HOSTILE)]
     made: list[Path] = []
     with hostile_containers(scene.node, size) as containers:
         try:
             for container in containers:
                 for victim in victims:
-                    if container.cgroup is None:
-                        raise RuntimeError("the node has no control groups")
-                    below = Path(container.cgroup) / victim.container_id
+                    below = container.cgroup / victim.container_id
                     below.mkdir()
                     made.append(below)
                     tenant = container.tenant(load=99, guess="none")
@@ -422,11 +384,17 @@ ATTACKS: Final = {
         _namespaces,
     ),
     "flips": Attack("{} files of 1,024 flipped slots", (7, 14), _files("hostpid", devices=1, load=0)),
-    "held": Attack("{} tenants that flip held words without a pause", (4, 8), _held),
+    "held": Attack(
+        "{} tenants that flip held words without a pause", (4, 8), _with_containers(_hold, many=True)
+    ),
     "dead": Attack(
         "{} files of 1,024 dead slots on 16 devices", (7, 14), _files("util", devices=DEVICES, load=50)
     ),
-    "events": Attack("{} tenants that write, make and remove files without end", (2, 4), _events),
+    "events": Attack(
+        "{} tenants that write, make and remove files without end",
+        (2, 4),
+        _with_containers(_make_events, many=True),
+    ),
     "tree": Attack(
         "{} tenants in one tree, all PID 1, one of whom flips and writes", (40, 80), _tree, everywhere=True
     ),
@@ -458,12 +426,16 @@ ATTACKS: Final = {
     "many-opens": Attack(
         "{} tenants with 3,500 descriptors behind 2,450 mounts each", (12, 24), _many_opens, everywhere=True
     ),
-    "groups": Attack("{} forks a second with 65,536 supplementary groups", (200, 400), _groups),
+    "groups": Attack(
+        "{} forks a second with 65,536 supplementary groups", (200, 400), _with_containers(_fork_with_groups)
+    ),
     "locks": Attack("{} file locks, and readers of their list", (300_000, 600_000), _locks),
     "holes": Attack(
         "{} processes with 65,000 mappings of one page, where holes are punched", (8, 16), _flipping("holes")
     ),
-    "cuts": Attack("{} tenants that cut two files each under the writer", (16, 32), _cuts),
+    "cuts": Attack(
+        "{} tenants that cut two files each under the writer", (16, 32), _with_containers(_cut, many=True)
+    ),
     "flight": Attack(
         "{} descriptors of root's in flight, or all that its limit allows",
         (20_240, 2_000_000),

@@ -3,11 +3,12 @@
 import contextlib
 import os
 import signal
-import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from tests.fakes.process import NodeError
 
 _REMOVED_S: Final = 60.0
 PREFIX: Final = "resolver-node-"
@@ -77,55 +78,29 @@ def hierarchies() -> list[Hierarchy]:
 class CgroupTree:
     """Our own subtree in one hierarchy, and the directories made in it. Removed by `close()`.
 
-    `root` is None, and `why_not` says why, when this user cannot make a cgroup anywhere.
+    Raises NodeError when no cgroup can be made anywhere.
     """
 
     def __init__(self) -> None:
-        self.root: Path | None = None
-        self.why_not = ""
-        name = f"{PREFIX}{os.getpid()}-{time.monotonic_ns():x}"
-        refusals: dict[str, list[str]] = {}
+        refusals = []
         for hierarchy in hierarchies():
-            _remove_leftovers(hierarchy.mount)
-            for parent in (hierarchy.mount, hierarchy.mount / _own_path(hierarchy)):
-                try:
-                    (parent / name).mkdir()
-                    _try_to_enter(parent / name)
-                except OSError as error:
-                    with contextlib.suppress(OSError):
-                        (parent / name).rmdir()
-                    refusals.setdefault(str(error.strerror), []).append(str(parent))
-                else:
-                    self.root = parent / name
-                    return
-        reasons = [f"{why} in {', '.join(dict.fromkeys(places))}" for why, places in refusals.items()]
-        self.why_not = "; ".join(reasons) or "no cgroup file system is mounted"
+            remove_leftovers(hierarchy.mount, PREFIX)
+            self.root = hierarchy.mount / f"{PREFIX}{os.getpid()}-{time.monotonic_ns():x}"
+            try:
+                self.root.mkdir()
+            except OSError as error:
+                refusals.append(f"{error.strerror} in {hierarchy.mount}")
+            else:
+                return
+        raise NodeError(f"no cgroup can be made: {'; '.join(refusals) or 'no hierarchy is mounted'}")
 
-    def make(self, cgroup_format: str, qos: str, pod_uid: str, container_id: str) -> Path | None:
-        path = cgroup_path(cgroup_format, qos, pod_uid, container_id)
-        if self.root is None:
-            return None
-        directory = self.root / path
+    def make(self, cgroup_format: str, qos: str, pod_uid: str, container_id: str) -> Path:
+        directory = self.root / cgroup_path(cgroup_format, qos, pod_uid, container_id)
         directory.mkdir(parents=True, exist_ok=True)
         return directory
 
     def close(self) -> None:
-        if self.root is not None:
-            remove(self.root)
-
-
-def _try_to_enter(directory: Path) -> None:
-    """Only a process that really moves tells whether this user may: the rules look at both ends of the way."""
-    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as child:
-        (directory / "cgroup.procs").write_text(str(child.pid))
-
-
-def _own_path(hierarchy: Hierarchy) -> str:
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers == hierarchy.controllers or (controllers and controllers in hierarchy.controllers):
-            return path.lstrip("/")
-    return ""
+        remove(self.root)
 
 
 def processes(directory: Path) -> list[int]:
@@ -164,10 +139,10 @@ def remove(root: Path, *, kill: bool = False) -> None:
                 break
 
 
-def _remove_leftovers(mount: Path) -> None:
-    """What a killed node left: its processes died with it, its cgroups could not."""
-    for old in mount.glob(f"{PREFIX}*"):
-        maker = old.name.removeprefix(PREFIX).split("-", 1)[0]
+def remove_leftovers(mount: Path, prefix: str) -> None:
+    """Remove the cgroups, called by prefix and PID, of runs that were killed, with their processes."""
+    for old in mount.glob(f"{prefix}*"):
+        maker = old.name.removeprefix(prefix).split("-", 1)[0]
         if not Path(f"/proc/{maker}").exists():
             with contextlib.suppress(OSError):
-                remove(old)
+                remove(old, kill=True)

@@ -111,6 +111,7 @@ class Container:
             *("--bind", str(self._bind)),
             *("--at", self._at),
             *("--pidns", self._pidns_argument()),
+            *("--cgroup", str(self.cgroup / "cgroup.procs")),
         ]
         if self.rights is not None:
             arguments += ["--rights", f"{self.rights:x}"]
@@ -118,8 +119,6 @@ class Container:
         if self.broker_dir is not None:
             arguments += ["--broker", str(self.broker_dir)]
             environment["LIBVGPU_HOSTPID_BROKER"] = "1"
-        if self.cgroup is not None:
-            arguments += ["--cgroup", str(self.cgroup / "cgroup.procs")]
         with theirs:
             self._launcher = subprocess.Popen(
                 arguments, pass_fds=(theirs.fileno(),), env=environment, stdin=subprocess.DEVNULL
@@ -168,8 +167,7 @@ class Container:
         self._launcher.wait(START_TIMEOUT_S)
         os.close(self._init_pidfd)
         self._control.close()
-        if self.cgroup is not None:
-            remove(self.cgroup, kill=True)  # only the container's level: its pod may have others
+        remove(self.cgroup, kill=True)  # only the container's level: its pod may have others
 
     def restart(self) -> None:
         """What a kubelet does: all killed, a new id, new namespaces; same directory, same cache file."""

@@ -11,7 +11,6 @@ import argparse
 import json
 import os
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -27,7 +26,7 @@ from tests.fakes.daemon import BOUND, RESOLVER, Daemon, DaemonError
 from tests.fakes.demo_view import View, percent, spread
 from tests.fakes.measure import Row, before, until_true, verdict
 from tests.fakes.node import Node
-from tests.fakes.preflight import hidden_containers, in_chroot, missing
+from tests.fakes.preflight import in_chroot, missing
 from tests.fakes.process import NodeError
 from tests.fakes.rm.fetch import USABLE, library
 from tests.fakes.scene import DRIVERS, PLACED, REFUSING, TOLD_BY_CGROUP, Case, full_scene, settle, short_scene
@@ -35,7 +34,6 @@ from tests.fakes.state import Fault
 
 #: Loads of containers without HAMi.
 PLAIN = {"busy": 9, "quiet": 0}
-INSIDE = "DEMO_IN_USER_NAMESPACE"  # no name of a setting: the daemon refuses such
 
 
 class CannotRun(Exception):
@@ -54,8 +52,7 @@ def main() -> int:
     view = View()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an orderly end: nothing stays behind
     try:
-        _need_root_or_a_user_namespace()
-        _need_what_containers_need()
+        _need_root()
         with tempfile.TemporaryDirectory(prefix="resolver-demo-") as root:
             Path(root).chmod(0o755)
             return 0 if _show(view, Path(root), options, chosen.library) else 1
@@ -69,44 +66,16 @@ def main() -> int:
         return 130
 
 
-def _need_root_or_a_user_namespace() -> None:
-    """Without root, starts itself again as the root of a user namespace, or says what forbids that."""
-    if os.geteuid() == 0:
-        return
-    unshare = shutil.which("unshare")
-    if unshare is None:
-        raise CannotRun(
-            "without root it needs `unshare`: install util-linux, or run it as root: sudo make demo"
-        )
-    command = (unshare, "--user", "--map-root-user", "--mount")
-    test = subprocess.run((*command, "true"), capture_output=True, text=True, check=False)
-    if test.returncode != 0:
-        raise CannotRun(
-            f"it is not run by root, and user namespaces are not allowed here ({test.stderr.strip()}). "
-            "Run it as root: sudo make demo; or allow them: kernel.unprivileged_userns_clone=1, "
-            "kernel.apparmor_restrict_unprivileged_userns=0, user.max_user_namespaces above 0"
-        )
-    sys.stdout.flush()
-    os.execve(  # noqa: S606 (no shell is wanted)
-        unshare,
-        (*command, sys.executable, "-m", "tests.fakes.demo", *sys.argv[1:]),
-        os.environ | {INSIDE: "1"},
-    )
-
-
-def _need_what_containers_need() -> None:
-    absent = missing()
-    if os.environ.get(INSIDE) and (hidden := hidden_containers()):
-        absent.append(hidden)
-    if absent:
+def _need_root() -> None:
+    if os.geteuid() != 0:
+        raise CannotRun("it makes namespaces and containers: run it as root: sudo make demo")
+    if absent := missing():
         raise CannotRun("".join(f"\n  - {each}" for each in absent))
 
 
 def _show(view: View, root: Path, options: list[str], release: str | None) -> bool:
     begin = time.monotonic()
     view.heading("A GPU node in miniature")
-    if os.environ.get(INSIDE):
-        view.say("  Not run by root: everything happens in a user namespace.")
     results = []
     # That release behaves like the first.
     drivers = ((release, *DRIVERS[0][1:]),) if release else DRIVERS
@@ -114,8 +83,6 @@ def _show(view: View, root: Path, options: list[str], release: str | None) -> bo
         directory = root / f"node-{number}"
         directory.mkdir()
         with Node(directory, version, library=library(release) if release else None) as node:
-            for text in node.left_out if number == 0 else ():
-                view.say(f"  Left out: {text}")
             about = f"Driver {version}: its process list has {listed} PIDs, its samples {samples} PIDs"
             if version == REFUSING:
                 node.gpu.set_faults(Fault.PROCESS_UTILIZATION_UNSUPPORTED)
@@ -135,10 +102,12 @@ def _show(view: View, root: Path, options: list[str], release: str | None) -> bo
 
 def _whole(view: View, node: Node, about: str, options: list[str]) -> bool:
     placed = PLACED
-    why = "take cgroups" if node.cgroups.root is None else "can't be proven below a chroot" * in_chroot()
-    if why:
+    if in_chroot():
         placed = {name: who for name, who in PLACED.items() if who not in TOLD_BY_CGROUP}
-        view.say(f"  Left out: the placements of KAI and without a scheduler, which {why}; HAMi's instead.")
+        view.say(
+            "  Left out: the placements of KAI and without a scheduler, which can't be proven below a chroot; "
+            "HAMi's instead."
+        )
     view.progress(f"starting six containers with real namespaces, of {len({*placed.values()})} placements")
     cases = full_scene(node, placed)
     plain = {}
@@ -223,9 +192,6 @@ def _latecomer(view: View, like: Case, daemon: Daemon) -> list[Row]:
 
 def _lookup(view: View, case: Case) -> bool:
     """The other command, on one of the processes, against the kernel's own word."""
-    if case.container.cgroup is None:
-        view.say("\n  Left out: `resolver lookup`, which knows containers by their cgroups.")
-        return True
     whose = case.container.container_id[:12]
     command = [str(RESOLVER), "lookup", whose, str(case.tenant.ns_pid)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -241,9 +207,6 @@ def _lookup(view: View, case: Case) -> bool:
 
 def _own_views(view: View, cases: list[Case], socket: Path) -> bool:
     """Show two containers what each sees of itself: its processes by its own PIDs."""
-    if cases[0].container.cgroup is None:
-        view.say("  Left out: the view of a container, which is identified by its cgroup.")
-        return True
     right = True
     for name in ("batch", "notebook"):
         mine = [case for case in cases if case.container.name == name and not case.ended]

@@ -32,10 +32,7 @@ class Logged(Protocol):
 
 
 class Node:
-    """The node: a driver, a containers directory, and the containers. Everything is gone when it is left.
-
-    `left_out` lists, in sentences, what this machine or user could not provide.
-    """
+    """The node: a driver, a containers directory, and the containers. Everything is gone when it is left."""
 
     def __init__(
         self,
@@ -53,7 +50,6 @@ class Node:
         self.pod_logs_dir = root / "log" / "pods"
         self.container_logs_dir = root / "log" / "containers"
         self.containers: list[Container] = []
-        self.left_out: list[str] = []
         self._driver_version, self._devices = driver_version, devices
 
     def __enter__(self) -> Self:
@@ -66,10 +62,6 @@ class Node:
         self.containers_dir.mkdir(parents=True)
         self.container_logs_dir.mkdir(parents=True, exist_ok=True)
         self.cgroups = CgroupTree()
-        if self.cgroups.root is None:
-            self.left_out.append(
-                f"cgroups, so container ids cannot be read from them: {self.cgroups.why_not}"
-            )
         try:
             self.gpu = Gpu(
                 self.state_file,

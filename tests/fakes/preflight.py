@@ -10,8 +10,6 @@ from resolver.linux.procfs import HOST_PIDNS, Procfs
 
 PRIVILEGED: Final = 'docker run --privileged --pid=host -v "$PWD:$PWD" -w "$PWD" IMAGE make demo'
 CAP_SYS_PTRACE: Final = 19
-#: Its processes have no others in their containers.
-NUMBERS: Final = range(2, 13)
 
 
 class _Step(NamedTuple):
@@ -70,28 +68,6 @@ def missing() -> list[str]:
             found.append(f"{step.what} ({said}): {step.help}")
             break  # the others would be refused for the same reason
     return found
-
-
-def hidden_containers(proc: Path = Path("/proc")) -> str:
-    """Why owners can't be told from here; empty where they can.
-
-    A process of somebody else's container that has the number of a tenant of the demo, and can't be looked into from a
-    user namespace, could be that tenant for all that is known: the daemon leaves such slots alone.
-    """
-    for entry in proc.iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            numbers = (entry / "status").read_text().partition("NSpid:")[2].split("\n")[0].split()
-            if len(numbers) > 1 and int(numbers[-1]) in NUMBERS and not os.access(entry / "ns/pid", os.R_OK):
-                return (
-                    f"process {entry.name} is in somebody else's container and has a number in there that the demo's "
-                    "processes have, too, and it can't be looked into from a user namespace: run it as root: "
-                    "sudo make demo"
-                )
-        except (OSError, ValueError):  # it has ended
-            continue
-    return ""
 
 
 def in_chroot() -> bool:

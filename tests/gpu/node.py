@@ -47,8 +47,6 @@ class RealNode(Node):
         self.built = build.build()
         self.containers_dir.mkdir(parents=True)
         self.cgroups = CgroupTree()
-        if self.cgroups.root is None:
-            self.left_out.append(f"cgroups: {self.cgroups.why_not}")
         return self
 
     def __exit__(self, *_: object) -> None:

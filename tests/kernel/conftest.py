@@ -178,7 +178,6 @@ def start(tmp_path: Path, stock: Stock, program: Path, tracer: Tracer) -> Iterat
 def node(tmp_path: Path) -> Iterator[Node]:
     """A node with the driver that makes every guess of HAMi's wrong."""
     with Node(tmp_path, DRIVER) as node:
-        assert node.left_out == []
         yield node
 
 
@@ -237,7 +236,6 @@ def lock_words(container: Container) -> bytes:
 @contextmanager
 def driver(root: Path, version: str) -> Iterator[Node]:
     with Node(root, version) as node:
-        assert node.left_out == []
         yield node
 
 

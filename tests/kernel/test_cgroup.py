@@ -20,7 +20,6 @@ DEEP = 17
 @contextmanager
 def moved_down(container: Container) -> Iterator[None]:
     """All its processes are far below its control group, in ones whose names are no text."""
-    assert container.cgroup is not None
     levels = [os.open(container.cgroup, os.O_RDONLY)]
     names = [(b"\xff\x1b[31m %d " % number).ljust(255, b"\xe9") for number in range(DEEP)]
     everybody = [container.init_host_pid, *(process.host_pid for process in container.processes)]
@@ -89,7 +88,6 @@ def test_forged_cgroup_name_belongs_to_its_maker(node: Node, start: Start) -> No
     """A tenant with a writable cgroupfs took a victim's id for a cgroup of its own, and its load went to the victim."""
     victim, evil = node.container(name="victim"), node.container(name="evil")
     good, bad = victim.tenant(load=10, guess="none"), evil.tenant(load=90, guess="none")
-    assert evil.cgroup is not None
     below = os.open(evil.cgroup, os.O_RDONLY)
     os.mkdir(victim.container_id, dir_fd=below)
     named = os.open(victim.container_id, os.O_RDONLY, dir_fd=below)

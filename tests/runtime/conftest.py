@@ -30,7 +30,6 @@ def fast(pod: Manifest, **environment: str) -> Manifest:
 def node(tmp_path: Path) -> Iterator[Node]:
     """A node with the driver that makes every guess of HAMi's wrong."""
     with Node(tmp_path / "node", DRIVER) as node:
-        assert node.left_out == []
         yield node
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final, Self
 
-from tests.fakes.cgroups import hierarchies, remove
+from tests.fakes.cgroups import hierarchies, remove, remove_leftovers
 
 #: Control group hierarchies that an engine sees: all, version 1 only, version 2 only.
 VIEWS: Final = ("hybrid", "v1", "v2")
@@ -51,7 +51,7 @@ class Machine:
     def __enter__(self) -> Self:
         self.work.mkdir(parents=True, exist_ok=True)
         for each in self._hierarchies:
-            _remove_leftovers(each.mount)
+            remove_leftovers(each.mount, _PREFIX)
             _make_cgroup(each.mount / self._top)
         for name in ("layers", "root"):
             (self._scratch / name).mkdir(parents=True)
@@ -176,10 +176,3 @@ def _make_cgroup(directory: Path) -> None:
         for name in ("cpuset.cpus", "cpuset.mems"):  # version 1: empty in a new group
             with contextlib.suppress(FileNotFoundError):
                 (place / name).write_text((place.parent / name).read_text())
-
-
-def _remove_leftovers(mount: Path) -> None:
-    """What a run that was killed left: its engines' processes, and their cgroups."""
-    for old in mount.glob(f"{_PREFIX}*"):
-        if not Path(f"/proc/{old.name.removeprefix(_PREFIX).split('-', 1)[0]}").exists():
-            remove(old, kill=True)

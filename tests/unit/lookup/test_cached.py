@@ -61,7 +61,6 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
     # Thousands of namespaces that are not this test's may be on the machine.
     monkeypatch.setattr(cached, "LOOK_SECONDS", 30.0)
     with Node(tmp_path, "535.183.01") as node:
-        assert node.left_out == []
         yield node
 
 
@@ -118,7 +117,6 @@ def test_stale_map_gives_no_ended_process(room: Room) -> None:
 def test_process_moved_to_another_container_is_dropped(room: Room) -> None:
     container, other = room.node.container(), room.node.container(name="other")
     process = container.spawn(SLEEP)
-    assert other.cgroup is not None
     procs = other.cgroup / "cgroup.procs"
     room.procfs.before = lambda host_pid: procs.write_text(str(host_pid))
     assert room.find(container, process.ns_pid) is None
