@@ -9,11 +9,14 @@ the tables are made from there.
 import json
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final
 
+from scripts import tables
 from tests.bench import integral, scrape
+
+Row = dict[str, Any]
 
 ROOT: Final = Path(__file__).parent.parent.parent
 DATA: Final = ROOT / "docs/bench.json"
@@ -45,34 +48,30 @@ class FigureError(Exception):
 
 
 class Figures:
-    """The rows of a bench, by the beginning of their names. A row that is set in belongs to the one before it."""
+    """The rows of a bench: groups of a row and those that are set in below it."""
 
     def __init__(self, measured: dict[str, Any]) -> None:
         self.machine = measured["machine"]
-        self.rows = measured["results"]
-        self._named: list[tuple[str, dict[str, Any]]] = []
-        owner = ""
-        for row in self.rows:
+        self.groups: list[list[Row]] = []
+        for row in measured["results"]:
             if row["name"].startswith("  "):
-                self._named.append((f"{owner} >{row['name'][1:]}", row))
+                self.groups[-1].append(row)
             else:
-                owner = row["name"]
-                self._named.append((owner, row))
+                self.groups.append([row])
 
-    def row(self, name: str) -> dict[str, Any]:
-        """The first row whose name begins like that: ``owner`` or ``owner ... > row``."""
-        owner, _, inner = name.partition(" > ")
-        for full, row in self._named:
-            whose, _, which = full.partition(" > ")
-            if whose.startswith(owner) and which.startswith(inner) and bool(inner) == bool(which):
-                return row
+    def row(self, name: str, inset: str = "") -> Row:
+        """The first row whose name begins like that, or one below such a row."""
+        for first, *insets in self.groups:
+            for row in (insets if inset else [first]) if first["name"].startswith(name) else ():
+                if row["name"].startswith(f"  {inset}" if inset else name):
+                    return row
         raise FigureError(f"{name!r} was not measured: run all of `make bench`")
 
-    def value(self, name: str) -> float:
-        value = self.row(name)["value"]
-        if value is None:
-            raise FigureError(f"{name!r} has no value: {self.row(name)['beside']}")
-        return float(value)
+    def value(self, name: str, inset: str = "") -> float:
+        row = self.row(name, inset)
+        if row["value"] is None:
+            raise FigureError(f"{row['name']!r} has no value: {row['beside']}")
+        return float(row["value"])
 
 
 def number(value: float) -> str:
@@ -84,195 +83,168 @@ def number(value: float) -> str:
     return f"{value:.3g}" if abs(value) >= 0.01 else f"{value:.2g}"
 
 
-def whole_table(found: Figures) -> str:
+def whole_table(found: Figures) -> list[str]:
     """Every row of the bench that is in no other table."""
-    lines = [
-        f"On Linux {found.machine['kernel']}, {found.machine['cores']} cores, Python {found.machine['python']}:",
+    machine, others = found.machine, (HOSTILE, "scrape of ", "monitor of ", integral.USE)
+    lines = [_line(row) for group in found.groups if not group[0]["name"].startswith(others) for row in group]
+    return [
+        f"On Linux {machine['kernel']}, {machine['cores']} cores, Python {machine['python']}:",
         "",
-        "| measured | | aimed at | beside it |",
-        "|---|---|---|---|",
+        *tables.rows(("measured", "", "aimed at", "beside it"), lines),
     ]
-    for group in _groups(found.rows):
-        if group[0]["name"].startswith((HOSTILE, "scrape of ", "monitor of ", integral.USE)):
-            continue  # these have tables of their own
-        lines += map(_line, group)
-    return "\n".join(lines)
 
 
-def _line(row: dict[str, Any]) -> str:
-    name = row["name"].replace("|", "\\|")
-    name = f"… {name.strip()}" if name.startswith("  ") else name
+def _line(row: Row) -> list[str]:
+    name = f"… {row['name'].strip()}" if row["name"].startswith("  ") else row["name"]
     value = "not measured" if row["value"] is None else f"{number(row['value'])} {row['unit']}".strip()
     bound = "" if row["bound"] is None else f"{number(row['bound'])} or less"
     if row["value"] is not None and row["bound"] is not None and row["value"] > row["bound"]:
         value = f"**{value}**"
-    return f"| {name} | {value} | {bound} | {row['beside'].replace('|', chr(92) + '|')} |"
+    return [name.replace("|", "\\|"), value, bound, row["beside"].replace("|", "\\|")]
 
 
-def short_table(found: Figures) -> str:
-    def cell(name: str) -> str:
-        return number(found.value(name))
-
+def short_table(found: Figures) -> list[str]:
     slot = "a slot's appearance"
-    rows = {
-        "a slot's appearance to its right `hostpid`": f"{cell(slot)} ms; for 99 % {cell(f'{slot} > 99 %')} ms",
-        "CPU, 64 quiet containers, 8 GPUs": f"{cell('CPU of a quiet node')} % of a core",
-        "memory, with all its children": f"{cell('memory of all of it, idle')} MiB",
-    }
-    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {text} |" for name, text in rows.items())])
-
-
-def scaling_table(found: Figures) -> str:
-    """What nodes send, and what a fleet of the usual one makes of it."""
-    lines = ["| a node with | series | a scrape | its making |", "|---|---|---|---|"]
-    for shape in scrape.SHAPES:
-        name = f"scrape of {scrape.words_of(shape)}"
-        size, spent = found.value(f"{name} > text"), found.value(name)
-        lines.append(
-            f"| {scrape.words_of(shape)} | {series_of(found, shape):,} | {size:.0f} KiB | {number(spent)} ms |"
-        )
-    series = series_of(found, scrape.USUAL)
-    size = found.value(f"scrape of {scrape.words_of(scrape.USUAL)} > text")
-    lines += [
-        "",
-        f"10,000 nodes with {scrape.words_of(scrape.USUAL)} each:",
-        "",
-        "| scraped every | series | samples a second | network | kept for a day, at 1.5 bytes a sample |",
-        "|---|---|---|---|---|",
+    soon, late = number(found.value(slot)), number(found.value(slot, "99 %"))
+    lines = [
+        ("a slot's appearance to its right `hostpid`", f"{soon} ms; for 99 % {late} ms"),
+        ("CPU, 64 quiet containers, 8 GPUs", f"{number(found.value('CPU of a quiet node'))} % of a core"),
+        ("memory, with all its children", f"{number(found.value('memory of all of it, idle'))} MiB"),
     ]
+    return tables.rows(("", ""), lines)
+
+
+def scaling_table(found: Figures) -> list[str]:
+    """What nodes send, and what a fleet of the usual one makes of it."""
+
+    def sizes(shape: tuple[int, int, int, int]) -> tuple[int, float]:
+        name = f"scrape of {scrape.words_of(shape)}"
+        return int(found.row(name)["beside"].removesuffix(" series")), found.value(name, "text")
+
+    nodes = []
+    for words, shape in ((scrape.words_of(shape), shape) for shape in scrape.SHAPES):
+        series, size = sizes(shape)
+        nodes.append(
+            (words, f"{series:,}", f"{size:.0f} KiB", f"{number(found.value(f'scrape of {words}'))} ms")
+        )
+    (series, size), fleet = sizes(scrape.USUAL), []
     for seconds in (15, 30, 60):
         rate = series * FLEET / seconds
         sent, kept = size * 1024 * FLEET / seconds / 1e6, rate * 86_400 * 1.5 / 1e9
-        lines.append(f"| {seconds} s | {series * FLEET:,} | {rate:,.0f} | {sent:.1f} MB/s | {kept:.1f} GB |")
-    return "\n".join(lines)
-
-
-def values_table(found: Figures) -> str:
-    """How long upstream's monitors report a wrong value, the worst of them, by what the tenants run and their GPUs."""
-    worst: dict[str, dict[str, dict[str, Any]]] = {}
-    for row in found.rows:
-        if known := re.fullmatch(r"monitor of .+, tenants of (.+), (\d+ GPUs?): .+", row["name"]):
-            cells = worst.setdefault(known[1], {})
-            cells[known[2]] = max(cells.get(known[2], row), row, key=lambda each: float(each["value"]))
-    shapes = list(next(iter(worst.values()), {}))
-    lines = [
-        f"| tenants of | {' | '.join(shapes)} | aimed at, or less |",
-        f"|---|{'---|' * (len(shapes) + 1)}",
+        fleet.append(
+            (f"{seconds} s", f"{series * FLEET:,}", f"{rate:,.0f}", f"{sent:.1f} MB/s", f"{kept:.1f} GB")
+        )
+    head = ("scraped every", "series", "samples a second", "network", "kept for a day, at 1.5 bytes a sample")
+    return [
+        *tables.rows(("a node with", "series", "a scrape", "its making"), nodes),
+        "",
+        f"10,000 nodes with {scrape.words_of(scrape.USUAL)} each:",
+        "",
+        *tables.rows(head, fleet),
     ]
-    for tenants, cells in worst.items():
-        row_text = " | ".join(_cell([cells[shape]], 2) for shape in shapes)
-        lines.append(
-            f"| {tenants} | {row_text} | {' / '.join(number(cells[shape]['bound']) for shape in shapes)} |"
-        )
-    return "\n".join(lines)
 
 
-def usage_table(found: Figures) -> str:
+def _pivoted(entries: Iterable[tuple[str, str, Row]]) -> tuple[list[str], dict[str, dict[str, Row]]]:
+    """The columns, and the worst row of each line and column."""
+    lines: dict[str, dict[str, Row]] = {}
+    for line, column, row in entries:
+        cells = lines.setdefault(line, {})
+        cells[column] = max(cells.get(column, row), row, key=lambda each: float(each["value"]))
+    return list(dict.fromkeys(column for cells in lines.values() for column in cells)), lines
+
+
+def values_table(found: Figures) -> list[str]:
+    """How long upstream's monitors report a wrong value, the worst of them, by what the tenants run and their GPUs."""
+    pattern = r"monitor of .+, tenants of (.+), (\d+ GPUs?): .+"
+    shapes, lines = _pivoted(
+        (match[1], match[2], row) for row, *_ in found.groups if (match := re.fullmatch(pattern, row["name"]))
+    )
+    body = [
+        [
+            name,
+            *(_cell([cells[at]], 2) for at in shapes),
+            " / ".join(number(cells[at]["bound"]) for at in shapes),
+        ]
+        for name, cells in lines.items()
+    ]
+    return tables.rows(("tenants of", *shapes, "aimed at, or less"), body)
+
+
+def usage_table(found: Figures) -> list[str]:
     """The error of each case of GPU use: before and after a restart, and with NVIDIA's library."""
-    rows: dict[str, dict[str, dict[str, Any]]] = {}
-    for row in found.rows:
-        if row["name"].startswith(integral.USE):
-            run, _, case = row["name"].removeprefix(integral.USE).partition(": ")
-            rows.setdefault(case, {})[run] = row
-    runs = list(dict.fromkeys(run for cells in rows.values() for run in cells))
-    lines = [f"| | {' | '.join(runs)} | aimed at, or less |", f"|---|{'---|' * (len(runs) + 1)}"]
-    for case, cells in rows.items():
-        row_cells = (
-            f"{_cell([cells[run]], 2)} {cells[run]['unit']}".strip() if run in cells else "" for run in runs
-        )
-        lines.append(f"| {case} | {' | '.join(row_cells)} | {number(next(iter(cells.values()))['bound'])} |")
-    return "\n".join(lines)
+    named = [(row["name"], row) for row, *_ in found.groups if row["name"].startswith(integral.USE)]
+    parts = [(name.removeprefix(integral.USE).partition(": "), row) for name, row in named]
+    runs, lines = _pivoted((case, run, row) for (run, _, case), row in parts)
+    body = []
+    for case, cells in lines.items():
+        texts = (f"{_cell([cells[at]], 2)} {cells[at]['unit']}".strip() if at in cells else "" for at in runs)
+        body.append([case, *texts, number(next(iter(cells.values()))["bound"])])
+    return tables.rows(("", *runs, "aimed at, or less"), body)
 
 
-def hostile_table(found: Figures) -> str:
+def hostile_table(found: Figures) -> list[str]:
     """What each attack does to everybody else at its largest size: a line for each, a column for each measure."""
-    sizes: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {}  # the later, the larger
-    rows: dict[str, dict[str, Any]] = {}
-    for row in found.rows:
-        if row["name"].startswith(HOSTILE):
-            name = row["name"].removeprefix(HOSTILE).partition(": ")[0]
-            rows = {"loop": row}
-            sizes[re.sub(r"\d[\d,]*", "N", name, count=1)] = (name, rows)
-        elif row["name"].startswith("  "):
-            rows[row["name"].strip()] = row
-    attacks = dict(sizes.values())
-    if not attacks:
-        return 'Not measured yet: `make bench ARGS="hostile --json hostile.json"`, `make figures ARGS=hostile.json`.'
-    lines = [f"| under | {' | '.join(_HOSTILE)} |", f"|---|{'---|' * len(_HOSTILE)}"]
-    for name, measured in attacks.items():
-        cells = [_cell([measured[each] for each in names]) for names in _HOSTILE.values()]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    bounds = [next(iter(attacks.values()))[names[-1]]["bound"] for names in _HOSTILE.values()]
-    aims = " | ".join("" if bound is None else number(bound) for bound in bounds)
-    return "\n".join([*lines, f"| *aimed at, or less* | {aims} |"])
+    sizes: dict[str, tuple[str, dict[str, Row]]] = {}  # the later, the larger
+    for first, *insets in found.groups:
+        if first["name"].startswith(HOSTILE):
+            name = first["name"].removeprefix(HOSTILE).partition(": ")[0]
+            measured = {"loop": first} | {row["name"].strip(): row for row in insets}
+            sizes[re.sub(r"\d[\d,]*", "N", name, count=1)] = name, measured
+    if not sizes:
+        return [
+            'Not measured yet: `make bench ARGS="hostile --json hostile.json"`, `make figures ARGS=hostile.json`.'
+        ]
+    body = [
+        [name, *(_cell([measured[each] for each in names]) for names in _HOSTILE.values())]
+        for name, measured in sizes.values()
+    ]
+    usual = next(iter(sizes.values()))[1]
+    bounds = [usual[names[-1]]["bound"] for names in _HOSTILE.values()]
+    aims = ["*aimed at, or less*", *("" if bound is None else number(bound) for bound in bounds)]
+    return tables.rows(("under", *_HOSTILE), [*body, aims])
 
 
-def _cell(rows: list[dict[str, Any]], digits: int = 1) -> str:
+def _cell(rows: list[Row], digits: int = 1) -> str:
     """The values; bold if one is above what is aimed at."""
     missed = any(row["bound"] is not None and row["value"] > row["bound"] for row in rows)
     text = " / ".join(number(round(row["value"], digits)) for row in rows)
     return f"**{text}**" if missed else text
 
 
-def series_of(found: Figures, shape: tuple[int, int, int, int]) -> int:
-    """How many series a node of this shape has, by the bench."""
-    return int(found.row(f"scrape of {scrape.words_of(shape)}")["beside"].removesuffix(" series"))
-
-
-#: (document, place) -> the table between `<!-- place -->` and `<!-- /place -->`.
-TABLES: Final[dict[tuple[str, str], Callable[[Figures], str]]] = {
+#: Document and table, and the lines of it.
+TABLES: Final[dict[tuple[str, str], Callable[[Figures], list[str]]]] = {
     ("docs/performance.md", "bench"): whole_table,
-    ("docs/performance.md", "bench: scaling"): scaling_table,
-    ("docs/performance.md", "bench: values"): values_table,
-    ("docs/performance.md", "bench: usage"): usage_table,
-    ("docs/performance.md", "hostile"): hostile_table,
+    ("docs/performance.md", "bench-scaling"): scaling_table,
+    ("docs/performance.md", "bench-values"): values_table,
+    ("docs/performance.md", "bench-usage"): usage_table,
+    ("docs/performance.md", "bench-hostile"): hostile_table,
     ("README.md", "bench"): short_table,
 }
 
 
-def with_table(text: str, table: str, place: str) -> str:
-    parts = re.split(rf"(?<=<!-- {place} -->\n)(.*?)(?=<!-- /{place} -->)", text, flags=re.DOTALL)
-    if len(parts) != 3:
-        raise FigureError(f"a document has no place for the figures: <!-- {place} --> and <!-- /{place} -->")
-    return f"{parts[0]}\n{table}\n\n{parts[2]}"
-
-
 def taken_over(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
     """What was measured anew in the place of what it replaces, the rest as it was."""
-    rows = {_key(group[0]): group for group in _groups(old["results"])}
-    rows |= {_key(group[0]): group for group in _groups(new["results"])}
+    rows = {_key(group[0]): group for measured in (old, new) for group in Figures(measured).groups}
     groups = sorted(rows.values(), key=lambda group: group[0]["name"].startswith(HOSTILE))  # those come last
     return {"machine": new["machine"], "results": [row for group in groups for row in group]}
 
 
-def _groups(rows: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """Each row with those that are set in below it."""
-    groups: list[list[dict[str, Any]]] = []
-    for row in rows:
-        if row["name"].startswith("  "):
-            groups[-1].append(row)
-        else:
-            groups.append([row])
-    return groups
-
-
-def _key(row: dict[str, Any]) -> str:
+def _key(row: Row) -> str:
     """Its name; by how many processes there were more than meant doesn't count."""
-    name = str(row["name"])
-    name = re.sub(r"\d+(?= in the map| namespaces)", "N", name)
+    name = re.sub(r"\d+(?= in the map| namespaces)", "N", row["name"])
     return re.sub(r"\d+(?= processes$)", lambda found: f"{float(found[0]):.0e}", name)
 
 
 def main() -> int:
     """Take the figures over, if a file is given, and make all tables anew."""
     try:
-        measured = json.loads(DATA.read_text()) if DATA.exists() else {"machine": {}, "results": []}
+        measured = json.loads(DATA.read_text())
         if sys.argv[1:]:
             measured = taken_over(measured, json.loads(Path(sys.argv[1]).read_text()))
         found = Figures(measured)
         texts = {name: (ROOT / name).read_text() for name, _ in TABLES}
         for (name, place), table in TABLES.items():
-            texts[name] = with_table(texts[name], table(found), place)
+            texts[name] = tables.written(texts[name], place, table(found))
         DATA.write_text(json.dumps(measured, indent=1) + "\n")
         for name, text in texts.items():
             (ROOT / name).write_text(text)

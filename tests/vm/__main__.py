@@ -219,7 +219,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (Unavailable, machine.Missing) as error:
         print(f"kernels: {error}", file=sys.stderr)
         return 2
-    print(report.table(sorted(rows, key=report.order)))
+    print(*report.table(sorted(rows, key=report.order)), sep="\n")
     wrong = 0
     for row in rows:
         found = report.problems(row, options.steps.split(","), wish_of(row))

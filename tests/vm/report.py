@@ -6,13 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from scripts import tables
+
 Line = dict[str, Any]
 Row = dict[str, Any]
 
 ROOT: Final = Path(__file__).parent.parent.parent
 FILE: Final = ROOT / "docs" / "kernels.json"
 PAGE: Final = ROOT / "docs" / "compatibility.md"
-BEGIN, END = "<!-- kernels: begin -->", "<!-- kernels: end -->"
 #: A plain guest's steps in order, and all.
 PLAIN: Final = ("loader", "auto", "doctor", "demo")
 STEPS: Final = (*PLAIN, "containers")
@@ -125,18 +126,23 @@ def order(row: Row) -> tuple[Any, ...]:
     return row["arch"] != "x86_64", row["arch"], row.get("under", ""), numbers, row["userspace"]
 
 
-def load(path: Path = FILE) -> list[Row]:
-    rows: list[Row] = json.loads(path.read_text())["kernels"] if path.exists() else []
+def load() -> list[Row]:
+    rows: list[Row] = json.loads(FILE.read_text())["kernels"]
     return rows
 
 
-def save(rows: Sequence[Row], path: Path = FILE) -> None:
-    path.write_text(json.dumps({"kernels": rows}, indent=1, ensure_ascii=False) + "\n")
-
-
-def table(rows: Sequence[Row]) -> str:
-    head = "| kernel | package | machine | userspace, bcc | program | `auto` takes | demo | doctor on bpf |"
-    lines = [head, "|" + "---|" * 8]
+def table(rows: Sequence[Row]) -> list[str]:
+    head = (
+        "kernel",
+        "package",
+        "machine",
+        "userspace, bcc",
+        "program",
+        "`auto` takes",
+        "demo",
+        "doctor on bpf",
+    )
+    body = []
     for row in rows:
         under = f" with {row['under']}" if row.get("under") else ""
         cells = (
@@ -146,34 +152,33 @@ def table(rows: Sequence[Row]) -> str:
             f"{row['userspace']}, {row.get('bcc', '?')}",
             _loads(row),
             row.get("auto", {}).get("source") or _untried(row, "auto"),
-            _worked(row, "demo"),
+            ("right" if row["demo"]["ok"] else "**wrong**") if "demo" in row else "not tried",
             row.get("doctor", {}).get("states", {}).get("bpf") or _untried(row, "doctor"),
         )
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join((*lines, *_containers(rows)))
+        body.append(cells)
+    return [*tables.rows(head, body), *_containers(rows)]
 
 
 def _containers(rows: Sequence[Row]) -> list[str]:
     """A second table: containers in scopes that systemd made. A wrong answer ends the step before its row."""
-    lines = [
-        f"| {engine['engine']} | {row['pick']} | `{engine['cgroup']}` | found | listed | right |"
+    body = [
+        (engine["engine"], row["pick"], f"`{engine['cgroup']}`", "found", "listed", "right")
         for row in rows
         for engine in row.get("containers", {}).get("engines", ())
     ]
     head = (
-        "| systemd's cgroup driver | kernel | the container's cgroup | `lookup` | `containers` | `reverse` |"
+        "systemd's cgroup driver",
+        "kernel",
+        "the container's cgroup",
+        "`lookup`",
+        "`containers`",
+        "`reverse`",
     )
-    return ["", head, "|" + "---|" * 6, *lines] if lines else []
+    return ["", *tables.rows(head, body)] if body else []
 
 
 def _untried(row: Row, step: str) -> str:
     return "it failed" if step in row else "not tried"
-
-
-def _worked(row: Row, step: str) -> str:
-    if step not in row:
-        return "not tried"
-    return "right" if row[step]["ok"] else "**wrong**"
 
 
 def _loads(row: Row) -> str:
@@ -185,18 +190,11 @@ def _loads(row: Row) -> str:
     return f"yes, but {missed} events were missed" if missed else "yes"
 
 
-def between(page: str, begin: str, text: str, end: str) -> str:
-    """Return the page with this text between the two marks."""
-    before, rest = page.split(begin, 1)
-    return f"{before}{begin}\n{text}\n{end}{rest.split(end, 1)[1]}"
-
-
 def put_table(page: str, rows: Sequence[Row]) -> str:
-    return between(page, BEGIN, table(rows), END)
+    return tables.written(page, "kernels", table(rows))
 
 
 def publish(rows: Sequence[Row]) -> None:
     merged = merge(load(), rows)
-    save(merged)
-    if PAGE.exists():
-        PAGE.write_text(put_table(PAGE.read_text(), merged))
+    FILE.write_text(json.dumps({"kernels": merged}, indent=1, ensure_ascii=False) + "\n")
+    PAGE.write_text(put_table(PAGE.read_text(), merged))

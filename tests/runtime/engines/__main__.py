@@ -77,7 +77,7 @@ def main() -> int:
     words = ["--no-header", "-q", str(Path(__file__).parent), *(("-k", options.k) if options.k else ())]
     status = pytest.main(words, plugins=[rows])
     seen = rows.rows(options.suite)
-    print(report.table(seen))
+    print(*report.table(seen), sep="\n")
     for each in rows.missing():
         print(f"engines: no row of {each}: it failed", file=sys.stderr)
     if not options.check and not rows.missing() and status == 0:

@@ -5,19 +5,25 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from tests.vm.report import between
+from scripts import tables
 
 Row = dict[str, Any]
 
 ROOT: Final = Path(__file__).parent.parent.parent.parent
 FILE: Final = ROOT / "docs" / "runtimes.json"
 PAGE: Final = ROOT / "docs" / "compatibility.md"
-BEGIN, END = "<!-- runtimes: begin -->", "<!-- runtimes: end -->"
 #: Fields that identify a row; the others are results.
 _KEY: Final = ("engine", "how", "cgroups", "suite")
 _ORDER: Final = ("containerd", "containerd, CRI", "Docker", "Podman", "LXC", "systemd-nspawn", "gVisor")
 _HEAD: Final = (
-    "| engine | how | cgroups | the container's cgroup | `lookup` | `containers` | `reverse` | slots |"
+    "engine",
+    "how",
+    "cgroups",
+    "the container's cgroup",
+    "`lookup`",
+    "`containers`",
+    "`reverse`",
+    "slots",
 )
 
 
@@ -36,7 +42,7 @@ def merge(old: Sequence[Row], new: Sequence[Row]) -> list[Row]:
     return sorted(rows.values(), key=lambda row: (row["suite"], _ORDER.index(row["engine"])))
 
 
-def table(rows: Sequence[Row]) -> str:
+def table(rows: Sequence[Row]) -> list[str]:
     """In Markdown; rows that differ in the hierarchies alone are one."""
     lines: dict[tuple[str, ...], dict[str, None]] = {}
     for row in rows:
@@ -50,19 +56,7 @@ def table(rows: Sequence[Row]) -> str:
             row["repair"],
         )
         lines.setdefault(cells, {})[row["cgroups"]] = None
-    text = [_HEAD, "|" + "---|" * 8]
-    for cells, views in lines.items():
-        text.append("| " + " | ".join((*cells[:2], ", ".join(views), *cells[2:])) + " |")
-    return "\n".join(text)
-
-
-def tables(whole: Mapping[str, Any]) -> str:
-    parts = []
-    for suite, versions in sorted(whole["versions"].items()):
-        rows = [row for row in whole["runtimes"] if row["suite"] == suite]
-        packages = ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
-        parts.append(f"**Debian {suite}**: {packages}\n\n{table(rows)}")
-    return "\n\n".join((*parts, asked(whole["runtimes"])))
+    return tables.rows(_HEAD, ((*cells[:2], ", ".join(views), *cells[2:]) for cells, views in lines.items()))
 
 
 def asked(rows: Sequence[Row]) -> str:
@@ -80,7 +74,12 @@ def asked(rows: Sequence[Row]) -> str:
 
 
 def put_table(page: str, whole: Mapping[str, Any]) -> str:
-    return between(page, BEGIN, tables(whole), END)
+    lines = []
+    for suite, versions in sorted(whole["versions"].items()):
+        packages = ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
+        rows = [row for row in whole["runtimes"] if row["suite"] == suite]
+        lines += [f"**Debian {suite}**: {packages}", "", *table(rows), ""]
+    return tables.written(page, "runtimes", [*lines, asked(whole["runtimes"])])
 
 
 def publish(suite: str, versions: Mapping[str, str], rows: Sequence[Row]) -> None:
