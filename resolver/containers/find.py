@@ -1,8 +1,7 @@
 """Finds containers by names that people give."""
 
-from __future__ import annotations
-
 import os
+from collections.abc import Iterable, Sequence
 
 from resolver.base.errors import Ambiguous, CannotKnow, NotFound, ProcessGone, ResolverError, UsageError
 from resolver.base.records import NamedTuple
@@ -17,13 +16,10 @@ from resolver.linux.cgroup import (
     strip_scheme,
 )
 from resolver.linux.cgroup_directories import cgroup_roots, find_directories, processes_in
+from resolver.linux.mounts import Mount
+from resolver.linux.procfs import Procfs
 
 TYPE_CHECKING = False  # as typing's, which a look-up does without
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from resolver.linux.mounts import Mount
-    from resolver.linux.procfs import Procfs
 
 #: Fewer characters of an id than this are taken for a slip.
 SHORTEST_PREFIX, FULL_ID = 6, 64

@@ -12,24 +12,18 @@ import asyncio
 import heapq
 import math
 import time
-from collections.abc import Hashable
+from collections.abc import Callable, Coroutine, Hashable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
+from resolver.base.budget import Slices
 from resolver.base.errors import AccessDenied, CannotKnow, ProcessGone, WorkerFailed
 from resolver.containers.namespaces import is_gvisor
-from resolver.linux.procfs import HOST_PIDNS
+from resolver.linux.procfs import HOST_PIDNS, Procfs
+from resolver.pids.pidmap import PidMap
 from resolver.workers.lanes import begin
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator, Mapping
-    from concurrent.futures import Future
-    from typing import Any
-
-    from resolver.base.budget import Slices
-    from resolver.linux.procfs import Procfs
-    from resolver.pids.pidmap import PidMap
 
 _K = TypeVar("_K", bound="Hashable")
 

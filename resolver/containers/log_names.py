@@ -1,15 +1,12 @@
 """Names of pods and containers, from kubelet's log directories, which belong to root."""
 
-from __future__ import annotations
-
 import os
 import time
+from collections.abc import Iterable
 
 from resolver.base.records import NamedTuple
 
 TYPE_CHECKING = False  # as typing's, which a look-up does without
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 #: Kubelet cuts a link's name at 255 bytes (``logSymlink`` in pkg/kubelet/kuberuntime/legacy.go), and so its id.
 _SHORTEST_ID = 12

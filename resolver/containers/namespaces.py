@@ -1,18 +1,13 @@
 """A container's PID namespaces, and the choice of its main one."""
 
-from __future__ import annotations
-
+from collections.abc import Iterable
 from contextlib import suppress
 
 from resolver.base.errors import Ambiguous, CannotKnow, NotFound, ProcessGone
 from resolver.base.records import NamedTuple
-from resolver.linux.procfs import HOST_PIDNS
+from resolver.linux.procfs import HOST_PIDNS, ProcessIdentity, Procfs
 
 TYPE_CHECKING = False  # as typing's, which a look-up does without
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from resolver.linux.procfs import ProcessIdentity, Procfs
 
 
 class Member(NamedTuple):

@@ -7,20 +7,16 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Container, Mapping
+from typing import NamedTuple
 
 from resolver.base.budget import Slices
 from resolver.base.errors import AccessDenied, ProcessGone
 from resolver.base.reasons import STARTING, SampleReason
 from resolver.gpu.inventory import Sample
-from resolver.gpu.sampler import OK
-
-if TYPE_CHECKING:
-    from collections.abc import Container, Mapping
-
-    from resolver.gpu.sampler import Collection
-    from resolver.linux.procfs import Procfs
-    from resolver.pids.pidmap import PidMap
+from resolver.gpu.sampler import OK, Collection
+from resolver.linux.procfs import Procfs
+from resolver.pids.pidmap import PidMap
 
 
 class Used(NamedTuple):

@@ -1,16 +1,12 @@
 """The node's GPUs: identity and health. None: the driver doesn't report the value."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import force_setattr
 
 from resolver.base.reasons import SampleReason
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 class MigInstance(Struct, frozen=True):

@@ -1,19 +1,12 @@
 """Keeps the inventory of GPUs over failures of the NVML worker, and judges their health."""
 
-from __future__ import annotations
-
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Mapping, Sequence
 
 from msgspec.structs import replace
 
 from resolver.base.reasons import GpuReason
-from resolver.gpu.inventory import NONE, Illness, Inventory, Xid
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
-
-    from resolver.gpu.inventory import DeviceAnswer, Gpu
+from resolver.gpu.inventory import NONE, DeviceAnswer, Gpu, Illness, Inventory, Xid
 
 #: While it has one of these it answers nothing.
 SILENT = frozenset((GpuReason.LOST, GpuReason.RESET_REQUIRED, GpuReason.UNREACHABLE))

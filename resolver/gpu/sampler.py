@@ -3,26 +3,20 @@
 A failed or unsupported device is a state with a reason, never a zero.
 """
 
-from __future__ import annotations
-
 import asyncio
 import sysconfig
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from collections.abc import Mapping
+from typing import Any, NamedTuple, TypeVar
 
 from msgspec import MsgspecError, Struct, json
 from msgspec.structs import replace
 
 from resolver.base.errors import WorkerFailed
 from resolver.base.reasons import STARTING, DriverError
-from resolver.gpu.inventory import NONE, DeviceAnswer, Inventory
+from resolver.gpu.inventory import NONE, DeviceAnswer, Gpu, Inventory
 from resolver.gpu.kept_inventory import InventoryKeeper
 from resolver.workers.supervisor import WorkerProcess
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from resolver.gpu.inventory import Gpu
 
 DEVICES_EVERY = 60.0
 INCOMPLETE_SECONDS = 2.0  # each time, a lost GPU makes the worker restart the library

@@ -1,40 +1,32 @@
 """Cache files in containers' directories: opened by a lane, then accepted or refused for a while."""
 
-from __future__ import annotations
-
 import os
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Container
 
+from resolver.base.budget import Budgets
 from resolver.base.errors import CannotKnow, RegionRejected, WorkerFailed
 from resolver.base.reasons import RegionReason
 from resolver.base.retry import longer
+from resolver.containers.log_names import ContainerNames
 from resolver.hami.directory_reads import hold_file, locate_open, take
 from resolver.hami.discovery import (
     FIRST_PAUSE,
     LONGEST_PAUSE,
     NOWHERE,
     ClaimDirectory,
+    Discovery,
     FoundRegion,
     Location,
     PodFile,
     SharedDirectory,
     refusal,
 )
-from resolver.hami.region import adopt_by
-from resolver.hami.searched_directories import Candidate
+from resolver.hami.region import SharedRegion, adopt_by
+from resolver.hami.searched_directories import Candidate, Directory
 from resolver.linux.mappings import SuperblockPath
 from resolver.workers.lane import ALL
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Container
-
-    from resolver.base.budget import Budgets
-    from resolver.containers.log_names import ContainerNames
-    from resolver.hami.discovery import Discovery
-    from resolver.hami.region import SharedRegion
-    from resolver.hami.searched_directories import Directory
-    from resolver.workers.lanes import TenantReader
+from resolver.workers.lanes import TenantReader
 
 GOOD = 60.0  # seconds a region must have been accepted to be forgiven earlier refusals
 #: Until a file that is on its way to being a region is tried again.

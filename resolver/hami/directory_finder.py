@@ -5,12 +5,11 @@ and opens its files. Where containers make the entries, tenants can flood the li
 of kubelet's containers are opened, by name; others are reported.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
 
 from resolver.base.budget import Budgets
 from resolver.base.errors import CannotKnow, RegionRejected, WorkerFailed
@@ -18,7 +17,7 @@ from resolver.base.reasons import RegionReason
 from resolver.containers.log_names import ContainerNames
 from resolver.hami.candidates import LATER, SOON, STRAY, Candidates
 from resolver.hami.directory_reads import hold_directory, list_entries, look_into, take
-from resolver.hami.discovery import NOWHERE, Discovery, refusal
+from resolver.hami.discovery import NOWHERE, Discovery, Place, RegionChanges, refusal
 from resolver.hami.placements import AUTO, KAI, KNOWN_DIRS, MAX_CACHES, MAX_CONTAINERS, MAX_ENTRIES
 from resolver.hami.searched_directories import (
     Candidate,
@@ -26,17 +25,11 @@ from resolver.hami.searched_directories import (
     Root,
     may_be_searched,
 )
+from resolver.hami.watches import Watches
 from resolver.linux.inotify import OF_A_DIRECTORY
+from resolver.linux.procfs import Procfs
 from resolver.linux.safe_open import let_go
-from resolver.workers.lanes import Direct
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
-
-    from resolver.hami.discovery import Place, RegionChanges
-    from resolver.hami.watches import Watches
-    from resolver.linux.procfs import Procfs
-    from resolver.workers.lanes import TenantReader
+from resolver.workers.lanes import Direct, TenantReader
 
 MAX_STRAYS = 64  # entries of a shared directory that are reported and not opened
 REFRESH_SECONDS = 0.015  # CPU time of one refresh, but for one directory: news of others waits for it

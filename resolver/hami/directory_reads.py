@@ -3,24 +3,18 @@
 The kernel delays them: a directory keeps its largest size, and is locked while a large one in it is removed.
 """
 
-from __future__ import annotations
-
 import os
 from contextlib import suppress
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from resolver.base.errors import CannotKnow, RegionRejected
 from resolver.base.reasons import RegionReason
 from resolver.hami.placements import is_entry, list_caches
-from resolver.linux.mappings import SuperblockPath, descriptor, mapped_as, superblock_path
+from resolver.linux.mappings import Descriptor, Shown, SuperblockPath, descriptor, mapped_as, superblock_path
+from resolver.linux.procfs import Procfs
 from resolver.linux.safe_open import closing, let_go, open_directory, open_offered, open_plain, take_offered
 from resolver.workers.lane import OpenFile
-
-if TYPE_CHECKING:
-    from resolver.hami.discovery import Shown
-    from resolver.linux.mappings import Descriptor
-    from resolver.linux.procfs import Procfs
 
 _PAGE_BYTES = 100_000  # of names in one answer
 

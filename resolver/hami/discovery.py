@@ -3,25 +3,20 @@
 Schedulers differ only in a region's container (`Ownership`), and the proof that a process is in it (`Proof`).
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 import sys
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from collections.abc import Callable, Coroutine, Iterable
+from concurrent.futures import Future
+from typing import Any, Final, NamedTuple, TypeVar
 
 from resolver.base.errors import AccessDenied, RegionRejected, TooSlow, WorkerFailed
 from resolver.base.reasons import RegionReason
-from resolver.linux.mappings import SuperblockPath
+from resolver.hami.region import SharedRegion
+from resolver.linux.mappings import Shown, SuperblockPath
 from resolver.linux.procfs import TooLarge
 from resolver.linux.safe_open import translate
 from resolver.workers.lanes import begin
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable
-    from concurrent.futures import Future
-
-    from resolver.hami.region import SharedRegion
 
 FIRST_PAUSE = 0.25  # seconds until a refused file is tried again, doubled each time
 LONGEST_PAUSE = 30.0
@@ -91,8 +86,6 @@ class PodFile(_PodFile):
 #: Proof that a process belongs to a region. ``alone``: the file is certainly a single container's; ``open``: all
 #: containers reach it; ``mount`` and ``container_id``: its processes' mount and container, None if unknown.
 Proof = SharedDirectory | MappedFile | PodFile
-#: Device (``major:minor``) and inode of a file in ``maps``: on some kernels neither those of ``stat`` nor of its mount.
-Shown = tuple[str, int]
 
 
 class Ownership(NamedTuple):

@@ -1,7 +1,5 @@
 """Policy for ``hostpid``: the number that tenants' watchers find in their samples."""
 
-from __future__ import annotations
-
 import os
 import re
 from enum import StrEnum

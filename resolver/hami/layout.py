@@ -3,8 +3,6 @@
 They are a C compiler's on x86-64, little-endian. A file's size, ``sizeof(region) + 1``, and version name the layout.
 """
 
-from __future__ import annotations
-
 from struct import Struct, unpack_from
 from typing import Any, NamedTuple
 

@@ -5,12 +5,10 @@ tenant's path is walked. Mount and path identify the file; inode numbers don't (
 file systems not listed below, which a tenant's program may serve, are refused.
 """
 
-from __future__ import annotations
-
 import os
 import time
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
 
 from resolver.base.errors import AccessDenied, CannotKnow, ProcessGone, RegionRejected, WorkerFailed
 from resolver.base.reasons import RegionReason
@@ -33,17 +31,11 @@ from resolver.hami.placements import BARE
 from resolver.hami.process_reads import hold_written, place_of_held, shown_in_maps
 from resolver.hami.region import adopt_by
 from resolver.linux.mappings import SuperblockPath
-from resolver.linux.procfs import TooLarge
+from resolver.linux.procfs import ProcessIdentity, Procfs, TooLarge
 from resolver.linux.safe_open import check_plain, let_go, take_offered
 from resolver.lookup.resolve import verify
 from resolver.workers.lane import ALL, OpenFile
-from resolver.workers.lanes import Direct
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from resolver.linux.procfs import ProcessIdentity, Procfs
-    from resolver.workers.lanes import TenantReader
+from resolver.workers.lanes import Direct, TenantReader
 
 NAME = BARE.file
 MAX_LOOKS = 16  # processes checked at a time

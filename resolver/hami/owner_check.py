@@ -3,31 +3,25 @@
 Everything is rechecked while the process is held, so a reused PID never counts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Collection
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from resolver.base.errors import AccessDenied, ProcessGone, TooSlow, WorkerFailed
 from resolver.base.reasons import UnresolvedReason
-from resolver.hami.discovery import MappedFile, SharedDirectory, Shown
+from resolver.containers.known_namespaces import KnownNamespaces
+from resolver.hami.discovery import MappedFile, SharedDirectory
 from resolver.hami.process_reads import (
     describe_written,
     directories_and_trees,
     has_mount,
     written_by_name,
 )
-from resolver.linux.mappings import SuperblockPath, maps_file
-from resolver.linux.procfs import HOST_PIDNS, TooLarge
+from resolver.linux.mappings import Shown, SuperblockPath, maps_file
+from resolver.linux.procfs import HOST_PIDNS, ProcessHandle, Procfs, TooLarge
 from resolver.lookup.resolve import verify
+from resolver.pids.pidmap import PidMap
 from resolver.workers.lane import ALL
-
-if TYPE_CHECKING:
-    from resolver.containers.known_namespaces import KnownNamespaces
-    from resolver.linux.procfs import ProcessHandle, Procfs
-    from resolver.pids.pidmap import PidMap
-    from resolver.workers.lanes import TenantReader
-
+from resolver.workers.lanes import TenantReader
 
 _MOST_OTHERS = 64
 #: Proofs whose owners are searched through the containers' PID namespaces.

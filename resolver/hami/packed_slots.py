@@ -1,13 +1,10 @@
 """All slots of a region as read, packed: tenants can fill 1,024 per file."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from resolver.hami.layout import Layout
+from resolver.hami.layout import Layout
 
 _MOST = (1 << 64) - 1
 _HALF_COLUMNS = 3  # the first ones: pid, hostpid, status

@@ -4,8 +4,6 @@ Only place, mount and proof of the container differ. A new kind of proof adds a 
 `resolver.hami.discovery`, and its check in `resolver.hami.slot_owner`.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from enum import StrEnum

@@ -8,30 +8,24 @@ No other process with this number may map this file and hold any file in the tre
 HAMi's monitor maps every file and holds none.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import defaultdict
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from resolver.base.errors import AccessDenied, ProcessGone
 from resolver.base.reasons import UnresolvedReason
-from resolver.hami.owner_check import MAY_FIT, UNREADABLE, Unfit, unreadable, worst
+from resolver.containers.log_names import ContainerNames
+from resolver.hami.discovery import PodFile
+from resolver.hami.owner_check import MAY_FIT, UNREADABLE, Pause, Unfit, unreadable, worst
 from resolver.hami.process_reads import describe_written, written_in
-from resolver.linux.cgroup import NO_CONTAINER, only_container
-from resolver.linux.mappings import SuperblockPath, maps_file, shared_files
+from resolver.linux.cgroup import NO_CONTAINER, ContainerCgroup, only_container
+from resolver.linux.mappings import Shown, SuperblockPath, maps_file, shared_files
+from resolver.linux.procfs import ProcessHandle, Procfs
 from resolver.lookup.resolve import verify
+from resolver.pids.pidmap import PidMap
 from resolver.workers.lane import ALL
-
-if TYPE_CHECKING:
-    from resolver.containers.log_names import ContainerNames
-    from resolver.hami.discovery import PodFile, Shown
-    from resolver.hami.owner_check import Pause
-    from resolver.linux.cgroup import ContainerCgroup
-    from resolver.linux.procfs import ProcessHandle, Procfs
-    from resolver.pids.pidmap import PidMap
-    from resolver.workers.lanes import TenantReader
+from resolver.workers.lanes import TenantReader
 
 #: One reading answers for many starts: the next one waits for so many times its duration, in seconds at most.
 _REST_FACTOR, _MOST_REST_SECONDS = 3, 0.5

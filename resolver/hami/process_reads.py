@@ -3,18 +3,18 @@
 Mappings are behind a lock of the process, mount tables behind a machine-wide one.
 """
 
-from __future__ import annotations
-
 import os
 import re
+from collections.abc import Iterator
 from struct import Struct
-from typing import TYPE_CHECKING
 
 from resolver.base.errors import ProcessGone, RegionRejected
 from resolver.base.reasons import BypassReason, RegionReason
 from resolver.hami.placements import may_be_mounted
 from resolver.linux.mappings import (
     MAX_MAPS,
+    Descriptor,
+    Shown,
     SuperblockPath,
     descriptor,
     mapped_as,
@@ -25,21 +25,13 @@ from resolver.linux.mappings import (
     shared_files,
     superblock_path,
 )
-from resolver.linux.mounts import parse_mountinfo
-from resolver.linux.procfs import variables
+from resolver.linux.mounts import Mount, parse_mountinfo
+from resolver.linux.procfs import Procfs, variables
 from resolver.linux.safe_open import closing, open_offered
 from resolver.workers.lane import OpenFile
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from resolver.hami.discovery import Shown
-    from resolver.linux.mappings import Descriptor
-    from resolver.linux.mounts import Mount
-    from resolver.linux.procfs import Procfs
-
-    #: Superblock and path inside it.
-    Directory = tuple[str, str]
+#: Superblock and path inside it.
+Directory = tuple[str, str]
 
 _LIBRARY = re.compile(rb"/libvgpu\.so[^/\n]*$", re.MULTILINE)
 _PRELOAD, _MAX_PRELOAD = b" /etc/ld.so.preload ", 4096

@@ -12,18 +12,17 @@ import errno
 import fcntl
 import os
 import signal
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from resolver.base.errors import RegionRejected, ResolverError
 from resolver.base.reasons import RegionReason
 from resolver.hami import layout as layouts
 from resolver.hami.packed_slots import Columns, PackedSlots, without_idle
+from resolver.linux.procfs import Procfs
 from resolver.linux.safe_open import cached, check_plain, closing, let_go, open_offered, open_plain, translate
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from resolver.linux.procfs import Procfs
+if TYPE_CHECKING:  # lanes and commands do without asyncio
     from resolver.workers.lanes import TenantReader
 
 #: Slots per read, some 60 KiB: the allocator would keep larger buffers.

@@ -5,16 +5,12 @@ from __future__ import annotations
 import math
 import os
 import stat
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from resolver.base.text import printable
 from resolver.hami.discovery import FIRST_PAUSE, NOWHERE, Ownership, Place
 from resolver.hami.placements import ContainerProof, placement_of
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from resolver.hami.region import SharedRegion
+from resolver.hami.region import SharedRegion
 
 HALF_MADE_SECONDS = 2.0  # after a file was made, HAMi may not have written its size and header yet
 

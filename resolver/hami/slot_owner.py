@@ -13,23 +13,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from typing import TYPE_CHECKING
 
 from resolver.base.budget import Slices
 from resolver.base.errors import AccessDenied, ProcessGone
 from resolver.base.reasons import UnresolvedReason
-from resolver.containers.known_namespaces import MAX_NAMESPACES
+from resolver.containers.known_namespaces import MAX_NAMESPACES, KnownNamespaces
 from resolver.containers.log_names import ContainerNames
-from resolver.hami.discovery import PodFile, Proof, Shown
+from resolver.hami.discovery import PodFile, Proof
 from resolver.hami.owner_check import MAY_FIT, UNREADABLE, OwnerCheck, Pause, Search, Searched, Unfit, worst
 from resolver.hami.pod_owner import PodOwner
+from resolver.linux.mappings import Shown
 from resolver.linux.procfs import HOST_PIDNS, ProcessHandle, Procfs
-from resolver.workers.lanes import Direct
-
-if TYPE_CHECKING:
-    from resolver.containers.known_namespaces import KnownNamespaces
-    from resolver.pids.pidmap import PidMap
-    from resolver.workers.lanes import TenantReader
+from resolver.pids.pidmap import PidMap
+from resolver.workers.lanes import Direct, TenantReader
 
 
 class OwnerFinder:

@@ -4,19 +4,13 @@ Each attaching process opens its cache file and writes a byte, so no polling is 
 Events are merged and charged to their container, which is ignored for a while after too many.
 """
 
-from __future__ import annotations
-
 import time
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
+from resolver.base.budget import Account, Budgets
 from resolver.base.counters import CounterName
 from resolver.linux.inotify import IGNORED, OVERFLOW, Inotify, why_not
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from resolver.base.budget import Account, Budgets
 
 _TRY_AGAIN = 30.0  # seconds, where a limit was used up
 

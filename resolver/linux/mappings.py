@@ -36,6 +36,10 @@ _LINE = re.compile(rb"^[0-9a-f]+-\S+ rw.s \S+ ([0-9a-f]+):([0-9a-f]+) (\d+)(?:[ 
 _PROT_NONE, _MAP_SHARED, _MAP_FAILED = 0, 1, (1 << 64) - 1
 
 
+#: Device (``major:minor``) and inode of a file in ``maps``: on some kernels neither those of ``stat`` nor of its mount.
+Shown = tuple[str, int]
+
+
 class SuperblockPath(NamedTuple):
     """Superblock (``major:minor``) and path inside it."""
 
@@ -61,12 +65,12 @@ def maps_file(procfs: Procfs, host_pid: int | str, device: str, inode: int) -> b
     return (device, inode) in _mapped_files(procfs, host_pid)
 
 
-def shared_files(procfs: Procfs, host_pid: int) -> set[tuple[str, int]]:
+def shared_files(procfs: Procfs, host_pid: int) -> set[Shown]:
     """Device and inode of files mapped writable and shared. Raises `TooLarge`."""
     return set(_mapped_files(procfs, host_pid))
 
 
-def mapped_as(procfs: Procfs, fd: int) -> tuple[str, int]:
+def mapped_as(procfs: Procfs, fd: int) -> Shown:
     """Return an open file's device and inode in ``maps``; ``fstat`` may differ (overlay, btrfs)."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
@@ -91,7 +95,7 @@ def mapped_as(procfs: Procfs, fd: int) -> tuple[str, int]:
     raise OSError(errno.ENOENT, "a mapping that was just made is not in /proc/self/maps")
 
 
-def _mapped_files(procfs: Procfs, host_pid: int | str) -> Iterator[tuple[str, int]]:
+def _mapped_files(procfs: Procfs, host_pid: int | str) -> Iterator[Shown]:
     """Yield device and inode of each shared writable mapping.
 
     A thread stands in for an exited leader.

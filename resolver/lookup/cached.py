@@ -1,30 +1,21 @@
 """Look-ups in the daemon's map, for full container ids and unshared PID namespaces; the rest is `forward`'s."""
 
-from __future__ import annotations
-
+from collections.abc import Collection, Container, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from resolver.base.budget import Slices
 from resolver.base.errors import AccessDenied, ProcessGone
 from resolver.base.retry import in_a_thread
 from resolver.containers.find import Wanted
-from resolver.containers.known_namespaces import KnownNamespaces
+from resolver.containers.known_namespaces import FirstProcess, KnownNamespaces
 from resolver.containers.namespaces import Namespace
-from resolver.linux.cgroup import cgroup_paths, parse_cgroup_path, strip_scheme
+from resolver.linux.cgroup import ContainerCgroup, cgroup_paths, parse_cgroup_path, strip_scheme
 from resolver.linux.cgroup_directories import cgroup_roots, find_directories, processes_in
-from resolver.lookup.resolve import resolve, verify
-from resolver.pids.bpf_map import TICK
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Container, Iterable, Mapping
-
-    from resolver.containers.known_namespaces import FirstProcess
-    from resolver.linux.cgroup import ContainerCgroup
-    from resolver.linux.procfs import Procfs
-    from resolver.lookup.resolve import ContainerProcess
-    from resolver.pids.bpf_map import KernelMap
-    from resolver.pids.pidmap import PidMap
+from resolver.linux.procfs import Procfs
+from resolver.lookup.resolve import ContainerProcess, resolve, verify
+from resolver.pids.bpf_map import TICK, KernelMap
+from resolver.pids.pidmap import PidMap
 
 _FULL_ID = 64
 #: Seconds of search for an unknown container before the walk.

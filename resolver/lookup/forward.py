@@ -4,8 +4,7 @@ The container is found by its cgroup directory, or else by every process's ``/pr
 again while a pidfd holds the process.
 """
 
-from __future__ import annotations
-
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
 
@@ -23,14 +22,10 @@ from resolver.containers.namespaces import (
 from resolver.linux.cgroup import ContainerCgroup, cgroup_paths, parse_cgroup, pod_uid_of
 from resolver.linux.cgroup_directories import processes_in
 from resolver.linux.host_view import require_host_view
-from resolver.lookup.resolve import resolve
+from resolver.linux.procfs import Procfs
+from resolver.lookup.resolve import ContainerProcess, resolve
 
 TYPE_CHECKING = False  # as typing's, which a look-up does without
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from resolver.linux.procfs import Procfs
-    from resolver.lookup.resolve import ContainerProcess
 
 
 def lookup(procfs: Procfs, cid: str, ns_pid: int, *, pidns: int | None = None) -> ContainerProcess:

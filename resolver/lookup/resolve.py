@@ -3,21 +3,16 @@
 Candidates come from the kernel (`forward`) or the daemon's map (`cached`), which can't make an answer wrong.
 """
 
-from __future__ import annotations
-
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from resolver.base.errors import AccessDenied, ProcessGone
 from resolver.base.records import NamedTuple
-from resolver.containers.namespaces import has_number
+from resolver.containers.namespaces import Namespace, has_number
+from resolver.linux.cgroup import ContainerCgroup
+from resolver.linux.procfs import ProcessHandle, Procfs
 
 TYPE_CHECKING = False  # as typing's, which a look-up does without
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    from resolver.containers.namespaces import Namespace
-    from resolver.linux.cgroup import ContainerCgroup
-    from resolver.linux.procfs import ProcessHandle, Procfs
 
 
 class ContainerProcess(NamedTuple):

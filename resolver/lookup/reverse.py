@@ -3,25 +3,18 @@
 The container's name and PID namespace come from all of its processes, as a single one may have changed its view.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from msgspec import Struct
 from msgspec.structs import replace
 
 from resolver.base.errors import AccessDenied, Ambiguous, CannotKnow, NotFound, ProcessGone, UsageError
 from resolver.base.text import printable
 from resolver.containers.find import Wanted, find_container, name_of, require_host_cgroupns
+from resolver.containers.log_names import PodNames
 from resolver.containers.namespaces import goes_through, members_of, own_namespace
 from resolver.linux.cgroup import cgroup_paths, parse_cgroup
 from resolver.linux.host_view import require_host_view
-from resolver.linux.procfs import HOST_PIDNS
+from resolver.linux.procfs import HOST_PIDNS, ProcessIdentity, Procfs
 from resolver.lookup.resolve import verify
-
-if TYPE_CHECKING:
-    from resolver.containers.log_names import PodNames
-    from resolver.linux.procfs import ProcessIdentity, Procfs
 
 
 class Level(Struct, frozen=True):

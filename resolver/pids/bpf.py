@@ -1,21 +1,15 @@
 """The kernel's map as a source: exact at any moment. A scan supplements a full map and replaces a broken one."""
 
-from __future__ import annotations
-
 import math
 import time
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from typing import TypeVar
 
 from resolver.base.budget import SLICE_SECONDS
-from resolver.pids.bpf_map import start
+from resolver.linux.procfs import Procfs
+from resolver.pids.bpf_map import KernelMap, start
 from resolver.pids.scan import ScanSource
 from resolver.pids.source import PidSource
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    from resolver.linux.procfs import Procfs
-    from resolver.pids.bpf_map import KernelMap
 
 #: Seconds between two walks over the kernel's tasks (1 us each).
 _WALK_EVERY = 8.0

@@ -1,7 +1,5 @@
 """Runs ``bpf/loader.py``, a child under a Python with ``bcc``, and takes over its descriptors."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

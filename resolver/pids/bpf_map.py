@@ -5,14 +5,12 @@ Verify answers against ``/proc`` before writing or printing them: they may be ou
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 from resolver.linux.procfs import HOST_PIDNS
 from resolver.pids.bpf_load import BpfUnavailable, Loaded, load
 from resolver.pids.bpf_syscall import COUNTERS, LAYOUTS, BpfMap, Kernel
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 #: Nanoseconds in a clock tick as ``/proc`` counts them (USER_HZ is 100 on every machine this runs on).
 TICK = 10_000_000

@@ -3,19 +3,14 @@
 A map belongs to one thread: calls share its buffers.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import os
 import platform
 import sys
+from collections.abc import Iterator
 from struct import Struct
 from struct import error as StructError  # noqa: N812 - an exception's name
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 #: Field layouts, in the byte order and with the alignment of this machine. Names as in ``bpf/pidmap.h``.
 LAYOUTS = {

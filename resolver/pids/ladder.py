@@ -3,28 +3,21 @@
 ``auto`` starts on the scan: no repair may wait for a compiler. A source works if it finds the canary.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
+from collections.abc import Callable
 from importlib import import_module
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from resolver.base.budget import Slices
 from resolver.base.errors import CannotKnow, ResolverError, WorkerFailed
 from resolver.base.journal import Journal
 from resolver.base.retry import in_a_thread, longer
 from resolver.base.source_records import SOURCE_RECORDS, steps
-from resolver.linux.procfs import EVENT_SECONDS
-from resolver.pids.source import close
+from resolver.linux.procfs import EVENT_SECONDS, Procfs
+from resolver.pids.source import PidSource, close
 from resolver.workers.canary import is_first
 from resolver.workers.supervisor import WorkerProcess
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from resolver.linux.procfs import Procfs
-    from resolver.pids.source import PidSource
 
 #: Seconds between two canaries, 20 ms of CPU each.
 _CHECK_EVERY, _UNMADE_EVERY = 300.0, 60.0

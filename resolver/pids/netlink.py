@@ -4,19 +4,13 @@ Attached before the first scan, to leave no gap. An event is a reason to read, n
 socket until the next refresh.
 """
 
-from __future__ import annotations
-
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
 
 from resolver.base.errors import AccessDenied, ProcessGone
+from resolver.linux.procfs import Procfs
+from resolver.pids.proc_events import EventStream
 from resolver.pids.scan import ScanSource
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from resolver.linux.procfs import Procfs
-    from resolver.pids.proc_events import EventStream
 
 #: Receive buffer. An event takes 768 bytes of it, so it holds some 40,000: 2.7 s of 5,000 processes a second.
 BUFFER_BYTES = 16 << 20

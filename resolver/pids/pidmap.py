@@ -1,21 +1,14 @@
 """The source in use, and state that survives its replacement: counters, the limit on refreshes, containers."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import math
 import time
 from collections import Counter, OrderedDict
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
 
-from resolver.pids.source import close
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from resolver.base.budget import Slices
-    from resolver.pids.source import PidSource
+from resolver.base.budget import Slices
+from resolver.pids.source import PidSource, close
 
 #: Refreshes may take at most one part in this many of a CPU's time, whatever tenants do to cause them.
 _REST_FACTOR = 5

@@ -5,8 +5,6 @@ Layouts: include/uapi/linux/cn_proc.h and connector.h, unchanged since Linux 3.2
 counted before it, and a filtered event would look lost.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import secrets
@@ -15,14 +13,11 @@ import socket
 import struct
 import sysconfig
 import time
-from typing import TYPE_CHECKING
 
 from resolver.base.errors import CannotKnow
 from resolver.linux.host_view import require_host_view
+from resolver.linux.procfs import Procfs
 from resolver.workers.spawn import ask_once, child
-
-if TYPE_CHECKING:
-    from resolver.linux.procfs import Procfs
 
 #: The connector's index and multicast group of process events.
 CN_IDX_PROC = 1

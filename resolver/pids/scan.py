@@ -4,17 +4,12 @@ A refresh lists ``/proc`` and reads the ``NSpid:`` line of new processes. The di
 to another process (see `Procfs.entries`).
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 from resolver.base.errors import AccessDenied, ProcessGone
+from resolver.linux.procfs import Procfs
 from resolver.pids.source import PidSource
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from resolver.linux.procfs import Procfs
 
 _AT_ONCE = 64  # entries of a listing between two steps
 

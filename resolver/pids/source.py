@@ -1,15 +1,10 @@
 """Sources of PIDs. Callers verify answers before writing or printing them."""
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from resolver.pids.bpf_map import KernelMap
+from resolver.pids.bpf_map import KernelMap
 
 
 class PidSource(ABC):

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Final, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final, NamedTuple
 
 from resolver.base.reasons import SampleReason
-from resolver.state import ContainerUse, LimitState, tally
-from resolver.usage.windows import KEPT_SECONDS, DeviceTime
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
-    from resolver.gpu.attribution import Joined
-    from resolver.gpu.sampler import DeviceSamples
-    from resolver.state import Container, Process, RegionReport
-    from resolver.usage.windows import Window
+from resolver.gpu.attribution import Joined
+from resolver.gpu.sampler import DeviceSamples
+from resolver.state import Container, ContainerUse, LimitState, Process, RegionReport, tally
+from resolver.usage.windows import KEPT_SECONDS, DeviceTime, Window
 
 _CHECKPOINT_SECONDS: Final = 10.0
 _MINUTE, _FIVE_MINUTES = 60.0, 300.0

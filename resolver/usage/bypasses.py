@@ -1,21 +1,16 @@
 """Processes that use a GPU without a slot, so that HAMi-core limits nothing there, and the causes."""
 
-from __future__ import annotations
-
 import asyncio
 import time
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from resolver.base.errors import ProcessGone, ResolverError
 from resolver.base.reasons import BypassReason, SampleReason
 from resolver.hami.process_reads import library_causes, mount_causes
-from resolver.state import WithoutSlot
+from resolver.state import Process, WithoutSlot
+from resolver.usage.running_containers import Census
 from resolver.workers.lane import ALL
-
-if TYPE_CHECKING:
-    from resolver.state import Process
-    from resolver.usage.running_containers import Census
-    from resolver.workers.lanes import TenantReader
+from resolver.workers.lanes import TenantReader
 
 #: Seconds after which one is reported: a start or an end looks the same for a moment.
 _HELD_SECONDS: Final = 30.0

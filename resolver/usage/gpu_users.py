@@ -1,39 +1,31 @@
 """Joins NVML's answers with slot owners, containers, and other processes."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import math
 import time
-from typing import TYPE_CHECKING
+from collections import Counter
+from collections.abc import Iterator
 
 from msgspec.structs import replace
 
 from resolver.base.budget import Slices
 from resolver.base.counters import CounterName
 from resolver.base.errors import AccessDenied, ProcessGone
+from resolver.base.journal import Journal
 from resolver.base.reasons import STARTING, SampleReason
-from resolver.gpu.attribution import NOTHING, join
+from resolver.gpu.attribution import NOTHING, Joined, Used, join
 from resolver.gpu.inventory import NONE as NO_INVENTORY
 from resolver.gpu.inventory import changes, new_xids
-from resolver.gpu.sampler import SAMPLE_SECONDS, Sampler
+from resolver.gpu.sampler import SAMPLE_SECONDS, Collection, Sampler
+from resolver.linux.procfs import Procfs
+from resolver.pids.pidmap import PidMap
+from resolver.repair.repairer import Repairer
 from resolver.state import Container, Process
 from resolver.usage.accounts import Accounts
 from resolver.usage.bypasses import Bypasses
-
-if TYPE_CHECKING:
-    from collections import Counter
-    from collections.abc import Iterator
-
-    from resolver.base.journal import Journal
-    from resolver.gpu.attribution import Joined, Used
-    from resolver.gpu.sampler import Collection
-    from resolver.linux.procfs import Procfs
-    from resolver.pids.pidmap import PidMap
-    from resolver.repair.repairer import Repairer
-    from resolver.usage.running_containers import Census
-    from resolver.workers.lanes import TenantReader
+from resolver.usage.running_containers import Census
+from resolver.workers.lanes import TenantReader
 
 #: Seconds that a driver may take; then its last answer is outdated.
 DRIVER_SECONDS = 1.0

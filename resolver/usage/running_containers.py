@@ -4,29 +4,23 @@ Found through the first process of each PID namespace that a runtime made, and t
 container that shares a namespace and uses neither isn't listed; look-ups find it.
 """
 
-from __future__ import annotations
-
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from msgspec import structs
 
 from resolver.base.budget import Slices
 from resolver.base.errors import CannotKnow, ProcessGone, WorkerFailed
+from resolver.base.journal import Journal
 from resolver.containers.find import name_by_mounts
+from resolver.containers.known_namespaces import KnownNamespaces
+from resolver.containers.log_names import ContainerNames
+from resolver.linux.procfs import Procfs
+from resolver.pids.pidmap import PidMap
 from resolver.state import Container
 from resolver.workers.lane import ALL
-from resolver.workers.lanes import Direct
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from resolver.base.journal import Journal
-    from resolver.containers.known_namespaces import KnownNamespaces
-    from resolver.containers.log_names import ContainerNames
-    from resolver.linux.procfs import Procfs
-    from resolver.pids.pidmap import PidMap
-    from resolver.workers.lanes import TenantReader
+from resolver.workers.lanes import Direct, TenantReader
 
 #: The map is not brought up to date more often only to hear of containers that use no GPU.
 _SCAN_SECONDS = 5.0

@@ -6,14 +6,10 @@ divides the device's integral.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
+from collections.abc import Mapping
+from typing import Final, Generic, NamedTuple, TypeVar
 
-from resolver.gpu.sampler import FAILED, OK
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from resolver.gpu.sampler import DeviceSamples
+from resolver.gpu.sampler import FAILED, OK, DeviceSamples
 
 K = TypeVar("K")
 #: Seconds of a device's last samples that the driver still has: NVML's silence for so long leaves no gap.

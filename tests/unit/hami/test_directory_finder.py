@@ -1,7 +1,5 @@
 """Finding files in a directory in which every container makes entries: by kubelet's names, and by nobody else's."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import os

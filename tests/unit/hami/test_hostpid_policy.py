@@ -1,7 +1,5 @@
 """Which number ``hostpid`` must be, by the driver's version; and why a number is wrong."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

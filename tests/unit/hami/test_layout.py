@@ -1,7 +1,5 @@
 """The layouts: against recorded files, against a C compiler, and against nonsense."""
 
-from __future__ import annotations
-
 import json
 import struct
 

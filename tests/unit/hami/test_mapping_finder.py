@@ -1,7 +1,5 @@
 """Regions that processes lead to, read by a lane that answers for any process."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Slots as columns of words: what is put in comes out, and what is asked of all is true of each."""
 
-from __future__ import annotations
-
 import pytest
 
 from resolver.hami.packed_slots import PackedSlots, SlotRecord, without_idle

@@ -1,7 +1,5 @@
 """The table of placements, against where the projects really have their files."""
 
-from __future__ import annotations
-
 import pytest
 
 from resolver.hami.discovery import SharedDirectory

@@ -1,7 +1,5 @@
 """Who owns a slot in a tree that every container has, by a /proc of files."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import time

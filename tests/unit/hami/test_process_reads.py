@@ -1,7 +1,5 @@
 """Why a process has no slot: real programs, with and without HAMi's library, and mount tables."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess

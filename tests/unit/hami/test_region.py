@@ -1,7 +1,5 @@
 """Reading one region again and again, and finding regions, on real files."""
 
-from __future__ import annotations
-
 import errno
 import os
 import resource

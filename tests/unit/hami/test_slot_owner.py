@@ -1,7 +1,5 @@
 """Whose slot it is, on directories that look like /proc; real namespaces are in tests/kernel."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import os

@@ -1,7 +1,5 @@
 """What the kernel tells of tenants' files: real inotify on real files; only what it refuses is made up."""
 
-from __future__ import annotations
-
 import errno
 import os
 from collections import Counter
