@@ -3,6 +3,7 @@
 The kernel delays them: a directory keeps its largest size, and is locked while a large one in it is removed.
 """
 
+import errno
 import os
 from contextlib import suppress
 from itertools import islice
@@ -85,9 +86,19 @@ def _held(fd: int) -> tuple[OpenFile, int, int]:
     return OpenFile(fd), info.st_dev, info.st_ino
 
 
+def receive(held: OpenFile | str, flags: int = 0) -> int:
+    """Return a descriptor of a lane's open file. Raises `RegionRejected` and OSError."""
+    try:
+        return held.fd if isinstance(held, OpenFile) else take_offered(held, flags)
+    except OSError as error:
+        if error.errno not in (errno.ESRCH, errno.EBADF, errno.ENOENT):
+            raise
+        raise RegionRejected(RegionReason.GONE, "the lane has closed it") from None
+
+
 def take(held: OpenFile | str, device: int, inode: int) -> int:
     """Return a held file's descriptor. Raises `RegionRejected` and OSError."""
-    fd = held.fd if isinstance(held, OpenFile) else take_offered(held)
+    fd = receive(held)
     info = os.fstat(fd)
     if (info.st_dev, info.st_ino) != (device, inode):
         let_go(fd)

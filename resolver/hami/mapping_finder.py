@@ -14,7 +14,7 @@ from resolver.base.errors import AccessDenied, CannotKnow, ProcessGone, RegionRe
 from resolver.base.reasons import RegionReason
 from resolver.base.retry import longer
 from resolver.base.text import printable
-from resolver.hami.directory_reads import open_held, take
+from resolver.hami.directory_reads import open_held, receive, take
 from resolver.hami.discovery import (
     FIRST_PAUSE,
     LONGEST_PAUSE,
@@ -31,10 +31,10 @@ from resolver.hami.placements import BARE
 from resolver.hami.process_reads import hold_written, place_of_held, shown_in_maps
 from resolver.hami.region import adopt_by
 from resolver.linux.mappings import SuperblockPath
-from resolver.linux.procfs import ProcessIdentity, Procfs, TooLarge
-from resolver.linux.safe_open import check_plain, let_go, take_offered
+from resolver.linux.procfs import ProcessIdentity, Procfs
+from resolver.linux.safe_open import check_plain, let_go
 from resolver.lookup.resolve import verify
-from resolver.workers.lane import ALL, OpenFile
+from resolver.workers.lane import ALL
 from resolver.workers.lanes import Direct, TenantReader
 
 NAME = BARE.file
@@ -143,7 +143,7 @@ class MappingFinder(Discovery):
                 held = await self._reader.ask(payer, payer, hold_written, host_pid, NAME)
                 if held is not None:
                     offered, path = held
-                    hold = offered.fd if isinstance(offered, OpenFile) else take_offered(offered, os.O_PATH)
+                    hold = receive(offered, os.O_PATH)
                     try:
                         name = f"{container_id or 'host'}:{printable(path)}"
                         await self._add_mapping(handle.process, hold, name, container_id)
@@ -152,9 +152,11 @@ class MappingFinder(Discovery):
                     process.refused_as = ""
         except ProcessGone:
             pass
-        except (RegionRejected, AccessDenied, TooLarge, CannotKnow, WorkerFailed, OSError) as error:
-            process.refused_as = name
-            self.report(name, refusal(error))
+        except (RegionRejected, CannotKnow, WorkerFailed, OSError) as error:
+            why, no_lane = refusal(error), isinstance(error, WorkerFailed) and error.waiting
+            if why.reason is not RegionReason.GONE and not no_lane:  # they say nothing of the file
+                process.refused_as = name
+                self.report(name, why)
 
     async def _add_mapping(self, process: ProcessIdentity, hold: int, name: str, container_id: str) -> None:
         """Check, then open a held file of the process."""

@@ -16,16 +16,18 @@ from resolver.base.errors import RegionRejected, TooSlow, WorkerFailed
 from resolver.base.reasons import RegionReason
 from resolver.containers.log_names import ContainerNames
 from resolver.hami import directory_finder
+from resolver.hami.candidates import SOON
 from resolver.hami.directory_finder import MAX_STRAYS, DirectoryFinder
-from resolver.hami.directory_reads import look_into
+from resolver.hami.directory_reads import hold_file, look_into
 from resolver.hami.discovery import FIRST_PAUSE, PodFile, refusal
 from resolver.hami.placements import AUTO
 from resolver.hami.watches import Watches
 from resolver.linux.procfs import Procfs
+from resolver.linux.safe_open import let_go
 from resolver.workers.lanes import Direct
 from tests.fakes import cachefiles
 from tests.fakes.clock import Clock
-from tests.fakes.direct import Refusing, Waiting, at_once
+from tests.fakes.direct import Refusing, Waiting, at_once, ended_lane
 from tests.patience import PATIENCE_S
 
 POD = cachefiles.POD_UID
@@ -230,6 +232,29 @@ async def test_a_directory_that_makes_its_lane_wait_holds_up_no_other(tmp_path: 
     slow.unlink()
     slow.parent.rmdir()
     finder.refresh(full=True)
+    finder.close()
+
+
+class Ended(Direct):
+    """A lane that has ended since it answered with the file ``offered``."""
+
+    offered = ""
+
+    async def ask(self, payer: str, about: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        answer = await super().ask(payer, about, function, *arguments)
+        if function is hold_file and self.offered:
+            let_go(answer[0].fd)
+            return self.offered, *answer[1:]
+        return answer
+
+
+def test_lane_that_ended_since_its_answer_blames_no_file(tmp_path: Path) -> None:
+    lane, clock, file = Ended(Procfs()), Clock(), cachefiles.container(tmp_path)
+    finder = DirectoryFinder([str(tmp_path)], Procfs(), clock, reader=lane)
+    with ended_lane() as lane.offered:
+        assert finder.refresh(full=True) == ([], [], [])
+    lane.offered, clock.now = "", clock.now + SOON
+    assert [found.path for found in finder.refresh(full=False).added] == [str(file)]
     finder.close()
 
 

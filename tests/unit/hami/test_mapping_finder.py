@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from resolver.linux.procfs import Procfs
 from resolver.workers.lane import OpenFile
 from resolver.workers.lanes import Direct
 from tests.fakes import cachefiles
+from tests.fakes.clock import Clock
+from tests.fakes.direct import ended_lane
 
 A, B = "a" * 64, "b" * 64
 
@@ -29,12 +32,13 @@ class Lane(Direct):
     def __init__(self, files: dict[str, Path]) -> None:
         super().__init__(Procfs())
         self.files, self.go, self.opened = files, asyncio.Event(), list[str]()
+        self.offered = ""  # instead of the held file
 
     async def ask(self, payer: str, about: str, function: Callable[..., Any], *arguments: Any) -> Any:
         file = self.files[payer]
         match function.__name__:
             case "hold_written":
-                return OpenFile(os.open(file, os.O_PATH)), "/tmp/cudevshr.cache"  # noqa: S108
+                return self.offered or OpenFile(os.open(file, os.O_PATH)), "/tmp/cudevshr.cache"  # noqa: S108
             case "place_of_held":
                 return "8:1", str(file)
             case "shown_in_maps":
@@ -55,9 +59,9 @@ async def refresh(finder: MappingFinder) -> list[str]:
     return added
 
 
-def finder_of(lane: Lane) -> MappingFinder:
+def finder_of(lane: Lane, clock: Callable[[], float] = time.monotonic) -> MappingFinder:
     pids = [os.getpid(), os.getppid()]
-    return MappingFinder(Containers(), lambda: pids, lambda _: 1, lambda _: False, reader=lane)
+    return MappingFinder(Containers(), lambda: pids, lambda _: 1, lambda _: False, clock, lane)
 
 
 async def test_container_that_makes_the_lane_wait_delays_no_other(tmp_path: Path) -> None:
@@ -66,6 +70,21 @@ async def test_container_that_makes_the_lane_wait_delays_no_other(tmp_path: Path
     assert await refresh(finder) == [B]
     lane.go.set()
     assert await refresh(finder) == [A]
+    finder.close()
+
+
+async def test_lane_that_ended_since_its_answer_blames_no_container(tmp_path: Path) -> None:
+    lane, clock = (
+        Lane({A: cachefiles.container(tmp_path, "a"), B: cachefiles.container(tmp_path, "b")}),
+        Clock(),
+    )
+    finder = finder_of(lane, clock)
+    lane.go.set()
+    with ended_lane() as lane.offered:
+        assert await refresh(finder) == []
+    assert finder.rejected == {}
+    lane.offered, clock.now = "", clock.now + 1
+    assert sorted(await refresh(finder)) == [A, B]
     finder.close()
 
 
