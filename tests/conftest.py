@@ -48,8 +48,8 @@ NEEDS_ROOT = ("tests/kernel/", "tests/runtime/")
 FIRST = (
     "unit/suite/test_style", "kernel/test_sources", "kernel/test_repairer", "kernel/test_slot_writer",
     "kernel/test_collector", "kernel/test_daemon", "kernel/test_hostile_daemon", "kernel/test_hostpid_policy",
-    "kernel/test_reported_values", "kernel/test_seccomp", "kernel/test_mapping_finder", "kernel/test_lookups",
-    "unit/kube/test_reporter", "kernel/test_budget", "kernel/test_capabilities", "kernel/test_prometheus",
+    "kernel/test_reported_values", "kernel/test_capabilities", "kernel/test_mapping_finder", "kernel/test_lookups",
+    "unit/kube/test_reporter", "kernel/test_budget", "kernel/test_prometheus",
     "kernel/test_bpf_map", "kernel/test_health", "kernel/test_access", "runtime/test_pods",
 )  # fmt: skip
 

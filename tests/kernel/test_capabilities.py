@@ -1,5 +1,7 @@
-"""Exactly the documented capabilities are enough for each source, and no more is kept while it runs."""
+"""Exactly the documented rights and system calls are enough for each source, and no more is kept while it runs."""
 
+import errno
+import json
 import os
 import signal
 import subprocess
@@ -11,11 +13,12 @@ import pytest
 
 from resolver.base.source_records import SOURCE_RECORDS
 from resolver.linux.procfs import Procfs
+from resolver.linux.seccomp import DANGEROUS
 from resolver.workers.canary import is_first
 from tests.fakes.halted import stopped_in_its_exit
 from tests.fakes.node import Node
 from tests.kernel.conftest import EVERY_SOURCE, FAST, NVML, ROOT, WRITER, Start
-from tests.kernel.rights import FRAGILE, held, rights, with_nothing_but, works
+from tests.kernel.rights import FRAGILE, held, patched, rights, with_nothing_but, works
 from tests.patience import until
 
 RELEASE = os.uname().release
@@ -27,33 +30,43 @@ def documented(source: str) -> frozenset[str]:
     return SOURCE_RECORDS[source].rights if OLD else SOURCE_RECORDS[source].rights - {"NET_ADMIN"}
 
 
-@EVERY_SOURCE
-def test_the_documented_capabilities_are_enough(node: Node, start: Start, source: str) -> None:
-    needed = documented(source)
-    daemon = start(node, *FAST, wrapper=with_nothing_but(needed))
-    works(node, daemon, source)
-    own = rights(daemon.process.pid)
-    assert own.effective == SOURCE_RECORDS[source].keeps(RELEASE)
-    assert own.permitted == own.bounding == needed  # to start it again
-    assert own.inheritable == own.ambient == frozenset()
-    assert own.no_new_privs
-    for name in (WRITER, NVML):
-        child = rights(daemon.child(name))
-        assert child.effective == child.permitted == frozenset()
-        assert child.no_new_privs
-        assert child.filtered
-    assert daemon.said("capabilities_kept") == []
-    assert daemon.said("source_unavailable") == []
+#: On SIGUSR1 it makes calls that fail by their arguments if the filter lets them through.
+ASKED = """
+import ctypes, json, os, signal, sys
+from resolver.linux.seccomp import DANGEROUS
+libc = ctypes.CDLL(None, use_errno=True)
+column = {"x86_64": 0, "aarch64": 1}[os.uname().machine]
+answers = sys.argv[1]
+def ask(*_):
+    found = {}
+    for name in ("process_vm_readv", "open_by_handle_at", "keyctl", "setns", "unshare", "bpf"):
+        first = {"keyctl": 99, "setns": -1, "bpf": 0}.get(name, 0)
+        failed = libc.syscall(DANGEROUS[name][column], first, 0, 0, 0, 0, 0) < 0
+        found[name] = ctypes.get_errno() if failed else 0
+    with open(answers + ".new", "w") as file:
+        json.dump(found, file)
+    os.rename(answers + ".new", answers)
+signal.signal(signal.SIGUSR1, ask)
+"""
 
 
 @EVERY_SOURCE
-def test_one_that_has_everything_gives_it_up(node: Node, start: Start, source: str) -> None:
-    daemon = start(node, *FAST)
+@pytest.mark.parametrize("given", ["documented", "everything"])
+def test_given_rights_are_enough_and_unneeded_ones_dropped(
+    node: Node, start: Start, source: str, tmp_path: Path, given: str
+) -> None:
+    record, answers = SOURCE_RECORDS[source], tmp_path / "answers"
+    only = given == "documented"
+    needed = documented(source) if only else record.rights | {"DAC_OVERRIDE"}
+    wrapper = patched(ASKED, str(answers))
+    daemon = start(node, *FAST, wrapper=(*with_nothing_but(needed), *wrapper) if only else wrapper, anew=only)
     works(node, daemon, source)
+    until(lambda: rights(daemon.process.pid).filtered, "a filter")
     own = rights(daemon.process.pid)
-    optional = frozenset({"DAC_OVERRIDE"})
-    assert own.effective == SOURCE_RECORDS[source].keeps(RELEASE) | optional
-    assert own.permitted == SOURCE_RECORDS[source].rights | optional
+    optional = needed & {"DAC_OVERRIDE"}
+    assert own.effective == record.keeps(RELEASE) | optional
+    assert own.permitted == needed  # to start it again
+    assert own.bounding == needed or not only
     assert own.inheritable == own.ambient == frozenset()
     assert own.no_new_privs
     for name, kept in ((WRITER, optional), (NVML, frozenset[str]())):
@@ -63,6 +76,20 @@ def test_one_that_has_everything_gives_it_up(node: Node, start: Start, source: s
         assert child.bounding <= own.bounding
         assert child.no_new_privs
         assert child.filtered
+    daemon.signal(signal.SIGUSR1)
+    until(answers.exists, "its answers")
+    refused = {name for name, error in json.loads(answers.read_text()).items() if error == errno.EPERM}
+    assert ("setns" in refused) == (source != "netlink")
+    assert refused >= {"process_vm_readv", "open_by_handle_at", "keyctl"}
+    assert "unshare" not in refused  # the canary's
+    assert ("bpf" in refused) == (source != "bpf")
+    for event in ("capabilities_kept", "source_unavailable", "source_failed"):
+        assert daemon.said(event) == []
+
+
+def test_calls_for_children_are_among_the_dangerous() -> None:
+    calls = {"unshare", "pidfd_getfd"}.union(*(each.calls for each in SOURCE_RECORDS.values()))
+    assert DANGEROUS.keys() >= calls
 
 
 def test_unneeded_rights_are_dropped_before_first_answer(node: Node, start: Start, tmp_path: Path) -> None:
@@ -104,6 +131,7 @@ CONFINED = (
 NARROW = """
 import asyncio, sys
 from resolver.linux.procfs import Procfs
+from resolver.linux.seccomp import DANGEROUS
 from resolver.pids.ladder import find_canary
 from resolver.pids.scan import ScanSource
 class Narrow(ScanSource):

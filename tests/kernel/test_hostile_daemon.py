@@ -11,19 +11,22 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, Final
 
 import pytest
 
+from resolver import client
 from tests.bench.hostile import Good
 from tests.fakes.cachefiles import poke, recorded, write
 from tests.fakes.command import run
+from tests.fakes.daemon import Daemon
 from tests.fakes.halted import halted_when_it_maps, wait_until_halted
 from tests.fakes.node import Node
 from tests.fakes.process import Tenant, watched
 from tests.fakes.regions import LAYOUTS
-from tests.kernel.conftest import WRITER, Start, write_hostpid
+from tests.kernel.conftest import WRITER, Start, command, write_hostpid
 from tests.kernel.rights import patched
 from tests.patience import PATIENCE_S, until
 
@@ -91,6 +94,29 @@ def ten_thousand(place: Path) -> None:
         place.with_name(f"{number}.cache").touch()
 
 
+def named(name: str | bytes) -> Callable[[Path], object]:
+    """A sound file with a name that is no text, or that a terminal obeys."""
+
+    def make(place: Path) -> None:
+        new = place.with_name("new")
+        write(new, recorded("v1.2"))
+        new.rename(place.with_name(os.fsdecode(name)))
+
+    return make
+
+
+def mounted_over(place: Path) -> None:
+    """Of the same file system, where device numbers tell nothing."""
+    elsewhere = place.parents[2] / "elsewhere" / place.name
+    if not elsewhere.exists():
+        write(elsewhere, recorded("v1.2"))
+    if place.parent.name.endswith("-file"):
+        place.touch()
+    else:
+        elsewhere, place = elsewhere.parent, place.parent
+    subprocess.run(["mount", "--bind", elsewhere, place], check=True)
+
+
 #: Each in a separate directory; the reason of its rejection.
 HOSTILE: Final[dict[str, tuple[Callable[[Path], object], str]]] = {
     "link-to-file": (lambda place: place.symlink_to("/etc/passwd"), "symlink"),
@@ -112,7 +138,15 @@ HOSTILE: Final[dict[str, tuple[Callable[[Path], object], str]]] = {
     "devices": (lambda place: region(place, (V1_2.device_num, "Q", 2**64 - 1)), "bad_header"),
     "magic": (lambda place: region(place, (0, "i", 1)), "not_initialized"),
     "version": (lambda place: region(place, (8, "i", 77)), "unknown_version"),
+    "no-text": (named(b"\xff.cache"), "bad_name"),
+    "escape": (named("\x1b]0;owned\x07.cache"), "bad_name"),
+    "right-to-left": (named("\u202egnp.cache"), "bad_name"),
+    "mount-over-file": (mounted_over, "other_device"),
+    "mount-over-directory": (mounted_over, "other_device"),
 }
+
+
+LISTS: Final = ("containers", "regions", "slots", "processes", "gpus", "unresolved", "status", "events")
 
 
 def stamps(directory: Path) -> dict[str, tuple[int, ...]]:
@@ -157,6 +191,15 @@ def check(good: Good) -> None:
     good.parent.until_load(21)
 
 
+def answers_are_printable(daemon: Daemon, node: Node, container_id: str) -> None:
+    assert all(line["path"].isprintable() for line in daemon.said("region_rejected"))
+    for each in LISTS:
+        assert client.get_json(f"/v1/{each}", str(daemon.socket), seconds=PATIENCE_S)
+    for words in (("status",), ("slots",), ("containers",), ("explain", container_id), ("top", "--once")):
+        done = command(node, daemon.run_dir, node.pod_logs_dir, *words)
+        assert all(sign.isprintable() or sign == "\n" for sign in done.stdout + done.stderr)
+
+
 def test_everything_at_once(node: Node, start: Start, source: str, request: pytest.FixtureRequest) -> None:
     good = [Good(node, name, PATIENCE_S) for name in ("good-a", "good-b")]
     daemon = start(node, "--interval", "250ms")
@@ -166,6 +209,9 @@ def test_everything_at_once(node: Node, start: Start, source: str, request: pyte
         directory = node.containers_dir / f"bad-uid_{name}"
         directory.mkdir()
         make(directory / "x.cache")
+        if make is mounted_over:
+            mounted = directory / "x.cache" if name == "mount-over-file" else directory
+            request.addfinalizer(partial(subprocess.run, ["umount", "--lazy", mounted], check=True))
         wanted[directory] = reason
     link = node.containers_dir / "bad-uid_link"
     link.symlink_to(good[0].container.directory)
@@ -191,6 +237,7 @@ def test_everything_at_once(node: Node, start: Start, source: str, request: pyte
         assert unresolved[str(pid)] == {"invalid_pid"}
     for pid in (1, good[1].parent.ns_pid, good[1].parent.host_pid):
         assert unresolved[str(pid)] == {"no_such_process"}
+    answers_are_printable(daemon, node, good[0].container.container_id)
     daemon.stop()
     counters = daemon.counters()
     for reason in set(wanted.values()):
