@@ -10,8 +10,21 @@ from tests.fakes.gpu import DEFAULT_DEVICES
 from tests.fakes.node import Node
 from tests.fakes.process import watched
 from tests.fakes.state import Hang
-from tests.kernel.conftest import FAST, NVML, ROWS, Start, driver, right_number
+from tests.kernel.conftest import FAST, NVML, ROWS, Start, driver, right_number, write_hostpid
 from tests.patience import never, until
+
+
+@pytest.mark.parametrize("version", ["560.35.03", "565.57.01"])
+def test_wrong_guess_shows_no_load_until_it_is_corrected(tmp_path: Path, version: str) -> None:
+    """Without a daemon: this is what all others mend."""
+    with driver(tmp_path, version) as node:
+        container = node.container()
+        tenant = container.tenant(load=87)
+        assert tenant.hostpid == tenant.ns_pid != tenant.host_pid
+        never(lambda: tenant.sm_util != (0,), "utilization with a wrong hostpid")
+        write_hostpid(container, tenant, tenant.host_pid)
+        tenant.until_load(87)
+        until(lambda: set(container.monitor_view().values()) == {87}, "the same, in the monitor")
 
 
 @pytest.mark.parametrize(("version", "namespace"), ROWS)

@@ -6,7 +6,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import textwrap
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,24 +17,20 @@ from resolver.containers.namespaces import Namespace
 from resolver.linux.cgroup import ContainerCgroup
 from resolver.linux.procfs import Procfs
 from tests.fakes.container import Container
-from tests.fakes.daemon import Daemon
 from tests.fakes.node import Node
 from tests.kernel.conftest import Start
-from tests.kernel.test_access import ASKER, IN_A_NAMESPACE_OF_ITS_OWN, OWN_VIEW, PYTHON, Asker, asker, roots
+from tests.kernel.test_access import IN_A_NAMESPACE_OF_ITS_OWN, OWN_VIEW, PYTHON, Asker, asker, roots
 from tests.patience import until
 
 
 @pytest.fixture
-def path(open_place: Path) -> Path:
-    return open_place / "tenants" / "resolver.sock"
-
-
-@pytest.fixture(autouse=True)
-def daemon(path: Path, node: Node, start: Start) -> Daemon:
+def path(open_place: Path, node: Node, start: Start) -> Path:
+    """The tenants' socket of a daemon."""
+    path = open_place / "tenants" / "resolver.sock"
     options = ["--socket", str(roots(path)), "--tenant-socket", str(path)]
-    daemon = start(node, "--interval", "50ms", "--nvml-interval", "200ms", *options)
+    start(node, "--interval", "50ms", "--nvml-interval", "200ms", *options)
     until(lambda: path.exists() and roots(path).exists(), "its sockets")
-    return daemon
+    return path
 
 
 class Pair:
@@ -70,12 +65,13 @@ def wait_for_processes(ask: Asker, expected: list[int]) -> Any:
     return ask("/v1/processes")[1]
 
 
-def test_container_sees_its_processes_by_own_pids(pair: Pair, path: Path) -> None:
-    ask, neighbour = asker(pair.mine, path), asker(pair.other, path)
-    seen = wait_for_processes(ask, [pair.first.ns_pid, pair.second.ns_pid])
+def test_container_sees_only_its_own_by_own_pids(pair: Pair, node: Node, path: Path) -> None:
+    sidecar = node.container(pair.mine.pod_uid, "sidecar", pid_namespace=pair.mine)
+    ask, both = asker(pair.mine, path), {pair.first.ns_pid, pair.second.ns_pid}
+    seen = wait_for_processes(ask, [*both])
     assert {process["comm"] for process in seen["processes"]} == {"tenant"}
-    wait_for_processes(neighbour, [pair.theirs.ns_pid])
-    until(lambda: {slot["pid"] for slot in ask("/v1/slots")[1]["slots"]} == {pair.first.ns_pid, pair.second.ns_pid}
+    wait_for_processes(asker(pair.other, path), [pair.theirs.ns_pid])
+    until(lambda: {slot["pid"] for slot in ask("/v1/slots")[1]["slots"]} == both
           and not any(slot["unresolved"] for slot in ask("/v1/slots")[1]["slots"]), "its slots")  # fmt: skip
     until(lambda: ask("/v1/usage")[1]["gpus"][0]["sm_util"] == 30, "its use of the GPU")
     (gpu,) = ask("/v1/usage")[1]["gpus"]
@@ -83,10 +79,7 @@ def test_container_sees_its_processes_by_own_pids(pair: Pair, path: Path) -> Non
     listed = ask("/v1/processes")[1]["processes"]
     assert gpu["memory_used"] == sum(process["memory"] for process in listed) > 0
 
-
-def test_answers_have_no_host_pid_and_no_neighbour(pair: Pair, path: Path) -> None:
-    ask = asker(pair.mine, path)
-    wait_for_processes(ask, [pair.first.ns_pid, pair.second.ns_pid])
+    # No host PID, and no neighbour.
     for route in (*OWN_VIEW, "/v1/openapi.json"):
         text = json.dumps(ask(route)[1])
         assert [secret for secret in pair.secrets() if f'"{secret}' in text or f" {secret}" in text] == [], (
@@ -96,52 +89,26 @@ def test_answers_have_no_host_pid_and_no_neighbour(pair: Pair, path: Path) -> No
     assert "host_pid" not in described["OwnProcess"]["properties"]
     assert "hostpid" not in described["OwnSlot"]["properties"]
 
-
-def test_nested_namespace_sees_only_its_processes(pair: Pair, path: Path) -> None:
-    wait_for_processes(asker(pair.mine, path), [pair.first.ns_pid, pair.second.ns_pid])
+    # A nested namespace sees the container's slots without their PIDs, another container of the pod nothing of it.
     inner = Asker(pair.mine.spawn([*PYTHON, IN_A_NAMESPACE_OF_ITS_OWN, str(path)]))
     assert inner("/v1/processes")[1]["processes"] == []
     until(lambda: inner("/v1/slots")[1]["slots"], "the container's slots")
     assert {slot["pid"] for slot in inner("/v1/slots")[1]["slots"]} == {None}
+    beside = asker(sidecar, path)
+    assert beside("/v1/processes")[1]["processes"] == []
+    assert beside("/v1/usage")[1]["gpus"] == []
 
-
-def test_shared_pid_namespace_shows_only_the_caller(pair: Pair, node: Node, path: Path) -> None:
-    sidecar = node.container(pair.mine.pod_uid, "sidecar", pid_namespace=pair.mine)
-    wait_for_processes(asker(pair.mine, path), [pair.first.ns_pid, pair.second.ns_pid])
-    ask = asker(sidecar, path)
-    assert ask("/v1/processes")[1]["processes"] == []
-    assert ask("/v1/usage")[1]["gpus"] == []
-
-
-#: Connects only to ask: a silent connection is closed after 10 s, and a hundred programs take long to start.
-LATE = ASKER + textwrap.dedent(
-    """
-    print("ready", flush=True)
-    for line in sys.stdin:
-        print(json.dumps(ask(connect(path), *json.loads(line))), flush=True)
-    """
-)
-
-
-def test_ended_process_is_left_out(pair: Pair, path: Path) -> None:
-    ask = asker(pair.mine, path)
-    wait_for_processes(ask, [pair.first.ns_pid, pair.second.ns_pid])
     pair.second.kill()
     wait_for_processes(ask, [pair.first.ns_pid])
 
 
-def test_host_pid_of_another_container_has_no_number(pair: Pair) -> None:
-    """The daemon's snapshot can be older than the reuse of a PID."""
+def test_process_of_others_or_ended_has_no_number(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The daemon's snapshot can be older than the reuse of a PID; a process may end while it is read."""
     own, host_pids = Namespace(pair.mine.pidns, 1), [pair.first.host_pid, pair.theirs.host_pid, os.getpid()]
-    numbers = visible_numbers(Procfs(), own, pair.mine.container_id, host_pids)
-    assert numbers == {pair.first.host_pid: pair.first.ns_pid}
-    assert visible_numbers(Procfs(), own, pair.other.container_id, host_pids) == {}
-
-
-def test_process_that_ends_while_it_is_read_has_no_number(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
     procfs = Procfs()
+    numbers = visible_numbers(procfs, own, pair.mine.container_id, host_pids)
+    assert numbers == {pair.first.host_pid: pair.first.ns_pid}
+    assert visible_numbers(procfs, own, pair.other.container_id, host_pids) == {}
     container = procfs.container
 
     def ends(host_pid: int) -> ContainerCgroup:
@@ -150,7 +117,6 @@ def test_process_that_ends_while_it_is_read_has_no_number(
         return found
 
     monkeypatch.setattr(procfs, "container", ends)
-    own = Namespace(pair.mine.pidns, 1)
     assert visible_numbers(procfs, own, pair.mine.container_id, [pair.first.host_pid]) == {}
 
 
@@ -162,7 +128,7 @@ def test_hundred_clients_at_once_get_their_own(node: Node, pair: Pair, path: Pat
     for container, expected in zip(containers, wanted, strict=True):
         wait_for_processes(asker(container, path), expected)
     askers = [
-        (asker(container, path, LATE), expected)
+        (asker(container, path), expected)
         for container, expected in zip(containers, wanted, strict=True)
         for _ in range(10)
     ]
@@ -186,9 +152,7 @@ def inside(container: Container, *command: str) -> subprocess.CompletedProcess[s
     return subprocess.CompletedProcess(command, int(line.split()[1]), "\n".join(lines), "")
 
 
-def test_packed_view_shows_limits_and_processes(
-    pair: Pair, path: Path, packed: Path, open_place: Path
-) -> None:
+def test_commands_in_a_container_show_its_own(pair: Pair, path: Path, packed: Path, open_place: Path) -> None:
     wait_for_processes(asker(pair.mine, path), [pair.first.ns_pid, pair.second.ns_pid])
     program = shutil.copy(packed, open_place / "view.pyz")
     done = inside(pair.mine, sys.executable, str(program), "--socket", str(path))
@@ -198,12 +162,8 @@ def test_packed_view_shows_limits_and_processes(
     assert {row.split()[0] for row in rows} == {str(pair.first.ns_pid), str(pair.second.ns_pid)}
     absent = inside(pair.mine, sys.executable, str(program), "--socket", "/nowhere/x.sock")
     assert (absent.returncode, "tenant_socket" in absent.stdout) == (1, True)
-
-
-@pytest.mark.parametrize("command", ["top", "usage", "explain"])
-def test_commands_in_a_container_show_its_own(pair: Pair, path: Path, command: str) -> None:
-    wait_for_processes(asker(pair.mine, path), [pair.first.ns_pid, pair.second.ns_pid])
-    done = inside(pair.mine, sys.executable, "-m", "resolver", command, "--socket", str(path))
-    assert done.returncode == 0, done.stdout
-    assert pair.other.container_id[:12] not in done.stdout
-    assert ("COMMAND" in done.stdout) == (command != "usage")
+    for command in ("top", "usage", "explain"):
+        done = inside(pair.mine, sys.executable, "-m", "resolver", command, "--socket", str(path))
+        assert done.returncode == 0, done.stdout
+        assert pair.other.container_id[:12] not in done.stdout
+        assert ("COMMAND" in done.stdout) == (command != "usage")

@@ -13,12 +13,13 @@ from tests.fakes.daemon import Daemon
 from tests.fakes.node import Node
 from tests.fakes.process import Tenant
 from tests.fakes.regions import read_file
-from tests.kernel.conftest import Start, slot_of
+from tests.kernel.conftest import FAST, Start, slot_of
+from tests.kernel.serving import serving
 from tests.patience import never, until
 
 pytestmark = pytest.mark.usefixtures("source")
 
-FAST = ("--interval", "50ms", "--nvml-interval", "200ms", "--hostpid-namespace", "host")
+HOST = ("--hostpid-namespace", "host")
 BEFORE_LISTING_S = 40.0  # watched directories are listed every two minutes
 SETTLED = 1.5  # seconds in which a wrong write would have happened
 
@@ -36,8 +37,7 @@ class Tree:
         return self.node.container(pod_uid, name, placement="kai", watcher=False)
 
     def watch(self) -> Daemon:
-        self.daemon = self._start(self.node, *FAST, *self.node.placement_options())
-        until((self.daemon.socket).exists, "the API's socket")
+        self.daemon = serving(self._start, self.node, *HOST, *self.node.placement_options())
         return self.daemon
 
     def numbered(self, container: Container, above: int, cache: str = "", **more: Any) -> Tenant:
@@ -46,23 +46,21 @@ class Tree:
             pass
         return container.tenant(guess="none", options=["--cache", cache] if cache else [], **more)
 
-    def unresolved(self, file: Path) -> dict[int, str | None]:
-        """Why each slot in a file is unresolved, by its PID; None of one that is resolved."""
-        slots = client.get_json("/v1/slots", f"{self.daemon.run_dir}/resolver.sock")["slots"]
-        return {slot["pid"]: slot["unresolved"] for slot in slots if slot["path"] == str(file)}
+    def asked(self, route: str) -> Any:
+        return client.get_json(route, str(self.daemon.socket))
 
     def rejected(self) -> dict[str, str]:
-        answer = client.get_json("/v1/regions", f"{self.daemon.run_dir}/resolver.sock")
-        return {each["path"]: each["reason"] for each in answer["rejected"]}
+        return {each["path"]: each["reason"] for each in self.asked("/v1/regions")["rejected"]}
 
     def placement(self, file: Path) -> str | None:
-        answer = client.get_json("/v1/regions", f"{self.daemon.run_dir}/resolver.sock")
-        return next((each["placement"] for each in answer["regions"] if each["path"] == str(file)), None)
+        regions = self.asked("/v1/regions")["regions"]
+        return next((each["placement"] for each in regions if each["path"] == str(file)), None)
 
     def says(self, file: Path, ns_pid: int, reason: str) -> None:
-        until(
-            lambda: self.unresolved(file).get(ns_pid) == reason, f"{reason} of {ns_pid} in {file.parent.name}"
-        )
+        """Wait until the daemon gives that reason for a slot that is unresolved."""
+        wanted = {"path": str(file), "pid": ns_pid, "unresolved": reason}.items()
+        said = f"{reason} of {ns_pid} in {file.parent.name}"
+        until(lambda: any(wanted <= slot.items() for slot in self.asked("/v1/slots")["slots"]), said)
 
     def exchange(self) -> None:
         """What a tenant with root's rights does inside: its directory and the victim's change their names."""
@@ -87,27 +85,23 @@ def test_a_guest_in_a_victims_file_is_not_written_into_it(tree: Tree) -> None:
     tree.victim.tenant(guess="none").until_repaired()  # the file is certain by now
 
 
-def test_with_a_guest_from_the_start_nothing_is_certain(tree: Tree) -> None:
-    mine = tree.victim.tenant(guess="wrong")
-    guest = tree.numbered(tree.attacker, mine.ns_pid, tree.victim.inside)
-    tree.watch()
-    tree.says(tree.victim.cache, guest.ns_pid, "other_pod")
-    tree.says(tree.victim.cache, mine.ns_pid, "other_pod")
-    never(lambda: mine.hostpid != 999999, "a write", SETTLED)
-    guest.kill()
-    mine.until_repaired()
-
-
-@pytest.mark.parametrize("reason", ["other_pod", "ambiguous"])
-def test_guest_with_same_pid_leaves_slot_unowned(tree: Tree, reason: str) -> None:
+@pytest.mark.parametrize(
+    ("number", "reason"), [("another", "other_pod"), ("the same", "other_pod"), ("the same", "ambiguous")]
+)
+def test_guest_from_the_start_leaves_slot_unowned(tree: Tree, number: str, reason: str) -> None:
     """Of another pod, or of another container of the pod."""
-    mine = tree.victim.tenant(guess="none")
+    mine = tree.victim.tenant(guess="wrong")
     host = tree.attacker if reason == "other_pod" else tree.container("beside", tree.victim.pod_uid)
-    guest = host.tenant(guess="none", options=["--cache", tree.victim.inside])
-    assert guest.ns_pid == mine.ns_pid
+    if number == "another":
+        guest = tree.numbered(host, mine.ns_pid, tree.victim.inside)
+    else:
+        guest = host.tenant(guess="none", options=["--cache", tree.victim.inside])
+        assert guest.ns_pid == mine.ns_pid
+    before = mine.hostpid
     tree.watch()
-    tree.says(tree.victim.cache, mine.ns_pid, reason)
-    never(lambda: mine.hostpid, "a number", SETTLED)
+    for ns_pid in {guest.ns_pid, mine.ns_pid}:
+        tree.says(tree.victim.cache, ns_pid, reason)
+    never(lambda: mine.hostpid != before, "a write", SETTLED)
     guest.kill()
     mine.until_repaired()
 
@@ -196,18 +190,11 @@ def test_victim_is_not_written_into_attackers_file(tree: Tree) -> None:
     never(lambda: slot_of(tree.attacker, led.ns_pid).hostpid, "the victim's number", SETTLED)
 
 
-def test_a_process_beside_in_the_same_pod_is_not_the_owner(tree: Tree) -> None:
+def test_neither_neighbour_nor_monitor_owns_a_slot(tree: Tree) -> None:
+    """HAMi's monitor has every file mapped, writable, closed, and often the number of a tenant."""
     beside = tree.container("beside", tree.victim.pod_uid)
-    mine = tree.victim.tenant(guess="none")
+    mine = tree.victim.tenant(guess="none", load=64)
     guest = tree.numbered(beside, mine.ns_pid, tree.victim.inside)
-    tree.watch()
-    mine.until_repaired()
-    tree.says(tree.victim.cache, guest.ns_pid, "other_container")
-
-
-def test_monitor_mapping_every_file_owns_no_slot(tree: Tree) -> None:
-    """HAMi's has every file mapped, writable, closed, and often the number of a tenant."""
-    mine = tree.victim.tenant(guess="none")
     maps = (
         "import ctypes, mmap, os, sys, time; libc = ctypes.CDLL(None); fd = os.open(sys.argv[1], os.O_RDWR); "
         "libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]; "
@@ -218,6 +205,10 @@ def test_monitor_mapping_every_file_owns_no_slot(tree: Tree) -> None:
     assert monitor.ns_pid == mine.ns_pid
     tree.watch()
     mine.until_repaired()
+    tree.says(tree.victim.cache, guest.ns_pid, "other_container")
+    mine.until_load(64)
+    mine.kill()
+    mine.until_load(0)
 
 
 def test_without_kubelets_names_nothing_is_touched(node: Node, start: Start, tmp_path: Path) -> None:
@@ -225,18 +216,12 @@ def test_without_kubelets_names_nothing_is_touched(node: Node, start: Start, tmp
     container.tenant(guess="none")
     root = str(node.placement_dir("kai"))
     nowhere = ("--container-logs-dir", str(tmp_path / "nowhere"))
-    said = start(node, *FAST, "--containers-dir", root, *nowhere).wait_for("region_rejected", path=root)
+    said = start(node, *FAST, *HOST, "--containers-dir", root, *nowhere).wait_for(
+        "region_rejected", path=root
+    )
     assert said["reason"] == "unproven"
     assert "nowhere cannot be read" in said["why"]
     assert container.region().slots[0].hostpid == 0
-
-
-def test_a_dead_slot_is_zeroed_once_its_owner_was_seen_to_end(tree: Tree) -> None:
-    mine = tree.victim.tenant(guess="none", load=64)
-    tree.watch()
-    mine.until_load(64)
-    mine.kill()
-    mine.until_load(0)
 
 
 #: Opens a file with a path too long for the kernel to show, and becomes a tenant.
@@ -264,21 +249,18 @@ def test_open_file_without_path_hides_no_other(tree: Tree, tmp_path: Path) -> No
     tree.says(tree.attacker.cache, holder.ns_pid, "access_denied")
 
 
-def test_a_new_container_where_the_directory_is_closed(tree: Tree) -> None:
-    """Kubelet's names were read every two minutes there, and until then it was not on the node."""
-    tree.root.chmod(0o755)
-    repaired_first = tree.victim.tenant(guess="wrong")
-    tree.watch()
-    repaired_first.until_repaired()
-    new = tree.container("new")
-    new.tenant(guess="wrong").until_repaired(BEFORE_LISTING_S)
+def test_closed_and_later_opened_directories_keep_all_files(tree: Tree) -> None:
+    """Kubelet's names were read every two minutes where a directory is closed.
 
-
-def test_a_directory_that_is_opened_later_keeps_everybodys_files(tree: Tree) -> None:
-    """Libsync makes it 1777 when the first of KAI's containers comes: HAMi's were dropped until a full listing."""
+    Libsync opens it when the first of KAI's containers comes: HAMi's were dropped until a full listing.
+    """
     hami = tree.node.container(name="hami", watcher=False)
-    tree.node.containers_dir.chmod(0o755)
+    repaired_first = tree.victim.tenant(guess="wrong")
+    for directory in (tree.root, tree.node.containers_dir):
+        directory.chmod(0o755)
     daemon = tree.watch()
+    repaired_first.until_repaired()
+    tree.container("new").tenant(guess="wrong").until_repaired(BEFORE_LISTING_S)
     hami.tenant(guess="wrong").until_repaired()
     tree.node.containers_dir.chmod(0o1777)
     until(lambda: daemon.said("region_gone"), "the change")

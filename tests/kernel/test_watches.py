@@ -50,34 +50,22 @@ def touches(container: Container, seconds: float, most: int = 1 << 40) -> Proces
     return process
 
 
-def test_attachment_and_guess_wake_through_container_mount(node: Node, start: Start) -> None:
-    known = node.container()
-    known.tenant(guess="none")
+def test_attachment_guess_container_and_end_wake_the_daemon(node: Node, start: Start) -> None:
+    container = node.container()
+    first = container.tenant(guess="none")
     daemon = start(node, *SLOW)
-    until(lambda: all(slot.hostpid for slot in known.region().slots), "the first repair", SECONDS)
-    tenant = known.tenant(guess="wrong", init_waits=True).until_repaired(SECONDS)
+    first.until_repaired(SECONDS)
+    tenant = container.tenant(guess="wrong", init_waits=True).until_repaired(SECONDS)
     tenant.init()
     tenant.until_repaired(SECONDS)
     daemon.wait_for("repair", ns_pid=tenant.ns_pid, count=2)
-
-
-def test_a_new_container_is_found_at_once(node: Node, start: Start) -> None:
-    node.container().tenant(guess="none")
-    daemon = start(node, *SLOW)
-    daemon.wait_for("repair")
-    late = node.container(name="late")
-    late.tenant(guess="none").until_repaired(SECONDS)
-
-
-def test_an_end_is_seen_at_once(node: Node, start: Start) -> None:
-    container = node.container(watcher=False)
-    tenant = container.tenant(load=40, guess="none")
-    daemon = start(node, *SLOW)
-    daemon.wait_for("repair")
-    index = tenant.slot()["index"]
-    store(container.cache, sm_util_at(container, index), "Q", 40)
-    tenant.kill()
-    until(lambda: container.region().slots[index].sm_util == (0,), "that its load is gone", SECONDS)
+    late = node.container(name="late", watcher=False)
+    brief = late.tenant(load=40, guess="none").until_repaired(SECONDS)
+    daemon.wait_for("repair", host_pid=brief.host_pid)
+    index = brief.stored.index
+    store_sm_util(late, index, 40)
+    brief.kill()
+    until(lambda: late.region().slots[index].sm_util == (0,), "that its load is gone", SECONDS)
 
 
 def test_when_events_are_lost_everything_is_looked_at(node: Node, start: Start) -> None:
@@ -135,15 +123,11 @@ def test_without_inotify_the_clock_does_it(node: Node, start: Start, tmp_path: P
     assert len(daemon.said("not_watched")) == 1
 
 
-def sm_util_at(container: Container, index: int) -> int:
+def store_sm_util(container: Container, index: int, value: int) -> None:
+    """By a shared mapping, as tenants do, which no event tells. It is not closed while somebody could be told."""
     layout = container.region().layout
     assert layout.device_util is not None
-    return layout.procs + index * layout.slot_size + layout.device_util + 16
-
-
-def store(path: Path, offset: int, code: str, value: int) -> None:
-    """By a shared mapping, as tenants do, which no event tells. It is not closed while somebody could be told."""
-    fd = os.open(path, os.O_RDWR)
-    page = offset - offset % mmap.PAGESIZE
+    offset = layout.procs + index * layout.slot_size + layout.device_util + 16
+    fd, page = os.open(container.cache, os.O_RDWR), offset - offset % mmap.PAGESIZE
     with mmap.mmap(fd, mmap.PAGESIZE, offset=page) as mapped:
-        struct.pack_into("<" + code, mapped, offset - page, value)
+        struct.pack_into("<Q", mapped, offset - page, value)
