@@ -36,6 +36,9 @@ ROWS: Final = (("535.104.05", "host"), ("560.35.03", "host"), ("565.77", "host")
 WRITER: Final = "slot writer"
 NVML: Final = "nvml worker"
 
+#: Events of a daemon that says nothing else: a child of it, or a tenant's watcher, has had no CPU for seconds.
+STARVED: Final = frozenset({"nvml_unavailable", "nvml_available", "writer_failed", "slot_stuck"})
+
 #: A test's pace.
 FAST: Final = ("--interval", "50ms", "--nvml-interval", "200ms")
 

@@ -9,6 +9,7 @@ from tests.fakes.container import Container
 from tests.fakes.daemon import Daemon
 from tests.fakes.node import Node
 from tests.fakes.process import Process
+from tests.fakes.regions import LAYOUTS
 from tests.kernel.conftest import FAST, Start
 from tests.patience import until
 
@@ -27,6 +28,34 @@ THREAD = """
 import threading, time
 threading.Thread(target=lambda: (print(threading.get_native_id(), flush=True), time.sleep(1000))).start()
 """
+
+#: Takes a slot with a load and tells no one; executes Python, and after a line on its input a program.
+CLAIMS = """
+import ctypes, mmap, os, struct, sys
+path, procs, slot_size, proc_num, status, util, load, then, *program = sys.argv[1:]
+region = mmap.mmap(os.open(path, os.O_RDWR), 0)
+(count,) = struct.unpack_from("<i", region, int(proc_num))
+at = int(procs) + count * int(slot_size)
+struct.pack_into("<ii", region, at, os.getpid(), 0)
+struct.pack_into("<Q", region, at + int(util), int(load))
+struct.pack_into("<i", region, at + int(status), 1)
+struct.pack_into("<i", region, int(proc_num), count + 1)
+exec(then)
+print("ready", flush=True)
+sys.stdin.readline()
+os.execv(program[0], program)
+"""
+
+
+def claiming(container: Container, *program: str, load: int = 0, then: str = "") -> Process:
+    layout = LAYOUTS[container.layout]
+    assert layout.device_util is not None
+    places = (layout.procs, layout.slot_size, layout.proc_num, layout.status, layout.device_util + 16, load)
+    words = (f"/usr/local/vgpu/{container.cache_name}", *map(str, places), then, *program)
+    process = container.spawn([sys.executable, "-I", "-c", CLAIMS, *words])
+    assert process.read_line() == "ready"
+    return process
+
 
 ORDERED = """
 import os, signal, sys

@@ -20,6 +20,8 @@ from resolver.pids import bpf_load
 from resolver.pids.bpf_load import BTF, BpfUnavailable, bpf_directory
 from resolver.pids.bpf_map import start
 from resolver.pids.bpf_syscall import Kernel
+from tests.fakes.daemon import children_of
+from tests.fakes.process import watched
 from tests.kernel.conftest import ROOT
 from tests.patience import PATIENCE_S, until
 
@@ -47,27 +49,10 @@ def refusal(**constants: Any) -> BpfUnavailable:
     return caught.value
 
 
-def test_btf_that_is_cut_off(tmp_path: Path) -> None:
+def test_cut_btf_and_absent_python_are_named(tmp_path: Path) -> None:
     (tmp_path / "vmlinux").write_bytes(Path(BTF).read_bytes()[:100_000])
     assert "is not understood: it is cut off" in str(refusal(BTF=str(tmp_path / "vmlinux")))
-
-
-@pytest.mark.parametrize(
-    ("python", "why"), [("absent", "No such file"), ("bare/bin/python", "apt-get install")]
-)
-def test_a_python_that_is_absent_or_has_no_bcc(tmp_path: Path, python: str, why: str) -> None:
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare"], check=True)
-    assert why in str(refusal(PYTHON=str(tmp_path / python)))
-
-
-def test_nothing_of_llvm_stays_in_memory() -> None:
-    pidmap = start()
-    maps = Path("/proc/self/maps").read_text()
-    pidmap.close()
-    assert pidmap.report["python"] == "/usr/bin/python3"
-    assert pidmap.report["bcc"] != "kept"
-    assert "libbcc" not in maps
-    assert "LLVM" not in maps
+    assert "No such file" in str(refusal(PYTHON=str(tmp_path / "absent")))
 
 
 #: Installs a seccomp filter that answers bpf() with EPERM, then executes the command.
@@ -184,32 +169,29 @@ def still_there(identity: tuple[int, int]) -> bool:
     return True
 
 
-def test_nothing_is_left_when_it_is_closed(kept_in: str) -> None:
-    pidmap = start(kept_in=kept_in)
+def test_no_llvm_stays_and_nothing_after_the_close() -> None:
+    pidmap = start()
+    maps = Path("/proc/self/maps").read_text()
     ids = kernel_ids(os.getpid(), [fd for group in pidmap.loaded[:3] for fd in group.values()])
     assert len(ids) == 11
     assert all(map(still_there, ids))
     pidmap.close()
     pidmap.close()
     until(lambda: not any(map(still_there, ids)), "the end of programs, maps and links")
+    assert pidmap.report["python"] == "/usr/bin/python3"
+    assert pidmap.report["bcc"] != "kept"
+    assert "libbcc" not in maps
+    assert "LLVM" not in maps
 
 
 def test_the_loader_dies_with_its_owner() -> None:
     """Killed at any moment of the start, it leaves no program behind."""
-
-    def loaders() -> list[int]:
-        found = []
-        for name in filter(str.isdigit, os.listdir("/proc")):
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                if b"loader.py" in Path(f"/proc/{name}/cmdline").read_bytes():
-                    found.append(int(name))
-        return found
-
-    before = set(loaders())
-    for delay in (0.1, 0.3, 0.5, 0.7):
+    for delay in (0.0, 0.2, 0.4, 0.6):
         owner = subprocess.Popen([sys.executable, "-c", CHILD], cwd=ROOT, stdin=subprocess.PIPE)
-        time.sleep(delay)
-        mine = [host_pid for host_pid in loaders() if host_pid not in before]
-        owner.kill()
-        owner.communicate()
-        until(lambda these=mine: not {*these} & {*loaders()}, "the end of the loader")  # type: ignore[misc]
+        until(lambda this=owner: children_of(this.pid), "the loader")  # type: ignore[misc]
+        with contextlib.ExitStack() as stack:
+            ended = [stack.enter_context(watched(loader)) for loader in children_of(owner.pid).values()]
+            time.sleep(delay)
+            owner.kill()
+            owner.communicate()
+            until(lambda these=ended: all(gone() for gone in these), "the end of the loader")  # type: ignore[misc]

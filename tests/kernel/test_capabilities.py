@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from resolver import client
 from resolver.base.source_records import SOURCE_RECORDS
 from resolver.linux.procfs import Procfs
 from resolver.linux.seccomp import DANGEROUS
@@ -19,7 +20,7 @@ from tests.fakes.halted import stopped_in_its_exit
 from tests.fakes.node import Node
 from tests.kernel.conftest import EVERY_SOURCE, FAST, NVML, ROOT, WRITER, Start
 from tests.kernel.rights import FRAGILE, held, patched, rights, with_nothing_but, works
-from tests.patience import until
+from tests.patience import PATIENCE_S, until
 
 RELEASE = os.uname().release
 #: Listening to the proc connector takes CAP_NET_ADMIN before this release.
@@ -92,12 +93,13 @@ def test_calls_for_children_are_among_the_dangerous() -> None:
     assert DANGEROUS.keys() >= calls
 
 
-def test_unneeded_rights_are_dropped_before_first_answer(node: Node, start: Start, tmp_path: Path) -> None:
+def test_repairs_and_dropped_rights_wait_for_no_map(node: Node, start: Start, tmp_path: Path) -> None:
     """With ``auto`` the first source may take seconds; tenants and scrapers are served from the beginning."""
+    tenant, go = node.container().tenant(guess="none"), tmp_path / "go"
     tenants = tmp_path / "tenants" / "resolver.sock"
     options = ("--source", "auto", "--tenant-socket", str(tenants))
-    go = tmp_path / "go"
     daemon = start(node, *FAST, *options, "--metrics-addr", "127.0.0.1:0", wrapper=held(go), anew=False)
+    daemon.wait_for("repair")
     daemon.wait_for("metrics_on")
     until(tenants.exists, "the tenants' socket")
     own = rights(daemon.process.pid)
@@ -108,18 +110,11 @@ def test_unneeded_rights_are_dropped_before_first_answer(node: Node, start: Star
     assert own.permitted == own.bounding == needed | {"SYS_ADMIN"}
     assert own.no_new_privs  # no program that it starts gets more
     go.touch()
-    daemon.wait_for("source", source="bpf")
+    assert daemon.wait_for("source", source="bpf")["not_used"] == {}
     until(lambda: rights(daemon.process.pid).permitted == needed, "the drop")
-
-
-def test_missing_required_right_is_reported(node: Node, start: Start) -> None:
-    """Other processes' mount tables are not shown: the slot stays as it is, and it has a reason."""
-    container = node.container()
-    container.tenant(guess="none")
-    before = container.cache.read_bytes()
-    once = start(node, "--once", "--source", "scan", wrapper=with_nothing_but(frozenset()))
-    assert once.wait() == 1
-    assert container.cache.read_bytes() == before
+    status = client.get_json("/v1/status", str(daemon.socket), seconds=PATIENCE_S)
+    assert status["source"]["map_size"] >= 32_768
+    assert tenant.hostpid == tenant.host_pid
 
 
 #: As under a runtime's seccomp profile: no new namespaces.

@@ -119,8 +119,8 @@ def test_thousands_of_forks_and_never_a_difference_to_proc(
             _came, went = checked.agree()
             assert staying <= went
     assert stream.events - seen >= 2 * 1000 * rounds
-    assert stream.overruns == 0
-    assert checked.source.rescans <= stream.gaps  # events that the kernel dropped
+    # Only for events that the kernel dropped; it drops many if this process has no CPU in the storms of others.
+    assert checked.source.rescans <= stream.gaps + stream.overruns
 
 
 def test_a_zombie_is_there_until_it_is_reaped(checked: Checked) -> None:
@@ -139,25 +139,15 @@ def test_a_zombie_is_there_until_it_is_reaped(checked: Checked) -> None:
     late.source.close()
 
 
-def test_a_leader_that_left_is_there_as_long_as_a_thread_is(checked: Checked, lives: Path) -> None:
-    with life(lives, "leader-first") as process:
-        process.ready()
-        came, _went = checked.agree()
-        assert process.host_pid in came
-        for _ in range(3):
-            came, went = checked.agree()
-            assert process.host_pid not in came | went
-    _came, went = checked.agree()
-    assert process.host_pid in went
-
-
-def test_a_thread_that_execs_keeps_the_process(checked: Checked, lives: Path) -> None:
-    with life(lives, "thread-execs") as process:
+@pytest.mark.parametrize("kind", ["leader-first", "thread-execs"])
+def test_threads_keep_a_process_whose_leader_left(checked: Checked, lives: Path, kind: str) -> None:
+    with life(lives, kind) as process:
         checked.agree()
         assert process.host_pid in checked.source
         process.ready()
-        came, went = checked.agree()
-        assert process.host_pid not in came | went
+        for _ in range(3):
+            came, went = checked.agree()
+            assert process.host_pid not in came | went
     _came, went = checked.agree()
     assert process.host_pid in went
 
@@ -224,12 +214,9 @@ def without(*capabilities: str) -> tuple[str, ...]:
     return ("setpriv", "--inh-caps", "-all", "--bounding-set", kept)
 
 
-def test_from_another_network_namespace_it_reaches_the_hosts() -> None:
+def test_network_namespaces_are_left_and_user_ones_refused() -> None:
     for rights in ((), without("sys_admin", "sys_ptrace")):
         assert python(OPEN, "unshare", "--net", *rights) == (0, "True False True True")
-
-
-def test_in_a_user_namespace() -> None:
     code, said = python(OPEN, "unshare", "--user", "--map-root-user")
     assert code == 4
     assert "from a user namespace, and this process is in one" in said
@@ -272,22 +259,30 @@ def test_missing_pyroute2_names_the_package(tmp_path: Path, monkeypatch: pytest.
         open_source(Procfs())
 
 
+def opened() -> set[str]:
+    """Every pipe and socket of this process; their numbers are used again, their inodes are not."""
+    links = set[str]()
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # closed since
+            links.add(os.readlink(f"/proc/self/fd/{number}"))
+    return {link for link in links if link.startswith(("pipe:", "socket:"))}
+
+
 @pytest.mark.parametrize("program", ["/bin/false", "/does/not/exist"])
 def test_an_opener_that_does_not_run_is_a_sentence(program: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    descriptors = set(os.listdir("/proc/self/fd"))
+    before = opened()
     monkeypatch.setattr(sys, "executable", program)
     with pytest.raises(CannotKnow, match="the netlink opener"):
         open_source(Procfs())
-    until(lambda: set(os.listdir("/proc/self/fd")) <= descriptors, "no further descriptor")
+    until(lambda: opened() <= before, "no further descriptor")
 
 
 def test_it_leaves_nothing_behind() -> None:
-    descriptors = set(os.listdir("/proc/self/fd"))
-    before = set(children_of(os.getpid()))
+    before, children = opened(), set(children_of(os.getpid()))
     source = open_source(Procfs())
-    assert set(children_of(os.getpid())) <= before
-    until(lambda: len(set(os.listdir("/proc/self/fd")) - descriptors) == 1, "one further descriptor")
+    assert set(children_of(os.getpid())) <= children
+    until(lambda: len(opened() - before) == 1, "one further descriptor")
     source.close()
     source.close()
-    until(lambda: set(os.listdir("/proc/self/fd")) <= descriptors, "no further descriptor")
+    until(lambda: opened() <= before, "no further descriptor")
     assert "pyroute2" not in sys.modules

@@ -2,8 +2,6 @@
 
 import os
 import subprocess
-import sys
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -11,58 +9,39 @@ import pytest
 from tests.fakes.container import Container
 from tests.fakes.node import Node
 from tests.fakes.process import Process
-from tests.fakes.regions import LAYOUTS
 from tests.fakes.releases import BEHAVIOURS
 from tests.kernel.conftest import DRIVER, Start, slot_of, write_sm_util
+from tests.kernel.serving import claiming
 from tests.patience import never, until
 
 FAST = ("--interval", "50ms", "--nvml-interval", "100ms", "--hostpid-namespace", "host")
 
-#: Takes a slot with a load, says nothing to anybody, and then leaves the mounts that it was found by.
-LEAVING = """
-    import ctypes, mmap, os, struct, sys
-    path, procs, slot_size, proc_num, status, util, how = sys.argv[1:]
-    fd = os.open(path, os.O_RDWR)
-    region = mmap.mmap(fd, 0)
-    (count,) = struct.unpack_from("<i", region, int(proc_num))
-    at = int(procs) + count * int(slot_size)
-    struct.pack_into("<ii", region, at, os.getpid(), 0)
-    struct.pack_into("<Q", region, at + int(util), 41)
-    struct.pack_into("<i", region, at + int(status), 1)
-    struct.pack_into("<i", region, int(proc_num), count + 1)
-    libc = ctypes.CDLL(None, use_errno=True)
-    os.makedirs("/tmp/jail/old", exist_ok=True)
-    def must(code):
-        if code:
-            raise OSError(ctypes.get_errno(), how)
-    if how == "chroot":
-        os.chroot("/tmp/jail")
-        os.chdir("/")
+#: Leaves the mounts that its container is found by.
+LEAVES = """
+libc = ctypes.CDLL(None, use_errno=True)
+os.makedirs("/tmp/jail/old", exist_ok=True)
+def must(code):
+    if code:
+        raise OSError(ctypes.get_errno(), how)
+if how == "chroot":
+    os.chroot("/tmp/jail")
+    os.chdir("/")
+else:
+    must(libc.unshare(0x20000))
+    must(libc.mount(None, b"/", None, 0x44000, None))
+    if how == "unmount":
+        must(libc.umount2(b"/usr/local/vgpu", 2))
     else:
-        must(libc.unshare(0x20000))
-        must(libc.mount(None, b"/", None, 0x44000, None))
-        if how == "unmount":
-            must(libc.umount2(b"/usr/local/vgpu", 2))
-        else:
-            must(libc.mount(b"tmpfs", b"/tmp/jail", b"tmpfs", 0, None))
-            os.mkdir("/tmp/jail/old")
-            must(libc.syscall(155, b"/tmp/jail", b"/tmp/jail/old"))
-            os.chdir("/")
-            must(libc.umount2(b"/old", 2))
-    print("ready", flush=True)
-    sys.stdin.readline()
+        must(libc.mount(b"tmpfs", b"/tmp/jail", b"tmpfs", 0, None))
+        os.mkdir("/tmp/jail/old")
+        must(libc.syscall(155, b"/tmp/jail", b"/tmp/jail/old"))
+        os.chdir("/")
+        must(libc.umount2(b"/old", 2))
 """
 
 
 def leaving(container: Container, how: str) -> Process:
-    layout = LAYOUTS[container.layout]
-    assert layout.device_util is not None
-    places = (layout.procs, layout.slot_size, layout.proc_num, layout.status, layout.device_util + 16)
-    path = f"/usr/local/vgpu/{container.cache_name}"
-    process = container.spawn(
-        [sys.executable, "-I", "-c", textwrap.dedent(LEAVING), path, *map(str, places), how]
-    )
-    assert process.read_line() == "ready"
+    process = claiming(container, load=41, then=f"how = {how!r}{LEAVES}")
     assert str(container.directory) not in Path(f"/proc/{process.host_pid}/mountinfo").read_text()
     return process
 

@@ -1,7 +1,6 @@
 """Every kind of wrong slot is really produced, really repaired, and nothing else is touched, by every source."""
 
-import sys
-import textwrap
+import time
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ from tests.fakes.node import Node
 from tests.fakes.process import Process
 from tests.fakes.regions import LAYOUTS
 from tests.kernel.conftest import EVERY_SOURCE, FAST, Start, lock_words, slot_of, with_every_source
+from tests.kernel.serving import claiming
 from tests.patience import until
 
 pytestmark = pytest.mark.usefixtures("source")  # the best, unless a test wants each of them
@@ -90,9 +90,10 @@ def test_duplicate_pid_in_container_is_not_guessed(node: Node, start: Start) -> 
 
 
 @EVERY_SOURCE
-def test_restarted_container_takes_same_slot_again(node: Node, start: Start) -> None:
-    container = node.container()
-    before = container.tenant(guess="none")
+def test_restarted_and_executing_ones_keep_right_slots(node: Node, start: Start) -> None:
+    container, other = node.container(), node.container(name="other")
+    before, first = container.tenant(guess="none"), other.tenant(guess="none")  # they make the files
+    process = claiming(other, *other.tenant_arguments(load=35, guess="none"))
     daemon = start(node, *FAST)
     before.until_repaired()
     container.restart()
@@ -103,58 +104,35 @@ def test_restarted_container_takes_same_slot_again(node: Node, start: Start) -> 
         ("missing", 0, before.host_pid, before.host_pid),
         ("stale", before.host_pid, after.host_pid, after.host_pid),
     ]
-
-
-EXECING = """
-    import mmap, os, struct, sys
-    path, procs, proc_num, status, *program = sys.argv[1:]
-    fd = os.open(path, os.O_RDWR)
-    region = mmap.mmap(fd, 0)
-    (count,) = struct.unpack_from("<i", region, int(proc_num))
-    at = int(procs) + count * {slot_size}
-    struct.pack_into("<ii", region, at, os.getpid(), 0)
-    struct.pack_into("<i", region, at + int(status), 1)
-    struct.pack_into("<i", region, int(proc_num), count + 1)
-    print("ready", flush=True)
-    sys.stdin.readline()
-    os.execv(program[0], program)
-"""
-
-
-def execing(container: Container, *program: str) -> Process:
-    """A process that takes a slot without a word to anybody, and becomes another program when told to."""
-    layout = LAYOUTS[container.layout]
-    script = textwrap.dedent(EXECING.format(slot_size=layout.slot_size))
-    places = [f"/usr/local/vgpu/{container.cache_name}", layout.procs, layout.proc_num, layout.status]
-    process = container.spawn([sys.executable, "-I", "-c", script, *map(str, places), *program])
-    assert process.read_line() == "ready"
-    return process
-
-
-@EVERY_SOURCE
-def test_a_process_that_execs_keeps_its_slot_right(node: Node, start: Start) -> None:
-    container = node.container()
-    first = container.tenant(guess="none")  # it makes the file
-    process = execing(container, *container.tenant_arguments(load=35, guess="none"))
-    daemon = start(node, *FAST)
-    until(lambda: slot_of(container, process.ns_pid).hostpid == process.host_pid, "the repair")
+    until(lambda: slot_of(other, process.ns_pid).hostpid == process.host_pid, "the repair")
     process.write_line("now")
     until(lambda: "ready" in process.read_line(), "the tenant that it became")
-    until(lambda: slot_of(container, process.ns_pid).sm_util == (35,), "its load, by its own watcher")
-    assert slot_of(container, process.ns_pid).hostpid == process.host_pid
+    until(lambda: slot_of(other, process.ns_pid).sm_util == (35,), "its load, by its own watcher")
+    assert slot_of(other, process.ns_pid).hostpid == process.host_pid
     assert first.hostpid == first.host_pid
-    assert len(repairs_of(daemon, container, process)) == 1
+    assert len(repairs_of(daemon, other, process)) == 1
 
 
 def test_auto_writes_only_without_another_writer(node: Node, start: Start) -> None:
     free, watched = node.container(name="free", watcher=False), node.container(name="watched")
-    free_one, watched_one = free.tenant(load=70, guess="none"), watched.tenant(load=30, guess="none")
-    daemon = start(node, *FAST)
-    until(lambda: sum(free.monitor_view().values()) == 70, "the load where there is no watcher")
-    until(lambda: sum(watched.monitor_view().values()) == 30, "the load that the watcher writes")
-    free_one.set_load(0)
-    watched_one.set_load(0)
-    until(lambda: sum(free.monitor_view().values()) == 0, "idleness where there is no watcher")
-    until(lambda: sum(watched.monitor_view().values()) == 0, "idleness that the watcher writes")
-    daemon.stop()
-    assert daemon.counters()["utilization_writes"] == 2  # 70, and 0: both in the container without a watcher
+    tenants = {free: free.tenant(guess="none"), watched: watched.tenant(guess="none")}
+
+    def shown(*loads: int) -> None:
+        for container, load in zip(tenants, loads, strict=True):
+            until(lambda c=container, v=load: sum(c.monitor_view().values()) == v, f"{load} %")  # type: ignore[misc]
+
+    def writes() -> int:
+        for tenant, load in zip(tenants.values(), (70, 30), strict=True):
+            tenant.set_load(load)
+        time.sleep(1.2)  # NVML's value is of the last second
+        daemon = start(node, *FAST)
+        shown(70, 30)
+        for tenant in tenants.values():
+            tenant.set_load(0)
+        shown(0, 0)
+        daemon.stop()
+
+        return daemon.counters()["utilization_writes"]
+
+    # 70, and 0: both in the container without a watcher. A watcher that gets no CPU is rightly written for.
+    until(lambda: writes() == 2, "two writes")

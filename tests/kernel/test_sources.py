@@ -10,14 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from resolver import client
 from tests.fakes.daemon import Daemon, runs
 from tests.fakes.node import Node
 from tests.kernel.conftest import FAST, Start
-from tests.kernel.rights import NO_BTF, held, with_python
-from tests.patience import PATIENCE_S, until
+from tests.kernel.rights import NO_BTF, with_python
+from tests.patience import until
 
-AUTO, BPF, NETLINK = ("--source", "auto"), ("--source", "bpf"), ("--source", "netlink")
+AUTO = ("--source", "auto")
 NO_BPF = "-all,+sys_ptrace,+dac_override,+kill"
 #: Without the right to enter the host's network namespace, nor to load a program.
 ALONE = ("unshare", "--net", "setpriv", "--inh-caps", "-all", "--bounding-set", NO_BPF)
@@ -28,16 +27,6 @@ SAYS = {
     "no capability": "CAP_BPF and CAP_PERFMON are missing: run it as root, or give it CAP_BPF and CAP_PERFMON",
     "no network": "the host's network namespace could not be entered (EPERM): ",
 }
-
-
-def ways(place: Path) -> dict[str, tuple[str, ...]]:
-    """Each reason for which the kernel's map cannot be had, as a wrapper."""
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", place / "bare"], check=True)
-    return {
-        "no bcc": with_python(place / "bare/bin/python"),
-        "no BTF": NO_BTF,
-        "no capability": ("setpriv", "--inh-caps", "-all", "--bounding-set", NO_BPF),
-    }
 
 
 def descendants(host_pid: int) -> set[int]:
@@ -66,31 +55,23 @@ def orphans() -> Iterator[Callable[[], set[int]]]:
     libc.prctl(36, 0)
 
 
-def test_no_repair_waits_for_the_map(node: Node, start: Start, tmp_path: Path) -> None:
-    container, go = node.container(), tmp_path / "go"
-    tenant = container.tenant(guess="none")
-    daemon = start(node, *FAST, *AUTO, wrapper=held(go))
-    daemon.wait_for("repair")
-    assert daemon.said("source") == []
-    go.touch()
-    source = daemon.wait_for("source")
-    assert (source["source"], source["not_used"]) == ("bpf", {})
-    status = client.get_json("/v1/status", str(daemon.socket), seconds=PATIENCE_S)
-    assert status["source"]["map_size"] >= 32_768
-    assert tenant.hostpid == tenant.host_pid
-
-
 @pytest.mark.parametrize("why", ["no bcc", "no BTF", "no capability"])
 def test_without_the_map_the_connector_is_taken(node: Node, start: Start, tmp_path: Path, why: str) -> None:
-    container = node.container()
-    daemon = start(node, *FAST, *AUTO, wrapper=ways(tmp_path)[why])
+    if why == "no bcc":
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare"], check=True)
+    wrappers = {
+        "no bcc": with_python(tmp_path / "bare/bin/python"),
+        "no BTF": NO_BTF,
+        "no capability": ("setpriv", "--inh-caps", "-all", "--bounding-set", NO_BPF),
+    }
+    daemon = start(node, *FAST, *AUTO, wrapper=wrappers[why])
     source = daemon.wait_for("source")
     assert source["source"] == "netlink"
     assert source["not_used"].keys() == {"bpf"}
     assert source["not_used"]["bpf"].startswith(SAYS[why])
     (refused,) = daemon.said("source_unavailable")
     assert refused["why"] == source["not_used"]["bpf"]
-    container.tenant(guess="none").until_repaired()
+    node.container().tenant(guess="none").until_repaired()
 
 
 def test_where_nothing_else_works_it_stays_with_the_scan(node: Node, start: Start) -> None:

@@ -88,6 +88,12 @@ def reconcile(pidmap: KernelMap) -> int:
     return next(missing for missing in pidmap.reconciling() if missing is not None)
 
 
+def drift(pidmap: KernelMap, failed: int) -> int:
+    """How many a walk finds missing; 0 if a fork has met a walk since ``update_failed`` was ``failed``."""
+    missing = reconcile(pidmap)
+    return missing if pidmap.counters()["update_failed"] == failed else 0
+
+
 def everybody(pidmap: KernelMap) -> dict[int, Record]:
     """``{host_pid: record}`` of all living processes. Those that start or end meanwhile may be missing."""
     entries = [each for keys, _ in pidmap.processes.batches() for each in LAYOUTS["level"].iter_unpack(keys)]
