@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from resolver.base.reasons import RepairReason
+from tests.fakes.node import Node
 
 DEMO = (sys.executable, "-m", "tests.fakes.demo")
 
@@ -102,3 +103,13 @@ def test_demo_names_missing_right_and_remedy(root: Path, tmp_path: Path, what: s
         assert each in done.stderr
     assert "A GPU node in miniature" not in done.stdout, "it began although it can't"
     assert "container-init" not in done.stderr
+
+
+def test_nothing_is_left_of_a_node(tmp_path: Path) -> None:
+    with Node(tmp_path, "550.54.15") as node:
+        tenants = [node.container(pid_namespace=where).tenant() for where in ("own", "host")]
+        tenants[1].fork()
+        root = node.cgroups.root
+    assert [t.host_pid for t in tenants if Path(f"/proc/{t.host_pid}").exists()] == []
+    assert not root.exists()
+    assert not node.containers_dir.exists()
