@@ -60,7 +60,6 @@ class Btf:
         raise BtfError(f"struct {name} has no member {' or '.join(members)}")
 
     def size(self, name: str) -> int:
-        """Size of ``struct name`` in bytes."""
         return self._words[self._starts[self.type_id(_STRUCT, name)] + 2]
 
     def type_id(self, kind: int, name: str) -> int:
@@ -76,7 +75,6 @@ class Btf:
         return offset + 1 if offset >= 0 else -1
 
     def _member(self, type_id: int, wanted: int) -> int | None:
-        """Return a member's bit offset in a structure or union."""
         if type_id >= len(self._starts):
             raise BtfError(f"it refers to type {type_id}, which is not there")
         words, at = self._words, self._starts[type_id]

@@ -155,7 +155,6 @@ class Loaded:
             raise ImageError(f"{type(error).__name__}: {error}") from None
 
     def close(self) -> None:
-        """Give everything back."""
         for fd in (*self.links, *self.programs.values(), *self.maps.values()):
             os.close(fd)
 

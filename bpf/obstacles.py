@@ -86,11 +86,9 @@ class Kernel:
         return fd
 
     def filtered(self) -> bool:
-        """Check if a seccomp filter restricts this process's calls."""
         return _own_status().get("Seccomp") == "2"
 
     def confinement(self) -> str:
-        """Security module's profile or context of this process, if any."""
         try:
             with open("/proc/self/attr/current") as file:
                 label = file.read().strip("\0\n ")

@@ -48,7 +48,6 @@ class Slices:
             await self.yield_now()
 
     async def yield_now(self) -> None:
-        """Yield to other tasks, and start a new slice."""
         import asyncio  # `resolver slots` pays for every import
 
         await asyncio.sleep(0)

@@ -37,11 +37,9 @@ class CounterByReason(StrEnum):
     SHORTAGES = "shortages"
 
     def of(self, reason: StrEnum) -> str:
-        """Return the counter's name for this reason."""
         return f"{self}_{reason}"
 
     def counts(self, counters: Mapping[str, int], reasons: Iterable[StrEnum]) -> dict[str, int]:
-        """Return the value for each of these reasons, including zeros."""
         return {reason.value: counters.get(self.of(reason), 0) for reason in reasons}
 
 

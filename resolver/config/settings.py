@@ -7,7 +7,7 @@ this: after a change, run ``make tables``.
 import re
 from collections.abc import Callable
 from enum import StrEnum
-from typing import Annotated, Any, NamedTuple, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
 import msgspec
 
@@ -29,23 +29,6 @@ class WriteUtilization(StrEnum):
     AUTO = "auto"
     ALWAYS = "always"
     NEVER = "never"
-
-
-class LogFormat(StrEnum):
-    """Format of log lines; ``auto``: for people on a terminal, else JSON."""
-
-    AUTO = "auto"
-    JSON = "json"
-    CONSOLE = "console"
-
-
-class LogLevel(StrEnum):
-    """Least important level that is logged."""
-
-    DEBUG = "debug"
-    INFO = "info"
-    WARNING = "warning"
-    ERROR = "error"
 
 
 class About(NamedTuple):
@@ -112,11 +95,13 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         ),
     ] = SourceName.AUTO
     log_format: Annotated[
-        LogFormat, About("format of log lines: `json` or `console`; `auto` is `json` unless on a terminal")
-    ] = LogFormat.AUTO
+        Literal["auto", "json", "console"],
+        About("format of log lines: `json` or `console`; `auto` is `json` unless on a terminal"),
+    ] = "auto"
     log_level: Annotated[
-        LogLevel, About("least severe level to log: `debug`, `info`, `warning` or `error`", live=True)
-    ] = LogLevel.INFO
+        Literal["debug", "info", "warning", "error"],
+        About("least severe level to log: `debug`, `info`, `warning` or `error`", live=True),
+    ] = "info"
     map_size: Annotated[
         int,
         msgspec.Meta(ge=0, le=4194304),
@@ -241,8 +226,9 @@ class Declared(NamedTuple):
     @property
     def choices(self) -> tuple[str, ...]:
         """Return the allowed words; empty for any text."""
-        is_enum = isinstance(self.kind, type) and issubclass(self.kind, StrEnum)
-        return tuple(map(str, self.kind)) if is_enum else ()
+        if isinstance(self.kind, type) and issubclass(self.kind, StrEnum):
+            return tuple(self.kind)
+        return get_args(self.kind) if get_origin(self.kind) is Literal else ()
 
 
 PREFIX = "RESOLVER_"

@@ -6,15 +6,7 @@ from collections.abc import Iterable, Sequence
 from resolver.base.errors import Ambiguous, CannotKnow, NotFound, ProcessGone, ResolverError, UsageError
 from resolver.base.records import NamedTuple
 from resolver.containers.namespaces import Member, members_of
-from resolver.linux.cgroup import (
-    cgroup_paths,
-    container_id_of,
-    is_monitor,
-    names_in,
-    parts_of,
-    pod_uid_of,
-    strip_scheme,
-)
+from resolver.linux.cgroup import cgroup_paths, container_id_of, names_in, pod_uid_of, strip_scheme
 from resolver.linux.cgroup_directories import cgroup_roots, find_directories, processes_in
 from resolver.linux.mounts import Mount
 from resolver.linux.procfs import Procfs
@@ -74,7 +66,8 @@ class Wanted:
             container_id = container_id_of(name) or ""
             if len(self.text) >= SHORTEST_PREFIX and container_id.startswith(self.text):
                 return container_id, False
-            named = self.text in names_in(name) and not is_monitor(path)
+            # LXC watches a container by processes outside it, in cgroups of its name below this one.
+            named = self.text in names_in(name) and "/lxc.monitor/" not in path
             if named and not name.endswith(".slice"):  # a slice holds containers and is none
                 return path, False
         return None, False
@@ -88,7 +81,7 @@ class Wanted:
         if any(needle in cgroup_text for needle in self._needles):
             for path in cgroup_paths(cgroup_text):
                 in_pod, so_far = False, ""
-                for part in parts_of(path)[1:]:
+                for part in path.removesuffix(" (deleted)").split("/")[1:]:
                     so_far += "/" + part
                     key, in_pod = self.match(so_far, part, in_pod)
                     if key is not None:

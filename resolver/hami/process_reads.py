@@ -21,7 +21,6 @@ from resolver.linux.mappings import (
     maps_file,
     open_for_writing,
     open_names,
-    opened_by_name,
     shared_files,
     superblock_path,
 )
@@ -158,7 +157,7 @@ def files_of(procfs: Procfs, host_pid: int) -> tuple[set[tuple[str, int]], set[s
 
 def written_by_name(procfs: Procfs, host_pid: int, name: str) -> list[SuperblockPath | None]:
     """Return places of files of that name open for writing; None through a mount it lacks."""
-    opened = list(opened_by_name(procfs, host_pid, name))
+    opened = list(open_for_writing(procfs, host_pid, name))
     return [where for _, where in _located(procfs, host_pid, opened)]
 
 
@@ -168,8 +167,7 @@ def describe_written(procfs: Procfs, host_pid: int, name: str = "") -> int:
     Ask this first about the container: locks on a file delay its description, and `written_in` and `written_by_name`
     also read the mount table, so a tenant's locks would make them late for all containers.
     """
-    opened = opened_by_name(procfs, host_pid, name) if name else open_for_writing(procfs, host_pid)
-    return sum(1 for _ in opened)
+    return sum(1 for _ in open_for_writing(procfs, host_pid, name))
 
 
 def written_in(
@@ -181,7 +179,7 @@ def written_in(
     """
     inside = f"{directory.rstrip('/')}/"
     held: list[SuperblockPath | None] = []
-    for opened, where in _located(procfs, host_pid, open_for_writing(procfs, host_pid)):
+    for opened, where in _located(procfs, host_pid, list(open_for_writing(procfs, host_pid))):
         # A path through a missing mount is usually the one at its start.
         here = where is not None and where.device == device and where.path.startswith(inside)
         unknown = where is None and opened.inode == 0
@@ -204,7 +202,7 @@ def hold_written(procfs: Procfs, host_pid: int, name: str) -> tuple[OpenFile, st
 
     The file system is unchecked: one of a tenant's may never answer.
     """
-    for opened in opened_by_name(procfs, host_pid, name):
+    for opened in open_for_writing(procfs, host_pid, name):
         link = f"{procfs.root}/{host_pid}/fd/{opened.number}"
         return OpenFile(os.open(link, os.O_PATH | os.O_CLOEXEC)), opened.path
     return None

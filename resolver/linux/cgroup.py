@@ -142,16 +142,6 @@ def names_in_pod(pod: str, container_id: str) -> tuple[str, ...]:
     return container_id, f"crio-{container_id}"
 
 
-def is_monitor(path: str) -> bool:
-    """Check if a cgroup has the processes by which LXC watches a container from outside."""
-    return "/lxc.monitor/" in path
-
-
-def parts_of(path: str) -> list[str]:
-    """Split a path, outermost component first."""
-    return path.removesuffix(" (deleted)").split("/")
-
-
 def strip_scheme(text: str) -> str:
     """Remove a scheme such as ``containerd://``."""
     scheme, separator, rest = text.partition("://")

@@ -184,39 +184,28 @@ def open_paths(procfs: Procfs, host_pid: int) -> Iterator[tuple[str, str]]:
         raise translate(error, directory) from None
 
 
-def _described(procfs: Procfs, host_pid: int, fd: str) -> list[Descriptor]:
-    try:
-        return [descriptor(procfs, host_pid, fd)]
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise translate(error, f"{procfs.root}/{host_pid}/fd/{fd}") from None
+def open_for_writing(procfs: Procfs, host_pid: int, name: str = "") -> Iterator[Descriptor]:
+    """Yield files (not pipes, sockets, memory) open for writing, of that name if given.
 
-
-def opened_by_name(procfs: Procfs, host_pid: int, name: str) -> Iterator[Descriptor]:
-    """Yield files of that name open for writing. Raises `TooLarge` if the first files have none of that name."""
+    Raises as `open_paths`, but no `TooLarge` once a file has had the name.
+    """
     matched = False
     try:
         for fd, path in open_paths(procfs, host_pid):
-            if path.endswith(f"/{name}"):
-                for opened in _described(procfs, host_pid, fd):
-                    matched = True
-                    if opened.writable:
-                        yield opened
+            is_file = path.startswith(("/", "(unreachable)")) and not path.startswith("/memfd:")
+            if path.endswith(f"/{name}") if name else is_file:
+                try:
+                    opened = descriptor(procfs, host_pid, fd)
+                except FileNotFoundError:
+                    continue
+                except OSError as error:
+                    raise translate(error, f"{procfs.root}/{host_pid}/fd/{fd}") from None
+                matched = bool(name)
+                if opened.writable:
+                    yield opened
     except TooLarge:
         if not matched:
             raise
-
-
-def open_for_writing(procfs: Procfs, host_pid: int) -> list[Descriptor]:
-    """Files (not pipes, sockets, memory) open for writing. Raises as `open_paths`."""
-    descriptors = list[Descriptor]()
-    for fd, path in open_paths(procfs, host_pid):
-        if path.startswith(("/", "(unreachable)")) and not path.startswith("/memfd:"):
-            descriptors += [
-                descriptor for descriptor in _described(procfs, host_pid, fd) if descriptor.writable
-            ]
-    return descriptors
 
 
 def open_names(procfs: Procfs, host_pid: int) -> set[str]:

@@ -10,7 +10,7 @@ import os
 import socket
 import struct
 import time
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from resolver.base.errors import AccessDenied, CannotKnow, ProcessGone
 from resolver.base.reasons import PeerReason
@@ -93,16 +93,6 @@ class Listener(socket.socket):
 made_after: dict[int, float] = {}
 
 
-class PeerSocket(Protocol):
-    """Connected Unix socket, or asyncio's view."""
-
-    def fileno(self) -> int:
-        """Return the descriptor."""
-
-    def getsockopt(self, level: int, optname: int, buflen: int, /) -> bytes:
-        """Read an option, as `socket.socket`."""
-
-
 class Credentials(NamedTuple):
     """Credentials of the caller of ``connect`` at that moment.
 
@@ -130,7 +120,7 @@ class Peer(HeldProcess):
         return self.credentials.host_pid
 
 
-def credentials_of(connection: PeerSocket) -> Credentials:
+def credentials_of(connection: socket.socket) -> Credentials:
     """Return the kernel's note (2 us)."""
     host_pid, uid, gid = _UCRED.unpack(
         connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
@@ -145,7 +135,7 @@ def credentials_of(connection: PeerSocket) -> Credentials:
     return Credentials(host_pid=host_pid, uid=uid, gid=gid, groups=numbers)
 
 
-def peer_of(connection: PeerSocket, procfs: Procfs, *, exact: bool = True) -> Peer:
+def peer_of(connection: socket.socket, procfs: Procfs, *, exact: bool = True) -> Peer:
     """Hold the process that connected. Raises `PeerUnknown`, and OSError without descriptors.
 
     ``exact=False`` accepts the number's present process: for answers that only it can use.
@@ -180,7 +170,7 @@ def _ended(host_pid: int) -> PeerUnknown:
     return PeerUnknown(PeerReason.ENDED, f"the process that connected ({host_pid}) has ended")
 
 
-def by_pidfd(connection: PeerSocket, credentials: Credentials) -> Peer | None:
+def by_pidfd(connection: socket.socket, credentials: Credentials) -> Peer | None:
     """Get SO_PEERPIDFD; None before Linux 6.5."""
     try:
         answer = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD, 4)
@@ -195,7 +185,7 @@ def by_pidfd(connection: PeerSocket, credentials: Credentials) -> Peer | None:
     return Peer(credentials, fd, is_pidfd=True)
 
 
-def _by_number(connection: PeerSocket, procfs: Procfs, credentials: Credentials, *, exact: bool) -> Peer:
+def _by_number(connection: socket.socket, procfs: Procfs, credentials: Credentials, *, exact: bool) -> Peer:
     host_pid = credentials.host_pid
     try:
         handle = procfs.open_handle(host_pid)

@@ -140,7 +140,6 @@ class Procfs:
         return dict(self.each_entry())
 
     def each_entry(self) -> Iterator[tuple[int, int]]:
-        """Yield entries in the kernel's order."""
         with os.scandir(self.root) as listing:
             yield from ((int(entry.name), entry.inode()) for entry in listing if entry.name[0] in _DIGITS)
 
@@ -256,11 +255,9 @@ class Procfs:
         return bool(int(_after_comm(self.read(f"{host_pid}/task/{host_pid}/stat"))[6]) & 0x4)
 
     def cgroup(self, host_pid: int) -> str:
-        """``cgroup`` as text, see `resolver.linux.cgroup`."""
         return os.fsdecode(self.read(f"{host_pid}/cgroup"))
 
     def container(self, host_pid: int) -> ContainerCgroup:
-        """Return the cgroup's container, or `NO_CONTAINER`."""
         return parse_cgroup(self.cgroup(host_pid)) or NO_CONTAINER
 
     def comm(self, host_pid: int) -> str:
@@ -302,7 +299,6 @@ class Procfs:
         return self._mount_table(host_pid, MAX_TENANT_FILE)
 
     def mounts(self, host_pid: int | str) -> list[Mount]:
-        """Mount table as the process sees it."""
         return list(parse_mountinfo(self.mount_table(host_pid)))
 
     def first_mounts(self, host_pid: int, limit: int = MAX_MOUNT_TABLE) -> Iterator[Mount]:
@@ -324,7 +320,6 @@ class Procfs:
     # -- namespaces ---------------------------------------------------------------------------------
 
     def pidns(self, host_pid: int | str) -> int:
-        """Inode of the PID namespace."""
         return self._namespace(host_pid, "pid")
 
     def userns(self, host_pid: int | str) -> int:

@@ -92,7 +92,6 @@ class Direct:
         self._procfs = procfs
 
     async def ask(self, payer: str, about: str, function: Callable[..., Any], *arguments: Any) -> Any:  # noqa: ARG002
-        """Call it now."""
         return function(self._procfs, *arguments)
 
 
@@ -170,7 +169,6 @@ class Lanes:
 
     @property
     def workers(self) -> Sequence[WorkerProcess]:
-        """All lanes."""
         return self._first, self._second, *self._apart.values()
 
     def too_slow(self) -> frozenset[str]:

@@ -78,7 +78,6 @@ class Words:
 
     @classmethod
     def load_functions(cls) -> None:
-        """Load the functions of libatomic."""
         try:
             library = ctypes.CDLL("libatomic.so.1")
         except OSError:
@@ -112,7 +111,6 @@ class Words:
         return os.lseek(self._fd, 0, os.SEEK_END) == self._bytes
 
     def load(self, offset: int) -> int:
-        """Return a word."""
         return int(self._load(self._start + offset, _ACQUIRE))
 
     def stand(self, guard_at: int, guard: int, slots: tuple[int, ...] | None) -> bool:
@@ -126,7 +124,6 @@ class Words:
         return self._previous.value
 
     def close(self) -> None:
-        """Release everything."""
         self.view.release()
         self._first = None  # a mapping with a view on it can't be closed
         self._file.close()

@@ -185,7 +185,6 @@ class WorkerProcess:
             self.timer = asyncio.get_running_loop().call_later(wait, self._check)
 
     def _take(self) -> None:
-        """Take the answers received, and send more."""
         while self._asked and self.channel is not None:
             try:
                 answer = self.channel.recv(_MAX_MESSAGE)
@@ -335,12 +334,12 @@ class WorkerProcess:
             return self._failed("closed its socket")
         if code >= 0:
             return self._failed(f"ended with code {code}")
-        with contextlib.suppress(ValueError):  # not every signal has a name
-            name = signal.Signals(-code).name
-            lacks = Shortage.KILLED if name == "SIGKILL" else None
-            faulty = name in ("SIGBUS", "SIGSEGV")
-            return self._failed(f"was killed by {name}", own_fault=faulty, lacks=lacks)
-        return self._failed(f"was killed by signal {-code}")
+        number, names = -code, {number.value: number.name for number in signal.Signals}
+        return self._failed(
+            f"was killed by {names.get(number, f'signal {number}')}",
+            own_fault=number in (signal.SIGBUS, signal.SIGSEGV),
+            lacks=Shortage.KILLED if number == signal.SIGKILL else None,
+        )
 
     def _end(self, *, kill: bool = True) -> None:
         """End the child, by its closed socket unless killed; it is reaped later."""
@@ -357,7 +356,6 @@ class WorkerProcess:
             self._unreaped.append(process)
 
     def reap(self) -> None:
-        """Let the kernel forget ended children."""
         self._unreaped = [process for process in self._unreaped if process.poll() is None]
 
     async def end(self) -> None:

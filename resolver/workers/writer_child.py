@@ -116,7 +116,6 @@ class _HeldFile(Words):
         return outcome == DONE
 
     def close(self) -> None:
-        """Release everything."""
         super().close()
         for fd in self._handles:
             os.close(fd)

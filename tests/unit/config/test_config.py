@@ -12,7 +12,6 @@ from resolver import config
 from resolver.base.errors import UsageError
 from resolver.base.source_records import SourceName
 from resolver.config import HostpidNamespace, Settings, changed, described
-from resolver.config.settings import LogLevel
 
 
 def load(*given: Any, **more: Any) -> Settings:
@@ -40,7 +39,7 @@ def test_flag_beats_environment_beats_file_beats_default(tmp_path: Path) -> None
     assert settings.interval == 0.1
     assert settings.nvml_interval == 3.0
     assert settings.run_dir == "/run/flag"
-    assert settings.log_level is LogLevel.DEBUG
+    assert settings.log_level == "debug"
     assert settings.hostpid_namespace is HostpidNamespace.AUTO
 
 

@@ -59,6 +59,7 @@ NSPAWN = "/system.slice/systemd-nspawn@web.service"
         (f"{ALLOC}.web", f"0::/nomad.slice/{ALLOC}.web.scope\n", {f"/nomad.slice/{ALLOC}.web.scope"}),
         (f"{ALLOC}.db", f"0::/nomad.slice/{ALLOC}.web.scope\n", set()),
         ("web", "0::/system.slice/systemd-nspawn@web.service/payload\n", {NSPAWN}),
+        ("web", "0::/default/web (deleted)\n", {"/default/web"}),
         ("user.slice", "0::/user.slice\n", set()),
         (f"{UID}/main", f"0::/kubepods/pod{UID}/{A}\n", {A}),
         (

@@ -14,7 +14,6 @@ from resolver.linux.cgroup import (
     only_container,
     parse_cgroup,
     parse_cgroup_path,
-    parts_of,
     pod_uid_of,
     strip_scheme,
 )
@@ -186,10 +185,6 @@ def test_the_name_of_a_directory(name: str, container_id: str | None) -> None:
     assert container_id_of(name) == container_id
 
 
-def test_the_parts_of_a_path() -> None:
-    assert parts_of("/default/nginx (deleted)") == ["", "default", "nginx"]
-
-
 @pytest.mark.parametrize(
     ("text", "bare"),
     [
@@ -216,7 +211,7 @@ HOSTILE = st.lists(
 def test_no_text_makes_it_raise(text: str) -> None:
     found = parse_cgroup(text)
     assert found is None or found.container_id in text
-    for parser in (parse_cgroup_path, pod_uid_of, container_id_of, strip_scheme, parts_of):
+    for parser in (parse_cgroup_path, pod_uid_of, container_id_of, strip_scheme):
         parser(text)
 
 

@@ -9,6 +9,8 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -36,27 +38,19 @@ def pair(tmp_path: Path) -> Iterator[tuple[socket.socket, socket.socket]]:
             yield client, server
 
 
-class Scripted:
-    """What getsockopt says, as of a kernel that is not this one."""
+def scripted(real: socket.socket, **said: int | bytes) -> Any:
+    """A socket whose options are those of a kernel that is not this one."""
+    names = {"cred": socket.SO_PEERCRED, "groups": SO_PEERGROUPS, "pidfd": SO_PEERPIDFD}
+    answers = {names[name]: answer for name, answer in said.items()}
 
-    def __init__(self, real: socket.socket, **said: int | bytes) -> None:
-        self._real = real
-        self._said = {
-            {"cred": socket.SO_PEERCRED, "groups": SO_PEERGROUPS, "pidfd": SO_PEERPIDFD}[name]: answer
-            for name, answer in said.items()
-        }
-
-    def fileno(self) -> int:
-        return self._real.fileno()
-
-    def getsockopt(self, level: int, optname: int, buflen: int, /) -> bytes:
-        answer = self._said.get(optname)
-        if isinstance(answer, bytes):
-            assert buflen >= len(answer)
-            return answer
-        if answer is not None:
+    def getsockopt(level: int, optname: int, buflen: int) -> bytes:
+        answer = answers.get(optname, b"")
+        if isinstance(answer, int):
             raise OSError(answer, os.strerror(answer))
-        return self._real.getsockopt(level, optname, buflen)
+        assert buflen >= len(answer)
+        return answer or real.getsockopt(level, optname, buflen)
+
+    return SimpleNamespace(fileno=real.fileno, getsockopt=getsockopt)
 
 
 def test_credentials_are_those_of_the_connecting_process(pair: tuple[socket.socket, socket.socket]) -> None:
@@ -68,11 +62,11 @@ def test_groups_by_the_kernel_and_none_where_it_does_not_say(
     pair: tuple[socket.socket, socket.socket],
 ) -> None:
     said = struct.pack("=3I", 10, 4294967294, 0)
-    assert credentials_of(Scripted(pair[1], groups=said)).groups == (10, 4294967294, 0)
+    assert credentials_of(scripted(pair[1], groups=said)).groups == (10, 4294967294, 0)
     for refusal in (errno.ENOPROTOOPT, errno.ERANGE):  # before 4.13; more than fit
-        assert credentials_of(Scripted(pair[1], groups=refusal)).groups == ()
+        assert credentials_of(scripted(pair[1], groups=refusal)).groups == ()
     with pytest.raises(OSError, match="Bad file descriptor"):
-        credentials_of(Scripted(pair[1], groups=errno.EBADF))
+        credentials_of(scripted(pair[1], groups=errno.EBADF))
 
 
 @BOTH_WAYS
@@ -81,7 +75,7 @@ def test_a_living_peer_is_held(
     pair: tuple[socket.socket, socket.socket], way: dict[str, int], *, use_pidfd: bool
 ) -> None:
     procfs = Procfs(use_pidfd=use_pidfd)
-    with peer_of(Scripted(pair[1], **way), procfs) as peer:
+    with peer_of(scripted(pair[1], **way), procfs) as peer:
         assert peer.is_pidfd is (use_pidfd or not way)
         assert peer.host_pid == os.getpid()
         assert peer.alive()
@@ -94,7 +88,7 @@ def test_a_living_peer_is_held(
 
 
 def test_a_peer_without_a_number_here_is_not_visible(pair: tuple[socket.socket, socket.socket]) -> None:
-    elsewhere = Scripted(pair[1], cred=struct.pack("=iII", 0, 0, 0))
+    elsewhere = scripted(pair[1], cred=struct.pack("=iII", 0, 0, 0))
     with pytest.raises(PeerUnknown, match="hostPID") as caught:
         peer_of(elsewhere, Procfs())
     assert caught.value.reason is PeerReason.NOT_VISIBLE
@@ -104,18 +98,18 @@ def test_a_peer_without_a_number_here_is_not_visible(pair: tuple[socket.socket, 
 def test_each_kernels_word_about_a_peer(pair: tuple[socket.socket, socket.socket]) -> None:
     for refusal in (errno.EINVAL, errno.ESRCH, errno.ENODATA):
         with pytest.raises(PeerUnknown) as caught:
-            peer_of(Scripted(pair[1], pidfd=refusal), Procfs())
+            peer_of(scripted(pair[1], pidfd=refusal), Procfs())
         assert caught.value.reason is PeerReason.ENDED
     for refusal in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
         with pytest.raises(OSError, match=r"open files|memory"):
-            peer_of(Scripted(pair[1], pidfd=refusal), Procfs())
+            peer_of(scripted(pair[1], pidfd=refusal), Procfs())
 
 
 def test_the_number_of_another_is_not_proven(pair: tuple[socket.socket, socket.socket]) -> None:
     """As if the number had been used again: by a process that lives, and has nothing of this connection."""
     with subprocess.Popen(["sleep", "60"]) as other:
         try:
-            reused = Scripted(pair[1], cred=struct.pack("=iII", other.pid, 0, 0), pidfd=errno.ENOPROTOOPT)
+            reused = scripted(pair[1], cred=struct.pack("=iII", other.pid, 0, 0), pidfd=errno.ENOPROTOOPT)
             before = set(os.listdir("/proc/self/fd"))
             with pytest.raises(PeerUnknown, match=r"6\.5") as caught:
                 peer_of(reused, Procfs())
@@ -157,7 +151,7 @@ def test_a_peer_that_ends_while_it_is_looked_at(tmp_path: Path, way: dict[str, i
         listener.listen()
         say(process)
         server, _ = listener.accept()
-        with server, peer_of(Scripted(server, **way), Procfs(), exact=False) as peer:
+        with server, peer_of(scripted(server, **way), Procfs(), exact=False) as peer:
             assert pidns_of(peer, Procfs())[1][0] == process.pid
             process.kill()
             os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # not reaped: its PID is still taken
@@ -168,7 +162,7 @@ def test_a_peer_that_ends_while_it_is_looked_at(tmp_path: Path, way: dict[str, i
                 assert caught.value.reason is PeerReason.ENDED
                 process.wait()
             with pytest.raises(PeerUnknown) as caught:
-                peer_of(Scripted(server, **way), Procfs())
+                peer_of(scripted(server, **way), Procfs())
             assert caught.value.reason is PeerReason.ENDED
 
 
@@ -196,10 +190,10 @@ def test_one_that_is_older_than_its_connection_is_proven(
             # Both have waited: the second may be as young as it likes, and anybody could have had its number before.
             first, second = listener.accept()[0], listener.accept()[0]
             with first, second:
-                with peer_of(Scripted(first, pidfd=errno.ENOPROTOOPT), procfs) as peer:
+                with peer_of(scripted(first, pidfd=errno.ENOPROTOOPT), procfs) as peer:
                     assert peer.host_pid == old.pid
                 with pytest.raises(PeerUnknown) as caught:
-                    peer_of(Scripted(second, pidfd=errno.ENOPROTOOPT), procfs)
+                    peer_of(scripted(second, pidfd=errno.ENOPROTOOPT), procfs)
                 assert caught.value.reason is PeerReason.NOT_PROVEN
             young.kill()
         old.kill()
