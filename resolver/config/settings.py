@@ -227,7 +227,7 @@ class Declared(NamedTuple):
     def choices(self) -> tuple[str, ...]:
         """Return the allowed words; empty for any text."""
         if isinstance(self.kind, type) and issubclass(self.kind, StrEnum):
-            return tuple(self.kind)
+            return tuple(map(str, self.kind))
         return get_args(self.kind) if get_origin(self.kind) is Literal else ()
 
 

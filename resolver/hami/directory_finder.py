@@ -29,7 +29,7 @@ from resolver.hami.watches import Watches
 from resolver.linux.inotify import OF_A_DIRECTORY
 from resolver.linux.procfs import Procfs
 from resolver.linux.safe_open import let_go
-from resolver.workers.lanes import Direct, TenantReader
+from resolver.workers.lanes import TenantReader
 
 MAX_STRAYS = 64  # entries of a shared directory that are reported and not opened
 REFRESH_SECONDS = 0.015  # CPU time of one refresh, but for one directory: news of others waits for it
@@ -57,7 +57,7 @@ class DirectoryFinder(Discovery):
         """
         super().__init__(clock, wake)
         self._names = names or ContainerNames("", "")
-        self._reader, self._budgets = reader or Direct(procfs), budgets or Budgets()
+        self._reader, self._budgets = reader or TenantReader(procfs), budgets or Budgets()
         self._candidates = Candidates(self, self._names, self._reader, self._budgets, clock)
         given = {root.path: root for root in map(Root, containers_dirs) if root.path != AUTO}
         self._auto = AUTO in containers_dirs

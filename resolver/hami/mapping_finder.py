@@ -35,7 +35,7 @@ from resolver.linux.procfs import ProcessIdentity, Procfs
 from resolver.linux.safe_open import check_plain, let_go
 from resolver.lookup.resolve import verify
 from resolver.workers.lane import ALL
-from resolver.workers.lanes import Direct, TenantReader
+from resolver.workers.lanes import TenantReader
 
 NAME = BARE.file
 MAX_LOOKS = 16  # processes checked at a time
@@ -78,7 +78,7 @@ class MappingFinder(Discovery):
         ``in_use``: checks if a slot of the named region has a living owner.
         """
         super().__init__(clock, wake)
-        self._procfs, self._reader = procfs, reader or Direct(procfs)
+        self._procfs, self._reader = procfs, reader or TenantReader(procfs)
         self._host_pids, self._arrival, self._in_use = host_pids, arrival, in_use
         self._processes: dict[int, _Process] = {}
         #: By region: its proof, and the processes that led to it.

@@ -25,7 +25,7 @@ from resolver.hami.pod_owner import PodOwner
 from resolver.linux.mappings import Shown
 from resolver.linux.procfs import HOST_PIDNS, ProcessHandle, Procfs
 from resolver.pids.pidmap import PidMap
-from resolver.workers.lanes import Direct, TenantReader
+from resolver.workers.lanes import TenantReader
 
 
 class OwnerFinder:
@@ -44,7 +44,7 @@ class OwnerFinder:
     ) -> None:
         """Without kubelet's ``names``, files in a tree of all containers have no owner."""
         self._procfs, self._pidmap = procfs, pidmap
-        self._reader = reader or Direct(procfs)
+        self._reader = reader or TenantReader(procfs)
         self._in_pod = PodOwner(procfs, pidmap, names or ContainerNames("", ""), self._reader)
         self._index, self._check = known, OwnerCheck(procfs, pidmap, known, self._reader)
         self._index.on_mounts_needed(self._check.read_directories)

@@ -28,7 +28,7 @@ from resolver.hami.process_reads import files_of, mounts_near
 from resolver.hami.region import unwritten
 from resolver.linux.cgroup import parse_cgroup, pod_uid_of
 from resolver.workers.lane import ALL, LEASES
-from resolver.workers.lanes import Direct
+from resolver.workers.lanes import TenantReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from resolver.hami.discovery import Proof
     from resolver.linux.procfs import Procfs
     from resolver.repair.region import RegionRepairs
-    from resolver.workers.lanes import TenantReader
 
 #: Seconds between two time slices of a walk: tenants can cause one each second, and pay nothing.
 _REST_SECONDS = 0.05
@@ -65,7 +64,7 @@ class Abandoned:
     def __init__(
         self, procfs: Procfs, clock: Callable[[], float] = time.monotonic, reader: TenantReader | None = None
     ) -> None:
-        self._procfs, self._reader = procfs, reader or Direct(procfs)
+        self._procfs, self._reader = procfs, reader or TenantReader(procfs)
         self._clock = clock
         self._suspects: dict[str, _Suspect] = {}
 

@@ -25,7 +25,7 @@ from resolver.repair.known_regions import Discovery, KnownRegions
 from resolver.repair.orders import Writing
 from resolver.repair.owner_watch import Owners
 from resolver.repair.turns import Turns
-from resolver.workers.lanes import Direct, Lanes
+from resolver.workers.lanes import Lanes, TenantReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from resolver.linux.procfs import Procfs
     from resolver.pids.pidmap import PidMap
     from resolver.state import HamiCounts, RegionReport
-    from resolver.workers.lanes import TenantReader
     from resolver.workers.supervisor import WorkerProcess
 
 
@@ -57,7 +56,7 @@ class Repairer:
     ) -> None:
         """Share ``namespaces`` with look-ups. ``wake`` is called when the next pass may be sooner."""
         self.settings, self.pidmap, self.journal, self._wake = settings, pidmap, journal, wake
-        self._reader = reader = reader or Direct(procfs)
+        self._reader = reader = reader or TenantReader(procfs)
         self._namespaces = namespaces = namespaces or KnownNamespaces(procfs, pidmap)
         self.budgets, self.owners, self.writing = (
             Budgets(),

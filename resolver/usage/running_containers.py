@@ -20,7 +20,7 @@ from resolver.linux.procfs import Procfs
 from resolver.pids.pidmap import PidMap
 from resolver.state import Container
 from resolver.workers.lane import ALL
-from resolver.workers.lanes import Direct, TenantReader
+from resolver.workers.lanes import TenantReader
 
 #: The map is not brought up to date more often only to hear of containers that use no GPU.
 _SCAN_SECONDS = 5.0
@@ -50,7 +50,7 @@ class Census:
         journal: Journal,
         reader: TenantReader | None = None,
     ) -> None:
-        self._procfs, self._reader = procfs, reader or Direct(procfs)
+        self._procfs, self._reader = procfs, reader or TenantReader(procfs)
         self._pidmap = pidmap
         self._namespaces = namespaces
         self.pods, self._names = names.pods, names

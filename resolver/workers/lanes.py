@@ -14,7 +14,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from resolver.base import errors
 from resolver.base.budget import Budgets
@@ -54,15 +54,19 @@ class _Late(Exception):
     """The container was late while the question waited for the first lane."""
 
 
-class TenantReader(Protocol):
-    """Answers questions that may wait."""
+class TenantReader:
+    """Answers questions that may wait. This one has no child: it is for commands and tests."""
 
-    async def ask(self, payer: str, about: str, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Return the result of a top-level ``function(procfs, *arguments)``, by way of JSON.
+    def __init__(self, procfs: Procfs) -> None:
+        self._procfs = procfs
+
+    async def ask(self, payer: str, about: str, function: Callable[..., Any], *arguments: Any) -> Any:  # noqa: ARG002
+        """Return the result of a top-level ``function(procfs, *arguments)``; from a child, by way of JSON.
 
         Raises errors from `base.errors`, OSError, `TooSlow` and `WorkerFailed`. ``payer`` is charged; ``about`` is the
         container that can delay the answer, or `ALL`.
         """
+        return function(self._procfs, *arguments)
 
 
 def begin(
@@ -83,16 +87,6 @@ def begin(
     except Exception as error:  # noqa: BLE001 - it is raised where the result is taken
         done.set_exception(error)
     return done
-
-
-class Direct:
-    """A `TenantReader` without a child, for commands and tests."""
-
-    def __init__(self, procfs: Procfs) -> None:
-        self._procfs = procfs
-
-    async def ask(self, payer: str, about: str, function: Callable[..., Any], *arguments: Any) -> Any:  # noqa: ARG002
-        return function(self._procfs, *arguments)
 
 
 class Line:
@@ -135,7 +129,7 @@ class Line:
                 future.set_result(None)
 
 
-class Lanes:
+class Lanes(TenantReader):
     """The daemon's `TenantReader`, which charges ``budgets``."""
 
     def __init__(self, counters: Counter[str] | None = None) -> None:

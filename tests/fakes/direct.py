@@ -1,4 +1,4 @@
-"""Coroutines that read by themselves (`resolver.workers.lanes.Direct`), run without an event loop."""
+"""Coroutines that read by themselves (`TenantReader`), run without an event loop."""
 
 import asyncio
 import math
@@ -11,12 +11,12 @@ from typing import Any, TypeVar
 from resolver.base.budget import Slices
 from resolver.linux.procfs import Procfs
 from resolver.pids.pidmap import PidMap
-from resolver.workers.lanes import Direct
+from resolver.workers.lanes import TenantReader
 
 _T = TypeVar("_T")
 
 
-class Waiting(Direct):
+class Waiting(TenantReader):
     """Reads by itself, and lets others go on first, as a child does."""
 
     async def ask(self, payer: str, about: str, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -24,7 +24,7 @@ class Waiting(Direct):
         return await super().ask(payer, about, function, *arguments)
 
 
-class Stalling(Direct):
+class Stalling(TenantReader):
     """Reads by itself, except of the process ``host_pid``, whose questions wait until ``go`` is set."""
 
     def __init__(self, procfs: Procfs, host_pid: int) -> None:
@@ -46,7 +46,7 @@ def ended_lane() -> Iterator[str]:
     child.wait()
 
 
-class Refusing(Direct):
+class Refusing(TenantReader):
     """Reads by itself, notes accounts and functions, and raises the ``errors`` of functions by name."""
 
     def __init__(self, procfs: Procfs, **errors: Exception) -> None:

@@ -1,12 +1,8 @@
-"""Events: kept, told in order, waited for; and each is a line of the log as well."""
+"""Events: kept, in order, waited for."""
 
 import asyncio
 
-import pytest
-
-from resolver.base import journal as log
 from resolver.base.event_log import EventLog
-from resolver.base.journal import Journal
 
 
 def test_only_the_last_are_kept_and_numbers_go_on() -> None:
@@ -34,19 +30,3 @@ def test_every_waiting_reader_is_woken() -> None:
         assert [event.number for event in await events.wait(0)] == [1]  # at once, and again
 
     asyncio.run(main())
-
-
-def test_events_are_logged_and_kinds_are_declared(capfd: pytest.CaptureFixture[str]) -> None:
-    log.setup_logging("json")
-    events = EventLog()
-    journal = Journal(events)
-    journal.record("repair", slot=3)
-    journal.record("started", version="1")
-    journal.trouble("nvml", "no driver", "nvml_unavailable", "nvml_available")
-    journal.trouble("nvml", "no driver", "nvml_unavailable", "nvml_available")
-    journal.trouble("nvml", "", "nvml_unavailable", "nvml_available")
-    said = [event.kind for event in events.after(0)]
-    assert said == ["repair", "nvml_unavailable", "nvml_available"]
-    lines = capfd.readouterr().err.splitlines()
-    assert len(lines) == 4
-    assert '"slot": 3' in lines[0]

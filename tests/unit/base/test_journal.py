@@ -11,6 +11,7 @@ import pytest
 import structlog
 
 from resolver.base import journal as log
+from resolver.base.event_log import EventLog
 from resolver.base.reasons import RepairReason
 
 HOSTILE = 'a b="c"\n2030-01-01 [info] repair \x1b[31mred\x1b[0m\r\x00\x9b\udcff\u2028\u202eend'
@@ -91,14 +92,12 @@ def test_a_defect_is_shown_with_where_it_happened(
 
 def test_a_trouble_is_said_when_it_begins_changes_and_ends(capsys: pytest.CaptureFixture[str]) -> None:
     log.setup_logging("json")
-    journal = log.Journal()
-
-    def tell(why: str) -> None:
-        journal.trouble("nvml", why, "nvml_unavailable", "nvml_available", device="0")
-
+    events = EventLog()
+    journal = log.Journal(events)
+    journal.record("started")  # a line, and no event
     for why in ("", "", *["no library"] * 2, "no driver", "no library", "no driver", "", "", "no library"):
-        tell(why)
-    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+        journal.trouble("nvml", why, "nvml_unavailable", "nvml_available", device="0")
+    started, *lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
     assert [(line["event"], line.get("why")) for line in lines] == [
         ("nvml_unavailable", "no library"),
         ("nvml_unavailable", "no driver"),
@@ -106,6 +105,8 @@ def test_a_trouble_is_said_when_it_begins_changes_and_ends(capsys: pytest.Captur
         ("nvml_unavailable", "no library"),
     ]
     assert all(line["device"] == "0" for line in lines)
+    assert started["event"] == "started"
+    assert [event.kind for event in events.after(0)] == [line["event"] for line in lines]
 
 
 def test_unused_files_cost_few_lines_per_directory(

@@ -24,7 +24,7 @@ from resolver.hami.placements import AUTO
 from resolver.hami.watches import Watches
 from resolver.linux.procfs import Procfs
 from resolver.linux.safe_open import let_go
-from resolver.workers.lanes import Direct
+from resolver.workers.lanes import TenantReader
 from tests.fakes import cachefiles
 from tests.fakes.clock import Clock
 from tests.fakes.direct import Refusing, Waiting, at_once, ended_lane
@@ -161,7 +161,7 @@ def test_kai_name_comes_from_pod_of_closed_directory(
 # ---- waits --------------------------------------------------------------------------------------------------------
 
 
-class Lane(Direct):
+class Lane(TenantReader):
     """A lane that notes who walks a name below ``tree`` or lists it elsewhere."""
 
     def __init__(self, tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,7 +207,7 @@ def test_only_lanes_list_tenant_directories(
     assert lane.elsewhere == []
 
 
-class Halting(Direct):
+class Halting(TenantReader):
     """A lane that keeps each listing of such a directory back until it is let go."""
 
     def __init__(self, name: str = "") -> None:
@@ -235,7 +235,7 @@ async def test_a_directory_that_makes_its_lane_wait_holds_up_no_other(tmp_path: 
     finder.close()
 
 
-class Ended(Direct):
+class Ended(TenantReader):
     """A lane that has ended since it answered with the file ``offered``."""
 
     offered = ""

@@ -11,7 +11,7 @@ from resolver.hami.mapping_finder import MappingFinder
 from resolver.linux.cgroup import ContainerCgroup
 from resolver.linux.procfs import Procfs
 from resolver.workers.lane import OpenFile
-from resolver.workers.lanes import Direct
+from resolver.workers.lanes import TenantReader
 from tests.fakes import cachefiles
 from tests.fakes.clock import Clock
 from tests.fakes.direct import ended_lane
@@ -26,7 +26,7 @@ class Containers(Procfs):
         return ContainerCgroup(A if host_pid == os.getpid() else B, None, None)
 
 
-class Lane(Direct):
+class Lane(TenantReader):
     """Keeps the files of the container A waiting until it is let go."""
 
     def __init__(self, files: dict[str, Path]) -> None:

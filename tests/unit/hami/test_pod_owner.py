@@ -17,7 +17,7 @@ from resolver.hami.pod_owner import PodOwner
 from resolver.linux.mappings import SuperblockPath, shared_files
 from resolver.linux.procfs import ProcessHandle, Procfs
 from resolver.workers.lane import ALL
-from resolver.workers.lanes import Direct
+from resolver.workers.lanes import TenantReader
 from tests.fakes.direct import Refusing, Stalling, Waiting, at_once
 from tests.fakes.procs import FakeProc, maps, mountinfo
 from tests.patience import PATIENCE_S
@@ -52,7 +52,7 @@ class Room:
         self.names = ContainerNames(str(self.links), str(root / "pods"))
         self.kubelet(A, "main")
         self.map = Namesakes()
-        self.owner = PodOwner(self.proc.procfs, self.map, self.names, Direct(self.proc.procfs))  # type: ignore[arg-type]
+        self.owner = PodOwner(self.proc.procfs, self.map, self.names, TenantReader(self.proc.procfs))  # type: ignore[arg-type]
 
     def kubelet(self, container_id: str, name: str) -> None:
         (self.links / f"pod_ns_{name}-{container_id}.log").symlink_to("/nowhere")

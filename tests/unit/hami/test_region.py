@@ -25,7 +25,7 @@ from resolver.hami.region import SharedRegion, open_region
 from resolver.hami.watches import Watches
 from resolver.linux.procfs import Procfs
 from resolver.linux.safe_open import cached, let_go, open_plain
-from resolver.workers.lanes import Direct
+from resolver.workers.lanes import TenantReader
 from tests.descriptors import is_open
 from tests.fakes.cachefiles import NAMES, POD_UID, CountingFinder, container, expected, poke, recorded, write
 from tests.fakes.clock import Clock, burn
@@ -548,9 +548,9 @@ def test_counters_are_read_in_every_layout(tmp_path: Path, name: str) -> None:
         for slot, said in zip(view.slots, content["slots"], strict=True):
             start = region.layout.slot_offset(slot.index)
             length = region.layout.used + view.device_num * region.layout.used_size
-            data = at_once(region.pieces(Direct(Procfs()), "", [(start, length)]))[start]
+            data = at_once(region.pieces(TenantReader(Procfs()), "", [(start, length)]))[start]
             counted = parse_used(region.layout, data, view.device_num)
             kinds = ("context_size", "module_size", "data_size", "total")
             assert counted == tuple(tuple(device[kind] for kind in kinds) for device in said["used"])
         os.truncate(region.path, 100)
-        assert at_once(region.pieces(Direct(Procfs()), "", [(start, length)])) == {}
+        assert at_once(region.pieces(TenantReader(Procfs()), "", [(start, length)])) == {}

@@ -21,7 +21,7 @@ from resolver.linux import mappings
 from resolver.linux import procfs as procfs_module
 from resolver.linux.procfs import ProcessHandle, Procfs
 from resolver.pids.scan import ScanSource
-from resolver.workers.lanes import Direct
+from resolver.workers.lanes import TenantReader
 from tests.fakes.direct import Stalling, Waiting
 from tests.fakes.procs import DEVICE, HOOK, INODE, OTHERS, OURS, FakeProc, maps, mountinfo
 from tests.patience import PATIENCE_S
@@ -44,7 +44,7 @@ class Counting(Procfs):
         return super().mount_table(host_pid)
 
 
-def counting(proc: FakeProc, reader: type[Direct] = Direct) -> Counting:
+def counting(proc: FakeProc, reader: type[TenantReader] = TenantReader) -> Counting:
     procfs = Counting(str(proc.root))
     proc.index = KnownNamespaces(procfs, proc.pidmap)
     proc.containers = OwnerFinder(procfs, proc.pidmap, proc.index, reader=reader(procfs))

@@ -23,7 +23,7 @@ from resolver.linux.procfs import Procfs
 from resolver.repair.abandoned import FIRST_PAUSE, Abandoned
 from resolver.repair.region import RegionRepairs
 from resolver.workers.lane import LEASES
-from resolver.workers.lanes import Direct
+from resolver.workers.lanes import TenantReader
 from tests.fakes.slots import packed
 
 OURS, ANOTHER = "11111111-2222-3333-4444-555555555555", "99999999-2222-3333-4444-555555555555"
@@ -75,7 +75,7 @@ class Scene:
         assert self.unowned.dead(0) is dead
         return dead
 
-    def read_by(self, reader: type[Direct]) -> None:
+    def read_by(self, reader: type[TenantReader]) -> None:
         procfs = Procfs(str(self.proc))
         self.abandoned = Abandoned(procfs, lambda: self.now, reader(procfs))
 
@@ -121,7 +121,7 @@ def test_unreadable_process_leaves_it_undecided(scene: Scene) -> None:
     assert not scene.judge()
 
 
-class Locked(Direct):
+class Locked(TenantReader):
     """A reader that waits for the lock of all leases."""
 
     async def ask(self, payer: str, about: str, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -138,7 +138,7 @@ def test_without_a_lease_the_processes_decide(scene: Scene, opened: str) -> None
     assert scene.judge() == (opened == "/dev/null")
 
 
-class Late(Direct):
+class Late(TenantReader):
     """A reader whose answers about files come too late."""
 
     async def ask(self, payer: str, about: str, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -185,7 +185,7 @@ def test_a_slot_that_was_not_searched_to_the_end_is_dead_as_well(scene: Scene) -
 
 
 def test_a_process_that_attaches_meanwhile_leaves_it_open(scene: Scene) -> None:
-    class Attached(Direct):
+    class Attached(TenantReader):
         async def ask(self, payer: str, about: str, function: Callable[..., Any], *arguments: Any) -> Any:
             scene.writer.write(b"y")
             scene.writer.flush()

@@ -34,7 +34,6 @@ class Driver:
         self.ahead = int(ahead * SECOND)  # the driver's clock less the machine's
         self.busy: list[tuple[int, int]] = []  # PID and per cent: they take turns
         self.ring: list[tuple[int, int, int]] = [(0, 0, 0)] * PLACES  # stamp, PID, per cent
-        self.refused = self.empty = False  # the device's own samples
         self._periods = 0
         self.nvmlDeviceGetProcessesUtilizationInfo = self.nvmlDeviceGetProcessUtilization
         self._samples = Samples(self, ())
@@ -56,10 +55,6 @@ class Driver:
         self.now = end
 
     def nvmlDeviceGetSamples(self, _handle: object, _kind: int, since: int) -> tuple[int, list[Any]]:  # noqa: N802
-        if self.refused:
-            raise self.NVMLError_NotSupported
-        if self.empty:
-            raise NotFound
         return 1, [
             SimpleNamespace(timeStamp=stamp, sampleValue=SimpleNamespace(uiVal=load))
             for stamp, _, load in self.ring
@@ -219,22 +214,6 @@ def test_sleeping_device_is_idle_from_its_second_answer(driver: Driver) -> None:
     driver.busy = [(7, 30)]
     driver.run(0.5)
     assert driver.load() == {7: 30}
-
-
-def test_device_without_samples_of_its_own_is_unsupported(driver: Driver) -> None:
-    driver.busy = [(7, 30)]
-    driver.run(1.0)
-    assert driver.load() == {7: 30}
-    driver.refused = True
-    assert driver.ask()["status"] == "unsupported"
-    driver.refused = False
-    driver.run(1.0)
-    assert driver.load() == {7: 30}
-
-
-def test_values_are_unknown_until_the_device_has_a_sample(driver: Driver) -> None:
-    driver.empty = True
-    assert driver.ask()["status"] == "failed"
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -351,7 +351,7 @@ def test_truncation_under_the_writer_kills_the_writer_only(bench: Bench) -> None
     assert caught.value.own_fault
 
 
-def test_no_descriptor_stays_in_the_child(bench: Bench) -> None:
+def test_child_keeps_no_descriptor_and_no_mapping(bench: Bench) -> None:
     with sleeper() as (process, handle):
         flip = [bench.hostpid(0, 7, 0, 5, 0), bench.hostpid(0, 7, 5, 0, 0)]
         counts = set()
@@ -359,16 +359,12 @@ def test_no_descriptor_stays_in_the_child(bench: Bench) -> None:
             assert [o for o, _ in bench.carry_out(flip, [handle, handle])] == [DONE, DONE]
             if turn % 100 == 0:
                 counts.add(len(os.listdir(f"/proc/{bench.worker.host_pid}/fd")))
+        assert bench.path.name not in Path(f"/proc/{bench.worker.host_pid}/maps").read_text()
         with pytest.raises(WorkerFailed):
             bench.ask(b"x", [bench.fd])
         assert bench.worker.starts == 1
         assert max(counts) <= 7  # at rest 4, and those of the last message until they are closed
         assert process.poll() is None
-
-
-def test_nothing_of_a_file_stays_mapped(bench: Bench) -> None:
-    bench.carry_out([bench.hostpid(0, 7, 0, 5)])
-    assert bench.path.name not in Path(f"/proc/{bench.worker.host_pid}/maps").read_text()
 
 
 def test_the_child_is_small(root: Path) -> None:

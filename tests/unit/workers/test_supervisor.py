@@ -6,7 +6,6 @@ import json
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,8 +17,6 @@ import pytest
 
 from resolver.base.counters import Shortage
 from resolver.base.errors import WorkerFailed
-from resolver.base.event_log import EventLog
-from resolver.base.journal import Journal
 from resolver.linux.procfs import run_delay, usage
 from resolver.workers import means, supervisor
 from resolver.workers.supervisor import WorkerProcess
@@ -283,21 +280,6 @@ async def test_the_loop_does_not_stand_still_until_a_child_has_ended(
     assert not os.path.exists(f"/proc/{second}")
 
 
-async def test_a_child_that_fails_again_and_again_is_one_trouble(
-    puppet: Callable[..., WorkerProcess],
-) -> None:
-    events, worker = EventLog(), puppet()
-    journal = Journal(events)
-    for _ in range(6):
-        error = await fails(ask(worker, "exit 1"))
-        journal.trouble("nvml", str(error), "nvml_unavailable", "nvml_available")
-        assert [event.kind for event in events.after(0)] == ["nvml_unavailable"]
-    worker.not_before = 0.0
-    assert await ask(worker, "well") == "well"
-    journal.trouble("nvml", "", "nvml_unavailable", "nvml_available")
-    assert [event.kind for event in events.after(0)] == ["nvml_unavailable", "nvml_available"]
-
-
 async def test_first_descriptors_are_inherited_later_ones_sent(
     puppet: Callable[..., WorkerProcess], files: list[int]
 ) -> None:
@@ -307,24 +289,6 @@ async def test_first_descriptors_are_inherited_later_ones_sent(
     files_of_child = json.loads(await worker.request(b"files", [files[1]]))
     assert files_of_child["sent"] == ["/dev/full"]
     assert (worker.starts, worker.means.counts) == (1, {})
-
-
-async def test_a_child_that_cannot_be_sent_descriptors_is_replaced(
-    puppet: Callable[..., WorkerProcess], files: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    send = socket.send_fds
-
-    def refused(channel: socket.socket, messages: list[bytes], descriptors: list[int]) -> int:
-        if descriptors:
-            raise OSError(errno.ETOOMANYREFS, "Too many references: cannot splice")
-        return send(channel, messages, descriptors)
-
-    worker = puppet()
-    await ask(worker, "warm up")
-    monkeypatch.setattr(socket, "send_fds", refused)
-    files_of_child = json.loads(await worker.request(b"files", [files[1]]))
-    assert files_of_child == {"inherited": ["/dev/full"], "sent": []}
-    assert (worker.starts, worker.failures, worker.means.counts) == (2, 0, {Shortage.IN_FLIGHT: 1})
 
 
 @pytest.mark.parametrize("code", [errno.EAGAIN, errno.ENOMEM])
