@@ -42,7 +42,7 @@ _SAMPLE_SECONDS: Final = 20.0
 _REPAIR_SECONDS: Final = 30.0
 _OWN_SAMPLES: Final = 1  # NVML_GPU_UTILIZATION_SAMPLES
 DUTIES: Final = ((0.2, 1.0), (1.0, 4.0))  # seconds busy of each so many
-_SETTLED_SECONDS: Final = 2.5
+_SETTLED_SECONDS: Final = 20.0
 _NAME: Final = "gpu-check"
 CALLS: Final = ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetProcessUtilization")
 _SECOND_CALL: Final = "nvmlDeviceGetProcessesUtilizationInfo"
@@ -67,13 +67,17 @@ class Seen(NamedTuple):
 
 
 class Duty(NamedTuple):
-    """Processes that are ``busy`` seconds of each ``every``: GPU-seconds measured here, and shown by resolver."""
+    """Processes that are ``busy`` seconds of each ``every``: GPU-seconds measured here, and shown by resolver.
+
+    ``unknown`` seconds are those that NVML didn't tell resolver, as it says itself: they are in no sum.
+    """
 
     busy: float
     every: float
     processes: int
     measured: float
     shown: float
+    unknown: float
 
     @property
     def error(self) -> float:
@@ -243,18 +247,24 @@ def _period(environment: dict[str, str], gpu: Device) -> float:
 def _duty(daemon: Daemon, tenants: Sequence[Tenant], busy: float, every: float, seconds: float) -> Duty:
     """Keep the GPU busy in turns, one process after the other, and compare use with the time of their kernels."""
 
-    def settled() -> float:
-        time.sleep(_SETTLED_SECONDS)
-        uses = get_json("/v1/usage", str(daemon.socket))["containers"]
-        return sum(float(use["gpu_seconds"]) for use in uses if use["container_name"] == _NAME)
+    def settled() -> tuple[float, float]:
+        """Return the sums once the account has seen more idle time than lies between two bursts: it may lag."""
+        deadline = time.monotonic() + _SETTLED_SECONDS
+        while True:
+            answer = get_json("/v1/usage", str(daemon.socket))["containers"]
+            uses = [use for use in answer if use["container_name"] == _NAME]
+            idle = min((time.time() - (use["idle_since"] or time.time()) for use in uses), default=0.0)
+            if idle > every or time.monotonic() > deadline:
+                return sum(use["gpu_seconds"] for use in uses), sum(use["unknown_seconds"] for use in uses)
+            time.sleep(0.1)
 
     def measured() -> float:
         return sum(float(tenant.command("busy")["busy_us"]) for tenant in tenants) / 1e6
 
     for tenant in tenants:
         tenant.set_load(0)
-    shown_before, began = settled(), time.monotonic()
-    before = measured()
+    before, began = settled(), time.monotonic()
+    measured_before = measured()
     for turn in count():
         start = began + turn * every / len(tenants)
         if start + busy > began + seconds:
@@ -263,8 +273,8 @@ def _duty(daemon: Daemon, tenants: Sequence[Tenant], busy: float, every: float, 
         tenants[turn % len(tenants)].set_load(100)
         time.sleep(busy)
         tenants[turn % len(tenants)].set_load(0)
-    shown = settled() - shown_before
-    return Duty(busy, every, len(tenants), measured() - before, shown)
+    shown, unknown = (after - start for after, start in zip(settled(), before, strict=True))
+    return Duty(busy, every, len(tenants), measured() - measured_before, shown, unknown)
 
 
 def _virtualization(nvml: Probe, gpu: Device) -> str:
@@ -364,6 +374,7 @@ def report(findings: Findings) -> str:
         )
         lines.append(
             f"  {what:40}measured {duty.measured:.2f} s, shown {duty.shown:.2f} s, {duty.error:+.1f} %"
+            f"{f', {duty.unknown:.2f} s unknown' * (duty.unknown > 0)}"
         )
     wanted, expected = (
         samples_inside(findings.seen),

@@ -18,7 +18,7 @@ LIST, SAMPLES = check.CALLS
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "tests.gpu.check", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,11 @@ def test_a_process_that_uses_cuda_is_seen_and_repaired(driver: str, in_list: str
     assert [tuple(duty[:3]) for duty in found["duties"]] == [
         (busy, every, processes) for processes in (1, 2) for busy, every in check.DUTIES if cycles
     ]
-    assert all(shown == pytest.approx(measured, rel=0.1) for *_, measured, shown in found["duties"])
+    unseen = 2 * found["period_ms"] / 1e3  # NVML never shows one period in 72; its neighbour stands for it
+    assert all(
+        shown == pytest.approx(measured, rel=0.1, abs=unknown + unseen)
+        for *_, measured, shown, unknown in found["duties"]
+    )
     assert (found["call"], found["virtualization"]) == (SAMPLES, "none")
     assert found["agree"] == (in_list == in_samples)
 

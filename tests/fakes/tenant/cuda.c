@@ -143,8 +143,8 @@ static void *work(void *unused)
         int share = atomic_load(&percent);
         unsigned long long cycles = (unsigned long long)khz * PERIOD_MS * (unsigned)share / 100;
         void *parameters[] = {&cycles};
-        long long began = now_us();
         int ret = share ? cu.launch(spin, 1, 1, 1, 1, 1, 1, 0, NULL, parameters, NULL) : 0;
+        long long began = now_us(); /* a launch that waited for a CPU has used no GPU yet */
         if (!ret && share)
             ret = cu.wait();
         if (share)
