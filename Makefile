@@ -6,6 +6,8 @@ BIN := .venv/bin
 ARGS ?=
 # A few tests run in one process: starting six would take longer.
 JOBS ?= $(if $(findstring -k,$(ARGS)),0,6)
+# What fails beside five others on a machine of two cores is run once more, alone, and counted.
+PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --reruns 1 --rerun-show-tracebacks
 VERSION = $(shell python3 resolver/base/version.py)
 DIST := dist
 include deploy/published.env # ADDRESS, IMAGE_NAME
@@ -34,7 +36,7 @@ demo: setup ## run the daemon on a node in miniature (needs root; no GPU)
 
 .PHONY: test
 test: setup-dev ## lint, types, layering and every test, JOBS=6 at a time (needs root; no GPU)
-	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations=10 $(ARGS)
+	@$(PYTEST) --durations=10 $(ARGS)
 
 .PHONY: broken
 broken: setup-dev ## print what doctor, status and explain say on a node in each of several broken states (needs root)
@@ -46,7 +48,7 @@ poisoned: setup-dev ## every test, with obstacles in the way that tests must not
 
 .PHONY: long
 long: setup-dev ## the long tests: the image, the site, setup, and some at full size (needs root; minutes)
-	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m long $(ARGS)
+	@$(PYTEST) -m long $(ARGS)
 
 .PHONY: lint
 lint: setup-dev ## ruff, mypy and import-linter only
@@ -78,7 +80,7 @@ gpu-check: setup-dev ## on a GPU: measure which PIDs its driver gives to a conta
 
 .PHONY: nvml
 nvml: setup-dev ## compare the NVML stand-in with NVIDIA's library, fetched from Debian's non-free (x86-64; needs root)
-	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m nvidia tests/contract tests/kernel/test_nvidia_library.py $(ARGS)
+	@$(PYTEST) -m nvidia tests/contract tests/kernel/test_nvidia_library.py $(ARGS)
 
 .PHONY: kernels
 kernels: setup-dev ## boot the kernels of Debian's releases under QEMU and test on each (an hour; ARGS=--help)

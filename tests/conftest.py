@@ -1,7 +1,7 @@
 """Rules for every test: nothing is skipped, nothing hangs, what needs root says so, and what needs the machine has it.
 
 `make test` runs several files at a time. A test marked `alone` runs while no other one does, in any of the workers: it
-counts what there is of something in the whole kernel.
+counts what there is of something in the whole kernel. So does one that failed beside others and is run once more.
 """
 
 import asyncio
@@ -153,7 +153,8 @@ def program(doors: tuple[Path, Path]) -> Path:
 
 @pytest.fixture(autouse=True)
 def the_machine(request: pytest.FixtureRequest, doors: tuple[Path, Path]) -> Iterator[None]:
-    alone = request.node.get_closest_marker("alone") is not None
+    again = getattr(request.node, "execution_count", 1) > 1  # it failed beside other tests
+    alone = again or request.node.get_closest_marker("alone") is not None
     with ExitStack() as stack:
         door, room = (stack.enter_context(path.open("w")) for path in doors)
         fcntl.flock(door, fcntl.LOCK_EX)
