@@ -205,7 +205,8 @@ def examine(node: Node, gpu: Device, version: str, seconds_each: float) -> Findi
                 raise DaemonError(f"the daemon ended: {daemon.tail()}")
             time.sleep(0.05)
         seconds = time.monotonic() - began
-        origins = [event["origin"] for event in daemon.said("policy")]
+        daemon.wait_for("policy")  # its line may come after the repair
+        origin = daemon.said("policy")[-1]["origin"]
         watched = int(slot["sm_util"][0])
         period = _period(environment, gpu)
         tenants = [tenant]
@@ -221,7 +222,7 @@ def examine(node: Node, gpu: Device, version: str, seconds_each: float) -> Findi
         tenant.ns_pid,
         tuple(seen),
         written,
-        (origins or ["unknown"])[-1],
+        origin,
         watched,
         seconds,
         tuple(_wrong(seen, wanted, written, watched)),
