@@ -166,7 +166,7 @@ def carry_out(
 
     if guarded and not words.stand(guard_at, guard, slots):
         return DIFFERENT, 0
-    if not guarded and gone():  # a number that is taken back would be seen for a moment
+    if gone():  # a successor with its PID would have a word that is taken back for a moment
         return OWNER_GONE, 0
     first = MARK if guarded and not new else new
     previous = words.swap(target, expected, first)

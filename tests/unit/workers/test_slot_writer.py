@@ -140,10 +140,11 @@ def test_for_a_process_that_ended_the_change_is_taken_back(bench: Bench, *, use_
 
 
 @pytest.mark.parametrize("meanwhile", [False, True])
-def test_ended_process_changes_no_hostpid_even_briefly(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, *, meanwhile: bool
+@pytest.mark.parametrize("value", [False, True])
+def test_ended_process_changes_no_word_even_briefly(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, *, meanwhile: bool, value: bool
 ) -> None:
-    """If it ends after the first check, the number is taken back."""
+    """Its successor with the same PID keeps the guard. If it ends after the first check, the word is taken back."""
     before, swap = bench.path.read_bytes(), Words.swap
 
     def touched(words: Words, offset: int, expected: int, new: int) -> int:
@@ -158,6 +159,9 @@ def test_ended_process_changes_no_hostpid_even_briefly(
             process.kill()
             process.wait()
         order = bench.hostpid(0, 7, 0, process.pid, 0, 1)
+        if value:
+            present = bench.word(V1_2.slot_offset(0) + 1176)
+            order = (0, 1, *bench.sm_util(0, slot_word(7, 0), present, 50)[2:])
         outcome, _ = slot_writer.carry_out(words, [handle.fd], order)
     assert outcome == OWNER_GONE
     assert bench.path.read_bytes() == before
