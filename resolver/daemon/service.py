@@ -174,7 +174,7 @@ class Service:
     def _owner_ended(self) -> None:
         self._hears_ends = False
         asyncio.get_running_loop().remove_reader(self.repairer.owners.fd)
-        self._hurry.at(self.repairer.agenda.not_before)
+        self._hurry.at(self.repairer.not_before)
 
     def _on_watch_events(self) -> None:
         """Bring the next pass forward after a file event."""
@@ -288,8 +288,7 @@ class Service:
     def _take_new_settings(self) -> None:
         names = self.reloading.take()
         if names is not None:
-            self.repairer.settings = self.settings
-            self.repairer.agenda.start_over()
+            self.repairer.reload(self.settings)
             setup_logging(self.settings.log_format, self.settings.log_level)
             self._decide()
             self.journal.log.info("settings_reloaded", **names)

@@ -9,6 +9,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from resolver.repair.plan import encode
+from resolver.repair.region import REPORT_SECONDS
 from resolver.workers import slot_writer
 
 if TYPE_CHECKING:
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
     from resolver.repair.region import RegionRepairs
     from resolver.workers.supervisor import WorkerProcess
 
-#: Seconds after which a report is fetched though nothing changed.
-REPORT_SECONDS = 9.9
 #: An order's parts that its hold depends on.
 _effect = attrgetter("owner", "guard_offset", "guard", "target_offset", "new")
 #: A watcher changes a word at most twice at each tick of 120 ms; a file's changes in a second.

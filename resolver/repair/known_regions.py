@@ -1,50 +1,45 @@
-"""Known regions: found by discoveries, read from the page cache or by a lane, reported, and released when gone."""
+"""Known regions: found by discoveries, and released when gone."""
 
 from __future__ import annotations
 
-import math
 import resource
 import sys
 import time
 from typing import TYPE_CHECKING
 
-from resolver.base.counters import CounterByReason, CounterName
-from resolver.base.errors import RegionRejected, TooSlow, WorkerFailed
-from resolver.base.reasons import RegionReason, UnresolvedReason
+from resolver.base.counters import CounterByReason
+from resolver.base.errors import RegionRejected
+from resolver.base.reasons import RegionReason
 from resolver.hami.directory_finder import DirectoryFinder
 from resolver.hami.mapping_finder import MappingFinder
 from resolver.hami.placements import AUTO, KNOWN_DIRS
 from resolver.hami.watches import Watches
 from resolver.linux.inotify import MODIFY
-from resolver.repair.agenda import Agenda
 from resolver.repair.orders import directory_of
 from resolver.repair.region import RegionRepairs
-from resolver.repair.region_report import region_report
+from resolver.repair.schedule import QUIET_INTERVALS, aligned
 
 if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Container
 
-    from resolver.base.budget import Budgets
+    from resolver.base.budget import Budgets, Slices
     from resolver.base.journal import Journal
     from resolver.hami.discovery import FoundRegion
-    from resolver.hami.region import RegionView, SharedRegion
+    from resolver.hami.region import SharedRegion
     from resolver.hami.slot_owner import OwnerFinder
     from resolver.repair.abandoned import Abandoned
-    from resolver.repair.agenda import Pass
     from resolver.repair.owner_watch import Owners
-    from resolver.state import RegionReport
-    from resolver.workers.lanes import TenantReader
 
-#: Seconds after which a pass reads no more regions.
-_READ_SECONDS = 0.05
 _ANSWERS = 2  # answers until a new file is a region: the list of directories, its directory's files
+#: Seconds between listings of every directory; the second if the kernel reports changes in all.
+_LIST_EVERY, _LIST_WATCHED = 1.0, 120.0
 #: Ways to find regions, which are treated alike.
 Discovery = DirectoryFinder | MappingFinder
 
 
 class KnownRegions:
-    """Regions ``by_path``, their ``reports``, when each is read, and the discoveries that find them."""
+    """Regions ``by_path``, and the discoveries that find them. Times are monotonic."""
 
     discoveries: tuple[Discovery, ...] = ()
 
@@ -54,51 +49,90 @@ class KnownRegions:
         finder: OwnerFinder,
         abandoned: Abandoned,
         budgets: Budgets,
-        reader: TenantReader,
         counters: Counter[str],
         journal: Journal,
     ) -> None:
         self.by_path: dict[str, RegionRepairs] = {}
-        self.reports: dict[str, RegionReport] = {}
-        self.agenda, self.watches = Agenda(), Watches(budgets, counters)
-        self.owners, self.finder, self.abandoned = owners, finder, abandoned
-        self._budgets, self._reader = budgets, reader
+        self.watches = Watches(budgets, counters)
+        self.owners, self.finder, self.abandoned, self.budgets = owners, finder, abandoned, budgets
         self._counters, self._journal = counters, journal
+        self._list_at = self._refresh_at = 0.0  # all directories, and the discoveries by the clock
+        self._lost_at = 0.0  # when everything was, or is to be, checked for want of events
+
+    # -- times --------------------------------------------------------------------------------------
+
+    def everything(self, when: float = 0.0) -> None:
+        """Refresh the discoveries and read every region by this time."""
+        self._refresh_at = min(self._refresh_at, when)
+        for repairs in self.by_path.values():
+            repairs.schedule.by(when)
+
+    def start_over(self) -> None:
+        """List and read everything in the next pass."""
+        self._list_at = 0.0
+        self.everything()
+
+    def take_events(self) -> None:
+        """Read some kernel events; lost ones have everything checked, at a limited rate: tenants can cause losses."""
+        if not self.watches.take():
+            return
+        now = time.monotonic()
+        if now > self._lost_at:  # else the check that is to come will do
+            self._lost_at = max(now, self._lost_at + _LIST_EVERY)
+        self._list_at = min(self._list_at, self._lost_at)
+        self.everything(self._lost_at)
+        for repairs in self.by_path.values():
+            repairs.attach()
+
+    def wants(self, going: Container[str]) -> float:
+        """Return when a discovery, or a region of no ``going`` account, is due."""
+        due = min(self._list_at, self._refresh_at, *(discovery.wants() for discovery in self.discoveries))
+        for repairs in self.by_path.values():
+            if repairs.schedule.before(due) and repairs.ownership.account not in going:
+                due = repairs.schedule.due
+        return due
+
+    def due(self, until: float, going: Container[str]) -> list[RegionRepairs]:
+        """Return due regions of no ``going`` account: those with most budget left, and least recently read, first."""
+        due = [repairs for repairs in self.by_path.values() if repairs.schedule.before(until)]
+        due = [repairs for repairs in due if repairs.ownership.account not in going]
+        due.sort(key=lambda repairs: repairs.schedule.last)
+        return self.budgets.most_left_first(due, lambda repairs: repairs.ownership.account)
+
+    # -- discoveries --------------------------------------------------------------------------------
 
     def in_use(self, path: str) -> bool:
         """Check for a slot with a living owner."""
         repairs = self.by_path.get(path)
         return repairs is not None and bool(repairs.slots.owned)
 
-    async def discover(self, this: Pass) -> None:
-        """Search for new regions where due."""
-        agenda = self.agenda
-        full, by_clock = agenda.search_due(this.now)
-        by_clock = by_clock or this.everything
+    async def discover(self, slices: Slices, interval: float, *, patient: bool) -> None:
+        """Search for new regions where due; not ``patient``: until nothing more is to come."""
+        now = time.monotonic()
+        full, by_clock = now >= self._list_at, now >= min(self._list_at, self._refresh_at)
         if full and all(len(discovery.regions) < discovery.max_regions for discovery in self.discoveries):
             self._journal.trouble("descriptors", "", "out_of_descriptors", "means_restored")
         for discovery in self.discoveries:
             if full:
                 discovery.max_regions = min(sys.maxsize, 2 * discovery.max_regions)  # see `shed`
-            if by_clock or this.now >= discovery.wants():
-                await self._refresh(discovery, this, full=full)
+            if by_clock or now >= discovery.wants():
+                await self._refresh(discovery, slices, full=full)
             for _ in range(_ANSWERS):
-                if this.patient or not await discovery.settle():
+                if patient or not await discovery.settle():
                     break
-                await self._refresh(discovery, this, full=False)
+                await self._refresh(discovery, slices, full=False)
+        watched = all(discovery.watched for discovery in self.discoveries)
+        if full:
+            self._list_at = now + (_LIST_WATCHED if watched else _LIST_EVERY)
         if by_clock:
-            watched = all(discovery.watched for discovery in self.discoveries)
-            pause = agenda.searched(this.now, this.settings.interval, full=full, watched=watched)
-            if not this.everything:
-                # All regions due before the next such pass, to share one wake-up.
-                this.ahead = pause
+            self._refresh_at = aligned(now, interval * QUIET_INTERVALS) if watched else now + interval
 
-    async def _refresh(self, discovery: Discovery, this: Pass, *, full: bool) -> None:
+    async def _refresh(self, discovery: Discovery, slices: Slices, *, full: bool) -> None:
         changes = discovery.refresh(full=full)
         for region in changes.removed:
             self.drop(region.path)
         for addition in changes.added:
-            await this.slices.yield_if_due()
+            await slices.yield_if_due()
             self._add(addition)
         for path, why in changes.rejected:
             self._count_rejected(path, why)
@@ -112,9 +146,8 @@ class KnownRegions:
     def _add(self, found: FoundRegion) -> None:
         region, ownership, location = found
         age = max(0.0, time.time() - region.mtime_ns / 1e9)  # since a process attached: it writes a byte
-        self.agenda.found(region.path, time.monotonic() - age, ownership.account)
-        record = self._budgets.of(ownership.account)
-        self.by_path[region.path] = RegionRepairs(region, ownership, location, record)
+        record = self.budgets.of(ownership.account)
+        self.by_path[region.path] = RegionRepairs(region, ownership, location, record, time.monotonic() - age)
         self._journal.record(
             "region_found",
             about=directory_of(region.path),
@@ -122,6 +155,19 @@ class KnownRegions:
             path=region.path,
             layout=region.layout.name,
         )
+
+    def watch(self, repairs: RegionRepairs) -> None:
+        """Subscribe to kernel events on the file, before it is read."""
+        region = repairs.region
+        if region.path in self.watches:
+            return
+
+        def on_event(_: int) -> None:
+            repairs.attach()
+            repairs.schedule.attach(time.monotonic())
+
+        if self.watches.watch(region.path, repairs.ownership.account, region.fd, MODIFY, on_event):
+            repairs.attach()  # maybe, while it was not watched
 
     def rejected(self) -> dict[str, RegionReason]:
         """Return reasons of skipped files, by path."""
@@ -143,11 +189,9 @@ class KnownRegions:
 
     def drop(self, path: str) -> None:
         """Remove a region, if known."""
-        self.reports.pop(path, None)
         repairs = self.by_path.pop(path, None)
         if repairs is not None:
             self._release(repairs)
-            self.agenda.forget(path)
             self.watches.forget(path)
             self._journal.forget(path)
             container = repairs.ownership.container
@@ -178,120 +222,6 @@ class KnownRegions:
         for repairs in self.by_path.values():
             self._release(repairs)
         self.by_path.clear()
-        self.reports.clear()
         for discovery in self.discoveries:
             discovery.close()
         self.watches.close()
-
-    # -- reads --------------------------------------------------------------------------------------
-
-    async def read_due(self, this: Pass, going: Container[str]) -> dict[str, list[RegionRepairs]]:
-        """Read due regions of no ``going`` account; return those with work by account, most budget left first."""
-        busy: dict[str, list[RegionRepairs]] = {}
-        due = self.agenda.due(math.inf if this.everything else this.now + this.ahead, going)
-        waiting = [self.by_path[path] for path in due]
-        began, since = time.monotonic(), time.thread_time()
-        for repairs in self._budgets.most_left_first(waiting, lambda each: each.ownership.account):
-            account = repairs.ownership.account
-            if repairs.closed:
-                continue
-            if this.over(account):
-                self.put_off(repairs, this)
-                continue
-            self._watch(repairs)
-            try:
-                view = repairs.region.read_at_once()
-                repairs.sees(unread=view is None)
-                if view is None or self._look(repairs, view, this):
-                    busy.setdefault(account, []).append(repairs)
-            except RegionRejected as why:
-                self.reject(repairs.region, why)
-            now = time.thread_time()
-            this.charge(account, now - since)
-            if this.slices.over():
-                if this.patient and time.monotonic() - began >= _READ_SECONDS:
-                    break
-                await this.slices.yield_now()
-                now = time.thread_time()
-            since = now
-        return busy
-
-    async def read(self, repairs: RegionRepairs, this: Pass) -> bool:
-        """Read by a lane a region that the page cache lacks; False without work."""
-        reader, account = self._reader, repairs.ownership.account
-        if repairs.unread and not repairs.closed:
-            try:
-                view = await repairs.region.read_by(reader, account)
-                repairs.sees(unread=False)
-                has_work = not repairs.closed and self._look(repairs, view, this)
-            except RegionRejected as why:
-                has_work = False
-                self.reject(repairs.region, why)
-            except (TooSlow, WorkerFailed):
-                has_work = False
-                self.put_off(repairs, this, UnresolvedReason.TOO_SLOW)
-            if not has_work:
-                return False
-        if this.settings.hami_metrics and repairs.counts_are_due(this.now) and not repairs.closed:
-            await repairs.count(reader, this.now)
-        return not repairs.closed
-
-    def _look(self, repairs: RegionRepairs, view: RegionView, this: Pass) -> bool:
-        """Process a region's view; True if it has work."""
-        settings, watched = this.settings, repairs.region.path in self.watches
-        for state in repairs.observe(view, watched=watched):
-            self.owners.unwatch(state)
-        has_work = repairs.has_work(
-            this.now, this.policy, settings.write_utilization, settings.dry_run, ahead=this.ahead
-        )
-        self.agenda.taken(repairs.region.path, this.now)
-        if not has_work:
-            self._looked(repairs, this)
-        return has_work or (settings.hami_metrics and repairs.counts_are_due(this.now))
-
-    def _watch(self, repairs: RegionRepairs) -> None:
-        """Subscribe to kernel events on the file, before it is read."""
-        region, agenda = repairs.region, self.agenda
-        if region.path in self.watches:
-            return
-
-        def on_event(_: int) -> None:
-            repairs.attach()
-            agenda.attached(region.path, time.monotonic())
-
-        if self.watches.watch(region.path, repairs.ownership.account, region.fd, MODIFY, on_event):
-            repairs.attach()  # maybe, while it was not watched
-
-    def _looked(self, repairs: RegionRepairs, this: Pass) -> None:
-        """Schedule the region's next read."""
-        path, quiet_until = repairs.region.path, repairs.quiet_until()
-        watched, interval = path in self.watches, this.settings.interval
-        self.agenda.looked(
-            path,
-            this.now,
-            interval,
-            watched=watched,
-            quiet_until=quiet_until,
-            right=repairs.right,
-            started=repairs.started,
-        )
-
-    def put_off(
-        self, repairs: RegionRepairs, this: Pass, why: UnresolvedReason | None = UnresolvedReason.OVER_BUDGET
-    ) -> None:
-        """Delay due work: its container is over budget, makes the kernel wait, or met a defect."""
-        if why is UnresolvedReason.OVER_BUDGET:
-            self._counters[CounterName.OVER_BUDGET] += 1
-        self.agenda.put_off(repairs.region.path, time.monotonic() + this.settings.interval)
-        if why is not None and repairs.slots.put_off(this.now, why):
-            self._report(repairs, this)
-
-    def finish(self, repairs: RegionRepairs, this: Pass) -> None:
-        """End a region's turn."""
-        repairs.slots.rest()
-        self._looked(repairs, this)
-        self._report(repairs, this)
-
-    def _report(self, repairs: RegionRepairs, this: Pass) -> None:
-        report = region_report(repairs, this.joined, self.owners.container_id, time.monotonic())
-        self.reports[repairs.region.path] = report

@@ -13,6 +13,7 @@ from resolver.linux.cgroup import NO_CONTAINER
 from resolver.workers.means import Shortages, shortage_of
 
 if TYPE_CHECKING:
+    from resolver.containers.log_names import ContainerNames
     from resolver.linux.cgroup import ContainerCgroup
     from resolver.linux.procfs import ProcessIdentity, Procfs
     from resolver.pids.pidmap import PidMap
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
 class Owners:
     """Owners of all resolved slots, watched by one epoll."""
 
-    def __init__(self, procfs: Procfs, pidmap: PidMap) -> None:
-        self._procfs, self._pidmap = procfs, pidmap
+    def __init__(self, procfs: Procfs, pidmap: PidMap, names: ContainerNames) -> None:
+        self._procfs, self._pidmap, self._names = procfs, pidmap, names
         self._exits = select.epoll()
         self._watched: dict[int, tuple[RegionRepairs, OwnedSlot]] = {}  # by the handle's descriptor
         self._unregistered = set[int]()  # polled, for lack of a pidfd or of an epoll watch
@@ -63,9 +64,9 @@ class Owners:
         """True if any owner lacks a pidfd (before Linux 5.3), or an epoll watch."""
         return bool(self._unregistered)
 
-    def watch(self, repairs: RegionRepairs, state: OwnedSlot, name: str) -> None:
-        """Report this owner's end. ``name`` is its container's beyond that; if empty, the id is."""
-        owner = state.owner
+    def watch(self, repairs: RegionRepairs, state: OwnedSlot) -> None:
+        """Report this owner's end, and name its container: the directory may name an init container."""
+        owner, ownership = state.owner, repairs.ownership
         self._watched[owner.fd] = repairs, state
         self.changes += 1
         self._unregistered.add(owner.fd)
@@ -82,7 +83,11 @@ class Owners:
         container = self.container(host_pid)
         with contextlib.suppress(ProcessGone, AccessDenied):
             container = self._procfs.container(host_pid)
-        self._owners[host_pid] = owner.process, container, name or container.container_id
+        beyond = "" if ownership.claim else ownership.container  # its name beyond the end
+        self._owners[host_pid] = owner.process, container, beyond or container.container_id
+        self._names.refresh()
+        name = self._names.of(container.container_id)
+        state.named(container.pod_uid or "", name.container if name else "")
 
     def unwatch(self, state: OwnedSlot) -> None:
         """Forget the slot's owner and return its handle."""

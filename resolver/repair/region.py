@@ -10,10 +10,10 @@ from resolver.base.reasons import UnresolvedReason
 from resolver.config import HostpidNamespace
 from resolver.hami.hostpid_policy import FILLS_NOTHING, WatcherFinding
 from resolver.hami.layout import parse_used
-from resolver.repair.agenda import STARTED
 from resolver.repair.plan import Inputs, Order, RegionPlan
 from resolver.repair.region_slots import RegionSlots
 from resolver.repair.reported_values import TWO_TICKS
+from resolver.repair.schedule import STARTED, Schedule
 from resolver.state import Counted, HamiCounts
 
 if TYPE_CHECKING:
@@ -23,10 +23,13 @@ if TYPE_CHECKING:
     from resolver.hami.discovery import Location, Ownership
     from resolver.hami.region import RegionView, SharedRegion
     from resolver.repair.slot_states import OwnedSlot
+    from resolver.state import RegionReport
     from resolver.workers.lanes import TenantReader
 
 #: Seconds after an end in which other watchers may refill its slot from older samples.
 _REFILLED_SECONDS = 2.0
+#: Seconds after which held words are reviewed though nothing changed: their reports show if a watcher is still wrong.
+REPORT_SECONDS = 9.9
 _UNWRITABLE_SECONDS = 5.0
 _COUNTS_SECONDS = 1.0
 #: Seconds without holds in a file whose words changed faster than watchers write.
@@ -45,9 +48,16 @@ class RegionRepairs:
     """Repairs of one region. ``record`` is its account's record."""
 
     def __init__(
-        self, region: SharedRegion, ownership: Ownership, location: Location, record: Account
+        self,
+        region: SharedRegion,
+        ownership: Ownership,
+        location: Location,
+        record: Account,
+        attached: float = 0.0,
     ) -> None:
         self.region, self.ownership, self.record = region, ownership, record
+        self.schedule = Schedule(attached)
+        self.report: RegionReport | None = None  # of the last turn
         self.proof, self.shown = location
         self.slots = RegionSlots()
         self._changes = 0  # of everything that a plan depends on
@@ -57,8 +67,6 @@ class RegionRepairs:
         self._mtime_ns = region.mtime_ns
         self.attached = False  # since the last look: it may have taken a dead slot without changing a byte
         self._came = False  # the process that attached last: its slot's owner was found
-        self.unread = False  # a lane has to read it
-        self.seen_at = 0.0  # by our clock, at the last look
         self._refilled_until, self._zeroed_at = 0.0, -inf
         self._unwritable_until, self._unwritable = 0.0, UnresolvedReason.WRITE_FAILED
         #: The file certainly belongs to its container: not while another pod uses one that all can reach.
@@ -111,10 +119,11 @@ class RegionRepairs:
         if any(state.doubted for state in self.slots.owned.values()):
             self.slots.next_look = 0.0
 
-    def values_changed(self, host_pids: Container[int] | None) -> bool:
-        """Note new NVML values (None: of all processes); True if a slot here is affected."""
+    def values_changed(self, host_pids: Container[int] | None, now: float) -> bool:
+        """Note new NVML values (None: of all processes); True if a slot here is affected, or a hold to be reviewed."""
         owners = (state.owner.process.host_pid for state in self.slots.owned.values())
         changed = any(host_pids is None or host_pid in host_pids for host_pid in owners)
+        changed = changed or (bool(self.held) and now - self.planned >= REPORT_SECONDS)
         if changed:
             self.unsettle()
         return changed
@@ -124,15 +133,15 @@ class RegionRepairs:
         self.slots.unowned.abandon()
         self.unsettle()
 
-    def has_work(self, now: float, *inputs: object, ahead: float = 0.0) -> bool:
-        """Check for work, or a search due within ``ahead`` seconds; new ``inputs`` recheck every slot."""
+    def has_work(self, now: float, *inputs: object) -> bool:
+        """Check for work; new ``inputs`` recheck every slot."""
         inputs = (*inputs, self._paused(now))
         if inputs != self._inputs:
             self._inputs = inputs
             self.unsettle()
         if now >= self._refilled_until:
             self._refilled_until = 0.0
-        due = now + ahead >= self.slots.next_look or now >= self._values_due
+        due = self.slots.search_due(now) or now >= self._values_due
         return due or self._settled != self._changes
 
     def quiet_until(self) -> float:
@@ -188,16 +197,14 @@ class RegionRepairs:
         """Note that a process attached, or may have."""
         self.attached = True
 
-    def sees(self, *, unread: bool) -> None:
-        """Note a look now; ``unread``: a lane has to read the file first."""
-        self.unread, self.seen_at = unread, time.monotonic()
-
     def counts_are_due(self, now: float) -> bool:
         """Check if HAMi-core's counts are due."""
         return now >= self._counts_due
 
-    async def count(self, reader: TenantReader, now: float) -> None:
-        """Read HAMi-core's counts; they are unknown while any slot's owner is."""
+    async def count(self, reader: TenantReader) -> None:
+        """Read HAMi-core's counts if they are due; they are unknown while any slot's owner is."""
+        if not self.counts_are_due(now := time.monotonic()):
+            return
         self._counts_due, layout = now + _COUNTS_SECONDS, self.region.layout
         device_num = 0 if self.slots.unowned.unclear() else self.view.device_num
         owned = [state.slot for state in self.slots.distinguished() if device_num]

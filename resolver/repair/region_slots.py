@@ -13,6 +13,8 @@ from resolver.repair.slot_states import NOT_SEARCHED, OwnedSlot, UnownedSlots
 if TYPE_CHECKING:
     from resolver.linux.procfs import ProcessHandle
 
+#: Searches and reads that are due so soon are made at once.
+SOON_SECONDS = 0.005
 _UNREAD = RegionView(0, (), (), 0, 1, PackedSlots((b"", b"", b"")))
 
 
@@ -63,11 +65,15 @@ class RegionSlots:
         """Return owned slots with a unique PID."""
         return [state for ns_pid, state in self.owned.items() if ns_pid not in self._twice]
 
+    def search_due(self, now: float) -> bool:
+        """Check if any slot is due for a search."""
+        return now + SOON_SECONDS >= self.next_look
+
     def due(self, now: float) -> array[int]:
         """Return indexes of slots due for a search, last first."""
-        if now < self.next_look:
+        if not self.search_due(now):
             return array("h")
-        due = self.unowned.due(now)
+        due = self.unowned.due(now + SOON_SECONDS)
         due.extend(state.slot.index for state in self.distinguished() if state.doubted)
         due.reverse()
         return due

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections import Counter
+from math import inf
 from typing import TYPE_CHECKING
 
 from resolver.base.budget import Budgets, Metered, Slices
@@ -19,8 +19,6 @@ from resolver.hami.hostpid_policy import WatcherFinding
 from resolver.hami.mapping_finder import MappingFinder
 from resolver.hami.slot_owner import OwnerFinder
 from resolver.repair.abandoned import Abandoned
-from resolver.repair.agenda import Pass
-from resolver.repair.holds import REPORT_SECONDS
 from resolver.repair.known_regions import Discovery, KnownRegions
 from resolver.repair.orders import Writing
 from resolver.repair.owner_watch import Owners
@@ -58,28 +56,22 @@ class Repairer:
         self.settings, self.pidmap, self.journal, self._wake = settings, pidmap, journal, wake
         self._reader = reader = reader or TenantReader(procfs)
         self._namespaces = namespaces = namespaces or KnownNamespaces(procfs, pidmap)
-        self.budgets, self.owners, self.writing = (
-            Budgets(),
-            Owners(procfs, pidmap),
-            Writing(counters, journal),
-        )
+        self.budgets, self.writing = Budgets(), Writing(counters, journal)
         if isinstance(reader, Lanes):
             reader.budgets = self.budgets
         self.names = ContainerNames(settings.container_logs_dir, settings.pod_logs_dir)
+        self.owners = Owners(procfs, pidmap, self.names)
         self._abandoned = Abandoned(procfs, reader=reader)
         self._judging: asyncio.Task[None] | None = None  # files that may be abandoned
         finder = OwnerFinder(procfs, pidmap, namespaces, self.names, reader)
-        self.found = KnownRegions(
-            self.owners, finder, self._abandoned, self.budgets, reader, counters, journal
-        )
-        self.regions, self.agenda, self.watches = self.found.by_path, self.found.agenda, self.found.watches
+        self.found = KnownRegions(self.owners, finder, self._abandoned, self.budgets, counters, journal)
+        self.regions, self.watches = self.found.by_path, self.found.watches
         self.found.discoveries = (*self._discoveries(procfs),)
-        self.turns = Turns(
-            self.found, self.names, reader, self.writing, self._refresh, wake, counters, journal
-        )
-        self._joined: Joined | None = None  # NVML's last answer
-        self._refreshing, self._refreshed = asyncio.Lock(), -math.inf  # the map, and when that began
+        self.turns = Turns(self.found, reader, self.writing, self._refresh, wake, counters, journal)
+        self.not_before = 0.0  # events bring no pass further forward
         self._policy: HostpidPolicy | None = None
+        self._joined: Joined | None = None  # NVML's last answer
+        self._refreshing, self._refreshed = asyncio.Lock(), -inf  # the map, and when that began
         self._resident = Resident()
 
     def _discoveries(self, procfs: Procfs) -> Iterator[Discovery]:
@@ -110,6 +102,11 @@ class Repairer:
         lanes = self._reader.workers if isinstance(self._reader, Lanes) else ()
         return [self.writing.worker, *lanes]
 
+    def reload(self, settings: Settings) -> None:
+        """Use other settings, and list and read everything in the next pass."""
+        self.settings = settings
+        self.found.start_over()
+
     async def pass_once(
         self, policy: HostpidPolicy, joined: Joined, *, patient: bool = True, everything: bool = True
     ) -> None:
@@ -118,66 +115,63 @@ class Repairer:
         Containers with the most budget left come first.
         """
         self._resident.trim(time.monotonic())  # some 20 ms, rarely: no reason to rest after the pass
-        current = Pass(self.settings, policy, joined, self.budgets, patient=patient, everything=everything)
-        await Metered(self._pass(current), current.spend)
-        self.agenda.rest_after(current.spent, self.settings.interval, time.monotonic())
+        spent = self.turns.spent
+        if everything or policy != self._policy:
+            self.found.everything()
+        self._take_in(policy, joined, patient=patient)
+        await Metered(self._pass(patient=patient), self.turns.spend)
+        # Rest twice as long as the pass took, despite events.
+        rest = min(2 * (self.turns.spent - spent), self.settings.interval)
+        self.not_before = time.monotonic() + rest
 
-    async def _pass(self, this: Pass) -> None:
-        self._take_in(this)
+    def _take_in(self, policy: HostpidPolicy, joined: Joined, *, patient: bool) -> None:
+        """Process the policy and NVML's answer, and let the turns have them."""
+        now = time.monotonic()
+        if joined is not self._joined:
+            changed = joined.changed(self._joined)
+            for repairs in self.regions.values():
+                if repairs.values_changed(changed, now):
+                    repairs.schedule.by(now)
+        self._policy, self._joined = policy, joined
+        self.turns.take_in(self.settings, policy, joined, patient=patient)
+
+    async def _pass(self, *, patient: bool) -> None:
+        self.found.take_events()
+        self.watches.tidy()
+        self.journal.trouble("watches", self.watches.why_not, "not_watched", "watched_again")
         self.budgets.tidy()
         if isinstance(self._reader, Lanes):
             self._reader.tidy()
         self.journal.catch_up()
-        await self.found.discover(this)
-        await this.slices.yield_if_due()
-        self._take_in_ends(this)
-        if self._judging is not None and not this.patient:
+        slices = Slices()
+        await self.found.discover(slices, self.settings.interval, patient=patient)
+        await slices.yield_if_due()
+        now = time.monotonic()
+        for repairs in self.owners.ended():
+            repairs.schedule.by(now)
+        if self._judging is None and self._abandoned.wait() <= 0:
+            self._judging = asyncio.create_task(self._judge_abandoned(patient=patient))
+        if self._judging is not None and not patient:
             await asyncio.wait({self._judging})
-        await this.slices.yield_if_due()
-        await self.turns.take(await self.found.read_due(this, self.turns.going), this)
+        await slices.yield_if_due()
+        await self.turns.take()
 
-    async def _refresh(self, seen: float, this: Pass) -> bool:
+    async def _refresh(self, seen: float) -> bool:
         """Refresh the map of processes unless it is younger than ``seen``; False if that is too early."""
         async with self._refreshing:
             if self._refreshed < seen:
-                began = time.monotonic()
+                began, patient = time.monotonic(), self.turns.patient
                 # A separate task is not charged to any container.
-                refresh = self.pidmap.catch_up(Slices(), rate_limited=this.patient)
-                if not await asyncio.create_task(refresh):
+                if not await asyncio.create_task(self.pidmap.catch_up(Slices(), rate_limited=patient)):
                     return False
-                await asyncio.create_task(self._namespaces.catch_up(Slices(), bounded=this.patient))
+                await asyncio.create_task(self._namespaces.catch_up(Slices(), bounded=patient))
                 self._refreshed = began
         return True
-
-    def _take_in(self, this: Pass) -> None:
-        """Process new reports of NVML and the kernel."""
-        if this.joined is not self._joined:
-            changed = this.joined.changed(self._joined)
-            self._joined = this.joined
-            for path, repairs in self.regions.items():
-                reports = bool(repairs.held) and this.now - repairs.planned >= REPORT_SECONDS
-                if reports:  # they show if its watcher is still wrong
-                    repairs.unsettle()
-                if reports or (changed != set() and repairs.values_changed(changed)):
-                    self.agenda.by(path, this.now)
-        if this.policy != self._policy:
-            self._policy, this.everything = this.policy, True
-        self.take_events()
-        self.watches.tidy()
-        self.journal.trouble("watches", self.watches.why_not, "not_watched", "watched_again")
-
-    def _take_in_ends(self, this: Pass) -> None:
-        """Process ended owners and abandoned files."""
-        now = time.monotonic()
-        for repairs in self.owners.ended():
-            self.agenda.by(repairs.region.path, now)
-        if self._judging is None and self._abandoned.wait() <= 0:
-            self._judging = asyncio.create_task(self._judge_abandoned(patient=this.patient))
 
     async def _judge_abandoned(self, *, patient: bool) -> None:
         try:
             for repairs in await self._abandoned.judge(patient=patient):
-                self.agenda.by(repairs.region.path, time.monotonic())
+                repairs.schedule.by(time.monotonic())
                 self.journal.record(
                     "region_abandoned", container=repairs.ownership.container, path=repairs.region.path
                 )
@@ -197,17 +191,13 @@ class Repairer:
 
     def take_events(self) -> None:
         """Read some kernel events; may bring `next_pass` forward."""
-        if self.watches.take():
-            self.agenda.events_lost(time.monotonic())
-            for repairs in self.regions.values():
-                repairs.attach()
+        self.found.take_events()
 
     def next_pass(self) -> float:
         """Return the next known work's monotonic time."""
         interval = self.settings.interval
         wait = interval if self.owners.polled else max(interval, self._abandoned.wait())
-        wanted = min(discovery.wants() for discovery in self.found.discoveries)
-        return self.agenda.next_pass(wait, wanted, time.monotonic(), self.turns.going)
+        return max(min(time.monotonic() + wait, self.found.wants(self.turns.going)), self.not_before)
 
     def watchers(self) -> dict[str, int]:
         """Count containers by their watchers' evidence of the policy: one sample found confirms it."""
@@ -239,4 +229,4 @@ class Repairer:
 
     def reports(self) -> tuple[RegionReport, ...]:
         """Return every region's report, as of its last turn."""
-        return tuple(self.found.reports.values())
+        return tuple(repairs.report for repairs in self.regions.values() if repairs.report is not None)

@@ -32,6 +32,8 @@ _REASONS: tuple[UnresolvedReason | None, ...] = (None, *UnresolvedReason)
 #: How often a slot without a process is checked again, at first each pass, then ever more rarely. A dead one can be
 #: taken again without a byte or the file's time changing; only lost events are found so late.
 EAGER_LOOKS, _LONGEST_LOOK = 4, 60.0
+#: Seconds: later searches are at its multiples, when right regions are read (`schedule.aligned`).
+_TOGETHER = 4.0
 _SETTLED_LOOKS = EAGER_LOOKS + 6  # from then on the pauses are as long as they get
 #: Answers without a search, and seconds until a container that makes the kernel wait is asked again.
 NOT_SEARCHED, _SLOW_SEARCH = {UnresolvedReason.OVER_BUDGET, UnresolvedReason.TOO_SLOW}, 1.0
@@ -226,9 +228,8 @@ class UnownedSlots:
             flags &= ~_UNSURE
             self._looks[index] = looks = min(looks + 1, 255)
             if looks > EAGER_LOOKS:
-                self._next[index] = now + doubled(
-                    0.5, _LONGEST_LOOK, (looks - EAGER_LOOKS) << bool(flags & _DEAD)
-                )
+                at = now + doubled(0.5, _LONGEST_LOOK, (looks - EAGER_LOOKS) << bool(flags & _DEAD))
+                self._next[index] = at if at < now + _TOGETHER else at // _TOGETHER * _TOGETHER
         elif why is UnresolvedReason.TOO_SLOW:
             self._next[index] = now + _SLOW_SEARCH
         self._codes[index] = _UNOWNED + _REASONS.index(why) | flags

@@ -1,4 +1,4 @@
-"""Containers' turns: a coroutine for each container with work reads, searches, plans, writes and reports.
+"""Containers' turns: a coroutine for each container with work searches, plans, writes and reports.
 
 All go on at once and share one slice in each round of the loop. A turn that waits for a child delays no other. A pass
 leaves out containers with a turn in progress.
@@ -8,73 +8,94 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from functools import partial
 from typing import TYPE_CHECKING
 
 from resolver.base.budget import Metered, Rounds, Slices
 from resolver.base.counters import CounterName, Shortage
-from resolver.base.errors import ResolverError
+from resolver.base.errors import RegionRejected, ResolverError, TooSlow, WorkerFailed
 from resolver.base.reasons import UnresolvedReason
 from resolver.hami.process_reads import hami_variables
 from resolver.linux.procfs import ProcessHandle
 from resolver.repair.orders import ORDER_SECONDS, of_slot
 from resolver.repair.plan import Inputs
+from resolver.repair.region_report import region_report
+from resolver.repair.region_slots import SOON_SECONDS
 from resolver.repair.reported_values import TWO_TICKS
 from resolver.workers import slot_writer
 from resolver.workers.means import shortage_of
 
 if TYPE_CHECKING:
     from collections import Counter
-    from collections.abc import Awaitable, Callable, Iterator, Mapping
+    from collections.abc import Awaitable, Callable, Iterator
 
     from resolver.base.journal import Journal
-    from resolver.containers.log_names import ContainerNames
+    from resolver.config import Settings
+    from resolver.gpu.attribution import Joined
+    from resolver.hami.hostpid_policy import HostpidPolicy
     from resolver.hami.owner_check import Pause
-    from resolver.repair.agenda import Pass
+    from resolver.hami.region import RegionView
     from resolver.repair.known_regions import KnownRegions
     from resolver.repair.orders import Writing
     from resolver.repair.plan import Order
     from resolver.repair.region import RegionRepairs
-    from resolver.repair.slot_states import OwnedSlot
     from resolver.workers.lanes import TenantReader
 
-#: Seconds after which a pass waits no more for the turns that it began.
-_PASS_SECONDS = 0.01
+#: Seconds after which a pass reads no more regions, and waits no more for the turns that it began.
+_READ_SECONDS, _PASS_SECONDS = 0.05, 0.01
+#: Seconds that no container is charged for: a region was only read.
+_TRIFLE_SECONDS = 5e-5
 
 
 class Turns:
-    """Turns in progress: ``going``, by account.
+    """Turns in progress: ``going``, by account. They use the newest settings, ``policy`` and NVML's answer, ``joined``.
 
-    ``refresh(seen, this)`` makes the map of processes younger than ``seen``, if it may. ``wake`` is called after a turn
-    that outlived its pass. ``ask_nvml`` is set when a turn needs a newer answer.
+    ``refresh(seen)`` makes the map of processes younger than ``seen``, if it may. ``wake`` is called after a turn that
+    outlived its pass. ``ask_nvml`` is set when a turn needs a newer answer.
     """
 
     def __init__(
         self,
         known: KnownRegions,
-        names: ContainerNames,
         reader: TenantReader,
         writing: Writing,
-        refresh: Callable[[float, Pass], Awaitable[bool]],
+        refresh: Callable[[float], Awaitable[bool]],
         wake: Callable[[], None],
         counters: Counter[str],
         journal: Journal,
     ) -> None:
         self.going: dict[str, asyncio.Task[None]] = {}
-        self.names, self._reader, self.ask_nvml = names, reader, asyncio.Event()
-        self._known, self._writing, self._refresh, self._wake = known, writing, refresh, wake
-        self._counters, self._journal = counters, journal
+        self.ask_nvml = asyncio.Event()
+        self.spent = 0.0  # seconds on the loop, ever
+        self._known, self._reader, self._writing, self._refresh = known, reader, writing, refresh
+        self._wake, self._counters, self._journal = wake, counters, journal
         self._rounds = Rounds()
         self._failure: BaseException | None = None  # of a turn, until a pass raises it
 
-    async def take(self, busy: Mapping[str, list[RegionRepairs]], this: Pass) -> None:
-        """Start each container's turn; wait for all, or briefly in a patient pass."""
-        for account, regions in busy.items():
-            task = self.going[account] = asyncio.create_task(self._alone(account, regions, this))
-            task.add_done_callback(partial(self._ended, account))
-        if busy:
-            begun = [self.going[account] for account in busy]
-            _, late = await asyncio.wait(begun, timeout=_PASS_SECONDS if this.patient else None)
+    def take_in(self, settings: Settings, policy: HostpidPolicy, joined: Joined, *, patient: bool) -> None:
+        """Use these from now on; not ``patient``: without regard to budgets."""
+        self._settings, self._policy, self._joined, self.patient = settings, policy, joined, patient
+
+    def spend(self, seconds: float) -> None:
+        self.spent += seconds
+
+    def _charge(self, account: str, seconds: float) -> None:
+        if seconds >= _TRIFLE_SECONDS:
+            self._known.budgets.spend(account, seconds)
+
+    def _charge_turn(self, account: str, seconds: float) -> None:
+        self.spend(seconds)
+        self._charge(account, seconds)
+
+    def _over(self, account: str) -> bool:
+        return self.patient and self._known.budgets.over(account)
+
+    async def take(self) -> None:
+        """Read due regions and start the turns of those with work; wait for all, or briefly if ``patient``."""
+        begun = [self._start(account, regions) for account, regions in (await self._read_due()).items()]
+        if begun:
+            _, late = await asyncio.wait(begun, timeout=_PASS_SECONDS if self.patient else None)
             for task in late:
                 task.add_done_callback(lambda _: self._wake())
         failure, self._failure = self._failure, None
@@ -82,47 +103,135 @@ class Turns:
             raise failure
 
     def close(self) -> None:
-        """Cancel all turns."""
         for task in self.going.values():
             task.cancel()
         self.going.clear()
+
+    async def _read_due(self) -> dict[str, list[tuple[RegionRepairs, bool]]]:
+        """Read due regions from the page cache; return those with work by account, and if a lane has to read them."""
+        busy: dict[str, list[tuple[RegionRepairs, bool]]] = {}
+        slices, began, since = Slices(), time.monotonic(), time.thread_time()
+        for repairs in self._known.due(began + SOON_SECONDS, self.going):
+            account = repairs.ownership.account
+            if repairs.closed:
+                continue
+            if self._over(account):
+                self._put_off(repairs)
+                continue
+            self._known.watch(repairs)
+            try:
+                view = repairs.region.read_at_once()
+                if view is None or self._look(repairs, view):
+                    busy.setdefault(account, []).append((repairs, view is None))
+            except RegionRejected as why:
+                self._known.reject(repairs.region, why)
+            now = time.thread_time()
+            self._charge(account, now - since)
+            if slices.over():
+                if self.patient and time.monotonic() - began >= _READ_SECONDS:
+                    break
+                await slices.yield_now()
+                now = time.thread_time()
+            since = now
+        return busy
+
+    def _start(self, account: str, regions: list[tuple[RegionRepairs, bool]]) -> asyncio.Task[None]:
+        task = self.going[account] = asyncio.create_task(self._alone(account, regions))
+        task.add_done_callback(partial(self._ended, account))
+        return task
 
     def _ended(self, account: str, task: asyncio.Task[None]) -> None:
         self.going.pop(account, None)
         if not task.cancelled():
             self._failure = task.exception() or self._failure
 
-    async def _alone(self, account: str, regions: list[RegionRepairs], this: Pass) -> None:
+    async def _alone(self, account: str, regions: list[tuple[RegionRepairs, bool]]) -> None:
         """Run one turn; an internal error ends only this turn."""
         try:
-            await Metered(self._turn(account, regions, this), partial(this.charge, account), self._rounds)
+            await Metered(self._turn(account, regions), partial(self._charge_turn, account), self._rounds)
         except Exception as error:
             if shortage_of(getattr(error, "errno", None)) in (Shortage.DESCRIPTORS, Shortage.MEMORY):
                 raise  # this concerns all containers
             # A defect, or something that a tenant made the kernel refuse: shown, counted, and survived.
             self._counters[CounterName.INTERNAL_ERRORS] += 1
-            container = regions[0].ownership.container
+            container = regions[0][0].ownership.container
             self._journal.record("internal_error", level="exception", container=container, step="pass")
-            for repairs in regions:
-                self._known.put_off(repairs, this, None)
+            for repairs, _ in regions:
+                self._put_off(repairs, None)
 
-    async def _turn(self, account: str, regions: list[RegionRepairs], this: Pass) -> None:
+    async def _turn(self, account: str, regions: list[tuple[RegionRepairs, bool]]) -> None:
         pause = Slices().yield_if_due
-        for repairs in regions:
-            if this.over(account) and not repairs.closed:
-                self._known.put_off(repairs, this)
-            elif await self._known.read(repairs, this):
-                await self._find_owners(repairs, this, pause)
-                await self._repair(repairs, this, pause)
+        for repairs, unread in regions:
+            if self._over(account) and not repairs.closed:
+                self._put_off(repairs)
+            elif not repairs.closed and (not unread or await self._read(repairs)):
+                if self._settings.hami_metrics:
+                    await repairs.count(self._reader)
+                await self._find_owners(repairs, pause)
+                await self._repair(repairs, pause)
             await pause()
 
-    async def _find_owners(self, repairs: RegionRepairs, this: Pass, pause: Pause) -> None:
-        due = repairs.slots.due(this.now + this.ahead)  # taken from its end
+    # -- reads --------------------------------------------------------------------------------------
+
+    async def _read(self, repairs: RegionRepairs) -> bool:
+        """Read by a lane a region that the page cache lacks; False without work."""
+        try:
+            view = await repairs.region.read_by(self._reader, repairs.ownership.account)
+            return not repairs.closed and self._look(repairs, view)
+        except RegionRejected as why:
+            self._known.reject(repairs.region, why)
+        except (TooSlow, WorkerFailed):
+            self._put_off(repairs, UnresolvedReason.TOO_SLOW)
+        return False
+
+    def _look(self, repairs: RegionRepairs, view: RegionView) -> bool:
+        """Process a region's view; True if it has work."""
+        now, settings = time.monotonic(), self._settings
+        for state in repairs.observe(view, watched=repairs.region.path in self._known.watches):
+            self._known.owners.unwatch(state)
+        has_work = repairs.has_work(now, self._policy, settings.write_utilization, settings.dry_run)
+        repairs.schedule.taken(now)
+        if not has_work:
+            self._schedule(repairs)
+        return has_work or (settings.hami_metrics and repairs.counts_are_due(now))
+
+    def _schedule(self, repairs: RegionRepairs) -> None:
+        watched = repairs.region.path in self._known.watches
+        repairs.schedule.looked(
+            self._settings.interval,
+            watched=watched,
+            quiet_until=repairs.quiet_until(),
+            right=repairs.right,
+            started=repairs.started,
+        )
+
+    def _put_off(
+        self, repairs: RegionRepairs, why: UnresolvedReason | None = UnresolvedReason.OVER_BUDGET
+    ) -> None:
+        """Delay due work: its container is over budget, makes the kernel wait, or met a defect."""
+        now = time.monotonic()
+        if why is UnresolvedReason.OVER_BUDGET:
+            self._counters[CounterName.OVER_BUDGET] += 1
+        repairs.schedule.put_off(now + self._settings.interval)
+        if why is not None and repairs.slots.put_off(now, why):
+            self._report(repairs)
+
+    def _report(self, repairs: RegionRepairs) -> None:
+        if not repairs.closed:
+            repairs.report = region_report(
+                repairs, self._joined, self._known.owners.container_id, time.monotonic()
+            )
+
+    # -- owners -------------------------------------------------------------------------------------
+
+    async def _find_owners(self, repairs: RegionRepairs, pause: Pause) -> None:
+        now = time.monotonic()
+        due = repairs.slots.due(now)  # taken from its end
         # The map has to be younger than the sight of the slots: then a process that is not in it does not exist.
-        if due and not await self._refresh(repairs.seen_at, this):
+        if due and not await self._refresh(repairs.schedule.last):
             return
-        while due and not repairs.closed and not this.over(repairs.ownership.account):
-            await self._search(repairs, due.pop(), this.now, pause)
+        while due and not repairs.closed and not self._over(repairs.ownership.account):
+            await self._search(repairs, due.pop(), now, pause)
             await pause()
 
     async def _search(self, repairs: RegionRepairs, index: int, now: float, pause: Pause) -> None:
@@ -139,7 +248,7 @@ class Turns:
                 return
             self._known.owners.unwatch(state)
         if isinstance(owner, ProcessHandle):
-            self._own(repairs, slots.own(index, owner))
+            self._known.owners.watch(repairs, slots.own(index, owner))
         else:
             slots.unowned.not_found(index, owner, now)
             self._not_found(repairs, index, owner)
@@ -159,18 +268,9 @@ class Turns:
         if undecided:
             self._known.abandoned.suspect(repairs)
 
-    def _own(self, repairs: RegionRepairs, state: OwnedSlot) -> None:
-        """Watch a slot's owner and remember its container: the directory may name an init container."""
-        ownership = repairs.ownership
-        self._known.owners.watch(repairs, state, "" if ownership.claim else ownership.container)
-        container = self._known.owners.container(state.owner.process.host_pid)
-        self.names.refresh()
-        name = self.names.of(container.container_id)
-        state.named(container.pod_uid or "", name.container if name else "")
-
-    async def _read_variables(self, repairs: RegionRepairs, now: float) -> None:
+    async def _read_variables(self, repairs: RegionRepairs) -> None:
         """Read HAMi's settings from new owners' environments, once; a tenant can make that fail for a while."""
-        payer = repairs.ownership.account
+        payer, now = repairs.ownership.account, time.monotonic()
         for state in repairs.slots.distinguished():
             if not state.reads(now):
                 continue
@@ -182,32 +282,37 @@ class Turns:
                 )
                 state.knows(*variables)
 
-    async def _repair(self, repairs: RegionRepairs, this: Pass, pause: Pause) -> None:
+    # -- repairs ------------------------------------------------------------------------------------
+
+    async def _repair(self, repairs: RegionRepairs, pause: Pause) -> None:
         """Plan, write and report: begun work ends somehow, to give a result for its cost."""
-        account = repairs.ownership.account
-        await self._read_variables(repairs, this.now)
-        inputs = Inputs(this.now, this.policy, this.joined, this.settings.write_utilization)
-        orders, more, over = repairs.plan(inputs), True, False
+        account, policy, joined = repairs.ownership.account, self._policy, self._joined
+        await self._read_variables(repairs)
+        now = time.monotonic()
+        orders = repairs.plan(Inputs(now, policy, joined, self._settings.write_utilization))
+        more, over = True, False
         while more and not repairs.closed:
-            over = this.over(account)
-            more = await self._write(repairs, orders, this) and not over
+            over = self._over(account)
+            more = await self._write(repairs, orders) and not over
             await pause()
         if repairs.closed:
             return
         unsure = any(state.evidence.unsure() for state in repairs.slots.distinguished())
-        if unsure and this.now - this.joined.answered >= TWO_TICKS:  # else a tenant would set the pace
+        if unsure and now - joined.answered >= TWO_TICKS:  # else a tenant would set the pace
             self.ask_nvml.set()
         self._log_conflicts(repairs)
-        if not this.settings.dry_run:
+        if not self._settings.dry_run:
             corrected = await self._writing.hold(repairs, [] if over else repairs.held)
-            this.charge(account, corrected * ORDER_SECONDS)
-            self._log_stuck(repairs, this)
-            repairs.note_finding(this.now, this.joined.refused)
-        self._known.finish(repairs, this)
+            self._charge_turn(account, corrected * ORDER_SECONDS)
+            self._log_stuck(repairs, policy, joined, now)
+            repairs.note_finding(now, joined.refused)
+        repairs.slots.rest()
+        self._schedule(repairs)
+        self._report(repairs)
         if over:
-            self._known.put_off(repairs, this)
+            self._put_off(repairs)
 
-    async def _write(self, repairs: RegionRepairs, orders: Iterator[Order | None], this: Pass) -> bool:
+    async def _write(self, repairs: RegionRepairs, orders: Iterator[Order | None]) -> bool:
         """Send one batch to the writer; True if more may follow."""
         batch: list[Order] = []
         slices = Slices()
@@ -221,11 +326,11 @@ class Turns:
                 if repairs.closed:
                     return False
         more = len(batch) == slot_writer.MAX_ORDERS
-        if this.settings.dry_run:
+        if self._settings.dry_run:
             for order in batch:
                 self._writing.would_write(repairs, order)
         elif batch:
-            this.charge(repairs.ownership.account, len(batch) * ORDER_SECONDS)
+            self._charge_turn(repairs.ownership.account, len(batch) * ORDER_SECONDS)
             more = await self._writing.carry_out(repairs, batch) and more
         return more
 
@@ -242,11 +347,11 @@ class Turns:
                 next_try_seconds=wait,
             )
 
-    def _log_stuck(self, repairs: RegionRepairs, this: Pass) -> None:
+    def _log_stuck(self, repairs: RegionRepairs, policy: HostpidPolicy, joined: Joined, now: float) -> None:
         """Log values that do not stay right, once per process."""
-        blind, uuids = repairs.blind(this.joined.refused), repairs.view.uuids
+        blind, uuids = repairs.blind(joined.refused), repairs.view.uuids
         for state in repairs.slots.distinguished():
-            if state.explain(this.policy, this.now, uuids, blind):
+            if state.explain(policy, now, uuids, blind):
                 if disputed := state.evidence.disputed():
                     self._counters[CounterName.ZEROS_DISPUTED] += 1
                 else:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from resolver.base import journal as log
 from resolver.config import HostpidNamespace, Settings
 from resolver.daemon.service import Service
-from resolver.repair.agenda import STARTED
+from resolver.repair.schedule import STARTED
 from tests.bench.crowd import UUID, crowd, host_pids, make_regions
 from tests.bench.timing import Progress, RowValues
 

@@ -7,7 +7,7 @@ import time
 from datetime import datetime
 from pathlib import Path
 
-from resolver.repair.agenda import STARTED
+from resolver.repair.schedule import STARTED
 from tests.bench.timing import Progress, RowValues
 from tests.fakes.container import Container
 from tests.fakes.daemon import BOUND, Daemon

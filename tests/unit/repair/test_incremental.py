@@ -80,7 +80,7 @@ class Life:
         if at.joined is not self.before:
             changed = at.joined.changed(self.before)
             self.before, self.answered = at.joined, now
-            repairs.values_changed(None if self.whole else changed)
+            repairs.values_changed(None if self.whole else changed, now)
         repairs.region.mtime_ns += at.touched
         for state in [each for each in repairs.slots.distinguished() if each.slot.pid in at.ended]:
             state.owner.close()

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from resolver.base.counters import Shortage
+from resolver.containers.log_names import ContainerNames
 from resolver.linux.procfs import Procfs
 from resolver.pids.pidmap import PidMap
 from resolver.pids.scan import ScanSource
@@ -29,7 +30,7 @@ def stack() -> Iterator[ExitStack]:
 
 def test_an_owner_that_epoll_does_not_take_is_polled(stack: ExitStack) -> None:
     procfs, benches = Procfs(), (Bench(stack), Bench(stack))
-    owners = Owners(procfs, PidMap(ScanSource(procfs)))
+    owners = Owners(procfs, PidMap(ScanSource(procfs)), ContainerNames("", ""))
     exits = owners._exits
 
     def refused(*_: object) -> None:
@@ -38,7 +39,7 @@ def test_an_owner_that_epoll_does_not_take_is_polled(stack: ExitStack) -> None:
     def watched(bench: Bench, process: subprocess.Popen[bytes]) -> OwnedSlot:
         bench.see((7, 0))
         state = bench.repairs.slots.own(0, procfs.open_handle(process.pid))
-        owners.watch(bench.repairs, state, "")
+        owners.watch(bench.repairs, state)
         return state
 
     owners._exits = SimpleNamespace(register=refused, unregister=exits.unregister, poll=exits.poll)  # type: ignore[assignment]

@@ -15,9 +15,9 @@ from resolver.base.reasons import RepairReason, UnresolvedReason
 from resolver.config import WriteUtilization
 from resolver.hami.hostpid_policy import HostpidPolicy, WatcherFinding
 from resolver.hami.layout import LAYOUTS
-from resolver.repair.agenda import STARTED
 from resolver.repair.plan import Inputs, slot_word
 from resolver.repair.reported_values import TWO_TICKS
+from resolver.repair.schedule import STARTED
 from tests.fakes.planned import ALWAYS, AUTO, CONTAINER, HOST, NEVER, UNKNOWN, UUIDS, Bench, SlotValues
 
 
@@ -514,9 +514,9 @@ def test_a_region_is_quiet_until_anything_changes(bench: Bench) -> None:
     bench.repairs.unsettle()
     assert bench.repairs.has_work(bench.now, HOST)
     assert quiet(bench, HOST)
-    bench.repairs.values_changed({4712})
+    bench.repairs.values_changed({4712}, bench.now)
     assert not bench.repairs.has_work(bench.now, HOST)
-    bench.repairs.values_changed({4711})
+    bench.repairs.values_changed({4711}, bench.now)
     assert bench.repairs.has_work(bench.now, HOST)
     assert quiet(bench, HOST)
     bench.repairs._unwritable_until = bench.now + 5.0

@@ -91,9 +91,9 @@ def test_the_end_of_an_owner_is_looked_into_in_its_own_region(bench: Bench) -> N
     for ns_pid, host_pid in ((7, 4711), (8, 4712)):
         bench.own(ns_pid, host_pid)
     searched(bench)
-    assert not bench.repairs.values_changed({4713})
+    assert not bench.repairs.values_changed({4713}, bench.now)
     assert not has_work(bench)
-    assert bench.repairs.values_changed({4712})
+    assert bench.repairs.values_changed({4712}, bench.now)
     assert has_work(bench)
     searched(bench)
     state = bench.state(7)

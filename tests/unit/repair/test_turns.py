@@ -26,7 +26,6 @@ from resolver.hami.hostpid_policy import HostpidPolicy
 from resolver.hami.region import RegionView, SharedRegion
 from resolver.linux.cgroup import NO_CONTAINER
 from resolver.linux.procfs import ProcessHandle
-from resolver.repair.agenda import Pass
 from resolver.repair.region import RegionRepairs
 from resolver.repair.reported_values import Evidence
 from resolver.state import SlotReport, SlotReports
@@ -116,7 +115,7 @@ def test_good_repair_does_not_wait_for_expensive_one(bench: Patient) -> None:
     process = bench.child()
     path = bench.file((7, 0), name="good")
     bench.told.host_pids = {7: process.pid}
-    bench.repairer.agenda._next_discovery = 0.0
+    bench.repairer.found.start_over()
     began = time.thread_time()
     until(bench, lambda: slot(path)[1] == process.pid)
     assert time.thread_time() - began < 2.0  # of 4 x 300 x 0.005 = 6 s
@@ -156,7 +155,7 @@ def test_stopped_daemon_charges_no_container_for_a_read(
         return read(region)
 
     monkeypatch.setattr(SharedRegion, "read_at_once", stopped)
-    bench.repairer.agenda.everything(0.0)
+    bench.repairer.found.everything()
     bench.step()
     assert not bench.repairer.budgets.overdrawn
 
@@ -225,7 +224,7 @@ def test_waiting_turn_delays_no_other(bench: Patient) -> None:
     slow = bench.file((7, 0), name="slow")
     until(bench, lambda: bool(bench.repairer.turns.going))
     good = bench.file((8, 0), name="good")
-    bench.repairer.agenda._next_discovery = 0.0
+    bench.repairer.found.start_over()
     until(bench, lambda: slot(good)[1] == process.pid and len(bench.repairer.turns.going) == 1)
     assert slot(slow)[1] == 0
     answers.set()
@@ -234,20 +233,22 @@ def test_waiting_turn_delays_no_other(bench: Patient) -> None:
 
 def test_news_during_a_late_turn_is_read_after_it(bench: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pass puts the container's regions off by an interval; with one of a minute a new slot waited as long."""
-    answers, turns, agenda = asyncio.Event(), bench.repairer.turns, bench.repairer.agenda
+    answers, turns = asyncio.Event(), bench.repairer.turns
     turn = turns._turn
 
-    async def late(account: str, regions: list[RegionRepairs], this: Pass) -> None:
-        await turn(account, regions, this)
+    async def late(account: str, regions: list[tuple[RegionRepairs, bool]]) -> None:
+        await turn(account, regions)
         await answers.wait()
 
     monkeypatch.setattr(turns, "_turn", late)
     bench.repairer.settings = structs.replace(bench.settings, interval=60.0)
     path = bench.file((7, 0), name="slow")
     until(bench, lambda: bool(turns.going))
-    agenda.attached(str(path), time.monotonic())
+    schedule = bench.repairer.regions[str(path)].schedule
+    schedule.attach(time.monotonic())
     bench.step()
-    assert agenda.next() <= time.monotonic()
+    assert schedule.due <= time.monotonic()
+    bench.repairer.found._refresh_at = math.inf
     assert bench.repairer.next_pass() > time.monotonic() + 30.0
     woken = bench.woken
     answers.set()
@@ -317,12 +318,12 @@ def test_a_region_has_the_name_of_the_container_that_uses_it(
     bench: Patient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """HAMi names the directory after an init container, and an app container of the pod mounts the same one."""
-    container_id, links, turns = "a" * 64, tmp_path / "log", bench.repairer.turns
+    container_id, links, owners = "a" * 64, tmp_path / "log", bench.repairer.owners
     links.mkdir()
     (links / f"pod_ns_main-{container_id}.log").symlink_to("/nowhere")
-    monkeypatch.setattr(turns, "names", ContainerNames(str(links), ""))
+    monkeypatch.setattr(owners, "_names", ContainerNames(str(links), ""))
     container = NO_CONTAINER._replace(container_id=container_id)
-    monkeypatch.setattr(bench.repairer.owners, "container", lambda _: container)
+    monkeypatch.setattr(owners._procfs, "container", lambda _: container)
     path = bench.file((7, 0), name="init")
     bench.step()
     assert [each.container_name for each in bench.repairer.reports()] in ([], ["init"])
@@ -371,14 +372,14 @@ def test_region_that_a_lane_reads_delays_no_other(
 
 
 async def test_turns_share_a_refresh_begun_after_they_read(bench: Patient) -> None:
-    this = Pass(bench.settings, HOST, bench.joined, bench.repairer.budgets, patient=True, everything=False)
-    refresh, pidmap = bench.repairer._refresh, bench.pidmap
+    refresh, pidmap, turns = bench.repairer._refresh, bench.pidmap, bench.repairer.turns
+    turns.take_in(bench.settings, HOST, bench.joined, patient=True)
     seen = time.monotonic()
-    assert await asyncio.gather(*(refresh(seen, this) for _ in range(3))) == [True] * 3
+    assert await asyncio.gather(*(refresh(seen) for _ in range(3))) == [True] * 3
     assert pidmap.refreshes == 1
     pidmap.next_refresh = math.inf
-    assert await refresh(seen, this)
-    assert not await refresh(time.monotonic(), this), "what was read since then needs a newer one"
-    this.patient = False
-    assert await refresh(time.monotonic(), this)
+    assert await refresh(seen)
+    assert not await refresh(time.monotonic()), "what was read since then needs a newer one"
+    turns.take_in(bench.settings, HOST, bench.joined, patient=False)
+    assert await refresh(time.monotonic())
     assert pidmap.refreshes == 2

@@ -1,0 +1,87 @@
+"""Schedule of a region's reads.
+
+A process takes its slot milliseconds after attaching. It guesses its host PID when CUDA has started, seconds later, by
+a store that the kernel does not report: a region is read often until then, later every interval if work is pending or
+attaching goes unreported, else rarely.
+"""
+
+from __future__ import annotations
+
+from math import frexp, inf
+
+#: Seconds since a process attached -> seconds until the next read. After these the interval, until `STARTED`.
+_STEPS = ((3.0, 0.02), (20.0, 0.1))
+#: Where each slot is right the pause grows with the time since then, by this share up to so many seconds.
+_GROWTH, _GROWN = 1 / 4, 4.0
+#: Seconds after which a process that attached has surely started.
+STARTED = 60.0
+#: Seconds between two reads of one region, whatever its tenant does; the first one after an attachment comes at once.
+_SHORTEST = 0.004
+#: Intervals between reads of a right region whose changes the kernel reports.
+QUIET_INTERVALS = 16
+
+
+def aligned(now: float, pause: float) -> float:
+    """Return the end of a pause of at most ``pause`` seconds, the same for all with this pause: they share a pass."""
+    return (now // pause + 1) * pause
+
+
+class Schedule:
+    """Times of one region, monotonic: it is due at ``regular``, or at ``early`` after an event since the last read."""
+
+    __slots__ = ("attached", "early", "last", "regular")
+
+    def __init__(self, attached: float) -> None:
+        self.attached, self.regular, self.early, self.last = attached, -inf, inf, -inf
+
+    @property
+    def due(self) -> float:
+        return min(self.regular, self.early)
+
+    def before(self, until: float) -> bool:
+        """Check if it is due by then."""
+        return self.regular <= until or self.early <= until
+
+    def attach(self, now: float) -> None:
+        """Note that a process attached."""
+        self.by(max(now, self.last + _SHORTEST))
+        self.attached = now
+
+    def by(self, when: float) -> None:
+        """Read the region by this time."""
+        self.early = min(self.early, when)
+
+    def put_off(self, when: float) -> None:
+        """Read the region no earlier."""
+        self.regular, self.early = max(self.due, when), inf
+
+    def taken(self, now: float) -> None:
+        """Note a read; a later event makes the region due again."""
+        self.regular, self.early, self.last = now + _SHORTEST, inf, now
+
+    def looked(
+        self,
+        interval: float,
+        *,
+        watched: bool,
+        quiet_until: float,
+        right: bool = False,
+        started: bool = False,
+    ) -> None:
+        """Schedule the next read after the last one and the turn that followed.
+
+        ``watched``: the kernel reports attaching processes. Before ``quiet_until`` (0: now) no work is expected.
+        ``right``: the slot of the last process is right, and only its guess may change that, unless it has ``started``.
+        """
+        now, age = self.last, self.last - self.attached
+        quiet, rarely = max(interval, quiet_until - now), QUIET_INTERVALS * interval
+        if watched and (started or age >= STARTED):
+            self.regular = now + quiet if quiet < rarely else aligned(now, rarely)
+            return
+        often = next((pause for until, pause in _STEPS if age < until), interval)
+        # At first as long again as it is since the event: the slot comes milliseconds after it.
+        self.regular = now + min(interval, often, max(_SHORTEST, age))
+        if watched and right:
+            _, exponent = frexp(max(_SHORTEST, min(_GROWN, _GROWTH * age)))
+            shared = aligned(now, 2.0 ** (exponent - 1))
+            self.regular = max(self.regular, min(shared, now + quiet))
