@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from resolver.hami.region import RegionView
     from resolver.repair.plan import Order
     from resolver.repair.region import RegionRepairs
-    from resolver.repair.slot_states import OwnedSlot
+    from resolver.repair.slots import OwnedSlot
     from resolver.state import Snapshot
 
     #: A repair that a dry run leaves out: its container, the file, and cells of the table.

@@ -11,7 +11,7 @@ from resolver.daemon.service import Service
 from resolver.repair.plan import Order
 from resolver.repair.region import RegionRepairs
 from resolver.repair.reported_values import TWO_TICKS
-from resolver.repair.slot_states import OwnedSlot
+from resolver.repair.slots import OwnedSlot
 from resolver.state import Snapshot
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from resolver.base.reasons import RepairReason
     from resolver.repair.plan import Order
     from resolver.repair.region import RegionRepairs
-    from resolver.repair.slot_states import OwnedSlot
+    from resolver.repair.slots import OwnedSlot
 
 _WRITER_SECONDS = 1.0
 #: Seconds between two checks of the writer and its holds.

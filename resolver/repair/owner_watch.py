@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from resolver.linux.procfs import ProcessIdentity, Procfs
     from resolver.pids.pidmap import PidMap
     from resolver.repair.region import RegionRepairs
-    from resolver.repair.slot_states import OwnedSlot
+    from resolver.repair.slots import OwnedSlot
 
 
 class Owners:

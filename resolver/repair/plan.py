@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from resolver.base.reasons import UnresolvedReason
 from resolver.config import WriteUtilization
 from resolver.repair.reported_values import Verdict
-from resolver.repair.slot_states import OwnedSlot
+from resolver.repair.slots import OwnedSlot
 from resolver.workers import slot_writer
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from resolver.hami.layout import Layout
     from resolver.hami.packed_slots import SlotRecord
     from resolver.linux.procfs import ProcessHandle
-    from resolver.repair.region_slots import RegionSlots
+    from resolver.repair.slots import RegionSlots
 
 #: Seconds between two writes of zeroes to ended processes' slots: other watchers refill them at each tick.
 _ZERO_AGAIN_SECONDS = 0.4
@@ -69,14 +69,14 @@ class Inputs(NamedTuple):
 class RegionPlan:
     """One plan. ``settled``: each known owner's hostpid is right; ``calm``: so are all values, as far as known.
 
-    ``held``: words that a watcher sets wrong whenever it ticks, with their right values. ``loaded``: slots of ended
-    processes had values. ``conflicts`` are with the seconds until the next attempt.
+    ``held``: words that a watcher sets wrong whenever it ticks, with their right values. ``conflicts`` are with the
+    seconds until the next attempt.
     """
 
     def __init__(self, layout: Layout, slots: RegionSlots, inputs: Inputs) -> None:
         self._layout, self._slots, self._view, self._in = layout, slots, slots.view, inputs
         self.settled = self.calm = True
-        self.loaded, self.zeroed_at = False, inputs.zeroed_at
+        self.zeroed_at = inputs.zeroed_at
         self.right, self.held = list[OwnedSlot](), list[Order]()
         self.conflicts: list[tuple[OwnedSlot, float]] = []
 
@@ -115,7 +115,7 @@ class RegionPlan:
         for index in slots.loaded():
             if not slots.vacant(index) and not self._slots.unowned.dead(index):
                 continue
-            self.loaded, self.calm = True, False  # they are checked again until they are 0
+            self.calm = False  # they are checked again until they are 0
             yield None
             if not wait:
                 self.zeroed_at, slot = now, slots[index]

@@ -1,4 +1,4 @@
-"""One region: its file and container, its slots, when they need work, and its watchers' evidence."""
+"""One region: its file and container, its slots, when they need work, its watchers' evidence, and its report."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from resolver.config import HostpidNamespace
 from resolver.hami.hostpid_policy import FILLS_NOTHING, WatcherFinding
 from resolver.hami.layout import parse_used
 from resolver.repair.plan import Inputs, Order, RegionPlan
-from resolver.repair.region_slots import RegionSlots
 from resolver.repair.reported_values import TWO_TICKS
 from resolver.repair.schedule import STARTED, Schedule
-from resolver.state import Counted, HamiCounts
+from resolver.repair.slots import RegionSlots
+from resolver.state import Counted, HamiCounts, LimitState, RegionReport, SlotReport, SlotReports
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator
+    from collections.abc import Callable, Container, Iterator
 
     from resolver.base.budget import Account
+    from resolver.gpu.attribution import Joined
     from resolver.hami.discovery import Location, Ownership
     from resolver.hami.region import RegionView, SharedRegion
-    from resolver.repair.slot_states import OwnedSlot
-    from resolver.state import RegionReport
+    from resolver.repair.slots import OwnedSlot
     from resolver.workers.lanes import TenantReader
 
-#: Seconds after an end in which other watchers may refill its slot from older samples.
+#: Seconds after a zeroing in which other watchers may refill the slot from older samples.
 _REFILLED_SECONDS = 2.0
 #: Seconds after which held words are reviewed though nothing changed: their reports show if a watcher is still wrong.
 REPORT_SECONDS = 9.9
@@ -60,14 +60,14 @@ class RegionRepairs:
         self.report: RegionReport | None = None  # of the last turn
         self.proof, self.shown = location
         self.slots = RegionSlots()
-        self._changes = 0  # of everything that a plan depends on
-        self._settled = -1  # `_changes` at the last plan after which no hostpid was wrong
+        self._unsettled = True  # since the last whole plan something changed, or a hostpid was wrong then
+        self._changed = True  # since the last plan began
         self._values_due = inf  # when the values are checked again
         self._inputs: tuple[object, ...] = ()  # of the last plan
         self._mtime_ns = region.mtime_ns
         self.attached = False  # since the last look: it may have taken a dead slot without changing a byte
         self._came = False  # the process that attached last: its slot's owner was found
-        self._refilled_until, self._zeroed_at = 0.0, -inf
+        self._zeroed_at = -inf
         self._unwritable_until, self._unwritable = 0.0, UnresolvedReason.WRITE_FAILED
         #: The file certainly belongs to its container: not while another pod uses one that all can reach.
         self._certain = not self.proof.open
@@ -115,7 +115,7 @@ class RegionRepairs:
 
     def unsettle(self) -> None:
         """Check every slot again."""
-        self._changes += 1
+        self._unsettled = self._changed = True
         if any(state.doubted for state in self.slots.owned.values()):
             self.slots.next_look = 0.0
 
@@ -139,15 +139,11 @@ class RegionRepairs:
         if inputs != self._inputs:
             self._inputs = inputs
             self.unsettle()
-        if now >= self._refilled_until:
-            self._refilled_until = 0.0
-        due = self.slots.search_due(now) or now >= self._values_due
-        return due or self._settled != self._changes
+        return self._unsettled or self.slots.search_due(now) or now >= self._values_due
 
     def quiet_until(self) -> float:
         """Return the monotonic time until which only events cause work; 0 is now."""
-        busy = self._settled != self._changes or self._refilled_until
-        return 0.0 if busy else min(self.slots.next_look, self._values_due)
+        return 0.0 if self._unsettled else min(self.slots.next_look, self._values_due)
 
     def _paused(self, now: float) -> UnresolvedReason | None:
         """Return why not to write now, if so."""
@@ -175,8 +171,8 @@ class RegionRepairs:
 
     def plan(self, inputs: Inputs) -> Iterator[Order | None]:
         """Yield the words to change now, see `RegionPlan.orders`."""
-        changes, self._settled = self._changes, -1  # `_settled` stays behind what changes meanwhile
-        now, self.planned = inputs.now, inputs.now
+        self._unsettled, self._changed = True, False
+        now = self.planned = inputs.now
         paused, holds = self._paused(now), now >= self.not_held_until
         inputs = inputs._replace(paused=paused, holds=holds, zeroed_at=self._zeroed_at)
         plan = RegionPlan(self.region.layout, self.slots, inputs)
@@ -188,10 +184,9 @@ class RegionRepairs:
         self.started = self.right and all(
             state.guessed or state.evidence.begins(now) <= now - STARTED for state in plan.right
         )
-        self._settled = changes if plan.settled else -1
-        self._values_due = inf if plan.calm else now + TWO_TICKS  # a watcher may put them right until then
-        if plan.loaded:
-            self._refilled_until = now + _REFILLED_SECONDS
+        self._unsettled = self._changed or not plan.settled
+        calm = plan.calm and now >= self._zeroed_at + _REFILLED_SECONDS
+        self._values_due = inf if calm else now + TWO_TICKS  # a watcher may put them right until then
 
     def attach(self) -> None:
         """Note that a process attached, or may have."""
@@ -268,3 +263,70 @@ class RegionRepairs:
             state.owner.close()
         self.slots.owned.clear()
         self.region.close()
+
+
+def region_report(
+    repairs: RegionRepairs, joined: Joined, container_id: Callable[[int], str], now: float
+) -> RegionReport:
+    """Report a region's used slots; ``container_id`` maps host PIDs to containers."""
+    region, view = repairs.region, repairs.view
+    uuids = view.uuids
+    states = repairs.slots.distinguished()
+    claim = repairs.ownership.claim
+    owned = tuple([_slot_report(state, uuids, joined, container_id if claim else None) for state in states])
+    container_ids = (container_id(state.owner.process.host_pid) for state in states)
+    # Only a ResourceClaim's file has several containers; any other has its first owner's.
+    first = next(filter(None, container_ids), "")
+    ids = sorted({slot.container_id for slot in owned} - {""}) if claim else [first] if first else []
+    named = "" if claim else next((state.names[1] for state in states if state.names[1]), "")
+    ended, moved = view.slots.left_behind()
+    return RegionReport(
+        path=region.path,
+        pod_uid=repairs.ownership.pod_uid or None,
+        container_name=named or repairs.ownership.container_name or None,
+        layout=region.layout.name,
+        device_uuids=uuids,
+        slots=SlotReports(owned, view.slots, *repairs.slots.unowned.states(), len(uuids)),
+        container_id=ids[0] if len(ids) == 1 else None,
+        quarantined=repairs.record.quarantined(now),
+        limit=view.limit,
+        sm_limit=view.sm_limit,
+        limiting=view.utilization_switch != 0,
+        claim=claim or None,
+        container_ids=tuple(ids),
+        placement=repairs.ownership.placement or None,
+        ended=ended,
+        moved=moved,
+        limits=tuple(_limit(uuid, joined, repairs.finding) for uuid in uuids) if joined.refused else (),
+    )
+
+
+def _limit(uuid: str, joined: Joined, finding: WatcherFinding | None) -> LimitState | None:
+    """Return why HAMi-core can't enforce a limit on a device; None if it can."""
+    if uuid not in joined.refused or finding is WatcherFinding.CONFIRMS:
+        return None
+    return LimitState.NO_EFFECT if finding is WatcherFinding.UNABLE else LimitState.UNKNOWN
+
+
+def _slot_report(
+    state: OwnedSlot, uuids: tuple[str, ...], joined: Joined, container_id: Callable[[int], str] | None
+) -> SlotReport:
+    """Report a slot; ``container_id`` adds the owner's container."""
+    slot, host_pid, disputed = state.slot, state.owner.process.host_pid, state.evidence.disputed()
+    return SlotReport(
+        pid=slot.pid,
+        slot=slot.index,
+        hostpid=slot.hostpid,
+        host_pid=host_pid,
+        dead=False,
+        unresolved=state.reason,
+        repaired=state.repaired,
+        sm_util=slot.sm_util,
+        utilization=tuple(
+            None if device in disputed else joined.utilization(host_pid, uuid)
+            for device, uuid in enumerate(uuids)
+        ),
+        stuck=state.stuck,
+        container_id=container_id(host_pid) if container_id else "",
+        core_policy=state.variables[0] if state.variables else None,
+    )

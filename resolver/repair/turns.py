@@ -20,9 +20,9 @@ from resolver.hami.process_reads import hami_variables
 from resolver.linux.procfs import ProcessHandle
 from resolver.repair.orders import ORDER_SECONDS, of_slot
 from resolver.repair.plan import Inputs
-from resolver.repair.region_report import region_report
-from resolver.repair.region_slots import SOON_SECONDS
+from resolver.repair.region import region_report
 from resolver.repair.reported_values import TWO_TICKS
+from resolver.repair.slots import SOON_SECONDS
 from resolver.workers import slot_writer
 from resolver.workers.means import shortage_of
 

@@ -18,7 +18,7 @@ from resolver.linux.mappings import SuperblockPath
 from resolver.linux.procfs import ProcessHandle, ProcessIdentity
 from resolver.repair.plan import Inputs, Order
 from resolver.repair.region import RegionRepairs
-from resolver.repair.slot_states import OwnedSlot, UnownedSlots
+from resolver.repair.slots import OwnedSlot, UnownedSlots
 from tests.fakes.slots import packed
 
 HOST, CONTAINER = (

@@ -15,7 +15,7 @@ from resolver.gpu.attribution import Joined
 from resolver.hami.hostpid_policy import HostpidPolicy
 from resolver.hami.region import RegionView
 from resolver.repair.plan import Inputs, Order
-from resolver.repair.region_report import region_report
+from resolver.repair.region import region_report
 from resolver.state import SlotReport, SlotReports, tally
 from tests.fakes.planned import CONTAINER, HOST, UNKNOWN, UUIDS, Bench, view
 

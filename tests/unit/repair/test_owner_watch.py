@@ -17,7 +17,7 @@ from resolver.linux.procfs import Procfs
 from resolver.pids.pidmap import PidMap
 from resolver.pids.scan import ScanSource
 from resolver.repair.owner_watch import Owners
-from resolver.repair.slot_states import OwnedSlot
+from resolver.repair.slots import OwnedSlot
 from tests.fakes.planned import Bench
 from tests.patience import PATIENCE_S, until
 
