@@ -1,20 +1,18 @@
-"""How the demo looks: tables and bars, in colour on a terminal."""
+"""How the demo looks: tables and bars."""
 
 import shutil
 import sys
 from collections.abc import Sequence
 from typing import Final
 
-from resolver.cli.show import styled
+from resolver.cli.show import print_table, styled
 from tests.fakes.measure import Row
 
 HEAD: Final = (
     "container", "placement", "layout", "pid", "what had happened", "hostpid", "repair", "sm_util", "true", "ms", "",
 )  # fmt: skip
-RIGHT: Final = {3, 8, 9}
-PLACEMENT: Final = 1
-STORY: Final = 4
-ROOM: Final = {2: 127, 3: 100, STORY: 113, 8: 90}  # smallest terminal width that shows the column
+#: Columns that a terminal narrower than this leaves out.
+WIDE, NARROW = 140, ("placement", "layout", "what had happened", "true")
 BAR: Final = 10
 #: Scheduler of a container, by the directory of its file.
 WHO: Final = {
@@ -56,12 +54,6 @@ def _cells(row: Row) -> list[str]:
     ]
 
 
-def shown(rows: Sequence[Row], width: int) -> list[int]:
-    """The columns that there is room for; who placed the containers only where that differs."""
-    alike = len({row.case.container.placed for row in rows}) == 1
-    return [i for i in range(len(HEAD)) if width >= ROOM.get(i, 0) and not (alike and i == PLACEMENT)]
-
-
 def bars(rows: Sequence[Row]) -> list[tuple[str, int, int, str]]:
     """Per container: its names, and what HAMi's monitor reported before, reports after, and should (percent)."""
     sums: dict[str, tuple[int, ...]] = {}
@@ -87,20 +79,9 @@ class View:
         self.say(styled(f"  ... {text}", "dim"))
 
     def table(self, rows: Sequence[Row]) -> None:
-        # A file gets all columns, a terminal those that fit.
-        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 1000
-        columns = shown(rows, width)
-        cells = [list(HEAD), *(_cells(row) for row in rows)]
-        widths = {i: max(len(line[i]) for line in cells) for i in columns}
-        for number, line in enumerate(cells):
-            parts = (
-                styled(
-                    line[i].rjust(widths[i]) if i in RIGHT else line[i].ljust(widths[i]), _style(i, line[i])
-                )
-                for i in columns
-            )
-            text = "  ".join(parts).rstrip()
-            self.say("  " + (text if number else styled(text, "bold")))
+        narrow = shutil.get_terminal_size().columns < WIDE
+        right = ("pid", "true", "ms")
+        print_table(HEAD, map(_cells, rows), right=right, for_programs=NARROW if narrow else ())
         for row in rows:
             for text in row.wrong:
                 self.say(f"  WRONG: {row.case.container.name}, pid {row.case.tenant.ns_pid}: {text}")
@@ -115,11 +96,3 @@ class View:
 
     def result(self, text: str, *, ok: bool) -> None:
         print(styled(text, "green" if ok else "red"), file=sys.stdout if ok else sys.stderr, flush=True)
-
-
-def _style(column: int, text: str) -> str:
-    """The colour of a cell, by what is in it."""
-    if column in (5, 7) and " -> " in text:
-        before, _, after = text.partition(" -> ")
-        return "dim" if before == after else "green"
-    return {"ok": "green", "WRONG": "red"}.get(text, {2: "dim", 6: "yellow"}.get(column, ""))

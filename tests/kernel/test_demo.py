@@ -26,7 +26,7 @@ def test_every_value_is_right_in_the_end(root: Path) -> None:
     words = ("zeroed", "resolver lookup", "570.86.15", "of 6 placements", "Without HAMi", *RepairReason)
     assert [word for word in words if word not in done.stdout] == []
     for who in ("HAMi", "Volcano", "Koordinator", "KAI", "DRA claim", "bare /tmp"):
-        rows = [line for line in done.stdout.splitlines() if re.match(rf"  \w+ +{who} +v", line)]
+        rows = [line for line in done.stdout.splitlines() if re.match(rf"\w+ +{who} +v", line)]
         assert rows
         assert all(row.endswith(" ok") for row in rows)
     assert "\x1b" not in done.stdout, "a pipe gets plain text"
