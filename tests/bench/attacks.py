@@ -193,7 +193,6 @@ def _namespaces(scene: Scene, size: int) -> Iterator[None]:
 def _files(what: str, *, devices: int, load: int) -> Begin:
     @contextlib.contextmanager
     def begin(scene: Scene, size: int) -> Iterator[None]:
-        """Seven files for each container."""
         with hostile_containers(scene.node, -(-size // _FILES)) as containers:
             for number, container in enumerate(containers):
                 names = [f"{file}.cache" for file in range(min(_FILES, size - number * _FILES))]

@@ -35,7 +35,6 @@ def measure(processes: int, progress: Progress) -> list[RowValues]:
 
 @contextlib.contextmanager
 def loaded() -> Iterator[KernelMap]:
-    """The map, for as long as the block lasts."""
     pidmap = start()
     try:
         yield pidmap

@@ -9,6 +9,7 @@ from struct import pack_into
 
 from resolver.hami.layout import LAYOUTS, MAGIC
 from resolver.linux.procfs import Procfs
+from tests.fakes.bpf.lives import children_of
 
 HERE = Path(__file__).parent
 UUID = b"GPU-5a3c1e70-8d42-4f6b-9b1e-2f7d0c9a4e01"
@@ -55,20 +56,11 @@ def make_regions(directory: Path, containers: int, slots: int, *, hostpid: int =
             file.write(tail)
 
 
-def inits(starter: int) -> list[int]:
-    """Host PIDs of the first process of each PID namespace."""
-    return _children(starter)
-
-
 def host_pids(starter: int) -> dict[int, list[int]]:
     """The truth, from the kernel's own list of children: each container's host PIDs in order of their PID there."""
     procfs = Procfs()
     found: dict[int, list[int]] = {}
-    for number, init in enumerate(_children(starter)):
-        members = [init, *_children(init)]
+    for number, init in enumerate(children_of(starter)):
+        members = [init, *children_of(init)]
         found[number] = sorted(members, key=lambda host_pid: procfs.ns_pids(host_pid)[-1])
     return found
-
-
-def _children(host_pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{host_pid}/task/{host_pid}/children").read_text().split()]

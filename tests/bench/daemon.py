@@ -18,7 +18,6 @@ from tests.fakes.node import Node
 
 
 def measure(scratch: Path, progress: Progress) -> list[RowValues]:
-    """How soon slots are right, and what it weighs."""
     rows = repairs.measure(scratch, progress)
     progress("the memory of a daemon alone, and of one beside 10,000 processes in 100 containers")
     small, large = _memory(scratch / "s", 4, 0), _memory(scratch / "l", 100, 10_000)

@@ -87,7 +87,6 @@ class Good:
         self.samples: list[Sample] = []
 
     def right(self) -> bool:
-        """Whether its first process's slot holds its true host PID."""
         return self._hostpid(self.parent.ns_pid) == self.parent.host_pid
 
     def _hostpid(self, ns_pid: int) -> int | None:
@@ -111,7 +110,6 @@ class Good:
         os.kill(host_pid, signal.SIGKILL)
 
     def restart(self) -> None:
-        """All its processes are killed; the container begins anew with the file as it is."""
         self.container.restart()
         self.parent = self.container.tenant(load=21, guess="none")
 
@@ -198,7 +196,6 @@ class Stage:
         return self.client("api", str(self.daemon.socket), question, f"{parent.host_pid}")
 
     def own_client(self) -> Client:
-        """A process of the good container's that asks for itself."""
         script, parent = str(_HERE / "beside.py"), self.good.parent
         question = ("own", str(self.tenant_socket), f"/v1/lookup?pid={parent.ns_pid}", f"{parent.host_pid}")
         process = self.good.container.spawn([sys.executable, "-I", script, *question])

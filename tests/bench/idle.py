@@ -115,7 +115,6 @@ def _watch(daemon: int, meanwhile: Callable[[], None] = lambda: time.sleep(_SECO
 
 
 def _wakes(daemon: int) -> int:
-    """Of the daemon and its living children."""
     total = 0
     for host_pid in (daemon, *children(daemon)):
         for task in Path(f"/proc/{host_pid}/task").iterdir():

@@ -187,7 +187,6 @@ class Usage:
         return process
 
     def seen(self, daemon: Daemon) -> bool:
-        """Check that the daemon has an account of every case."""
         return len(by_container(get_json("/v1/usage", str(daemon.socket)))) > PLACES[-1]
 
     def live(self, seconds: float) -> None:

@@ -24,7 +24,6 @@ _SETTLE, _QUIET, _LOOK_EVERY = 3.0, 10.0, 2.0
 
 
 def measure(seconds: float, scratch: Path, progress: Progress) -> list[RowValues]:
-    """All rows; takes some 20 seconds longer than the storm."""
     program = scratch / "storm" / "storm"
     program.parent.mkdir()
     source = Path(__file__).with_name("storm.c")

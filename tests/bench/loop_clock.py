@@ -8,8 +8,6 @@ have waited for a tenant. The figures are in a file mapped by both sides, to be 
     python tests/bench/loop_clock.py FIGURES PYTHON -m resolver run ...
 """
 
-from __future__ import annotations
-
 import faulthandler
 import gc
 import mmap
@@ -20,12 +18,8 @@ import signal
 import struct
 import sys
 import time
-import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from types import FrameType
+from typing import Final
 
 #: Nanoseconds of the longest stretch, and the thread's clock at the beginning of the present one, 0 while it waits;
 #: number of stretches; the answer and the question for the number of objects that Python's collector knows; the first
@@ -53,11 +47,7 @@ class _Watching(selectors.DefaultSelector):
         if get(figures, WANTED):
             set_to(figures, OBJECTS, len(gc.get_objects()))
             set_to(figures, WANTED, 0)
-        if _stacks:
-            signal.setitimer(signal.ITIMER_REAL, 0)
         found = super().select(timeout)
-        if _stacks:
-            signal.setitimer(signal.ITIMER_REAL, 0.05)
         set_to(figures, BEGAN_WALL, awake())
         set_to(figures, BEGAN, time.thread_time_ns())
         return found
@@ -67,15 +57,6 @@ def awake(host_pid: int | str = "self") -> int:
     """The clock on the wall, in nanoseconds, without the time for which a thread was ready and waited for a CPU."""
     with open(f"/proc/{host_pid}/schedstat", "rb", buffering=0) as file:
         return time.monotonic_ns() - int(file.read(64).split()[1])
-
-
-#: To find out why: a file for the stack of each stretch when it is 50 ms old.
-_stacks: Final = os.environ.get("WATCHED_STACKS", "")
-
-
-def _say_where(_number: int, frame: FrameType | None) -> None:
-    with open(_stacks, "a") as file:
-        file.write("".join(traceback.format_stack(frame)) + "\n")
 
 
 def stacks_of(host_pid: int) -> Path:
@@ -99,8 +80,6 @@ def mapped(path: Path) -> mmap.mmap:
 def main() -> None:
     _Watching.figures = mapped(Path(sys.argv[1]))
     selectors.DefaultSelector = _Watching  # type: ignore[misc]
-    if _stacks:
-        signal.signal(signal.SIGALRM, _say_where)
     sys.path[0] = os.getcwd()  # as `python -m` does it
     module, sys.argv = sys.argv[4], sys.argv[4:]
     stacks = os.open(

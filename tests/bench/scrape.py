@@ -64,7 +64,6 @@ def words_of(shape: tuple[int, int, int, int]) -> str:
 
 
 def scrape(shape: tuple[int, int, int, int], **wanted: object) -> Scrape:
-    """One answer for a node of this shape, with these settings."""
     snapshot = node(shape)
     page = Page(lambda: snapshot, Settings(**wanted))  # type: ignore[arg-type]
     began = time.perf_counter()

@@ -17,7 +17,6 @@ class Cpu(NamedTuple):
     children: float
 
     def per_cent(self, since: Cpu, seconds: float) -> Cpu:
-        """Per cent of a core over that many seconds."""
         return Cpu(
             (self.own - since.own) / seconds * 100, max(0.0, self.children - since.children) / seconds * 100
         )
@@ -69,5 +68,4 @@ def _on_cpu(host_pid: int) -> float:
 
 
 def _stat(host_pid: int) -> list[str]:
-    """Fields of ``/proc/<pid>/stat`` from the third on."""
     return Path(f"/proc/{host_pid}/stat").read_text().rpartition(")")[2].split()

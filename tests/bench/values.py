@@ -70,8 +70,6 @@ ON_EACH_DRIVER: Final = "2.8.2", "2.9.0", "2.10"
 
 
 class Seen(NamedTuple):
-    """One case under one monitor's rule, in all phases."""
-
     rule: str
     release: str
     gpus: int
@@ -146,7 +144,6 @@ class Case:
         return errors
 
     def right(self) -> bool:
-        """Whether every monitor would report the right values now."""
         return all(right for right, _ in self._errors().values())
 
     def look(self) -> None:
@@ -235,7 +232,6 @@ def _live(
 
 
 def measure(scratch: Path, progress: Progress, release: str = "") -> list[RowValues]:
-    """The table's rows, with the stand-in or NVIDIA's library of a ``release``."""
     scratch.joinpath("values").mkdir()
     rows: list[RowValues] = []
     for seen in sorted(compare(scratch / "values", progress, release=release)):

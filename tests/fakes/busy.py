@@ -111,7 +111,6 @@ class Builder:
         )  # fmt: skip
 
     def unresolved(self, ns_pid: int, reason: UnresolvedReason) -> None:
-        """A slot of the last container that nothing is known about."""
         self.slot(ns_pid, unresolved=reason)
 
     def slot(self, ns_pid: int, **fields: Any) -> None:

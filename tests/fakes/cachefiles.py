@@ -61,8 +61,6 @@ def poke(path: Path, offset: int, code: str, *values: int | bytes) -> None:
 
 
 class CountingFinder(DirectoryFinder):
-    """A finder that counts the refusals that it reports."""
-
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.counts = Counter[RegionReason]()

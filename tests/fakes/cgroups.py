@@ -104,7 +104,6 @@ class CgroupTree:
 
 
 def processes(directory: Path) -> list[int]:
-    """Host PIDs of the processes in a cgroup directory and in those below."""
     found: list[int] = []
     for below, _, files in os.walk(directory):
         if "cgroup.procs" in files:

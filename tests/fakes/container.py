@@ -212,15 +212,13 @@ class Container:
         memory: int = 512 << 20,
         nested: bool = False,
         options: Sequence[str] = (),
-        init_s: float = 0,
         init_waits: bool = False,
         visible: str = "",
         environment: Mapping[str, str] | None = None,
     ) -> Tenant:
         """Starts a tenant and waits until it is ready: slot taken, contexts made, host PID guessed.
 
-        `init_s` is how long CUDA's start takes, between the slot and the guess. With `init_waits` it comes back when
-        the slot is taken, and the rest happens on `Tenant.init`.
+        With `init_waits` it comes back when the slot is taken, and the rest happens on `Tenant.init`.
 
         `visible` is CUDA_VISIBLE_DEVICES: places of the container's devices, and it uses these. Its guess fails then,
         as upstream's does; its release decides which of them its watcher asks NVML for.
@@ -238,8 +236,8 @@ class Container:
             variables["CUDA_VISIBLE_DEVICES"] = visible
         if variables:
             arguments[:0] = ["/usr/bin/env", *(f"{name}={value}" for name, value in variables.items())]
-        arguments += ["--init-ms", str(round(init_s * 1000))] + ["--init-waits"] * init_waits
-        host_pid, stdin, stdout = self._spawn([*arguments, *options], nested=nested)
+        words = [*arguments, *["--init-waits"] * init_waits, *options]
+        host_pid, stdin, stdout = self._spawn(words, nested=nested)
         tenant = Tenant(host_pid, stdin, stdout, load, self.region)
         self.processes.append(tenant)
         tenant.read_line()

@@ -213,6 +213,5 @@ def runs(host_pid: int) -> bool:
 
 
 def free_port() -> int:
-    """A TCP port of the loopback's that nobody listens on."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])

@@ -41,7 +41,6 @@ class CannotRun(Exception):
 
 
 def main() -> int:
-    """Runs it all; see the module's docstring for the exit status."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("-h", "--help", action="store_true")
     parser.add_argument("--library", choices=USABLE)
@@ -191,7 +190,6 @@ def _latecomer(view: View, like: Case, daemon: Daemon) -> list[Row]:
 
 
 def _lookup(view: View, case: Case) -> bool:
-    """The other command, on one of the processes, against the kernel's own word."""
     whose = case.container.container_id[:12]
     command = [str(RESOLVER), "lookup", whose, str(case.tenant.ns_pid)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -253,7 +251,6 @@ def _without_hami(view: View, node: Node, daemon: Daemon, plain: Mapping[str, st
 
 
 def pids_shown(text: str) -> set[int]:
-    """Return the PIDs in the view's table of processes."""
     table = text.partition("\nPID ")[2].splitlines()[1:]
     return {int(line.split()[0]) for line in table if line.split()[0].isdigit()}
 

@@ -31,7 +31,6 @@ def percent(value: int | None) -> str:
 
 
 def spread(low: int, high: int) -> str:
-    """The values that are right."""
     return str(low) if low == high else f"{low}-{high}"
 
 

@@ -210,14 +210,12 @@ class Gpu:
                 _fill_migs(entry, device.migs)
 
     def raise_xid(self, device: int, xid: int) -> None:
-        """The driver reports an error of a device to who waits for its events."""
         with self._state.writing() as s:
             entry = s.devices[device]
             entry.xids[entry.xids_total % XIDS] = xid
             entry.xids_total += 1
 
     def connect(self, chain: Chain, device: int, load: Load) -> None:
-        """Adds a process without a connection."""
         with self._lock:
             self._clients[-1 - len(self._clients)] = Client(chain, {device: load})
             self._publish_processes()
@@ -279,12 +277,10 @@ class Gpu:
         return time.time_ns() // 1000 + int(self.ahead_s * 1e6)
 
     def clients(self) -> list[Client]:
-        """The connected processes; their chains are the truth, read from the kernel."""
         with self._lock:
             return list(self._clients.values())
 
     def host_pid(self, pidns: int, ns_pid: int) -> int | None:
-        """The host PID of a connected process by its own PID namespace, or None."""
         return next((c.chain.host_pid for c in self.clients() if c.chain.levels[-1] == (pidns, ns_pid)), None)
 
     def span(self, host_pid: int, device: int, seconds: float = LATE_S) -> tuple[int, int]:

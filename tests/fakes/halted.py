@@ -35,7 +35,6 @@ def halted_when_it_maps(path: Path, host_pid: int) -> Iterator[None]:
 
 
 def wait_until_halted(path: Path, host_pid: int) -> None:
-    """Return when it has mapped the file and stands still."""
     until(lambda: _maps(path, host_pid) and _stands_still(host_pid), f"process {host_pid} halted")
 
 

@@ -15,8 +15,6 @@ from typing import Any, NoReturn
 
 
 class Parser(argparse.ArgumentParser):
-    """Refuses an option as kubectl does."""
-
     def error(self, message: str) -> NoReturn:
         fail(f"error: {message}")
 

@@ -68,7 +68,6 @@ class Probe:
 
 
 def _plain(value: object) -> object:
-    """Structures, friendly objects and lists of them as JSON."""
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     if isinstance(value, ctypes.Union):

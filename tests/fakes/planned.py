@@ -47,8 +47,6 @@ def view(*slots: SlotValues, proc_num: int | None = None) -> RegionView:
 
 
 class Bench:
-    """One region's repairs, a clock, and a load per process and device."""
-
     def __init__(self, stack: ExitStack, layout: str = "v1.2", *, shared: bool = False) -> None:
         self.stack = stack
         self.layout = LAYOUTS[layout]
@@ -100,7 +98,6 @@ class Bench:
         return handle
 
     def miss(self, ns_pid: int, why: UnresolvedReason = UnresolvedReason.NO_SUCH_PROCESS) -> None:
-        """A search found no owner."""
         self.unowned.not_found(self.index(ns_pid), why, self.now)
 
     def end(self, *ns_pids: int) -> None:
@@ -119,7 +116,6 @@ class Bench:
         return self.unowned._next[self.index(ns_pid)]
 
     def joined(self) -> Joined:
-        """What NVML said last."""
         asked, idle = frozenset(UUIDS if self.known else ()), frozenset(self.idle)
         return Joined(1.0, "", dict(self.load), asked, (), idle=idle, answered=self.answered)
 

@@ -109,7 +109,6 @@ class Tenant(Process):
 
     @property
     def stored(self) -> ProcSlot:
-        """Its slot as the file has it."""
         region = self._region()
         slot = region.slot(self.ns_pid)
         assert slot is not None, f"no slot of PID {self.ns_pid}: {region.slots}"
@@ -124,12 +123,10 @@ class Tenant(Process):
         return self.stored.sm_util
 
     def until_repaired(self, timeout_s: float = PATIENCE_S) -> Self:
-        """Wait until its slot holds its host PID."""
         until(lambda: self.hostpid == self.host_pid, f"the repair of PID {self.ns_pid}", timeout_s)
         return self
 
     def until_load(self, *sm_util: int) -> None:
-        """Wait until its slot holds this utilization of each device."""
         until(lambda: self.sm_util == sm_util, f"{sm_util} % of PID {self.ns_pid}")
 
     def command(self, text: str) -> Any:

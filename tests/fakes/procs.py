@@ -53,13 +53,10 @@ def changes(source: ScanSource, look: int = 0) -> tuple[list[int], list[int]]:
 
 
 def numbers(source: ScanSource) -> dict[int, tuple[int, ...]]:
-    """The NSpid numbers that a source knows."""
     return {host_pid: known.ns_pids for host_pid, known in source.known.items()}
 
 
 class FakeProc:
-    """A /proc with processes in containers."""
-
     def __init__(self, root: Path) -> None:
         self.root = root
         self.procfs = Procfs(str(root), use_pidfd=False)

@@ -119,7 +119,6 @@ class Bench:
         self.runner.run(self.repairer.pass_once(policy, self.joined, patient=False))
 
     def waits(self) -> None:
-        """For as long as a watcher has time to put a value right."""
         time.sleep(TWO_TICKS)
 
     def reports(self) -> dict[int, SlotReport]:

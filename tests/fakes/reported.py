@@ -72,8 +72,6 @@ class Told:
 
 
 class Run:
-    """A reporter at work. Nothing waits longer than ``seconds``."""
-
     def __init__(self, kube: KubeServer, node: str = NODE, **plan: Any) -> None:
         self.kube, self.node = kube, node
         self.server = ApiServer(kube.url, str(kube.account))

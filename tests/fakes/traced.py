@@ -104,8 +104,6 @@ _KINDS_OF_CALLS: Final = {
 
 
 class Tracer:
-    """The program in the kernel; closed at its end."""
-
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._process = subprocess.Popen(

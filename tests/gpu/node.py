@@ -26,13 +26,11 @@ class StandinNode(Node):
         return self
 
     def environment(self) -> dict[str, str]:
-        """With the stand-in for libcuda.so.1 beside that for NVML."""
         plain = super().environment()
         libraries = f"{self.built / 'cuda'}:{plain['LD_LIBRARY_PATH']}"
         return plain | {"LD_LIBRARY_PATH": libraries, "CUDA_STANDIN_DRIVER": str(self._socket)}
 
     def tenant_environment(self) -> dict[str, str]:
-        """What a container's processes need, CUDA's part with it."""
         return super().tenant_environment() | _cuda_part(self.environment())
 
 
@@ -60,7 +58,6 @@ class RealNode(Node):
         return dict(os.environ)
 
     def tenant_environment(self) -> dict[str, str]:
-        """What a container's processes need, CUDA's part with it."""
         return super().tenant_environment() | _cuda_part(self.environment())
 
 

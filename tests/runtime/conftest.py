@@ -28,7 +28,6 @@ def fast(pod: Manifest, **environment: str) -> Manifest:
 
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[Node]:
-    """A node with the driver that makes every guess of HAMi's wrong."""
     with Node(tmp_path / "node", DRIVER) as node:
         yield node
 

@@ -122,7 +122,6 @@ class Builder:
         return place
 
     def _base(self, suite: str, machine: str) -> str:
-        """A minimal Debian, as slim as that which the recipe names."""
         architecture = ARCHITECTURES[machine]
         name = f"localhost/debian-{suite}:{architecture}"
         if name in self._tell("images", "--format", "{{.Name}}:{{.Tag}}").split():

@@ -119,7 +119,6 @@ class Pod(Daemon):
 
     @property
     def host_pid(self) -> int:
-        """The daemon's own process, waited for if it is only now being started."""
         found: list[int] = []
 
         def started() -> bool:
@@ -308,7 +307,6 @@ def runtime_default(directory: Path, *, knows_bpf: bool) -> Path:
 
 
 def distribution_profile() -> Path:
-    """The default seccomp profile as a distribution ships it for its container tools."""
     for path in (ROOT / ".venv/share/seccomp.json", Path("/usr/share/containers/seccomp.json")):
         if path.exists():
             return path

@@ -31,7 +31,6 @@ def checkout(root: Path) -> Iterator[Path]:
 
 
 def path_without(place: Path, *programs: str) -> str:
-    """A PATH on which everything of /usr/bin is found but these."""
     bin_dir = place / "bin"
     bin_dir.mkdir()
     for name in os.listdir("/usr/bin"):

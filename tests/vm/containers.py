@@ -46,7 +46,6 @@ class Wrong(Exception):
 
 
 def main() -> int:
-    """See the module's docstring; the exit status is 0 if all is right."""
     rows: list[dict[str, str]] = []
     try:
         bundle = PLACE / "root/bin"
@@ -189,7 +188,6 @@ def _truth(name: str) -> tuple[dict[int, int], str]:
 
 
 def _pids(host_pid: int) -> list[int]:
-    """The process's PIDs, the host's first."""
     status = Path(f"/proc/{host_pid}/status").read_text()
     return [int(word) for word in status.split("\nNSpid:")[1].split("\n")[0].split()]
 

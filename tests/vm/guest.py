@@ -212,7 +212,6 @@ def doctor() -> dict[str, Any]:
 
 
 def demo() -> dict[str, Any]:
-    """``make demo``; it is right when it says so itself."""
     return run([PYTHON, "-m", "tests.fakes.demo"], 600)
 
 

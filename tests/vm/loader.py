@@ -18,7 +18,6 @@ _DETAIL = 1500
 
 
 def main() -> int:
-    """See the module's docstring; the exit status is 0 if all is right."""
     with tempfile.TemporaryDirectory() as directory:
         try:
             start(kept_in=directory).close()

@@ -34,7 +34,6 @@ class Guest(NamedTuple):
 
 
 def plan(options: argparse.Namespace) -> list[Guest]:
-    """The guests that were asked for, in their order."""
     picks = [*options.kernels, *map(",".join, options.package)] or list(KERNELS)
     arches = [options.arch] if options.arch else ["x86_64", "aarch64"]
     if options.kernels or options.package:

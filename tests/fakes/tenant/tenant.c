@@ -7,11 +7,11 @@
  *          [--guess list|none|self|wrong|NUMBER] [--broker-socket PATH] [--lock-timeout-ms N] [--lock-tries N] [--mover N [--slots N] [--ends]]
  *          [--zeroes first|all] [--fills set|add|nothing] [--keep-monitorused] [--cached-slot] [--removes-itself]
  *          [--clears-moved] [--second-call] [--cuda-order N[,N...] [--asks-cuda-number]]
- *          [--init-ms N | --init-waits]
+ *          [--init-waits]
  *
  * The options from --zeroes on are what releases do differently; tests/fakes/releases.py has them all. As upstream, it takes
- * its slot first, starts CUDA and makes its contexts then, and guesses its host PID last. `--init-ms` is how long CUDA's
- * start takes; with `--init-waits` it prints an event `slot`, and CUDA is started by the line `init` on standard input.
+ * its slot first, starts CUDA and makes its contexts then, and guesses its host PID last. With `--init-waits` it prints
+ * an event `slot`, and CUDA is started by the line `init` on standard input.
  *
  * With LIBVGPU_HOSTPID_BROKER=1 it asks the node's broker first, and guesses only if that tells nothing.
  * `--use` names the devices this process makes a context on (default: all of the region's). Prints one JSON line
@@ -39,7 +39,7 @@ static struct {
     const char *cache, *layout, *driver_socket, *guess, *broker_socket;
     const char *uuids[REGION_DEVICES], *used[REGION_DEVICES];
     int order[REGION_DEVICES], visible;
-    int uuid_num, used_num, load, slots, priority, lock_timeout_ms, lock_tries, init_ms, init_waits, cached_slot, ends;
+    int uuid_num, used_num, load, slots, priority, lock_timeout_ms, lock_tries, init_waits, cached_slot, ends;
     long moves;
     uint64_t sm_limit, memory, memory_limit;
 } option = {.layout = "v1.2", .guess = "list", .broker_socket = "/tmp/vgpulock/hostpid/broker.sock", .slots = 8, .lock_timeout_ms = 10000, .lock_tries = 30,
@@ -125,7 +125,6 @@ static void init_cuda(void)
             if (read(STDIN_FILENO, &c, 1) <= 0)
                 exit(5);
     }
-    usleep((useconds_t)option.init_ms * 1000);
 }
 
 /* All that happens between main() and the first kernel, for a new process and for a forked child. */
@@ -300,7 +299,7 @@ static void parse(int argc, char **argv)
         {"mover", 1, NULL, 'n'},        {"lock-timeout-ms", 1, NULL, 't'}, {"lock-tries", 1, NULL, 'T'},
         {"broker-socket", 1, NULL, 'b'}, {"zeroes", 1, NULL, 'z'},      {"fills", 1, NULL, 'f'},
         {"keep-monitorused", 0, NULL, 'k'}, {"cached-slot", 0, NULL, 'C'},
-        {"init-ms", 1, NULL, 'i'},      {"init-waits", 0, NULL, 'I'},
+        {"init-waits", 0, NULL, 'I'},
         {"removes-itself", 0, NULL, 'R'}, {"clears-moved", 0, NULL, 'V'},
         {"cuda-order", 1, NULL, 'o'},   {"asks-cuda-number", 0, NULL, 'a'},
         {"ends", 0, NULL, 'e'},         {"second-call", 0, NULL, '2'},
@@ -328,7 +327,6 @@ static void parse(int argc, char **argv)
         case 'f': ways.fills = *optarg == 'a' ? FILLS_ADD : *optarg == 'n' ? FILLS_NOTHING : FILLS_SET; break;
         case 'k': ways.keeps_monitorused = 1; break;
         case 'C': option.cached_slot = 1; break;
-        case 'i': option.init_ms = atoi(optarg); break;
         case 'I': option.init_waits = 1; break;
         case 'R': region.removes_itself = 1; break;
         case 'V': region.clears_moved = 1; break;

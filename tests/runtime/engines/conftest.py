@@ -33,7 +33,6 @@ def engines_root() -> Path:
 
 @pytest.fixture
 def node(open_place: Path) -> Iterator[Node]:
-    """A node with the driver that makes every guess of HAMi's wrong."""
     with Node(open_place / "node", DRIVER) as node:
         yield node
 

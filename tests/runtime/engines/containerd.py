@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 
-from tests.runtime.engines.engine import Asked
+from tests.runtime.engines.engine import Asked, Engine
 from tests.runtime.engines.image import NAME
 from tests.runtime.engines.machine import Machine
 
@@ -17,12 +17,12 @@ address = "/run/containerd.sock"
 """
 
 
-class Containerd:
+class Containerd(Engine):
     """One of its own, with the namespace that Kubernetes has."""
 
     def __init__(self, machine: Machine, cri: str = "") -> None:
         """``cri`` are the settings of its CRI, which is off without any."""
-        self.machine = machine
+        super().__init__(machine)
         self._ctr = ("ctr", "--address", "/run/containerd.sock", "--namespace", "k8s.io")
         config = machine.work / "containerd.toml"
         text = _CONFIG.format(work=machine.work, disabled=json.dumps([] if cri else [_CRI]))
@@ -49,9 +49,6 @@ class Containerd:
             names = self.machine.run(*self._ctr, kind, "list", "--quiet").split()
             listed[f"ctr {kind} list"] = next(each for each in names if each == name)
         return listed
-
-    def names(self, name: str) -> list[str]:  # noqa: ARG002 - of the protocol
-        return []
 
     def stop(self, name: str) -> None:
         self.machine.run(*self._ctr, "tasks", "rm", "--force", name)

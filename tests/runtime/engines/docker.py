@@ -3,22 +3,19 @@
 import json
 from collections.abc import Mapping, Sequence
 
-from tests.runtime.engines.engine import Asked, volume
+from tests.runtime.engines.engine import Asked, Engine, volume
 from tests.runtime.engines.gvisor import OPTIONS as GVISOR
 from tests.runtime.engines.image import NAME
 from tests.runtime.engines.machine import Machine
 
 
-class Cli:
+class Cli(Engine):
     """What Docker and Podman have in common: the words of their commands. ``_command`` is how one begins."""
 
     _program: str
     _command: tuple[str, ...]
     _limits: tuple[str, ...] = ()
     _kill: tuple[str, ...] = ()
-
-    def __init__(self, machine: Machine) -> None:
-        self.machine = machine
 
     def tell(self, *words: str) -> str:
         return self.machine.run("sh", "-c", 'cd /; exec "$@"', "sh", *self._command, *words).strip()

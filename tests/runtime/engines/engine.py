@@ -3,14 +3,16 @@
 import os
 import struct
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from tests.fakes.chain import Chain
 from tests.fakes.node import Node
 from tests.fakes.regions import ProcSlot, read_file
 from tests.patience import until
+from tests.runtime.engines.machine import Machine
 
 #: Where HAMi's device plugin mounts a container's directory, and where its library has the file without one.
 IN_HAMI, ALONE = "/usr/local/vgpu", "/tmp/cudevshr.cache"  # noqa: S108
@@ -32,21 +34,29 @@ class Asked(NamedTuple):
     env: Mapping[str, str]
 
 
-class Engine(Protocol):
+class Engine(ABC):
     """A running engine. A container is called by the name that it was asked for with."""
 
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+
+    @abstractmethod
     def start(self, asked: Asked, *options: str) -> None:
         """Starts a container in the background; ``options`` are the engine's own."""
 
+    @abstractmethod
     def enter(self, name: str, command: Sequence[str], env: Mapping[str, str]) -> None:
         """Runs a command in it in the background."""
 
+    @abstractmethod
     def ids(self, name: str) -> dict[str, str]:
         """Every id of it that the engine's own tools print, by the command; the full one first."""
 
-    def names(self, name: str) -> list[str]:
+    def names(self, name: str) -> list[str]:  # noqa: ARG002 - others have some
         """What else the engine calls it: names that the kernel is never told."""
+        return []
 
+    @abstractmethod
     def stop(self, name: str) -> None:
         """Ends and removes it."""
 

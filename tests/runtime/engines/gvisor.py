@@ -4,18 +4,18 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tests.runtime.engines.engine import Asked
+from tests.runtime.engines.engine import Asked, Engine
 from tests.runtime.engines.machine import Machine
 
 #: Without the right to virtualize, and on any kernel.
 OPTIONS = ("--network=none", "--platform=ptrace")
 
 
-class GVisor:
+class GVisor(Engine):
     """Containers of runsc; the option of one is its cgroup."""
 
     def __init__(self, machine: Machine) -> None:
-        self.machine = machine
+        super().__init__(machine)
         self._runsc: tuple[str | Path, ...] = ("runsc", *OPTIONS, "--root", machine.work / "runsc")
 
     def start(self, asked: Asked, *options: str) -> None:
@@ -58,9 +58,6 @@ class GVisor:
     def ids(self, name: str) -> dict[str, str]:
         listed = self.machine.run(*self._runsc, "list", "-quiet").split()
         return {"runsc list": next(each for each in listed if each == name)}
-
-    def names(self, name: str) -> list[str]:  # noqa: ARG002 - of the protocol
-        return []
 
     def stop(self, name: str) -> None:
         self.machine.run(*self._runsc, "delete", "-force", name)

@@ -3,15 +3,13 @@
 import shutil
 from collections.abc import Mapping, Sequence
 
-from tests.runtime.engines.engine import Asked
+from tests.runtime.engines.engine import Asked, Engine
 from tests.runtime.engines.machine import Machine
 
 
-class Lxc:
-    """LXC's tools, with containers in a directory of their own."""
-
+class Lxc(Engine):
     def __init__(self, machine: Machine) -> None:
-        self.machine = machine
+        super().__init__(machine)
         self._path = machine.work / "lxc"
 
     def start(self, asked: Asked, *options: str) -> None:
@@ -41,9 +39,6 @@ class Lxc:
 
     def ids(self, name: str) -> dict[str, str]:
         return {"lxc-ls": next(each for each in self._tell("lxc-ls").split() if each == name)}
-
-    def names(self, name: str) -> list[str]:  # noqa: ARG002 - of the protocol
-        return []
 
     def stop(self, name: str) -> None:
         self._tell("lxc-stop", name, "--kill")

@@ -115,7 +115,6 @@ class Machine:
         return ["sh", "-ec", f'{entered}; exec "$@"', "sh"]
 
     def command(self, *words: str | Path) -> list[str]:
-        """The command line that runs these words in it."""
         enter = ["nsenter", "--mount", "--cgroup", "--target", str(self._holder.pid)]
         return [*self._enter_cgroups("engines"), *enter, "--", *map(str, words)]
 
@@ -148,7 +147,6 @@ class Machine:
         return started
 
     def until(self, *words: str | Path, timeout_s: float = 40) -> None:
-        """Until a command succeeds, such as an engine's ``info``."""
         deadline = time.monotonic() + timeout_s
         while (
             subprocess.run(

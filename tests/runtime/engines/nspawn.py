@@ -6,8 +6,7 @@ No systemd runs here, so the test makes the cgroup that it gives a unit ``system
 import uuid
 from collections.abc import Mapping, Sequence
 
-from tests.runtime.engines.engine import Asked
-from tests.runtime.engines.machine import Machine
+from tests.runtime.engines.engine import Asked, Engine
 
 _AS_UNIT = """
 echo $0 >/etc/machine-id
@@ -23,11 +22,8 @@ exec "$@"
 """
 
 
-class Nspawn:
+class Nspawn(Engine):
     """`systemd-nspawn`, which ends with the machine."""
-
-    def __init__(self, machine: Machine) -> None:
-        self.machine = machine
 
     def start(self, asked: Asked, *options: str) -> None:
         words = [
@@ -45,9 +41,6 @@ class Nspawn:
 
     def ids(self, name: str) -> dict[str, str]:
         return {"--machine": name}
-
-    def names(self, name: str) -> list[str]:  # noqa: ARG002 - of the protocol
-        return []
 
     def stop(self, name: str) -> None:
         """See the class."""

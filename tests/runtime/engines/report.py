@@ -83,7 +83,6 @@ def put_table(page: str, whole: Mapping[str, Any]) -> str:
 
 
 def publish(suite: str, versions: Mapping[str, str], rows: Sequence[Row]) -> None:
-    """Put them into the file, and the tables into the page."""
     whole = load()
     whole["versions"][suite] = dict(versions)
     whole["runtimes"] = merge(whole["runtimes"], rows)
