@@ -27,9 +27,10 @@ def answer(*words: object) -> Any:
 
 
 def alone(tenants: Tenants, start: Start, *, known: Known = "id") -> Row:
-    """The whole of it for a container with two tenants, which is ended."""
+    """The whole of it for a container with two tenants, or one where none can enter it; it is ended."""
     tenants.main()
-    tenants.another()
+    if tenants.engine.enters:
+        tenants.another()
     seen = whole(tenants, start, known=known)
     tenants.stop()
     return seen

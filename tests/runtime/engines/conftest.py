@@ -15,8 +15,6 @@ from tests.runtime.engines.machine import Machine, views
 
 #: The Debian release of the engines; set by `make engines`.
 SUITE = os.environ.get("ENGINES_SUITE", debian.SUITES[0])
-#: Every view of the cgroup hierarchies that this kernel can give; the others' tests take the first.
-EVERY_VIEW = pytest.mark.parametrize("view", views())
 
 Row = dict[str, Any]
 

@@ -37,6 +37,8 @@ class Asked(NamedTuple):
 class Engine(ABC):
     """A running engine. A container is called by the name that it was asked for with."""
 
+    enters = True
+
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
 

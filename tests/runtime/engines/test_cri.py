@@ -7,16 +7,11 @@ import pytest
 from tests.fakes.node import Node
 from tests.kernel.conftest import Start
 from tests.patience import until
-from tests.runtime.engines.checks import alone, answer, looked_up, repaired, whole
+from tests.runtime.engines.checks import answer, looked_up, repaired, whole
 from tests.runtime.engines.conftest import Tell
 from tests.runtime.engines.cri import CONTAINER, NODE, POD, Cri
 from tests.runtime.engines.engine import Tenants
-from tests.runtime.engines.machine import Machine, views_with_limits
-
-
-@pytest.mark.parametrize("view", views_with_limits())
-def test_a_pod(machine: Machine, node: Node, start: Start, tell: Tell) -> None:
-    tell("containerd, CRI", "a pod", alone(of_pod(machine, node, CONTAINER), start))
+from tests.runtime.engines.machine import Machine
 
 
 def of_pod(machine: Machine, node: Node, pid: int) -> Tenants:

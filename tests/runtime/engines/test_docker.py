@@ -9,16 +9,11 @@ from tests.fakes.node import Node
 from tests.fakes.overlay import btrfs
 from tests.kernel.conftest import Start
 from tests.patience import never
-from tests.runtime.engines.checks import FAST, alone, asked, looked_up, repaired, whole
-from tests.runtime.engines.conftest import EVERY_VIEW, Tell
+from tests.runtime.engines.checks import FAST, asked, looked_up, repaired, whole
+from tests.runtime.engines.conftest import Tell
 from tests.runtime.engines.docker import Docker
 from tests.runtime.engines.engine import Tenants
 from tests.runtime.engines.machine import Machine
-
-
-@EVERY_VIEW
-def test_with_hamis_directory(machine: Machine, node: Node, start: Start, tell: Tell) -> None:
-    tell("Docker", "HAMi's environment and mounts", alone(Tenants(node, Docker(machine)), start))
 
 
 def test_in_the_host_pid_namespace(machine: Machine, node: Node, start: Start, tell: Tell) -> None:
