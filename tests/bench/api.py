@@ -7,6 +7,7 @@ import socket
 import time
 import uuid
 from collections.abc import Iterator
+from http.client import HTTPConnection
 from pathlib import Path
 
 from tests.bench.crowd import host_pids
@@ -58,18 +59,16 @@ def _batches(path: str, truth: Truth, source: str) -> RowValues:
     """Every pair once, as many as are taken, each held to the truth."""
     pairs = [list(pair) for pair in truth][:10_000]
     body = json.dumps({"pairs": pairs}).encode()
-    head = (
-        "POST /v1/lookup HTTP/1.1\r\nHost: resolver\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(body)}\r\n\r\n"
-    )
     rates = []
-    with socket.socket(socket.AF_UNIX) as channel:
-        channel.settimeout(60)
-        channel.connect(path)
+    with contextlib.closing(HTTPConnection("resolver")) as connection:
+        connection.sock = socket.socket(socket.AF_UNIX)
+        connection.sock.settimeout(60)
+        connection.sock.connect(path)
         for _ in range(_BATCHES):
             began = time.perf_counter()
-            channel.sendall(head.encode() + body)
-            status, answer = _answer(channel)
+            connection.request("POST", "/v1/lookup", body, {"Content-Type": "application/json"})
+            response = connection.getresponse()
+            status, answer = response.status, response.read()
             rates.append(len(pairs) / (time.perf_counter() - began))
             found = [each.get("host_pid") for each in json.loads(answer)["answers"]]
             if status != 200 or found != list(truth.values())[:10_000]:
@@ -85,16 +84,3 @@ def _batches(path: str, truth: Truth, source: str) -> RowValues:
         None,
         f"from {rates[0]:.0f} to {rates[-1]:.0f}" + (", aimed at: 100000 or more" if source == "bpf" else ""),
     )
-
-
-def _answer(channel: socket.socket) -> tuple[int, bytes]:
-    said = b""
-    while b"\r\n\r\n" not in said:
-        said += channel.recv(1 << 16)
-    head, _, body = said.partition(b"\r\n\r\n")
-    length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
-    parts, missing = [body], length - len(body)
-    while missing:
-        parts.append(channel.recv(1 << 18))
-        missing -= len(parts[-1])
-    return int(head.split()[1]), b"".join(parts)

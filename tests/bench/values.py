@@ -9,7 +9,7 @@ where its processes take turns as on hardware, and NVML's values are what the ri
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from tests.bench.timing import Progress, RowValues
 from tests.bench.usage import cpu
@@ -67,18 +67,6 @@ DRIVERS: Final = {
 }
 REFUSING: Final = "580.105.08"
 ON_EACH_DRIVER: Final = "2.8.2", "2.9.0", "2.10"
-
-
-class Seen(NamedTuple):
-    rule: str
-    release: str
-    gpus: int
-    driver: str
-    longest_s: float  # to the first right look of all devices
-    longest_in: str
-    worst: int  # largest error of a device later than GRACE_S after a change, points
-    worst_in: str
-    wrong: float  # share of these reads with a wrong device
 
 
 class Case:
@@ -162,33 +150,47 @@ class Case:
             took = self._first.get(rule, PHASE_S)
             self.longest[rule] = max(self.longest[rule], (took, self._phase))
 
-    def seen(self) -> Iterator[Seen]:
+    def rows(self) -> Iterator[RowValues]:
+        release, driver = self.container.release.name, self.container.node.gpu.driver_version
+        gpus = f"{self.gpus} GPU{'s' if self.gpus > 1 else ''}"
+        gpus += f", driver {driver}" if driver in DRIVERS else ""
+        fought = release == "2.4.1" or (release == "2.5.0" and self.gpus > 1)
+        refused = DRIVERS.get(driver) and release != "2.10"
         for rule in RULES:
-            share = self.wrong[rule] / self.looks if self.looks else 0.0
-            name, driver = self.container.release.name, self.container.node.gpu.driver_version
-            yield Seen(rule, name, self.gpus, driver, *self.longest[rule], *self.worst[rule], share)
+            (longest_s, longest_in), (worst, worst_in) = self.longest[rule], self.worst[rule]
+            beside = (
+                f"by {worst} points at most ({worst_in})" if worst > NEAR else "by no more than it jitters"
+            )
+            yield (
+                f"monitor of {rule}, tenants of {release}, {gpus}: wrong {GRACE_S:.0f} s after a change",
+                100 * self.wrong[rule] / (self.looks or 1),
+                "% time",
+                MOST_WRONG_FOUGHT if fought or refused else MOST_WRONG,
+                f"{beside}; right within {longest_s:.1f} s ({longest_in})",
+            )
 
 
-def compare(scratch: Path, progress: Progress, *options: str, release: str = "") -> Iterator[Seen]:
-    """Every release of HAMi on one, two and four GPUs, under one daemon with its defaults (and ``options``).
+def _compare(scratch: Path, progress: Progress, release: str) -> Iterator[RowValues]:
+    """Every release of HAMi on one, two and four GPUs, under one daemon with its defaults.
 
     All at once, and then those `ON_EACH_DRIVER`; with NVIDIA's library of a ``release`` as many as have a GPU each.
     """
     every = [(behaviour, gpus) for behaviour in BEHAVIOURS for gpus in (1, 2, 4)]
-    for number, group in enumerate(_groups(every) if release else [every]):
+    if release:
+        nodes = [(release, Fault(0), group) for group in _groups(every)]
+    else:
+        some = [(RELEASES[name], gpus) for name in ON_EACH_DRIVER for gpus in (1, 2, 4)]
+        nodes = [
+            ("535.183.01", Fault(0), every),
+            *((version, fault, some) for version, fault in DRIVERS.items()),
+        ]
+    for number, (version, fault, group) in enumerate(nodes):
         place = scratch / str(number)
         place.mkdir()
         devices = EVERY_GPU if release else GPUS
-        version = release or "535.183.01"
         with Node(place, version, devices, library(release) if release else None) as node:
-            yield from _live(node, group, progress, options)
-    for version, fault in {} if release else DRIVERS.items():
-        place = scratch / version
-        place.mkdir()
-        with Node(place, version, GPUS) as node:
             node.gpu.set_faults(fault)
-            group = [(RELEASES[name], gpus) for name in ON_EACH_DRIVER for gpus in (1, 2, 4)]
-            yield from _live(node, group, progress, options)
+            yield from _live(node, group, progress)
 
 
 def _groups(every: Sequence[tuple[Release, int]]) -> list[list[tuple[Release, int]]]:
@@ -201,9 +203,7 @@ def _groups(every: Sequence[tuple[Release, int]]) -> list[list[tuple[Release, in
     return groups
 
 
-def _live(
-    node: Node, group: Sequence[tuple[Release, int]], progress: Progress, options: Sequence[str]
-) -> Iterator[Seen]:
+def _live(node: Node, group: Sequence[tuple[Release, int]], progress: Progress) -> Iterator[RowValues]:
     cases: list[Case] = []
     first = 0
     for release, gpus in group:
@@ -213,7 +213,7 @@ def _live(
             Case(node.container(name=f"r{name}-{gpus}", release=release.name, sm_limit=0, devices=devices))
         )
         first += gpus * node.gpu.turns
-    options = ("--source", "auto", "--log-level", "error", *options)
+    options = ("--source", "auto", "--log-level", "error")
     with Daemon(node, node.root / "run", *options, wrapper=BOUND) as daemon:
         until(daemon.socket.exists, "the daemon")
         for phase, *loads in LIFE:
@@ -228,31 +228,12 @@ def _live(
         for case in cases:
             case.end_phase()
     for case in cases:
-        yield from case.seen()
+        yield from case.rows()
 
 
 def measure(scratch: Path, progress: Progress, release: str = "") -> list[RowValues]:
     scratch.joinpath("values").mkdir()
-    rows: list[RowValues] = []
-    for seen in sorted(compare(scratch / "values", progress, release=release)):
-        gpus = f"{seen.gpus} GPU{'s' if seen.gpus > 1 else ''}"
-        gpus += f", driver {seen.driver}" if seen.driver in DRIVERS else ""
-        fought = seen.release == "2.4.1" or (seen.release == "2.5.0" and seen.gpus > 1)
-        refused = DRIVERS.get(seen.driver) and seen.release != "2.10"
-        beside = (
-            f"by {seen.worst} points at most ({seen.worst_in})"
-            if seen.worst > NEAR
-            else "by no more than it jitters"
-        )
-        rows.append(
-            (
-                f"monitor of {seen.rule}, tenants of {seen.release}, {gpus}: wrong {GRACE_S:.0f} s after a change",
-                100 * seen.wrong,
-                "% time",
-                MOST_WRONG_FOUGHT if fought or refused else MOST_WRONG,
-                f"{beside}; right within {seen.longest_s:.1f} s ({seen.longest_in})",
-            )
-        )
+    rows = sorted(_compare(scratch / "values", progress, release))
     return rows if release else [*rows, *(_held(scratch, count, progress) for count in HELD)]
 
 

@@ -43,9 +43,11 @@ class Ready(NamedTuple):
     suite: str
 
 
-def _under(variant: str) -> str:
-    """The steps of a variant: probes may be forbidden there, and their tests would fail."""
-    return ",".join(("auto", "doctor", "demo", *VARIANTS[variant].steps))
+def steps_of(options: argparse.Namespace) -> tuple[str, ...]:
+    if options.loader:
+        return ("loader",)
+    # Under a variant probes may be forbidden, and their tests would fail.
+    return ("auto", "doctor", "demo", *VARIANTS[options.variant].steps) if options.variant else PLAIN
 
 
 class Workshop:
@@ -53,12 +55,10 @@ class Workshop:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
-        self._steps = tuple((options.steps or "").split(","))
         base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
         self._cache = Path(base) / "resolver-kernels"
         self._cache.mkdir(parents=True, exist_ok=True)
-        archive = options.mirror.rstrip("/")
-        self._archives = (archive, f"{archive}-security") if archive else configured_mirrors()
+        self._archives = configured_mirrors()
         self._lock = threading.Lock()
         self._began = time.monotonic()
         self._kvm: dict[str, bool] = {}
@@ -129,7 +129,9 @@ class Workshop:
         guest, variant = ready.guest, VARIANTS[ready.guest.variant]
         kvm = self._kvm[guest.arch]
         forks = self._options.forks
-        cmdline = f"resolver.steps={','.join(self._steps)} resolver.forks={forks} {variant.cmdline}"
+        cmdline = (
+            f"resolver.steps={','.join(steps_of(self._options))} resolver.forks={forks} {variant.cmdline}"
+        )
         if variant.script:
             cmdline += f" resolver.script={variant.script}"
         name = "-".join(
@@ -140,7 +142,7 @@ class Workshop:
             guest.arch, ready.kernel, (ready.root, checkout, disk), kvm=kvm, cmdline=cmdline
         )
         self.say(f"{guest}: boots {ready.kernel.release}")
-        seconds = 300 + sum(_SECONDS[step] for step in self._steps) + forks / 50
+        seconds = 300 + sum(_SECONDS[step] for step in steps_of(self._options)) + forks / 50
         outcome = machine.run(
             command, disk, console, seconds, lambda line: self._news(guest, line), self.stop
         )
@@ -172,7 +174,7 @@ class Workshop:
             word = line.get("source") or ("ok" if line.get("ok") else "failed")
             why = f": {line['why']}" if line.get("why") else ""
             self.say(f"{guest}: {step}: {word}{why}{took}")
-            if not line.get("ok") and self._options.verbose:
+            if not line.get("ok"):
                 self.say(str(line.get("detail") or line.get("said")))
 
 
@@ -196,22 +198,15 @@ def parser() -> argparse.ArgumentParser:
     add("--package", action="append", nargs="+", default=[], metavar="FILE.deb", help=package)
     add("--loader", action="store_true", help="only load the BPF program and compare its map")
     add("--forks", type=int, default=3000, help="during which the map is compared (%(default)s)")
-    add("--steps", help=f"of {','.join(STEPS)} (those that the guest is made for)")
     add("--arch", choices=list(DEBIAN_ARCH), help="this kind of machine only")
-    add("--userspace", choices=list(USERSPACES), help="this release's userspace only")
     add("--variant", default="", choices=list(VARIANTS), help="other conditions: see tests/vm/variants.py")
     add("--jobs", type=int, default=os.cpu_count() or 1, help="so many guests at once (%(default)s)")
     add("--check", action="store_true", help="write neither docs/kernels.json nor the table")
-    add("--mirror", default="", help="address of a Debian archive (the one that apt has)")
-    add("--verbose", action="store_true", help="say all of what a step that failed said")
     return found
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
-    if options.loader:
-        options.steps = "loader"
-    options.steps = options.steps or (_under(options.variant) if options.variant else ",".join(PLAIN))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an orderly end: no guest stays behind
     try:
         shop = Workshop(options)
@@ -222,7 +217,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(*report.table(sorted(rows, key=report.order)), sep="\n")
     wrong = 0
     for row in rows:
-        found = report.problems(row, options.steps.split(","), wish_of(row))
+        found = report.problems(row, steps_of(options), wish_of(row))
         wrong += bool(found)
         for sentence in found:
             print(f"FAILED {row['pick']} {row['arch']} {row['userspace']}: {sentence}")

@@ -44,9 +44,7 @@ def plan(options: argparse.Namespace) -> list[Guest]:
             if FLAVOURS.get(pick, (arch, ""))[0] != arch and not options.kernels:
                 continue
             own = KERNELS.get(pick) if KERNELS.get(pick) in USERSPACES else None
-            spaces = [options.userspace] if options.userspace else list(USERSPACES)
-            if (options.loader or options.variant) and not options.userspace:
-                spaces = [own or "trixie"]
+            spaces = [own or "trixie"] if options.loader or options.variant else list(USERSPACES)
             if arch == "aarch64" and not (options.kernels or options.package):
                 spaces = [space for space in spaces if (pick, space) in _ARM64]
             guests += [Guest(pick, arch, space, options.variant) for space in spaces]

@@ -8,6 +8,7 @@ import fcntl
 import os
 import re
 import subprocess
+import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -74,14 +75,16 @@ def mirrors(targets: str) -> tuple[str, str]:
     archive = sorted(each for each in addresses if each.endswith("/debian"))
     if not archive:
         raise Unavailable(
-            "this machine's apt has no Debian archive that kernels could be taken from: name one with "
-            "--mirror http://HOST/debian (a security archive is expected beside it, in /debian-security)"
+            "this machine's apt has no Debian archive that kernels could be taken from: name one in "
+            "DEBIAN_MIRROR, http://HOST/debian (a security archive is expected beside it, in /debian-security)"
         )
     security = sorted(each for each in addresses if each.endswith("/debian-security"))
     return archive[0], security[0] if security else f"{archive[0]}-security"
 
 
 def configured_mirrors() -> tuple[str, str]:
+    if named := os.environ.get("DEBIAN_MIRROR"):
+        return mirrors(named)
     command = ("apt-get", "indextargets", "--format", "$(REPO_URI)")
     try:
         return mirrors(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
@@ -126,7 +129,11 @@ class Apt:
         sources = (self._base / "etc/sources.list").read_text()
         with (self._base / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            if stamp.exists() and stamp.read_text() == sources and _age(stamp) < _FRESH_SECONDS:
+            if (
+                stamp.exists()
+                and stamp.read_text() == sources
+                and time.time() - stamp.stat().st_mtime < _FRESH_SECONDS
+            ):
                 return
             self._run("update", "--error-on=any")
             stamp.write_text(sources)
@@ -162,12 +169,6 @@ class Apt:
             said = " ".join(complaints[-3:]) or done.stderr.strip()[-300:]
             raise Unavailable(f"Debian {self._suite.name}: apt-get {arguments[0]} failed: {said}")
         return done.stdout
-
-
-def _age(path: Path) -> float:
-    import time
-
-    return time.time() - path.stat().st_mtime
 
 
 def _whole(path: Path, size: int) -> bool:
