@@ -3,8 +3,7 @@
 import asyncio
 import sys
 import time
-from collections.abc import Callable, Coroutine, Hashable, Iterator
-from typing import Any
+from collections.abc import Callable, Hashable, Iterator
 
 import pytest
 
@@ -14,7 +13,7 @@ from resolver.containers.known_namespaces import READ_SECONDS, SLICE_SECONDS, Kn
 from resolver.linux.procfs import HOST_PIDNS, Procfs
 from resolver.pids.pidmap import PidMap
 from resolver.pids.scan import ScanSource
-from tests.fakes.clock import burn
+from tests.fakes.clock import Clock, burn
 from tests.fakes.direct import catch_up
 
 
@@ -52,15 +51,6 @@ class Shown(Procfs):
         return "0::/\n"
 
 
-def directories(
-    of: Callable[[int], frozenset[Hashable]],
-) -> Callable[[int], Coroutine[Any, Any, frozenset[Hashable]]]:
-    async def read(host_pid: int) -> frozenset[Hashable]:
-        return of(host_pid)
-
-    return read
-
-
 class Room:
     def __init__(self) -> None:
         self.source = Firsts()
@@ -68,7 +58,16 @@ class Room:
         self.procfs = Shown()
         self.clock: Callable[[], float] = time.monotonic
         self.index = KnownNamespaces(self.procfs, self.pidmap, lambda: self.clock())  # noqa: PLW0108 - tests exchange it
-        self.index.on_mounts_needed(directories(lambda host_pid: frozenset({host_pid % 10})))
+        self.index.on_mounts_needed(self.mounts)
+        self.read: list[tuple[int, float]] = []  # mount tables: of which process, and when
+        self.cpu = self.wait = 0.0  # seconds for each
+
+    async def mounts(self, host_pid: int) -> frozenset[Hashable]:
+        burn(self.cpu)
+        if self.wait:
+            await asyncio.sleep(self.wait)
+        self.read.append((host_pid, self.clock()))
+        return frozenset({host_pid % 10})
 
     def lives(self, host_pids: range) -> None:
         self.source.now = {host_pid: host_pid + 7 for host_pid in host_pids}
@@ -176,71 +175,42 @@ def test_a_number_that_is_used_again_is_another(room: Room) -> None:
     assert room.index.firsts[1000] is not before
 
 
-def read_slowly(room: Room) -> list[int]:
-    """From now on a mount table costs 1 ms of CPU; returns whose were read, as they are."""
-    read = list[int]()
-
-    async def slowly(host_pid: int) -> frozenset[Hashable]:
-        read.append(host_pid)
-        burn(0.001)
-        return frozenset({host_pid})
-
-    room.index.on_mounts_needed(slowly)
-    return read
-
-
 def test_a_mount_table_is_read_ever_more_rarely(room: Room) -> None:
     """A runtime makes the mounts a moment after the process; it costs as much as all else that a quiet node does."""
-    now, read = 1000.0, list[float]()
-    room.clock = lambda: now
-
-    async def at(host_pid: int) -> frozenset[Hashable]:
-        read.append(now)
-        return frozenset({host_pid})
-
-    room.index.on_mounts_needed(at)
+    clock = room.clock = Clock()
     room.lives(range(1000, 1001))
-    while now < 1000.0 + 7200.0:
+    while clock.now < 1000.0 + 7200.0:
         list(room.index.steps())
-        now += 0.25
-    assert sum(at < 1010.0 for at in read) >= 7
-    assert sum(at > 1000.0 + 3600.0 for at in read) <= 6
+        clock.now += 0.25
+    assert sum(at < 1010.0 for _, at in room.read) >= 7
+    assert sum(at > 1000.0 + 3600.0 for _, at in room.read) <= 6
 
 
 def test_new_process_is_read_before_hundreds_of_old_ones(room: Room) -> None:
-    now = 1000.0
-    room.clock = lambda: now
-    room.index.on_mounts_needed(directories(lambda host_pid: frozenset({host_pid})))
+    clock = room.clock = Clock()
     room.lives(range(1000, 1100))
     for _ in range(20):
         list(room.index.steps())
-        now += 600.0
+        clock.now += 600.0
 
-    read = read_slowly(room)
+    room.read.clear()
+    room.cpu = 0.001
     room.lives(range(1000, 1101))
     list(room.index.steps(SLICE_SECONDS, READ_SECONDS))
-    assert read[0] == 1100
-    assert len(read) <= 6
+    assert room.read[0][0] == 1100
+    assert len(room.read) <= 6
     for _ in range(100):  # the others have their turn all the same
         list(room.index.steps(SLICE_SECONDS, READ_SECONDS))
-    assert set(read) == set(range(1000, 1101))
+    assert {host_pid for host_pid, _ in room.read} == set(range(1000, 1101))
 
 
 async def test_only_mounts_of_new_processes_are_awaited(room: Room) -> None:
-    now = 1000.0
-    room.clock = lambda: now
-    read = list[int]()
-
-    async def slowly(host_pid: int) -> frozenset[Hashable]:
-        await asyncio.sleep(0.001)
-        read.append(host_pid)
-        return frozenset({host_pid})
-
-    room.index.on_mounts_needed(slowly)
+    clock = room.clock = Clock()
+    room.wait = 0.001
     room.lives(range(1000, 1100))
     await room.index.catch_up(Slices(), bounded=False)
-    now += 600.0  # all are due again
+    clock.now += 600.0  # all are due again
     room.lives(range(1000, 1101))
     await room.index.catch_up(Slices())
-    assert room.index.of(1100) == {10**6 + 1100}
-    assert len(read) < 150
+    assert 10**6 + 1100 in room.index.of(0)
+    assert len(room.read) < 150

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from resolver.containers.log_names import ContainerNames, Listing, LogName, PodNames, parse_links, parse_names
+from resolver.containers.log_names import ContainerNames, Listing, LogName, parse_links, parse_names
 
 UID = "0f0e5a3c-1111-2222-3333-444455556666"
 STATIC = "0123456789abcdef0123456789abcdef"
@@ -28,22 +28,6 @@ A, B = "a" * 64, "b" * 64
 )
 def test_log_directory_names_are_parsed(entries: list[str], names: dict[str, tuple[str, str]]) -> None:
     assert parse_names(entries) == names
-
-
-def test_pods_come_and_go(tmp_path: Path) -> None:
-    pods = PodNames(str(tmp_path / "pods"))
-    pods.refresh()
-    assert pods.of(UID) == ("", "")
-    (tmp_path / "pods").mkdir()
-    (tmp_path / "pods" / f"ml_train-0_{UID}").mkdir()
-    pods.refresh()
-    assert pods.of(UID) == ("ml", "train-0")
-    (tmp_path / "pods" / f"ml_train-0_{UID}").rename(tmp_path / "pods" / f"ml_train-1_{UID}")
-    pods.refresh()
-    assert pods.of(UID) == ("ml", "train-1")
-    (tmp_path / "pods").rename(tmp_path / "away")
-    pods.refresh()
-    assert pods.of(UID) == ("", "")
 
 
 def test_directory_from_the_future_is_read_once(tmp_path: Path) -> None:
@@ -94,6 +78,7 @@ def test_kubelets_containers(tmp_path: Path) -> None:
     names = ContainerNames(str(links), str(pods))
     names.refresh()
     assert "cannot be read" in names.trouble
+    assert names.pods.of(UID) == ("", "")
     links.mkdir()
     (pods / f"research_train-0_{UID}").mkdir(parents=True)
     (links / f"train-0_research_main-{A}.log").symlink_to("/nowhere")
@@ -109,3 +94,9 @@ def test_kubelets_containers(tmp_path: Path) -> None:
     names.refresh()
     assert names.trouble
     assert not names.has(UID, "main")
+    (pods / f"research_train-0_{UID}").rename(pods / f"research_train-1_{UID}")
+    names.refresh()
+    assert names.pods.of(UID) == ("research", "train-1")
+    pods.rename(tmp_path / "away")
+    names.refresh()
+    assert names.pods.of(UID) == ("", "")

@@ -158,31 +158,25 @@ def listed(load: dict[int, int], memory: dict[int, int | None] | None, **changes
     return replace(device(load), memory=memory, **changes)
 
 
-def test_a_process_is_known_by_its_sample_or_by_the_list() -> None:
-    result = joined(owners={10, 11}, a=listed({10: 42}, {11: 500, 10: None}), b=listed({11: 7}, None))
+@pytest.mark.parametrize("status", [OK, FAILED, UNSUPPORTED])
+def test_process_is_known_by_its_sample_or_by_the_list(tmp_path: Path, status: str) -> None:
+    """Where samples are missing, its memory is known all the same."""
+    proc = Proc(tmp_path)
+    proc.process(500, f"/docker/{CID}")
+    result = joined(
+        owners={10, 11},
+        procfs=proc.procfs,
+        a=listed({10: 42}, {11: 5, 500: 6, 10: None}, status=status),
+        b=listed({11: 7, 500: 7}, None),
+    )
+    load, idle = (42, 0) if status == OK else (None, None)
     assert set(result.used) == {
-        Used(10, "a", "", 42, None, None),
-        Used(11, "a", "", 0, 500, None),
+        Used(10, "a", "", load, None, None),
+        Used(11, "a", "", idle, 5, None),
+        Used(500, "a", CID, idle, 6, SampleReason.NO_SHARED_REGION),
         Used(11, "b", "", 7, None, None),
+        Used(500, "b", CID, 7, None, SampleReason.NO_SHARED_REGION),
     }
-
-
-@pytest.mark.parametrize("status", [FAILED, UNSUPPORTED])
-def test_where_samples_are_missing_memory_is_told_all_the_same(tmp_path: Path, status: str) -> None:
-    proc = Proc(tmp_path)
-    proc.process(500, f"/docker/{CID}")
-    result = joined(owners={10}, procfs=proc.procfs, a=listed({}, {10: 5, 500: 6}, status=status))
-    assert set(result.used) == {
-        Used(10, "a", "", None, 5, None),
-        Used(500, "a", CID, None, 6, SampleReason.NO_SHARED_REGION),
-    }
-
-
-def test_listed_process_without_sample_or_slot_is_idle(tmp_path: Path) -> None:
-    proc = Proc(tmp_path)
-    proc.process(500, f"/docker/{CID}")
-    result = joined(procfs=proc.procfs, a=listed({}, {500: 6}), b=listed({500: 7}, None))
-    assert {(used.device_uuid, used.sm_util) for used in result.used} == {("a", 0), ("b", 7)}
     assert result.listed == {"a"}
     assert result.utilization(500, "b") is None, "its slot may be found before the next answer"
 

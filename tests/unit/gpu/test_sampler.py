@@ -60,16 +60,6 @@ def bench(driver: Driver) -> Iterator[Bench]:
     bench.close()
 
 
-def test_samples_of_the_last_second_count(driver: Driver, bench: Bench) -> None:
-    bench.collect()  # a sample speaks for a second, and a worker takes a part of that to start
-    driver.sample(4711, 30, age_s=0.4)
-    driver.sample(4711, 60, age_s=0.1)
-    driver.sample(4712, 5, age_s=1.4)
-    driver.sample(4713, 7, device=1)
-    assert bench.load() == {4711: 45}
-    assert bench.load(SECOND) == {4713: 7}
-
-
 def test_impossible_value_is_unknown_while_it_is_in_the_answer(driver: Driver, bench: Bench) -> None:
     bench.collect()
     driver.sample(4711, 230)
@@ -81,21 +71,6 @@ def test_impossible_value_is_unknown_while_it_is_in_the_answer(driver: Driver, b
     driver.gpu.set_faults(Fault.PID_ZERO)
     idle = bench.collect().devices[FIRST]
     assert (idle.dropped, idle.newest) == (frozenset({0}), {})
-
-
-def test_the_processes_of_each_device_have_their_memory(driver: Driver, bench: Bench) -> None:
-    with driver.client() as client:
-        client.context(FIRST, 5 << 20)
-        devices = bench.collect().devices
-        assert (devices[FIRST].memory, devices[SECOND].memory) == ({client.host_pid: 5 << 20}, {})
-        client.context(FIRST, -1)
-        assert bench.collect().devices[FIRST].memory == {client.host_pid: None}
-        driver.gpu.set_errors({Answer.PROCESS_LIST: 999})
-        assert bench.collect().devices[FIRST].memory is None
-        driver.gpu.set_devices([replace(DEFAULT_DEVICES[0], mig_enabled=True), DEFAULT_DEVICES[1]])
-        driver.gpu.set_errors()
-        mig = bench.collect().devices[FIRST]
-        assert (mig.status, mig.memory) == (UNSUPPORTED, {client.host_pid: None})
 
 
 def test_mps_client_is_unknown_while_server_has_samples(driver: Driver, bench: Bench) -> None:
@@ -129,7 +104,10 @@ def test_the_inventory_has_every_device(driver: Driver, bench: Bench) -> None:
     driver.gpu.set_devices([DEFAULT_DEVICES[0], replace(DEFAULT_DEVICES[1], mig_enabled=True, migs=migs)])
     with driver.client() as client:
         client.context(FIRST, 5 << 20)
-        inventory = bench.collect().inventory
+        client.context(SECOND, -1)
+        collection = bench.collect()
+        assert collection.devices[SECOND].memory == {client.host_pid: None}
+    inventory = collection.inventory
     first, second = inventory.gpus
     assert (inventory.version, inventory.driver_version) == (2, "550.54.15")
     assert (first.uuid, first.memory_used, first.samples, first.healthy) == (FIRST, 5 << 20, OK, True)

@@ -99,14 +99,6 @@ def test_the_rows_are_in_order_and_have_no_gap_at_their_ends() -> None:
     assert all(row.known_from for row in DRIVERS)
 
 
-@given(st.text())
-def test_no_text_is_misread(text: str) -> None:
-    version = parse_driver_version(text)
-    if version is not None:
-        assert 2 <= len(version) <= 4
-        assert decide(AUTO, text).namespace in (HOST, CONTAINER, None)
-
-
 @pytest.mark.parametrize(
     ("namespace", "wanted"),
     [(HOST, 4711), (CONTAINER, 7), (None, None)],

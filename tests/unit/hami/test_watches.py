@@ -10,13 +10,11 @@ import pytest
 
 from resolver.base.budget import BURST_SECONDS, EVENT_BURST, Budgets
 from resolver.hami.watches import Watches
-from resolver.linux import inotify
 from resolver.linux.inotify import (
     CREATE,
     DELETE,
     MODIFY,
     OF_A_DIRECTORY,
-    OVERFLOW,
     Inotify,
 )
 from tests.fakes.clock import Clock
@@ -72,22 +70,6 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
     scene.watches.close()
     for fd in scene.open:
         os.close(fd)
-
-
-def test_attachment_wakes_its_file_alone(scene: Scene) -> None:
-    watched, other = scene.file("watched"), scene.file("other")
-    assert scene.watch(watched, mask=MODIFY)
-    assert not scene.watches.take()
-    for path in (watched, other):
-        fd = os.open(path, os.O_RDWR)
-        os.lseek(fd, 0, os.SEEK_END)
-        os.write(fd, b"\0")
-        os.close(fd)
-    scene.drain()
-    assert scene.told == {str(watched): [MODIFY]}
-    watched.read_bytes()
-    assert not scene.drain()
-    assert scene.told == {str(watched): [MODIFY]}  # readers, ourselves among them, are no news
 
 
 def test_names_that_come_and_go_in_a_directory_are_told(scene: Scene, tmp_path: Path) -> None:
@@ -248,14 +230,6 @@ def test_an_instance_that_was_refused_is_asked_for_again(scene: Scene, tmp_path:
     assert watches.watch("x", "a", fd, MODIFY, lambda _: None)
     watches.close()
     os.close(fd)
-
-
-def test_events_are_parsed_whatever_their_names() -> None:
-    event = inotify._EVENT
-    data = event.pack(1, CREATE, 0, 16) + b"x.cache".ljust(16, b"\0") + event.pack(2, MODIFY, 0, 0)
-    data += event.pack(-1, OVERFLOW, 0, 0)
-    assert inotify.parse(data) == [(1, CREATE), (2, MODIFY), (-1, OVERFLOW)]
-    assert inotify.parse(b"") == []
 
 
 def flood(path: Path, count: int) -> None:

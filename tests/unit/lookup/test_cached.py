@@ -104,16 +104,6 @@ def test_lying_source_misleads_no_lookup(node: Node) -> None:
             )
 
 
-def test_stale_map_gives_no_ended_process(room: Room) -> None:
-    container = room.node.container()
-    process = container.spawn(SLEEP)
-    assert room.find(container, process.ns_pid)
-    process.kill()
-    room.pidmap.next_refresh = float("inf")
-    assert process.host_pid in room.pidmap.source
-    assert room.live.find(container.container_id, process.ns_pid) is None
-
-
 def test_process_moved_to_another_container_is_dropped(room: Room) -> None:
     container, other = room.node.container(), room.node.container(name="other")
     process = container.spawn(SLEEP)

@@ -1,9 +1,8 @@
 """The ladder of sources, climbed with stand-ins that work, fail, and fail later."""
 
-import asyncio
 import errno
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -87,47 +86,39 @@ def room(monkeypatch: pytest.MonkeyPatch) -> Rooms:
     return lambda wanted: Room(wanted, monkeypatch)
 
 
-def run(*steps: Coroutine[Any, Any, None]) -> None:
-    async def all_of_them() -> None:
-        for step in steps:
-            await step
-
-    asyncio.run(all_of_them())
-
-
-def test_unusable_source_is_skipped_with_reason(room: Rooms) -> None:
+async def test_unusable_source_is_skipped_with_reason(room: Rooms) -> None:
     made = room("auto")
     made.broken["bpf"] = "this kernel has no BTF"
     made.blind.add("netlink")
-    run(made.ladder.start())
+    await made.ladder.start()
     assert made.source is None  # the scan that was there from the start goes on
     assert made.ladder.why_not == {"bpf": "this kernel has no BTF", "netlink": "it is blind"}
     sources = [fields["source"] for event, fields in made.said if event == "source_unavailable"]
     assert sources == ["bpf", "netlink"]
 
 
-def test_a_defect_of_a_source_is_a_reason_like_others(room: Rooms) -> None:
+async def test_a_defect_of_a_source_is_a_reason_like_others(room: Rooms) -> None:
     made = room("auto")
     made.broken["bpf"] = KeyError("maps")
-    run(made.ladder.start())
+    await made.ladder.start()
     assert made.name == "netlink"
     assert made.ladder.why_not["bpf"] == "it failed unexpectedly (KeyError: 'maps'); please report it"
 
 
-def test_compiler_output_goes_to_the_debug_log(room: Rooms, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_compiler_output_goes_to_the_debug_log(room: Rooms, capsys: pytest.CaptureFixture[str]) -> None:
     made = room("auto")
     made.broken["bpf"] = BpfUnavailable("it does not compile here", "pidmap.c:7: error")
     for level, shown in (("info", False), ("debug", True)):
         log.setup_logging("json", level)
         made.ladder.present = "scan"
-        run(made.ladder.start())
+        await made.ladder.start()
         assert ("pidmap.c:7: error" in capsys.readouterr().err) is shown
 
 
 @pytest.mark.parametrize("wanted", ["bpf", "netlink", "scan"])
-def test_source_by_name_is_required_to_work(wanted: str, room: Rooms) -> None:
+async def test_source_by_name_is_required_to_work(wanted: str, room: Rooms) -> None:
     made = room(wanted)
-    run(made.ladder.start())
+    await made.ladder.start()
     assert (made.name, made.opened) == (wanted, [wanted])
     if wanted != "scan":
         made = room(wanted)
@@ -135,46 +126,46 @@ def test_source_by_name_is_required_to_work(wanted: str, room: Rooms) -> None:
         with pytest.raises(
             CannotKnow, match=rf"--source {wanted} does not work here: CAP_PERFMON is missing\. With"
         ):
-            run(made.ladder.start())
+            await made.ladder.start()
 
 
-def test_it_falls_at_once_and_climbs_back_later(room: Rooms) -> None:
+async def test_it_falls_at_once_and_climbs_back_later(room: Rooms) -> None:
     made = room("auto")
-    run(made.ladder.start())
+    await made.ladder.start()
     made.in_use().wrong = "the map cannot be read"
     made.broken["bpf"] = "still out of order"
-    run(made.ladder.tend(made.in_use()))
+    await made.ladder.tend(made.in_use())
     assert made.name == "scan"
     assert made.said[-2:] == [
         ("source_failed", {"source": "bpf", "why": "the map cannot be read"}),
         ("source", {"source": "scan", "not_used": {"bpf": "the map cannot be read"}}),
     ]
     del made.broken["bpf"]
-    run(made.ladder.tend(made.in_use()))
+    await made.ladder.tend(made.in_use())
     assert made.name == "scan"  # not before its time
     made.ladder.next_climb = 0.0
-    run(made.ladder.tend(made.in_use()))
+    await made.ladder.tend(made.in_use())
     assert (made.name, made.ladder.why_not) == ("bpf", {})
 
 
-def test_climbs_after_a_fall_become_rarer(room: Rooms) -> None:
+async def test_climbs_after_a_fall_become_rarer(room: Rooms) -> None:
     made = room("auto")
-    run(made.ladder.start())
+    await made.ladder.start()
     made.ladder.used_at -= 3600  # it worked for an hour
     made.broken |= {"bpf": "no BTF", "netlink": "no rights"}
     made.in_use().wrong = "the map cannot be read"
-    run(made.ladder.tend(made.in_use()))
+    await made.ladder.tend(made.in_use())
     waits = []
     for _ in range(4):
         waits.append(made.ladder.next_climb - time.monotonic())
         made.ladder.next_climb = 0.0
-        run(made.ladder.tend(made.in_use()))
+        await made.ladder.tend(made.in_use())
     assert waits == [pytest.approx(seconds, abs=3) for seconds in (5, 10, 20, 40)]
     del made.broken["bpf"]
     made.ladder.next_climb = 0.0
-    run(made.ladder.tend(made.in_use()))
+    await made.ladder.tend(made.in_use())
     made.in_use().wrong = "again"
-    run(made.ladder.tend(made.in_use()))
+    await made.ladder.tend(made.in_use())
     assert made.ladder.next_climb - time.monotonic() > 100, (
         "one that fails again at once is not tried at once"
     )
@@ -209,7 +200,7 @@ class Stubborn(Fickle):
 
 
 @pytest.mark.parametrize("breaks", ["close", "counters", "trouble"])
-def test_failed_source_cannot_stop_the_fall(room: Rooms, breaks: str) -> None:
+async def test_failed_source_cannot_stop_the_fall(room: Rooms, breaks: str) -> None:
     """Into the real map, which gives the failed source back."""
     made = room("auto")
     pidmap = PidMap(Stubborn("bpf", breaks))
@@ -217,66 +208,61 @@ def test_failed_source_cannot_stop_the_fall(room: Rooms, breaks: str) -> None:
     made.ladder.present = "bpf"
     assert isinstance(pidmap.source, Stubborn)
     pidmap.source.wrong = "the map cannot be read"
-    run(made.ladder.tend(pidmap.source))
+    await made.ladder.tend(pidmap.source)
     assert pidmap.source.name == made.ladder.present == "scan"
     assert made.said[-1] == ("source", {"source": "scan", "not_used": made.ladder.why_not})
     (why,) = made.ladder.why_not.values()
     assert ("KeyError" in why) == (breaks == "trouble")
 
 
-def test_one_that_breaks_when_the_canary_is_looked_for_is_left() -> None:
+async def test_one_that_breaks_when_the_canary_is_looked_for_is_left() -> None:
     source = Stubborn("bpf", "refresh")
     source.wrong = "set"
-    assert "Input/output error" in asyncio.run(ladder.find_canary(source)).trouble
+    assert "Input/output error" in (await ladder.find_canary(source)).trouble
 
 
-def test_unclosable_source_does_not_block_the_next(room: Rooms) -> None:
+async def test_unclosable_source_does_not_block_the_next(room: Rooms) -> None:
     made = room("auto")
     made.blind.add("bpf")
     made.made = lambda name: Stubborn(name, "close")
-    run(made.ladder.start())
+    await made.ladder.start()
     assert (made.name, made.ladder.why_not) == ("netlink", {"bpf": "it is blind"})
 
 
-def test_a_source_that_goes_blind_is_left(room: Rooms) -> None:
+@pytest.mark.parametrize("sign", ["minutes", "losses"])
+async def test_blind_source_is_left_at_the_next_canary(room: Rooms, sign: str) -> None:
     made = room("auto")
-    run(made.ladder.start())
+    await made.ladder.start()
+    source, drift = made.in_use(), {"drift_missing": 0}
+    source.counters = lambda: drift  # type: ignore[method-assign]
     made.blind.add("bpf")
-    run(made.ladder.tend(made.in_use()))
-    assert made.name == "bpf"  # not looked at yet
-    made.ladder.next_check = 0.0
-    run(made.ladder.tend(made.in_use()))
-    assert (made.name, made.ladder.why_not["bpf"]) == ("scan", "it is blind")
+    await made.ladder.tend(source)
+    assert made.name == "bpf"  # the next one is made in minutes
+    if sign == "losses":
+        drift["drift_missing"] = 2
+    else:
+        made.ladder.next_check = 0.0
+    await made.ladder.tend(source)
+    assert (made.name, made.ladder.why_not) == ("scan", {"bpf": "it is blind"})
 
 
-def test_source_by_name_is_restarted_at_intervals(room: Rooms) -> None:
+async def test_source_by_name_is_restarted_at_intervals(room: Rooms) -> None:
     made = room("netlink")
-    run(made.ladder.start())
+    await made.ladder.start()
     made.in_use().wrong = "the socket failed"
-    run(*(made.ladder.tend(made.in_use()) for _ in range(3)))
+    for _ in range(3):
+        await made.ladder.tend(made.in_use())
     assert made.opened == ["netlink"]
     made.ladder.next_climb = 0.0
-    run(made.ladder.tend(made.in_use()))
+    await made.ladder.tend(made.in_use())
     assert made.opened == ["netlink", "netlink"]
     assert made.in_use().wrong == ""
 
 
-def test_source_with_losses_must_find_a_canary(room: Rooms) -> None:
-    made = room("auto")
-    run(made.ladder.start())
-    source = made.in_use()
-    drift = {"drift_missing": 0}
-    source.counters = lambda: drift  # type: ignore[method-assign]
-    made.blind.add("bpf")
-    run(made.ladder.tend(source))
-    assert made.name == "bpf"  # the next one is made in minutes
-    drift["drift_missing"] = 2
-    run(made.ladder.tend(source))
-    assert (made.name, made.ladder.why_not) == ("scan", {"bpf": "it is blind"})
-
-
 @pytest.mark.parametrize("fault", ["the child ends", "no descriptors"])
-def test_failed_canary_says_nothing_about_the_source(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+async def test_failed_canary_says_nothing_about_the_source(
+    monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
     def refuse(*_: object) -> None:
         raise OSError(errno.EMFILE, "Too many open files")
 
@@ -285,21 +271,21 @@ def test_failed_canary_says_nothing_about_the_source(monkeypatch: pytest.MonkeyP
     else:
         monkeypatch.setattr("sys.executable", "/bin/false")
     source = ScanSource(Procfs())
-    canary = asyncio.run(ladder.find_canary(source))
+    canary = await ladder.find_canary(source)
     assert canary.trouble == ""
     assert canary.unmade
     assert len(source) == 0  # it was not even asked
 
 
-def test_the_real_canary_is_missed_by_a_source_that_sees_nothing() -> None:
+async def test_the_real_canary_is_missed_by_a_source_that_sees_nothing() -> None:
     class Blind(ScanSource):
         def refreshing(self) -> Iterator[None]:
             return iter(())
 
-    assert "did not see process" in asyncio.run(ladder.find_canary(Blind(Procfs()))).trouble
+    assert "did not see process" in (await ladder.find_canary(Blind(Procfs()))).trouble
 
 
-def test_forking_process_is_searched_again() -> None:
+async def test_forking_process_is_searched_again() -> None:
     """A process is in ``/proc`` before the event of its fork comes: its parent may lose the CPU in between."""
 
     class Late(ScanSource):
@@ -309,7 +295,7 @@ def test_forking_process_is_searched_again() -> None:
             self.looks += 1
             return super().candidates(ns_pid, pidns) if self.looks > 1 else []
 
-    assert asyncio.run(ladder.find_canary(Late(Procfs()))).trouble == ""
+    assert (await ladder.find_canary(Late(Procfs()))).trouble == ""
 
 
 def a_node(root: Path, processes: int, pid_max: str) -> Procfs:
@@ -339,30 +325,30 @@ def test_the_map_follows_the_node(
     assert ladder.room(a_node(tmp_path, processes, pid_max), map_size) == places
 
 
-def test_full_map_is_reopened_ever_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_full_map_is_reopened_ever_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
     made = Room("auto", monkeypatch, map_size=0)
-    run(made.ladder.start())
+    await made.ladder.start()
     small = made.in_use()
     small.short = "the map is full"
-    run(made.ladder.tend(small))
+    await made.ladder.tend(small)
     assert made.opened == ["bpf"]  # a peak may pass
     made.broken["bpf"] = "no memory"
     for wait in (120.0, 240.0, 480.0):
         made.ladder.next_growth = 1.0
-        run(made.ladder.tend(small))
+        await made.ladder.tend(small)
         assert (made.ladder.growth_wait, made.in_use()) == (wait, small)
     del made.broken["bpf"]
     made.ladder.next_growth = 1.0
-    run(made.ladder.tend(small))
+    await made.ladder.tend(small)
     assert made.in_use() is not small
-    run(made.ladder.tend(made.in_use()))
+    await made.ladder.tend(made.in_use())
     assert made.ladder.next_growth == 0.0
 
 
-def test_map_of_chosen_size_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_map_of_chosen_size_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
     made = Room("auto", monkeypatch, map_size=1024)
-    run(made.ladder.start())
+    await made.ladder.start()
     made.in_use().short = "the map is full"
     made.ladder.next_growth = 1.0
-    run(made.ladder.tend(made.in_use()))
+    await made.ladder.tend(made.in_use())
     assert made.opened == ["bpf"]

@@ -13,7 +13,7 @@ from resolver.base.errors import AccessDenied
 from resolver.linux.procfs import ProcessIdentity, Procfs
 from resolver.pids.netlink import NetlinkSource
 from resolver.pids.proc_events import EventStream
-from tests.fakes.procs import changes, numbers
+from tests.fakes.procs import FakeProc, changes, numbers
 
 FORK, UID, EXIT = 1, 4, 0x80000000
 NO_CPU = 0xFFFFFFFF  # on the acknowledgement of an old kernel, which has no sequence number
@@ -107,30 +107,22 @@ def test_invalid_message_causes_a_rescan(stream: EventStream, kernel: Kernel, me
     assert stream.touched == {1, 2}
 
 
-class Fixture:
+class Fixture(FakeProc):
     """A ``/proc`` of files, and a source on it."""
 
     def __init__(self, root: Path, kernel: Kernel) -> None:
-        self.root, self.kernel = root, kernel
+        super().__init__(root)
+        self.kernel = kernel
         self.source = NetlinkSource(Procfs(str(root)), kernel.stream)
-        self.start(1)
+        self.put(1)
         for host_pid in range(900, 950):  # enough of them that a listing costs more than a look
-            self.start(host_pid)
+            self.put(host_pid)
         self.source.refresh()
-
-    def start(self, host_pid: int, *, tgid: int | None = None, ns_pid: int = 0, state: str = "S") -> None:
-        numbers = f"{host_pid}\t{ns_pid}" if ns_pid else f"{host_pid}"
-        directory = self.root / str(host_pid)
-        directory.mkdir()
-        status = f"Name:\tx\nState:\t{state}\nTgid:\t{tgid or host_pid}\nPPid:\t1\nNSpid:\t{numbers}\n"
-        (directory / "status").write_text(status)
-        (directory / "stat").write_text(f"{host_pid} (x) {state} 1 ")
-        (directory / "task").mkdir()
 
     def stop(self, host_pid: int) -> None:
         shutil.rmtree(self.root / str(host_pid))
 
-    def refresh(self) -> tuple[list[int], list[int]]:
+    def changes(self) -> tuple[list[int], list[int]]:
         return changes(self.source)
 
 
@@ -140,50 +132,50 @@ def fixture(tmp_path: Path, kernel: Kernel) -> Fixture:
 
 
 def test_without_events_proc_is_left_alone(fixture: Fixture) -> None:
-    fixture.start(100)
-    assert fixture.refresh() == ([], [])
+    fixture.put(100)
+    assert fixture.changes() == ([], [])
     fixture.kernel.fork(100)
-    assert fixture.refresh() == ([100], [])
+    assert fixture.changes() == ([100], [])
     assert fixture.source.listings == 1
 
 
 def test_one_process_is_looked_at_before_its_event_came(fixture: Fixture) -> None:
-    fixture.start(100, ns_pid=7)
+    fixture.put(100, 7)
     assert changes(fixture.source, look=100) == ([100], [])
     assert numbers(fixture.source)[100] == (100, 7)
     fixture.kernel.fork(100)
-    assert fixture.refresh() == ([], [])
+    assert fixture.changes() == ([], [])
     fixture.stop(100)
     assert changes(fixture.source, look=100) == ([], [100])
     fixture.kernel.exit(100)
-    assert fixture.refresh() == ([], [])
+    assert fixture.changes() == ([], [])
     assert fixture.source.listings == 1
 
 
 def test_zombie_with_lost_exit_is_found_by_scan(fixture: Fixture) -> None:
-    fixture.start(100)
+    fixture.put(100)
     fixture.kernel.fork(100)
-    fixture.refresh()
+    fixture.changes()
     fixture.stop(100)
-    fixture.start(100, state="Z")
+    fixture.put(100, state="Z")
     fixture.kernel.raw(b"")  # as good as a loss
-    fixture.refresh()
+    fixture.changes()
     assert fixture.source.rescans == 1
     fixture.stop(100)
-    assert fixture.refresh() == ([], [100])
+    assert fixture.changes() == ([], [100])
 
 
 def test_many_named_processes_are_listed_at_once(fixture: Fixture) -> None:
     for host_pid in range(100, 120):
-        fixture.start(host_pid)
+        fixture.put(host_pid)
         fixture.kernel.fork(host_pid)
-    assert fixture.refresh() == (list(range(100, 120)), [])
+    assert fixture.changes() == (list(range(100, 120)), [])
     assert (fixture.source.listings, fixture.source.rescans) == (2, 0)
 
 
 def test_abandoned_refresh_loses_nothing(fixture: Fixture) -> None:
     for host_pid in (100, 101):
-        fixture.start(host_pid)
+        fixture.put(host_pid)
         fixture.kernel.fork(host_pid)
     next(fixture.source.refreshing())
     steps = sum(1 for _ in fixture.source.refreshing())
@@ -197,22 +189,22 @@ def test_unreadable_processes_are_counted_until_readable(
     def refuse(self: Procfs, host_pid: int) -> ProcessIdentity:
         raise AccessDenied(f"{host_pid} may not be read")
 
-    fixture.start(100)
+    fixture.put(100)
     fixture.kernel.fork(100)
     with monkeypatch.context() as patch:
         patch.setattr(Procfs, "hold", refuse)
         for _ in range(2):
-            assert fixture.refresh() == ([], [])
+            assert fixture.changes() == ([], [])
             assert fixture.source.incomplete() == "1 processes could not be read"
-    assert fixture.refresh() == ([100], [])
-    fixture.refresh()
+    assert fixture.changes() == ([100], [])
+    fixture.changes()
     assert fixture.source.trouble() == ""
 
 
 def test_a_socket_that_breaks_is_no_reason_to_fall_behind(fixture: Fixture) -> None:
     fixture.source.close()
-    fixture.start(100)
-    assert fixture.refresh() == ([100], [])
+    fixture.put(100)
+    assert fixture.changes() == ([100], [])
     fixture.stop(100)
-    assert fixture.refresh() == ([], [100])
+    assert fixture.changes() == ([], [100])
     assert "socket failed" in fixture.source.trouble()

@@ -9,7 +9,7 @@ import pytest
 from resolver.base.errors import AccessDenied
 from resolver.linux.procfs import Procfs
 from resolver.pids.scan import ScanSource
-from tests.fakes.procs import changes, numbers
+from tests.fakes.procs import FakeProc, changes, numbers
 
 
 class Noted(Procfs):
@@ -45,9 +45,7 @@ def put(root: Path, host_pid: int, *ns_pids: int) -> None:
     place = root / str(host_pid)
     if place.exists():
         place.rename(root / "gone")  # kept until the new one exists, so that their inodes differ
-    place.mkdir()
-    numbers = "\t".join(map(str, (host_pid, *ns_pids)))
-    (place / "status").write_text(f"Name:\tx\nState:\tS\nTgid:\t{host_pid}\nPPid:\t1\nNSpid:\t{numbers}\n")
+    FakeProc(root).put(host_pid, *ns_pids)
     shutil.rmtree(root / "gone", ignore_errors=True)
 
 

@@ -81,12 +81,30 @@ def test_causes_are_read_once_per_container(collected: Collected) -> None:
     assert collected.reader.asked == asked
 
 
-def test_a_loaded_library_needs_no_look_at_the_mounts(collected: Collected) -> None:
-    collected.reader.library = [BypassReason.LOADED]
-    collected.collect(PROCESS)
-    (found,) = collected.collect(PROCESS)
-    assert found.causes == (BypassReason.LOADED,)
-    assert collected.reader.asked == [("library_causes", 100)]
+HOST = replace(PROCESS, container_id=None, no_slot=SampleReason.NOT_IN_CONTAINER)
+
+
+@pytest.mark.parametrize(
+    ("process", "library", "causes", "asked"),
+    [
+        (PROCESS, [BypassReason.LOADED], (BypassReason.LOADED,), 1),  # without a look at the mounts
+        (PROCESS, ProcessGone("100"), (), 1),
+        (HOST, [], (), 0),
+    ],
+    ids=["library loaded", "process ended", "process of the host"],
+)
+def test_process_has_its_causes_without_needless_questions(
+    collected: Collected,
+    process: Process,
+    library: list[str] | ResolverError,
+    causes: tuple[BypassReason, ...],
+    asked: int,
+) -> None:
+    collected.reader.library = library
+    collected.collect(process)
+    (report,) = collected.collect(process)
+    assert report.causes == causes
+    assert collected.reader.asked == [("library_causes", 100)] * asked
 
 
 def test_unreadable_process_is_a_reason_and_retried(collected: Collected) -> None:
@@ -97,18 +115,3 @@ def test_unreadable_process_is_a_reason_and_retried(collected: Collected) -> Non
     collected.reader.library = []
     (found,) = collected.collect(PROCESS)
     assert found.causes == (BypassReason.NOT_MOUNTED,)
-
-
-def test_a_process_that_ends_meanwhile_has_no_cause(collected: Collected) -> None:
-    collected.reader.library = ProcessGone("100")
-    collected.collect(PROCESS)
-    (found,) = collected.collect(PROCESS)
-    assert found.causes == ()
-
-
-def test_a_process_of_the_host_is_reported_without_a_question(collected: Collected) -> None:
-    host = replace(PROCESS, container_id=None, no_slot=SampleReason.NOT_IN_CONTAINER)
-    collected.collect(host)
-    (found,) = collected.collect(host)
-    assert found.causes == ()
-    assert collected.reader.asked == []

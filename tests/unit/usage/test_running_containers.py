@@ -4,6 +4,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
 from resolver.base.journal import Journal
 from resolver.containers.log_names import ContainerNames
 from resolver.linux.procfs import MAX_TENANT_FILE, Procfs
@@ -36,22 +38,23 @@ def mount(root: str) -> str:
     return f"40 30 8:1 {root} /usr/local/vgpu rw - ext4 /dev/sda1 rw\n"
 
 
-def test_a_mount_table_without_end_is_a_container_like_any(tmp_path: Path) -> None:
-    """It was an error in each collection, and ten of those in a row ended the daemon."""
-    line = f"41 40 0:50 /{'x' * 4000} /mnt rw - tmpfs tmpfs rw\n"
-    endless = mount(f"/vgpu/containers/{UID}_main") + line * (MAX_TENANT_FILE // len(line) + 10)
-    (report,) = scene(tmp_path, "train", endless).containers()
-    assert (report.container_id, report.container_name) == (CONTAINER, "main")
+ENDLESS = f"41 40 0:50 /{'x' * 4000} /mnt rw - tmpfs tmpfs rw\n" * (MAX_TENANT_FILE // 4000)
 
 
-def test_a_pods_sandbox_is_no_container(tmp_path: Path) -> None:
-    """It only holds the pod's namespaces: 65 were counted for 25."""
-    assert scene(tmp_path, "pause", mount(f"/k/pods/{UID}/etc-hosts")).containers() == ()
-
-
-def test_process_named_pause_is_a_container(tmp_path: Path) -> None:
-    (report,) = scene(tmp_path, "pause", mount(f"/k/pods/{UID}/containers/main/1")).containers()
-    assert report.container_name == "main"
+@pytest.mark.parametrize(
+    ("comm", "mounts", "containers"),
+    [
+        ("train", mount(f"/vgpu/containers/{UID}_main") + ENDLESS, [(CONTAINER, "main")]),
+        ("pause", mount(f"/k/pods/{UID}/etc-hosts"), []),  # a pod's sandbox only holds its namespaces
+        ("pause", mount(f"/k/pods/{UID}/containers/main/1"), [(CONTAINER, "main")]),
+    ],
+    ids=["endless mount table", "sandbox", "container named pause"],
+)
+def test_container_is_named_by_its_mounts(
+    tmp_path: Path, comm: str, mounts: str, containers: list[tuple[str, str]]
+) -> None:
+    reports = scene(tmp_path, comm, mounts).containers()
+    assert [(report.container_id, report.container_name) for report in reports] == containers
 
 
 def test_kubelets_name_counts_and_not_that_of_hamis_directory(tmp_path: Path) -> None:
