@@ -6,7 +6,6 @@ Both files are read again when needed: kubelet replaces them. Every failure is a
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import random
@@ -14,7 +13,7 @@ import socket
 import ssl
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
 import httpx2
@@ -70,20 +69,20 @@ class Backoff:
         self._ended, self._apart = ended, apart
         self._failures = self._refusals = 0
 
-    @contextlib.asynccontextmanager
-    async def attempt(self) -> AsyncIterator[None]:
-        """Enclose one try, and the pause after it."""
-        began, wait = time.monotonic(), self._apart
-        try:
-            yield
-        except ApiServerFailed as error:
-            self._ended(error)
-            took = 0.0 if error.retry_after else time.monotonic() - began
-            wait = max(wait, self.seconds(error) - took)
-        else:
-            self._ended(None)
-            self.reset()
-        await asyncio.sleep(wait)
+    async def repeat(self, step: Callable[[], Awaitable[None]]) -> None:
+        """Try it for ever, with a pause after each try."""
+        while True:
+            began, wait = time.monotonic(), self._apart
+            try:
+                await step()
+            except ApiServerFailed as error:
+                self._ended(error)
+                took = 0.0 if error.retry_after else time.monotonic() - began
+                wait = max(wait, self.seconds(error) - took)
+            else:
+                self._ended(None)
+                self.reset()
+            await asyncio.sleep(wait)
 
     def reset(self) -> None:
         self._failures = self._refusals = 0

@@ -58,10 +58,7 @@ class HamiCordon:
                 self._states[gpu["uuid"]] = healthy, now
 
     async def run(self) -> None:
-        backoff = Backoff(self._ended, CHECK_SECONDS)
-        while True:
-            async with backoff.attempt():
-                await self._write()
+        await Backoff(self._ended, CHECK_SECONDS).repeat(self._write)
 
     def _ended(self, error: ApiServerFailed | None) -> None:
         why = "" if error is None or error.status == 409 else str(error)  # 409: a new version is on its way

@@ -13,16 +13,17 @@ from collections.abc import Iterator
 from enum import StrEnum
 from typing import NamedTuple
 
+import msgspec
+
+from resolver.api.shapes import ContainerUses
 from resolver.base.errors import ApiServerFailed, ResolverError
 from resolver.base.journal import Journal
-from resolver.base.reasons import BypassReason
 from resolver.base.retry import in_a_thread
-from resolver.client import get_json
+from resolver.client import get_bytes
 from resolver.kube.apiserver import ApiServer, Backoff
-from resolver.kube.device import Json
 from resolver.kube.node_events import event
 from resolver.kube.tally import Tally
-from resolver.state import LimitState
+from resolver.state import ContainerUse, LimitState, Process
 
 #: Seconds between two readings of the daemon, and between two requests to the API server.
 READ_SECONDS, APART_SECONDS = 15.0, 1.0
@@ -89,21 +90,23 @@ class PodEvents:
         self._server, self._socket_path, self._node, self._kinds = server, socket_path, node, kinds
         self._tally, self._journal = tally, journal
         self._states: dict[Key, _State] = {}
+        self._read_at = 0.0  # monotonic, the next time
         #: By pod's UID and GPU: XID errors that are in an event, or from before, and all.
         self._xids: dict[tuple[str, str], tuple[int, int]] = {}
 
     async def run(self) -> None:
-        backoff, read_at = Backoff(self._ended, APART_SECONDS), 0.0
-        while self._kinds:
-            if time.monotonic() >= read_at:
-                read_at = time.monotonic() + READ_SECONDS
-                await self._read_accounts()
-            key = min(self._due(), key=lambda key: self._states[key].since, default=None)
-            if key is None:
-                await asyncio.sleep(max(0.0, read_at - time.monotonic()))
-                continue
-            async with backoff.attempt():
-                await self._post(key)
+        if self._kinds:
+            await Backoff(self._ended, APART_SECONDS).repeat(self._post_next)
+
+    async def _post_next(self) -> None:
+        if time.monotonic() >= self._read_at:
+            self._read_at = time.monotonic() + READ_SECONDS
+            await self._read_accounts()
+        key = min(self._due(), key=lambda key: self._states[key].since, default=None)
+        if key is None:
+            await asyncio.sleep(max(0.0, self._read_at - time.monotonic()))
+        else:
+            await self._post(key)
 
     def _ended(self, error: ApiServerFailed | None) -> None:
         self._tally.pod_events["failed"] += error is not None
@@ -111,10 +114,11 @@ class PodEvents:
 
     async def _read_accounts(self) -> None:
         try:
-            usage = await in_a_thread(
-                lambda: get_json("/v1/usage", self._socket_path), name="reads the accounts"
+            body = await in_a_thread(
+                lambda: get_bytes("/v1/usage", self._socket_path), name="reads the accounts"
             )
-        except ResolverError:
+            usage = msgspec.json.decode(body, type=ContainerUses)
+        except (ResolverError, msgspec.DecodeError):
             return  # the reporter's other task says so; a restarted daemon proves nothing about a pod
         now, texts = time.monotonic(), self._texts(usage)
         # A state that came back within the time is the same event, and is counted on.
@@ -132,32 +136,33 @@ class PodEvents:
             if now - state.since >= LASTS.get(key.kind, 0.0) and now - state.posted_at >= AGAIN_SECONDS:
                 yield key
 
-    def _texts(self, usage: Json) -> dict[Key, str]:
-        """Return the text of each state that the accounts show."""
+    def _texts(self, usage: ContainerUses) -> dict[Key, str]:
         result: dict[Key, dict[str, None]] = {}
         for named, kind, text in self._findings(usage):
-            key = Key(named["namespace"], named["pod"], named["pod_uid"], kind)
+            key = Key(named.namespace or "", named.pod or "", named.pod_uid or "", kind)
             if kind in self._kinds and all(key):
-                result.setdefault(key, {})[f"container {named['container_name']}: {text}"] = None
+                result.setdefault(key, {})[f"container {named.container_name}: {text}"] = None
         return {key: "; ".join(texts)[:1000] for key, texts in result.items()}
 
-    def _findings(self, usage: Json) -> Iterator[tuple[Json, PodEvent, str]]:
+    def _findings(self, usage: ContainerUses) -> Iterator[tuple[ContainerUse | Process, PodEvent, str]]:
         """Yield each finding: the record that names the container, the kind, and the text."""
-        for process in usage["without_slot"]:
-            yield process["process"], PodEvent.WITHOUT_LIBRARY, _without_slot(process)
+        for without in usage.without_slot:
+            causes = ". ".join("; fix: ".join(cause.for_terminal()) for cause in without.causes)
+            text = f"a process on {without.process.device_uuid} has no slot, so HAMi limits nothing there"
+            yield without.process, PodEvent.WITHOUT_LIBRARY, text + (f" ({causes})" if causes else "")
         before, self._xids = self._xids, {}
-        for use in usage["containers"]:
-            device, limit, state = use["device_uuid"], use["core_limit"], use["limit_state"]
-            if state == LimitState.EXCEEDED:
+        for use in usage.containers:
+            device, limit, number = use.device_uuid, use.core_limit, use.xids
+            if use.limit_state is LimitState.EXCEEDED:
                 text = f"uses more of {device} than its core limit of {limit} %: resolver explain shows its processes"
                 yield use, PodEvent.LIMIT_EXCEEDED, text
-            if state == LimitState.NO_EFFECT:
+            if use.limit_state is LimitState.NO_EFFECT:
                 text = f"its core limit of {limit} % on {device} has no effect, because its HAMi library can't read "
                 text += "this driver's samples: update HAMi to 2.10 and restart the pod"
                 yield use, PodEvent.LIMIT_WITHOUT_EFFECT, text
-            if use["idle_since"] is not None and time.time() - use["idle_since"] >= _HELD_SECONDS:
+            if use.idle_since is not None and time.time() - use.idle_since >= _HELD_SECONDS:
                 yield use, PodEvent.HELD_IDLE, f"has held {device} without using it for an hour or more"
-            place, number = (use["pod_uid"], device), use["xids"]
+            place = use.pod_uid or "", device
             posted = before.get(place, (number, number))[0]
             self._xids[place] = posted, number
             if number > posted:
@@ -193,9 +198,3 @@ class PodEvents:
                 if place[0] == key.pod_uid:
                     self._xids[place] = number, number
         self._tally.pod_events["posted"] += 1
-
-
-def _without_slot(without: Json) -> str:
-    causes = ". ".join("; fix: ".join(BypassReason(cause).for_terminal()) for cause in without["causes"])
-    text = f"a process on {without['process']['device_uuid']} has no slot, so HAMi limits nothing there"
-    return text + (f" ({causes})" if causes else "")

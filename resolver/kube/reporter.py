@@ -108,6 +108,8 @@ class Reporter:
         self._events = NodeEvents(server, tally, journal)
         self._hami_cordon = HamiCordon(server, f"{NODES}/{plan.node}", journal)
         self._path = f"{DEVICES}/{plan.node}"
+        # All nodes lose their watch at once when an API server restarts.
+        self._watch = Backoff(self._watch_ended, apart=random.uniform(Backoff.FIRST, 2))  # noqa: S311 - no secret
         self._wake = asyncio.Event()
         self._gpus: Json | None = None
         self._failing_since: float | None = None  # monotonic
@@ -126,10 +128,10 @@ class Reporter:
             tasks.create_task(self._follow_daemon())
             # Spreads the requests of a thousand nodes that start at once.
             await asyncio.sleep(random.uniform(0, self._plan.spread))  # noqa: S311 - no secret
-            tasks.create_task(self._follow_node())
-            tasks.create_task(self._keep())
+            tasks.create_task(self._watch.repeat(self._follow_node))
+            tasks.create_task(Backoff(self._write_ended, APART_SECONDS).repeat(self._sync))
             if self._plan.node_condition:
-                tasks.create_task(self._keep_condition())
+                tasks.create_task(Backoff(self._condition_ended, APART_SECONDS).repeat(self._keep_condition))
             tasks.create_task(self._events.run())
             if self._plan.hami_cordon:
                 tasks.create_task(self._hami_cordon.run())
@@ -189,19 +191,16 @@ class Reporter:
 
     async def _follow_node(self) -> None:
         """Watch the node. From version 0 a watch begins with its current state: no list, no get."""
-        # All nodes lose their watch at once when an API server restarts.
-        backoff = Backoff(self._watch_ended, apart=random.uniform(Backoff.FIRST, 2))  # noqa: S311 - no secret
-        while True:
-            watch = self._server.watch(
-                NODES,
-                random.randint(*_WATCH_SECONDS),  # noqa: S311 - no secret
-                fieldSelector=f"metadata.name={self._plan.node}",
-                resourceVersion=self.node_version,
-            )
-            async with backoff.attempt(), contextlib.aclosing(watch) as events:
-                async for event in events:
-                    backoff.reset()
-                    self._node_event(event)
+        watch = self._server.watch(
+            NODES,
+            random.randint(*_WATCH_SECONDS),  # noqa: S311 - no secret
+            fieldSelector=f"metadata.name={self._plan.node}",
+            resourceVersion=self.node_version,
+        )
+        async with contextlib.aclosing(watch) as events:
+            async for event in events:
+                self._watch.reset()
+                self._node_event(event)
 
     def _watch_ended(self, error: ApiServerFailed | None) -> None:
         if error is not None:
@@ -244,18 +243,6 @@ class Reporter:
 
     # -- the object ---------------------------------------------------------------------------------
 
-    async def _keep(self) -> None:
-        backoff = Backoff(self._write_ended, APART_SECONDS)
-        while True:
-            try:
-                async with asyncio.timeout(_CHECK_SECONDS):
-                    await self._wake.wait()
-            except TimeoutError:
-                self._to_read = True
-            self._wake.clear()
-            async with backoff.attempt():
-                await self._sync()
-
     def _write_ended(self, error: ApiServerFailed | None) -> None:
         if error is not None:  # a request without an answer may have been carried out
             self._to_read = True
@@ -264,7 +251,13 @@ class Reporter:
             self._note("device", error)
 
     async def _sync(self) -> None:
-        """Write the differences. Raises `ApiServerFailed`."""
+        """Wait for news, and write the differences. Raises `ApiServerFailed`."""
+        try:
+            async with asyncio.timeout(_CHECK_SECONDS):
+                await self._wake.wait()
+        except TimeoutError:
+            self._to_read = True
+        self._wake.clear()
         report, node = self._report(), self._node
         marked = sorted(self._cordoned)
         if self._gpus is not None and node is not None and self._gpus["cordoned"] != marked:
@@ -324,19 +317,9 @@ class Reporter:
         )
 
     async def _keep_condition(self) -> None:
-        backoff = Backoff(self._condition_ended, APART_SECONDS)
-        while True:
-            await self._health_changed.wait()
-            self._health_changed.clear()
-            async with backoff.attempt():
-                await self._report_condition(self._health)
-
-    def _condition_ended(self, error: ApiServerFailed | None) -> None:
-        self._note("condition", error)
-        if error is not None:
-            self._health_changed.set()
-
-    async def _report_condition(self, now: dict[str, Health]) -> None:
+        await self._health_changed.wait()
+        self._health_changed.clear()
+        now = self._health
         ill = sorted(uuid for uuid, state in now.items() if not state.healthy)
         state = ("True", "UnhealthyGPUs") if ill else ("False", "AllGPUsHealthy")
         message = (
@@ -353,6 +336,11 @@ class Reporter:
             f"{NODES}/{self._plan.node}/status", {"status": {"conditions": [condition]}}, STRATEGIC_PATCH
         )
         self._condition = (state[0], message)
+
+    def _condition_ended(self, error: ApiServerFailed | None) -> None:
+        self._note("condition", error)
+        if error is not None:
+            self._health_changed.set()
 
 
 def _result(error: ApiServerFailed) -> str:

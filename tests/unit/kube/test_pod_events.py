@@ -12,13 +12,17 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from resolver.api.shapes import ContainerUses
 from resolver.base.journal import Journal
+from resolver.base.reasons import BypassReason, SampleReason
 from resolver.kube import pod_events
 from resolver.kube.apiserver import ApiServer
 from resolver.kube.pod_events import DEFAULT, PodEvent, PodEvents, parse_kinds
 from resolver.kube.tally import Tally
+from resolver.state import ContainerUse, LimitState, Process, WithoutSlot
 from tests.fakes.kube import RULES, KubeServer, Rule
 from tests.fakes.reported import NODE
 from tests.manifests import kubectl
@@ -28,19 +32,19 @@ EVERY = frozenset(PodEvent)
 DEVICE = "GPU-5a3c1e70"
 
 
-def use(pod: str = "trainer-0", **more: Any) -> dict[str, Any]:
-    names = {"namespace": "ml", "pod": pod, "pod_uid": f"uid-{pod}", "container_name": "main"}
-    names["device_uuid"] = DEVICE
-    return {**names, "core_limit": 30, "limit_state": "in_force", "idle_since": None, "xids": 0} | more
+def use(
+    pod: str = "trainer-0", state: str = "in_force", idle_since: float | None = None, xids: int = 0
+) -> Any:
+    names = "ml", pod, "main", f"uid-{pod}", "c" * 64, DEVICE
+    return ContainerUse(*names, 0, 0, 0, 0, None, None, None, idle_since, 30, LimitState(state), xids)
 
 
 class Accounts:
-    def __init__(self, *uses: dict[str, Any]) -> None:
-        self.uses = list(uses)
-        self.without: list[dict[str, Any]] = []
+    def __init__(self, *uses: ContainerUse, without: Any = ()) -> None:
+        self.uses, self.without = list(uses), list(without)
 
-    def __call__(self) -> Any:
-        return {"containers": self.uses, "without_slot": self.without}
+    def __call__(self) -> bytes:
+        return msgspec.json.encode(ContainerUses(0, {}, self.without, self.uses))
 
 
 @pytest.fixture
@@ -61,7 +65,7 @@ async def posting(
     working = asyncio.create_task(PodEvents(server, "", NODE, kinds, tally, Journal()).run())
     try:
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(pod_events, "get_json", lambda *_: accounts())
+            patched.setattr(pod_events, "get_bytes", lambda *_: accounts())
             yield tally
     finally:
         working.cancel()
@@ -80,8 +84,8 @@ async def until(condition: Any) -> None:
 @pytest.mark.parametrize(
     ("state", "reason", "text"),
     [
-        ({"limit_state": "exceeded"}, "GPULimitExceeded", "core limit of 30 %"),
-        ({"limit_state": "no_effect"}, "GPULimitWithoutEffect", "update HAMi to 2.10"),
+        ({"state": "exceeded"}, "GPULimitExceeded", "core limit of 30 %"),
+        ({"state": "no_effect"}, "GPULimitWithoutEffect", "update HAMi to 2.10"),
         ({"idle_since": time.time() - 4000}, "GPUHeldIdle", "an hour or more"),
     ],
 )
@@ -101,9 +105,10 @@ async def test_state_of_a_pod_is_one_event(
 
 
 async def test_process_without_library_is_an_event_with_its_fix(kube: KubeServer) -> None:
-    accounts = Accounts()
-    accounts.without = [{"process": use() | {"host_pid": 7}, "causes": ["static"]}]
-    async with posting(kube, accounts):
+    names = "c" * 64, "uid-trainer-0", "main", "ml", "trainer-0"
+    process = Process(7, 1, DEVICE, *names, "python", 0, 0, SampleReason.NO_SLOT)
+    without = WithoutSlot(process, 1.0, (BypassReason.STATIC,))
+    async with posting(kube, Accounts(without=[without])):
         await until(lambda: kube.events)
     assert kube.events[0]["reason"] == "GPUWithoutLibrary"
     assert "; fix: " in kube.events[0]["message"]
@@ -111,13 +116,13 @@ async def test_process_without_library_is_an_event_with_its_fix(kube: KubeServer
 
 async def test_lasting_state_is_counted_on(kube: KubeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pod_events, "AGAIN_SECONDS", 0.2)
-    async with posting(kube, Accounts(use(limit_state="exceeded"))):
+    async with posting(kube, Accounts(use(state="exceeded"))):
         await until(lambda: kube.events and kube.events[0]["count"] >= 3)
-    async with posting(kube, Accounts(use(limit_state="exceeded"))):  # a restarted reporter goes on
+    async with posting(kube, Accounts(use(state="exceeded"))):  # a restarted reporter goes on
         counted = kube.events[0]["count"]
         await until(lambda: kube.events[0]["count"] > counted)
     kube.events.clear()  # as Kubernetes does after an hour
-    async with posting(kube, Accounts(use(limit_state="exceeded"))):
+    async with posting(kube, Accounts(use(state="exceeded"))):
         await until(lambda: kube.events)
     assert len(kube.events) == 1
 
@@ -126,7 +131,7 @@ async def test_blip_is_no_event(kube: KubeServer) -> None:
     accounts = Accounts(use())
     async with posting(kube, accounts):
         for state in ("exceeded", "in_force") * 5:
-            accounts.uses = [use(limit_state=state)]
+            accounts.uses = [use(state=state)]
             await asyncio.sleep(0.1)
     assert kube.events == []
 
@@ -145,7 +150,7 @@ async def test_new_xid_is_an_event_and_an_old_one_is_none(kube: KubeServer) -> N
 
 async def test_kinds_that_are_off_are_not_posted(kube: KubeServer) -> None:
     kinds = parse_kinds(DEFAULT)
-    async with posting(kube, Accounts(use(idle_since=1.0), use("b", limit_state="exceeded")), kinds):
+    async with posting(kube, Accounts(use(idle_since=1.0), use("b", state="exceeded")), kinds):
         await until(lambda: kube.events)
         await asyncio.sleep(0.3)
     assert [event["reason"] for event in kube.events] == ["GPULimitExceeded"]
@@ -156,7 +161,7 @@ async def test_kinds_that_are_off_are_not_posted(kube: KubeServer) -> None:
 
 async def test_thousand_pods_keep_to_the_rate(kube: KubeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pod_events, "APART_SECONDS", 0.1)
-    accounts = Accounts(*(use(f"pod-{number}", limit_state="exceeded") for number in range(1000)))
+    accounts = Accounts(*(use(f"pod-{number}", state="exceeded") for number in range(1000)))
     began = time.monotonic()
     async with posting(kube, accounts):
         await until(lambda: len(kube.events) >= 10)
@@ -165,7 +170,7 @@ async def test_thousand_pods_keep_to_the_rate(kube: KubeServer, monkeypatch: pyt
 
 async def test_refused_event_is_tried_again(kube: KubeServer) -> None:
     kube.rules = RULES - {Rule("", "events", "create")}
-    async with posting(kube, Accounts(use(limit_state="exceeded"))) as tally:
+    async with posting(kube, Accounts(use(state="exceeded"))) as tally:
         await until(lambda: tally.pod_events["failed"])
         kube.rules = RULES
         await until(lambda: kube.events)
@@ -220,7 +225,7 @@ def described(events: list[Any], home: Path) -> str:
 
 async def test_describe_pod_shows_the_exceeded_limit(kube: KubeServer, tmp_path: Path) -> None:
     """By the real kubectl, which reads what was posted."""
-    async with posting(kube, Accounts(use(limit_state="exceeded"))):
+    async with posting(kube, Accounts(use(state="exceeded"))):
         await until(lambda: kube.events)
     shown = described(kube.events, tmp_path).partition("\nEvents:")[2]
     (line,) = [line for line in shown.splitlines() if "GPULimitExceeded" in line]
