@@ -1,5 +1,6 @@
 """How long a test waits for what must come: many times what it takes, so that a busy machine fails nothing."""
 
+import asyncio
 import time
 from collections.abc import Callable
 from typing import Final
@@ -16,6 +17,14 @@ def until(condition: Callable[[], object], what: str = "it", timeout_s: float = 
         time.sleep(min(0.002 + waited / 20, 0.025))  # poll slow conditions less often
         waited = time.monotonic() - began
     return waited
+
+
+async def happens(condition: Callable[[], object], what: Callable[[], str] = lambda: "it") -> None:
+    """The same for the tasks of a loop, with the words of the moment at which it fails."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, f"within {PATIENCE_S} s not seen: {what()}"
+        await asyncio.sleep(0.01)
 
 
 def never(condition: Callable[[], object], what: str, for_s: float = 0.5) -> None:

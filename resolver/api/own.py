@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -23,7 +22,7 @@ from resolver.containers.namespaces import Namespace
 from resolver.gpu.attribution import total
 from resolver.linux.procfs import Procfs
 from resolver.lookup.resolve import verify
-from resolver.state import ContainerUse, Process, RegionReport, SlotReport, Snapshot
+from resolver.state import ContainerUse, RegionReport, SlotReport, Snapshot
 
 
 class OwnProcess(Struct, frozen=True):
@@ -95,16 +94,50 @@ class OwnSlots(Struct, frozen=True):
     slots: list[OwnSlot]
 
 
-class _Part(NamedTuple):
+class _Part:
     """One container's part of a snapshot. ``numbers`` reads the PIDs of each PID namespace once for all its callers."""
 
-    picture: Snapshot
-    pidns: int | None
-    regions: list[RegionReport]
-    slots: list[tuple[RegionReport, SlotReport]]
-    processes: list[Process]
-    uses: dict[str, ContainerUse]
-    numbers: dict[int, asyncio.Task[Mapping[int, int]]]
+    def __init__(self, picture: Snapshot, uses: Iterable[ContainerUse], container_id: str) -> None:
+        self.picture = picture
+        self.numbers: dict[int, asyncio.Task[Mapping[int, int]]] = {}
+        by_id = {container.container_id: container for container in picture.containers}
+        container = by_id.get(container_id)
+        self.pidns = container.pidns if container else None
+        names = (container.pod_uid, container.container_name) if container else (None, None)
+
+        def owns(named: ContainerUse | RegionReport) -> bool:
+            by_name = None not in names and (named.pod_uid, named.container_name) == names
+            return by_name or named.container_id == container_id
+
+        self.regions: list[RegionReport] = []
+        self.slots: list[tuple[RegionReport, SlotReport]] = []
+        for region in picture.regions:
+            whole = not region.claim and owns(region)
+            if whole or container_id in region.container_ids:
+                self.regions.append(region)
+                own = ("", container_id) if whole else (container_id,)
+                self.slots += [(region, slot) for slot in region.slots if slot.container_id in own]
+        self.processes = [
+            process for process in picture.gpu_processes if process.container_id == container_id
+        ]
+        self.uses = {use.device_uuid: replace(use, energy=None) for use in uses if owns(use)}
+
+    def gpus(self) -> Iterator[OwnGpu]:
+        """Yield the container's GPUs: those of its cache files, then those that it uses without one."""
+        joined, by_uuid = self.picture.joined, {gpu.uuid: gpu for gpu in self.picture.inventory.gpus}
+        limits = {
+            uuid: region.memory_limit(index)
+            for region in self.regions
+            for index, uuid in enumerate(region.device_uuids)
+        }
+        used = (process.device_uuid for process in self.processes)
+        for uuid in dict.fromkeys((*limits, *self.uses, *used)):
+            here = [process for process in self.processes if process.device_uuid == uuid]
+            memory = total([process.memory for process in here]) if uuid in joined.listed else None
+            sm_util = total([process.sm_util for process in here]) if uuid in joined.asked else None
+            gpu = by_uuid.get(uuid)
+            name, size = (gpu.name, gpu.memory_total) if gpu else (None, None)
+            yield OwnGpu(uuid, name, size, memory, limits.get(uuid), sm_util, self.uses.get(uuid))
 
 
 class OwnView:
@@ -128,7 +161,7 @@ class OwnView:
 
     async def usage(self, tenant: Tenant) -> Struct:
         part = self._part(tenant)
-        return OwnUsage(part.picture.at, part.picture.joined.error or None, list(_gpus(part)))
+        return OwnUsage(part.picture.at, part.picture.joined.error or None, list(part.gpus()))
 
     async def slots(self, tenant: Tenant) -> Struct:
         part = self._part(tenant)
@@ -152,7 +185,7 @@ class OwnView:
         if picture is not self._picture:
             self._picture, self._uses, self._parts = picture, picture.used().containers, {}
         if tenant.container_id not in self._parts:
-            self._parts[tenant.container_id] = _part_of(picture, self._uses, tenant.container_id)
+            self._parts[tenant.container_id] = _Part(picture, self._uses, tenant.container_id)
         return self._parts[tenant.container_id]
 
     async def _numbers(self, tenant: Tenant, part: _Part) -> Mapping[int, int]:
@@ -165,45 +198,6 @@ class OwnView:
             task = part.numbers[tenant.own.pidns] = asyncio.create_task(walk)
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
         return await asyncio.shield(task)  # a caller that hangs up must not end the others' reading
-
-
-def _part_of(picture: Snapshot, uses: Iterable[ContainerUse], container_id: str) -> _Part:
-    container = next(
-        (container for container in picture.containers if container.container_id == container_id), None
-    )
-    names = (container.pod_uid, container.container_name) if container else (None, None)
-
-    def owns(named: ContainerUse | RegionReport) -> bool:
-        by_name = None not in names and (named.pod_uid, named.container_name) == names
-        return by_name or named.container_id == container_id
-
-    regions, slots = [], []
-    for region in picture.regions:
-        whole = not region.claim and owns(region)
-        if whole or container_id in region.container_ids:
-            regions.append(region)
-            own = ("", container_id) if whole else (container_id,)
-            slots += [(region, slot) for slot in region.slots if slot.container_id in own]
-    processes = [process for process in picture.gpu_processes if process.container_id == container_id]
-    accounts = {use.device_uuid: replace(use, energy=None) for use in uses if owns(use)}
-    pidns = container.pidns if container else None
-    return _Part(picture, pidns, regions, slots, processes, accounts, {})
-
-
-def _gpus(part: _Part) -> Iterator[OwnGpu]:
-    """Yield the container's GPUs: those of its cache files, then those that it uses without one."""
-    joined, by_uuid = part.picture.joined, {gpu.uuid: gpu for gpu in part.picture.inventory.gpus}
-    limits = {
-        uuid: region.memory_limit(index)
-        for region in part.regions
-        for index, uuid in enumerate(region.device_uuids)
-    }
-    for uuid in dict.fromkeys((*limits, *part.uses, *(process.device_uuid for process in part.processes))):
-        here = [process for process in part.processes if process.device_uuid == uuid]
-        memory = total([process.memory for process in here]) if uuid in joined.listed else None
-        sm_util = total([process.sm_util for process in here]) if uuid in joined.asked else None
-        name, size = (by_uuid[uuid].name, by_uuid[uuid].memory_total) if uuid in by_uuid else (None, None)
-        yield OwnGpu(uuid, name, size, memory, limits.get(uuid), sm_util, part.uses.get(uuid))
 
 
 def visible_numbers(

@@ -18,7 +18,7 @@ from unittest.mock import Mock
 import pytest
 
 from resolver import client
-from resolver.base.errors import AccessDenied, CannotKnow, NoDaemon, NotFound
+from resolver.base.errors import AccessDenied, Ambiguous, CannotKnow, NoDaemon, NotFound
 from resolver.cli import lookup as command
 from resolver.cli import main, parser_of
 from tests.fakes.socket_server import SocketServer, http
@@ -116,6 +116,23 @@ def test_a_caller_that_could_not_be_determined_asks_once_more(
         with pytest.raises(AccessDenied, match="why"):
             client.get_json("/v1/status", str(where))
     assert len(server.requests) == 2
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "error", "candidates"),
+    [
+        *((status, "no JSON", CannotKnow, ()) for status in (429, 500, 503)),
+        (403, "no JSON", AccessDenied, ()),
+        (409, '{"detail": "two fit", "candidates": ["a", "b"]}', Ambiguous, ("a", "b")),
+    ],
+)
+def test_refusal_is_its_error(
+    serve: Serve, where: Path, status: int, body: str, error: type[Exception], candidates: tuple[str, ...]
+) -> None:
+    serve(http(body, f"{status} Refused"))
+    with pytest.raises(error, match="two fit" if candidates else f"HTTP status {status}") as refused:
+        client.get_json("/v1/status", str(where))
+    assert getattr(refused.value, "candidates", ()) == candidates
 
 
 def test_missing_daemon_is_reported(where: Path) -> None:

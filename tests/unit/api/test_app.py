@@ -23,7 +23,7 @@ from resolver.api import access, lookups, stream
 from resolver.api.problems import Problem, Reason
 from resolver.api.request import MOST_BODY_BYTES
 from resolver.api.walks import Walks
-from resolver.base.errors import AccessDenied, Ambiguous, CannotKnow, NoDaemon, NotFound, UsageError
+from resolver.base.errors import NoDaemon, NotFound, UsageError
 from resolver.base.reasons import RepairReason
 from resolver.state import SlotReports
 from tests.fakes.pictures import CID, FULL, GPU, SLOTS
@@ -426,11 +426,6 @@ def test_refusals_are_errors_with_a_sentence(served: Served, tmp_path: Path) -> 
         client.get_json("/v1/reverse?host_pid=2000000000", served.path)
     with pytest.raises(UsageError, match="unknown field"):
         client.get_json("/v1/status?x=1", served.path)
-    for status, kind in ((429, CannotKnow), (503, CannotKnow), (403, AccessDenied), (500, CannotKnow)):
-        assert type(client._refusal(status, b"no JSON")) is kind
-    ambiguous = client._refusal(409, b'{"detail": "two fit", "candidates": ["a", "b"]}')
-    assert isinstance(ambiguous, Ambiguous)
-    assert (str(ambiguous), ambiguous.candidates) == ("two fit", ("a", "b"))
     for where in (tmp_path / "nowhere", tmp_path):
         with pytest.raises(NoDaemon, match="resolver run"):
             client.get_json("/v1/status", str(where))

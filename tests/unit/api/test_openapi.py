@@ -171,11 +171,11 @@ class UnixConnection(urllib3.connection.HTTPConnection):
 class UnixAdapter(HTTPAdapter):
     def __init__(self, path: str) -> None:
         super().__init__()
-        self._pool = urllib3.HTTPConnectionPool("resolver")
-        self._pool.ConnectionCls = type("Connection", (UnixConnection,), {"path": path})
+        self.pool = urllib3.HTTPConnectionPool("resolver")
+        self.pool.ConnectionCls = type("Connection", (UnixConnection,), {"path": path})
 
     def get_connection_with_tls_context(self, *_args: Any, **_more: Any) -> urllib3.HTTPConnectionPool:
-        return self._pool
+        return self.pool
 
 
 def test_it_keeps_to_its_description(tmp_path: Path, description: dict[str, Any]) -> None:

@@ -13,7 +13,8 @@ from tests.fakes.documents import documents
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_option_is_told(command: str, root: Path) -> None:
     text = "".join(path.read_text() for path in documents(root))
-    options = {flag for action in parser_of(command)[0]._actions for flag in action.option_strings}
+    listed = re.findall(r"(?m)^  +(-\S.*?)(?:  |$)", parser_of(command)[0].format_help())
+    options = {flag for line in listed for flag in re.findall(r"(?<![\w-])--?[a-z][\w-]*", line)}
     options -= {setting.flag for setting in SETTINGS.values()}  # their table is generated
     assert {flag for flag in options if not re.search(rf"(?<![\w-]){flag}(?![\w-])", text)} == set()
 

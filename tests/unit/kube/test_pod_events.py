@@ -26,7 +26,7 @@ from resolver.state import ContainerUse, LimitState, Process, WithoutSlot
 from tests.fakes.kube import RULES, KubeServer, Rule
 from tests.fakes.reported import NODE
 from tests.manifests import kubectl
-from tests.patience import PATIENCE_S
+from tests.patience import happens
 
 EVERY = frozenset(PodEvent)
 DEVICE = "GPU-5a3c1e70"
@@ -74,13 +74,6 @@ async def posting(
         await server.close()
 
 
-async def until(condition: Any) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.01)
-
-
 @pytest.mark.parametrize(
     ("state", "reason", "text"),
     [
@@ -93,7 +86,7 @@ async def test_state_of_a_pod_is_one_event(
     kube: KubeServer, state: dict[str, Any], reason: str, text: str
 ) -> None:
     async with posting(kube, Accounts(use(**state), use("other-0"))) as tally:
-        await until(lambda: kube.events)
+        await happens(lambda: kube.events)
         await asyncio.sleep(0.2)
         assert tally.pod_events == {"posted": 1, "failed": 0}
     (event,) = kube.events
@@ -109,7 +102,7 @@ async def test_process_without_library_is_an_event_with_its_fix(kube: KubeServer
     process = Process(7, 1, DEVICE, *names, "python", 0, 0, SampleReason.NO_SLOT)
     without = WithoutSlot(process, 1.0, (BypassReason.STATIC,))
     async with posting(kube, Accounts(without=[without])):
-        await until(lambda: kube.events)
+        await happens(lambda: kube.events)
     assert kube.events[0]["reason"] == "GPUWithoutLibrary"
     assert "; fix: " in kube.events[0]["message"]
 
@@ -117,13 +110,13 @@ async def test_process_without_library_is_an_event_with_its_fix(kube: KubeServer
 async def test_lasting_state_is_counted_on(kube: KubeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pod_events, "AGAIN_SECONDS", 0.2)
     async with posting(kube, Accounts(use(state="exceeded"))):
-        await until(lambda: kube.events and kube.events[0]["count"] >= 3)
+        await happens(lambda: kube.events and kube.events[0]["count"] >= 3)
     async with posting(kube, Accounts(use(state="exceeded"))):  # a restarted reporter goes on
         counted = kube.events[0]["count"]
-        await until(lambda: kube.events[0]["count"] > counted)
+        await happens(lambda: kube.events[0]["count"] > counted)
     kube.events.clear()  # as Kubernetes does after an hour
     async with posting(kube, Accounts(use(state="exceeded"))):
-        await until(lambda: kube.events)
+        await happens(lambda: kube.events)
     assert len(kube.events) == 1
 
 
@@ -142,7 +135,7 @@ async def test_new_xid_is_an_event_and_an_old_one_is_none(kube: KubeServer) -> N
         await asyncio.sleep(0.5)
         assert kube.events == []
         accounts.uses = [use(xids=5)]
-        await until(lambda: kube.events)
+        await happens(lambda: kube.events)
         await asyncio.sleep(0.3)
     (event,) = kube.events
     assert (event["count"], event["message"].partition(":")[2][:14]) == (1, " 2 XID errors ")
@@ -151,7 +144,7 @@ async def test_new_xid_is_an_event_and_an_old_one_is_none(kube: KubeServer) -> N
 async def test_kinds_that_are_off_are_not_posted(kube: KubeServer) -> None:
     kinds = parse_kinds(DEFAULT)
     async with posting(kube, Accounts(use(idle_since=1.0), use("b", state="exceeded")), kinds):
-        await until(lambda: kube.events)
+        await happens(lambda: kube.events)
         await asyncio.sleep(0.3)
     assert [event["reason"] for event in kube.events] == ["GPULimitExceeded"]
     assert parse_kinds("off") == frozenset()
@@ -164,16 +157,16 @@ async def test_thousand_pods_keep_to_the_rate(kube: KubeServer, monkeypatch: pyt
     accounts = Accounts(*(use(f"pod-{number}", state="exceeded") for number in range(1000)))
     began = time.monotonic()
     async with posting(kube, accounts):
-        await until(lambda: len(kube.events) >= 10)
+        await happens(lambda: len(kube.events) >= 10)
     assert len(kube.asked) <= (time.monotonic() - began) / 0.1 + 1
 
 
 async def test_refused_event_is_tried_again(kube: KubeServer) -> None:
     kube.rules = RULES - {Rule("", "events", "create")}
     async with posting(kube, Accounts(use(state="exceeded"))) as tally:
-        await until(lambda: tally.pod_events["failed"])
+        await happens(lambda: tally.pod_events["failed"])
         kube.rules = RULES
-        await until(lambda: kube.events)
+        await happens(lambda: kube.events)
 
 
 RESOURCES = [
@@ -226,7 +219,7 @@ def described(events: list[Any], home: Path) -> str:
 async def test_describe_pod_shows_the_exceeded_limit(kube: KubeServer, tmp_path: Path) -> None:
     """By the real kubectl, which reads what was posted."""
     async with posting(kube, Accounts(use(state="exceeded"))):
-        await until(lambda: kube.events)
+        await happens(lambda: kube.events)
     shown = described(kube.events, tmp_path).partition("\nEvents:")[2]
     (line,) = [line for line in shown.splitlines() if "GPULimitExceeded" in line]
     assert line.split()[0] == "Warning"

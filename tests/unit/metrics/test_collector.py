@@ -355,44 +355,40 @@ def test_kinds_of_memory_and_the_last_kernel_are_the_files_word() -> None:
     assert found.one("Device_last_kernel_of_container", vdeviceid="1") in (100, 101)
 
 
+SHARED = region(ONE, GPUS[:1], slot(7), pod_uid="", container_name="")
+KINDS, ELAPSED = "hami_vgpu_memory_buffer_bytes", "hami_container_last_kernel_elapsed_seconds"
+
+
 @pytest.mark.parametrize(
-    "said", [None, counts(), counts((1, 2, 3, 6))], ids=["not read", "an owner is unknown", "another file"]
+    ("cache", "said", "devices", "implausible"),
+    [
+        (region(ONE, GPUS, slot(7)), None, [], 0),  # not read
+        (region(ONE, GPUS, slot(7)), counts(), [], 0),  # an owner is unknown
+        (region(ONE, GPUS, slot(7)), counts((1, 2, 3, 6)), [], 0),  # another file
+        (
+            region(ONE, GPUS, slot(7)),
+            counts((1, 2, 2**64 - 1813876, 2**64 - 1813876), (1, 2, 3, 6)),
+            ["1"],
+            1,
+        ),
+        (region(ONE, GPUS, slot(7)), counts((1, 2, 81 << 30, 81 << 30), (1, 2, 3, 6)), ["1"], 1),
+        (region(ONE, GPUS[:1], slot(7)), counts((1, 2, 3, 6), last_kernel=1 << 63), ["0"], 0),  # of tomorrow
+        (SHARED, counts((1, 2, 3, 6), last_kernel=5), [], 0),  # by two containers
+    ],
 )
-def test_memory_that_is_not_known_has_no_kinds(said: HamiCounts | None) -> None:
-    cache = region(ONE, GPUS, slot(7))
-    known = {cache.path: said} if said else {}
-    found = read(node((ONE,), (), (cache,), hami_counts=known), hami_metrics=True)
-    assert not [
-        name for name, _ in found.series if "context" in name or ("desc_of" in name and "memory" in name)
-    ]
-    assert not found.all("hami_container_last_kernel_elapsed_seconds")
-
-
-@pytest.mark.parametrize("count", [2**64 - 1813876, 81 << 30])
-def test_impossible_memory_is_left_out_and_counted(count: int) -> None:
-    cache = region(ONE, GPUS, slot(7))
-    said = counts((1, 2, count, count), (1, 2, 3, 6))
-    found = read(node((ONE,), (), (cache,), hami_counts={cache.path: said}), hami_metrics=True)
-    assert [labels["vdevice_index"] for labels, _ in found.all("hami_vgpu_memory_buffer_bytes")] == ["1"]
-    assert found.one(UNKNOWN, value="hami_memory", reason="implausible") == 1
-
-
-def test_a_kernel_of_tomorrow_is_not_told() -> None:
-    cache = region(ONE, GPUS[:1], slot(7))
-    said = counts((1, 2, 3, 6), last_kernel=1 << 63)
-    found = read(node((ONE,), (), (cache,), hami_counts={cache.path: said}), hami_metrics=True)
-    assert found.one("hami_vgpu_memory_buffer_bytes") == 3
-    assert not found.all("hami_container_last_kernel_elapsed_seconds")
-
-
-def test_shared_memory_is_charged_to_no_container() -> None:
-    cache = region(ONE, GPUS[:1], slot(7), pod_uid="", container_name="")
+def test_unknown_or_impossible_counts_have_no_series(
+    cache: RegionReport, said: HamiCounts | None, devices: list[str], implausible: int
+) -> None:
     both = tuple(container(number, regions=(cache.path,)) for number in (1, 2))
-    said = counts((1, 2, 3, 6), last_kernel=5)
-    found = read(node(both, (), (cache,), hami_counts={cache.path: said}), hami_metrics=True)
-    assert len(found.all("hami_container_device_utilization_ratio")) == 2
-    assert not found.all("hami_vgpu_memory_buffer_bytes")
-    assert not found.all("hami_container_last_kernel_elapsed_seconds")
+    known = {cache.path: said} if said else {}
+    found = read(
+        node(both if cache is SHARED else (ONE,), (), (cache,), hami_counts=known), hami_metrics=True
+    )
+    assert found.all("hami_container_device_utilization_ratio")
+    assert [labels["vdevice_index"] for labels, _ in found.all(KINDS)] == devices
+    assert len(found.all("Device_memory_desc_of_container")) == len(devices)
+    assert found.one(UNKNOWN, value="hami_memory", reason="implausible") == implausible
+    assert not found.all(ELAPSED)
 
 
 def test_a_forged_gpu_is_no_label_while_nvml_is_away() -> None:
@@ -575,49 +571,31 @@ def test_a_name_too_long_is_cut() -> None:
     assert labels["container"] == "x" * 256
 
 
+BLIND = "the self-test has not run yet"
+
+
 @pytest.mark.parametrize(
-    ("changes", "interval", "status"),
+    ("path", "changes", "status", "says"),
     [
-        ({"age": 1}, 0.25, 200),
-        ({"age": 11}, 0.25, 503),
-        ({"age": 11}, 1.0, 200),
-        ({"age": 30}, 1.0, 503),
-        ({"age": -3600}, 0.25, 200),
-        ({"age": 0, "passes": 0, "started": 11}, 0.25, 503),
-        ({"age": 0, "passes": 0, "started": 1}, 0.25, 200),
+        ("/healthz", {"passed_at": -1}, 200, "ok\n"),
+        ("/healthz", {"passed_at": -11}, 503, " s old"),
+        ("/healthz", {"passed_at": -11, "interval": 1.0}, 200, "ok\n"),
+        ("/healthz", {"passed_at": -30, "interval": 1.0}, 503, " s old"),
+        ("/healthz", {"passed_at": 3600}, 200, "ok\n"),
+        ("/healthz", {"passes": 0, "started_at": -11}, 503, " s since the start"),
+        ("/healthz", {"passes": 0, "started_at": -1}, 200, "ok\n"),
+        # Or the upgrade's new daemon would be restarted for waiting.
+        ("/healthz", {"passes": 0, "started_at": -9000, "holder": "4711"}, 200, "ok\n"),
+        ("/readyz", {"passes": 0, "started_at": -9000, "holder": "4711"}, 200, "ok\n"),
+        ("/readyz", {}, 200, "ok\n"),
+        ("/readyz", {"source": {"not_ready": BLIND}}, 503, f"{BLIND}\n"),
+        ("/", {}, 404, "/metrics"),
     ],
 )
-def test_daemon_without_passes_is_not_healthy(
-    changes: dict[str, float], interval: float, status: int
-) -> None:
+def test_health_and_readiness_say_why_not(path: str, changes: dict[str, Any], status: int, says: str) -> None:
     now = time.time()
-    snapshot = picture(
-        passed_at=now - changes["age"],
-        passes=int(changes.get("passes", 5)),
-        started_at=now - changes.get("started", 9000),
-        interval=interval,
-    )
-    page = Page(lambda: snapshot, Settings())
-    code, kind, body = asyncio.run(page.answer("/healthz"))
+    times = {name: now + value for name, value in changes.items() if name.endswith("_at")}
+    shown = picture(**{"interval": 0.25, "passes": 5, "started_at": now - 9000} | changes | times)
+    code, kind, body = asyncio.run(Page(lambda: shown, Settings()).answer(path))
     assert (code, kind) == (status, "text/plain; charset=utf-8")
-    assert (body == b"ok\n") == (status == 200)
-    if status == 503:
-        assert b" s " in body
-
-
-def answer(path: str, shown: Snapshot) -> tuple[int, bytes]:
-    page = Page(lambda: shown, Settings())
-    return asyncio.run(page.answer(path))[::2]
-
-
-def test_standby_daemon_is_healthy_without_passes() -> None:
-    """Or the upgrade's new daemon would be restarted for waiting."""
-    waits = picture(passes=0, started_at=time.time() - 9000, holder="4711")
-    assert answer("/healthz", waits) == answer("/readyz", waits) == (200, b"ok\n")
-
-
-def test_readiness_says_why_not() -> None:
-    assert answer("/readyz", picture(started_at=1)) == (200, b"ok\n")
-    why = "the self-test has not run yet"
-    assert answer("/readyz", picture(source={"not_ready": why}, started_at=1)) == (503, f"{why}\n".encode())
-    assert answer("/", picture())[0] == 404
+    assert says in body.decode()

@@ -121,7 +121,9 @@ async def test_starved_loop_answers_before_it_accepts(
     monkeypatch.setattr(accept, "time", clocks)
     monkeypatch.setattr(accept.Acceptor, "_pause", lambda _, seconds: pauses.append(seconds))
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        acceptor = accept.Acceptor(listener, lambda _: None, share=0.25, answering=lambda: answering)
-        acceptor._accept()
+        taken = asyncio.Queue[socket.socket]()
+        acceptor = accept.Acceptor(listener, taken.put_nowait, share=0.25, answering=lambda: answering)
+        with socket.create_connection(listener.getsockname()):
+            (await taken.get()).close()
         acceptor.stop()
     assert bool(pauses) is answering

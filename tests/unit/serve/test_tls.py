@@ -7,7 +7,7 @@ import shutil
 import socket
 import ssl
 import subprocess
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from resolver.config import Settings, load
 from resolver.serve import pages, tls
 from tests.fakes.certificates import certificate
 from tests.fakes.pictures import picture
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, happens
 
 TOKEN = "s3cr3t.token"  # noqa: S105
 
@@ -70,11 +70,6 @@ async def serving(**wanted: Any) -> AsyncIterator[Metrics]:
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-
-
-async def until(condition: Callable[[], object]) -> None:
-    while not condition():  # noqa: ASYNC110 - a file has no event
-        await asyncio.sleep(0.01)
 
 
 async def listening(served: Metrics) -> None:
@@ -238,7 +233,7 @@ async def test_unusable_files_at_start_keep_the_port_closed(files: dict[str, str
     kept = key.read_bytes()
     key.unlink()
     async with serving(**files) as served:
-        await until(served.journal.standing)
+        await happens(served.journal.standing)
         assert served.journal.standing() == {
             "metrics_off": f"{key} can't be read (No such file or directory): it must exist, and root must own it"
         }
