@@ -10,6 +10,7 @@ import select
 import signal
 import sys
 import termios
+import textwrap
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
@@ -111,7 +112,8 @@ class Screen:
     def frame(self, reading: Reading, width: int, height: int) -> list[Line]:
         """Return the lines of a screen of this size."""
         wide, choice = max(width, _LEAST), self.choice
-        problems: list[Line] = [[(problem, "bad")] for problem in reading.problems()[: max(height - 8, 1)]]
+        texts = [text for problem in reading.problems() for text in textwrap.wrap(problem, width)]
+        problems: list[Line] = [[(text, "bad")] for text in texts[: max(height - 8, 1)]]
         self._room = room = max(height - len(problems) - 5, 1)
         self._select(list(chosen(reading.rows, choice)))
         last = min(self._top + room, len(self.rows))
