@@ -129,7 +129,7 @@ def _own_view(parts: tuple[str, ...], args: argparse.Namespace) -> int:
     from resolver.cli.own_view import show
 
     every = getattr(args, "every", None)
-    return show(lambda route: client.get_json(route, args.socket), parts, as_json=args.json, every=every)
+    return show(lambda route: client.get_bytes(route, args.socket), parts, as_json=args.json, every=every)
 
 
 def _without_daemon() -> str:

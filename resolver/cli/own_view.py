@@ -13,18 +13,17 @@ import os
 import socket
 import sys
 import time
+from types import SimpleNamespace
 
 from resolver.cli.show import print_json, print_table, size
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from typing import Any
 
+    from resolver.api.own import OwnGpu, OwnProcess, OwnSlot
     from resolver.cli.show import Cell
 
-    #: Gets the path of a route; returns its document.
-    Ask = Callable[[str], dict[str, Any]]
     Row = tuple[Cell, ...]
 
 SOCKET = "/run/resolver/resolver.sock"
@@ -50,7 +49,7 @@ def main() -> int:
 
 
 def show(
-    ask: Ask,
+    ask: Callable[[str], bytes],
     parts: Sequence[str] = ("gpus", "processes"),
     *,
     as_json: bool = False,
@@ -58,31 +57,36 @@ def show(
 ) -> int:
     """Print these parts of the caller's view, one of `ROUTES` each, and again after ``every`` seconds.
 
-    Returns 1 if HAMi's value of a process is not known to be right, else 0.
+    ``ask`` gets a route's path. Returns 1 if HAMi's value of a process is not known to be right, else 0.
     """
     while True:
-        documents = {part: ask(ROUTES[part]) for part in parts}
+        bodies = {part: ask(ROUTES[part]) for part in parts}
         if every is not None and sys.stdout.isatty():
             sys.stdout.write("\x1b[H\x1b[J")
+        documents = {part: json.loads(body, object_hook=_record) for part, body in bodies.items()}
         if as_json:
-            print_json(documents)
+            print_json({part: json.loads(body) for part, body in bodies.items()})
         else:
             _print(documents)
         sys.stdout.flush()
         if every is None:
-            return int(any(slot["unresolved"] for slot in documents.get("slots", {}).get("slots", ())))
+            return int("slots" in documents and any(slot.unresolved for slot in documents["slots"].slots))
         time.sleep(every)
 
 
-def _print(documents: dict[str, dict[str, Any]]) -> None:
-    error = next((part["error"] for part in documents.values() if part.get("error")), None)
-    if error:
-        print(f"The driver gives no values now: {error}\n")
-    gpus = documents.get("gpus", {}).get("gpus", ())
-    numbers = {gpu["device_uuid"]: index for index, gpu in enumerate(gpus)}
+def _record(fields: dict[str, object]) -> SimpleNamespace:
+    """Return a JSON object as a record: `resolver.api.own` has its shape."""
+    return SimpleNamespace(**fields)
+
+
+def _print(documents: Mapping[str, SimpleNamespace]) -> None:
+    if errors := list(filter(None, (getattr(part, "error", None) for part in documents.values()))):
+        print(f"The driver gives no values now: {errors[0]}\n")
+    gpus = documents["gpus"].gpus if "gpus" in documents else ()
+    numbers = {gpu.device_uuid: index for index, gpu in enumerate(gpus)}
     for number, (part, document) in enumerate(documents.items()):
         columns, row, empty = _TABLES[part]
-        rows = [row(record, numbers) for record in document[part]]
+        rows = [row(record, numbers) for record in getattr(document, part)]
         print(end="\n" * bool(number))
         if rows:
             print_table(columns, rows)
@@ -90,38 +94,37 @@ def _print(documents: dict[str, dict[str, Any]]) -> None:
             print(empty)
 
 
-def _gpu(gpu: dict[str, Any], numbers: Mapping[str, int]) -> Row:
-    use: dict[str, Any] = gpu["use"] or dict.fromkeys(("used_1m", "used_5m", "core_limit", "limit_state"))
-    limit, means = use["core_limit"], (use["used_1m"], use["used_5m"])
+def _gpu(gpu: OwnGpu, numbers: Mapping[str, int]) -> Row:
+    use = gpu.use
+    limit, state = (use.core_limit, use.limit_state) if use else (None, None)
+    means = (use.used_1m, use.used_5m) if use else (None, None)
     return (
-        numbers[gpu["device_uuid"]],
-        gpu["name"] or "?",
-        _percent(gpu["sm_util"]),
+        numbers[gpu.device_uuid],
+        gpu.name or "?",
+        _percent(gpu.sm_util),
         *(_percent(None if mean is None else round(100 * mean)) for mean in means),
-        "none" if limit is None and use["limit_state"] else _percent(limit),
-        use["limit_state"] and use["limit_state"].replace("_", " "),
-        _size(gpu["memory_used"]),
-        _size(gpu["memory_limit"] or gpu["memory_total"]),
+        "none" if limit is None and state else _percent(limit),
+        state and state.replace("_", " "),
+        _size(gpu.memory_used),
+        _size(gpu.memory_limit or gpu.memory_total),
     )
 
 
-def _process(process: dict[str, Any], numbers: Mapping[str, int]) -> Row:
-    uuid, note = process["device_uuid"], _NOTES.get(process["no_slot"], "HAMi does not limit it")
-    values = process["comm"] or "?", _percent(process["sm_util"]), _size(process["memory"])
-    return process["pid"], numbers.get(uuid, uuid), *values, note
+def _process(process: OwnProcess, numbers: Mapping[str, int]) -> Row:
+    gpu, note = numbers.get(process.device_uuid), _NOTES.get(process.no_slot, "HAMi does not limit it")
+    values = process.comm or "?", _percent(process.sm_util), _size(process.memory), note
+    return process.pid, process.device_uuid if gpu is None else gpu, *values
 
 
-def _slot(slot: dict[str, Any], _numbers: Mapping[str, int]) -> Row:
-    state = "ended" if slot["dead"] else slot["unresolved"] or "right"
-    values = [
-        "+".join(_percent(device[name]) for device in slot["device_util"])
-        for name in ("sm_util", "utilization")
-    ]
-    return "?" if slot["pid"] is None else slot["pid"], slot["slot"], state, *values, slot["why"]
+def _slot(slot: OwnSlot, _numbers: Mapping[str, int]) -> Row:
+    state = "ended" if slot.dead else slot.unresolved or "right"
+    ours = "+".join(_percent(device.sm_util) for device in slot.device_util)
+    nvml = "+".join(_percent(device.utilization) for device in slot.device_util)
+    return "?" if slot.pid is None else slot.pid, slot.slot, state, ours, nvml, slot.why
 
 
 #: Each part's columns, the row of a record, and the sentence for none.
-_TABLES = {
+_TABLES: dict[str, tuple[tuple[str, ...], Callable[..., Row], str]] = {
     "gpus": (
         ("GPU", "NAME", "CORES", "1 MIN", "5 MIN", "LIMIT", "STATE", "MEMORY", "LIMIT"),
         _gpu,
@@ -148,8 +151,8 @@ def _size(number: int | None) -> str:
     return "?" if number is None else size(number)
 
 
-def _ask(path: str, route: str) -> dict[str, Any]:
-    """Return a route's document, or end with the reason why the daemon gives none."""
+def _ask(path: str, route: str) -> bytes:
+    """Return a route's answer, or end with the reason why the daemon gives none."""
     connection = http.client.HTTPConnection("resolver", timeout=_SECONDS)
     try:
         connection.sock = socket.socket(socket.AF_UNIX)
@@ -157,16 +160,17 @@ def _ask(path: str, route: str) -> dict[str, Any]:
         connection.sock.connect(path)
         connection.request("GET", route, headers={"Accept": "application/json"})
         answer = connection.getresponse()
-        document = json.loads(answer.read())
-        if answer.status != 200:
-            sys.exit(f"resolver-view: {document['detail']}")
-        return dict(document)
+        body = answer.read()
+        detail = json.loads(body, object_hook=_record)  # a partial answer raises ValueError
+        if answer.status == 200:
+            return body
+        sys.exit(f"resolver-view: {detail.detail}")
     except FileNotFoundError:
         sys.exit(
             f"resolver-view: there is no {path}: the node's resolver serves no containers (its setting tenant_socket), "
             "or this container doesn't mount the socket's directory"
         )
-    except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError) as error:
+    except (OSError, http.client.HTTPException, ValueError, AttributeError) as error:
         sys.exit(f"resolver-view: {path} gives no answer ({error}): is resolver running on this node?")
     finally:
         connection.close()
