@@ -82,10 +82,10 @@ def _node(args: argparse.Namespace) -> Node:
     if args.config or node.status is None:
         return node
     try:
-        settings, _ = config.load({**config.from_status(node.status), **given}, environ={})
-    except (UsageError, LookupError, TypeError):
+        settings, _ = config.load({**config.values_of(node.status.settings), **given}, environ={})
+    except UsageError:
         return node  # a daemon of another version has other settings
-    return Node(settings, settings_from=f"those of the daemon that runs, PID {node.status['host_pid']}")
+    return Node(settings, settings_from=f"those of the daemon that runs, PID {node.status.host_pid}")
 
 
 def _examine(node: Node, checks: Sequence[Check], *, quiet: bool) -> Results:

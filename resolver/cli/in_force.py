@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, NamedTuple
 
+from msgspec import Struct
+
 from resolver import client, config
 from resolver.base.errors import ResolverError, UsageError
 from resolver.base.lock_holder import UNIT_SETTINGS
+from resolver.cli.ask_daemon import ask
 from resolver.config.settings import PREFIX
 
 if TYPE_CHECKING:
@@ -16,6 +19,12 @@ if TYPE_CHECKING:
     from resolver.config import Settings
 
 _SECONDS = 1.0
+
+
+class _Reported(Struct):
+    """The part of `resolver.api.status.Status` that is used here: the whole takes longer to load than `reverse`."""
+
+    settings: list[config.Setting]
 
 
 class InForce(NamedTuple):
@@ -34,12 +43,9 @@ def settings_in_force(socket_path: str | None) -> InForce:
     """Return the daemon's settings, else those of file and environment."""
     where = client.socket_of(socket_path)
     try:
-        status = client.get_json("/v1/status", where, seconds=_SECONDS)
-        reported = config.from_status(status)
-        if not reported:
-            raise UsageError("it does not say its settings")
-        return InForce(config.load(reported, environ={})[0], {}, f"the daemon at {where}")
-    except (ResolverError, OSError, TypeError, KeyError, AttributeError) as error:
+        reported = ask(_Reported, "/v1/status", where, _SECONDS).settings
+        return InForce(config.load(config.values_of(reported), environ={})[0], {}, f"the daemon at {where}")
+    except (ResolverError, OSError) as error:
         why = str(error).partition(". ")[0]
     try:
         return InForce(*config.load(environ=environment()), why)

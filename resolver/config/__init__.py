@@ -127,9 +127,9 @@ def changed(described: Iterable[Setting]) -> str:
     return ", ".join(changed) or "all at their defaults"
 
 
-def from_status(status: Mapping[str, Any]) -> dict[str, Any]:
+def values_of(settings: Iterable[Setting]) -> dict[str, Any]:
     """Return the settings in ``/v1/status`` by name."""
-    return {setting["name"]: setting["value"] for setting in status.get("settings") or ()}
+    return {setting.name: setting.value for setting in settings}
 
 
 class Reloading:

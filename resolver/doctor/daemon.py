@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from resolver.base.lock_holder import UNIT, UNIT_SETTINGS, ailment, unit_says
 from resolver.base.text import several
 from resolver.doctor.findings import Finding, failed, ok, together, unknown, warning
 
 if TYPE_CHECKING:
+    from resolver.api.status import Status
     from resolver.doctor.node import Node
 
 
@@ -74,19 +75,20 @@ def _foreign(path: str, why: str) -> Finding:
     )
 
 
-def _content(status: dict[str, Any]) -> Finding:
+def _content(status: Status) -> Finding:
     from resolver.base.version import VERSION  # a command that only chooses checks doesn't pay for it
 
-    counts = (several(status["totals"][f"{noun}s"], noun) for noun in ("container", "region", "slot"))
-    summary = f"PID {status['host_pid']}, version {status['version']}, "
-    summary += f"source {status['source']['name']}: {', '.join(counts)}"
+    totals = status.totals
+    counts = f"{several(totals.containers, 'container')}, {several(totals.regions, 'region')}"
+    summary = f"PID {status.host_pid}, version {status.version}, source {status.source.name}: {counts}, "
+    summary += several(totals.slots, "slot")
     troubles = [
-        (failed if trouble["grave"] else warning)(
-            trouble["what"], trouble["why"], trouble["fix"].replace("resolver doctor --only", "see the check")
+        (failed if trouble.grave else warning)(
+            trouble.what, trouble.why, trouble.fix.replace("resolver doctor --only", "see the check")
         )
-        for trouble in status.get("troubles", ())
+        for trouble in status.troubles
     ]
-    if status["version"] != VERSION:
+    if status.version != VERSION:
         cause = "daemon and command are of two versions: it was not restarted after an upgrade"
         fix = "systemctl restart resolver, or: kubectl rollout restart its daemon set"
         troubles.append(warning(f"this command is {VERSION}", cause, fix))

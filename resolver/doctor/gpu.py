@@ -59,11 +59,9 @@ def driver(node: Node) -> Finding:
     """Check which number ``hostpid`` must be with this driver, and how that is known."""
     from resolver.hami.hostpid_policy import decide, known
 
-    status = node.status
-    policy = status["policy"] if status else None
-    if policy and policy["namespace"] != "unknown":
-        origin = f"{policy['origin']} (from the daemon: {policy['why']})"
-        return ok(f"hostpid = {policy['namespace']} PID, {origin}")
+    if node.status and (decided := node.status.policy).namespace != "unknown":
+        origin = f"{decided.origin} (from the daemon: {decided.why})"
+        return ok(f"hostpid = {decided.namespace} PID, {origin}")
     inventory = node.collection.inventory
     version = inventory.driver_version
     policy = decide(node.settings.hostpid_namespace, version, vgpu=inventory.in_vgpu_guest())

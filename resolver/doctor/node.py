@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
 
 from resolver import client
 from resolver.base.errors import AccessDenied, ResolverError
@@ -18,6 +20,7 @@ from resolver.linux.procfs import Procfs
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from resolver.api.status import Status
     from resolver.doctor.findings import Finding
     from resolver.gpu.sampler import Collection
     from resolver.linux.mounts import Mount
@@ -53,7 +56,7 @@ class Node:
         self.settings_error = settings_error
         self.procfs = Procfs()
         self.nvml_seconds = nvml_seconds
-        self.no_answer = "its answer is not understood: it is of another version"
+        self.no_answer = ""  # why no daemon answers
         self.refused = False  # a daemon answered, and refused
         self.tried: dict[str, Finding] = {}  # by source
         self.works: set[str] = set()  # sources that found a new process
@@ -68,15 +71,18 @@ class Node:
         return self.procfs.mounts("self")
 
     @cached_property
-    def status(self) -> dict[str, Any] | None:
+    def status(self) -> Status | None:
         """Return a running daemon's ``/v1/status``; None, and `no_answer` says why, if none answers."""
+        from resolver.api.status import Status
+
         try:
-            answer = client.get_json("/v1/status", self.settings.socket_path, seconds=_STATUS_SECONDS)
+            body = client.get_bytes("/v1/status", self.settings.socket_path, seconds=_STATUS_SECONDS)
+            return msgspec.json.decode(body, type=Status)
+        except msgspec.DecodeError:
+            self.no_answer = "its answer is not understood: it is of another version"
         except (ResolverError, OSError) as error:
             self.no_answer, self.refused = str(error), isinstance(error, AccessDenied)
-            return None
-        needed = {"at", "host_pid", "source", "driver", "policy", "totals", "counters"}
-        return answer if isinstance(answer, dict) and needed <= answer.keys() else None
+        return None
 
     @cached_property
     def lock_holder(self) -> int | None:

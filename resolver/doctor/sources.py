@@ -77,7 +77,7 @@ def _try(name: SourceName, node: Node) -> Finding:
 def _refused(name: SourceName, node: Node, found: str, why: str, failure: SourceFailure) -> Finding:
     _, fix = failure.for_terminal()
     below = node.sources[node.sources.index(name) + 1 :] if name in node.sources else ()
-    in_use = node.status["source"]["name"] if node.status else name
+    in_use = node.status.source.name if node.status else name
     if in_use != name:
         return warning(f"{found}; the daemon uses {in_use}", why, fix)
     for other in below:

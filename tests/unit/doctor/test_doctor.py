@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
+from resolver.api.status import DaemonTrouble, state_of
 from resolver.base import lock_holder
 from resolver.base.errors import UsageError
 from resolver.cli import in_force
@@ -27,6 +29,7 @@ from resolver.doctor.node import Node
 from tests.fakes import cachefiles
 from tests.fakes.command import called, on_terminal
 from tests.fakes.gpu import DEFAULT_DEVICES
+from tests.fakes.pictures import picture
 from tests.fakes.state import Answer, Fault, Hang
 from tests.patience import PATIENCE_S
 from tests.unit.conftest import Driver
@@ -293,45 +296,25 @@ def test_a_file_in_its_place(node: Node, place: str) -> None:
     says(daemon.daemon(node), "failed", found="another kind of file", fix=f"rm {place}")
 
 
-STATUS = {
-    "at": 0.0,
-    "version": "",
-    "started_at": 0.0,
-    "host_pid": 4242,
-    "dry_run": False,
-    "source": {"name": "bpf", "not_ready": None, "incomplete": None},
-    "driver": {"error": None},
-    "policy": {"namespace": "container", "why": "seen", "origin": "by version"},
-    "totals": {"containers": 3, "regions": 2, "slots": 5, "slots_unresolved": 0},
-    "counters": {},
-}
-
-
-def with_status(node: Node, **changes: Any) -> Node:
-    from resolver.base.version import VERSION
-
-    node.__dict__["status"] = {**STATUS, "at": time.time(), "version": VERSION} | changes
-    return node
-
-
-def trouble(what: str, *, grave: bool) -> dict[str, Any]:
-    return {"reason": "a_word", "grave": grave, "what": what, "why": "because", "fix": "do"}
+def _trouble(what: str, *, grave: bool) -> DaemonTrouble:
+    return DaemonTrouble("a_word", grave, what, "because", "do")
 
 
 @pytest.mark.parametrize(
     ("changes", "state", "words"),
     [
-        ({}, "ok", "source bpf: 3 containers, 2 regions, 5 slots"),
-        ({"troubles": [trouble("not ready", grave=True)]}, "failed", "5 slots; not ready"),
-        ({"troubles": [trouble("it is a dry run", grave=False)]}, "warning", "5 slots; it is a dry run"),
+        ({}, "ok", "source scan: 0 containers, 0 regions, 0 slots"),
+        ({"troubles": [_trouble("not ready", grave=True)]}, "failed", "0 slots; not ready"),
+        ({"troubles": [_trouble("it is a dry run", grave=False)]}, "warning", "0 slots; it is a dry run"),
         ({"version": "0.0.1"}, "warning", "this command is"),
     ],
 )
 def test_troubles_of_a_daemon_are_findings(
     node: Node, changes: dict[str, Any], state: str, words: str
 ) -> None:
-    says(daemon.daemon(with_status(node, **changes)), state, found=words)
-    says(gpu.driver(node), "ok", found="hostpid = container PID, by version")
+    node.__dict__["status"] = structs.replace(state_of(picture(), {}), **changes)
+    says(daemon.daemon(node), state, found=words)
+    says(gpu.driver(node), "ok", found="hostpid = host PID, by version")
 
 
 def here(place: Path) -> tuple[str, ...]:
