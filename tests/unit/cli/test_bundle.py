@@ -152,6 +152,9 @@ def test_the_same_name_has_the_same_pseudonym_in_every_part() -> None:
 def test_keys_numbers_and_names_of_metrics_stay() -> None:
     container = {"namespace": "x", "pod": "slots", "container_name": "resolver_slots", "pod_uid": POD}
     policy = {"namespace": "host", "why": "samples carry host PIDs"}  # about the driver
+    assert redacted('# HELP x An odd " in it\nx{pod="a",comm="b"} 1\n') == [
+        '# HELP x An odd " in it\nx{pod="pod-1",comm="command-1"} 1\n'
+    ]
     status = {"slots": 3, "counters": {"repairs_missing": 1}, "at": 1.5, "policy": policy}
     one, two, three = redacted(
         json.dumps(container),
