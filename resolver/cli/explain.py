@@ -19,7 +19,7 @@ from resolver.base.errors import Ambiguous, UsageError
 from resolver.base.text import printable
 from resolver.cli.ask_daemon import add_socket
 from resolver.cli.container_names import Named, not_found
-from resolver.cli.show import NONE, duration, print_found, print_json, print_labelled, styled, wrapped
+from resolver.cli.show import duration, print_found, print_json, print_labelled, styled, wrapped
 
 if TYPE_CHECKING:
     import argparse
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from resolver.cli._explain.chain import Explained, Link, SlotOwner
     from resolver.cli.documents import Documents
-    from resolver.state import Container, ContainerUse, Process, WithoutSlot
+    from resolver.state import Container, WithoutSlot
 
 OWN_PARTS = "gpus", "processes", "slots"
 EXIT_BREAKS, EXIT_UNKNOWN = 1, 4
@@ -37,6 +37,7 @@ _VERDICTS = {
     "unknown": "As far as can be seen it does not break; what is not known begins at",
     "soon": "resolver is repairing",
 }
+_IDENTITY = ("namespace", "pod", "pod_uid", "container_name", "container_id", "runtime")
 #: A line of a link: two blanks, its state, its name, the finding.
 _STATE, _NAME = 9, 12
 
@@ -117,33 +118,30 @@ def _without_processes(documents: Documents) -> Iterator[Container]:
 
     names = {container.pod_uid: (container.namespace, container.pod) for container in documents.containers}
     listed = {(container.pod_uid, container.container_name) for container in documents.containers}
-    places = [
-        (region.pod_uid, region.container_name) for region in documents.regions if not region.container_id
-    ]
-    for file in documents.rejected:
-        directory = os.path.basename(
-            os.path.dirname(file.path) if file.path.endswith(".cache") else file.path
-        )
+    regions = (region for region in documents.regions if not region.container_id)
+    places = [(region.pod_uid, region.container_name) for region in regions]
+    for path in (file.path for file in documents.rejected):
+        directory = os.path.basename(os.path.dirname(path) if path.endswith(".cache") else path)
         places.append((directory.partition("_")[0], directory.partition("_")[2]))
     for pod_uid, name in dict.fromkeys(places):
         if pod_uid and name and (pod_uid, name) not in listed:
             yield Container("", pod_uid, name, *names.get(pod_uid, (None, None)), None, None, None, (), 0.0)
 
 
-def _title(container: Container | Explained) -> str:
-    parts = (container.namespace, container.pod or container.pod_uid, container.container_name)
-    return printable("/".join(filter(None, parts))) or NONE
+def _title(container: Container) -> str:
+    return printable(Named.of(container).title)
 
 
 def _document(documents: Documents, chains: list[Explained]) -> dict[str, object]:
     """Return the object for programs; ``breaks`` is the first broken link, with its owner's PID."""
     containers = []
     for chain in chains:
-        broken = chain.first("breaks")
-        breaks = broken and {"ns_pid": broken[0] and broken[0].ns_pid, **broken[1]._asdict()}
-        uses, without_slot = _use(documents, chain)
-        use = {"uses": uses, "without_slot": without_slot}
-        containers.append({**chain._asdict(), "breaks": breaks, **use})
+        names = {name: getattr(chain.view.container, name) or None for name in _IDENTITY}
+        owner, broken = chain.first("breaks") or (None, None)
+        breaks = broken and {"ns_pid": owner and owner.ns_pid, **broken._asdict()}
+        links = {"links": chain.links, "owners": chain.owners, "end": chain.end, "reported": chain.reported}
+        use = {"uses": chain.view.uses, "without_slot": chain.view.without_slot}
+        containers.append({**names, **links, "breaks": breaks, **use})
     return {"at": documents.status.at, "no_daemon": documents.no_daemon or None, "containers": containers}
 
 
@@ -157,8 +155,9 @@ def _print(documents: Documents, chains: list[Explained]) -> None:
         _say(f"Settings: {documents.settings_by}")
     for chain in chains:
         print()
-        which = f", {chain.runtime or 'container'} {chain.container_id[:12]}" if chain.container_id else ""
-        _say(f"{_title(chain)}{which}", "bold")
+        container = chain.view.container
+        short_id = f", {container.runtime or 'container'} {container.container_id[:12]}"
+        _say(f"{_title(container)}{short_id if container.container_id else ''}", "bold")
         for link in chain.links:
             _print_link(link)
         for owner in chain.owners:
@@ -169,20 +168,8 @@ def _print(documents: Documents, chains: list[Explained]) -> None:
         _print_link(chain.end)
         print()
         _say(_verdict(chain))
-        for record in _use(documents, chain)[1]:
+        for record in chain.view.without_slot:
             _say(_why_without(record))
-
-
-def _use(documents: Documents, chain: Explained) -> tuple[list[ContainerUse], list[WithoutSlot]]:
-    """Return the container's accounts, one for each GPU, and its processes without a slot."""
-    name = (chain.pod_uid, chain.container_name) if chain.pod_uid and chain.container_name else None
-
-    def is_mine(record: ContainerUse | Process) -> bool:
-        names = (record.pod_uid, record.container_name)
-        return names == name if name else record.container_id == chain.container_id
-
-    without_slot = [record for record in documents.without_slot if is_mine(record.process)]
-    return list(filter(is_mine, documents.uses)), without_slot
 
 
 def _why_without(record: WithoutSlot) -> str:

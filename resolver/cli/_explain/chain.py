@@ -61,14 +61,9 @@ class SlotOwner(NamedTuple):
 
 
 class Explained(NamedTuple):
-    """One container. ``container_id`` is None where no process of it is known."""
+    """The chain of one container."""
 
-    namespace: str | None
-    pod: str | None
-    pod_uid: str | None
-    container_name: str | None
-    container_id: str | None
-    runtime: str | None
+    view: ContainerView
     links: tuple[Link, ...]
     owners: tuple[SlotOwner, ...]
     end: Link
@@ -93,26 +88,14 @@ def explain(documents: Documents, container: Container) -> Explained:
     owners = tuple(_of_owners(view, broken=broken))
     reported = tuple(view.reported())
     whole = not broken and all(link.state is LinkState.OK for owner in owners for link in owner.links)
-    return Explained(
-        namespace=container.namespace,
-        pod=container.pod,
-        pod_uid=container.pod_uid,
-        container_name=container.container_name,
-        container_id=container.container_id or None,
-        runtime=container.runtime,
-        links=links,
-        owners=owners,
-        end=_end(view, reported, whole=whole),
-        reported=reported,
-    )
+    return Explained(view, links, owners, _end(view, reported, whole=whole), reported)
 
 
 # ---- of the container ---------------------------------------------------------------------------------------------
 
 
 def _processes(view: ContainerView) -> Link:
-    using = len({process.host_pid for process in view.processes})
-    summary = f"{using} on a GPU, {several(len(view.slots), 'slot')} in use"
+    summary = f"{len(view.processes)} on a GPU, {several(len(view.slots), 'slot')} in use"
     if not view.container.container_id:
         cause = "no process of it is known: it has ended, or none of its slots has an owner yet"
         fix = "kubectl get pod shows whether it runs; the slots below say what is known of each"
@@ -160,8 +143,9 @@ def _cache_file(view: ContainerView) -> Link:
         fix = "resolver doctor --only containers_dir"
         return _breaks("cache file", summary, "HAMi keeps its cache files there", fix)
     if view.processes:
-        yet = any(process.no_slot is SampleReason.NOT_FOUND_YET for process in view.processes)
-        return _none("cache file", SampleReason.NOT_FOUND_YET if yet else SampleReason.NO_SHARED_REGION)
+        reasons = {process.no_slot for on_gpu in view.processes.values() for process in on_gpu}
+        yet = SampleReason.NOT_FOUND_YET
+        return _none("cache file", yet if yet in reasons else SampleReason.NO_SHARED_REGION)
     return _ok("cache file", "none: no process of it has used a GPU yet")
 
 
@@ -195,21 +179,19 @@ def _none(name: str, reason: SampleReason) -> Link:
 
 
 def _of_owners(view: ContainerView, *, broken: bool) -> Iterator[SlotOwner]:
-    comms = {process.host_pid: process.comm for process in view.processes}
     for slot in view.slots:
-        links = tuple(_of_slot(view, slot))
-        if broken:
-            links = tuple(map(_not_blamed, links))
-        host_pid = slot.host_pid
-        yield SlotOwner(slot.pid, host_pid, comms.get(host_pid or 0), slot.slot, links)
+        links = _of_slot(view, slot)
+        on_gpu = view.processes.get(slot.host_pid or 0)
+        comm = on_gpu[0].comm if on_gpu else None
+        blamed = tuple(map(_not_blamed, links) if broken else links)
+        yield SlotOwner(slot.pid, slot.host_pid, comm, slot.slot, blamed)
     owning = {slot.host_pid for slot in view.slots}
-    for host_pid in sorted({process.host_pid for process in view.processes} - owning):
-        mine = [process for process in view.processes if process.host_pid == host_pid]
-        reason = mine[0].no_slot or SampleReason.NO_SLOT
-        slot_link = _none("slot", reason)
-        samples = [(process.device_uuid, process.sm_util) for process in mine]
-        links = (_not_blamed(slot_link) if broken else slot_link, _not_blamed(_sample(view, samples)))
-        yield SlotOwner(mine[0].ns_pid, host_pid, mine[0].comm, None, links)
+    for host_pid in sorted(view.processes.keys() - owning):
+        first, *_ = on_gpu = view.processes[host_pid]
+        link = _none("slot", first.no_slot or SampleReason.NO_SLOT)
+        sample = _sample(view, [(process.device_uuid, process.sm_util) for process in on_gpu])
+        pair = _not_blamed(link) if broken else link, _not_blamed(sample)
+        yield SlotOwner(first.ns_pid, host_pid, first.comm, None, pair)
 
 
 def _not_blamed(link: Link) -> Link:

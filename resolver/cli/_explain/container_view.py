@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from resolver.api.shapes import Region, Slot
     from resolver.cli.documents import Documents
-    from resolver.state import Container, Process
+    from resolver.state import Container, ContainerUse, Process
 
 
 class Reported(NamedTuple):
@@ -50,18 +50,30 @@ class ContainerView:
         self.regions = [
             region for region in documents.regions if region.path in paths or self._is_mine(region)
         ]
-        self.processes = [process for process in documents.processes if self._is_mine(process)]
+        self.processes: dict[int, list[Process]] = {}  # on GPUs, by their host PID
+        for process in documents.processes:
+            if self._is_mine(process):
+                self.processes.setdefault(process.host_pid, []).append(process)
+        self.uses = [use for use in documents.uses if self._is_named(use)]
+        self.without_slot = [record for record in documents.without_slot if self._is_named(record.process)]
         self.gpus = {gpu.uuid: gpu for gpu in documents.gpus}
         self.namespace: str = documents.status.policy.namespace
         #: HAMi 2.8.1 wrote the file, which every monitor drops.
         self.dropped = any(region.layout == DROPPED for region in self.regions)
 
     def _is_mine(self, record: Slot | Region | Process) -> bool:
+        """Check a record of now: by the id, if both have one."""
+        mine = self.container.container_id
+        if record.container_id and mine:
+            return record.container_id == mine
+        return bool(self.container.pod_uid) and self._is_named(record)
+
+    def _is_named(self, record: ContainerUse | Slot | Region | Process) -> bool:
+        """Check a record that outlives restarts: by the names, if they are known."""
         mine = self.container
-        if record.container_id and mine.container_id:
-            return record.container_id == mine.container_id
-        names = record.pod_uid, record.container_name
-        return bool(mine.pod_uid) and names == (mine.pod_uid, mine.container_name)
+        if mine.pod_uid and mine.container_name:
+            return (record.pod_uid, record.container_name) == (mine.pod_uid, mine.container_name)
+        return record.container_id == mine.container_id
 
     def wanted(self, slot: Slot) -> int | None:
         """Return the right ``hostpid`` of a slot; None if unknown."""
@@ -75,7 +87,8 @@ class ContainerView:
     def reported(self) -> Iterator[Reported]:
         """Yield the sums of each GPU."""
         devices = [uuid for region in self.regions for uuid in region.device_uuids]
-        devices += [process.device_uuid for process in self.processes]
+        processes = [process for on_gpu in self.processes.values() for process in on_gpu]
+        devices += [process.device_uuid for process in processes]
         for uuid in dict.fromkeys(devices):
             utils = [
                 (slot.host_pid, device)
@@ -83,9 +96,7 @@ class ContainerView:
                 for device in slot.device_util
                 if device.device_uuid == uuid
             ]
-            used = {
-                process.host_pid: process.sm_util for process in self.processes if process.device_uuid == uuid
-            }
+            used = {process.host_pid: process.sm_util for process in processes if process.device_uuid == uuid}
             for host_pid, device in utils:  # a process that NVML does not list there is idle, or unknown
                 if host_pid is not None:
                     used.setdefault(host_pid, device.utilization)
