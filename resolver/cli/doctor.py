@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from resolver.base.errors import UsageError
 from resolver.base.text import printable, several
-from resolver.cli.show import on_terminal, print_found, print_json, print_labelled, styled
+from resolver.cli.show import on_terminal, print_indented, print_json, print_labelled, styled
 
 if TYPE_CHECKING:
     import argparse
@@ -102,7 +102,7 @@ def _examine(node: Node, checks: Sequence[Check], *, quiet: bool) -> Results:
             print("\r\x1b[K", end="")
         if not quiet:
             head = f"{styled(f'{finding.state:{_INDENT}}', _STYLES[finding.state])}{check.name:{width}}  "
-            print_found(head, _INDENT + width + 2, printable(finding.found))
+            print_indented(head, _INDENT + width + 2, printable(finding.found))
             print_labelled(_INDENT, cause=finding.cause, fix=finding.fix)
         sys.stdout.flush()
     return results

@@ -141,5 +141,5 @@ def _by_ourselves(no_daemon: str, socket_path: str | None) -> Documents:
     setup_logging(settings.log_format, "error")
     snapshot = asyncio.run(once(settings))
     names = ("containers_dir", "pod_logs_dir")
-    by = ", ".join(f"{name} by {in_force.origins.get(name, in_force.whose)}" for name in names)
+    by = ", ".join(f"{name} by {in_force.origins.get(name, in_force.source)}" for name in names)
     return of_snapshot(snapshot)._replace(no_daemon=no_daemon, settings_by=by)

@@ -19,7 +19,7 @@ from resolver.base.errors import Ambiguous, UsageError
 from resolver.base.text import printable
 from resolver.cli.ask_daemon import add_socket
 from resolver.cli.container_names import Named, not_found
-from resolver.cli.show import duration, print_found, print_json, print_labelled, styled, wrapped
+from resolver.cli.show import duration, print_indented, print_json, print_labelled, styled, wrapped
 
 if TYPE_CHECKING:
     import argparse
@@ -191,7 +191,7 @@ def _print_link(link: Link) -> None:
     state = "-" if link.state == "after" else "BREAKS" if link.state == "breaks" else str(link.state)
     head = f"  {styled(state.ljust(_STATE), _STYLES[link.state])}{link.name.ljust(_NAME)}"
     indent = 2 + _STATE + _NAME
-    print_found(head, indent, printable(": ".join(filter(None, (link.found, link.reason)))))
+    print_indented(head, indent, printable(": ".join(filter(None, (link.found, link.reason)))))
     if link.state not in ("ok", "after"):
         print_labelled(indent, cause=link.cause, fix=link.fix)
 

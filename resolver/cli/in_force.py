@@ -32,11 +32,11 @@ class InForce(NamedTuple):
 
     settings: Settings
     origins: Mapping[str, str]
-    whose: str
+    source: str
 
     def origin_of(self, name: str) -> str:
         """Return the origin in words: ``of the daemon at ...``, or ``by file ... (no daemon answers at ...)``."""
-        return f"by {self.origins[name]} ({self.whose})" if self.origins else f"of {self.whose}"
+        return f"by {self.origins[name]} ({self.source})" if self.origins else f"of {self.source}"
 
 
 def settings_in_force(socket_path: str | None) -> InForce:

@@ -67,9 +67,9 @@ def _say(text: str) -> None:
     print(f"resolver reverse: {text}", file=sys.stderr)
 
 
-def _print(found: ReversedProcess, facts: ProcessSummary) -> None:
-    values = [(name, getattr(found, name)) for name in found.__struct_fields__ if name != "levels"]
+def _print(process: ReversedProcess, facts: ProcessSummary) -> None:
+    values = [(name, getattr(process, name)) for name in process.__struct_fields__ if name != "levels"]
     fields = [field for field in values if field[1] is not None or field[0] not in ("tid", "no_container")]
-    ns_pids = " ".join(str(level.ns_pid) for level in found.levels)
-    pidns = " ".join(str(level.pidns or NONE) for level in found.levels)
+    ns_pids = " ".join(str(level.ns_pid) for level in process.levels)
+    pidns = " ".join(str(level.pidns or NONE) for level in process.levels)
     print_pairs([*fields, ("ns_pids", ns_pids), ("pidns", pidns), *facts.in_words().items()])

@@ -144,9 +144,9 @@ def wrapped(text: str, indent: int = 0) -> list[str]:
     return textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False)
 
 
-def print_found(head: str, indent: int, found: str) -> None:
-    """Print a finding after its head, wrapped below ``indent`` cells."""
-    lines = [line for text in found.splitlines() for line in wrapped(printable(text), indent)]
+def print_indented(head: str, indent: int, text: str) -> None:
+    """Print a text after its head, wrapped below ``indent`` cells."""
+    lines = [line for part in text.splitlines() for line in wrapped(printable(part), indent)]
     print(head + f"\n{'':{indent}}".join(lines))
 
 
@@ -154,7 +154,7 @@ def print_labelled(indent: int, **texts: str) -> None:
     """Print texts, each after its name and below ``indent`` cells; an empty one not at all."""
     for label, text in texts.items():
         if text:
-            print_found(" " * indent + styled(label.ljust(_LABEL), "dim"), indent + _LABEL, text)
+            print_indented(" " * indent + styled(label.ljust(_LABEL), "dim"), indent + _LABEL, text)
 
 
 def print_table(

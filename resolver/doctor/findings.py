@@ -43,7 +43,7 @@ def together(well: str, troubles: list[Finding]) -> Finding:
     """Several findings as one: as bad as the worst, with the words of all, worst first. ``well`` if there are none."""
     if not troubles:
         return ok(well)
-    troubles = sorted(troubles, key=lambda each: -RANKING.index(each.state))
+    troubles = sorted(troubles, key=lambda trouble: -RANKING.index(trouble.state))
     summary = "; ".join(dict.fromkeys(trouble.found for trouble in troubles))
     cause, fix = (
         "\n".join(dict.fromkeys(texts)) for texts in zip(*(trouble[2:4] for trouble in troubles), strict=True)

@@ -31,10 +31,10 @@ def containers_dir(node: Node) -> Finding:
     return together(some(dirs or [AUTO]), troubles)
 
 
-def _missing(found: str) -> Finding:
+def _missing(summary: str) -> Finding:
     existing = [path for path in KNOWN_DIRS if os.path.isdir(path)]
     return failed(
-        found,
+        summary,
         "HAMi's device plugin, or another scheduler's, has not made it: it is not installed on this node, no container "
         "used a GPU yet, or it keeps its files elsewhere",
         f"there is {some(existing)}: --containers-dir auto finds it"

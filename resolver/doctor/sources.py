@@ -74,14 +74,14 @@ def _try(name: SourceName, node: Node) -> Finding:
     return ok(f"found a process that was just made, among {processes}, in {seconds:.1f} s")
 
 
-def _refused(name: SourceName, node: Node, found: str, why: str, failure: SourceFailure) -> Finding:
+def _refused(name: SourceName, node: Node, summary: str, why: str, failure: SourceFailure) -> Finding:
     _, fix = failure.for_terminal()
     below = node.sources[node.sources.index(name) + 1 :] if name in node.sources else ()
     in_use = node.status.source.name if node.status else name
     if in_use != name:
-        return warning(f"{found}; the daemon uses {in_use}", why, fix)
+        return warning(f"{summary}; the daemon uses {in_use}", why, fix)
     for other in below:
         _tried(other, node)
         if other in node.works:
-            return warning(f"{found}; the daemon falls back to {other}", why, fix)
-    return failed(found, why, fix if len(node.sources) > 1 else f"{fix}, or set source = auto")
+            return warning(f"{summary}; the daemon falls back to {other}", why, fix)
+    return failed(summary, why, fix if len(node.sources) > 1 else f"{fix}, or set source = auto")

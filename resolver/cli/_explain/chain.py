@@ -166,8 +166,8 @@ def _driver(view: ContainerView) -> Link:
     return _ok("driver", summary)
 
 
-def _reason(name: str, found: str, reason: UnresolvedReason) -> Link:
-    return (_soon if reason.passing else _breaks)(name, found, *reason.for_terminal(), reason)
+def _reason(name: str, summary: str, reason: UnresolvedReason) -> Link:
+    return (_soon if reason.passing else _breaks)(name, summary, *reason.for_terminal(), reason)
 
 
 def _none(name: str, reason: SampleReason) -> Link:
@@ -242,14 +242,14 @@ def _hostpid(view: ContainerView, slot: Slot, reason: UnresolvedReason | None) -
     return _left(view, "hostpid", f"{hostpid}, but must be {wanted}", why, why.meaning)
 
 
-def _left(view: ContainerView, name: str, found: str, reason: str, cause: str) -> Link:
+def _left(view: ContainerView, name: str, summary: str, reason: str, cause: str) -> Link:
     """Build a link that the daemon will fix; without a daemon, it breaks."""
     if view.documents.writes:
-        return _soon(name, found, cause, "nothing: the daemon writes it at its next pass", reason)
+        return _soon(name, summary, cause, "nothing: the daemon writes it at its next pass", reason)
     fix = "the daemon is a dry run, and writes nothing: start it without --dry-run"
     if view.documents.no_daemon:
         fix = "start the daemon, which repairs it"
-    return _breaks(name, found, cause, fix, reason)
+    return _breaks(name, summary, cause, fix, reason)
 
 
 def _sample(view: ContainerView, samples: Sequence[tuple[str, int | None]]) -> Link:

@@ -187,8 +187,8 @@ def _gpu(key: str, gpu: Gpu | None, below: list[Row], *, answers: bool) -> Row:
     elif gpu.samples != "ok":
         note, tone = f"samples {gpu.samples}", "warn"
     if not below:
-        known = answers and gpu.samples != "failed"
-        words = "no container uses it" if known else "its users are not known"
+        unused = answers and gpu.samples != "failed"
+        words = "no container uses it" if unused else "its users are not known"
         below = [Row("empty", f"{key}/", words, {}, [], tone="dim")]
     ill = (f"unhealthy: {illness.reason} ({illness.detail})" for illness in gpu.illnesses)
     title = f"{gpu.device_index} {printable(gpu.name)}"

@@ -54,14 +54,15 @@ class Daemon(SocketServer):
     def _tell(self, channel: socket.socket) -> None:
         if b"text/event-stream" in self.requests[-1]:
             events = [
-                b"id: %d\ndata: %s\n\n" % (each["number"], json.dumps(each).encode()) for each in self.stream
+                b"id: %d\ndata: %s\n\n" % (event["number"], json.dumps(event).encode())
+                for event in self.stream
             ]
             channel.sendall(b"HTTP/1.1 200 OK\r\n\r\n: hello\n\n" + b"".join(events))
             return
         document = self.documents.get(self.targets[-1].partition("?")[0])
-        found = document is not None
-        body = msgspec.json.encode(document if found else {"detail": "no such route"})
-        channel.sendall(http(body, "200 OK" if found else "404 Not Found"))
+        served = document is not None
+        body = msgspec.json.encode(document if served else {"detail": "no such route"})
+        channel.sendall(http(body, "200 OK" if served else "404 Not Found"))
 
     def show(self, snapshot: Snapshot) -> None:
         """What a daemon with this picture answers."""
@@ -344,8 +345,8 @@ def test_events_of_a_pod_that_runs_or_ran(daemon: Daemon, pod: str, expected: li
     of_pods(daemon)
     done = resolver("events", "--json", "--pod", pod, "--socket", str(daemon.path))
     assert [json.loads(line)["number"] for line in done.stdout.splitlines()] == expected
-    said = "" if expected else "no pod here is or was called 'no/such'"
-    assert (done.returncode, bool(done.stderr), said in done.stderr) == (
+    error = "" if expected else "no pod here is or was called 'no/such'"
+    assert (done.returncode, bool(done.stderr), error in done.stderr) == (
         0 if expected else 1,
         not expected,
         True,
@@ -452,7 +453,7 @@ def test_without_a_daemon_slots_go_by_file_and_environment(tmp_path: Path) -> No
         assert (done.returncode, done.stdout) == (2, "")
 
 
-def test_a_daemon_that_does_not_say_its_settings_is_said(daemon: Daemon, tmp_path: Path) -> None:
+def test_daemon_without_settings_is_passed_over(daemon: Daemon, tmp_path: Path) -> None:
     cachefiles.container(tmp_path / "here")
     documents: tuple[Any, ...] = ({}, [], {"settings": 5}, {"settings": {"tea": 1}})
     for document in documents:

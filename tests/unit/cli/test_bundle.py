@@ -93,18 +93,18 @@ def test_hanging_part_is_ended_and_others_go_on(tmp_path: Path) -> None:
         served.hang()
         hangs = Part("hangs", "", lambda: client.get_json("/v1/status", served.path, seconds=5.0), 1.0)
         began = time.monotonic()
-        found = list(gather([hangs, Part("kernel", "", facts.kernel, 60.0)]))
+        gathered = list(gather([hangs, Part("kernel", "", facts.kernel, 60.0)]))
         served.recover()
-    assert [bool(each.text) for each in found] == [False, True]
-    assert "hangs" in found[0].trouble
-    assert found[1].trouble == ""
+    assert [bool(part.text) for part in gathered] == [False, True]
+    assert "hangs" in gathered[0].trouble
+    assert gathered[1].trouble == ""
     assert time.monotonic() - began < PATIENCE_S
 
 
 def test_too_long_part_is_cut_and_marked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bundle, "MOST_LETTERS", 100)
-    (found,) = gather([Part("kernel", "", facts.kernel, 60.0)])
-    assert (len(found.text), "cut off" in found.trouble) == (100, True)
+    (part,) = gather([Part("kernel", "", facts.kernel, 60.0)])
+    assert (len(part.text), "cut off" in part.trouble) == (100, True)
 
 
 # ---- redaction ----------------------------------------------------------------------------------------------------
@@ -131,16 +131,16 @@ def redacted(*texts: str) -> list[str]:
 
 
 def test_the_same_name_has_the_same_pseudonym_in_every_part() -> None:
-    found = f"1 file left alone: {POD}_main/a.cache on gpu-node-7 of acme-corp/train-0"
-    doctor = [{"check": "regions", "found": found}]
+    sentence = f"1 file left alone: {POD}_main/a.cache on gpu-node-7 of acme-corp/train-0"
+    doctor = [{"check": "regions", "found": sentence}]
     one, two, three = redacted(json.dumps(CONTAINERS), METRICS, json.dumps(doctor))
     first, second = json.loads(one)["containers"]
     labels = dict(re.findall(r'(\w+)=("\w[^"]*")', two.splitlines()[2]))
     for label, field in zip(("namespace", "pod", "container", "pod_uid"), FIELDS, strict=True):
         assert labels[label] == f'"{first[field]}"'
-    found = json.loads(three)[0]["found"]
-    assert f"{first['namespace']}/{first['pod']}" in found
-    assert f"{first['pod_uid']}_{first['container_name']}/a.cache on host-1" in found
+    sentence = json.loads(three)[0]["found"]
+    assert f"{first['namespace']}/{first['pod']}" in sentence
+    assert f"{first['pod_uid']}_{first['container_name']}/a.cache on host-1" in sentence
     assert first["regions"] == [f"/x/{first['pod_uid']}_{first['container_name']}/a.cache"]
     assert len({first["pod"], second["pod"]}) == len({first["namespace"], second["namespace"]}) == 2
     assert (first["runtime"], labels["reason"]) == ("containerd", '"missing"')

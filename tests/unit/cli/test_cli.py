@@ -172,10 +172,10 @@ def test_an_interrupt_is_130() -> None:
 
 
 def test_a_missing_directory_is_named_and_not_auto() -> None:
-    said = "\n".join(summary(picture(missing_dirs=("auto",)), dry_run=True))
-    assert "auto" not in said
-    assert "/usr/local/vgpu/containers, " in said
-    assert ": is HAMi installed on this node?" in said
+    text = "\n".join(summary(picture(missing_dirs=("auto",)), dry_run=True))
+    assert "auto" not in text
+    assert "/usr/local/vgpu/containers, " in text
+    assert ": is HAMi installed on this node?" in text
 
 
 def test_a_user_without_rights_is_told_in_a_sentence() -> None:

@@ -71,7 +71,7 @@ def in_terminal(shell: str, setup: str, place: Path) -> Iterator[Complete]:
             number = next(numbers)
             text = terminal.wait(lambda text: f"end {number}." in text)
             shown = text.rpartition(f"begin {number}|")[2].partition(f"|end {number}.")[0].split("|")
-            return {each for each in shown[len(line.split()) :] if each not in ("", word)}
+            return {offer for offer in shown[len(line.split()) :] if offer not in ("", word)}
 
         yield complete
 

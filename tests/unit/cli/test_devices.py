@@ -100,9 +100,9 @@ def test_caller_with_current_version_waits_for_next(served: Served) -> None:
     assert first is not None
     tag, gpus = first
     assert gpus["version"] == 3
-    found: list[Any] = []
+    answers: list[Any] = []
     waiting = threading.Thread(
-        target=lambda: found.append(client.get_changed("/v1/gpus", served.path, tag=tag, wait=60))
+        target=lambda: answers.append(client.get_changed("/v1/gpus", served.path, tag=tag, wait=60))
     )
     waiting.start()
     served.call(lambda: served.inventories.publish("inventory", {}))  # nothing that is another version
@@ -110,9 +110,9 @@ def test_caller_with_current_version_waits_for_next(served: Served) -> None:
     assert waiting.is_alive()
     change(served, FIRST)
     waiting.join(60)
-    assert [(answer[0] == tag, answer[1]["version"]) for answer in found] == [(False, 4)]
+    assert [(answer[0] == tag, answer[1]["version"]) for answer in answers] == [(False, 4)]
     change(served, FIRST, error="it hangs")  # another answer of the same version
-    failed = client.get_changed("/v1/gpus", served.path, tag=found[0][0], wait=30)
+    failed = client.get_changed("/v1/gpus", served.path, tag=answers[0][0], wait=30)
     assert failed is not None
     assert failed[1]["error"] == "it hangs"
     assert client.get_changed("/v1/gpus", served.path, tag=failed[0], wait=1) is None

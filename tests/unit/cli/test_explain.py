@@ -1,4 +1,4 @@
-"""`resolver explain` over pictures that a daemon's own API serves: where the chain breaks, and what is said of it."""
+"""`resolver explain` over pictures that a daemon's own API serves: where the chain breaks, and what is words of it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def breaks(asked: Asked, picture: dict[str, Any]) -> dict[str, Any]:
     assert code == 1
     said_code, document = asked(picture, "research/train-0", "--json")
     (container,) = json.loads(document)["containers"]
-    assert all(each["links"][0]["name"] for each in (container, *container["owners"]))
+    assert all(part["links"][0]["name"] for part in (container, *container["owners"]))
     broken: dict[str, Any] = container["breaks"]
     assert said_code == 1
     assert f'breaks at "{broken["name"]}"' in " ".join(text.split())
@@ -175,7 +175,7 @@ def test_wrong_hostpid_breaks_without_a_writer(
 
 
 @pytest.mark.parametrize(
-    ("picture", "link", "said"),
+    ("picture", "link", "words"),
     [
         (whole(source={"not_ready": "the canary was not found"}), "map", "the canary was not found"),
         (whole(policy={"namespace": "unknown"}), "driver", "the PID namespace of this driver's samples"),
@@ -185,13 +185,13 @@ def test_wrong_hostpid_breaks_without_a_writer(
         (whole(regions=(region(RIGHT, layout="v1.1-shifted"),)), "monitor", "every monitor of HAMi drops it"),
     ],
 )
-def test_each_link_can_break(asked: Asked, picture: dict[str, Any], link: str, said: str) -> None:
+def test_each_link_can_break(asked: Asked, picture: dict[str, Any], link: str, words: str) -> None:
     broken = breaks(asked, picture)
-    assert (broken["name"], said in broken["cause"]) == (link, True)
+    assert (broken["name"], words in broken["cause"]) == (link, True)
 
 
 @pytest.mark.parametrize(
-    ("picture", "said"),
+    ("picture", "words"),
     [
         (whole(joined=NOTHING._replace(error="the driver hangs")), "NVML does not answer: the driver hangs"),
         (whole(replace(RIGHT, utilization=(None,))), "NVML has not reported this process yet"),
@@ -207,13 +207,13 @@ def test_each_link_can_break(asked: Asked, picture: dict[str, Any], link: str, s
         (whole(source={"incomplete": "the map is full"}), "the map is full"),
     ],
 )
-def test_unknown_is_neither_right_nor_broken(asked: Asked, picture: dict[str, Any], said: str) -> None:
+def test_unknown_is_neither_right_nor_broken(asked: Asked, picture: dict[str, Any], words: str) -> None:
     code, text = asked(picture)
-    assert (code, said in " ".join(text.split())) == (4, True), text
+    assert (code, words in " ".join(text.split())) == (4, True), text
 
 
 @pytest.mark.parametrize(
-    ("left", "said", "dry_run", "code"),
+    ("left", "words", "dry_run", "code"),
     [
         ({"ended": (18,)}, "the monitor of HAMi 2.10 40 %, of 2.7 to 2.9 58 %, NVML 40 %", True, 1),
         ({"moved": (25,)}, "HAMi's monitor 40 %, up to 2.6 65 %, NVML 40 %", True, 1),
@@ -221,12 +221,12 @@ def test_unknown_is_neither_right_nor_broken(asked: Asked, picture: dict[str, An
     ],
 )
 def test_monitors_that_show_something_else_are_named(
-    asked: Asked, left: dict[str, Any], said: str, *, dry_run: bool, code: int
+    asked: Asked, left: dict[str, Any], words: str, *, dry_run: bool, code: int
 ) -> None:
     picture = whole(regions=(region(RIGHT, **left),), dry_run=dry_run)
-    found, text = asked(picture)
-    assert said in " ".join(text.split())
-    assert found == code
+    exit_code, text = asked(picture)
+    assert words in " ".join(text.split())
+    assert exit_code == code
     assert ("The chain holds" in text) is False
     assert ("resolver is repairing" in text) is not dry_run
 
@@ -290,6 +290,6 @@ def test_processes_without_slot_come_last(asked: Asked) -> None:
     text = " ".join(asked(picture)[1].split())
     assert re.search(r"PID 47 on the host, python, has had no slot for 5m \S+: it is a static program", text)
     document = json.loads(asked(picture, "research/train-0", "--json")[1])
-    (found,) = document["containers"][0]["without_slot"]
-    assert found["causes"] == ["static", "not_preloaded"]
-    assert [each["limit_state"] for each in document["containers"][0]["uses"]] == ["exceeded"]
+    (record,) = document["containers"][0]["without_slot"]
+    assert record["causes"] == ["static", "not_preloaded"]
+    assert [use["limit_state"] for use in document["containers"][0]["uses"]] == ["exceeded"]

@@ -52,7 +52,7 @@ def test_a_daemon_that_is_started_anew_is_found_again(kube: KubeServer, tmp_path
             until(lambda: reporter.ask("/readyz")[0] == 503, "not ready without a daemon")
     finally:
         log = reporter.stop()
-    assert "daemon_unreachable" in {each["event"] for each in log}
+    assert "daemon_unreachable" in {line["event"] for line in log}
 
 
 def test_reporters_started_together_spread_requests(kube: KubeServer, daemon: Served) -> None:
@@ -60,7 +60,7 @@ def test_reporters_started_together_spread_requests(kube: KubeServer, daemon: Se
     try:
         until(lambda: reporter.ask("/healthz")[0] == 200, "healthy")
         until(lambda: reporter.metric("resolver_report_daemon_up") == 1, "the daemon")
-        assert not [each for each in kube.asked if each.path.startswith(DEVICES)]
+        assert not [request for request in kube.asked if request.path.startswith(DEVICES)]
     finally:
         reporter.stop()
 

@@ -95,7 +95,7 @@ def test_a_person_has_80_columns(tmp_path: Path) -> None:
     assert re.search(rf"^\S+main +0 +\d+ +0  {second} +\d+ +\S+  missing$", shown, re.MULTILINE), text
 
 
-def _said(version: str) -> str:
+def _version_file(version: str) -> str:
     return f"NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {version}  Release Build\n"
 
 
@@ -105,9 +105,9 @@ def _said(version: str) -> str:
         ("daemon: host", "wrong_namespace?"),
         ("daemon: container", ""),
         ("daemon: unknown", ""),
-        (_said("535.104.05"), "wrong_namespace?"),
-        (_said("580.105.08"), ""),
-        (_said("590.48.01"), ""),
+        (_version_file("535.104.05"), "wrong_namespace?"),
+        (_version_file("580.105.08"), ""),
+        (_version_file("590.48.01"), ""),
         ("", ""),
     ],
 )

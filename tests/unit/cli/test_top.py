@@ -43,8 +43,8 @@ def containers(tree: list[Row], gpu: int) -> dict[object, Row]:
     return {row.facts["container_name"] or str(row.facts["container_id"])[:4]: row for row in below}
 
 
-def titles(found: list[Row], kind: str = "container") -> list[str]:
-    return [row.title for row in found if row.kind == kind]
+def titles(rows: list[Row], kind: str = "container") -> list[str]:
+    return [row.title for row in rows if row.kind == kind]
 
 
 # ---- the tree -----------------------------------------------------------------------------------------------------
@@ -108,7 +108,7 @@ def limited(core: int, gib: float, busy: int | None = 52) -> Snapshot:
     ],
 )
 def test_limits_stand_beside_the_use(limits: tuple[Any, ...], memory: str, note: str, tone: str) -> None:
-    (row,) = [each for each in rows(limited(*limits)) if each.kind == "container"]
+    (row,) = [row for row in rows(limited(*limits)) if row.kind == "container"]
     assert (row.bytes(), row.note, row.tone) == (memory, note, tone)
     assert not note or f"core limit {limits[0]}%" in row.detail
 
@@ -119,8 +119,8 @@ def test_limits_stand_beside_the_use(limits: tuple[Any, ...], memory: str, note:
 def test_a_limit_that_does_not_hold_has_its_state(state: str, note: str) -> None:
     snapshot = limited(60, 4)
     use = used(snapshot.containers[0], None, LimitState(state))
-    found = rows(snapshot._replace(used=lambda: UsageReport((use,))))
-    assert [row.note for row in found if row.kind == "container"] == [note]
+    shown = rows(snapshot._replace(used=lambda: UsageReport((use,))))
+    assert [row.note for row in shown if row.kind == "container"] == [note]
 
 
 def test_processes_without_hami_or_container_are_listed() -> None:
@@ -165,12 +165,12 @@ def test_unresolved_container_is_named_only_if_unique() -> None:
 
 
 def test_unresolved_comes_last_and_every_state_has_its_note() -> None:
-    found = rows(troubled())
-    notes = {row.note for row in found}
+    shown = rows(troubled())
+    notes = {row.note for row in shown}
     states = {"✓ missing", "✓ stale", "sm_util stuck", "no process", "not on the GPU", "no_shared_region"}
     assert states | {"MIG", "unhealthy: lost"} <= notes
-    at = [row.key for row in found].index("unresolved")
-    last = [(row.kind, row.note) for row in found[at + 1 :]]
+    at = [row.key for row in shown].index("unresolved")
+    last = [(row.kind, row.note) for row in shown[at + 1 :]]
     assert last == [("sample", "pid_unknown"), ("slot", "ambiguous"), ("file", "unknown_size")]
     gpu, *_ = tree_of(Builder().picture((replace(GPUS[0], samples="unsupported"),)))
     assert (gpu.note, gpu.tone) == ("samples unsupported", "warn")
@@ -193,8 +193,8 @@ def test_unknown_is_a_question_mark_with_reason() -> None:
 def test_containers_are_sorted_within_their_gpu(sort: str, column: str) -> None:
     for gpu in tree_of(busy(40))[:2]:
         for reverse in (False, True):
-            found = [row for row in chosen([gpu], Choice(sort, reverse)) if row.kind == "container"]
-            values = [getattr(row, column) for row in found]
+            shown = [row for row in chosen([gpu], Choice(sort, reverse)) if row.kind == "container"]
+            values = [getattr(row, column) for row in shown]
             assert values == sorted(values, reverse=reverse is (sort == "name"))
             assert len(set(values)) > 3
 
@@ -202,10 +202,10 @@ def test_containers_are_sorted_within_their_gpu(sort: str, column: str) -> None:
 def test_values_too_old_are_question_marks_with_their_age(capsys: pytest.CaptureFixture[str]) -> None:
     snapshot = troubled()
     hangs = snapshot._replace(at=snapshot.at + 26, joined=snapshot.joined._replace(error="the driver hangs"))
-    found = [row for row in rows(hangs) if row.kind in ("gpu", "container", "process")]
-    assert {row.use for row in found} <= {Amount(None), Amount(0)}
-    assert {row.use for row in found if row.kind != "process"} == {Amount(None)}
-    assert "NVML last answered 26s ago" in found[0].detail
+    shown = [row for row in rows(hangs) if row.kind in ("gpu", "container", "process")]
+    assert {row.use for row in shown} <= {Amount(None), Amount(0)}
+    assert {row.use for row in shown if row.kind != "process"} == {Amount(None)}
+    assert "NVML last answered 26s ago" in shown[0].detail
     print_plain(tree_of(hangs))
     first = capsys.readouterr().out.splitlines()[1]
     assert re.search(r" \? +\?/80.0G .*; NVML last answered 26s ago$", first), first
@@ -226,9 +226,9 @@ def test_longest_idle_container_comes_first() -> None:
         build.named(GPUS[0], f"x/{name}/main")
     idle = dict(zip("abc", (None, time.time() - 60, time.time() - 7260), strict=True))
     uses = tuple(used(its, idle[str(its.pod)], LimitState.NO_LIMIT) for its in build.containers)
-    found = rows(build.picture()._replace(used=lambda: UsageReport(uses)), sort="idle time")
-    assert titles(found) == ["x/c/main", "x/b/main", "x/a/main"]
-    words = [re.findall(r"idle for (\S+)", row.detail) for row in found if row.kind == "container"]
+    shown = rows(build.picture()._replace(used=lambda: UsageReport(uses)), sort="idle time")
+    assert titles(shown) == ["x/c/main", "x/b/main", "x/a/main"]
+    words = [re.findall(r"idle for (\S+)", row.detail) for row in shown if row.kind == "container"]
     assert words == [["2h"], ["1m"], []]
 
 
@@ -245,17 +245,17 @@ def test_longest_idle_container_comes_first() -> None:
     ],
 )
 def test_filter_keeps_matches_and_their_parents(needle: str, kept: list[str]) -> None:
-    found = rows(troubled(), needle=needle)
-    assert titles(found) == kept
-    assert len(titles(found, "gpu")) == min(len(kept), 1)
+    shown = rows(troubled(), needle=needle)
+    assert titles(shown) == kept
+    assert len(titles(shown, "gpu")) == min(len(kept), 1)
     neighbours = {"BERT": 2, "wrong_namespace": 1}
-    assert len(titles(found, "process")) == neighbours.get(needle, len(titles(found, "process")))
+    assert len(titles(shown, "process")) == neighbours.get(needle, len(titles(shown, "process")))
 
 
 def test_unused_gpu_is_shown_only_when_known() -> None:
     empty = busy(0)
-    said = [row.title for row in rows(empty) if row.kind == "empty"]
-    assert said == ["no container uses it"] * 3 + ["its users are not known"]
+    texts = [row.title for row in rows(empty) if row.kind == "empty"]
+    assert texts == ["no container uses it"] * 3 + ["its users are not known"]
     hangs = empty._replace(joined=empty.joined._replace(error="the driver hangs"))
     assert {row.title for row in rows(hangs) if row.kind == "empty"} == {"its users are not known"}
 
@@ -355,14 +355,14 @@ def test_bars_grow_with_value_and_are_empty_if_unknown() -> None:
 
 
 def test_trouble_is_shown_above_the_table() -> None:
-    snapshot = picture(passed_at=1.7e9, dry_run=True, source={"not_ready": "the canary was not found"})
-    said = reading_of(snapshot, error="no daemon answers").problems()
-    assert re.match(r"no daemon since \d\d:\d\d:\d\d, retrying; the values shown are from before", said[0])
-    assert said[1] == "no daemon answers"
-    assert said[2].startswith("its passes have stopped: the last pass over the slots is")
+    snapshot = picture(passed_at=1.7e9, dry_run=True, source={"not_ready": "the canary was not shown"})
+    texts = reading_of(snapshot, error="no daemon answers").problems()
+    assert re.match(r"no daemon since \d\d:\d\d:\d\d, retrying; the values shown are from before", texts[0])
+    assert texts[1] == "no daemon answers"
+    assert texts[2].startswith("its passes have stopped: the last pass over the slots is")
     assert re.search("0-0 of 0.*no GPU: NVML is starting", whole(snapshot, 80), re.DOTALL)
-    assert said[3:] == [
-        "not ready: the canary was not found",
+    assert texts[3:] == [
+        "not ready: the canary was not shown",
         "it is a dry run: so it writes nothing",
     ]
 
@@ -485,13 +485,15 @@ def test_json_is_the_tree(tmp_path: Path) -> None:
     assert answer.keys() == {"at", "driver_version", "driver_error", "gpus", "unresolved"}
     gpu = answer["gpus"][1]
     assert (gpu["uuid"], gpu["device_index"], gpu["healthy"]) == (GPUS[1].uuid, 1, True)
-    whisper = next(each for each in gpu["containers"] if each["pod"] == "whisper-eval")
+    whisper = next(container for container in gpu["containers"] if container["pod"] == "whisper-eval")
     assert whisper["memory"] == {"value": int(3.3 * GIB), "at_least": True}
-    assert [(each["host_pid"], each["utilization"], each["memory"]) for each in whisper["processes"]] == [
+    assert [
+        (process["host_pid"], process["utilization"], process["memory"]) for process in whisper["processes"]
+    ] == [
         (40053, 12, int(3.3 * GIB)),
         (47000, 0, None),
     ]
-    assert [each["reason"] for each in answer["unresolved"]] == ["pid_unknown", "ambiguous", "unknown_size"]
+    assert [item["reason"] for item in answer["unresolved"]] == ["pid_unknown", "ambiguous", "unknown_size"]
 
 
 @pytest.mark.parametrize(

@@ -53,8 +53,8 @@ def test_a_defect_in_a_check_is_told() -> None:
     def broken(_node: Node) -> Finding:
         raise ZeroDivisionError("division by zero")
 
-    said = "a defect in the check: ZeroDivisionError: division by zero"
-    says(bounded(Check("broken", broken), Node()), "failed", found=said, fix="--only broken")
+    words = "a defect in the check: ZeroDivisionError: division by zero"
+    says(bounded(Check("broken", broken), Node()), "failed", found=words, fix="--only broken")
 
 
 def test_a_check_that_hangs_is_left_behind() -> None:
@@ -120,13 +120,13 @@ DRIVERS: dict[str, tuple[Callable[[Driver], object], dict[str, str]]] = {
 }
 
 
-@pytest.mark.parametrize("what", DRIVERS)
-def test_a_driver_that_is_not(driver: Driver, node: Node, what: str) -> None:
-    damage, said = DRIVERS[what]
+@pytest.mark.parametrize("kind", DRIVERS)
+def test_a_driver_that_is_not(driver: Driver, node: Node, kind: str) -> None:
+    damage, words = DRIVERS[kind]
     damage(driver)
-    node = Node(node.settings, nvml_seconds=1.0 if what == "hangs" else 10.0)
-    says(gpu.nvml(node), **{"state": "failed"} | said)
-    if what == "no library":
+    node = Node(node.settings, nvml_seconds=1.0 if kind == "hangs" else 10.0)
+    says(gpu.nvml(node), **{"state": "failed"} | words)
+    if kind == "no library":
         says(gpu.driver(node), "unknown", found="NVML does not answer", fix="the check nvml")
 
 
@@ -296,8 +296,8 @@ def test_a_file_in_its_place(node: Node, place: str) -> None:
     says(daemon.daemon(node), "failed", found="another kind of file", fix=f"rm {place}")
 
 
-def _trouble(what: str, *, grave: bool) -> DaemonTrouble:
-    return DaemonTrouble("a_word", grave, what, "because", "do")
+def _trouble(summary: str, *, grave: bool) -> DaemonTrouble:
+    return DaemonTrouble("a_word", grave, summary, "because", "do")
 
 
 @pytest.mark.parametrize(
