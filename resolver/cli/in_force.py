@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _SECONDS = 1.0
 
 
-class _Reported(Struct):
+class _StatusSettings(Struct):
     """The part of `resolver.api.status.Status` that is used here: the whole takes longer to load than `reverse`."""
 
     settings: list[config.Setting]
@@ -43,7 +43,7 @@ def settings_in_force(socket_path: str | None) -> InForce:
     """Return the daemon's settings, else those of file and environment."""
     where = client.socket_of(socket_path)
     try:
-        reported = ask(_Reported, "/v1/status", where, _SECONDS).settings
+        reported = ask(_StatusSettings, "/v1/status", where, _SECONDS).settings
         return InForce(config.load(config.values_of(reported), environ={})[0], {}, f"the daemon at {where}")
     except (ResolverError, OSError) as error:
         why = str(error).partition(". ")[0]
