@@ -13,7 +13,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from tests.bench import api, bpf, daemon, hostile, idle, integral, kai, load, lookup, passes, scrape, values
 from tests.bench.crowd import crowd
@@ -21,28 +20,18 @@ from tests.bench.timing import RowValues
 from tests.fakes.rm.fetch import USABLE
 
 PARTS = (
-    "lookup", "api", "pass", "daemon", "idle", "scrape", "bpf", "load", "hostile", "kai", "values",
-    "usage",
+    "lookup", "api", "pass", "daemon", "idle", "values", "usage", "kai", "scrape", "bpf", "load", "hostile",
 )  # fmt: skip
-
-
-class Row(NamedTuple):
-    """One line of the table. ``bound`` is in the unit of ``value``; None if nothing is aimed at.
-
-    ``value`` is None where it could not be measured; ``beside`` says why.
-    """
-
-    name: str
-    value: float | None
-    unit: str
-    bound: float | None
-    beside: str
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
     parser.add_argument(
-        "parts", nargs="*", help=f"{', '.join(PARTS)} (default: all but hostile, which takes long)"
+        "parts",
+        nargs="*",
+        metavar="PART",
+        choices=[*PARTS, []],
+        help=f"of {', '.join(PARTS)} (default: all but hostile, which takes long)",
     )
     parser.add_argument("--processes", type=int, default=10_000, help="idle processes beside (default 10000)")
     parser.add_argument(
@@ -65,28 +54,26 @@ def main() -> int:
     )
     parser.add_argument("--json", default="bench.json", metavar="FILE")
     args = parser.parse_args()
-    if unknown := set(args.parts) - set(PARTS):
-        parser.error(f"there is no part {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
     if os.geteuid() != 0:
         print("make bench: it makes PID and mount namespaces, so it needs root", file=sys.stderr)
         return 2
     as_installed()
     wanted = args.parts or [part for part in PARTS if part != "hostile"]
-    rows: list[Row] = []
+    rows: list[RowValues] = []
     try:
         with tempfile.TemporaryDirectory() as scratch:
-            rows.extend(Row(*row) for row in _measured(args, wanted, Path(scratch)))
+            rows.extend(_measured(args, wanted, Path(scratch)))
     finally:  # half an hour of figures is not lost with the last one
         _report(rows, args.json)
     return 0
 
 
-def _report(rows: list[Row], path: str) -> None:
+def _report(rows: list[RowValues], path: str) -> None:
     show(rows)
+    fields = ("name", "value", "unit", "bound", "beside")
+    results = [dict(zip(fields, row, strict=True)) for row in rows]
     machine = {"kernel": platform.release(), "python": platform.python_version(), "cores": os.cpu_count()}
-    Path(path).write_text(
-        json.dumps({"machine": machine, "results": [row._asdict() for row in rows]}, indent=1) + "\n"
-    )
+    Path(path).write_text(json.dumps({"machine": machine, "results": results}, indent=1) + "\n")
 
 
 def as_installed() -> None:
@@ -127,14 +114,13 @@ def progress(text: str) -> None:
     print(f"... {text}", file=sys.stderr, flush=True)
 
 
-def show(rows: list[Row]) -> None:
-    width = max((len(row.name) for row in rows), default=0)
-    for row in rows:
-        value = "-" if row.value is None else f"{row.value:.2f}"
-        bound = ""
-        if row.bound is not None and row.value is not None:
-            bound = f"{'ok' if row.value <= row.bound else 'MISSED':6} (<= {row.bound:g})"
-        print(f"{row.name:{width}}  {value:>9} {row.unit:6}  {bound:18}  {row.beside}")
+def show(rows: list[RowValues]) -> None:
+    width = max((len(name) for name, *_ in rows), default=0)
+    for name, value, unit, bound, beside in rows:
+        text, aim = "-" if value is None else f"{value:.2f}", ""
+        if bound is not None and value is not None:
+            aim = f"{'ok' if value <= bound else 'MISSED':6} (<= {bound:g})"
+        print(f"{name:{width}}  {text:>9} {unit:6}  {aim:18}  {beside}")
 
 
 if __name__ == "__main__":

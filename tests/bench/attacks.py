@@ -9,7 +9,6 @@ import json
 import os
 import shutil
 import socket
-import struct
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -18,7 +17,7 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from tests.bench.crowd import crowd
-from tests.fakes.cachefiles import recorded, write
+from tests.fakes.cachefiles import region
 from tests.fakes.container import DEFAULT_RIGHTS, Container
 from tests.fakes.node import Node
 from tests.fakes.regions import DEVICES, LAYOUTS, SLOTS
@@ -77,22 +76,8 @@ class Attack(NamedTuple):
 
 def claims(path: Path, pids: Sequence[int], *, devices: int = 1, load: int = 0) -> Path:
     """A cache file whose slots claim to be these processes', with no ``hostpid`` and this load on each device."""
-    write(path, recorded("v1.2"))
-    slot = bytearray(_V1_2.slot_size)
-    struct.pack_into("<i", slot, _V1_2.status, 1)
-    for device in range(devices):
-        struct.pack_into("<Q", slot, _SM_UTIL + device * _V1_2.device_util_size, load)
-    with path.open("r+b") as file:
-        file.seek(_V1_2.device_num)
-        file.write(struct.pack("<Q", devices))
-        for device in range(devices):
-            file.write(f"GPU-5a3c1e70-8d42-4f6b-9b1e-2f7d0c9a4e{device:02x}".encode().ljust(96, b"\0"))
-        file.seek(_V1_2.procs)
-        for pid in pids:
-            file.write(struct.pack("<i", pid) + slot[4:])
-        file.seek(_V1_2.proc_num)
-        file.write(struct.pack("<i", len(pids)))
-    path.chmod(0o666)
+    uuids = [f"GPU-5a3c1e70-8d42-4f6b-9b1e-2f7d0c9a4e{device:02x}" for device in range(devices)]
+    region(path, [(pid, 0) for pid in pids], uuids, sm_util=load).chmod(0o666)
     return path
 
 

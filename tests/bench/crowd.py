@@ -5,14 +5,13 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from struct import pack_into
 
-from resolver.hami.layout import LAYOUTS, MAGIC
 from resolver.linux.procfs import Procfs
 from tests.fakes.bpf.lives import children_of
+from tests.fakes.cachefiles import region
 
 HERE = Path(__file__).parent
-UUID = b"GPU-5a3c1e70-8d42-4f6b-9b1e-2f7d0c9a4e01"
+UUID = "GPU-5a3c1e70-8d42-4f6b-9b1e-2f7d0c9a4e01"
 FILE = "11111111-2222-3333-4444-555555555555.cache"
 
 
@@ -34,26 +33,10 @@ def crowd(containers: int, processes: int, directory: Path | None = None) -> Ite
                 starter.kill()
 
 
-def make_regions(directory: Path, containers: int, slots: int, *, hostpid: int = 0) -> None:
-    """One region of layout v1.2 per container, with slots for the PIDs 1 to ``slots``."""
-    layout = LAYOUTS["v1.2"]
+def make_regions(directory: Path, containers: int, slots: int) -> None:
+    """One region per container, with slots for the PIDs 1 to ``slots``."""
     for number in range(containers):
-        data = bytearray(layout.procs + slots * layout.slot_size)
-        pack_into("<iII", data, 0, MAGIC, 1, 2)
-        pack_into("<Q", data, layout.device_num, 1)
-        data[layout.uuids : layout.uuids + len(UUID)] = UUID
-        for index in range(slots):
-            pack_into("<ii", data, layout.slot_offset(index), index + 1, hostpid)
-            pack_into("<i", data, layout.slot_offset(index) + layout.status, 1)
-        where = directory / f"pod-{number}_main"
-        where.mkdir(parents=True)
-        tail = bytearray(layout.size - layout.proc_num)
-        pack_into("<ii", tail, 0, slots, 1)
-        with (where / FILE).open("wb") as file:
-            file.write(data)
-            file.truncate(layout.file_bytes)
-            file.seek(layout.proc_num)
-            file.write(tail)
+        region(directory / f"pod-{number}_main" / FILE, [(pid, 0) for pid in range(1, slots + 1)], [UUID])
 
 
 def host_pids(starter: int) -> dict[int, list[int]]:

@@ -91,8 +91,8 @@ async def _passes(directory: Path, count: int, truth: dict[int, list[int]]) -> _
         if right != count:
             raise RuntimeError(f"{right} of {count} slots are right; counters: {dict(service.counters)}")
         seconds: list[list[float]] = [[], [], [], []]
-        joined = service.gpus.joined = service.gpus.joined._replace(asked=frozenset({UUID.decode()}))
-        firsts = frozenset((host_pids[0], UUID.decode()) for host_pids in truth.values())
+        joined = service.gpus.joined = service.gpus.joined._replace(asked=frozenset({UUID}))
+        firsts = frozenset((host_pids[0], UUID) for host_pids in truth.values())
         unknown = False
         for number in range(_PASSES):
             kind = number % len(seconds)

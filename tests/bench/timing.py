@@ -6,7 +6,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 
-#: A row of the bench's table: name, value (None: not measured), unit, bound or None, note.
+#: A row of the bench's table: name, value (None if the note says why it was not measured), unit, bound or None, note.
 RowValues = tuple[str, float | None, str, float | None, str]
 Progress = Callable[[str], None]
 

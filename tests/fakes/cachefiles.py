@@ -5,6 +5,7 @@ import json
 import os
 import struct
 from collections import Counter
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 from resolver.base.reasons import RegionReason
 from resolver.hami.directory_finder import DirectoryFinder
 from resolver.hami.discovery import RegionChanges
+from resolver.hami.layout import LAYOUTS
 
 RECORDED = Path(__file__).parent.parent / "fixtures" / "regions"
 #: Layouts that have a recorded file.
@@ -50,6 +52,24 @@ def write(path: Path, data: bytes) -> Path:
 def container(containers: Path, name: str = "main", layout: str = "v1.2", pod_uid: str = POD_UID) -> Path:
     """A container's directory with one good file in it; returns the file."""
     return write(containers / f"{pod_uid}_{name}" / "6f1e2d3c.cache", recorded(layout))
+
+
+def region(path: Path, slots: Sequence[tuple[int, int]], uuids: Sequence[str], *, sm_util: int = 0) -> Path:
+    """Write a file of layout v1.2 with these slots, ``(pid, hostpid)``, without a core limit."""
+    layout = LAYOUTS["v1.2"]
+    data = bytearray(recorded(layout.name))
+    struct.pack_into("<Q", data, layout.device_num, len(uuids))
+    for device, uuid in enumerate(uuids):
+        struct.pack_into("<96s", data, layout.uuids + 96 * device, uuid.encode())
+    struct.pack_into("<Q", data, layout.sm_limit, 0)
+    data[layout.procs : layout.proc_num] = bytes(layout.proc_num - layout.procs)
+    struct.pack_into("<i", data, layout.proc_num, len(slots))
+    for index, (pid, hostpid) in enumerate(slots):
+        struct.pack_into("<ii", data, layout.slot_offset(index), pid, hostpid)
+        struct.pack_into("<i", data, layout.slot_offset(index) + layout.status, 1)
+        for device in range(len(uuids)):
+            struct.pack_into("<Q", data, layout.sm_util_offset(index, device) or 0, sm_util)
+    return write(path, bytes(data))
 
 
 def poke(path: Path, offset: int, code: str, *values: int | bytes) -> None:

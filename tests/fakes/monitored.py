@@ -78,24 +78,18 @@ def name_pods(containers: Sequence[Container], directory: Path) -> dict[str, tup
     return names
 
 
-def jobs(resolver: str, monitor: str = "", reporter: str = "") -> list[dict[str, Any]]:
-    """The scrape jobs: resolver as docs/monitoring.md says, and HAMi's monitor and the reporter with an address."""
-    found: list[dict[str, Any]] = [
+def jobs(resolver: str, monitor: str, reporter: str) -> list[dict[str, Any]]:
+    """The scrape jobs as docs/monitoring.md says, by the addresses of the daemon, HAMi's monitor, and the reporter."""
+    node = {"node": TARGET["node"]}
+    return [
         {
-            "job_name": "resolver",
-            "honor_labels": True,
-            "static_configs": [{"targets": [resolver], "labels": TARGET}],
+            "job_name": name,
+            "honor_labels": honor,
+            "static_configs": [{"targets": [address], "labels": labels}],
         }
-    ]
-    if reporter:
-        targets = [{"targets": [reporter], "labels": {"node": TARGET["node"]}}]
-        found.append({"job_name": "resolver-report-devices", "static_configs": targets})
-    if monitor:
-        found.append(
-            {
-                "job_name": "hami-vgpu-monitor",
-                "honor_labels": True,
-                "static_configs": [{"targets": [monitor], "labels": {"node": TARGET["node"]}}],
-            }
+        for name, address, labels, honor in (
+            ("resolver", resolver, TARGET, True),
+            ("resolver-report-devices", reporter, node, False),
+            ("hami-vgpu-monitor", monitor, node, True),
         )
-    return found
+    ]

@@ -87,17 +87,7 @@ class Bench:
         self.woken += 1
 
     def file(self, *slots: tuple[int, int], name: str = "main", sm_util: int = 0) -> Path:
-        data = bytearray(cachefiles.recorded("v1.2"))
-        struct.pack_into("<Q", data, V1_2.device_num, 1)
-        struct.pack_into("<96s", data, V1_2.uuids, UUID.encode())
-        struct.pack_into("<Q", data, V1_2.sm_limit, 0)
-        data[V1_2.procs : V1_2.proc_num] = bytes(V1_2.proc_num - V1_2.procs)
-        struct.pack_into("<i", data, V1_2.proc_num, len(slots))
-        for index, (pid, hostpid) in enumerate(slots):
-            struct.pack_into("<ii", data, V1_2.slot_offset(index), pid, hostpid)
-            struct.pack_into("<i", data, V1_2.slot_offset(index) + V1_2.status, 1)
-            struct.pack_into("<Q", data, V1_2.sm_util_offset(index, 0) or 0, sm_util)
-        return cachefiles.write(self.place / f"uid_{name}" / "a.cache", bytes(data))
+        return cachefiles.region(self.place / f"uid_{name}" / "a.cache", slots, [UUID], sm_util=sm_util)
 
     def child(self, stdin: IO[bytes] | None = None) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(["sleep", "600"], stdin=stdin)

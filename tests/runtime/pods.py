@@ -27,27 +27,6 @@ from tests.manifests import ROOT, Manifest, container_of
 from tests.patience import PATIENCE_S, until
 from tests.runtime.image import Image
 
-#: Containerd's additions to every container.
-_MOUNTS: Final = (
-    ("/proc", "proc", "proc", ["nosuid", "noexec", "nodev"]),
-    ("/dev", "tmpfs", "tmpfs", ["nosuid", "strictatime", "mode=755", "size=65536k"]),
-    (
-        "/dev/pts",
-        "devpts",
-        "devpts",
-        ["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"],
-    ),
-    ("/dev/shm", "tmpfs", "shm", ["nosuid", "noexec", "nodev", "mode=1777", "size=65536k"]),  # noqa: S108
-    ("/dev/mqueue", "mqueue", "mqueue", ["nosuid", "noexec", "nodev"]),
-    ("/sys", "sysfs", "sysfs", ["nosuid", "noexec", "nodev", "ro"]),
-    ("/sys/fs/cgroup", "cgroup", "cgroup", ["nosuid", "noexec", "nodev", "relatime", "ro"]),
-    ("/run", "tmpfs", "tmpfs", ["nosuid", "nodev", "mode=755"]),
-)
-_MASKED: Final = [
-    *(f"/proc/{name}" for name in ("acpi", "kcore", "keys", "timer_list", "scsi")),
-    "/sys/firmware",
-]
-_READONLY: Final = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"]
 _NAMESPACES: Final = {"pid": "hostPID", "network": "hostNetwork", "ipc": "hostIPC"}
 
 
@@ -88,7 +67,7 @@ class Pod(Daemon):
         for each in ("rootfs", "layers"):
             (bundle / each).mkdir(parents=True)
         container = container_of(pod, name)
-        config = _config(pod, container, paths, seccomp)
+        config = _config(bundle, pod, container, paths, seccomp)
         if image is None:  # this machine's root and interpreter, and the checkout
             image = Image(
                 Path("/"), {"Entrypoint": [*wrapper, sys.executable, "-m", "resolver"]}, dict(os.environ)
@@ -178,41 +157,42 @@ def _environment(container: Manifest) -> dict[str, str]:
 
 
 def _config(
-    pod: Manifest, container: Manifest, paths: Mapping[str, Path], seccomp: Mapping[str, Path]
+    bundle: Path,
+    pod: Manifest,
+    container: Manifest,
+    paths: Mapping[str, Path],
+    seccomp: Mapping[str, Path],
 ) -> dict[str, Any]:
+    """Return runc's default configuration, whose mounts and masks are containerd's but for ``/run``, as the pod's."""
     security = container["securityContext"]
     assert not security.get("privileged"), "these tests are about containers that are not privileged"
     asked = security["capabilities"]
     assert asked["drop"] == ["ALL"], "what is not dropped depends on the runtime"
     here = rights(os.getpid()).bounding  # runc refuses more than this machine's root has
     capabilities = [f"CAP_{name}" for name in asked.get("add", ()) if name in here]
-    mounts = [
-        {"destination": to, "type": kind, "source": what, "options": options}
-        for to, kind, what, options in _MOUNTS
-    ]
+    subprocess.run(["runc", "spec", "--bundle", str(bundle)], check=True)
+    config: dict[str, Any] = json.loads((bundle / "config.json").read_text())
+    options = ["nosuid", "nodev", "mode=755"]
+    config["mounts"].append({"destination": "/run", "type": "tmpfs", "source": "tmpfs", "options": options})
     for volume_mount in container["volumeMounts"]:
         (volume,) = [each for each in pod["volumes"] if each["name"] == volume_mount["name"]]
         path = _host_path(volume["hostPath"], paths)
-        mounts.append(_bind(path, volume_mount["mountPath"], read_only=volume_mount.get("readOnly", False)))
+        read_only = volume_mount.get("readOnly", False)
+        config["mounts"].append(_bind(path, volume_mount["mountPath"], read_only=read_only))
     namespaces = ["mount", "uts", "cgroup"]
     namespaces += [kind for kind, field in _NAMESPACES.items() if not pod.get(field, False)]
-    return {
-        "ociVersion": "1.0.2",
-        "process": {
-            "cwd": "/",
-            "user": {"uid": security["runAsUser"], "gid": security["runAsGroup"]},
-            "capabilities": {"bounding": capabilities, "effective": capabilities, "permitted": capabilities},
-            "noNewPrivileges": not security["allowPrivilegeEscalation"],
-        },
-        "mounts": mounts,
-        "linux": {
-            "namespaces": [{"type": kind} for kind in namespaces],
-            "resources": {"memory": {"limit": _bytes(container["resources"]["limits"]["memory"])}},
-            "seccomp": _seccomp(security["seccompProfile"], seccomp, capabilities),
-            "maskedPaths": _MASKED,
-            "readonlyPaths": _READONLY,
-        },
+    config["process"] = {
+        "cwd": "/",
+        "user": {"uid": security["runAsUser"], "gid": security["runAsGroup"]},
+        "capabilities": {"bounding": capabilities, "effective": capabilities, "permitted": capabilities},
+        "noNewPrivileges": not security["allowPrivilegeEscalation"],
     }
+    config["linux"] |= {
+        "namespaces": [{"type": kind} for kind in namespaces],
+        "resources": {"memory": {"limit": _bytes(container["resources"]["limits"]["memory"])}},
+        "seccomp": _seccomp(security["seccompProfile"], seccomp, capabilities),
+    }
+    return config
 
 
 def _host_path(volume: Mapping[str, str], paths: Mapping[str, Path]) -> Path:
