@@ -9,7 +9,6 @@ have waited for a tenant. The figures are in a file mapped by both sides, to be 
 """
 
 import faulthandler
-import gc
 import mmap
 import os
 import runpy
@@ -21,10 +20,9 @@ import time
 from pathlib import Path
 from typing import Final
 
-#: Nanoseconds of the longest stretch, and the thread's clock at the beginning of the present one, 0 while it waits;
-#: number of stretches; the answer and the question for the number of objects that Python's collector knows; the first
-#: two by the clock on the wall.
-LONGEST, BEGAN, STRETCHES, OBJECTS, WANTED, LONGEST_WALL, BEGAN_WALL = range(0, 56, 8)
+#: Nanoseconds of the longest stretch, and the thread's clock at the beginning of the present one, 0 while it waits; the
+#: same by the clock on the wall.
+LONGEST, BEGAN, LONGEST_WALL, BEGAN_WALL = range(0, 32, 8)
 _WORD: Final = struct.Struct("=Q")
 
 
@@ -43,10 +41,6 @@ class _Watching(selectors.DefaultSelector):
             if wall > get(figures, LONGEST_WALL):
                 set_to(figures, LONGEST_WALL, wall)
             set_to(figures, BEGAN, 0)
-            set_to(figures, STRETCHES, get(figures, STRETCHES) + 1)
-        if get(figures, WANTED):
-            set_to(figures, OBJECTS, len(gc.get_objects()))
-            set_to(figures, WANTED, 0)
         found = super().select(timeout)
         set_to(figures, BEGAN_WALL, awake())
         set_to(figures, BEGAN, time.thread_time_ns())

@@ -3,7 +3,7 @@
 Containers come, go and restart, processes fork, everybody asks, and a quarter of the time a tenant attacks, another way
 each time (`tests.bench.attacks`, at small sizes). For the first quarter the daemon is restarted or taken over from
 after each round; then one daemon lives to the end. Each round ends in a quiet moment, in which a line is printed:
-memory, descriptors, objects, the longest block of the loop in the round, and how the well-behaved fared.
+memory, descriptors, the longest block of the loop in the round, and how the well-behaved fared.
 
 Exit code 1 if a wrong value was seen, or if memory or descriptors grew over the last life, from when each attack had
 been seen once: Python keeps the memory that the first ones took, and uses it again for the next. That is said only of
@@ -36,12 +36,11 @@ _MOST_MIB, _MOST_DESCRIPTORS = 3.0, 4
 
 
 class Weight(NamedTuple):
-    """Of the daemon, in a quiet moment. ``objects`` is None if it had no time to count them."""
+    """Of the daemon, in a quiet moment."""
 
     mib: float
     of_children: float
     descriptors: int
-    objects: int | None
 
 
 class Soak:
@@ -58,7 +57,7 @@ class Soak:
 
     def run(self, seconds: float) -> None:
         print(
-            f"{'s':>6} {'MiB':>6} {'child':>6} {'fds':>4} {'objects':>8} {'block':>7} {'repair':>7} {'API':>7} "
+            f"{'s':>6} {'MiB':>6} {'child':>6} {'fds':>4} {'block':>7} {'repair':>7} {'API':>7} "
             f"{'scrape':>7}  attack, and what was done to the daemon",
             flush=True,
         )
@@ -91,7 +90,7 @@ class Soak:
         self.troubles += [each.trouble for each in api if "200 OK" in each.trouble]
         print(
             f"{time.monotonic() - self.began:6.0f} {weight.mib:6.1f} {weight.of_children:6.1f} {weight.descriptors:4} "
-            f"{weight.objects or 0:8} {block * 1e3:5.0f}ms {_high(repairs):5.2f} s {_high(api):5.2f} s "
+            f"{block * 1e3:5.0f}ms {_high(repairs):5.2f} s {_high(api):5.2f} s "
             f"{_high(scrapes):5.2f} s  {ATTACKS[name].name(size)}{said}",
             flush=True,
         )
@@ -148,9 +147,7 @@ class Soak:
 
     def _weigh(self) -> Weight:
         pid = self.daemon.process.pid
-        return Weight(
-            rss(pid), sum(map(rss, children(pid))), len(os.listdir(f"/proc/{pid}/fd")), self.daemon.objects()
-        )
+        return Weight(rss(pid), sum(map(rss, children(pid))), len(os.listdir(f"/proc/{pid}/fd")))
 
     def grown(self) -> list[str]:
         """What the last life gained, in sentences; empty if that is nothing."""

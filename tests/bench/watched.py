@@ -84,16 +84,6 @@ class WatchedDaemon(Daemon):
         texts = stacks.read_text().split("Stack (most recent call first):")[1:] if stacks.exists() else []
         return tracer.unlisted(self.process, texts)
 
-    def objects(self, within_s: float = 5.0) -> int | None:
-        """How many objects Python's collector knows; None if the loop had no time to say so."""
-        clock.set_to(self._figures, clock.WANTED, 1)
-        deadline = time.monotonic() + within_s
-        while clock.get(self._figures, clock.WANTED):
-            if time.monotonic() > deadline:
-                return None
-            time.sleep(0.01)
-        return clock.get(self._figures, clock.OBJECTS)
-
     def stopped_after(self) -> float | None:
         """SIGTERM; seconds until it has ended, None if it had to be killed after twenty.
 

@@ -16,7 +16,14 @@ CUDA: Final = Path("cuda")
 _PASSED_ON: Final = ("CUDA_STANDIN_DRIVER", "CUDA_DEVICE_ORDER")
 
 
-class StandinNode(Node):
+class CudaNode(Node):
+    def tenant_environment(self) -> dict[str, str]:
+        environment = self.environment()
+        passed_on = {name: environment[name] for name in _PASSED_ON if name in environment}
+        return super().tenant_environment() | passed_on
+
+
+class StandinNode(CudaNode):
     """No GPU: CUDA and NVML are stand-ins over one driver. Everything above them is as on a real one."""
 
     def __enter__(self) -> Self:
@@ -30,11 +37,8 @@ class StandinNode(Node):
         libraries = f"{self.built / 'cuda'}:{plain['LD_LIBRARY_PATH']}"
         return plain | {"LD_LIBRARY_PATH": libraries, "CUDA_STANDIN_DRIVER": str(self._socket)}
 
-    def tenant_environment(self) -> dict[str, str]:
-        return super().tenant_environment() | _cuda_part(self.environment())
 
-
-class RealNode(Node):
+class RealNode(CudaNode):
     """The GPU and its driver are this machine's; what is made is containers, a cgroup each, and HAMi's directory."""
 
     def __init__(self, root: Path, driver_version: str, device: Device) -> None:
@@ -56,10 +60,3 @@ class RealNode(Node):
 
     def environment(self) -> dict[str, str]:
         return dict(os.environ)
-
-    def tenant_environment(self) -> dict[str, str]:
-        return super().tenant_environment() | _cuda_part(self.environment())
-
-
-def _cuda_part(environment: dict[str, str]) -> dict[str, str]:
-    return {name: environment[name] for name in _PASSED_ON if name in environment}
