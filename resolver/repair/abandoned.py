@@ -12,31 +12,25 @@ it ends; so does a program that serves it to a virtual machine or gVisor. A file
 A process attaching later writes a byte: the file's new time cancels the verdict.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 import os
 import time
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import Any
 
 from resolver.base.budget import Slices
 from resolver.base.errors import CannotKnow, ProcessGone, TooSlow, WorkerFailed
 from resolver.base.retry import longer
+from resolver.hami.discovery import Proof
 from resolver.hami.process_reads import files_of, mounts_near
 from resolver.hami.region import unwritten
 from resolver.linux.cgroup import parse_cgroup, pod_uid_of
+from resolver.linux.procfs import Procfs
+from resolver.repair.region import RegionRepairs
 from resolver.workers.lane import ALL, LEASES
 from resolver.workers.lanes import TenantReader
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
-
-    from resolver.hami.discovery import Proof
-    from resolver.linux.procfs import Procfs
-    from resolver.repair.region import RegionRepairs
 
 #: Seconds between two time slices of a walk: tenants can cause one each second, and pay nothing.
 _REST_SECONDS = 0.05

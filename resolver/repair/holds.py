@@ -1,21 +1,15 @@
 """Words that the slot writer holds, because watchers set them wrong at each tick."""
 
-from __future__ import annotations
-
 import mmap
 import os
 import time
 from operator import attrgetter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from resolver.repair.plan import encode
-from resolver.repair.region import REPORT_SECONDS
+from resolver.repair.plan import Order, encode
+from resolver.repair.region import REPORT_SECONDS, RegionRepairs
 from resolver.workers import slot_writer
-
-if TYPE_CHECKING:
-    from resolver.repair.plan import Order
-    from resolver.repair.region import RegionRepairs
-    from resolver.workers.supervisor import WorkerProcess
+from resolver.workers.supervisor import WorkerProcess
 
 #: An order's parts that its hold depends on.
 _effect = attrgetter("owner", "guard_offset", "guard", "target_offset", "new")

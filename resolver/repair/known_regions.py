@@ -1,35 +1,29 @@
 """Known regions: found by discoveries, and released when gone."""
 
-from __future__ import annotations
-
 import resource
 import sys
 import time
-from typing import TYPE_CHECKING
+from collections import Counter
+from collections.abc import Container
 
+from resolver.base.budget import Budgets, Slices
 from resolver.base.counters import CounterByReason
 from resolver.base.errors import RegionRejected
+from resolver.base.journal import Journal
 from resolver.base.reasons import RegionReason
 from resolver.hami.directory_finder import DirectoryFinder
+from resolver.hami.discovery import FoundRegion
 from resolver.hami.mapping_finder import MappingFinder
 from resolver.hami.placements import AUTO, KNOWN_DIRS
+from resolver.hami.region import SharedRegion
+from resolver.hami.slot_owner import OwnerFinder
 from resolver.hami.watches import Watches
 from resolver.linux.inotify import MODIFY
+from resolver.repair.abandoned import Abandoned
 from resolver.repair.orders import directory_of
+from resolver.repair.owner_watch import Owners
 from resolver.repair.region import RegionRepairs
 from resolver.repair.schedule import QUIET_INTERVALS, aligned
-
-if TYPE_CHECKING:
-    from collections import Counter
-    from collections.abc import Container
-
-    from resolver.base.budget import Budgets, Slices
-    from resolver.base.journal import Journal
-    from resolver.hami.discovery import FoundRegion
-    from resolver.hami.region import SharedRegion
-    from resolver.hami.slot_owner import OwnerFinder
-    from resolver.repair.abandoned import Abandoned
-    from resolver.repair.owner_watch import Owners
 
 _ANSWERS = 2  # answers until a new file is a region: the list of directories, its directory's files
 #: Seconds between listings of every directory; the second if the kernel reports changes in all.

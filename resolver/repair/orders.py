@@ -1,32 +1,25 @@
 """Execution of orders by the slot writer in batches, and their outcomes."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import errno
 import os
 import time
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
 
 from resolver.base.counters import CounterByReason, CounterName, Shortage
 from resolver.base.errors import WorkerFailed
-from resolver.base.reasons import UnresolvedReason
+from resolver.base.journal import Journal
+from resolver.base.reasons import RepairReason, UnresolvedReason
 from resolver.repair.holds import HeldRegions
-from resolver.repair.plan import encode
+from resolver.repair.plan import Order, encode
+from resolver.repair.region import RegionRepairs
+from resolver.repair.slots import OwnedSlot
 from resolver.workers import slot_writer
 from resolver.workers.means import shortage_of
 from resolver.workers.supervisor import WorkerProcess
-
-if TYPE_CHECKING:
-    from collections import Counter
-    from collections.abc import Callable
-
-    from resolver.base.journal import Journal
-    from resolver.base.reasons import RepairReason
-    from resolver.repair.plan import Order
-    from resolver.repair.region import RegionRepairs
-    from resolver.repair.slots import OwnedSlot
 
 _WRITER_SECONDS = 1.0
 #: Seconds between two checks of the writer and its holds.

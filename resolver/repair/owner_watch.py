@@ -1,24 +1,18 @@
 """Owners of slots: their handles, until their end is reported."""
 
-from __future__ import annotations
-
 import contextlib
 import select
 from collections import Counter
-from typing import TYPE_CHECKING
 
 from resolver.base.counters import Shortage
 from resolver.base.errors import AccessDenied, ProcessGone
-from resolver.linux.cgroup import NO_CONTAINER
+from resolver.containers.log_names import ContainerNames
+from resolver.linux.cgroup import NO_CONTAINER, ContainerCgroup
+from resolver.linux.procfs import ProcessIdentity, Procfs
+from resolver.pids.pidmap import PidMap
+from resolver.repair.region import RegionRepairs
+from resolver.repair.slots import OwnedSlot
 from resolver.workers.means import Shortages, shortage_of
-
-if TYPE_CHECKING:
-    from resolver.containers.log_names import ContainerNames
-    from resolver.linux.cgroup import ContainerCgroup
-    from resolver.linux.procfs import ProcessIdentity, Procfs
-    from resolver.pids.pidmap import PidMap
-    from resolver.repair.region import RegionRepairs
-    from resolver.repair.slots import OwnedSlot
 
 
 class Owners:

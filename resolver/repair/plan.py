@@ -5,27 +5,20 @@ and again after the process's guess, seconds after HAMi took the slot. Further c
 attempt.
 """
 
-from __future__ import annotations
-
+from collections.abc import Iterator
 from math import inf
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from resolver.base.reasons import UnresolvedReason
+from resolver.base.reasons import RepairReason, UnresolvedReason
 from resolver.config import WriteUtilization
+from resolver.gpu.attribution import Joined
+from resolver.hami.hostpid_policy import HostpidPolicy
+from resolver.hami.layout import Layout
+from resolver.hami.packed_slots import SlotRecord
+from resolver.linux.procfs import ProcessHandle
 from resolver.repair.reported_values import Verdict
-from resolver.repair.slots import OwnedSlot
+from resolver.repair.slots import OwnedSlot, RegionSlots
 from resolver.workers import slot_writer
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from resolver.base.reasons import RepairReason
-    from resolver.gpu.attribution import Joined
-    from resolver.hami.hostpid_policy import HostpidPolicy
-    from resolver.hami.layout import Layout
-    from resolver.hami.packed_slots import SlotRecord
-    from resolver.linux.procfs import ProcessHandle
-    from resolver.repair.slots import RegionSlots
 
 #: Seconds between two writes of zeroes to ended processes' slots: other watchers refill them at each tick.
 _ZERO_AGAIN_SECONDS = 0.4

@@ -1,30 +1,23 @@
 """One region: its file and container, its slots, when they need work, its watchers' evidence, and its report."""
 
-from __future__ import annotations
-
 import time
+from collections.abc import Callable, Container, Iterator
 from math import inf
-from typing import TYPE_CHECKING
 
+from resolver.base.budget import Account
 from resolver.base.reasons import UnresolvedReason
 from resolver.config import HostpidNamespace
+from resolver.gpu.attribution import Joined
+from resolver.hami.discovery import Location, Ownership
 from resolver.hami.hostpid_policy import FILLS_NOTHING, WatcherFinding
 from resolver.hami.layout import parse_used
+from resolver.hami.region import RegionView, SharedRegion
 from resolver.repair.plan import Inputs, Order, RegionPlan
 from resolver.repair.reported_values import TWO_TICKS
 from resolver.repair.schedule import STARTED, Schedule
-from resolver.repair.slots import RegionSlots
+from resolver.repair.slots import OwnedSlot, RegionSlots
 from resolver.state import Counted, HamiCounts, LimitState, RegionReport, SlotReport, SlotReports
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterator
-
-    from resolver.base.budget import Account
-    from resolver.gpu.attribution import Joined
-    from resolver.hami.discovery import Location, Ownership
-    from resolver.hami.region import RegionView, SharedRegion
-    from resolver.repair.slots import OwnedSlot
-    from resolver.workers.lanes import TenantReader
+from resolver.workers.lanes import TenantReader
 
 #: Seconds after a zeroing in which other watchers may refill the slot from older samples.
 _REFILLED_SECONDS = 2.0

@@ -1,41 +1,33 @@
 """Passes over the slots: the node's clock. Each starts a turn for every container with work."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator
 from math import inf
-from typing import TYPE_CHECKING
 
 from resolver.base.budget import Budgets, Metered, Slices
+from resolver.base.journal import Journal
 from resolver.base.memory import Resident
 from resolver.base.reasons import SampleReason
+from resolver.config import HostpidNamespace, Settings
 from resolver.containers.known_namespaces import KnownNamespaces
 from resolver.containers.log_names import ContainerNames
-from resolver.gpu.attribution import NOTHING
+from resolver.gpu.attribution import NOTHING, Joined
 from resolver.hami.directory_finder import DirectoryFinder
-from resolver.hami.hostpid_policy import WatcherFinding
+from resolver.hami.hostpid_policy import HostpidPolicy, WatcherFinding
 from resolver.hami.mapping_finder import MappingFinder
 from resolver.hami.slot_owner import OwnerFinder
+from resolver.linux.procfs import Procfs
+from resolver.pids.pidmap import PidMap
 from resolver.repair.abandoned import Abandoned
 from resolver.repair.known_regions import Discovery, KnownRegions
 from resolver.repair.orders import Writing
 from resolver.repair.owner_watch import Owners
 from resolver.repair.turns import Turns
+from resolver.state import HamiCounts, RegionReport
 from resolver.workers.lanes import Lanes, TenantReader
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from resolver.base.journal import Journal
-    from resolver.config import HostpidNamespace, Settings
-    from resolver.gpu.attribution import Joined
-    from resolver.hami.hostpid_policy import HostpidPolicy
-    from resolver.linux.procfs import Procfs
-    from resolver.pids.pidmap import PidMap
-    from resolver.state import HamiCounts, RegionReport
-    from resolver.workers.supervisor import WorkerProcess
+from resolver.workers.supervisor import WorkerProcess
 
 
 class Repairer:

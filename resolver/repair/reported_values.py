@@ -14,18 +14,11 @@ fills the value in again is evidence against it: then no 0 is written until ther
 Values within `NEAR` points are equal because samples jitter, but 0 equals only 0. Our own values are kept exact.
 """
 
-from __future__ import annotations
-
+from collections.abc import Container
 from enum import Enum
-from typing import TYPE_CHECKING
 
-from resolver.hami.hostpid_policy import WatcherFinding, contradiction
+from resolver.hami.hostpid_policy import HostpidPolicy, WatcherFinding, contradiction
 from resolver.workers.slot_writer import MARK, NEAR, differs
-
-if TYPE_CHECKING:
-    from collections.abc import Container
-
-    from resolver.hami.hostpid_policy import HostpidPolicy
 
 #: Seconds: two ticks of a watcher of HAMi's, 120 ms each.
 TWO_TICKS = 0.24

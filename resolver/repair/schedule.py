@@ -5,8 +5,6 @@ a store that the kernel does not report: a region is read often until then, late
 attaching goes unreported, else rarely.
 """
 
-from __future__ import annotations
-
 from math import frexp, inf
 
 #: Seconds since a process attached -> seconds until the next read. After these the interval, until `STARTED`.

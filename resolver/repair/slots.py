@@ -6,23 +6,16 @@ A tenant fills 1,024 slots of a file at no cost.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable, Container
 from math import inf
-from typing import TYPE_CHECKING
 
-from resolver.base.reasons import UnresolvedReason
+from resolver.base.reasons import RepairReason, UnresolvedReason
 from resolver.base.retry import doubled
-from resolver.hami.hostpid_policy import classify
-from resolver.hami.packed_slots import PackedSlots
+from resolver.hami.hostpid_policy import HostpidPolicy, classify
+from resolver.hami.packed_slots import PackedSlots, SlotRecord
 from resolver.hami.region import RegionView
+from resolver.linux.procfs import ProcessHandle
 from resolver.repair.reported_values import Evidence, reordering
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Container
-
-    from resolver.base.reasons import RepairReason
-    from resolver.hami.hostpid_policy import HostpidPolicy
-    from resolver.hami.packed_slots import SlotRecord
-    from resolver.linux.procfs import ProcessHandle
 
 _FIRST_BACKOFF, _LONGEST_BACKOFF = 0.5, 300.0
 #: Seconds after which an environment that could not be read is read again.

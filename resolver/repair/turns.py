@@ -4,43 +4,34 @@ All go on at once and share one slice in each round of the loop. A turn that wai
 leaves out containers with a turn in progress.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING
 
 from resolver.base.budget import Metered, Rounds, Slices
 from resolver.base.counters import CounterName, Shortage
 from resolver.base.errors import RegionRejected, ResolverError, TooSlow, WorkerFailed
+from resolver.base.journal import Journal
 from resolver.base.reasons import UnresolvedReason
+from resolver.config import Settings
+from resolver.gpu.attribution import Joined
+from resolver.hami.hostpid_policy import HostpidPolicy
+from resolver.hami.owner_check import Pause
 from resolver.hami.process_reads import hami_variables
+from resolver.hami.region import RegionView
 from resolver.linux.procfs import ProcessHandle
-from resolver.repair.orders import ORDER_SECONDS, of_slot
-from resolver.repair.plan import Inputs
-from resolver.repair.region import region_report
+from resolver.repair.known_regions import KnownRegions
+from resolver.repair.orders import ORDER_SECONDS, Writing, of_slot
+from resolver.repair.plan import Inputs, Order
+from resolver.repair.region import RegionRepairs, region_report
 from resolver.repair.reported_values import TWO_TICKS
 from resolver.repair.slots import SOON_SECONDS
 from resolver.workers import slot_writer
+from resolver.workers.lanes import TenantReader
 from resolver.workers.means import shortage_of
-
-if TYPE_CHECKING:
-    from collections import Counter
-    from collections.abc import Awaitable, Callable, Iterator
-
-    from resolver.base.journal import Journal
-    from resolver.config import Settings
-    from resolver.gpu.attribution import Joined
-    from resolver.hami.hostpid_policy import HostpidPolicy
-    from resolver.hami.owner_check import Pause
-    from resolver.hami.region import RegionView
-    from resolver.repair.known_regions import KnownRegions
-    from resolver.repair.orders import Writing
-    from resolver.repair.plan import Order
-    from resolver.repair.region import RegionRepairs
-    from resolver.workers.lanes import TenantReader
 
 #: Seconds after which a pass reads no more regions, and waits no more for the turns that it began.
 _READ_SECONDS, _PASS_SECONDS = 0.05, 0.01

@@ -1,7 +1,5 @@
 """Which cache files nobody has open any more, on directories that look like /proc; real ones are in tests/kernel."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import time

@@ -1,7 +1,5 @@
 """HeldRegions: words that a watcher sets wrong are set right by a real slot writer."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import struct

@@ -1,7 +1,5 @@
 """Orders on their way to the slot writer, and what becomes of its answers."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import gc

@@ -1,7 +1,5 @@
 """The watch over slots' owners where the kernel refuses it."""
 
-from __future__ import annotations
-
 import errno
 import select
 import subprocess

@@ -1,7 +1,5 @@
 """What is decided about the slots of one region: pure, so every state is set up by hand."""
 
-from __future__ import annotations
-
 import tracemalloc
 from collections.abc import Iterator
 from contextlib import ExitStack

@@ -1,7 +1,5 @@
 """Passes over real files with the real writer; only who owns a slot is told by the test."""
 
-from __future__ import annotations
-
 import errno
 import io
 import json

@@ -1,7 +1,5 @@
 """Whose doing a value is that differs from NVML's, and what is done about it; a clock of the test's own."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from itertools import pairwise
 

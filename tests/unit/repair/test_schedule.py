@@ -1,7 +1,5 @@
 """When a region is read next."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """When the slots of a region are searched and checked again, and eleven bytes for each slot without an owner."""
 
-from __future__ import annotations
-
 import itertools
 import os
 from collections.abc import Iterator

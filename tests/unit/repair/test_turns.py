@@ -1,7 +1,5 @@
 """Containers take turns in a pass, and one that costs too much waits alone."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import itertools
