@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
+from typing import Any
 
 from resolver.base.budget import Metered, Rounds, Slices
 from resolver.base.counters import CounterName, Shortage
@@ -28,7 +29,7 @@ from resolver.repair.orders import ORDER_SECONDS, Writing, of_slot
 from resolver.repair.plan import Inputs, Order
 from resolver.repair.region import RegionRepairs, region_report
 from resolver.repair.reported_values import TWO_TICKS
-from resolver.repair.slots import SOON_SECONDS
+from resolver.repair.slots import SOON_SECONDS, OwnedSlot
 from resolver.workers import slot_writer
 from resolver.workers.lanes import TenantReader
 from resolver.workers.means import shortage_of
@@ -74,10 +75,6 @@ class Turns:
     def _charge(self, account: str, seconds: float) -> None:
         if seconds >= _TRIFLE_SECONDS:
             self._known.budgets.spend(account, seconds)
-
-    def _charge_turn(self, account: str, seconds: float) -> None:
-        self.spend(seconds)
-        self._charge(account, seconds)
 
     def _over(self, account: str) -> bool:
         return self.patient and self._known.budgets.over(account)
@@ -138,8 +135,13 @@ class Turns:
 
     async def _alone(self, account: str, regions: list[tuple[RegionRepairs, bool]]) -> None:
         """Run one turn; an internal error ends only this turn."""
+
+        def spend(seconds: float) -> None:
+            self.spend(seconds)
+            self._charge(account, seconds)
+
         try:
-            await Metered(self._turn(account, regions), partial(self._charge_turn, account), self._rounds)
+            await Metered(self._turn(account, regions), spend, self._rounds)
         except Exception as error:
             if shortage_of(getattr(error, "errno", None)) in (Shortage.DESCRIPTORS, Shortage.MEMORY):
                 raise  # this concerns all containers
@@ -291,12 +293,11 @@ class Turns:
         unsure = any(state.evidence.unsure() for state in repairs.slots.distinguished())
         if unsure and now - joined.answered >= TWO_TICKS:  # else a tenant would set the pace
             self.ask_nvml.set()
-        self._log_conflicts(repairs)
         if not self._settings.dry_run:
             corrected = await self._writing.hold(repairs, [] if over else repairs.held)
-            self._charge_turn(account, corrected * ORDER_SECONDS)
-            self._log_stuck(repairs, policy, joined, now)
+            self._charge(account, corrected * ORDER_SECONDS)
             repairs.note_finding(now, joined.refused)
+        self._log(repairs, policy, joined, now)
         repairs.slots.rest()
         self._schedule(repairs)
         self._report(repairs)
@@ -321,31 +322,32 @@ class Turns:
             for order in batch:
                 self._writing.would_write(repairs, order)
         elif batch:
-            self._charge_turn(repairs.ownership.account, len(batch) * ORDER_SECONDS)
+            self._charge(repairs.ownership.account, len(batch) * ORDER_SECONDS)
             more = await self._writing.carry_out(repairs, batch) and more
         return more
 
-    def _log_conflicts(self, repairs: RegionRepairs) -> None:
+    def _log(self, repairs: RegionRepairs, policy: HostpidPolicy, joined: Joined, now: float) -> None:
+        """Log other writers of a ``hostpid``, and once per process values that do not stay right."""
         for state, wait in repairs.conflicts:
             self._counters[CounterName.CONFLICTS] += 1
-            self._journal.record(
+            self._warn(
+                repairs,
+                state,
                 "conflict",
-                level="warning",
-                **of_slot(repairs, state),
                 hostpid=state.slot.hostpid,
                 why="another writer changed hostpid back",
                 times=state.conflicts,
                 next_try_seconds=wait,
             )
-
-    def _log_stuck(self, repairs: RegionRepairs, policy: HostpidPolicy, joined: Joined, now: float) -> None:
-        """Log values that do not stay right, once per process."""
         blind, uuids = repairs.blind(joined.refused), repairs.view.uuids
-        for state in repairs.slots.distinguished():
-            if state.explain(policy, now, uuids, blind):
-                if disputed := state.evidence.disputed():
-                    self._counters[CounterName.ZEROS_DISPUTED] += 1
-                else:
-                    self._counters[CounterName.SLOTS_STUCK] += 1
-                kind = "nvml_contradicts_watchers" if disputed else "slot_stuck"
-                self._journal.record(kind, level="warning", **of_slot(repairs, state), why=state.stuck)
+        for state in () if self._settings.dry_run else repairs.slots.distinguished():
+            if not state.explain(policy, now, uuids, blind):
+                continue
+            disputed = state.evidence.disputed()
+            self._counters[CounterName.ZEROS_DISPUTED if disputed else CounterName.SLOTS_STUCK] += 1
+            self._warn(
+                repairs, state, "nvml_contradicts_watchers" if disputed else "slot_stuck", why=state.stuck
+            )
+
+    def _warn(self, repairs: RegionRepairs, state: OwnedSlot, event: str, **fields: Any) -> None:
+        self._journal.record(event, level="warning", **of_slot(repairs, state), **fields)
