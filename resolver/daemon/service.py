@@ -178,7 +178,7 @@ class Service:
 
     def _on_watch_events(self) -> None:
         """Bring the next pass forward after a file event."""
-        self.repairer.take_events()
+        self.repairer.found.take_events()
         self._hurry.at(self.repairer.next_pass())
 
     def _next_pass(self) -> float:

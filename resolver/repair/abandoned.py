@@ -69,7 +69,6 @@ class Abandoned:
             self._suspects[repairs.region.path] = _Suspect(repairs)
 
     def forget(self, path: str) -> None:
-        """Remove a region."""
         self._suspects.pop(path, None)
 
     def wait(self) -> float:

@@ -94,7 +94,6 @@ class HeldRegions:
         return corrected
 
     def close(self) -> None:
-        """Release the shared memory."""
         if self._note is not None:
             self._note.close()
             os.close(self._fd)

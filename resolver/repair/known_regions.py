@@ -96,7 +96,6 @@ class KnownRegions:
     # -- discoveries --------------------------------------------------------------------------------
 
     def in_use(self, path: str) -> bool:
-        """Check for a slot with a living owner."""
         repairs = self.by_path.get(path)
         return repairs is not None and bool(repairs.slots.owned)
 
@@ -164,7 +163,6 @@ class KnownRegions:
             repairs.attach()  # maybe, while it was not watched
 
     def rejected(self) -> dict[str, RegionReason]:
-        """Return reasons of skipped files, by path."""
         return {path: why for discovery in self.discoveries for path, why in discovery.rejected.items()}
 
     def reject(self, region: SharedRegion, why: RegionRejected) -> None:
@@ -182,7 +180,6 @@ class KnownRegions:
         )
 
     def drop(self, path: str) -> None:
-        """Remove a region, if known."""
         repairs = self.by_path.pop(path, None)
         if repairs is not None:
             self._release(repairs)
@@ -212,7 +209,6 @@ class KnownRegions:
                 self.drop(region.path)
 
     def close(self) -> None:
-        """Release all regions and discoveries."""
         for repairs in self.by_path.values():
             self._release(repairs)
         self.by_path.clear()

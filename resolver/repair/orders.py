@@ -12,7 +12,7 @@ from typing import Any
 from resolver.base.counters import CounterByReason, CounterName, Shortage
 from resolver.base.errors import WorkerFailed
 from resolver.base.journal import Journal
-from resolver.base.reasons import RepairReason, UnresolvedReason
+from resolver.base.reasons import UnresolvedReason
 from resolver.repair.holds import HeldRegions
 from resolver.repair.plan import Order, encode
 from resolver.repair.region import RegionRepairs
@@ -70,9 +70,7 @@ class Writing:
         async with contextlib.nullcontext() if urgent else self._utilization, self._one_at_a_time:
             # Meanwhile the region may have been given up, or an owner let go of: its descriptor is another file's then.
             orders = [order for order in orders if order.stands()]
-            if repairs.region.fd < 0 or not orders:
-                return False
-            return await self._carry_out(repairs, orders)
+            return repairs.region.fd >= 0 and bool(orders) and await self._carry_out(repairs, orders)
 
     async def hold(self, repairs: RegionRepairs, orders: list[Order]) -> int:
         """Hold these words of the region and no others; returns the corrections since the last time."""
@@ -182,7 +180,10 @@ class Writing:
         self._writable(repairs, outcome, word)
         if outcome == slot_writer.DONE and state is not None and order.reason is not None:
             # Written, and that once, even if another writer changed it back before it was read back.
-            self._repaired(repairs, order, state, order.reason, changed=word != order.new)
+            self._counters[CounterByReason.REPAIRS.of(order.reason)] += 1
+            state.wrote(order.new >> 32, order.slot, order.reason, changed=word != order.new)
+            if state.conflicts < 2:  # else another writer is met again and again, and each time has its line
+                self._journal.record("repair", **_about(repairs, order, state))
         elif outcome == slot_writer.DONE:
             self._counters[CounterName.UTILIZATION_WRITES] += 1
             if state is not None:
@@ -220,14 +221,6 @@ class Writing:
                 why = "it cannot be opened for writing: a process holds a lease on it"
         about = directory_of(path)
         self._journal.trouble(path, why, "write_failed", "write_works_again", about=about, path=path)
-
-    def _repaired(
-        self, repairs: RegionRepairs, order: Order, state: OwnedSlot, reason: RepairReason, *, changed: bool
-    ) -> None:
-        self._counters[CounterByReason.REPAIRS.of(reason)] += 1
-        state.wrote(order.new >> 32, order.slot, reason, changed=changed)
-        if state.conflicts < 2:  # else another writer is met again and again, and each time has its line
-            self._journal.record("repair", **_about(repairs, order, state))
 
     def would_write(self, repairs: RegionRepairs, order: Order) -> None:
         """Announce the ``hostpid`` that a dry run would write, once per generation."""

@@ -32,11 +32,9 @@ class Owners:
         return host_pid in self._owners
 
     def process(self, host_pid: int) -> ProcessIdentity | None:
-        """Return the process if it owns a slot."""
         return self._owners[host_pid][0] if host_pid in self._owners else None
 
     def container(self, host_pid: int) -> ContainerCgroup:
-        """Return a slot owner's container."""
         return self._owners[host_pid][1] if host_pid in self._owners else NO_CONTAINER
 
     def container_id(self, host_pid: int) -> str:

@@ -79,7 +79,6 @@ class RegionRepairs:
 
     @property
     def view(self) -> RegionView:
-        """The last view."""
         return self.slots.view
 
     @property
@@ -107,7 +106,6 @@ class RegionRepairs:
         return gone
 
     def unsettle(self) -> None:
-        """Check every slot again."""
         self._unsettled = self._changed = True
         if any(state.doubted for state in self.slots.owned.values()):
             self.slots.next_look = 0.0
@@ -139,7 +137,6 @@ class RegionRepairs:
         return 0.0 if self._unsettled else min(self.slots.next_look, self._values_due)
 
     def _paused(self, now: float) -> UnresolvedReason | None:
-        """Return why not to write now, if so."""
         if self.record.quarantined(now):
             return UnresolvedReason.QUARANTINED
         uncertain = self._uncertain()
@@ -182,11 +179,9 @@ class RegionRepairs:
         self._values_due = inf if calm else now + TWO_TICKS  # a watcher may put them right until then
 
     def attach(self) -> None:
-        """Note that a process attached, or may have."""
         self.attached = True
 
     def counts_are_due(self, now: float) -> bool:
-        """Check if HAMi-core's counts are due."""
         return now >= self._counts_due
 
     async def count(self, reader: TenantReader) -> None:
@@ -251,7 +246,6 @@ class RegionRepairs:
         return {n for n, uuid in enumerate(self.view.uuids) if uuid in refused}
 
     def close(self) -> None:
-        """Release descriptor and handles."""
         for state in self.slots.owned.values():
             state.owner.close()
         self.slots.owned.clear()

@@ -90,7 +90,6 @@ class Repairer:
 
     @property
     def workers(self) -> list[WorkerProcess]:
-        """All child processes."""
         lanes = self._reader.workers if isinstance(self._reader, Lanes) else ()
         return [self.writing.worker, *lanes]
 
@@ -172,7 +171,6 @@ class Repairer:
         self._wake()
 
     def close(self) -> None:
-        """Release the child, handles and files."""
         self.turns.close()
         if self._judging is not None:
             self._judging.cancel()
@@ -180,10 +178,6 @@ class Repairer:
         self.writing.holds.close()
         self.found.close()
         self.owners.close()
-
-    def take_events(self) -> None:
-        """Read some kernel events; may bring `next_pass` forward."""
-        self.found.take_events()
 
     def next_pass(self) -> float:
         """Return the next known work's monotonic time."""
@@ -215,10 +209,8 @@ class Repairer:
         return sum(path not in self.watches for path in self.regions)
 
     def hami_counts(self) -> dict[str, HamiCounts]:
-        """Return HAMi-core's counts by path, as far as read."""
         counts = {path: repairs.counts for path, repairs in self.regions.items()}
         return {path: count for path, count in counts.items() if count is not None}
 
     def reports(self) -> tuple[RegionReport, ...]:
-        """Return every region's report, as of its last turn."""
         return tuple(repairs.report for repairs in self.regions.values() if repairs.report is not None)

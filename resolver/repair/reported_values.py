@@ -69,7 +69,6 @@ class ReportedValue:
         self.disputed = False  # a watcher filled in a value after our 0
 
     def wrote(self, value: int) -> None:
-        """Note a value that the daemon wrote."""
         self.seen, self.ours, self.rising, self.contradicted, self.wrong_since = value, True, None, None, None
         self.written = value
         self.zeroed = not value
@@ -166,7 +165,6 @@ class ReportedValue:
         return self.rising < self.moved_at and self.answered - self.rising >= TWO_TICKS
 
     def describe_fault(self) -> str:
-        """Describe its watcher's effect."""
         if self.fault > (self.actual or 0):
             return "a watcher adds to sm_util instead of setting it, as HAMi 2.5 and 2.6 do"
         if self.fault == 0:
@@ -203,11 +201,9 @@ class Evidence:
         return self.since
 
     def ends(self) -> None:
-        """Note that the hostpid is not right."""
         self.since = None
 
     def logs(self) -> bool:
-        """Check if nothing was logged yet."""
         before, self.logged = self.logged, True
         return not before
 

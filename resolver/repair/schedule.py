@@ -37,11 +37,9 @@ class Schedule:
         return min(self.regular, self.early)
 
     def before(self, until: float) -> bool:
-        """Check if it is due by then."""
         return self.regular <= until or self.early <= until
 
     def attach(self, now: float) -> None:
-        """Note that a process attached."""
         self.by(max(now, self.last + _SHORTEST))
         self.attached = now
 

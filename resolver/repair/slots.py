@@ -94,7 +94,6 @@ class OwnedSlot:
         return same
 
     def named(self, pod_uid: str, container: str) -> None:
-        """Note pod and kubelet's name of the owner's container."""
         self.names = pod_uid, container
 
     def reads(self, now: float) -> bool:
@@ -107,7 +106,6 @@ class OwnedSlot:
         self.variables, self.read_again = (core_policy, visible_devices), inf
 
     def waits(self, why: UnresolvedReason) -> None:
-        """Note why nothing was written."""
         self.reason = why
 
     def wrong(
@@ -193,7 +191,6 @@ class UnownedSlots:
         return self._codes[index] != 0 and self._next[index] != inf
 
     def begin(self, index: int) -> None:
-        """Add a slot with nothing known."""
         self._codes[index], self._looks[index], self._next[index] = _UNOWNED, 0, 0.0
 
     def remove(self, index: int) -> None:
@@ -239,7 +236,6 @@ class UnownedSlots:
         return bool(self._codes[index] & _DEAD)
 
     def call_dead(self, index: int, *, dead: bool) -> None:
-        """Note if the slot is dead."""
         self._codes[index] = self._codes[index] & ~_DEAD | (_DEAD if dead else 0)
 
     def missed_again(self, index: int) -> bool:
@@ -274,7 +270,6 @@ class UnownedSlots:
         return changed
 
     def reasons(self) -> set[UnresolvedReason | None]:
-        """Return the reasons for missing owners."""
         return {_reason(code) for code in set(self._codes) if code}
 
     def unclear(self) -> bool:
@@ -282,11 +277,9 @@ class UnownedSlots:
         return any(code and not code & _DEAD for code in self._codes)
 
     def due(self, now: float) -> array[int]:
-        """Return indexes of slots due for a search."""
         return array("h", [index for index, at in enumerate(self._next) if at <= now])
 
     def next_look(self) -> float:
-        """Return the first due search's monotonic time."""
         return min(self._next, default=inf)
 
     def dead(self, index: int) -> bool:
@@ -360,7 +353,6 @@ class RegionSlots:
         return due
 
     def rest(self) -> None:
-        """Schedule the next search."""
         doubted = any(state.doubted for state in self.distinguished())
         self.next_look = 0.0 if doubted else self.unowned.next_look()
 
@@ -382,7 +374,6 @@ class RegionSlots:
         return not state.doubted
 
     def own(self, index: int, owner: ProcessHandle) -> OwnedSlot:
-        """Note the owner of an unowned slot."""
         slot = self.view.slots[index]
         self.unowned.remove(index)
         state = self.owned[slot.pid] = OwnedSlot(slot, owner)
