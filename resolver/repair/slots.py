@@ -42,8 +42,6 @@ _MAY_LIVE = {
 }
 #: Answers with which a slot is dead once no process has its file open.
 _NOT_FOUND = (UnresolvedReason.NO_SUCH_PROCESS, UnresolvedReason.OVER_BUDGET)
-
-
 #: Searches and reads that are due so soon are made at once.
 SOON_SECONDS = 0.005
 _UNREAD = RegionView(0, (), (), 0, 1, PackedSlots((b"", b"", b"")))
@@ -84,14 +82,6 @@ class OwnedSlot:
         if slot.hostpid not in (self.slot.hostpid, 0, slot.pid):
             self.doubted = self.doubted or slot.hostpid != self.owner.process.host_pid
         self.slot = slot
-
-    def settles(self, found: ProcessHandle) -> bool:
-        """Check if a search that found this process settles a doubt, which returns the handle."""
-        same = found.process == self.owner.process
-        if same:
-            found.close()
-            self.doubted = False
-        return same
 
     def named(self, pod_uid: str, container: str) -> None:
         self.names = pod_uid, container
@@ -168,13 +158,6 @@ class OwnedSlot:
         """Note why values do not stay right; True if that is new of this process."""
         self.stuck = self.evidence.why(self.slot.hostpid, policy, now, self.reordered(uuids), blind)
         return bool(self.stuck) and self.evidence.logs()
-
-    def put_off(self, why: UnresolvedReason) -> bool:
-        """Delay due work; True if the reason changed."""
-        waits = (self.doubted or self.wrong_since is not None) and self.reason is not why
-        if waits:
-            self.reason = why
-        return waits
 
 
 class UnownedSlots:
@@ -363,11 +346,12 @@ class RegionSlots:
 
     def keeps_owner(self, state: OwnedSlot, found: ProcessHandle | UnresolvedReason) -> bool:
         """Check if the owner stays after a search, which settles a doubt; else forget it."""
-        if not isinstance(found, UnresolvedReason):
-            if state.settles(found):
+        if isinstance(found, UnresolvedReason):
+            if found in NOT_SEARCHED:
                 return True
-        elif found in NOT_SEARCHED:
-            return True
+        elif found.process == state.owner.process:
+            found.close()
+            state.doubted = False
         if state.doubted:
             del self.owned[state.slot.pid]
             self.unowned.begin(state.slot.index)
@@ -399,5 +383,8 @@ class RegionSlots:
 
     def put_off(self, now: float, why: UnresolvedReason = UnresolvedReason.OVER_BUDGET) -> bool:
         """Delay due work at the container's expense; True if any reason changed."""
-        changed = {state.put_off(why) for state in self.distinguished()}
-        return self.unowned.put_off(now, why) or True in changed
+        waiting = [state for state in self.distinguished() if state.doubted or state.wrong_since is not None]
+        changed = any(state.reason is not why for state in waiting)
+        for state in waiting:
+            state.reason = why
+        return self.unowned.put_off(now, why) or changed
