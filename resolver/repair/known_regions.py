@@ -81,15 +81,20 @@ class KnownRegions:
     def wants(self, going: Container[str]) -> float:
         """Return when a discovery, or a region of no ``going`` account, is due."""
         due = min(self._list_at, self._refresh_at, *(discovery.wants() for discovery in self.discoveries))
-        for repairs in self.by_path.values():
-            if repairs.schedule.before(due) and repairs.ownership.account not in going:
-                due = repairs.schedule.due
+        for repairs in self.by_path.values():  # with few calls: the loop runs for each event
+            schedule = repairs.schedule
+            if (schedule.regular < due or schedule.early < due) and repairs.ownership.account not in going:
+                due = schedule.due
         return due
 
     def due(self, until: float, going: Container[str]) -> list[RegionRepairs]:
         """Return due regions of no ``going`` account: those with most budget left, and least recently read, first."""
-        due = [repairs for repairs in self.by_path.values() if repairs.schedule.before(until)]
-        due = [repairs for repairs in due if repairs.ownership.account not in going]
+        due = [
+            repairs
+            for repairs in self.by_path.values()
+            if (repairs.schedule.regular <= until or repairs.schedule.early <= until)
+            and repairs.ownership.account not in going
+        ]
         due.sort(key=lambda repairs: repairs.schedule.last)
         return self.budgets.most_left_first(due, lambda repairs: repairs.ownership.account)
 
@@ -114,11 +119,11 @@ class KnownRegions:
                 if patient or not await discovery.settle():
                     break
                 await self._refresh(discovery, slices, full=False)
-        watched = all(discovery.watched for discovery in self.discoveries)
-        if full:
-            self._list_at = now + (_LIST_WATCHED if watched else _LIST_EVERY)
         if by_clock:
+            watched = all(discovery.watched for discovery in self.discoveries)
             self._refresh_at = aligned(now, interval * QUIET_INTERVALS) if watched else now + interval
+            if full:
+                self._list_at = now + (_LIST_WATCHED if watched else _LIST_EVERY)
 
     async def _refresh(self, discovery: Discovery, slices: Slices, *, full: bool) -> None:
         changes = discovery.refresh(full=full)

@@ -36,9 +36,6 @@ class Schedule:
     def due(self) -> float:
         return min(self.regular, self.early)
 
-    def before(self, until: float) -> bool:
-        return self.regular <= until or self.early <= until
-
     def attach(self, now: float) -> None:
         self.by(max(now, self.last + _SHORTEST))
         self.attached = now
