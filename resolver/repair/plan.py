@@ -146,7 +146,7 @@ class RegionPlan:
             verdict = word.judge(present, actual, joined.answered, since, now, idle=idle)
             calm = calm and verdict is Verdict.RIGHT
             if word.disputed and state.reordered(uuids):
-                word.disputed = False  # the watcher's value is another GPU's
+                word.is_undisputed()  # the watcher's value is another GPU's
             if not actual and not word.enough_for_zero():
                 continue
             if word.contested and not self._in.holds:

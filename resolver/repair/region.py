@@ -107,8 +107,6 @@ class RegionRepairs:
 
     def unsettle(self) -> None:
         self._unsettled = self._changed = True
-        if any(state.doubted for state in self.slots.owned.values()):
-            self.slots.next_look = 0.0
 
     def values_changed(self, host_pids: Container[int] | None, now: float) -> bool:
         """Note new NVML values (None: of all processes); True if a slot here is affected, or a hold to be reviewed."""
@@ -244,6 +242,10 @@ class RegionRepairs:
     def blind(self, refused: Container[str]) -> set[int]:
         """Return the positions of these devices."""
         return {n for n, uuid in enumerate(self.view.uuids) if uuid in refused}
+
+    def write_report(self, joined: Joined, container_id: Callable[[int], str]) -> None:
+        if not self.closed:
+            self.report = region_report(self, joined, container_id, time.monotonic())
 
     def close(self) -> None:
         for state in self.slots.owned.values():

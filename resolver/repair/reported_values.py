@@ -132,6 +132,9 @@ class ReportedValue:
         self.zeroed = self.zeroed and not actual
         self.disputed = self.disputed and not idle and (self.ours or self.seen != 0)
 
+    def is_undisputed(self) -> None:
+        self.disputed = False
+
     def enough_for_zero(self) -> bool:
         """Check that the process is idle on more evidence than one absence from NVML's answers."""
         return self.idle or (self.absences >= _ABSENCES and not self.disputed)

@@ -316,6 +316,8 @@ class RegionSlots:
                 self.next_look = 0.0
         gone = [self.owned.pop(ns_pid) for ns_pid in self.owned.keys() - by_pid.keys() - twice]
         self.unowned, self._twice = unowned, twice
+        if any(state.doubted for state in self.owned.values()):
+            self.next_look = 0.0
         return gone
 
     def distinguished(self) -> list[OwnedSlot]:

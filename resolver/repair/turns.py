@@ -27,7 +27,7 @@ from resolver.linux.procfs import ProcessHandle
 from resolver.repair.known_regions import KnownRegions
 from resolver.repair.orders import ORDER_SECONDS, Writing, of_slot
 from resolver.repair.plan import Inputs, Order
-from resolver.repair.region import RegionRepairs, region_report
+from resolver.repair.region import RegionRepairs
 from resolver.repair.reported_values import TWO_TICKS
 from resolver.repair.slots import SOON_SECONDS, OwnedSlot
 from resolver.workers import slot_writer
@@ -207,13 +207,7 @@ class Turns:
             self._counters[CounterName.OVER_BUDGET] += 1
         repairs.schedule.put_off(now + self._settings.interval)
         if why is not None and repairs.slots.put_off(now, why):
-            self._report(repairs)
-
-    def _report(self, repairs: RegionRepairs) -> None:
-        if not repairs.closed:
-            repairs.report = region_report(
-                repairs, self._joined, self._known.owners.container_id, time.monotonic()
-            )
+            repairs.write_report(self._joined, self._known.owners.container_id)
 
     # -- owners -------------------------------------------------------------------------------------
 
@@ -300,7 +294,7 @@ class Turns:
         self._log(repairs, policy, joined, now)
         repairs.slots.rest()
         self._schedule(repairs)
-        self._report(repairs)
+        repairs.write_report(joined, self._known.owners.container_id)
         if over:
             self._put_off(repairs)
 
