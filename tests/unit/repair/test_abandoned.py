@@ -112,13 +112,6 @@ def test_another_pods_process_does_not_count(scene: Scene) -> None:
     assert scene.judge()
 
 
-def test_unreadable_process_leaves_it_undecided(scene: Scene) -> None:
-    place = scene.put(11)
-    (place / "maps").unlink()
-    (place / "maps").mkdir()  # unreadable as a file
-    assert not scene.judge()
-
-
 class Locked(TenantReader):
     """A reader that waits for the lock of all leases."""
 
@@ -155,6 +148,7 @@ def test_one_that_answers_too_late_leaves_it_open(scene: Scene) -> None:
 @pytest.mark.parametrize(
     ("pod", "root", "expected"),
     [
+        ("", None, False),  # nor are its mounts readable
         ("", "/", True),  # as the host's first process, where a security module closes it
         ("", "/elsewhere", True),
         ("", "/c", False),  # the directory itself: served to a virtual machine
@@ -166,13 +160,14 @@ def test_one_that_answers_too_late_leaves_it_open(scene: Scene) -> None:
 def test_unreadable_process_is_excluded_by_cgroup_or_mounts(
     scene: Scene,
     pod: str,
-    root: str,
+    root: str | None,
     expected: bool,  # noqa: FBT001
 ) -> None:
     place = scene.put(11, pod)
     (place / "maps").unlink()
     (place / "maps").mkdir()  # unreadable as a file
-    (place / "mountinfo").write_text(f"30 1 8:1 {root} /x rw - ext4 /dev/sda rw\n")
+    if root is not None:
+        (place / "mountinfo").write_text(f"30 1 8:1 {root} /x rw - ext4 /dev/sda rw\n")
     assert scene.judge() is expected
 
 
@@ -205,8 +200,8 @@ def test_young_process_is_judged_after_a_quiet_while(scene: Scene, monkeypatch: 
     assert scene.judge()
 
 
-@pytest.mark.parametrize("hours", [1, -1])
-def test_a_clock_that_is_set_delays_no_verdict(
+@pytest.mark.parametrize("hours", [24 * 365, 1, -1])
+def test_used_file_is_checked_rarely_by_any_clock(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, hours: int
 ) -> None:
     """A file of the time before may be of the future: the next change has another time in any case."""
@@ -214,24 +209,9 @@ def test_a_clock_that_is_set_delays_no_verdict(
     assert not scene.judge()
     (place / "maps").write_text(READ_ONLY)
     monkeypatch.setattr(time, "time", lambda: LONG_AGO + 3600.0 * hours)
-    scene.now += FIRST_PAUSE
-    assert scene.judge()
-
-
-def test_used_file_is_checked_ever_more_rarely(scene: Scene) -> None:
-    place = scene.put(11, maps=MAPPED)
-    assert not scene.judge()
-    (place / "maps").write_text(READ_ONLY)
     assert not scene.judge()  # not yet
     scene.now += FIRST_PAUSE
     assert scene.judge()
-
-
-def test_a_change_of_the_file_takes_it_back(scene: Scene) -> None:
-    scene.put(10)
-    assert scene.judge()
-    scene.unowned.touched()
-    assert not scene.unowned.called_dead(0)
 
 
 def test_lease_is_granted_only_without_writers(tmp_path: Path) -> None:

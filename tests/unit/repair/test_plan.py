@@ -165,13 +165,18 @@ def test_own_guess_is_no_conflict_and_is_repaired(bench: Bench) -> None:
     assert bench.conflicts == [(7, 0.5)]
 
 
-def test_a_change_back_to_0_is_nobodys_guess(bench: Bench) -> None:
+@pytest.mark.parametrize(
+    ("seen", "policy", "after", "conflicts"), [(0, HOST, [], [(7, 0.5)]), (4711, CONTAINER, [7], [])]
+)
+def test_return_to_0_is_a_conflict_and_a_policy_is_none(
+    bench: Bench, seen: int, policy: HostpidPolicy, after: list[int], conflicts: list[tuple[int, float]]
+) -> None:
     bench.see((7, 0))
     bench.own(7, 4711)
     bench.done(bench.plan()[0])
-    bench.see((7, 0))
-    assert bench.plan() == []
-    assert bench.conflicts == [(7, 0.5)]
+    bench.see((7, seen))
+    assert [order.new >> 32 for order in bench.plan(policy)] == after
+    assert bench.conflicts == conflicts
 
 
 def test_a_new_process_may_guess_again(bench: Bench) -> None:
@@ -185,15 +190,6 @@ def test_a_new_process_may_guess_again(bench: Bench) -> None:
     bench.done(bench.plan()[0])
     bench.see((7, 7))
     assert [order.new >> 32 for order in bench.plan()] == [4722]
-    assert bench.conflicts == []
-
-
-def test_a_change_of_the_policy_is_no_conflict(bench: Bench) -> None:
-    bench.see((7, 0))
-    bench.own(7, 4711)
-    bench.done(bench.plan(HOST)[0])
-    bench.see((7, 4711))
-    assert [order.new >> 32 for order in bench.plan(CONTAINER)] == [7]
     assert bench.conflicts == []
 
 
