@@ -47,6 +47,9 @@ def spawn(
     variables[INHERITED] = ",".join(map(str, descriptors))
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
+        theirs.setsockopt(
+            socket.SOL_SOCKET, socket.SO_SNDBUF, _MAX_MESSAGE
+        )  # the default is too small for a full region
         try:
             for fd in descriptors:
                 os.set_inheritable(fd, True)

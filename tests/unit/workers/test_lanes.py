@@ -12,10 +12,12 @@ import pytest
 from resolver.base.counters import Shortage
 from resolver.base.errors import ProcessGone, RegionRejected, TooSlow, WorkerFailed
 from resolver.hami.directory_reads import hold_file
+from resolver.hami.region import adopt_region
 from resolver.linux.procfs import TooLarge, usage
 from resolver.workers import lanes as module
 from resolver.workers.lane import ALL, LEASES
 from resolver.workers.lanes import Lanes
+from tests.fakes.cachefiles import region
 from tests.fakes.questions import burn, echo, fail, wait
 
 FOR_EVER = 600
@@ -187,6 +189,14 @@ async def test_an_error_is_raised_where_the_question_was_asked(
     with pytest.raises(error, match=text):
         await lanes.ask("a", "a", fail, how)
     assert lanes.workers[0].failures == 0
+
+
+async def test_full_region_of_sixteen_devices_is_read(lanes: Lanes, tmp_path: Path) -> None:
+    uuids = [f"GPU-{device:032}".ljust(95, "x") for device in range(16)]
+    path = region(tmp_path / "a.cache", [(pid, pid) for pid in range(1, 1025)], uuids, sm_util=2**63)
+    with adopt_region(os.open(path, os.O_RDONLY), str(path)) as full:
+        view = await full.read_by(lanes, "a")
+    assert (len(view.slots), view.uuids) == (1024, tuple(uuids))
 
 
 @pytest.mark.parametrize("more", [0, 2], ids=["directory", "file"])
