@@ -75,8 +75,8 @@ NOBODY = (
 )
 
 
-def test_without_root_it_is_off_and_the_daemon_works(node: Node, start: Start, tmp_path: Path) -> None:
-    path, run_dir = node.root / "hostpid" / "broker.sock", tmp_path / "run of nobody"
+def test_without_root_it_is_off_and_the_daemon_works(node: Node, start: Start, open_place: Path) -> None:
+    path, run_dir = open_place / "hostpid" / "broker.sock", open_place / "run of nobody"
     run_dir.mkdir()
     os.chown(run_dir, 65534, 65534)
     daemon = start(node, *LAZY, "--source", "scan", "--broker", str(path), run_dir=run_dir, wrapper=NOBODY)

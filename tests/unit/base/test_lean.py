@@ -80,14 +80,14 @@ LIGHT = (
 )
 #: With those that they import; typing_extensions, which only tests install, imports inspect.
 RECORDS = {"msgspec", "inspect"}
-TAKING_SETTINGS = ("doctor --only knee", "doctor --help", "run --help", "slots", "config --socket /none")
+TAKING_SETTINGS = ("doctor --only knee", "doctor --help", "run --help", "config --socket /none")
 
 
 @pytest.mark.parametrize(
     ("words", "taken"),
     [
         *((words, set()) for words in LIGHT),
-        ("status --socket /none", RECORDS | SETTINGS),
+        *((words, RECORDS | SETTINGS) for words in ("status --socket /none", "slots")),
         *((f"{command} --socket /none", RECORDS) for command in ("devices", "events", "containers", "usage")),
         *((words, SETTINGS) for words in TAKING_SETTINGS),
     ],
