@@ -3,8 +3,8 @@
 A new source is a module with ``open_source``, a record here, and a column in docs/how-it-works.md#where-pids-come-from.
 """
 
+import re
 from enum import StrEnum
-from itertools import takewhile
 from typing import NamedTuple
 
 from resolver.base.reasons import ReasonWithWords
@@ -100,11 +100,9 @@ class SourceRecord(NamedTuple):
 
     def keeps(self, release: str) -> frozenset[str]:
         """Return the daemon's effective capabilities on a kernel of that release (``uname -r``)."""
-        major, _, rest = release.partition(".")
-        minor = "".join(takewhile(str.isdecimal, rest))
-        is_release = major.isdecimal() and minor
         before, capabilities = self.keeps_before
-        return KEPT if is_release and (int(major), int(minor)) >= before else KEPT | capabilities
+        numbers = tuple(map(int, re.findall(r"\d+", release)[:2]))  # none for an unknown one
+        return KEPT if numbers >= before else KEPT | capabilities
 
 
 #: Any source reads other processes' files in ``/proc``.

@@ -5,19 +5,17 @@ uses a user namespace; else it reports a new process here, and the host PID of t
 """
 
 import _socket  # the bare module: `socket` would add a third to the cost
+import ctypes
 import os
 
 from resolver.base.errors import ResolverError
+from resolver.linux import seccomp
 
 _CLONE_NEWUSER, _CLONE_NEWPID = 0x10000000, 0x20000000
 
 
 def main() -> int:
     """Report, wait, clean up."""
-    import ctypes
-
-    from resolver.linux import seccomp
-
     seccomp.forbid_dangerous("unshare")
     channel = _socket.socket(fileno=os.dup(0))
     channel.recv(16)  # the daemon says when
@@ -52,7 +50,7 @@ def is_first(host_pid: int) -> bool:
 
     Its exit ends the namespace. A process that can't be killed outlives it there, unknown to the kernel's map.
     """
-    from resolver.linux.procfs import Procfs
+    from resolver.linux.procfs import Procfs  # seldom needed
 
     try:
         procfs = Procfs()

@@ -4,7 +4,11 @@ It dies with the daemon, has a name for ``ps``, keeps only RIGHTS (capabilities,
 ``MODULE.main()``.
 """
 
+import contextlib
+import ctypes
 import errno
+import importlib
+import os
 import sys
 
 #: Errors of a child without descriptors or memory. EAGAIN can mean a tenant's lease.
@@ -15,18 +19,11 @@ INHERITED = "RESOLVER_INHERITED"
 
 def inherited() -> list[int]:
     """Descriptors of the first message."""
-    import os
-
     return [int(number) for number in os.environ.get(INHERITED, "").split(",") if number]
 
 
 def main() -> int:
     """Run ``main()``; returns its exit code."""
-    import contextlib
-    import ctypes
-    import importlib
-    import os
-
     module, name, rights, *paths = sys.argv[1:]
     parent = os.getppid()
     libc = ctypes.CDLL(None)
@@ -42,7 +39,7 @@ def main() -> int:
         with contextlib.suppress(OSError):  # the listing's own
             os.close(fd)  # descriptors from the daemon's start
     sys.path[:0] = paths
-    from resolver.linux.capabilities import limit
+    from resolver.linux.capabilities import limit  # found only from now on
 
     limit(frozenset(rights.split(",")) - {""})
     try:

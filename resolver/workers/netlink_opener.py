@@ -11,11 +11,11 @@ import os
 import socket
 from typing import Any
 
+from resolver.linux import seccomp
+
 
 def main() -> int:
     """Hand over a socket, and end once it is taken."""
-    from resolver.linux import seccomp
-
     seccomp.forbid_dangerous("setns")
     channel = socket.socket(fileno=os.dup(0))
     network, stage = channel.recv(256).decode(), "import"

@@ -11,9 +11,12 @@ One JSON object each way on descriptor 0 (SOCK_SEQPACKET)::
 
 from __future__ import annotations
 
+import _socket  # without the module around it
 import json
+import os
 import sys
 
+from resolver.linux import seccomp
 from resolver.workers.nvml_devices import DeviceReader, error_name
 from resolver.workers.nvml_samples import Samples, fetch
 
@@ -30,12 +33,7 @@ _LIST_VERSIONS = ("_v2", "_v3")
 
 def main() -> int:
     """Answer until the socket closes."""
-    import _socket  # without the module around it
-    import os
-
-    import pynvml
-
-    from resolver.linux import seccomp
+    import pynvml  # this process alone: it loads the driver's library
 
     seccomp.forbid_dangerous()  # which calls the driver's library needs, only its maker knows
     channel = _socket.socket(fileno=os.dup(0))

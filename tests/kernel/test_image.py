@@ -1,7 +1,6 @@
 """A compiled program that is kept for the next start: when it is taken, when not, and that it is the same."""
 
 import contextlib
-import importlib.util
 import json
 import os
 import shutil
@@ -12,12 +11,9 @@ from typing import Any
 import pytest
 
 from resolver.pids.bpf_map import KernelMap, start
+from tests.unit.bpf import part
 
-_SPEC = importlib.util.spec_from_file_location("image", Path(__file__).parents[2] / "bpf" / "image.py")
-assert _SPEC
-assert _SPEC.loader
-image: Any = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(image)
+image = part("image")
 
 
 @pytest.fixture

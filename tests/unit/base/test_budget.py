@@ -31,7 +31,7 @@ def test_a_container_may_save_up_a_burst_and_no_more() -> None:
     assert budgets.overdrawn == {}
 
 
-def test_a_stopped_daemon_charges_no_container() -> None:
+async def test_a_stopped_daemon_charges_no_container() -> None:
     """Six seconds of SIGSTOP in a step took a minute of that container's budget; so did a wait for a CPU."""
     spent: list[float] = []
 
@@ -39,14 +39,11 @@ def test_a_stopped_daemon_charges_no_container() -> None:
         time.sleep(0.3)  # noqa: ASYNC251 - it stands still
         burn(0.1)
 
-    async def pays() -> None:
-        await Metered(work(), spent.append)
-
-    asyncio.run(pays())
+    await Metered(work(), spent.append)
     assert 0.1 <= sum(spent) < 0.3
 
 
-def test_steps_are_charged_and_waiting_is_not() -> None:
+async def test_steps_are_charged_and_waiting_is_not() -> None:
     spent: list[float] = []
 
     async def work() -> int:
@@ -59,23 +56,20 @@ def test_steps_are_charged_and_waiting_is_not() -> None:
         await asyncio.sleep(0)
         raise ZeroDivisionError
 
-    async def main() -> None:
-        assert await Metered(work(), spent.append) == 7
-        assert len(spent) == 2
-        assert min(spent) >= 0.02
-        with pytest.raises(ZeroDivisionError):
-            await Metered(fails(), spent.append)
-        waiting = asyncio.create_task(_metered(asyncio.sleep(600), spent.append))
-        await asyncio.sleep(0)
-        waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-
-    asyncio.run(main())
+    assert await Metered(work(), spent.append) == 7
+    assert len(spent) == 2
+    assert min(spent) >= 0.02
+    with pytest.raises(ZeroDivisionError):
+        await Metered(fails(), spent.append)
+    waiting = asyncio.create_task(_metered(asyncio.sleep(600), spent.append))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
 
 
 async def _metered(
-    work: Coroutine[Any, Any, None], spend: Callable[[float], None], rounds: Rounds | None = None
+    work: Coroutine[Any, Any, object], spend: Callable[[float], None], rounds: Rounds | None = None
 ) -> None:
     await Metered(work, spend, rounds)
 
@@ -89,7 +83,7 @@ async def test_coroutines_share_one_slice_per_round() -> None:
             burn(SLICE_SECONDS)
             await asyncio.sleep(0)
 
-    waiting = asyncio.create_task(_metered(_wait(never), lambda _: None, rounds))
+    waiting = asyncio.create_task(_metered(never.wait(), lambda _: None, rounds))
     await asyncio.sleep(0)
     tasks = [asyncio.create_task(_metered(busy(name), lambda _: None, rounds)) for name in "abcdef"]
     seen = [0]
@@ -120,7 +114,3 @@ async def test_coroutine_cancelled_in_others_round_cleans_up() -> None:
     with pytest.raises(asyncio.CancelledError):
         await waiting
     assert ended
-
-
-async def _wait(event: asyncio.Event) -> None:
-    await event.wait()

@@ -14,19 +14,16 @@ def test_only_the_last_are_kept_and_numbers_go_on() -> None:
     assert events.after(5) == []
 
 
-def test_every_waiting_reader_is_woken() -> None:
-    async def main() -> None:
-        events = EventLog()
-        waiting = [asyncio.create_task(events.wait(0)) for _ in range(3)]
-        gone = asyncio.create_task(events.wait(0))
-        await asyncio.sleep(0)
-        gone.cancel()
-        await asyncio.sleep(0)
-        events.publish("source", {"source": "bpf"})
-        for found in await asyncio.gather(*waiting):
-            assert [(event.number, event.kind, event.fields) for event in found] == [
-                (1, "source", {"source": "bpf"})
-            ]
-        assert [event.number for event in await events.wait(0)] == [1]  # at once, and again
-
-    asyncio.run(main())
+async def test_every_waiting_reader_is_woken() -> None:
+    events = EventLog()
+    waiting = [asyncio.create_task(events.wait(0)) for _ in range(3)]
+    gone = asyncio.create_task(events.wait(0))
+    await asyncio.sleep(0)
+    gone.cancel()
+    await asyncio.sleep(0)
+    events.publish("source", {"source": "bpf"})
+    for found in await asyncio.gather(*waiting):
+        assert [(event.number, event.kind, event.fields) for event in found] == [
+            (1, "source", {"source": "bpf"})
+        ]
+    assert [event.number for event in await events.wait(0)] == [1]  # at once, and again

@@ -11,12 +11,7 @@ def test_empty_limiter_waits_and_takes_nothing() -> None:
     assert bucket.take(6.0, 2.0) == 0.0
     assert bucket.left(100.0) == 10.0  # never more than it holds
     assert bucket.full(100.0)
-
-
-def test_more_than_it_holds_empties_it() -> None:
-    bucket = Bucket(2.0, 10.0, now=0.0)
-    assert bucket.take(1000.0, 0.0) == 0.0
-    assert bucket.left(0.0) == 0.0
+    assert (bucket.take(1000.0, 100.0), bucket.left(100.0)) == (0.0, 0.0)  # more than it holds empties it
 
 
 def test_a_debt_is_paid_back_first() -> None:

@@ -14,35 +14,29 @@ def test_a_pause_doubles_up_to_the_longest() -> None:
     assert [longer(pause, 0.5, 3.0) for pause in (0.0, 0.5, 1.0, 2.0, 3.0)] == [0.5, 1.0, 2.0, 3.0, 3.0]
 
 
-def test_result_of_the_thread_is_awaited() -> None:
-    async def main() -> None:
-        assert await in_a_thread(lambda: 7, name="seven") == 7
-        with pytest.raises(ZeroDivisionError):
-            await in_a_thread(lambda: 1 // 0, name="breaks")
-
-    asyncio.run(main())
+async def test_result_of_the_thread_is_awaited() -> None:
+    assert await in_a_thread(lambda: 7, name="seven") == 7
+    with pytest.raises(ZeroDivisionError):
+        await in_a_thread(lambda: 1 // 0, name="breaks")
 
 
-def test_abandoned_result_is_released() -> None:
-    async def main() -> None:
-        go, back, ended = threading.Event(), asyncio.Event(), []
-        given: list[int] = []
+async def test_abandoned_result_is_released() -> None:
+    go, back, ended = threading.Event(), asyncio.Event(), []
+    given: list[int] = []
 
-        def work() -> int:
-            go.wait()
-            return 7
+    def work() -> int:
+        go.wait()
+        return 7
 
-        def unwanted(result: int) -> None:
-            given.append(result)
-            back.set()
+    def unwanted(result: int) -> None:
+        given.append(result)
+        back.set()
 
-        waiting = in_a_thread(work, name="late", ended=lambda: ended.append(1), unwanted=unwanted)
-        waiting.cancel()
-        go.set()
-        await back.wait()
-        assert (given, ended) == ([7], [1])
-
-    asyncio.run(main())
+    waiting = in_a_thread(work, name="late", ended=lambda: ended.append(1), unwanted=unwanted)
+    waiting.cancel()
+    go.set()
+    await back.wait()
+    assert (given, ended) == ([7], [1])
 
 
 def test_a_loop_that_is_closed_is_not_called() -> None:

@@ -1,25 +1,14 @@
 """The reader of the kernel's own description of its structures."""
 
-import importlib
 import re
 import struct
-import sys
-from types import ModuleType
 
 import pytest
 
-from resolver.pids.bpf_load import bpf_directory
+from tests.unit.bpf import part
 
+btf = part("btf")
 INT, PTR, STRUCT, UNION, TYPEDEF, FWD, ENUM = 1, 2, 4, 5, 8, 7, 6
-
-
-@pytest.fixture(scope="module")
-def btf() -> ModuleType:
-    sys.path.insert(0, bpf_directory())
-    try:
-        return importlib.import_module("btf")
-    finally:
-        sys.path.pop(0)
 
 
 class Blob:
@@ -65,7 +54,7 @@ def blob() -> Blob:
     return blob
 
 
-def test_offsets_and_sizes(btf: ModuleType, blob: Blob) -> None:
+def test_offsets_and_sizes(blob: Blob) -> None:
     read = btf.Btf(blob.bytes())
     assert read.offset("task", "pid") == 4
     assert read.offset("task", "deep") == 36, "a member of an anonymous union is the structure's own"
@@ -82,15 +71,13 @@ def test_offsets_and_sizes(btf: ModuleType, blob: Blob) -> None:
         (("int", "x"), "describes no struct int"),
     ],
 )
-def test_missing_type_or_field_is_named(
-    btf: ModuleType, blob: Blob, names: tuple[str, ...], says: str
-) -> None:
+def test_missing_type_or_field_is_named(blob: Blob, names: tuple[str, ...], says: str) -> None:
     with pytest.raises(btf.BtfError, match=re.escape(says)):
         btf.Btf(blob.bytes()).offset(*names)
 
 
 @pytest.mark.parametrize("how", ["empty", "magic", "version", "cut", "kind", "dangling"])
-def test_a_broken_description_is_refused(btf: ModuleType, blob: Blob, how: str) -> None:
+def test_a_broken_description_is_refused(blob: Blob, how: str) -> None:
     if how == "kind":
         blob.add(30, "", 0)
     if how == "dangling":
@@ -105,7 +92,7 @@ def test_a_broken_description_is_refused(btf: ModuleType, blob: Blob, how: str) 
         btf.Btf(broken).offset("far", "nearer")
 
 
-def test_type_ids_by_name_and_kind(btf: ModuleType, blob: Blob) -> None:
+def test_type_ids_by_name_and_kind(blob: Blob) -> None:
     prototype = blob.add(13, "", 0)
     traced = blob.add(TYPEDEF, "btf_trace_a", blob.add(PTR, "", prototype))
     blob.add(12, "pid", prototype)

@@ -6,32 +6,20 @@ one is broken in tests/kernel/test_bpf_load.py.
 
 import ctypes
 import errno
-import importlib
 import os
 import struct
-import sys
-from types import ModuleType
 from typing import Any
 
 import pytest
 
 from resolver.base.source_records import SourceFailure
-from resolver.pids.bpf_load import bpf_directory
+from tests.unit.bpf import part
 
+obstacles = part("obstacles")
 READS, ITERATES = 113, 127  # helpers: bpf_probe_read_kernel, bpf_seq_write
 
 
-@pytest.fixture(scope="module")
-def obstacles() -> ModuleType:
-    sys.path.insert(0, bpf_directory())
-    try:
-        return importlib.import_module("obstacles")
-    finally:
-        sys.path.pop(0)
-
-
 def raised(
-    obstacles: ModuleType,
     *,
     to_the_call: int = errno.E2BIG,
     to_every_program: int = 0,
@@ -98,26 +86,24 @@ def raised(
         ({"to_every_program": errno.EPERM}, "module", "before Linux 5.11 by the limit on locked memory"),
     ],
 )  # fmt: skip
-def test_each_obstacle_has_its_name(
-    obstacles: ModuleType, how: dict[str, Any], cause: str, says: str
-) -> None:
-    error = raised(obstacles, **how)
+def test_each_obstacle_has_its_name(how: dict[str, Any], cause: str, says: str) -> None:
+    error = raised(**how)
     assert (error.cause, says in str(error)) == (cause, True), error
 
 
-def test_a_machine_without_the_map_is_named(obstacles: ModuleType) -> None:
+def test_a_machine_without_the_map_is_named() -> None:
     kernel = obstacles.Kernel()
     kernel.machine = "riscv64"
     with pytest.raises(obstacles.LoadError, match=r"runs on x86_64 and aarch64, and this is riscv64"):
         obstacles.require(kernel)
 
 
-def test_kernels_message_is_kept(obstacles: ModuleType) -> None:
+def test_kernels_message_is_kept() -> None:
     words = "invalid func unknown#127"
-    assert raised(obstacles, to_calls_of={ITERATES: words}).detail == words
+    assert raised(to_calls_of={ITERATES: words}).detail == words
 
 
-def test_doctor_has_a_remedy_for_every_cause(obstacles: ModuleType) -> None:
+def test_doctor_has_a_remedy_for_every_cause() -> None:
     named = set(
         obstacles.LoadError.__doc__.split("``cause`` is one of")[1].replace("``", "`").split("`")[1::2]
     )

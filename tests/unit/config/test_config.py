@@ -24,13 +24,6 @@ def from_file(tmp_path: Path, text: str | bytes) -> Settings:
     return load(file=str(path), environ={})
 
 
-def test_nothing_given_is_the_defaults() -> None:
-    settings = load(environ={})
-    assert settings == Settings()
-    assert settings.containers_dir == ("auto",)
-    assert (settings.interval, settings.nvml_interval) == (0.25, 1.0)
-
-
 def test_flag_beats_environment_beats_file_beats_default(tmp_path: Path) -> None:
     file = tmp_path / "resolver.toml"
     file.write_text('interval = "100ms"\nnvml-interval = 2\nrun_dir = "/run/file"\nlog_level = "debug"\n')

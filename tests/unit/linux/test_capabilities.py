@@ -50,31 +50,6 @@ def limited(running: set[str], children: set[str], *wrapper: str) -> list[str]:
     return python(SHOW.format(running=sorted(running), children=sorted(children)), *wrapper)
 
 
-APPARMOR = """
-    import ctypes
-    real = ctypes.CDLL(None, use_errno=True)
-    class Confined:
-        # As security/apparmor/lsm.c: capget(2) leaves out what the profile denies; it is held all the same.
-        def __getattr__(self, name):
-            return getattr(real, name)
-        def capget(self, header, halves):
-            answer = real.capget(header, halves)
-            for half in halves:
-                half.permitted, half.effective = half.permitted & {allowed}, half.effective & {allowed}
-            return answer
-    ctypes.CDLL = lambda *_, **__: Confined()
-"""
-
-
-def test_denied_right_is_kept_to_name_the_denier() -> None:
-    childs = mask("SYS_PTRACE", "BPF", "PERFMON")
-    code = APPARMOR.format(allowed=mask("SYS_PTRACE")) + SHOW.format(
-        running=["SYS_PTRACE"], children=["BPF", "PERFMON"]
-    )
-    own = [mask("SYS_PTRACE"), childs, childs, 0, 0]
-    assert python(code) == [str(own), str([childs, childs, childs, 0, 0])]
-
-
 PTRACE, BPF = mask("SYS_PTRACE"), mask("BPF")
 _BOUNDED = ("--inh-caps", "-all", "--bounding-set")
 

@@ -87,6 +87,12 @@ PATHS = {
     "from a private cgroup namespace, a sibling": (f"/../{SCOPE}", A, None, "containerd"),
     "kubelet below another cgroup root": (f"/k8s.slice/k8s-pod{UID_}.slice/crio-{A}.scope", A, UID, "cri-o"),
     "removed, with a zombie in it": (f"{BURSTABLE}/{SCOPE} (deleted)", A, UID, "containerd"),
+    "the monitor of a node's pod": (
+        f"/docker/{B}/kubelet/kubepods/pod{UID}/crio-conmon-{A}",
+        B,
+        None,
+        "docker",
+    ),
     "an unknown runtime": (f"/some.slice/newruntime-{A}.scope", A, None, None),
 }
 
@@ -119,7 +125,14 @@ def test_a_path_of_every_runtime(
     expected = ContainerCgroup(container_id, pod_uid, runtime)
     assert parse_cgroup_path(path) == expected
     assert parse_cgroup(f"0::{path}\n") == expected
-    assert parse_cgroup(f"12:cpu,cpuacct:{path}\n1:name=systemd:/\n0::/\n") == expected
+    lines = [
+        "12:pids:/",
+        "4:memory:/api/955451962d616a2fbe8c13242384cf26",
+        f"5:cpu:{BURSTABLE}/crio-conmon-{B}.scope",
+    ]
+    for position in range(len(lines) + 1):
+        text = "\n".join([*lines[:position], f"9:devices:{path}", *lines[position:], ""])
+        assert parse_cgroup(text) == expected
 
 
 def test_the_paths_of_a_file_and_an_id_alone() -> None:
@@ -132,23 +145,6 @@ def test_the_paths_of_a_file_and_an_id_alone() -> None:
 def test_a_path_without_a_container(path: str) -> None:
     assert parse_cgroup_path(path) is None
     assert parse_cgroup(f"5:pids:{path}\n0::{path}\n") is None
-
-
-def test_the_line_with_an_id_wins_wherever_it_stands() -> None:
-    lines = ["12:pids:/", "4:memory:/api/955451962d616a2fbe8c13242384cf26", "1:name=systemd:/", "0::/"]
-    for position in range(len(lines)):
-        text = "\n".join([*lines[:position], f"9:devices:/kubepods/pod{UID}/{A}", *lines[position:], ""])
-        assert parse_cgroup(text) == ContainerCgroup(A, UID, None)
-
-
-def test_a_line_of_the_monitor_does_not_hide_the_container() -> None:
-    text = f"5:pids:{BURSTABLE}/crio-conmon-{B}.scope\n0::{BURSTABLE}/crio-{A}.scope\n"
-    assert parse_cgroup(text) == ContainerCgroup(A, UID, "cri-o")
-
-
-def test_a_monitor_inside_a_node_container_belongs_to_the_node() -> None:
-    path = f"/docker/{B}/kubelet/kubepods/pod{UID}/crio-conmon-{A}"
-    assert parse_cgroup_path(path) == ContainerCgroup(B, None, "docker")
 
 
 @pytest.mark.parametrize(

@@ -32,10 +32,12 @@ def test_a_killed_daemon_leaves_no_lock(tmp_path: Path) -> None:
 
 
 def test_children_do_not_inherit_it(tmp_path: Path) -> None:
-    with NodeLock(str(tmp_path)):
+    run_dir = tmp_path / "a" / "b"  # which is made
+    with NodeLock(str(run_dir)):
+        assert (run_dir / "lock").stat().st_mode & 0o777 == 0o600
         child = subprocess.Popen(["sleep", "60"], close_fds=False)
     try:
-        with NodeLock(str(tmp_path)):
+        with NodeLock(str(run_dir)):
             pass
     finally:
         child.kill()
@@ -67,11 +69,6 @@ def test_whoever_waits_gets_it_on_a_file_that_is_in_place(tmp_path: Path) -> Non
     assert sorted(order) == [0, 0, 1, 1, 2, 2, 3, 3]
     assert order[::2] == order[1::2]  # never two at a time
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_run_directory_is_made(tmp_path: Path) -> None:
-    with NodeLock(str(tmp_path / "a" / "b")):
-        assert (tmp_path / "a" / "b" / "lock").stat().st_mode & 0o777 == 0o600
 
 
 def test_no_link_is_followed(tmp_path: Path) -> None:

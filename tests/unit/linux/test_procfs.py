@@ -117,19 +117,9 @@ def proc(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_fields_read_from_a_process(proc: Path) -> None:
-    procfs = Procfs(str(proc))
-    assert procfs.ns_pids(12) == (12, 3)
-    assert procfs.start_time(12) == 22
-    assert procfs.open_handle(12).process == ProcessIdentity(12, 22, (12, 3))
-    assert procfs.parent(12) == 4
-    assert procfs.cgroup(12) == "0::/docker/x\n"
-    assert procfs.comm(12) == "a\\xffb"
-    assert procfs.pidns(12) == 4026532000
-
-
 def test_a_process_that_is_not_there_is_gone(proc: Path) -> None:
     procfs = Procfs(str(proc), use_pidfd=False)
+    assert procfs.comm(12) == "a\\xffb"
     for read in (procfs.parent, procfs.ns_pids, procfs.start_time, procfs.cgroup, procfs.comm, procfs.pidns):
         with pytest.raises(ProcessGone):
             read(13)

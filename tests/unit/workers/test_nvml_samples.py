@@ -82,14 +82,6 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     return Driver(monkeypatch)
 
 
-def test_steady_load_has_its_value_in_each_second(driver: Driver) -> None:
-    driver.busy = [(7, 30)]
-    driver.run(1.0)
-    for _ in range(14):
-        assert driver.load() == {7: 30}
-        driver.run(1.0)
-
-
 @pytest.mark.parametrize("interval", [0.1, 0.5, 1.0, 3.0])
 def test_idle_process_leaves_the_answer_after_a_second(driver: Driver, interval: float) -> None:
     driver.busy = [(7, 30)]

@@ -438,13 +438,6 @@ async def test_a_cancellation_is_never_lost(puppet: Callable[..., WorkerProcess]
     assert 0 < answered < 12
 
 
-async def test_requests_take_turns(puppet: Callable[..., WorkerProcess]) -> None:
-    worker = puppet()
-    answers = await asyncio.gather(*(ask(worker, f"late {n / 1000}") for n in range(20)))
-    assert answers == [f"late {n / 1000}" for n in range(20)]
-    assert worker.starts == 1
-
-
 async def test_descriptors_do_not_pile_up(puppet: Callable[..., WorkerProcess]) -> None:
     worker = puppet()
     await ask(worker, "warm up")
