@@ -8,7 +8,7 @@ import threading
 import time
 from bisect import bisect
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -187,7 +187,7 @@ class Usage:
         return process
 
     def seen(self, daemon: Daemon) -> bool:
-        return len(by_container(get_json("/v1/usage", str(daemon.socket)))) > PLACES[-1]
+        return len(uses_of(daemon)) > PLACES[-1]
 
     def live(self, seconds: float) -> None:
         """Start processes of three seconds one after the other, and containers that come and go."""
@@ -209,8 +209,7 @@ class Usage:
             self.work.looking.set()
 
     def rows(self, run: str, daemon: Daemon, seconds: float) -> Iterator[RowValues]:
-        answer = get_json("/v1/usage", str(daemon.socket))
-        uses, now = by_container(answer), time.time()
+        uses, now = uses_of(daemon), time.time()
         for number, case in enumerate(CASES):
             rows = []
             for place in range(PLACES[number], PLACES[number + 1]):
@@ -234,7 +233,10 @@ class Usage:
         beside = f"of {self.ended} that ended on a node without a scrape"
         yield f"{run}: accounts of ended containers", kept, "", most, beside
         if seconds > WITHOUT_S:
-            causes = {one["process"]["container_name"]: one["causes"] for one in answer["without_slot"]}
+            causes = {
+                one["process"]["container_name"]: one["causes"]
+                for one in get_json("/v1/usage", str(daemon.socket))["without_slot"]
+            }
             wrong = causes.get("uncontrolled") != ["control_disabled"]
             beside = f"causes: {causes.get('uncontrolled')}"
             yield f"{run}: CUDA_DISABLE_CONTROL without its cause", float(wrong), "", 0.0, beside
@@ -252,7 +254,7 @@ class Usage:
         yield f"{run}: CUDA_VISIBLE_DEVICES without its cause", unnamed, "", 0.0, beside
 
     def silence(self, run: str, daemon: Daemon) -> Iterator[RowValues]:
-        before, began = by_container(get_json("/v1/usage", str(daemon.socket))), time.time()
+        before, began = uses_of(daemon), time.time()
         self.work.paused.clear()
         time.sleep(3)  # all that becomes unknown is of the load
         self.node.gpu.set_errors({Answer.UTILIZATION: 999, Answer.PERIODS: 999})
@@ -260,7 +262,7 @@ class Usage:
         self.node.gpu.set_errors()
         time.sleep(5)
         self.work.rest()
-        after, now = by_container(get_json("/v1/usage", str(daemon.socket))), time.time()
+        after, now = uses_of(daemon), time.time()
         steady, idle = (f"c{STEADY}", GPUS[STEADY].uuid), (f"c{IDLE}", GPUS[PLACES[IDLE]].uuid)
         unknown = after[steady]["unknown_seconds"] - before[steady]["unknown_seconds"]
         beside = f"of {SILENT_S:.0f} s without NVML, of which the driver has kept {KEPT_S} s"
@@ -325,5 +327,6 @@ def _row(name: str, actual: float, shown: float, state: str, expected: str, most
     return name, abs(error), "%", most, beside
 
 
-def by_container(answer: Mapping[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
+def uses_of(daemon: Daemon) -> dict[tuple[str, str], dict[str, Any]]:
+    answer = get_json("/v1/usage", str(daemon.socket))
     return {(use["container_name"], use["device_uuid"]): use for use in answer["containers"]}

@@ -22,7 +22,6 @@ from resolver.config import parse_duration
 from tests.bench.attacks import ATTACKS
 from tests.bench.hostile import Client, Good, Sample, Stage, open_directory
 from tests.bench.usage import children, rss
-from tests.bench.watched import WatchedDaemon
 
 #: Attacks in turn, at their first size: small enough to run for hours.
 _ROUNDS: Final = tuple(
@@ -67,7 +66,7 @@ class Soak:
             said = ""
             if restarting:
                 restarting = gone < seconds / 4
-                said = self._restart() if restarting else self._start_anew()
+                said = self._replace(takes_over=restarting and self._lives % 2 == 0)
                 self.life = []
             name, size = next(rounds)
             self._round(name, size, said)
@@ -117,33 +116,22 @@ class Soak:
             good.repair()
             time.sleep(0.05)
 
-    def _restart(self) -> str:
-        """End the daemon and start another, or let another take over, in turns."""
-        if self._lives % 2:
-            return self._start_anew()
-        successor = self.stage.start("--wait", number=self._next())
-        successor.wait_for("waiting")
-        self._end()
-        successor.wait_for("took_over")
-        return self._use(successor, "; another took over")
-
-    def _start_anew(self) -> str:
-        self._end()
-        return self._use(self.stage.start(number=self._next()), "; restarted")
-
-    def _next(self) -> int:
+    def _replace(self, *, takes_over: bool) -> str:
+        """End the daemon and start another, or let another take over."""
         self._lives += 1
-        return self._lives
-
-    def _end(self) -> None:
+        if takes_over:
+            successor = self.stage.start("--wait", number=self._lives)
+            successor.wait_for("waiting")
         if self.daemon.stopped_after() is None:
             self.troubles.append("the daemon did not end within 20 s of SIGTERM")
-
-    def _use(self, daemon: WatchedDaemon, said: str) -> str:
-        self.stage.adopt(daemon)
-        daemon.wait_until_it_listens()
-        self.daemon = daemon
-        return said
+        if takes_over:
+            successor.wait_for("took_over")
+        else:
+            successor = self.stage.start(number=self._lives)
+        self.stage.adopt(successor)
+        successor.wait_until_it_listens()
+        self.daemon = successor
+        return "; another took over" if takes_over else "; restarted"
 
     def _weigh(self) -> Weight:
         pid = self.daemon.process.pid

@@ -99,13 +99,14 @@ class Builder:
         gib: float,
         repaired: RepairReason | None = None,
         stuck: str = "",
+        device: str = "",
     ) -> None:
         self.slot(ns_pid, host_pid=host_pid, repaired=repaired, stuck=stuck, utilization=(busy,))
         container = self.containers[-1]
-        (device,) = self.regions[-1].device_uuids
+        uuid = device or self.regions[-1].device_uuids[0]
         self.processes.append(
             Process(
-                host_pid, ns_pid, device, container.container_id, container.pod_uid, container.container_name,
+                host_pid, ns_pid, uuid, container.container_id, container.pod_uid, container.container_name,
                 container.namespace, container.pod, comm, busy, int(gib * GIB), None,
             )
         )  # fmt: skip
@@ -140,16 +141,16 @@ class Builder:
             self.process(comm, self.host_pid, 7 + index, busy, self._random.uniform(0.1, 4), repaired)
 
     def picture(self, gpus: tuple[Gpu, ...] = GPUS, **changes: Any) -> Snapshot:
-        return picture(
-            inventory=Inventory(3, 1_700_000_000.0, "550.54.15", gpus),
-            containers=tuple(self.containers),
-            gpu_processes=tuple(self.processes),
-            regions=tuple(self.regions),
-            joined=NOTHING._replace(error=""),
-            collected_at=1_700_000_000.0,
-            source={"name": "bpf"},
-            **changes,
-        )
+        usual = {
+            "inventory": Inventory(3, 1_700_000_000.0, "550.54.15", gpus),
+            "containers": tuple(self.containers),
+            "gpu_processes": tuple(self.processes),
+            "regions": tuple(self.regions),
+            "joined": NOTHING._replace(error=""),
+            "collected_at": 1_700_000_000.0,
+            "source": {"name": "bpf"},
+        }
+        return picture(**usual | changes)
 
 
 def busy(containers: int, seed: int = 7) -> Snapshot:

@@ -47,22 +47,28 @@ def look(case: Case) -> tuple[ProcSlot, int | None]:
     return slot, slot.sm_util[region.uuids.index(case.device.uuid)]
 
 
-def before(cases: Sequence[Case], progress: Callable[[str], None]) -> list[Row]:
-    """What the files say with nobody there to repair them. Takes as long as two ticks of the watchers.
+def steady(cases: Sequence[Case]) -> list[tuple[int, int | None]]:
+    """Each slot's hostpid, and its utilization over two ticks of the watchers.
 
     A watcher zeroes before it fills, so the largest of many looks is what it maintains.
     """
-    rows = {id(case): Row(case, look(case)[0].hostpid, look(case)[1]) for case in cases}
+    seen: list[tuple[int, int | None]] = [(0, None)] * len(cases)
     deadline = time.monotonic() + STEADY_S
     while time.monotonic() < deadline:
-        for case in cases:
-            row, (_, sm) = rows[id(case)], look(case)
-            if sm is not None:
-                row.sm_before = max(sm, row.sm_before or 0)
+        for number, case in enumerate(cases):
+            slot, sm = look(case)
+            seen[number] = slot.hostpid, sm if sm is None else max(sm, seen[number][1] or 0)
         time.sleep(POLL_S)
-    wrong = [r for r in rows.values() if r.hostpid_before != r.case.wanted or not r.case.right(r.sm_before)]
+    return seen
+
+
+def before(cases: Sequence[Case], progress: Callable[[str], None]) -> list[Row]:
+    rows = [Row(case, *values) for case, values in zip(cases, steady(cases), strict=True)]
+    wrong = [
+        row for row in rows if row.hostpid_before != row.case.wanted or not row.case.right(row.sm_before)
+    ]
     progress(f"{len(rows)} slots, {len(wrong)} of them wrong; starting `resolver run`")
-    return list(rows.values())
+    return rows
 
 
 def until_true(rows: Sequence[Row], since: float, daemon: Daemon) -> None:
@@ -99,7 +105,8 @@ def announced(rows: Sequence[Row], daemon: Daemon) -> bool:
 def verdict(rows: Sequence[Row], daemon: Daemon) -> None:
     """Fills in what each slot is now and what is wrong with it; nothing may be."""
     for _ in range(LOOKS):  # a stalled machine delays a watcher's tick, and the reader of the log
-        _look_after(rows)
+        for row, values in zip(rows, steady([row.case for row in rows]), strict=True):
+            row.hostpid_after, row.sm_after = values
         right = all(r.hostpid_after == r.case.wanted and r.case.right(r.sm_after) for r in rows)
         if right and announced(rows, daemon):
             break
@@ -120,16 +127,3 @@ def verdict(rows: Sequence[Row], daemon: Daemon) -> None:
             )
         if row.true_ms is None:
             row.wrong.append(f"it was not right within {row.waited_s:.0f} s")
-
-
-def _look_after(rows: Sequence[Row]) -> None:
-    for row in rows:
-        row.sm_after = None
-    deadline = time.monotonic() + STEADY_S
-    while time.monotonic() < deadline:
-        for row in rows:
-            slot, sm = look(row.case)
-            row.hostpid_after = slot.hostpid
-            if sm is not None:
-                row.sm_after = max(sm, row.sm_after or 0)
-        time.sleep(POLL_S)

@@ -76,11 +76,6 @@ class Process:
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
         self.wait()
 
-    def terminate(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._pidfd, signal.SIGTERM)
-        self.wait()
-
     def wait(self, timeout_s: float = START_TIMEOUT_S) -> None:
         """Until it has ended, and its number is free. Raises NodeError after the time limit."""
         if not readable(self._pidfd, timeout_s):

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -20,20 +19,13 @@ import yaml
 from tests.fakes.container import Container
 from tests.fakes.daemon import BOUND
 from tests.fakes.scraper import get
-from tests.patience import PATIENCE_S
-
-
-class PrometheusError(RuntimeError):
-    """Prometheus is not there, did not start, or refused a query: what it said."""
+from tests.patience import until
 
 
 def program(name: str) -> str:
-    """Where `prometheus` or `promtool` is. Raises PrometheusError with what installs it."""
+    """Where `prometheus` or `promtool` is."""
     found = shutil.which(name, path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-    if found is None:
-        raise PrometheusError(
-            f"{name} is not installed: `make setup-dev` takes it out of Debian's package prometheus"
-        )
+    assert found, f"{name} is not installed: `make setup-dev` takes it out of Debian's package prometheus"
     return found
 
 
@@ -56,7 +48,6 @@ class Prometheus:
         (place / "prometheus.yaml").write_text(yaml.safe_dump(settings))
         self._lines: list[str] = []
         self._port = 0
-        self._listening = threading.Event()
 
     def __enter__(self) -> Self:
         command = [
@@ -76,7 +67,7 @@ class Prometheus:
         self._reader = threading.Thread(target=self._read, name="prometheus log")
         self._reader.start()
         try:
-            self._wait()
+            until(self._ready, "Prometheus")
         except BaseException:
             self.__exit__(None, None, None)
             raise
@@ -94,19 +85,10 @@ class Prometheus:
                 self._lines.append(line.rstrip())
                 if found := re.search(r'msg="Listening on".* address=127\.0\.0\.1:(\d+)', line):
                     self._port = int(found[1])
-                    self._listening.set()
-        self._listening.set()
 
-    def _wait(self) -> None:
-        deadline = time.monotonic() + PATIENCE_S
-        self._listening.wait(PATIENCE_S)
-        while time.monotonic() < deadline and self._process.poll() is None:
-            if self._port and self._get("/-/ready")[0] == 200:
-                return
-            time.sleep(0.02)
-        raise PrometheusError(
-            f"Prometheus was not ready within {PATIENCE_S} s: " + "\n".join(self._lines[-5:])
-        )
+    def _ready(self) -> bool:
+        assert self._process.poll() is None, "Prometheus ended: " + "\n".join(self._lines[-5:])
+        return bool(self._port) and self._get("/-/ready")[0] == 200
 
     def _get(self, path: str, **parameters: object) -> tuple[int, str]:
         return get(self._port, f"{path}?{urlencode(parameters)}" if parameters else path)
@@ -114,12 +96,11 @@ class Prometheus:
     def _api(self, path: str, **parameters: object) -> Any:
         status, text = self._get(f"/api/v1/{path}", **parameters)
         answer = json.loads(text)
-        if status != 200 or answer["status"] != "success":
-            raise PrometheusError(f"{path} {parameters}: {answer.get('error', text)}")
+        assert (status, answer["status"]) == (200, "success"), f"{path} {parameters}: {text}"
         return answer["data"]
 
     def query(self, expression: str, at: float | None = None) -> list[Series]:
-        """What it is at Unix time `at`, or now. Raises PrometheusError for a query that is none."""
+        """What it is at Unix time `at`, or now."""
         found = self._api("query", query=expression, **({} if at is None else {"time": at}))
         assert found["resultType"] == "vector", found
         return [Series(each["metric"], [_point(each["value"])]) for each in found["result"]]
@@ -130,8 +111,7 @@ class Prometheus:
 
     def label_values(self, expression: str) -> list[str]:
         found = re.fullmatch(r"label_values\((.*), (\w+)\)", expression)
-        if found is None:
-            raise PrometheusError(f"no label_values: {expression}")
+        assert found, f"no label_values: {expression}"
         values: list[str] = self._api(f"label/{found[2]}/values", **{"match[]": found[1]})
         return values
 

@@ -80,11 +80,6 @@ class Region:
 Read = Callable[[int, int], bytes]  # (offset, length) -> bytes
 
 
-def read_region(data: bytes) -> Region:
-    """Everything a test looks at. Raises ValueError for a file that is no region."""
-    return _parse(len(data), lambda offset, length: data[offset : offset + length])
-
-
 def read_file(path: Path, slots: int = SLOTS) -> Region:
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:

@@ -39,10 +39,6 @@ class Image(NamedTuple):
     config: dict[str, Any]
     environment: dict[str, str]
 
-    @property
-    def entrypoint(self) -> list[str]:
-        return list(self.config["Entrypoint"])
-
 
 class Builder:
     """One at a time on a machine: ``with`` waits for the other, and takes away what is mounted."""

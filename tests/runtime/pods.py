@@ -76,7 +76,7 @@ class Pod(Daemon):
             config["process"]["cwd"] = str(source)
         environment = image.environment | _environment(container) | dict(environment or {}) | _stand_in(node)
         config["process"] |= {
-            "args": [*image.entrypoint, *container["args"]],
+            "args": [*image.config["Entrypoint"], *container["args"]],
             "env": [f"{key}={value}" for key, value in environment.items()],
         }
         config["root"] = {

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from tests.fakes.cgroups import hierarchies, remove, remove_leftovers
+from tests.patience import until
 
 #: Control group hierarchies that an engine sees: all, version 1 only, version 2 only.
 VIEWS: Final = ("hybrid", "v1", "v2")
@@ -146,17 +147,15 @@ class Machine:
         self._daemons.append(started)
         return started
 
-    def until(self, *words: str | Path, timeout_s: float = 40) -> None:
-        deadline = time.monotonic() + timeout_s
-        while (
-            subprocess.run(
-                self.command(*words), capture_output=True, check=False, env=environment()
-            ).returncode
-            != 0
-        ):
+    def until(self, *words: str | Path) -> None:
+        """Wait until a command succeeds, such as an engine's ``info``."""
+
+        def succeeds() -> bool:
             assert all(each.poll() is None for each in self._daemons), self.log()
-            assert time.monotonic() < deadline, f"{words} did not succeed within {timeout_s} s: {self.log()}"
-            time.sleep(0.1)
+            command = self.command(*words)
+            return not subprocess.run(command, capture_output=True, check=False, env=environment()).returncode
+
+        until(succeeds, f"success of {words}", 40)
 
     def log(self) -> str:
         path = self.work / "daemon.log"
