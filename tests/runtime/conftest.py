@@ -27,8 +27,9 @@ def fast(pod: Manifest, **environment: str) -> Manifest:
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Iterator[Node]:
-    with Node(tmp_path / "node", DRIVER) as node:
+def node(open_place: Path) -> Iterator[Node]:
+    """A node with the driver that makes every guess of HAMi's wrong."""
+    with Node(open_place / "node", DRIVER) as node:
         yield node
 
 

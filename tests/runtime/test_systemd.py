@@ -4,26 +4,19 @@ import contextlib
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from resolver.base.source_records import SOURCE_RECORDS
 from tests.fakes.node import Node
-from tests.kernel.conftest import DRIVER, NVML, ROOT, SOURCES, WRITER
+from tests.kernel.conftest import NVML, ROOT, SOURCES, WRITER
 from tests.kernel.rights import rights, works
 from tests.patience import until
 from tests.runtime.systemd import DEPLOY, UNIT, Unit
 
 #: Highest exposure from `systemd-analyze security`: 0 is fully sandboxed, 10 not at all.
 WORST_SCORE = 3.7
-
-
-@pytest.fixture
-def node(open_place: Path) -> Iterator[Node]:
-    with Node(open_place / "node", DRIVER) as node:
-        yield node
 
 
 def installed(directory: Path) -> Path:

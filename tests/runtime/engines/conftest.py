@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import pytest
 
 from tests.fakes.node import Node
-from tests.kernel.conftest import DRIVER, Start
+from tests.kernel.conftest import Start
 from tests.runtime.engines import debian, image
 from tests.runtime.engines.machine import Machine, views
 
@@ -27,12 +27,6 @@ def view() -> str:
 @pytest.fixture(scope="session")
 def engines_root() -> Path:
     return debian.root(SUITE)
-
-
-@pytest.fixture
-def node(open_place: Path) -> Iterator[Node]:
-    with Node(open_place / "node", DRIVER) as node:
-        yield node
 
 
 @pytest.fixture
