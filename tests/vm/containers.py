@@ -9,10 +9,13 @@ import json
 import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
+
+from tests.fakes.cgroups import processes
+from tests.fakes.chain import read_chain
+from tests.fakes.daemon import Daemon
+from tests.patience import until
 
 PLACE: Final = Path("/run/containers-step")
 RESOLVER: Final = "/venv/bin/resolver"
@@ -41,10 +44,6 @@ CASES: Final = (
 )
 
 
-class Wrong(Exception):
-    pass
-
-
 def main() -> int:
     rows: list[dict[str, str]] = []
     try:
@@ -56,11 +55,19 @@ def main() -> int:
             _start(container_id, case)
         how = f"called by Podman {_version('podman')}"
         containers[_start_podman()] = Case("crun", how, "machine.slice", "libpod")
-        with _daemon() as socket:
-            listed = {each["container_id"]: each for each in _ask("containers", *socket)["containers"]}
+        hami = PLACE / "hami"
+        hami.mkdir()
+        with Daemon(None, PLACE / "daemon", containers_dir=hami) as daemon:
+            socket = ("--socket", str(daemon.socket))
+            until(
+                lambda: len(_listed(*socket)) > len(CASES),
+                "every container in the daemon's list",
+                _PATIENCE_S,
+            )
+            listed = _listed(*socket)
             for container_id, case in containers.items():
                 rows.append(_checked(container_id, case, listed, socket))
-    except (Wrong, OSError, ValueError, KeyError, subprocess.SubprocessError) as error:
+    except (AssertionError, OSError, ValueError, KeyError, subprocess.SubprocessError) as error:
         print(json.dumps({"ok": False, "said": f"{type(error).__name__}: {error}", "engines": rows}))
         return 1
     finally:
@@ -108,7 +115,7 @@ def _run(*command: str) -> str:
         said.seek(0)
         complaints.seek(0)
         if done.returncode:
-            raise Wrong(f"{' '.join(command)} ended with {done.returncode}: {complaints.read()[-800:]}")
+            raise OSError(f"{' '.join(command)} ended with {done.returncode}: {complaints.read()[-800:]}")
         return said.read()
 
 
@@ -120,44 +127,30 @@ def _ask(*words: str) -> Any:
     return json.loads(_run(RESOLVER, *words, "--json"))
 
 
-@contextlib.contextmanager
-def _daemon() -> Iterator[tuple[str, str]]:
-    """Yield the option with the socket of a daemon that lists every container."""
-    hami, own = PLACE / "hami", PLACE / "daemon"
-    hami.mkdir()
-    socket = ("--socket", str(own / "resolver.sock"))
-    command = [RESOLVER, "run", "--containers-dir", str(hami), "--run-dir", str(own), "--metrics-addr", "off"]
-    with (PLACE / "log").open("w+") as log, subprocess.Popen(command, stderr=log, stdout=log) as daemon:
-        try:
-            ends = time.monotonic() + _PATIENCE_S
-            while True:
-                with contextlib.suppress(Wrong):
-                    if len(_ask("containers", *socket)["containers"]) > len(CASES):
-                        break
-                if time.monotonic() > ends or daemon.poll() is not None:
-                    raise Wrong(
-                        f"the daemon does not list every container: {(PLACE / 'log').read_text()[-800:]}"
-                    )
-                time.sleep(1)
-            yield socket
-        finally:
-            daemon.terminate()
+def _listed(*socket: str) -> dict[str, dict[str, Any]]:
+    """The containers that the daemon lists; none before it answers."""
+    with contextlib.suppress(OSError):
+        return {each["container_id"]: each for each in _ask("containers", *socket)["containers"]}
+    return {}
 
 
 def _checked(
     container_id: str, case: Case, listed: dict[str, dict[str, Any]], socket: tuple[str, str]
 ) -> dict[str, str]:
     scope = f"{case.prefix}-{container_id}"
-    tenants, cgroup = _truth(scope)
-    if not cgroup.split("/container")[0].endswith(f"/{case.slice}/{scope}.scope"):
-        raise Wrong(f"the container is in {cgroup}, not in {case.slice}/{scope}.scope")
+    (place,) = _scopes(scope)
+    until(lambda: _tenants(place), "the container's two processes", _PATIENCE_S)
+    tenants = _tenants(place)
+    cgroup = Path(f"/proc/{tenants[1]}/cgroup").read_text().strip().removeprefix("0::")
+    assert cgroup.split("/container")[0].endswith(f"/{case.slice}/{scope}.scope"), cgroup
     for ns_pid, host_pid in tenants.items():
         for name, where in ((container_id, ()), (container_id[:12], socket)):
             _equal(_ask("lookup", name, str(ns_pid), *where)["host_pid"], host_pid, f"lookup {name} {ns_pid}")
         found = _ask("reverse", str(host_pid))
         pod_uid = _POD.replace("_", "-") if _POD in case.slice else None
         _equal([found["container_id"], found["pod_uid"]], [container_id, pod_uid], f"reverse {host_pid}")
-        _equal([level["ns_pid"] for level in found["levels"]], _pids(host_pid), f"reverse {host_pid}")
+        levels = tuple((level["pidns"], level["ns_pid"]) for level in found["levels"])
+        _equal(levels, read_chain(host_pid).levels, f"reverse {host_pid}")
     _equal(listed[container_id]["init_host_pid"], tenants[1], "containers")
     pretty = cgroup.replace(container_id, "<id>").replace(_POD, "<uid>")
     return {"engine": f"{case.runtime} {_version(case.runtime)}, {case.how}", "cgroup": pretty}
@@ -167,29 +160,11 @@ def _scopes(name: str) -> list[Path]:
     return [*Path("/sys/fs/cgroup").glob(f"*.slice/**/{name}.scope")]
 
 
-def _truth(name: str) -> tuple[dict[int, int], str]:
-    """Return the host PID of every process by its PID in the container, and the path of their cgroup."""
-    (scope,) = _scopes(name)
-    ends = time.monotonic() + _PATIENCE_S
-    while True:
-        tenants = {}
-        for file in scope.rglob("cgroup.procs"):
-            for host_pid in map(int, file.read_text().split()):
-                *_, before, ns_pid = [0, *_pids(host_pid)]
-                if before:
-                    tenants[ns_pid] = host_pid
-        if len(tenants) == 2 and all(_name(host_pid) == "busybox" for host_pid in tenants.values()):
-            break
-        if time.monotonic() > ends:
-            raise Wrong(f"the container has no two processes: {tenants}")
-        time.sleep(1)
-    cgroup = Path(f"/proc/{tenants[1]}/cgroup").read_text().strip().removeprefix("0::")
-    return tenants, cgroup
-
-
-def _pids(host_pid: int) -> list[int]:
-    status = Path(f"/proc/{host_pid}/status").read_text()
-    return [int(word) for word in status.split("\nNSpid:")[1].split("\n")[0].split()]
+def _tenants(scope: Path) -> dict[int, int]:
+    """Return the host PIDs of the container's two processes by their PIDs there; none while they start."""
+    chains = [chain for chain in map(read_chain, processes(scope)) if len(chain.levels) > 1]
+    ready = len(chains) == 2 and all(_name(chain.host_pid) == "busybox" for chain in chains)
+    return {chain.ns_pid: chain.host_pid for chain in chains} if ready else {}
 
 
 def _name(host_pid: int) -> str:
@@ -197,8 +172,7 @@ def _name(host_pid: int) -> str:
 
 
 def _equal(answer: object, truth: object, what: str) -> None:
-    if answer != truth:
-        raise Wrong(f"{what} answers {answer!r}, and the truth is {truth!r}")
+    assert answer == truth, f"{what} answers {answer!r}, and the truth is {truth!r}"
 
 
 if __name__ == "__main__":
