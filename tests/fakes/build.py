@@ -1,6 +1,6 @@
 """Builds the C parts of the miniature node; the result is cached by the hash of the sources.
 
-`build(outdir)` gives the directory that holds
+`build()` gives the directory that holds
 
 - `nvml-550/`, `nvml-510/`, `nvml-470/`: one `libnvidia-ml.so.1` each, with the symbols that a driver of at
   least that series exports (470 has no `_v3` process list, 510 no `nvmlDeviceGetProcessesUtilizationInfo`);
@@ -36,18 +36,18 @@ class BuildError(RuntimeError):
     """The C parts cannot be built: no compiler, or the compiler's complaint."""
 
 
-def default_outdir() -> Path:
+def cache() -> Path:
     """Where the tests and the demo keep the result: out of the source tree, private to this user."""
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "resolver-fakes"
+    return ((Path(base) if base else Path.home() / ".cache") / "resolver-fakes").resolve()
 
 
-def build(outdir: Path | None = None) -> Path:
+def build() -> Path:
     """Compiles what is not there yet and returns the directory with the results (absolute).
 
     Raises BuildError when there is no C compiler or the sources do not compile without a warning.
     """
-    base = (outdir or default_outdir()).resolve()
+    base = cache()
     try:
         base.mkdir(parents=True, exist_ok=True)
     except OSError as error:

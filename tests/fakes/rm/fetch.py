@@ -45,11 +45,10 @@ __attribute__((constructor)) static void load(void)
 _CALL: Final = """__asm__(".globl {0}\\n.type {0}, @function\\n{0}: jmp *table+{1}(%rip)");\n"""
 
 
-def library(version: str, outdir: Path | None = None) -> Path:
+def library(version: str) -> Path:
     """Return the directory of a release's library, made if it is not there. Raises `Unavailable`."""
-    base = (outdir or build.default_outdir()).resolve() / "nvidia"
-    original = _original(base, version)
-    made = build.build(outdir) / f"rm-{version}"
+    original = _original(build.cache() / "nvidia", version)
+    made = build.build() / f"rm-{version}"
     if not (made / "libnvidia-ml.so.1").exists():
         made.mkdir(exist_ok=True)
         _link(original, made)
