@@ -21,9 +21,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from resolver import client
+from tests.fakes import demo_view as view
 from tests.fakes.build import BuildError
 from tests.fakes.daemon import BOUND, RESOLVER, Daemon, DaemonError
-from tests.fakes.demo_view import View, percent, spread
+from tests.fakes.demo_view import percent, spread
 from tests.fakes.measure import Row, before, until_true, verdict
 from tests.fakes.node import Node
 from tests.fakes.preflight import in_chroot, missing
@@ -48,13 +49,12 @@ def main() -> int:
     if chosen.help:
         print(__doc__)
         return 0
-    view = View()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an orderly end: nothing stays behind
     try:
         _need_root()
         with tempfile.TemporaryDirectory(prefix="resolver-demo-") as root:
             Path(root).chmod(0o755)
-            return 0 if _show(view, Path(root), options, chosen.library) else 1
+            return 0 if _show(Path(root), options, chosen.library) else 1
     except (CannotRun, BuildError, NodeError) as error:
         view.result(f"The demo cannot run here: {error}", ok=False)
         return 2
@@ -72,7 +72,7 @@ def _need_root() -> None:
         raise CannotRun("".join(f"\n  - {each}" for each in absent))
 
 
-def _show(view: View, root: Path, options: list[str], release: str | None) -> bool:
+def _show(root: Path, options: list[str], release: str | None) -> bool:
     begin = time.monotonic()
     view.heading("A GPU node in miniature")
     results = []
@@ -87,10 +87,10 @@ def _show(view: View, root: Path, options: list[str], release: str | None) -> bo
                 node.gpu.set_faults(Fault.PROCESS_UTILIZATION_UNSUPPORTED)
                 about += ", which HAMi before 2.10 can't read"
             if number == 0:
-                results.append(_whole(view, node, about, options))
+                results.append(_whole(node, about, options))
             else:
                 view.heading(f"{about}, so hostpid must be the {samples} PID")
-                results.append(_run(view, node, short_scene(node, listed, samples), options))
+                results.append(_run(node, short_scene(node, listed, samples), options))
         if not results[-1]:
             break
     ok = all(results)
@@ -99,7 +99,7 @@ def _show(view: View, root: Path, options: list[str], release: str | None) -> bo
     return ok
 
 
-def _whole(view: View, node: Node, about: str, options: list[str]) -> bool:
+def _whole(node: Node, about: str, options: list[str]) -> bool:
     placed = PLACED
     if in_chroot():
         placed = {name: who for name, who in PLACED.items() if who not in TOLD_BY_CGROUP}
@@ -117,12 +117,10 @@ def _whole(view: View, node: Node, about: str, options: list[str]) -> bool:
         plain[container.container_id] = name
     view.say(f"  {about}.")
     time.sleep(1.3)  # watchers see ended processes for one more second
-    return _run(view, node, cases, options, plain)
+    return _run(node, cases, options, plain)
 
 
-def _run(
-    view: View, node: Node, cases: list[Case], more: list[str], plain: Mapping[str, str] | None = None
-) -> bool:
+def _run(node: Node, cases: list[Case], more: list[str], plain: Mapping[str, str] | None = None) -> bool:
     """Run a daemon on a node, before and after; with the names of ``plain`` containers, all of the demo."""
     whole = plain is not None
     settle(cases)
@@ -131,10 +129,10 @@ def _run(
     tenants = node.root / "tenants" / "resolver.sock"
     options += ["--tenant-socket", str(tenants)] if whole else []
     options += ["--source", "scan", *more]
-    with Daemon(node, node.root / "run", *options, wrapper=BOUND) as daemon, _kept(view, daemon) as problems:
+    with Daemon(node, node.root / "run", *options, wrapper=BOUND) as daemon, _kept(daemon) as problems:
         until_true(rows, daemon.started_at, daemon)
         if whole and all(row.true_ms is not None for row in rows):
-            rows += _latecomer(view, cases[0], daemon)
+            rows += _latecomer(cases[0], daemon)
         verdict(rows, daemon)
         if not daemon.alive:
             raise DaemonError(f"the daemon has ended by itself: {daemon.tail()}")
@@ -144,9 +142,9 @@ def _run(
             view.say("  ms: since the start of the daemon; of the late one, since its own.")
             view.heading("What HAMi's monitor reports, summed over each container")
             view.picture(rows)
-            ok = _lookup(view, cases[2]) and ok
-            ok = _own_views(view, cases, tenants) and ok
-            ok = _without_hami(view, node, daemon, plain or {}) and ok
+            ok = _lookup(cases[2]) and ok
+            ok = _own_views(cases, tenants) and ok
+            ok = _without_hami(node, daemon, plain or {}) and ok
         printed_at = time.monotonic()
         if status := daemon.stop():
             raise DaemonError(f"the daemon ended with {status}: {daemon.tail()}")
@@ -160,7 +158,7 @@ def _run(
 
 
 @contextmanager
-def _kept(view: View, daemon: Daemon) -> Iterator[list[str]]:
+def _kept(daemon: Daemon) -> Iterator[list[str]]:
     """Keep the daemon's log if the block raises, or puts something into the list."""
     problems: list[str] = []
     try:
@@ -176,7 +174,7 @@ def _kept(view: View, daemon: Daemon) -> Iterator[list[str]]:
             view.say(f"  The daemon's log is in {path}.")
 
 
-def _latecomer(view: View, like: Case, daemon: Daemon) -> list[Row]:
+def _latecomer(like: Case, daemon: Daemon) -> list[Row]:
     """A process that starts while the daemon runs: this is the delay that a user sees."""
     view.progress("one more process starts while the daemon runs")
     begin = time.monotonic()
@@ -189,7 +187,7 @@ def _latecomer(view: View, like: Case, daemon: Daemon) -> list[Row]:
     return rows
 
 
-def _lookup(view: View, case: Case) -> bool:
+def _lookup(case: Case) -> bool:
     whose = case.container.container_id[:12]
     command = [str(RESOLVER), "lookup", whose, str(case.tenant.ns_pid)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -203,7 +201,7 @@ def _lookup(view: View, case: Case) -> bool:
     return right
 
 
-def _own_views(view: View, cases: list[Case], socket: Path) -> bool:
+def _own_views(cases: list[Case], socket: Path) -> bool:
     """Show two containers what each sees of itself: its processes by its own PIDs."""
     right = True
     for name in ("batch", "notebook"):
@@ -222,7 +220,7 @@ def _own_views(view: View, cases: list[Case], socket: Path) -> bool:
     return right
 
 
-def _without_hami(view: View, node: Node, daemon: Daemon, plain: Mapping[str, str]) -> bool:
+def _without_hami(node: Node, daemon: Daemon, plain: Mapping[str, str]) -> bool:
     """Show the use of containers on plain time slicing, which have no cache file."""
 
     def values() -> dict[str, tuple[int | None, tuple[int, int]]]:

@@ -65,33 +65,35 @@ def bars(rows: Sequence[Row]) -> list[tuple[str, int, int, str]]:
     return [(name, old, new, spread(*truth)) for name, (old, new, *truth) in sums.items()]
 
 
-class View:
-    """Aligned text, with colour on a terminal unless NO_COLOR is set."""
+def say(text: str) -> None:
+    print(text, flush=True)
 
-    def say(self, text: str) -> None:
-        print(text, flush=True)
 
-    def heading(self, text: str) -> None:
-        self.say(styled(f"\n{text}\n", "bold"))
+def heading(text: str) -> None:
+    say(styled(f"\n{text}\n", "bold"))
 
-    def progress(self, text: str) -> None:
-        self.say(styled(f"  ... {text}", "dim"))
 
-    def table(self, rows: Sequence[Row]) -> None:
-        narrow = shutil.get_terminal_size().columns < WIDE
-        right = ("pid", "true", "ms")
-        print_table(HEAD, map(_cells, rows), right=right, for_programs=NARROW if narrow else ())
-        for row in rows:
-            for text in row.wrong:
-                self.say(f"  WRONG: {row.case.container.name}, pid {row.case.tenant.ns_pid}: {text}")
+def progress(text: str) -> None:
+    say(styled(f"  ... {text}", "dim"))
 
-    def picture(self, rows: Sequence[Row]) -> None:
-        for name, old, new, true in bars(rows):
-            before, after = ("#" * round(value * BAR / 100) for value in (old, new))
-            self.say(
-                f"  {name} [{styled(f'{before:.<{BAR}}', 'red')}] {old:>3} %  ->  "
-                f"[{styled(f'{after:.<{BAR}}', 'green')}] {new:>3} %  (true {true})"
-            )
 
-    def result(self, text: str, *, ok: bool) -> None:
-        print(styled(text, "green" if ok else "red"), file=sys.stdout if ok else sys.stderr, flush=True)
+def table(rows: Sequence[Row]) -> None:
+    narrow = shutil.get_terminal_size().columns < WIDE
+    right = ("pid", "true", "ms")
+    print_table(HEAD, map(_cells, rows), right=right, for_programs=NARROW if narrow else ())
+    for row in rows:
+        for text in row.wrong:
+            say(f"  WRONG: {row.case.container.name}, pid {row.case.tenant.ns_pid}: {text}")
+
+
+def picture(rows: Sequence[Row]) -> None:
+    for name, old, new, true in bars(rows):
+        before, after = ("#" * round(value * BAR / 100) for value in (old, new))
+        say(
+            f"  {name} [{styled(f'{before:.<{BAR}}', 'red')}] {old:>3} %  ->  "
+            f"[{styled(f'{after:.<{BAR}}', 'green')}] {new:>3} %  (true {true})"
+        )
+
+
+def result(text: str, *, ok: bool) -> None:
+    print(styled(text, "green" if ok else "red"), file=sys.stdout if ok else sys.stderr, flush=True)

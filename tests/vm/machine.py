@@ -55,16 +55,13 @@ def kvm_works(kernel: Kernel, arch: str) -> bool:
     if arch != platform.machine() or not os.access("/dev/kvm", os.R_OK | os.W_OK):
         return False
     command = [qemu(arch), *_common(arch, kernel, "panic=-1 rdinit=/none"), "-accel", "kvm", "-cpu", "host"]
-    with subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    ) as process:
-        assert process.stdout is not None
-        os.set_blocking(process.stdout.fileno(), False)
-        deadline, said = time.monotonic() + _PROBE_SECONDS, b""
-        while time.monotonic() < deadline and process.poll() is None and b"Linux version" not in said:
-            time.sleep(0.1)
-            said += process.stdout.read() or b""
-        process.kill()
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=_PROBE_SECONDS
+        )
+        said = done.stdout
+    except subprocess.TimeoutExpired as error:
+        said = error.stdout or b""
     return b"Linux version" in said
 
 
