@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tests.bench import api, bpf, daemon, hostile, idle, integral, kai, load, lookup, passes, scrape, values
 from tests.bench.crowd import crowd
-from tests.bench.timing import RowValues
+from tests.bench.timing import RowValues, progress
 from tests.fakes.rm.fetch import USABLE
 
 PARTS = (
@@ -85,33 +85,29 @@ def as_installed() -> None:
 
 def _measured(args: argparse.Namespace, wanted: Sequence[str], scratch: Path) -> Iterator[RowValues]:
     if "lookup" in wanted:
-        yield from lookup.measure_containers(progress)
+        yield from lookup.measure_containers()
     if {"lookup", "api"} & set(wanted):
         progress(f"starting {args.processes} processes in 50 PID namespaces")
         with crowd(50, args.processes // 50) as starter:
             if "lookup" in wanted:
-                yield from lookup.measure(scratch, progress)
+                yield from lookup.measure(scratch)
             if "api" in wanted:
-                yield from api.measure(scratch, starter, progress)
+                yield from api.measure(scratch, starter)
     parts: dict[str, Callable[[], Iterable[RowValues]]] = {
-        "pass": lambda: passes.measure(scratch, progress),
-        "daemon": lambda: daemon.measure(scratch, progress),
-        "idle": lambda: idle.measure(scratch, progress),
-        "values": lambda: values.measure(scratch, progress, args.library),
-        "usage": lambda: integral.measure(scratch, args.seconds, progress, args.library),
-        "kai": lambda: kai.measure(scratch, progress),
-        "scrape": lambda: scrape.measure(progress),
-        "bpf": lambda: bpf.measure(args.processes, progress),
-        "load": lambda: load.measure(args.seconds, scratch, progress),
-        "hostile": lambda: hostile.measure(progress, only=args.attack, tree=args.tree),
+        "pass": lambda: passes.measure(scratch),
+        "daemon": lambda: daemon.measure(scratch),
+        "idle": lambda: idle.measure(scratch),
+        "values": lambda: values.measure(scratch, args.library),
+        "usage": lambda: integral.measure(scratch, args.seconds, args.library),
+        "kai": lambda: kai.measure(scratch),
+        "scrape": scrape.measure,
+        "bpf": lambda: bpf.measure(args.processes),
+        "load": lambda: load.measure(args.seconds, scratch),
+        "hostile": lambda: hostile.measure(only=args.attack, tree=args.tree),
     }
     for name, measure in parts.items():
         if name in wanted:
             yield from measure()
-
-
-def progress(text: str) -> None:
-    print(f"... {text}", file=sys.stderr, flush=True)
 
 
 def show(rows: list[RowValues]) -> None:

@@ -11,7 +11,7 @@ from http.client import HTTPConnection
 from pathlib import Path
 
 from tests.bench.crowd import host_pids
-from tests.bench.timing import Progress, RowValues
+from tests.bench.timing import RowValues, progress
 from tests.fakes.cgroups import CgroupTree
 from tests.fakes.daemon import BOUND, Daemon
 from tests.patience import until
@@ -22,7 +22,7 @@ _MAP_SIZE = 65_536
 Truth = dict[tuple[str, int], int]
 
 
-def measure(scratch: Path, starter: int, progress: Progress) -> list[RowValues]:
+def measure(scratch: Path, starter: int) -> list[RowValues]:
     """To be called while the crowd of ``starter`` is there. Its namespaces become containers."""
     rows: list[RowValues] = []
     with _containers(host_pids(starter)) as truth:

@@ -17,13 +17,13 @@ from resolver.pids.bpf_map import KernelMap, run_stats, start
 from resolver.pids.bpf_syscall import LAYOUTS
 from resolver.pids.scan import ScanSource
 from tests.bench.crowd import crowd
-from tests.bench.timing import Progress, RowValues, command, medians
+from tests.bench.timing import RowValues, command, medians, progress
 from tests.fakes.bpf.lives import put, reconcile
 
 STATS = Path("/proc/sys/kernel/bpf_stats_enabled")
 
 
-def measure(processes: int, progress: Progress) -> list[RowValues]:
+def measure(processes: int) -> list[RowValues]:
     """All rows. Forks are measured before the crowd comes: it would only make the caches colder."""
     progress("the kernel's own statistics of the probes")
     rows = _in_the_kernel()

@@ -10,15 +10,15 @@ from resolver import client
 from resolver.base.errors import NoDaemon
 from tests.bench import repairs
 from tests.bench.crowd import crowd, make_regions
-from tests.bench.timing import Progress, RowValues
+from tests.bench.timing import RowValues, progress
 from tests.bench.usage import memory
 from tests.fakes.certificates import certificate
 from tests.fakes.daemon import BOUND, Daemon, free_port
 from tests.fakes.node import Node
 
 
-def measure(scratch: Path, progress: Progress) -> list[RowValues]:
-    rows = repairs.measure(scratch, progress)
+def measure(scratch: Path) -> list[RowValues]:
+    rows = repairs.measure(scratch)
     progress("the memory of a daemon alone, and of one beside 10,000 processes in 100 containers")
     small, large = _memory(scratch / "s", 4, 0), _memory(scratch / "l", 100, 10_000)
     encrypted = _memory(scratch / "t", 4, 0, tls=True)

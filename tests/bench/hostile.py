@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, Self
 
 from resolver.linux.procfs import run_delay
 from tests.bench.attacks import ATTACKS, Attack, Scene
-from tests.bench.timing import Progress, RowValues
+from tests.bench.timing import RowValues, progress
 from tests.bench.usage import Cpu, cpu, rss
 from tests.bench.watched import WatchedDaemon
 from tests.fakes.daemon import free_port
@@ -210,7 +210,7 @@ def open_directory() -> Iterator[Path]:
         yield Path(name)
 
 
-def measure(progress: Progress, *, only: str = "", tree: Path = ROOT) -> Iterator[RowValues]:
+def measure(*, only: str = "", tree: Path = ROOT) -> Iterator[RowValues]:
     """All attacks, or those whose names begin with ``only``; with the daemon of the checkout ``tree``."""
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, sorted(cores)[:2])  # the aims are for two cores

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.bench.timing import Progress, RowValues
+from tests.bench.timing import RowValues, progress
 from tests.bench.usage import Cpu, children, cpu, memory
 from tests.fakes.daemon import BOUND, Daemon, free_port
 from tests.fakes.gpu import DEFAULT_DEVICES, Device
@@ -29,11 +29,11 @@ class Idle(NamedTuple):
     wakes: float
 
 
-def measure(scratch: Path, progress: Progress) -> list[RowValues]:
-    return [*_quiet(scratch, progress), *_busy(scratch, progress)]
+def measure(scratch: Path) -> list[RowValues]:
+    return [*_quiet(scratch), *_busy(scratch)]
 
 
-def _busy(scratch: Path, progress: Progress) -> list[RowValues]:
+def _busy(scratch: Path) -> list[RowValues]:
     """256 containers, most with a process under load, whose watchers write its utilization."""
     scratch.joinpath("busy").mkdir()
     with Node(scratch / "busy", "535.183.01") as node:
@@ -54,7 +54,7 @@ def _busy(scratch: Path, progress: Progress) -> list[RowValues]:
     ]
 
 
-def _quiet(scratch: Path, progress: Progress) -> list[RowValues]:
+def _quiet(scratch: Path) -> list[RowValues]:
     """With a process that idles in each container, with starts in addition, and then without any process."""
     scratch.joinpath("idle").mkdir()
     devices = [

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from resolver.client import get_json
-from tests.bench.timing import Progress, RowValues
+from tests.bench.timing import RowValues, progress
 from tests.fakes.cachefiles import poke
 from tests.fakes.container import Container
 from tests.fakes.daemon import BOUND, Daemon
@@ -279,9 +279,7 @@ class Usage:
         yield _row(f"{run}: idle across it", actual, shown, after[idle]["limit_state"], "in_force", MOST)
 
 
-def measure(
-    scratch: Path, seconds: float, progress: Progress, release: str = "", *, restart: bool = True
-) -> Iterator[RowValues]:
+def measure(scratch: Path, seconds: float, release: str = "", *, restart: bool = True) -> Iterator[RowValues]:
     """Measure before and after a restart of the daemon, half of the time each, then a silence of NVML.
 
     NVIDIA's own library of a ``release`` can't be silenced; its rows are of one daemon.

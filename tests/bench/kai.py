@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from tests.bench.timing import Progress, RowValues
+from tests.bench.timing import RowValues, progress
 from tests.bench.usage import cpu
 from tests.fakes.daemon import BOUND, Daemon
 from tests.fakes.node import Node
@@ -18,7 +18,7 @@ _SETTLE_S, _LONGEST_S = 3.0, 120.0
 SOURCES: Final = ("bpf", "scan")
 
 
-def measure(scratch: Path, progress: Progress) -> Iterator[RowValues]:
+def measure(scratch: Path) -> Iterator[RowValues]:
     for source in SOURCES:
         progress(f"{CONTAINERS} containers of KAI's with {PROCESSES} processes each, --source {source}")
         (scratch / f"kai-{source}").mkdir()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from resolver import client
-from tests.bench.timing import Progress, RowValues
+from tests.bench.timing import RowValues, progress
 from tests.bench.usage import Cpu, children, cpu, rss
 from tests.fakes.container import Container
 from tests.fakes.daemon import BOUND, Daemon
@@ -23,7 +23,7 @@ _RATE: Final = 5000
 _SETTLE, _QUIET, _LOOK_EVERY = 3.0, 10.0, 2.0
 
 
-def measure(seconds: float, scratch: Path, progress: Progress) -> list[RowValues]:
+def measure(seconds: float, scratch: Path) -> list[RowValues]:
     program = scratch / "storm" / "storm"
     program.parent.mkdir()
     source = Path(__file__).with_name("storm.c")
@@ -40,7 +40,7 @@ def measure(seconds: float, scratch: Path, progress: Progress) -> list[RowValues
         time.sleep(_QUIET)
         quiet = _since(before, daemons, began)
         began, before = time.monotonic(), _used(daemons)
-        forks, took, looks = _storm([str(program), str(_RATE), str(seconds)], node, daemons["bpf"], progress)
+        forks, took, looks = _storm([str(program), str(_RATE), str(seconds)], node, daemons["bpf"])
         busy = _since(before, daemons, began)
         return [
             ("forks a second in a PID namespace", forks / took, "/s", None, f"{forks} in {took:.1f} s, wanted {_RATE}"),
@@ -63,9 +63,7 @@ def _since(before: dict[str, Cpu], daemons: dict[str, Daemon], began: float) -> 
     return {name: used.per_cent(before[name], seconds) for name, used in _used(daemons).items()}
 
 
-def _storm(
-    command: list[str], node: Node, ours: Daemon, progress: Progress
-) -> tuple[int, float, list[tuple[bool, float]]]:
+def _storm(command: list[str], node: Node, ours: Daemon) -> tuple[int, float, list[tuple[bool, float]]]:
     """Let it storm; every two seconds ask the daemon for a process that has just begun. Forks, seconds, looks."""
     looks: list[tuple[bool, float]] = []
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as storm:

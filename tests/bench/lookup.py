@@ -7,14 +7,14 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.bench.timing import Progress, RowValues, command, medians
+from tests.bench.timing import RowValues, command, medians, progress
 from tests.fakes.cgroups import Hierarchy, hierarchies, remove
 from tests.fakes.daemon import BOUND, RESOLVER, Daemon
 from tests.fakes.node import Node
 from tests.patience import until
 
 
-def measure(scratch: Path, progress: Progress) -> list[RowValues]:
+def measure(scratch: Path) -> list[RowValues]:
     """The command beside an empty Python: its start is most of both. To be called while the crowd is there."""
     progress("resolver lookup beside python3 -c pass")
     run_dir = scratch / "lookup"
@@ -43,7 +43,7 @@ def measure(scratch: Path, progress: Progress) -> list[RowValues]:
     return rows
 
 
-def measure_containers(progress: Progress, count: int = 250) -> Iterator[RowValues]:
+def measure_containers(count: int = 250) -> Iterator[RowValues]:
     """Look up by the kernel among ``count`` containers, found and not, in cgroups v1 and v2 as far as mounted."""
     for version, chosen in (("v1", True), ("v2", False)):
         mounted = [each for each in hierarchies() if bool(each.controllers) is chosen]

@@ -12,18 +12,18 @@ from resolver.config import HostpidNamespace, Settings
 from resolver.daemon.service import Service
 from resolver.repair.schedule import STARTED
 from tests.bench.crowd import UUID, crowd, host_pids, make_regions
-from tests.bench.timing import Progress, RowValues
+from tests.bench.timing import RowValues, progress
 
 _PASSES = 400  # a quarter of each kind
 _NEWS, _DUE = 2, 3  # kinds of pass: after new NVML values; over due regions only
 
 
-def measure(scratch: Path, progress: Progress) -> list[RowValues]:
+def measure(scratch: Path) -> list[RowValues]:
     """64 regions of 8 slots, 256 of 32, and 1,024 of 8: sixteen times the slots."""
     log.setup_logging("json", "error")
-    small = _measure(scratch / "small", 64, 8, progress)
-    large = _measure(scratch / "large", 256, 32, progress)
-    many = _measure(scratch / "many", 1024, 8, progress)
+    small = _measure(scratch / "small", 64, 8)
+    large = _measure(scratch / "large", 256, 32)
+    many = _measure(scratch / "many", 1024, 8)
     linear = "1 is linear growth"
     return [
         (
@@ -64,7 +64,7 @@ class _Medians(NamedTuple):
     due: float
 
 
-def _measure(directory: Path, regions: int, slots: int, progress: Progress) -> _Medians:
+def _measure(directory: Path, regions: int, slots: int) -> _Medians:
     progress(f"{regions} regions of {slots} slots, each slot a real process")
     make_regions(directory, regions, slots)
     with crowd(regions, slots, directory) as starter:

@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 
 from resolver.repair.schedule import STARTED
-from tests.bench.timing import Progress, RowValues
+from tests.bench.timing import RowValues, progress
 from tests.fakes.container import Container
 from tests.fakes.daemon import BOUND, Daemon
 from tests.fakes.node import Node
@@ -22,14 +22,14 @@ _NEW = 25
 _SLOT_AIM = 20.0
 
 
-def measure(scratch: Path, progress: Progress) -> list[RowValues]:
+def measure(scratch: Path) -> list[RowValues]:
     """Start it with its defaults on a node in miniature and let slots appear at random times."""
-    few = _on_a_node(scratch / "few", _FEW, progress)
-    many = _on_a_node(scratch / "many", _MANY, progress)
+    few = _on_a_node(scratch / "few", _FEW)
+    many = _on_a_node(scratch / "many", _MANY)
     return [*few, *many]
 
 
-def _on_a_node(scratch: Path, count: int, progress: Progress) -> list[RowValues]:
+def _on_a_node(scratch: Path, count: int) -> list[RowValues]:
     (scratch / "node").mkdir(parents=True)
     few = count == _FEW
     with Node(scratch / "node", "535.183.01") as node:

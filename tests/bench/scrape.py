@@ -15,7 +15,7 @@ from resolver.gpu.attribution import Joined
 from resolver.metrics import Page
 from resolver.pids.bpf_syscall import COUNTERS
 from resolver.state import PassSeconds, Snapshot, Worker
-from tests.bench.timing import Progress, RowValues
+from tests.bench.timing import RowValues, progress
 from tests.fakes.busy import GIB, Builder, gpu
 
 #: GPUs, containers, GPUs of each container, processes of each container on each of its GPUs.
@@ -25,7 +25,7 @@ _DRIFT: Final = ("drift_missing",)
 USUAL: Final = (8, 32, 1, 2)
 
 
-def measure(progress: Progress) -> list[RowValues]:
+def measure() -> list[RowValues]:
     rows: list[RowValues] = []
     for shape in SHAPES:
         progress(f"the scrape of a node with {words_of(shape)}")

@@ -2,13 +2,17 @@
 
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 
 #: A row of the bench's table: name, value (None if the note says why it was not measured), unit, bound or None, note.
 RowValues = tuple[str, float | None, str, float | None, str]
-Progress = Callable[[str], None]
+
+
+def progress(text: str) -> None:
+    print(f"... {text}", file=sys.stderr, flush=True)
 
 
 def medians(steps: dict[str, Callable[[], object]], turns: int) -> dict[str, float]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from tests.bench.timing import Progress, RowValues
+from tests.bench.timing import RowValues, progress
 from tests.bench.usage import cpu
 from tests.fakes.container import Container
 from tests.fakes.daemon import BOUND, Daemon
@@ -170,7 +170,7 @@ class Case:
             )
 
 
-def _compare(scratch: Path, progress: Progress, release: str) -> Iterator[RowValues]:
+def _compare(scratch: Path, release: str) -> Iterator[RowValues]:
     """Every release of HAMi on one, two and four GPUs, under one daemon with its defaults.
 
     All at once, and then those `ON_EACH_DRIVER`; with NVIDIA's library of a ``release`` as many as have a GPU each.
@@ -190,7 +190,7 @@ def _compare(scratch: Path, progress: Progress, release: str) -> Iterator[RowVal
         devices = EVERY_GPU if release else GPUS
         with Node(place, version, devices, library(release) if release else None) as node:
             node.gpu.set_faults(fault)
-            yield from _live(node, group, progress)
+            yield from _live(node, group)
 
 
 def _groups(every: Sequence[tuple[Release, int]]) -> list[list[tuple[Release, int]]]:
@@ -203,7 +203,7 @@ def _groups(every: Sequence[tuple[Release, int]]) -> list[list[tuple[Release, in
     return groups
 
 
-def _live(node: Node, group: Sequence[tuple[Release, int]], progress: Progress) -> Iterator[RowValues]:
+def _live(node: Node, group: Sequence[tuple[Release, int]]) -> Iterator[RowValues]:
     cases: list[Case] = []
     first = 0
     for release, gpus in group:
@@ -231,13 +231,13 @@ def _live(node: Node, group: Sequence[tuple[Release, int]], progress: Progress) 
         yield from case.rows()
 
 
-def measure(scratch: Path, progress: Progress, release: str = "") -> list[RowValues]:
+def measure(scratch: Path, release: str = "") -> list[RowValues]:
     scratch.joinpath("values").mkdir()
-    rows = sorted(_compare(scratch / "values", progress, release))
-    return rows if release else [*rows, *(_held(scratch, count, progress) for count in HELD)]
+    rows = sorted(_compare(scratch / "values", release))
+    return rows if release else [*rows, *(_held(scratch, count) for count in HELD)]
 
 
-def _held(scratch: Path, count: int, progress: Progress) -> RowValues:
+def _held(scratch: Path, count: int) -> RowValues:
     """CPU with that many containers whose watchers set a value to 0 at each tick."""
     progress(f"{count} containers with a held value")
     place = scratch / f"held-{count}"

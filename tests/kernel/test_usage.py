@@ -92,7 +92,7 @@ def test_usage_states_differ_between_containers(
 
 def test_gpu_seconds_equal_use_of_processes(tmp_path: Path) -> None:
     """The bench's cases in short; it has the real bounds."""
-    rows = list(integral.measure(tmp_path, 20, print, restart=False))
+    rows = list(integral.measure(tmp_path, 20, restart=False))
     assert len(rows) == 20
     assert [row for row in rows if row[1] is None or row[1] > 10] == []
 
