@@ -1,6 +1,5 @@
 """Fixtures of the engines' tests: a node, a machine for the engine, and the row of the table that a test tells."""
 
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -52,7 +51,6 @@ class Tell(Protocol):
 @pytest.fixture
 def tell(request: pytest.FixtureRequest, view: str) -> Tell:
     def told(engine: str, how: str, seen: Row) -> None:
-        row = {"engine": engine, "how": how, "cgroups": view, **seen}
-        request.node.user_properties.append(("row", json.dumps(row)))
+        request.node.user_properties.append(("row", {"engine": engine, "how": how, "cgroups": view, **seen}))
 
     return told
