@@ -110,20 +110,19 @@ class Node:
         link = self.container_logs_dir / f"{pod}_{namespace}_{container.name}-{container.container_id}.log"
         link.symlink_to(logs / "0.log")
 
-    def environment(self) -> dict[str, str]:
-        """The environment in which `libnvidia-ml.so.1` is the stand-in and speaks for this node's driver."""
+    def stand_in(self) -> dict[str, str]:
+        """What makes `libnvidia-ml.so.1` the stand-in, which speaks for this node's driver."""
         paths = [str(self.library_dir), os.environ.get("LD_LIBRARY_PATH", "")]
         return {
-            **os.environ,
             "LD_LIBRARY_PATH": ":".join(path for path in paths if path),
             "NVML_STANDIN_STATE": str(self.state_file),
         }
 
+    def environment(self) -> dict[str, str]:
+        return os.environ | self.stand_in()
+
     def tenant_environment(self) -> dict[str, str]:
-        full = self.environment()
-        return {
-            name: full[name] for name in ("PATH", "LD_LIBRARY_PATH", "NVML_STANDIN_STATE") if name in full
-        }
+        return {"PATH": os.environ["PATH"], **self.stand_in()}
 
     def container(self, *arguments: Any, **options: Any) -> Container:
         container = Container(self, *arguments, **options)

@@ -13,17 +13,9 @@ from tests.fakes.node import Node
 
 #: In the place of a driver's socket: the tenant goes through libcuda.so.1 (tests/fakes/tenant/cuda.c).
 CUDA: Final = Path("cuda")
-_PASSED_ON: Final = ("CUDA_STANDIN_DRIVER", "CUDA_DEVICE_ORDER")
 
 
-class CudaNode(Node):
-    def tenant_environment(self) -> dict[str, str]:
-        environment = self.environment()
-        passed_on = {name: environment[name] for name in _PASSED_ON if name in environment}
-        return super().tenant_environment() | passed_on
-
-
-class StandinNode(CudaNode):
+class StandinNode(Node):
     """No GPU: CUDA and NVML are stand-ins over one driver. Everything above them is as on a real one."""
 
     def __enter__(self) -> Self:
@@ -32,13 +24,13 @@ class StandinNode(CudaNode):
         self._socket, self.driver_socket = self.driver_socket, CUDA
         return self
 
-    def environment(self) -> dict[str, str]:
-        plain = super().environment()
+    def stand_in(self) -> dict[str, str]:
+        plain = super().stand_in()
         libraries = f"{self.built / 'cuda'}:{plain['LD_LIBRARY_PATH']}"
-        return plain | {"LD_LIBRARY_PATH": libraries, "CUDA_STANDIN_DRIVER": str(self._socket)}
+        return plain | _inherited() | {"LD_LIBRARY_PATH": libraries, "CUDA_STANDIN_DRIVER": str(self._socket)}
 
 
-class RealNode(CudaNode):
+class RealNode(Node):
     """The GPU and its driver are this machine's; what is made is containers, a cgroup each, and HAMi's directory."""
 
     def __init__(self, root: Path, driver_version: str, device: Device) -> None:
@@ -58,5 +50,9 @@ class RealNode(CudaNode):
             for container in self.containers:
                 stack.callback(container.stop)
 
-    def environment(self) -> dict[str, str]:
-        return dict(os.environ)
+    def stand_in(self) -> dict[str, str]:
+        return _inherited()
+
+
+def _inherited() -> dict[str, str]:
+    return {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "CUDA_DEVICE_ORDER") if name in os.environ}

@@ -74,7 +74,7 @@ class Pod(Daemon):
             )
             config["mounts"] += [_bind(path, str(path), read_only=True) for path in (ROOT, source)]
             config["process"]["cwd"] = str(source)
-        environment = image.environment | _environment(container) | dict(environment or {}) | _stand_in(node)
+        environment = image.environment | _environment(container) | dict(environment or {}) | node.stand_in()
         config["process"] |= {
             "args": [*image.config["Entrypoint"], *container["args"]],
             "env": [f"{key}={value}" for key, value in environment.items()],
@@ -145,11 +145,6 @@ class Pod(Daemon):
         self.kill()
         for mount in cgroup_mounts():
             cgroups.remove(mount / self._cgroup.lstrip("/"))
-
-
-def _stand_in(node: Node) -> dict[str, str]:
-    wanted = ("LD_LIBRARY_PATH", "NVML_STANDIN_STATE")
-    return {name: value for name, value in node.environment().items() if name in wanted}
 
 
 def _environment(container: Manifest) -> dict[str, str]:

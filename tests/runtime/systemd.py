@@ -106,11 +106,6 @@ def _write_units(
     (units / UNIT).write_text(text.replace("/usr/local/vgpu/containers", str(node.containers_dir)))
     for name in drop_ins:
         (beside / name).write_text((DEPLOY / name).read_text())
-    stand_in = {
-        name: value
-        for name, value in node.environment().items()
-        if name in ("LD_LIBRARY_PATH", "NVML_STANDIN_STATE")
-    }
     settings = {
         "RESOLVER_CONTAINERS_DIR": str(node.containers_dir),
         "RESOLVER_METRICS_ADDR": "off",
@@ -120,7 +115,8 @@ def _write_units(
     }
     lines = ["[Service]", *more, "ExecStart=", f"ExecStart={sys.executable} -m resolver run"]
     lines += [
-        f'Environment="{key}={value}"' for key, value in (stand_in | settings | dict(environment)).items()
+        f'Environment="{key}={value}"'
+        for key, value in (node.stand_in() | settings | dict(environment)).items()
     ]
     # The test's places are in /tmp and in homes, which the unit hides: let them show through, read-only.
     lines += [

@@ -97,7 +97,7 @@ class Tenants:
         self.env = {
             "PATH": "/bin",
             "CUDA_DEVICE_MEMORY_SHARED_CACHE": self._in_container,
-            **{name: value for name, value in node.tenant_environment().items() if name != "PATH"},
+            **node.stand_in(),
         }
         self._in_hami, self._driver = in_hami, True
         self._asked = Asked(name, self._command(), mounts, self.env)
