@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -230,16 +231,16 @@ def under(attack: Attack, size: int, scratch: Path, *, tree: Path = ROOT) -> See
         good = [stage.good, *(Good(stage.node, f"good-{number}") for number in range(1, attack.good))]
         own = stage.own_client() if attack.at_socket else None
         clients = [stage.root_client(), stage.client("scrape", str(daemon.metrics))]
-        _repair_for(good, _WARM_SECONDS)
+        repair_for(good, _WARM_SECONDS)
         before = rss(daemon.process.pid)
         daemon.reset_longest()
         with attack.begin(stage.scene, size):
             began, used, delayed = time.monotonic(), cpu(daemon.process.pid), run_delay(daemon.process.pid)
-            _repair_for(good, attack.seconds)
+            repair_for(good, attack.seconds)
             seconds = time.monotonic() - began
             busy = cpu(daemon.process.pid).per_cent(used, seconds)
             waited = (run_delay(daemon.process.pid) - delayed) / seconds
-        _repair_for(good, _AFTER_SECONDS)
+        repair_for(good, _AFTER_SECONDS)
         for client in (*clients, *([own] if own else [])):
             client.end()
         after = _settled(daemon.process.pid, before)
@@ -262,7 +263,7 @@ def under(attack: Attack, size: int, scratch: Path, *, tree: Path = ROOT) -> See
     )  # fmt: skip
 
 
-def _repair_for(good: Sequence[Good], seconds: float) -> None:
+def repair_for(good: Sequence[Good], seconds: float) -> None:
     until = time.monotonic() + seconds
     for container in itertools.cycle(good):
         if time.monotonic() > until:
@@ -321,9 +322,8 @@ def rows(name: str, seen: Seen, bounds: Mapping[str, float]) -> list[RowValues]:
                 f"of {len(seen.own)}{_troubles(seen.own)}",
             )
         )
-    wrong = [each.trouble for each in seen.repairs if "was written" in each.trouble]
-    wrong += [each.trouble for each in seen.api if "200 OK" in each.trouble]
-    most = max(seen.lines.values(), default=0) / seen.seconds
+    wrong = wrong_values(seen.repairs, seen.api)
+    lines = max(seen.lines.values(), default=0) / seen.seconds
     end = "still there after 20 s" if seen.ended is None else ""
     found += [
         ("  calls that the loop may not make", float(len(seen.unlisted)), "", 0, "; ".join(seen.unlisted)),
@@ -344,7 +344,7 @@ def rows(name: str, seen: Seen, bounds: Mapping[str, float]) -> list[RowValues]:
         ),
         (
             "  lines of the log, for one container",
-            most,
+            lines,
             "/s",
             bounds["lines"],
             f"the one with most of them; {seen.lines.total()} of all {len(seen.lines)}",
@@ -354,13 +354,23 @@ def rows(name: str, seen: Seen, bounds: Mapping[str, float]) -> list[RowValues]:
     return found
 
 
+def wrong_values(repairs: list[Sample], api: list[Sample]) -> list[str]:
+    written = [each.trouble for each in repairs if "was written" in each.trouble]
+    return written + [each.trouble for each in api if "200 OK" in each.trouble]
+
+
+def most(samples: list[Sample]) -> float:
+    """Seconds within which 99 % came."""
+    ordered = sorted(each.seconds for each in samples)
+    return ordered[len(ordered) * 99 // 100] if ordered else _PATIENCE
+
+
 def _times(what: str, samples: list[Sample], bound: float) -> list[RowValues]:
-    ordered = sorted(each.seconds for each in samples) or [_PATIENCE]
-    middle, high = ordered[len(ordered) // 2], ordered[min(len(ordered) - 1, len(ordered) * 99 // 100)]
+    middle = statistics.median([each.seconds for each in samples] or [_PATIENCE])
     beside = f"of {len(samples)}{_troubles(samples)}"
     return [
         (f"  {what}, median", middle * 1e3, "ms", None, ""),
-        (f"  {what}, 99 %", high * 1e3, "ms", bound, beside),
+        (f"  {what}, 99 %", most(samples) * 1e3, "ms", bound, beside),
     ]
 
 

@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 
 from resolver.config import parse_duration
 from tests.bench.attacks import ATTACKS
-from tests.bench.hostile import Client, Good, Sample, Stage, open_directory
+from tests.bench.hostile import Client, Good, Stage, most, open_directory, repair_for, wrong_values
 from tests.bench.usage import children, rss
 
 #: Attacks in turn, at their first size: small enough to run for hours.
@@ -85,12 +85,11 @@ class Soak:
         self.life.append(weight)
         repairs = [each for good in (stage.good, *self.others) for each in good.samples[since[id(good)] :]]
         api, scrapes = (client.samples for client in clients)
-        self.troubles += [each.trouble for each in repairs if "was written" in each.trouble]
-        self.troubles += [each.trouble for each in api if "200 OK" in each.trouble]
+        self.troubles += wrong_values(repairs, api)
         print(
             f"{time.monotonic() - self.began:6.0f} {weight.mib:6.1f} {weight.of_children:6.1f} {weight.descriptors:4} "
-            f"{block * 1e3:5.0f}ms {_high(repairs):5.2f} s {_high(api):5.2f} s "
-            f"{_high(scrapes):5.2f} s  {ATTACKS[name].name(size)}{said}",
+            f"{block * 1e3:5.0f}ms {most(repairs):5.2f} s {most(api):5.2f} s "
+            f"{most(scrapes):5.2f} s  {ATTACKS[name].name(size)}{said}",
             flush=True,
         )
 
@@ -109,12 +108,7 @@ class Soak:
             passing.end()
 
     def _repair(self, seconds: float, *more: Good) -> None:
-        until = time.monotonic() + seconds
-        for good in itertools.cycle((self.stage.good, *self.others, *more)):
-            if time.monotonic() > until:
-                return
-            good.repair()
-            time.sleep(0.05)
+        repair_for((self.stage.good, *self.others, *more), seconds)
 
     def _replace(self, *, takes_over: bool) -> str:
         """End the daemon and start another, or let another take over."""
@@ -151,11 +145,6 @@ class Soak:
         return found + (
             [f"{descriptors} descriptors were left open"] if descriptors > _MOST_DESCRIPTORS else []
         )
-
-
-def _high(samples: list[Sample]) -> float:
-    ordered = sorted(each.seconds for each in samples)
-    return ordered[len(ordered) * 99 // 100] if ordered else float("nan")
 
 
 def main() -> int:
