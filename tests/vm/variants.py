@@ -1,21 +1,7 @@
 """Guests that are not plain: another command line, more packages, or a script before the steps.
 
-To add one, add it to `VARIANTS`:
-
-- ``cmdline`` is appended to the kernel's command line;
-- ``packages`` are Debian packages that its root file system has besides (a root of its own is made and kept). They are
-  unpacked, and their maintainer scripts do not run: what those would do belongs into the script;
-- ``script`` is a path in the checkout (``tests/vm/variants/NAME.sh``), run by ``sh -e`` as root in the guest, after the
-  mounts of `tests.vm.guest` and before the steps. If it fails, the row says so and the run fails;
-- ``modules`` are kernel modules that are loaded at the start, where they are not built in;
-- ``steps`` are tried besides those of every variant;
-- ``loads`` and ``source`` are what the guest has to come to; None is what the kernel alone comes to;
-- ``why``: by source, words that the daemon has to give as the reason for not using it;
-- ``told``: by check of doctor, its state, and words that have to be in what it says.
-
-The daemon, doctor and the demo are started as /venv/bin/resolver, by which a profile can name them.
-
-Run it by its name: ``make kernels ARGS="--variant lockdown 6.12"``. Variants are no part of a run that names none.
+To add one, add it to `VARIANTS`, and run it by its name: ``make kernels ARGS="--variant lockdown 6.12"``. A profile can
+name the daemon, doctor and the demo by /venv/bin/resolver.
 """
 
 from collections.abc import Mapping
@@ -23,15 +9,15 @@ from typing import Final, NamedTuple
 
 
 class Variant(NamedTuple):
-    cmdline: str = ""
-    packages: tuple[str, ...] = ()
-    script: str = ""
-    modules: tuple[str, ...] = ()
-    steps: tuple[str, ...] = ()
-    loads: bool | None = None
-    source: str | None = None
-    why: Mapping[str, str] = {}
-    told: Mapping[str, tuple[str, str]] = {}
+    cmdline: str = ""  # appended to the kernel's command line
+    packages: tuple[str, ...] = ()  # in a root of its own; their maintainer scripts do not run
+    script: str = ""  # of the checkout, run by `sh -e` as root before the steps; if it fails, the run fails
+    modules: tuple[str, ...] = ()  # loaded at the start, where they are not built in
+    steps: tuple[str, ...] = ()  # besides those of every variant
+    loads: bool | None = None  # None: as on the kernel alone
+    source: str | None = None  # as `loads`
+    why: Mapping[str, str] = {}  # by source, words of the daemon's reason for not using it
+    told: Mapping[str, tuple[str, str]] = {}  # by check of doctor, its state, and words that it says
 
 
 _LOCKED: Final = "blocked by kernel lockdown"
