@@ -156,8 +156,8 @@ class KnownNamespaces:
             self._with = {directory: set(namespaces) for directory, namespaces in self._with.items()}
             self._below = {above: set(namespaces) for above, namespaces in self._below.items()}
 
-    def _lives(self, known: FirstProcess) -> bool:
-        return self.firsts.get(known.host_pid) is known
+    def _lives(self, first: FirstProcess) -> bool:
+        return self.firsts.get(first.host_pid) is first
 
     def _place_next(self) -> bool:
         if not self._unplaced:
@@ -167,27 +167,27 @@ class KnownNamespaces:
             self.not_placed.append(first)
         return True
 
-    def _place(self, known: FirstProcess) -> bool:
+    def _place(self, first: FirstProcess) -> bool:
         """Determine its namespace and those above, which never change; False if unknown."""
-        chain = self._pidmap.namespaces_of(known.host_pid, known.arrival)
+        chain = self._pidmap.namespaces_of(first.host_pid, first.arrival)
         try:
-            depth = len(chain or self._procfs.ns_pids(known.host_pid))
-            own = chain[-1] if chain else self._procfs.pidns(known.host_pid)
+            depth = len(chain or self._procfs.ns_pids(first.host_pid))
+            own = chain[-1] if chain else self._procfs.pidns(first.host_pid)
             if depth == 2:
-                known.parents = _BELOW_HOST
+                first.parents = _BELOW_HOST
             elif chain:
-                known.parents = chain[:-1]
+                first.parents = chain[:-1]
             elif depth > 2:
                 with suppress(CannotKnow):
-                    known.parents = self._procfs.pidns_chain(known.host_pid)[:-1]
+                    first.parents = self._procfs.pidns_chain(first.host_pid)[:-1]
         except (ProcessGone, AccessDenied, CannotKnow):
             return False
-        known.pidns, known.level = own, depth - 1
-        self._by_pidns[own] = known
-        if known.parents:
-            self._below.setdefault(known.parents[-1], set()).add(own)
+        first.pidns, first.level = own, depth - 1
+        self._by_pidns[own] = first
+        if first.parents:
+            self._below.setdefault(first.parents[-1], set()).add(own)
         self._of.clear()
-        heapq.heappush(self._due, known)
+        heapq.heappush(self._due, first)
         return True
 
     def _read_next(self, now: float) -> bool:
@@ -212,7 +212,7 @@ class KnownNamespaces:
         while waiting:
             _, first = waiting.popitem()
             if self._directories is not None and self._lives(first):
-                with suppress(ProcessGone, CannotKnow, WorkerFailed):
+                with suppress(ProcessGone, CannotKnow, WorkerFailed, OSError):
                     directories = await self._directories(first.host_pid)
                     if directories != first.directories and self._lives(first):
                         self._remove(first)
@@ -221,34 +221,34 @@ class KnownNamespaces:
                             self._with.setdefault(directory, set()).add(first.pidns)
                         self._of.clear()
 
-    def _identify(self, known: FirstProcess) -> None:
+    def _identify(self, first: FirstProcess) -> None:
         """Determine its container; a process of the same container makes nested ones."""
-        if known.made_by_runtime:
+        if first.made_by_runtime:
             return
-        procfs, host_pid = self._procfs, known.host_pid
+        procfs, host_pid = self._procfs, first.host_pid
         with suppress(ProcessGone, AccessDenied):
-            known.container_id = procfs.container(host_pid).container_id
-            if not known.container_id:
+            first.container_id = procfs.container(host_pid).container_id
+            if not first.container_id:
                 return
             # The numbers in the namespace of gVisor's gofer are not those that the container knows.
             if is_gvisor(procfs, host_pid):
                 return
-            if procfs.container(procfs.parent(host_pid)).container_id != known.container_id:
-                known.made_by_runtime = True
-                self._by_id.setdefault(known.container_id, set()).add(host_pid)
+            if procfs.container(procfs.parent(host_pid)).container_id != first.container_id:
+                first.made_by_runtime = True
+                self._by_id.setdefault(first.container_id, set()).add(host_pid)
 
-    def _forget(self, known: FirstProcess) -> None:
-        del self.firsts[known.host_pid]
-        _discard(self._by_id, known.container_id, known.host_pid)
-        self._remove(known)
-        if self._by_pidns.get(known.pidns) is known:
-            del self._by_pidns[known.pidns]
-            if known.parents:
-                _discard(self._below, known.parents[-1], known.pidns)
+    def _forget(self, first: FirstProcess) -> None:
+        del self.firsts[first.host_pid]
+        _discard(self._by_id, first.container_id, first.host_pid)
+        self._remove(first)
+        if self._by_pidns.get(first.pidns) is first:
+            del self._by_pidns[first.pidns]
+            if first.parents:
+                _discard(self._below, first.parents[-1], first.pidns)
 
-    def _remove(self, known: FirstProcess) -> None:
-        for directory in known.directories:
-            _discard(self._with, directory, known.pidns)
+    def _remove(self, first: FirstProcess) -> None:
+        for directory in first.directories:
+            _discard(self._with, directory, first.pidns)
 
     def first_process_of(self, container_id: str) -> FirstProcess | None:
         """Return the container's first process made by a runtime; None if two claim the id."""
@@ -279,7 +279,6 @@ class KnownNamespaces:
         return namespaces
 
     def container_ids(self, key: Hashable) -> set[str]:
-        """Containers with this key mounted or learned."""
         ids = {learned.container_id for learned in self._learned.get(key, {}).values()}
         for pidns in self._with.get(key, ()):
             ids.add(self._by_pidns[pidns].container_id)
@@ -308,11 +307,11 @@ class KnownNamespaces:
     def _still_there(self, learned: Learned) -> bool:
         return learned.init is None or self._pidmap.arrival(learned.init[0]) == learned.init[1]
 
-    def _add_below(self, pidns: int, found: set[int]) -> None:
+    def _add_below(self, pidns: int, namespaces: set[int]) -> None:
         queue = [pidns]
-        while queue and len(found) <= MAX_NAMESPACES:
-            below = self._below.get(queue.pop(), set()) - found
-            found |= below
+        while queue and len(namespaces) <= MAX_NAMESPACES:
+            below = self._below.get(queue.pop(), set()) - namespaces
+            namespaces |= below
             queue.extend(below)
 
 

@@ -147,7 +147,7 @@ class Census:
                 return
         except ProcessGone:
             return
-        except (CannotKnow, WorkerFailed):
+        except (CannotKnow, WorkerFailed, OSError):
             pass
         namespace, pod = self.pods.of(pod_uid)
         report = Container(

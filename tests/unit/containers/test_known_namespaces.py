@@ -1,6 +1,8 @@
 """The index of first processes, while thousands come and go and several tasks bring it up to date."""
 
 import asyncio
+import errno
+import os
 import sys
 import time
 from collections.abc import Callable, Hashable, Iterator
@@ -61,8 +63,11 @@ class Room:
         self.index.on_mounts_needed(self.mounts)
         self.read: list[tuple[int, float]] = []  # mount tables: of which process, and when
         self.cpu = self.wait = 0.0  # seconds for each
+        self.broken = 0  # the process whose mount table can't be read
 
     async def mounts(self, host_pid: int) -> frozenset[Hashable]:
+        if host_pid == self.broken:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
         burn(self.cpu)
         if self.wait:
             await asyncio.sleep(self.wait)
@@ -202,6 +207,13 @@ def test_new_process_is_read_before_hundreds_of_old_ones(room: Room) -> None:
     for _ in range(100):  # the others have their turn all the same
         list(room.index.steps(SLICE_SECONDS, READ_SECONDS))
     assert {host_pid for host_pid, _ in room.read} == set(range(1000, 1101))
+
+
+async def test_unreadable_mount_table_hides_no_other(room: Room) -> None:
+    room.broken = 1000
+    room.lives(range(1000, 1010))
+    await room.index.catch_up(Slices(), bounded=False)
+    assert [len(room.index.of(digit)) for digit in range(10)] == [0, *[1] * 9]
 
 
 async def test_only_mounts_of_new_processes_are_awaited(room: Room) -> None:

@@ -21,7 +21,10 @@ def scene(tmp_path: Path, comm: str, mounts: str, names: ContainerNames | None =
     process = tmp_path / "4711"
     process.mkdir()
     (process / "cgroup").write_text(f"0::/kubepods/besteffort/pod{UID}/{CONTAINER}\n")
-    (process / "mountinfo").write_text(mounts)
+    if mounts:
+        (process / "mountinfo").write_text(mounts)
+    else:
+        (process / "mountinfo").mkdir()  # reading it fails
     (process / "comm").write_text(f"{comm}\n")
     census = Census(
         Procfs(str(tmp_path)),
@@ -45,13 +48,14 @@ ENDLESS = f"41 40 0:50 /{'x' * 4000} /mnt rw - tmpfs tmpfs rw\n" * (MAX_TENANT_F
     ("comm", "mounts", "containers"),
     [
         ("train", mount(f"/vgpu/containers/{UID}_main") + ENDLESS, [(CONTAINER, "main")]),
+        ("train", "", [(CONTAINER, None)]),
         ("pause", mount(f"/k/pods/{UID}/etc-hosts"), []),  # a pod's sandbox only holds its namespaces
         ("pause", mount(f"/k/pods/{UID}/containers/main/1"), [(CONTAINER, "main")]),
     ],
-    ids=["endless mount table", "sandbox", "container named pause"],
+    ids=["endless mount table", "unreadable mount table", "sandbox", "container named pause"],
 )
 def test_container_is_named_by_its_mounts(
-    tmp_path: Path, comm: str, mounts: str, containers: list[tuple[str, str]]
+    tmp_path: Path, comm: str, mounts: str, containers: list[tuple[str, str | None]]
 ) -> None:
     reports = scene(tmp_path, comm, mounts).containers()
     assert [(report.container_id, report.container_name) for report in reports] == containers
