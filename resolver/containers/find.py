@@ -11,8 +11,6 @@ from resolver.linux.cgroup_directories import cgroup_roots, find_directories, pr
 from resolver.linux.mounts import Mount
 from resolver.linux.procfs import Procfs
 
-TYPE_CHECKING = False  # as typing's, which a look-up does without
-
 #: Fewer characters of an id than this are taken for a slip.
 SHORTEST_PREFIX, FULL_ID = 6, 64
 _HEX = frozenset("0123456789abcdef")
@@ -29,7 +27,6 @@ class FoundContainer(NamedTuple):
 
     @property
     def container_id(self) -> str:
-        """Id, else the name."""
         return names_in(min(self.keys, key=len).rsplit("/", 1)[-1])[0]
 
 

@@ -6,8 +6,6 @@ from collections.abc import Iterable
 
 from resolver.base.records import NamedTuple
 
-TYPE_CHECKING = False  # as typing's, which a look-up does without
-
 #: Kubelet cuts a link's name at 255 bytes (``logSymlink`` in pkg/kubelet/kuberuntime/legacy.go), and so its id.
 _SHORTEST_ID = 12
 _HEX = frozenset("0123456789abcdef")
@@ -89,7 +87,6 @@ class ContainerNames:
                 self._by_pod.setdefault((name.namespace, name.pod), set()).add(name.container)
 
     def of(self, container_id: str) -> LogName | None:
-        """Name; None without a log."""
         starts = (container_id[:digits] for digits in self._cut)
         return next((self._by_id[text] for text in (container_id, *starts) if text in self._by_id), None)
 

@@ -7,8 +7,6 @@ from resolver.base.errors import Ambiguous, CannotKnow, NotFound, ProcessGone
 from resolver.base.records import NamedTuple
 from resolver.linux.procfs import HOST_PIDNS, ProcessIdentity, Procfs
 
-TYPE_CHECKING = False  # as typing's, which a look-up does without
-
 
 class Member(NamedTuple):
     """Process of the container; ``ns_pids`` as in `resolver.linux.procfs.ProcessIdentity`."""

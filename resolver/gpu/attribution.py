@@ -100,9 +100,9 @@ async def join(
             told = device.status == OK and nvml_pid not in device.dropped
             sm_util = min(device.newest.get(nvml_pid, 0), 100) if told else None
             memory, share = memories.get(nvml_pid), device.shares.get(nvml_pid, 0)
-            this = Used(place.host_pid, uuid, place.container, sm_util, memory, place.reason, share)
+            use = Used(place.host_pid, uuid, place.container, sm_util, memory, place.reason, share)
             before = used.get(place.host_pid)
-            used[place.host_pid] = this.with_thread(before) if before else this
+            used[place.host_pid] = use.with_thread(before) if before else use
             if place.reason is not None and nvml_pid in device.newest:
                 orphans.append(Sample(nvml_pid, uuid, sm_util or 0, place.reason, place.container or None))
                 # Its slot may be found before the next NVML answer: unknown until then, never idle.

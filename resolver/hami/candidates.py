@@ -115,7 +115,9 @@ class Candidates:
         if candidate.shared:
             file, above = SuperblockPath(*superblock), SuperblockPath(*above)
             pod_uid, container = owner.pod_uid, owner.container_name
-            proof = PodFile(file, shown, opened=opened, tree=above, pod_uid=pod_uid, container_name=container)
+            proof = PodFile(
+                file, shown, opened=opened, mount=above, pod_uid=pod_uid, container_name=container
+            )
             return Location(proof, shown)
         kind = ClaimDirectory if owner.claim else SharedDirectory
         return Location(kind(*superblock), shown)
@@ -141,7 +143,6 @@ class Candidates:
         candidate.pause = longer(candidate.pause, FIRST_PAUSE, LONGEST_PAUSE)
 
     def release(self, candidate: Candidate) -> None:
-        """Close its region, if any."""
         if candidate.region is not None:
             candidate.region = None
             del self.accepted[candidate.path]

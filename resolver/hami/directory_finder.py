@@ -164,7 +164,6 @@ class DirectoryFinder(Discovery):
         self.missing_dirs.discard(root.path)
 
     async def _list(self, root: Root) -> None:
-        """Read a root's entries by a lane."""
         names, after, last, complete = set[str](), "", False, False
         try:
             while not last:

@@ -8,7 +8,9 @@ import math
 import sys
 from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import Future
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, ClassVar, Final, NamedTuple, TypeVar
+
+from msgspec import Struct
 
 from resolver.base.errors import AccessDenied, RegionRejected, TooSlow, WorkerFailed
 from resolver.base.reasons import RegionReason
@@ -31,24 +33,21 @@ class SharedDirectory(SuperblockPath):
 
     @property
     def mount(self) -> tuple[str, str]:
-        """The directory."""
         return self
 
 
-class _MappedFile(NamedTuple):
-    file: SuperblockPath
-    shown: Shown
-    container_id: str
-
-
-class MappedFile(_MappedFile):
+class MappedFile(Struct, frozen=True):
     """File that a region's processes, in one container, hold and map.
 
     ``shown`` is as in ``maps``. ``container_id`` is empty if the cgroup has none.
     """
 
-    __slots__ = ()
-    alone, open, mount = False, False, None
+    file: SuperblockPath
+    shown: Shown
+    container_id: str
+    alone: ClassVar = False
+    open: ClassVar = False
+    mount: ClassVar = None
 
 
 class ClaimDirectory(SharedDirectory):
@@ -58,29 +57,21 @@ class ClaimDirectory(SharedDirectory):
     alone = False
 
 
-class _PodFile(NamedTuple):
+class PodFile(Struct, frozen=True):
+    """File that a region's processes, in one pod and container, hold and map.
+
+    All containers have the whole tree, ``mount``: the pod is the cgroup's, the container's name kubelet's. ``opened``
+    is the inode in descriptors.
+    """
+
     file: SuperblockPath
     shown: Shown
     opened: int
-    tree: SuperblockPath
+    mount: SuperblockPath
     pod_uid: str
     container_name: str
-
-
-class PodFile(_PodFile):
-    """File that a region's processes, in one pod and container, hold and map.
-
-    All containers have the whole ``tree``: the pod is the cgroup's, the container's name kubelet's. ``opened`` is the
-    inode in descriptors.
-    """
-
-    __slots__ = ()
-    alone, open = False, True
-
-    @property
-    def mount(self) -> SuperblockPath:
-        """The tree."""
-        return self.tree
+    alone: ClassVar = False
+    open: ClassVar = True
 
 
 #: Proof that a process belongs to a region. ``alone``: the file is certainly a single container's; ``open``: all
@@ -119,7 +110,6 @@ class FoundRegion(NamedTuple):
 
     @property
     def path(self) -> str:
-        """The region's path and key."""
         return self.region.path
 
 
@@ -143,7 +133,6 @@ class Place:
         self.due = until if self.due == math.inf else soon
 
     def cancel(self) -> None:
-        """End the work, if any."""
         if self.work is not None:
             self.work.cancel()
             self.work = None
@@ -168,7 +157,6 @@ class Discovery:
         self._failure: BaseException | None = None  # of a place, until the end of a refresh
 
     def wants(self) -> float:
-        """Return the next refresh's time."""
         return self._wants
 
     async def settle(self) -> bool:
@@ -179,7 +167,6 @@ class Discovery:
         return bool(tasks)
 
     def _places(self) -> Iterable[Place]:
-        """Return the places that are searched again."""
         raise NotImplementedError
 
     def _due(self, places: Iterable[P]) -> list[P]:
@@ -216,13 +203,11 @@ class Discovery:
             self._changes = changes
 
     def accept(self, found: FoundRegion) -> None:
-        """Add a region."""
         self.regions[found.path] = found.region
         self.rejected.pop(found.path, None)
         self._changes.added.append(found)
 
     def release(self, path: str) -> None:
-        """Close and remove a region."""
         region = self.regions.pop(path)
         region.close()
         self._changes.removed.append(region)

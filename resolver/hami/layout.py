@@ -55,7 +55,6 @@ class Layout(NamedTuple):
 
     @property
     def file_bytes(self) -> int:
-        """File size: upstream extends it by one byte."""
         return self.size + 1
 
     def slot_offset(self, index: int) -> int:

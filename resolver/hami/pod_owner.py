@@ -124,7 +124,6 @@ class PodOwner:
         return {host_pid: mapped[host_pid] for host_pid in host_pids}
 
     def forget(self, proof: PodFile) -> None:
-        """Forget a vanished file."""
         self._asked.discard(proof.shown)
 
     async def _read(self, host_pid: int, files: frozenset[Shown], payer: str) -> _Mapped:
@@ -143,7 +142,7 @@ class PodOwner:
         with verify(self._procfs, host_pid, keep=True) as handle:
             if handle.process.ns_pids[-1:] != (ns_pid,):
                 raise ProcessGone(f"{host_pid} is another process now")
-            place = proof.tree.device, proof.tree.path, proof.opened
+            place = *proof.mount, proof.opened
             tenant = self._container(host_pid).container_id or f"process {host_pid}"
             await self._reader.ask(payer, tenant, describe_written, host_pid)
             located = await self._reader.ask(payer, ALL, written_in, host_pid, *place)

@@ -92,15 +92,15 @@ def hami_variables(procfs: Procfs, host_pid: int, start_time: int) -> list[str]:
     return [value[:_LONGEST_VARIABLE] for value in values]
 
 
-def mount_causes(procfs: Procfs, host_pid: int, found: list[str]) -> list[str]:
-    """Return the causes by its mount table and those ``found`` before, which hold without HAMi's library."""
+def mount_causes(procfs: Procfs, host_pid: int, causes: list[str]) -> list[str]:
+    """Return the causes by its mount table and ``causes`` known before, which hold without HAMi's library."""
     table = procfs.mount_table(host_pid)
     if not any(b"vgpu" in line.split(b" ", 5)[4] for line in table.split(b"\n") if b"vgpu" in line):
         return [BypassReason.NOT_MOUNTED]
     if _PRELOAD in table:
-        found = [cause for cause in found if cause != BypassReason.NOT_PRELOADED]
+        causes = [cause for cause in causes if cause != BypassReason.NOT_PRELOADED]
     missing = _PRELOAD in table and _preloads_a_missing_library(f"{procfs.root}/{host_pid}/root")
-    return found or [BypassReason.PRELOAD_MISSING if missing else BypassReason.NOT_LOADED]
+    return causes or [BypassReason.PRELOAD_MISSING if missing else BypassReason.NOT_LOADED]
 
 
 def _preloads_a_missing_library(root: str) -> bool:

@@ -165,13 +165,9 @@ class SharedRegion:
             raise BlockingIOError(errno.EAGAIN, "not in the page cache")
         return room.tobytes()
 
-    def start_with(self, end: int) -> None:
-        """Read the first ``end`` slots, or those in use if more."""
+    def start_with(self, end: int = layouts.MAX_SLOTS) -> None:
+        """Read the first ``end`` slots next time, or those in use if more: unseen moves may have left copies."""
         self._end = end
-
-    def read_all(self) -> None:
-        """Read all slots next time: unseen moves may have left copies."""
-        self._end = layouts.MAX_SLOTS
 
     def _parse_header(self, data: bytes) -> None:
         if data == self._data:
@@ -239,7 +235,6 @@ class SharedRegion:
         raise RegionRejected(RegionReason.UNKNOWN_SIZE, f"it grew to {info.st_size} bytes")
 
     def close(self) -> None:
-        """Close the descriptor; repeatable."""
         if self.fd >= 0:
             let_go(self.fd)
             self.fd = -1

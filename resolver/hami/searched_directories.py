@@ -89,7 +89,6 @@ class Root(Place):
 
     @property
     def link(self) -> str:
-        """Path by which a lane can open it."""
         return f"/proc/{os.getpid()}/fd/{self.fd}"
 
 

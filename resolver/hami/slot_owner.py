@@ -124,7 +124,6 @@ class OwnerFinder:
         return worst(findings.seen)
 
     def forget(self, proof: Proof) -> None:
-        """Forget a vanished region."""
         if isinstance(proof, PodFile):
             self._in_pod.forget(proof)
         self._index.forget(proof)
@@ -210,7 +209,6 @@ class OwnerFinder:
     async def _search(
         self, host_pids: list[int], search: Search, namespaces: frozenset[int], findings: _Findings
     ) -> None:
-        """Check these processes."""
         for host_pid in host_pids:
             findings.asked.append(host_pid)
             try:

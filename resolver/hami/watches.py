@@ -85,7 +85,6 @@ class Watches:
         return True
 
     def forget(self, key: str) -> None:
-        """Stop watching a key, if watched."""
         watched = self._watched.pop(key, None)
         if watched is None:
             return
@@ -143,7 +142,6 @@ class Watches:
             self._open()
 
     def close(self) -> None:
-        """Release everything."""
         if self._inotify is not None:
             self._inotify.close()
             self._inotify = None

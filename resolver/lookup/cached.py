@@ -154,7 +154,6 @@ class Batch:
     async def _by_listing(
         self, kernel: KernelMap, init: FirstProcess, ns_pids: list[int], answers: Answers
     ) -> list[int]:
-        """Return the PIDs without an answer."""
         pidns = init.pidns
         first = {}
         for ns_pid in ns_pids:

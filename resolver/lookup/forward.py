@@ -25,8 +25,6 @@ from resolver.linux.host_view import require_host_view
 from resolver.linux.procfs import Procfs
 from resolver.lookup.resolve import ContainerProcess, resolve
 
-TYPE_CHECKING = False  # as typing's, which a look-up does without
-
 
 def lookup(procfs: Procfs, cid: str, ns_pid: int, *, pidns: int | None = None) -> ContainerProcess:
     """Return the process with the PID ``ns_pid`` in container ``cid``, or in its nested PID namespace ``pidns``.

@@ -12,8 +12,6 @@ from resolver.containers.namespaces import Namespace, has_number
 from resolver.linux.cgroup import ContainerCgroup
 from resolver.linux.procfs import ProcessHandle, Procfs
 
-TYPE_CHECKING = False  # as typing's, which a look-up does without
-
 
 class ContainerProcess(NamedTuple):
     """Process of a container: ``container_pid`` is its number in the PID namespace ``pidns``.

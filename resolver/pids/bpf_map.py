@@ -178,7 +178,6 @@ class KernelMap:
         yield self.counters()["seeded"] - seeded + now - lost
 
     def close(self) -> None:
-        """Detach the probes and close everything; may be repeated."""
         self.loaded.close()
 
 

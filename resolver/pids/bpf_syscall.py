@@ -80,7 +80,6 @@ class BpfMap:
         )
 
     def lookup(self, *key: int) -> tuple[int, ...] | None:
-        """Value of a key. Raises OSError."""
         try:
             self._pack(self._key, 0, *key)
         except StructError:

@@ -125,7 +125,6 @@ class Ladder:
 
     @property
     def steps(self) -> tuple[str, ...]:
-        """Allowed sources, best first."""
         return steps(self.wanted)
 
     def not_ready(self, source: PidSource) -> str:
@@ -139,7 +138,6 @@ class Ladder:
             return _explanation(error)
 
     def keep_up(self, source: PidSource) -> str:
-        """Tend the source; return its `trouble`."""
         try:
             source.tend()
         except Exception as error:  # noqa: BLE001 - as above
@@ -164,7 +162,6 @@ class Ladder:
         self.next_check = time.monotonic() + (_CHECK_EVERY if not self._no_canary else 0.0)
 
     async def tend(self, source: PidSource) -> None:
-        """Check the source, and fall, climb or grow."""
         now = time.monotonic()
         trouble = self.trouble(source)
         if not trouble and self._missed_more(source):

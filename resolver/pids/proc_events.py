@@ -119,7 +119,6 @@ class EventStream:
             raise CannotKnow(f"the kernel refused the request for process events ({name}): use --source scan")
 
     def close(self) -> None:
-        """Deregister, which closing alone doesn't, and close."""
         if self._channel.fileno() < 0:
             return
         try:

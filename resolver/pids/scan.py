@@ -52,7 +52,6 @@ class ScanSource(PidSource):
             self._forget_others(listed)
 
     def read(self, host_pid: int) -> None:
-        """Read one process, unless known."""
         inode = self._procfs.inode(host_pid)  # before the status: a reuse in between shows as another inode
         if host_pid in self.known and self.known[host_pid].inode == inode:
             return

@@ -98,7 +98,7 @@ class RegionRepairs:
             self.slots.touched(attached=attached)
             self._came = self._came and not attached
             if attached or not watched:
-                self.region.read_all()  # the next time: a move may have been missed
+                self.region.start_with()  # the next time: a move may have been missed
         if view is self.view:
             return []
         gone = self.slots.take(view)

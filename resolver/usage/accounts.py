@@ -71,7 +71,7 @@ class _Entry:
 
     def add(self, window: Window, used: float | None, total: float, processes: list[Process]) -> None:
         """Count a window's GPU-seconds, None if unknown, of these processes; the device's are ``total``."""
-        seconds, unknown, memory = window.known, window.unknown, [process.memory for process in processes]
+        seconds, unknown, memory = window.covered, window.unknown, [process.memory for process in processes]
         if used is None:
             seconds, unknown, used = 0.0, unknown + seconds, 0.0
         new = _Sums(seconds + unknown, used, unknown, total if 0 < used < total else 0.0)
@@ -184,7 +184,7 @@ class Accounts:
         if taken is None:
             return
         window, used = taken
-        joules, total = window.known * (device.power or 0.0), sum(used.values())
+        joules, total = window.covered * (device.power or 0.0), sum(used.values())
         if joules and not total:
             self.unused_joules[uuid] = self.unused_joules.get(uuid, 0.0) + joules
         for key, entry in self.entries.items():

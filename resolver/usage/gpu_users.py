@@ -79,7 +79,6 @@ class GpuUsers:
         self._counters, self._journal = counters, journal
 
     async def collect(self, interval: float) -> Collection:
-        """Ask NVML, and join the answer; see `Sampler.collect`."""
         began = time.perf_counter()
         collection = await self.sampler.collect(max(DRIVER_SECONDS, interval))
         self.answer_seconds = time.perf_counter() - began

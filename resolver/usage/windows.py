@@ -19,12 +19,12 @@ _LONGEST_PERIOD: Final = 1.0
 
 
 class Window(NamedTuple):
-    """Seconds ``known`` and ``unknown`` since the window before, and the load's integral over the known ones.
+    """Seconds ``covered`` and ``unknown`` since the window before, and the load's integral over the covered ones.
 
     ``used`` is in seconds of the whole device.
     """
 
-    known: float
+    covered: float
     unknown: float
     used: float
 
@@ -62,7 +62,7 @@ class DeviceTime(Generic[K]):
             window, self._kept = self._kept.plus(window), None
         before, self._shares = self._shares, {key: share for key, share in shares.items() if share}
         if window.used and not self._shares:
-            if not before and device.memory and window.known < KEPT_SECONDS:
+            if not before and device.memory and window.covered < KEPT_SECONDS:
                 self._kept = window
                 return None
             return window, window.split(before)
@@ -75,13 +75,13 @@ class DeviceTime(Generic[K]):
         if device.status != OK or not device.periods:
             self._stamp = 0
             return Window(0.0, gap, 0.0)
-        seconds_known = used = 0.0
+        covered = used = 0.0
         before, continues = device.start, self._stamp in (0, device.start)
         for stamp, load in device.periods:
             seconds, before = (stamp - before) / 1e6, stamp
             if load is not None and seconds <= _LONGEST_PERIOD:
-                seconds_known += seconds
+                covered += seconds
                 used += seconds * load / 100
         self._stamp = before
-        unknown = (before - device.start) / 1e6 - seconds_known if continues else gap - seconds_known
-        return Window(seconds_known, min(max(unknown, 0.0), gap), used)
+        unknown = (before - device.start) / 1e6 - covered if continues else gap - covered
+        return Window(covered, min(max(unknown, 0.0), gap), used)

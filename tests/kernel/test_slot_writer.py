@@ -134,7 +134,7 @@ async def zero_what_nobody_has(container: Container, mover: Process) -> Counter[
             if readable(mover.stdout, 0):
                 break
             if not looks % 64:
-                region.read_all()
+                region.start_with()
             repairs.observe(region.read())
             # No pause between two writes of zeroes.
             inputs = Inputs(float(looks), HostpidPolicy(None, ""), NOTHING, WriteUtilization.AUTO)

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from resolver.base.budget import Slices
 from resolver.base.errors import AccessDenied, TooSlow
@@ -178,7 +179,8 @@ def test_a_process_is_read_once_for_all_files(room: Room, monkeypatch: pytest.Mo
         place = room.put(100 + number, pod, container, opened=path, inode=7000 + number)
         (place / "maps").write_text(maps(inode=5000 + number))
     proofs = [
-        PROOF._replace(
+        replace(
+            PROOF,
             file=SuperblockPath(DEVICE, f"{TREE}/{pod}_main/usage.cache"),
             shown=(DEVICE, 5000 + number),
             opened=7000 + number,

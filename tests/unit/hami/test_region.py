@@ -168,7 +168,7 @@ def test_slots_above_proc_num_are_shown_while_they_say_a_load(
     poke(file, *sm_util(in_use + left, 58))
     poke(file, V1_2.slot_offset(in_use + left), "i", 77)
     assert len(region.read().slots) == in_use, "nothing above proc_num is read unless it is asked for"
-    region.read_all()
+    region.start_with()
     view = region.read()
     assert (len(view.slots), view.proc_num) == (in_use + left + 1, in_use)
     assert view.slots[in_use + left][1] == 77
