@@ -22,6 +22,7 @@ ENDED = replace(
     PROCESS, container_id="c1", pod_uid=None, container_name=None, no_slot=SampleReason.PROCESS_ENDED
 )
 SLOT = SlotReport(2, 0, 100, 100, False, None, None, (50,), (50,), core_policy="")
+UNOWNED = replace(SLOT, slot=1, host_pid=None, unresolved=UnresolvedReason.NOT_MAPPED)
 REGION = RegionReport(
     "/a.cache", "uid", "main", "v1.2", (GPU,), "c1", slots=SlotReports((SLOT,)), sm_limit=(40,)
 )
@@ -259,10 +260,8 @@ def test_exceeded_is_said_after_two_minutes_above_the_limit(node: Node) -> None:
         ({"sm_limit": (100,)}, LimitState.NO_LIMIT),
         ({"limits": (LimitState.NO_EFFECT,)}, LimitState.NO_EFFECT),
         ({"limits": (LimitState.NO_EFFECT,), "limiting": False}, LimitState.SWITCHED_OFF),
-        (
-            {"slots": SlotReports((replace(SLOT, host_pid=None, unresolved=UnresolvedReason.NOT_MAPPED),))},
-            LimitState.WAITING,
-        ),
+        ({"slots": SlotReports((UNOWNED,))}, LimitState.WAITING),
+        ({"slots": SlotReports((SLOT, UNOWNED))}, LimitState.EXCEEDED),
         ({"slots": SlotReports((replace(SLOT, core_policy=None),))}, LimitState.UNKNOWN),
         ({"slots": SlotReports((SLOT, replace(SLOT, core_policy="disable")))}, LimitState.DISABLED),
         (
@@ -293,13 +292,6 @@ def test_a_limit_that_does_not_hold_has_a_reason(
 )
 def test_process_policy_wins_over_the_switch(policy: str | None, *, switch: bool, state: LimitState) -> None:
     assert LimitState.of(policy, switch=switch) is state
-
-
-def test_a_slot_without_an_owner_hides_no_excess(node: Node) -> None:
-    node.begin(PROCESS, p100=steady(0.95))
-    node.work(PROCESS, seconds=140)
-    false = replace(SLOT, slot=1, host_pid=None, unresolved=UnresolvedReason.NOT_MAPPED)
-    assert node.use(replace(REGION, slots=SlotReports((SLOT, false)))).limit_state is LimitState.EXCEEDED
 
 
 def test_the_idle_clock_stands_still_while_nvml_is_silent(node: Node) -> None:
