@@ -72,7 +72,7 @@ def test_kubelets_name_counts_and_not_that_of_hamis_directory(tmp_path: Path) ->
     assert report.container_name == "main"
 
 
-def test_map_is_asked_for_new_containers_every_few_seconds(tmp_path: Path) -> None:
+async def test_map_is_asked_for_new_containers_every_few_seconds(tmp_path: Path) -> None:
     """It cost a fifth of an idle daemon to ask with each of NVML's answers."""
     asked = list[object]()
 
@@ -85,8 +85,8 @@ def test_map_is_asked_for_new_containers_every_few_seconds(tmp_path: Path) -> No
     census = Census(Procfs(str(tmp_path)), cast("Any", pidmap), cast("Any", namespaces), names, Journal())
     user = {CONTAINER: 4711}
     for users, times in (({}, 1), ({}, 1), (user, 2), (user, 2)):
-        at_once(census.refresh(users, {}))
+        await census.refresh(users, {})
         assert len(asked) == times
     census.next_scan = 0.0
-    at_once(census.refresh(user, {}))
+    await census.refresh(user, {})
     assert len(asked) == 3
