@@ -48,12 +48,12 @@ class Part(NamedTuple):
 
 
 class Gathered(NamedTuple):
-    """Output of a part. ``trouble`` says why it is incomplete; empty if it is not."""
+    """Output of a part. ``trouble`` says why it is incomplete; None if it is not."""
 
     part: Part
-    text: str
-    seconds: float
-    trouble: str
+    text: str = ""
+    seconds: float = 0.0
+    trouble: str | None = None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,10 +72,10 @@ def run(args: argparse.Namespace) -> int:
     try:
         with file:
             gathered = []
-            for part in gather(parts(client.socket_of(args.socket))):
-                gathered.append(part)
-                came = part.trouble.partition(". ")[0] or f"{len(part.text)} bytes"
-                _say(f"{part.part.name:18} {part.seconds:5.1f} s  {came}")
+            for output in gather(parts(client.socket_of(args.socket))):
+                gathered.append(output)
+                came = output.trouble.partition(". ")[0] if output.trouble else f"{len(output.text)} bytes"
+                _say(f"{output.part.name:18} {output.seconds:5.1f} s  {came}")
             _write(file, name, gathered, redact=args.redact)
     except BaseException:
         if path != _STDOUT:
@@ -102,29 +102,29 @@ def _opened(path: str) -> BinaryIO:
         raise UsageError(f"{path} cannot be made ({error.strerror}): give another with -o FILE") from None
 
 
-def _write(file: BinaryIO, directory: str, gathered: Sequence[Gathered], *, redact: bool) -> None:
-    texts = {part.part.name: part.text for part in gathered}
-    troubles = {part.part.name: part.trouble for part in gathered}
+def _write(file: BinaryIO, directory: str, gathered: list[Gathered], *, redact: bool) -> None:
     if redact:
         redactor = Redactor((socket.gethostname(), socket.gethostname().partition(".")[0]))
-        for text in (*texts.values(), *troubles.values()):
+        for _, text, _, trouble in gathered:
             redactor.learn(text)
-        texts = {name: redactor.redact(text) for name, text in texts.items()}
-        troubles = {name: redactor.sentence(text) for name, text in troubles.items()}
-    with tarfile.open(fileobj=file, mode="w:gz") as archive:
-        _add(archive, f"{directory}/MANIFEST.json", _manifest(gathered, troubles, redact=redact))
-        for name, text in texts.items():
-            if text:
-                _add(archive, f"{directory}/{name}", text)
-
-
-def _manifest(gathered: Sequence[Gathered], troubles: dict[str, str], *, redact: bool) -> str:
-    parts = {}
-    for part, _, seconds, _ in gathered:
-        trouble = troubles[part.name] or None
-        parts[part.name] = {"about": part.about, "seconds": round(seconds, 2), "trouble": trouble}
+            redactor.learn(trouble or "")
+        gathered = [
+            output._replace(
+                text=redactor.redact(output.text),
+                trouble=output.trouble and redactor.sentence(output.trouble),
+            )
+            for output in gathered
+        ]
+    parts = {
+        part.name: {"about": part.about, "seconds": round(seconds, 2), "trouble": trouble}
+        for part, _, seconds, trouble in gathered
+    }
     whole = {"resolver": VERSION, "made_at": time.time(), "redacted": redact, "root": os.geteuid() == 0}
-    return json.dumps(whole | {"parts": parts}, indent=1) + "\n"
+    with tarfile.open(fileobj=file, mode="w:gz") as archive:
+        _add(archive, f"{directory}/MANIFEST.json", json.dumps(whole | {"parts": parts}, indent=1) + "\n")
+        for output in gathered:
+            if output.text:
+                _add(archive, f"{directory}/{output.part.name}", output.text)
 
 
 def _add(archive: tarfile.TarFile, name: str, text: str) -> None:
@@ -163,25 +163,24 @@ def parts(socket_path: str) -> tuple[Part, ...]:
 def gather(wanted: Sequence[Part]) -> Iterator[Gathered]:
     """Start all parts; yield each, in this order, when it has ended or its time is over."""
     began = time.monotonic()
-    running = [(part, started(partial(_collected, part), name=part.name)) for part in wanted]
-    for part, result in running:
+    for part, result in [(part, started(partial(_collected, part), name=part.name)) for part in wanted]:
         try:
-            text, seconds = result.result(max(began + part.seconds - time.monotonic(), 0.0))
-            trouble = ""
+            output = result.result(max(began + part.seconds - time.monotonic(), 0.0))
         except TimeoutError:
-            text, seconds, trouble = "", part.seconds, "it did not end within its time: what it asks hangs"
+            trouble = "it did not end within its time: what it asks hangs"
+            output = Gathered(part, seconds=part.seconds, trouble=trouble)
         except Exception as error:  # noqa: BLE001 - whatever it is, the other parts go on
-            text, seconds, trouble = "", 0.0, str(error) or type(error).__name__
-        if len(text) > MOST_LETTERS:
-            text, trouble = text[:MOST_LETTERS], f"cut off after {MOST_LETTERS >> 20} MiB"
-        yield Gathered(part, text, seconds, trouble)
+            output = Gathered(part, trouble=str(error) or type(error).__name__)
+        if len(output.text) > MOST_LETTERS:
+            trouble = f"cut off after {MOST_LETTERS >> 20} MiB"
+            output = output._replace(text=output.text[:MOST_LETTERS], trouble=trouble)
+        yield output
 
 
-def _collected(part: Part) -> tuple[str, float]:
-    began = time.monotonic()
-    content = part.collect()
+def _collected(part: Part) -> Gathered:
+    began, content = time.monotonic(), part.collect()
     text = content if isinstance(content, str) else json.dumps(content, indent=1) + "\n"
-    return text, time.monotonic() - began
+    return Gathered(part, text, time.monotonic() - began)
 
 
 def _output(*words: str) -> str:

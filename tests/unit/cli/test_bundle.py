@@ -96,15 +96,15 @@ def test_hanging_part_is_ended_and_others_go_on(tmp_path: Path) -> None:
         gathered = list(gather([hangs, Part("kernel", "", facts.kernel, 60.0)]))
         served.recover()
     assert [bool(part.text) for part in gathered] == [False, True]
-    assert "hangs" in gathered[0].trouble
-    assert gathered[1].trouble == ""
+    assert "hangs" in str(gathered[0].trouble)
+    assert gathered[1].trouble is None
     assert time.monotonic() - began < PATIENCE_S
 
 
 def test_too_long_part_is_cut_and_marked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bundle, "MOST_LETTERS", 100)
     (part,) = gather([Part("kernel", "", facts.kernel, 60.0)])
-    assert (len(part.text), "cut off" in part.trouble) == (100, True)
+    assert (len(part.text), "cut off" in str(part.trouble)) == (100, True)
 
 
 # ---- redaction ----------------------------------------------------------------------------------------------------
