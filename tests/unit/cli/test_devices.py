@@ -21,29 +21,13 @@ from resolver.gpu.attribution import NOTHING
 from resolver.gpu.inventory import Gpu, Illness, Inventory, MigInstance
 from resolver.kube.reporter import InventorySocket
 from tests.fakes.command import called
+from tests.fakes.reported import gpu
 from tests.fakes.served import Served, serving
 from tests.patience import until
 
 AT = 1_700_000_000.0
-PLACE = ("0000:3b:00.0", 0, "pci0000:3a", 0)
-FIRST = Gpu(
-    "GPU-a",
-    0,
-    1,
-    "NVIDIA L4",
-    24 << 30,
-    5,
-    7,
-    61,
-    50.0,
-    False,
-    (),
-    0,
-    "ok",
-    "",
-    (),
-    *PLACE,
-    nvlinks={"0000:3c:00.0": 2},
+FIRST = replace(
+    gpu("GPU-a", 0), minor=1, name="NVIDIA L4", memory_total=24 << 30, nvlinks={"0000:3c:00.0": 2}
 )
 SECOND = replace(
     FIRST,
