@@ -142,7 +142,6 @@ def _without_daemon() -> str:
 
 
 def parser_of(command: str) -> tuple[argparse.ArgumentParser, ModuleType]:
-    """Return a command's parser and module."""
     from resolver.cli.parser import Parser
 
     parser = Parser(prog=f"resolver {command}")

@@ -57,7 +57,6 @@ class Gathered(NamedTuple):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
     about = "a new file, or - for standard output (default: resolver-bundle-TIME.tar.gz here)"
     parser.add_argument("-o", "--output", metavar="FILE", help=about)
     parser.add_argument("--redact", action="store_true", help="replace names with pseudonyms")

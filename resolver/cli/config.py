@@ -25,13 +25,11 @@ COLUMNS = ("NAME", "VALUE", "FROM")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``run``, and the output format."""
     config.add_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print them. Wrong settings are the dispatcher's: one sentence, exit code 2."""
     flags = config.given(args)
     settings, origins = config.load(flags, args.config)
     rows: Iterable[Setting] = config.described(settings, origins)

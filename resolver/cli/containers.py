@@ -22,12 +22,10 @@ COLUMNS = ("CONTAINER", "NAMESPACE", "POD", "NAME", "POD UID", *_NUMBERS, "SINCE
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
     add_socket(parser, AS_IT_IS)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print them, by name."""
     if args.json:
         print_answer("/v1/containers", args.socket)
         return 0

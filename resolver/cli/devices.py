@@ -28,12 +28,10 @@ COLUMNS = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
     add_socket(parser, AS_IT_IS)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print them."""
     if args.json:
         print_answer("/v1/gpus", args.socket)
     else:

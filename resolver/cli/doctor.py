@@ -29,7 +29,6 @@ _INDENT = 9  # indent of the text after the state
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments, and the daemon's settings, which are checked."""
     from resolver import config
 
     add = parser.add_argument

@@ -89,17 +89,14 @@ def read(socket_path: str | None) -> Documents:
 
 
 def from_daemon(socket_path: str | None) -> Documents:
-    """Return the running daemon's. Raises as `resolver.cli.ask_daemon.ask`."""
     return _gather(lambda shape, name: ask(shape, f"/v1/{name}", socket_path, _SECONDS))
 
 
 def of_snapshot(snapshot: Snapshot) -> Documents:
-    """Return the answer of a daemon with this snapshot."""
     return _gather(lambda shape, name: convert(answer(snapshot, name), shape, from_attributes=True))
 
 
 def answer(snapshot: Snapshot, name: str) -> Struct:
-    """Return the API's answer about a snapshot."""
     return state_of(snapshot, {}) if name == "status" else shapes.whole(getattr(shapes, name)(snapshot))
 
 

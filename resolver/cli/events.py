@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
     add_socket(parser, "print one JSON object per line")
     add = parser.add_argument
     add("--follow", "-f", action="store_true", help="then wait for more, until interrupted")
@@ -36,7 +35,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the kept ones, then perhaps those that come."""
     if args.pod and args.pod.count("/") > 1:
         raise UsageError(f"--pod {args.pod}: use NAMESPACE/POD, or a pod's UID")
     events: Iterable[Event] = ask(Events, "/v1/events", args.socket).events
@@ -77,7 +75,6 @@ class _Pods:
         return uid
 
     def is_chosen(self, uid: str) -> bool:
-        """Check if that is the chosen pod."""
         by_uid = "/" not in self._chosen and uid.startswith(self._chosen)
         return bool(uid) and (self.names[uid] == self._chosen or by_uid)
 

@@ -43,7 +43,6 @@ _STATE, _NAME = 9, 12
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
     parser.add_argument(
         "cid",
         nargs="?",
@@ -60,7 +59,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Explain; errors are the dispatcher's."""
     from resolver.cli._explain.chain import explain
     from resolver.cli.documents import read
 

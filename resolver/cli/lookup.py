@@ -28,7 +28,6 @@ _HEX, _DIGITS = frozenset("0123456789abcdef"), frozenset("0123456789")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
     from resolver.cli.parser import number
 
     add = parser.add_argument
@@ -72,7 +71,6 @@ def _id_in(text: str) -> str:
 
 
 def run(args: Arguments) -> int:
-    """Answer on standard output; errors are the dispatcher's."""
     try:
         if not _id_in(args.cid):
             from resolver.cli.container_names import resolve

@@ -33,7 +33,6 @@ _SECONDS = 5.0
 
 
 def main() -> int:
-    """Print the view, again each ``--loop`` seconds."""
     parser = argparse.ArgumentParser(prog="resolver-view.pyz", description="Show this container's GPU use.")
     parser.add_argument("--socket", default=os.environ.get("RESOLVER_SOCKET", SOCKET), help="(%(default)s)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")

@@ -20,7 +20,6 @@ _ADDRESS = ":9396"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
     add = parser.add_argument
     about = "the node's name in Kubernetes (or RESOLVER_NODE; default the host's name)"
     add("--node", metavar="NAME", help=about)
@@ -43,7 +42,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Report until a signal asks for the end."""
     import asyncio
     import importlib.util
 

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
     parser.add_argument("host_pid", metavar="HOST_PID", type=number, help="the PID as the host sees it")
     add_socket(parser, "print one JSON object")
     parser.epilog = (
@@ -34,7 +33,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print it; errors are the dispatcher's."""
     import msgspec
 
     from resolver.cli.in_force import settings_in_force

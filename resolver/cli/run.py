@@ -32,7 +32,6 @@ _BEGINS = "begins at"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the settings and the mode."""
     config.add_arguments(parser)
     about = "one pass and a summary; exit code 1 if anything stayed unresolved"
     parser.add_argument("--once", action="store_true", help=about)
@@ -162,7 +161,6 @@ async def _once(settings: Settings) -> int:
 
 
 def summary(snapshot: Snapshot, *, dry_run: bool) -> Iterator[str]:
-    """Yield the lines about one pass, for people."""
     from resolver.base.counters import CounterByReason
     from resolver.base.reasons import RepairReason
     from resolver.hami.placements import searched

@@ -79,7 +79,6 @@ def clip(line: Line, width: int, left: int = 0) -> Line:
 
 
 def on_terminal() -> bool:
-    """Check if standard output is a terminal."""
     return sys.stdout is not None and sys.stdout.isatty()
 
 
@@ -202,7 +201,6 @@ def as_json(value: Any) -> Any:
 
 
 def print_json(value: object) -> None:
-    """Print one JSON value, for programs."""
     import json
 
     print(json.dumps(as_json(value), indent=2))

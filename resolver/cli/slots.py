@@ -69,7 +69,6 @@ class SlotRow(NamedTuple):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
     about = (
         "a .cache file, a container's directory or a directory of them (default: the setting containers_dir)"
     )

@@ -32,13 +32,11 @@ _CONTESTED = (CounterName.CONFLICTS, CounterName.QUARANTINES)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
     add_socket(parser, "print one JSON object")
     parser.add_argument("--brief", action="store_true", help="print only readiness and problems")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print it."""
     status = ask(Status, "/v1/status", args.socket)
     unresolved = ask(Unresolved, "/v1/unresolved", args.socket).by_reason
     if args.json:
@@ -71,7 +69,6 @@ def _daemon(status: Status) -> Iterator[Line]:
 
 
 def _troubles(status: Status) -> Iterator[Line]:
-    """Yield the daemon's own list of problems."""
     for trouble in status.troubles:
         yield "trouble", trouble.with_fix(), "red" if trouble.grave else "yellow"
 

@@ -35,7 +35,6 @@ OWN_PARTS = "gpus", "processes"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
     add = parser.add_argument
     about = "only this pod or container: NAMESPACE/POD[/NAME], POD_UID[/NAME], NAME or an id"
     add("name", nargs="?", default="", metavar="POD", help=about)
@@ -74,7 +73,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _document(status: Status, rows: list[Row]) -> dict[str, object]:
-    """Return GPUs with containers and processes, and unresolved items; null is "not known" or "none"."""
     driver = status.driver
     state = {"at": status.at, "driver_version": driver.version, "driver_error": driver.error}
     lost = [row.facts for heading in rows if heading.kind != "gpu" for row in heading.below]

@@ -42,12 +42,10 @@ _FOR_PROGRAMS = ("NAMESPACE", "GIB HOURS", "WH", "XIDS")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
     add_socket(parser, AS_IT_IS)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print two tables: containers, and processes without a slot."""
     gpus = ask(Gpus, "/v1/gpus", args.socket).gpus  # refused to a container, which has a view of its own
     if args.json:
         print_answer("/v1/usage", args.socket)

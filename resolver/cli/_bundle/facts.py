@@ -90,7 +90,6 @@ def _config(release: str) -> object:
 
 
 def versions() -> dict[str, object]:
-    """Collect the versions of our programs and their dependencies."""
     return {
         "resolver": VERSION,
         "python": sys.version,

@@ -81,7 +81,6 @@ class Explained(NamedTuple):
 
 
 def explain(documents: Documents, container: Container) -> Explained:
-    """Build the chain of one container."""
     view = ContainerView(documents, container)
     links = (_processes(view), _namespace(view), _map(view), _cache_file(view), _driver(view))
     broken = any(link.state is LinkState.BREAKS for link in links)

@@ -152,7 +152,6 @@ class Screen:
 
 
 def _above(node: str, reading: Reading, order: str) -> list[Line]:
-    """Return the two lines about the node."""
     status, gpus = reading.status, [row for row in reading.rows if row.kind == "gpu"]
     lost = sum(len(row.below) for row in reading.rows[len(gpus) :])
     fixed, when = status.totals.slots_repaired, time.strftime("%H:%M:%S", time.localtime(reading.read_at))
