@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     Line = tuple[str, str] | tuple[str, str, str]
 
 EXIT_NOT_READY = 1
-_SLOTS = {"slots": "in use", "slots_dead": "dead", "slots_repaired": "repaired"}
-_CONTESTED = (CounterName.CONFLICTS, CounterName.QUARANTINES)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,12 +47,9 @@ def run(args: argparse.Namespace) -> int:
 
 def lines(status: Status, unresolved: UnresolvedCounts, *, brief: bool = False) -> list[Line]:
     """Return each line's name, text and style."""
-    least = [*_daemon(status), *_troubles(status)]
-    return (
-        least
-        if brief
-        else [*least, *_driver(status), *_work(status, unresolved), *_use(status), *_cost(status)]
-    )
+    least = list(_daemon(status))
+    more = [*_driver(status), *_work(status, unresolved), *_use(status), *_cost(status)]
+    return least if brief else least + more
 
 
 def _daemon(status: Status) -> Iterator[Line]:
@@ -66,9 +61,6 @@ def _daemon(status: Status) -> Iterator[Line]:
     yield "source", f"{source.name}, {several(source.processes, 'process', 'processes')}{size}"
     for name, why in source.not_used.items():
         yield f"not {name}", why, "yellow"
-
-
-def _troubles(status: Status) -> Iterator[Line]:
     for trouble in status.troubles:
         yield "trouble", trouble.with_fix(), "red" if trouble.grave else "yellow"
 
@@ -110,16 +102,16 @@ def _work(status: Status, unresolved: UnresolvedCounts) -> Iterator[Line]:
         row = BY_NAME.get(place.placement)  # a newer daemon's, or a path like none of them
         project = row.project if row else place.placement or "no known placement"
         yield "found", f"{place.regions} in {where} ({project})"
-    yield "slots", ", ".join(f"{getattr(totals, key)} {word}" for key, word in _SLOTS.items())
-    yield _reasons("unresolved", unresolved.slots)
-    yield _reasons("no slot", unresolved.samples)
-    kinds = {"repairs": CounterByReason.REPAIRS, "would repair": CounterByReason.WOULD_REPAIR}
-    for name, counted in kinds.items():
-        done = {reason: n for reason, n in counted.counts(counters, RepairReason).items() if n}
-        if done or name == "repairs":
-            yield name, f"{sum(done.values())}" + (f": {_list(done)}" if done else "")
-    contested = {field.value: n for field in _CONTESTED if (n := counters.get(field, 0))}
-    if contested:
+    yield "slots", f"{totals.slots} in use, {totals.slots_dead} dead, {totals.slots_repaired} repaired"
+    yield _reasons("unresolved", unresolved.slots, "yellow")
+    yield _reasons("no slot", unresolved.samples, "yellow")
+    yield _reasons("repairs", CounterByReason.REPAIRS.counts(counters, RepairReason))
+    if any((would := CounterByReason.WOULD_REPAIR.counts(counters, RepairReason)).values()):
+        yield _reasons("would repair", would)
+    contested = {
+        name.value: counters.get(name, 0) for name in (CounterName.CONFLICTS, CounterName.QUARANTINES)
+    }
+    if any(contested.values()):
         yield "contested", _list(contested), "yellow"
 
 
@@ -127,15 +119,12 @@ def _use(status: Status) -> Iterator[Line]:
     """Yield an operator's next steps; `resolver usage` has all of it."""
     states, without = status.core_limits, status.without_slot
     text = _list({state.replace("_", " "): n for state, n in states.items()})
-    yield (
-        "core limits",
-        text or "none",
-        "yellow" if states.keys() & {LimitState.EXCEEDED, LimitState.NO_EFFECT} else "",
-    )
+    futile = states.keys() & {LimitState.EXCEEDED, LimitState.NO_EFFECT}
+    yield "core limits", text or "none", "yellow" if futile else ""
     if (since := status.idle_since) is not None:
         yield "longest idle", duration(status.at - since)
     if without:
-        yield _reasons("without slot", without)
+        yield _reasons("without slot", without, "yellow")
 
 
 def _cost(status: Status) -> Iterator[Line]:
@@ -154,11 +143,11 @@ def _cost(status: Status) -> Iterator[Line]:
     yield "cost", cost
 
 
-def _reasons(name: str, counts: Mapping[str, int]) -> Line:
+def _reasons(name: str, counts: Mapping[str, int], style: str = "") -> Line:
     total = sum(counts.values())
-    return (name, f"{total}: {_list(counts)}", "yellow") if total else (name, "0")
+    return (name, f"{total}: {_list(counts)}", style) if total else (name, "0")
 
 
 def _list(counts: Mapping[str, int]) -> str:
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    return ", ".join(f"{n} {name}" for name, n in ordered)
+    return ", ".join(f"{n} {name}" for name, n in ordered if n)
