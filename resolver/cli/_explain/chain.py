@@ -221,7 +221,7 @@ def _of_slot(view: ContainerView, slot: Slot) -> Iterator[Link]:
     yield hostpid
     sample = _sample(view, samples)
     yield sample
-    value = _value(view, slot, values, dict(samples))
+    value = _value(view, slot, values)
     holds = hostpid.state is LinkState.OK and sample.state is LinkState.OK
     yield value if holds or value.state is LinkState.OK else _not_blamed(value)
 
@@ -269,9 +269,7 @@ def _sample(view: ContainerView, samples: Sequence[tuple[str, int | None]]) -> L
     return _unknown("sample", f"NVML: {summary}", cause, fix)
 
 
-def _value(
-    view: ContainerView, slot: Slot, values: Sequence[tuple[str, int | None]], samples: dict[str, int | None]
-) -> Link:
+def _value(view: ContainerView, slot: Slot, values: Sequence[tuple[str, int | None]]) -> Link:
     if values and all(value is None for _, value in values):
         cause = "its layout, of January 2024, has no place for utilization"
         return _breaks("value", "sm_util: none", cause, "a newer release of HAMi's library there")
@@ -279,10 +277,8 @@ def _value(
     if slot.stuck:
         fix = "docs/troubleshooting.md#a-slot-is-stuck has a fix for each cause"
         return _breaks("value", summary, slot.stuck, fix, "stuck")
-    if not any(
-        value is not None and (nvml := samples.get(uuid)) is not None and differs(value, nvml)
-        for uuid, value in values
-    ):
+    pairs = [(device.sm_util, device.utilization) for device in slot.device_util]
+    if not any(value is not None and nvml is not None and differs(value, nvml) for value, nvml in pairs):
         return _ok("value", summary)
     cause = "it differs from NVML's at this moment; HAMi's watcher takes it in at its next tick"
     if view.documents.writes:

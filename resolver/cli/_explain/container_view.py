@@ -102,8 +102,9 @@ class ContainerView:
                     used.setdefault(host_pid, device.utilization)
             readable = bool(self.regions) and not self.dropped
             in_use = _sum([device.sm_util for _, device in utils]) if readable else None
-            ended = _left_behind(uuid, [(region.device_uuids, region.ended) for region in self.regions])
-            moved = _left_behind(uuid, [(region.device_uuids, region.moved) for region in self.regions])
+            # Values that slots of ended processes, or moved slots, still have; empty for 0.
+            ended = sum(dict(zip(r.device_uuids, r.ended, strict=False)).get(uuid, 0) for r in self.regions)
+            moved = sum(dict(zip(r.device_uuids, r.moved, strict=False)).get(uuid, 0) for r in self.regions)
             yield Reported(
                 device_uuid=uuid,
                 gpu=self.gpu(uuid),
@@ -112,11 +113,6 @@ class ContainerView:
                 monitor_2_6=None if in_use is None else in_use + ended + moved,
                 nvml=_sum(used.values()),
             )
-
-
-def _left_behind(uuid: str, regions: list[tuple[tuple[str, ...], tuple[int, ...]]]) -> int:
-    """Sum the values that slots of ended processes, or moved slots, still have for a GPU."""
-    return sum(dict(zip(uuids, values, strict=False)).get(uuid, 0) for uuids, values in regions)
 
 
 def _sum(values: Collection[int | None]) -> int | None:
