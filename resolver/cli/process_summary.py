@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
 from typing import NamedTuple
 
 from resolver.base.errors import AccessDenied, ProcessGone
@@ -43,17 +44,17 @@ def facts_of(host_pid: int, start_time: int | None = None) -> ProcessSummary:
     try:
         if os.stat("/proc/self/ns/pid").st_ino != HOST_PIDNS:  # the PID is another process's here
             return ProcessSummary()
-        facts = psutil.Process(host_pid).as_dict(_ATTRIBUTES, ad_value=None)
+        facts = SimpleNamespace(**psutil.Process(host_pid).as_dict(_ATTRIBUTES, ad_value=None))
         # Last: the PID was this process's during every read above.
         if start_time is not None and Procfs().start_time(host_pid) != start_time:
             return ProcessSummary()
     except (psutil.NoSuchProcess, ProcessGone, AccessDenied, OSError):
         return ProcessSummary()
-    used, memory, line = facts["cpu_times"], facts["memory_info"], facts["cmdline"]
+    used, memory = facts.cpu_times, facts.memory_info
     return ProcessSummary(
-        user=facts["username"],
-        command_line=tuple(line) if line else None,
+        user=facts.username,
+        command_line=tuple(facts.cmdline) if facts.cmdline else None,
         cpu_seconds=used.user + used.system if used else None,
         memory=memory.rss if memory else None,
-        started_at=facts["create_time"],
+        started_at=facts.create_time,
     )

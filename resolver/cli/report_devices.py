@@ -6,15 +6,12 @@ needs the wheel's extra `kubernetes`, which the image and the Debian package hav
 
 from __future__ import annotations
 
+import argparse
 import os
-from typing import TYPE_CHECKING
 
 from resolver.base.errors import UsageError
 from resolver.cli.ask_daemon import add_socket
 from resolver.cli.parser import seconds
-
-if TYPE_CHECKING:
-    import argparse
 
 _ADDRESS = ":9396"
 

@@ -226,9 +226,12 @@ def _rows(file: dict[str, Any], facts: Facts) -> Iterator[Row]:
     slots = [SlotRow(*_FIELDS(slot)) for slot in file["slots"]]
     if not slots:
         yield (container, file["layout"], *[NONE] * 7, "no process has a slot")
+    numbers: dict[int, list[int]] = {}
+    for slot in slots:
+        if slot.status != 0:
+            numbers.setdefault(slot.hostpid, []).append(slot.number)
     for slot, fields in zip(slots, file["slots"], strict=True):
-        same = [other.number for other in slots if other.hostpid == slot.hostpid and other.status != 0]
-        fault = hint(slot, same, host_pids=facts.host_pids)
+        fault = hint(slot, numbers.get(slot.hostpid, []), host_pids=facts.host_pids)
         memory = ["?" if used["total"] is None else size(used["total"]) for used in fields["used"]]
         utils = [str(device["sm_util"]) for device in fields.get("device_util", ())] or [NONE] * len(memory)
         for values in [*zip(uuids, utils, memory, strict=True)] or [(NONE, NONE, NONE)]:
