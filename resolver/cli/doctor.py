@@ -6,13 +6,12 @@ one would have; the options below override them.
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import TYPE_CHECKING
 
 from resolver.base.errors import UsageError
 from resolver.base.text import printable, several
-from resolver.cli.show import on_terminal, print_indented, print_json, print_labelled, styled
+from resolver.cli.show import print_indented, print_json, print_labelled, styled
 
 if TYPE_CHECKING:
     import argparse
@@ -92,13 +91,8 @@ def _examine(node: Node, checks: Sequence[Check], *, quiet: bool) -> Results:
 
     results: Results = {}
     width = max(len(check.name) for check in checks)
-    drawing = not quiet and on_terminal() and os.environ.get("TERM") != "dumb"
     for check in checks:
-        if drawing:
-            print(f"{'...':{_INDENT}}{check.name}", end="", flush=True)
         finding = results[check.name] = bounded(check, node)
-        if drawing:
-            print("\r\x1b[K", end="")
         if not quiet:
             head = f"{styled(f'{finding.state:{_INDENT}}', _STYLES[finding.state])}{check.name:{width}}  "
             print_indented(head, _INDENT + width + 2, printable(finding.found))

@@ -372,12 +372,11 @@ def test_a_settings_file_that_is_wrong_is_a_finding(tmp_path: Path) -> None:
     assert resolver("--interval", "soon").returncode == 2  # on this very command line it is wrong usage
 
 
-def test_terminal_shows_progress_and_colour(tmp_path: Path) -> None:
+def test_terminal_shows_colour(tmp_path: Path) -> None:
     arguments = ("--only", "containers_dir", "--containers-dir", str(tmp_path / "none"))
     seen = on_terminal("doctor", *arguments, code=1, NO_COLOR="")
-    assert "...      containers_dir\r\x1b[K" in seen
     assert "\x1b[31mfailed" in seen
-    plain = re.sub(r"\x1b\[[0-9;]*[mK]", "", seen).split("\r")[-1]
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", seen)
     assert max(map(len, plain.splitlines())) <= 80 + len(str(tmp_path))  # no path is broken
     assert "\x1b[31m" not in on_terminal("doctor", *arguments, code=1, NO_COLOR="1")
     assert "\x1b" not in on_terminal("doctor", *arguments, code=1, TERM="dumb")
