@@ -27,15 +27,15 @@ SO_PEERGROUPS, SO_PEERPIDFD = 59, 77
 
 
 @pytest.fixture
-def pair(tmp_path: Path) -> Iterator[tuple[socket.socket, socket.socket]]:
-    """Our own connection to ourselves: client and server end."""
+def server(tmp_path: Path) -> Iterator[socket.socket]:
+    """The server's end of our own connection to ourselves."""
     with Listener() as listener, socket.socket(socket.AF_UNIX) as client:
         listener.bind(str(tmp_path / "s"))
         listener.listen()
         client.connect(str(tmp_path / "s"))
         server, _ = listener.accept()
         with server:
-            yield client, server
+            yield server
 
 
 def scripted(real: socket.socket, **said: int | bytes) -> Any:
@@ -53,29 +53,25 @@ def scripted(real: socket.socket, **said: int | bytes) -> Any:
     return SimpleNamespace(fileno=real.fileno, getsockopt=getsockopt)
 
 
-def test_credentials_are_those_of_the_connecting_process(pair: tuple[socket.socket, socket.socket]) -> None:
-    who = credentials_of(pair[1])
+def test_credentials_are_those_of_the_connecting_process(server: socket.socket) -> None:
+    who = credentials_of(server)
     assert who == (os.getpid(), os.geteuid(), os.getegid(), tuple(os.getgroups()))
 
 
-def test_groups_by_the_kernel_and_none_where_it_does_not_say(
-    pair: tuple[socket.socket, socket.socket],
-) -> None:
+def test_groups_by_the_kernel_and_none_where_it_does_not_say(server: socket.socket) -> None:
     said = struct.pack("=3I", 10, 4294967294, 0)
-    assert credentials_of(scripted(pair[1], groups=said)).groups == (10, 4294967294, 0)
+    assert credentials_of(scripted(server, groups=said)).groups == (10, 4294967294, 0)
     for refusal in (errno.ENOPROTOOPT, errno.ERANGE):  # before 4.13; more than fit
-        assert credentials_of(scripted(pair[1], groups=refusal)).groups == ()
+        assert credentials_of(scripted(server, groups=refusal)).groups == ()
     with pytest.raises(OSError, match="Bad file descriptor"):
-        credentials_of(scripted(pair[1], groups=errno.EBADF))
+        credentials_of(scripted(server, groups=errno.EBADF))
 
 
 @BOTH_WAYS
 @pytest.mark.parametrize("use_pidfd", [True, False])
-def test_a_living_peer_is_held(
-    pair: tuple[socket.socket, socket.socket], way: dict[str, int], *, use_pidfd: bool
-) -> None:
+def test_a_living_peer_is_held(server: socket.socket, way: dict[str, int], *, use_pidfd: bool) -> None:
     procfs = Procfs(use_pidfd=use_pidfd)
-    with peer_of(scripted(pair[1], **way), procfs) as peer:
+    with peer_of(scripted(server, **way), procfs) as peer:
         assert peer.is_pidfd is (use_pidfd or not way)
         assert peer.host_pid == os.getpid()
         assert peer.alive()
@@ -87,29 +83,29 @@ def test_a_living_peer_is_held(
         os.fstat(held)
 
 
-def test_a_peer_without_a_number_here_is_not_visible(pair: tuple[socket.socket, socket.socket]) -> None:
-    elsewhere = scripted(pair[1], cred=struct.pack("=iII", 0, 0, 0))
+def test_a_peer_without_a_number_here_is_not_visible(server: socket.socket) -> None:
+    elsewhere = scripted(server, cred=struct.pack("=iII", 0, 0, 0))
     with pytest.raises(PeerUnknown, match="hostPID") as caught:
         peer_of(elsewhere, Procfs())
     assert caught.value.reason is PeerReason.NOT_VISIBLE
     assert isinstance(caught.value, CannotKnow)
 
 
-def test_each_kernels_word_about_a_peer(pair: tuple[socket.socket, socket.socket]) -> None:
+def test_each_kernels_word_about_a_peer(server: socket.socket) -> None:
     for refusal in (errno.EINVAL, errno.ESRCH, errno.ENODATA):
         with pytest.raises(PeerUnknown) as caught:
-            peer_of(scripted(pair[1], pidfd=refusal), Procfs())
+            peer_of(scripted(server, pidfd=refusal), Procfs())
         assert caught.value.reason is PeerReason.ENDED
     for refusal in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
         with pytest.raises(OSError, match=r"open files|memory"):
-            peer_of(scripted(pair[1], pidfd=refusal), Procfs())
+            peer_of(scripted(server, pidfd=refusal), Procfs())
 
 
-def test_the_number_of_another_is_not_proven(pair: tuple[socket.socket, socket.socket]) -> None:
+def test_the_number_of_another_is_not_proven(server: socket.socket) -> None:
     """As if the number had been used again: by a process that lives, and has nothing of this connection."""
     with subprocess.Popen(["sleep", "60"]) as other:
         try:
-            reused = scripted(pair[1], cred=struct.pack("=iII", other.pid, 0, 0), pidfd=errno.ENOPROTOOPT)
+            reused = scripted(server, cred=struct.pack("=iII", other.pid, 0, 0), pidfd=errno.ENOPROTOOPT)
             before = set(os.listdir("/proc/self/fd"))
             with pytest.raises(PeerUnknown, match=r"6\.5") as caught:
                 peer_of(reused, Procfs())
@@ -199,11 +195,11 @@ def test_one_that_is_older_than_its_connection_is_proven(
         old.kill()
 
 
-def test_peer_with_hidden_numbers(pair: tuple[socket.socket, socket.socket]) -> None:
+def test_peer_with_hidden_numbers(server: socket.socket) -> None:
     class Other(Procfs):
         def ns_pids(self, host_pid: int | str) -> tuple[int, ...]:  # noqa: ARG002
             raise AccessDenied("run as root")
 
-    with peer_of(pair[1], Procfs()) as peer, pytest.raises(PeerUnknown, match="run as root") as caught:
+    with peer_of(server, Procfs()) as peer, pytest.raises(PeerUnknown, match="run as root") as caught:
         pidns_of(peer, Other())
     assert caught.value.reason is PeerReason.ACCESS_DENIED

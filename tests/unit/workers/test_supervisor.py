@@ -22,6 +22,7 @@ from resolver.workers import means, supervisor
 from resolver.workers.supervisor import WorkerProcess
 from tests.patience import PATIENCE_S, until
 
+Make = Callable[..., WorkerProcess]
 #: A child that obeys orders and reports its state.
 PUPPET = """
 import json, os, signal, socket, sys, time
@@ -54,7 +55,7 @@ def main():
 
 
 @pytest.fixture
-def puppet(tmp_path: Path) -> Iterator[Callable[..., WorkerProcess]]:
+def puppet(tmp_path: Path) -> Iterator[Make]:
     (tmp_path / "puppet.py").write_text(PUPPET)
     made: list[WorkerProcess] = []
 
@@ -93,7 +94,7 @@ def gone(host_pid: int) -> bool:
         return True
 
 
-async def test_it_starts_on_first_use_and_stays(puppet: Callable[..., WorkerProcess]) -> None:
+async def test_it_starts_on_first_use_and_stays(puppet: Make) -> None:
     worker = puppet()
     assert (worker.host_pid, worker.starts) == (None, 0)
     assert await ask(worker, "hello") == "hello"
@@ -108,7 +109,7 @@ async def test_it_starts_on_first_use_and_stays(puppet: Callable[..., WorkerProc
     assert (worker.starts, worker.failures) == (2, 0)
 
 
-def test_how_a_child_runs(puppet: Callable[..., WorkerProcess], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_how_a_child_runs(puppet: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", "/evil")
     monkeypatch.setenv("LD_LIBRARY_PATH", "/where/the/driver/is")
     monkeypatch.setenv("RESOLVER_METRICS_TOKEN", "secret")
@@ -132,7 +133,7 @@ def test_how_a_child_runs(puppet: Callable[..., WorkerProcess], monkeypatch: pyt
         os.close(kept)
 
 
-async def test_timely_answer_counts_despite_busy_loop(puppet: Callable[..., WorkerProcess]) -> None:
+async def test_timely_answer_counts_despite_busy_loop(puppet: Make) -> None:
     worker = puppet()
     await ask(worker, "warm up")
     worker.timeout = 0.5
@@ -144,9 +145,7 @@ async def test_timely_answer_counts_despite_busy_loop(puppet: Callable[..., Work
 
 
 @pytest.mark.parametrize("stopped", [False, True])
-async def test_a_child_that_hangs_is_killed_in_time(
-    puppet: Callable[..., WorkerProcess], *, stopped: bool
-) -> None:
+async def test_a_child_that_hangs_is_killed_in_time(puppet: Make, *, stopped: bool) -> None:
     worker = puppet()
     await ask(worker, "warm up")
     host_pid, usual, worker.timeout = worker.host_pid, worker.timeout, 0.2
@@ -163,9 +162,7 @@ async def test_a_child_that_hangs_is_killed_in_time(
     assert await ask(worker, "next") == "next"
 
 
-def test_a_child_that_gets_no_cpu_is_waited_for(
-    puppet: Callable[..., WorkerProcess], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_child_that_gets_no_cpu_is_waited_for(puppet: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """The node is overloaded: its successor would be as late, and each of them would cost its start."""
     worker = puppet()
     asyncio.run(ask(worker, "begin"))
@@ -232,12 +229,7 @@ def test_child_without_cpu_is_not_late() -> None:
     ],
 )
 async def test_how_it_died_is_told(
-    puppet: Callable[..., WorkerProcess],
-    monkeypatch: pytest.MonkeyPatch,
-    order: str,
-    what: str,
-    *,
-    own_fault: bool,
+    puppet: Make, monkeypatch: pytest.MonkeyPatch, order: str, what: str, *, own_fault: bool
 ) -> None:
     monkeypatch.setattr(supervisor, "ENDING_SECONDS", 0.2 if order == "close" else PATIENCE_S)
     worker = puppet()
@@ -263,8 +255,8 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.parametrize(("number", "own_fault"), [(signal.SIGBUS, True), (signal.SIGKILL, False)])
-async def test_the_loop_does_not_stand_still_until_a_child_has_ended(
-    puppet: Callable[..., WorkerProcess], no_waiting: None, number: int, *, own_fault: bool
+async def test_loop_goes_on_until_a_child_has_ended(
+    puppet: Make, no_waiting: None, number: int, *, own_fault: bool
 ) -> None:
     worker = puppet()
     await ask(worker, "warm up")
@@ -280,9 +272,7 @@ async def test_the_loop_does_not_stand_still_until_a_child_has_ended(
     assert not os.path.exists(f"/proc/{second}")
 
 
-async def test_first_descriptors_are_inherited_later_ones_sent(
-    puppet: Callable[..., WorkerProcess], files: list[int]
-) -> None:
+async def test_first_descriptors_are_inherited_later_ones_sent(puppet: Make, files: list[int]) -> None:
     worker = puppet()
     files_of_child = json.loads(await worker.request(b"files", [files[0]]))
     assert files_of_child == {"inherited": ["/dev/zero"], "sent": []}
@@ -292,8 +282,8 @@ async def test_first_descriptors_are_inherited_later_ones_sent(
 
 
 @pytest.mark.parametrize("code", [errno.EAGAIN, errno.ENOMEM])
-async def test_a_refused_process_is_a_shortage_and_tried_again_soon(
-    puppet: Callable[..., WorkerProcess], monkeypatch: pytest.MonkeyPatch, code: int
+async def test_refused_process_is_a_shortage_and_retried(
+    puppet: Make, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     now = [time.monotonic() - 21.0]  # all that follows lies behind the real clock
 
@@ -329,9 +319,7 @@ def test_a_shortage_that_nothing_runs_into_any_more_is_forgotten(monkeypatch: py
     assert (own.short(), own.lacking()) == ("", "")
 
 
-async def test_an_answer_is_seen_without_epoll(
-    puppet: Callable[..., WorkerProcess], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_answer_is_seen_without_epoll(puppet: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -344,7 +332,7 @@ async def test_an_answer_is_seen_without_epoll(
 
 
 async def test_one_that_cannot_even_start_says_how_it_ended(
-    puppet: Callable[..., WorkerProcess], monkeypatch: pytest.MonkeyPatch
+    puppet: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     error = await fails(ask(puppet(module="no_such_module"), "hello"))
     assert ("ended with code 1" in str(error), error.own_fault) == (True, False)
@@ -354,9 +342,7 @@ async def test_one_that_cannot_even_start_says_how_it_ended(
     assert worker.host_pid is None
 
 
-async def test_one_that_was_killed_while_idle_is_replaced_at_once(
-    puppet: Callable[..., WorkerProcess],
-) -> None:
+async def test_one_that_was_killed_while_idle_is_replaced_at_once(puppet: Make) -> None:
     worker = puppet()
     for turn in range(5):
         await ask(worker, "warm up")
@@ -369,7 +355,7 @@ async def test_one_that_was_killed_while_idle_is_replaced_at_once(
 
 
 async def test_several_failures_in_a_row_wait_ever_longer(
-    puppet: Callable[..., WorkerProcess], monkeypatch: pytest.MonkeyPatch
+    puppet: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 1000.0
     monkeypatch.setattr(supervisor, "time", SimpleNamespace(monotonic=lambda: now))
@@ -392,7 +378,7 @@ async def test_several_failures_in_a_row_wait_ever_longer(
     assert await ask(worker, "an answer made it forget") == "an answer made it forget"
 
 
-async def test_an_answer_of_a_cancelled_request_is_nobodys(puppet: Callable[..., WorkerProcess]) -> None:
+async def test_an_answer_of_a_cancelled_request_is_nobodys(puppet: Make) -> None:
     worker = puppet()
     await ask(worker, "warm up")
     task = asyncio.create_task(ask(worker, "late 0.1"))
@@ -404,9 +390,7 @@ async def test_an_answer_of_a_cancelled_request_is_nobodys(puppet: Callable[...,
     assert worker.failures == 0
 
 
-async def test_reusable_descriptors_are_not_sent_again(
-    puppet: Callable[..., WorkerProcess], files: list[int]
-) -> None:
+async def test_reusable_descriptors_are_not_sent_again(puppet: Make, files: list[int]) -> None:
     worker = puppet()
     asked = asyncio.create_task(fails(worker.request(b"late 600", [files[0]])))
     await asyncio.sleep(0)
@@ -416,7 +400,7 @@ async def test_reusable_descriptors_are_not_sent_again(
     assert await ask(worker, "next") == "next"
 
 
-async def test_a_cancellation_is_never_lost(puppet: Callable[..., WorkerProcess]) -> None:
+async def test_a_cancellation_is_never_lost(puppet: Make) -> None:
     """It can come in the very turn of the loop in which the answer came."""
     worker = puppet()
     answered = 0
@@ -438,7 +422,7 @@ async def test_a_cancellation_is_never_lost(puppet: Callable[..., WorkerProcess]
     assert 0 < answered < 12
 
 
-async def test_descriptors_do_not_pile_up(puppet: Callable[..., WorkerProcess]) -> None:
+async def test_descriptors_do_not_pile_up(puppet: Make) -> None:
     worker = puppet()
     await ask(worker, "warm up")
     before = len(os.listdir("/proc/self/fd"))
@@ -463,9 +447,7 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("state", ["idle", "hanging", "stopped"])
-def test_children_die_with_the_daemon(
-    puppet: Callable[..., WorkerProcess], tmp_path: Path, state: str
-) -> None:
+def test_children_die_with_the_daemon(puppet: Make, tmp_path: Path, state: str) -> None:
     puppet()
     order = "hang" if state == "hanging" else "hello"
     with subprocess.Popen(
