@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from resolver.workers.pci_place import pci_address, place_of
+from resolver.workers.nvml_devices import pci_address, place_of
 
 ADDRESS = "0000:3b:00.0"
 NOTHING = {"numa_node": None, "pcie_root": None, "cpu_socket": None}
