@@ -28,7 +28,6 @@ async def happens(condition: Callable[[], object], what: Callable[[], str] = lam
 
 
 def never(condition: Callable[[], object], what: str, for_s: float = 0.5) -> None:
-    """Fails as soon as it is so."""
     deadline = time.monotonic() + for_s
     while time.monotonic() < deadline:
         assert not condition(), f"seen, and should not be: {what}"

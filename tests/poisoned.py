@@ -94,7 +94,6 @@ def unreadable_process() -> Iterator[None]:
 
 
 def is_closed(host_pid: str) -> bool:
-    """Whether not even root may read which namespaces a process is in."""
     try:
         os.readlink(f"/proc/{host_pid}/ns/pid")
     except PermissionError:
@@ -106,7 +105,6 @@ def is_closed(host_pid: str) -> bool:
 
 @contextlib.contextmanager
 def broken_home() -> Iterator[str]:
-    """A home in which every program's settings are wrong."""
     with tempfile.TemporaryDirectory(prefix="poisoned-") as home:
         shells = (".zshrc", ".bashrc", ".profile", ".tmux.conf", ".config/fish/config.fish")
         for name in (*shells, ".kube/config"):

@@ -21,7 +21,7 @@ from resolver.workers.supervisor import WorkerProcess
 
 #: Seconds between two canaries, 20 ms of CPU each.
 _CHECK_EVERY, _UNMADE_EVERY = 300.0, 60.0
-_FIRST_CLIMB, _LONGEST_CLIMB = 5.0, 3600.0
+FIRST_CLIMB, LONGEST_CLIMB = 5.0, 3600.0
 _FIRST_GROWTH = 60.0
 _CANARY_SECONDS = 5.0
 LEAST_ROOM = 32_768
@@ -202,7 +202,7 @@ class Ladder:
         self._climb_later()
 
     def _climb_later(self) -> None:
-        self._wait = longer(self._wait, _FIRST_CLIMB, _LONGEST_CLIMB)
+        self._wait = longer(self._wait, FIRST_CLIMB, LONGEST_CLIMB)
         self.next_climb = time.monotonic() + self._wait
 
     async def _grow(self, source: PidSource, now: float) -> None:
@@ -212,7 +212,7 @@ class Ladder:
         elif not self.next_growth:
             self.next_growth = now + self.growth_wait
         elif now >= self.next_growth:
-            self.growth_wait = longer(self.growth_wait, _FIRST_GROWTH, _LONGEST_CLIMB)
+            self.growth_wait = longer(self.growth_wait, _FIRST_GROWTH, LONGEST_CLIMB)
             self.next_growth = now + self.growth_wait
             await self._try(source.name)
 

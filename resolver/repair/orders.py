@@ -21,7 +21,7 @@ from resolver.workers import slot_writer
 from resolver.workers.means import shortage_of
 from resolver.workers.supervisor import WorkerProcess
 
-_WRITER_SECONDS = 1.0
+WRITER_SECONDS = 1.0
 #: Seconds between two checks of the writer and its holds.
 _CHECK_SECONDS, _UNKNOWN_END_SECONDS = 0.5, 0.02
 #: Seconds after which a read-only directory makes the daemon not ready: a remount takes a moment.
@@ -38,7 +38,7 @@ class Writing:
             # A tenant's umask may have taken the right to write from others, and root is one of them without this.
             "slot writer",
             "resolver.workers.writer_child",
-            timeout=_WRITER_SECONDS,
+            timeout=WRITER_SECONDS,
             rights=frozenset({"DAC_OVERRIDE"}),
         )
         self.holds = HeldRegions(self.worker)

@@ -38,10 +38,15 @@ def _chain(pid: int) -> Chain:
     return Chain(((os.stat("/proc/self/ns/pid").st_ino, pid),))
 
 
-def _ring(*parts: tuple[int, Load] | None) -> Callable[[Gpu], None]:
+def _first(**changes: Any) -> Callable[[Gpu], None]:
+    return lambda gpu: gpu.set_devices([Device(DEVICES[0].uuid, minor=0, **changes), DEVICES[1]])
+
+
+def _ring(*parts: tuple[int, Load] | None, faults: int = 0) -> Callable[[Gpu], None]:
     """Ten seconds of periods on the first device: these in turn, None for an idle one."""
 
     def fill(gpu: Gpu) -> None:
+        gpu.set_faults(faults)
         for number in range(72):
             end, part = NOW - (71 - number) * PERIOD, parts[number % len(parts)]
             gpu.add_sample(Chain(()), 0, Load(), end)
@@ -49,35 +54,6 @@ def _ring(*parts: tuple[int, Load] | None) -> Callable[[Gpu], None]:
                 gpu.add_sample(_chain(part[0]), 0, part[1], end)
 
     return fill
-
-
-def _lost(gpu: Gpu) -> None:
-    gpu.set_devices([Device(DEVICES[0].uuid, minor=0, lost=True), DEVICES[1]])
-
-
-def _mig(gpu: Gpu) -> None:
-    gpu.set_devices([Device(DEVICES[0].uuid, minor=0, mig_enabled=True), DEVICES[1]])
-
-
-def _without_mig(gpu: Gpu) -> None:
-    gpu.set_devices([Device(DEVICES[0].uuid, minor=0, errors={Answer.MIG_MODE: 3}), DEVICES[1]])
-
-
-def _refused(gpu: Gpu) -> None:
-    gpu.set_faults(Fault.PROCESS_UTILIZATION_UNSUPPORTED | Fault.PROCESSES_INFO_UNSUPPORTED)
-
-
-def _guest(gpu: Gpu) -> None:
-    _ring((4711, BUSY))(gpu)
-    gpu.set_faults(Fault.VGPU)
-
-
-def _not_loaded(gpu: Gpu) -> None:
-    gpu.set_faults(Fault.DRIVER_NOT_LOADED)
-
-
-def _other_version(gpu: Gpu) -> None:
-    gpu.driver_version = "560.35.03"
 
 
 BUSY: Final = Load(sm=30, mem=10)
@@ -89,19 +65,19 @@ STATES: Final[dict[str, Callable[[Gpu], None]]] = {
     "in turn": _ring((4711, Load(sm=90)), (4712, Load(sm=90))),
     "three in turn": _ring((4711, Load(sm=90)), (4712, Load(sm=30)), (4713, Load(sm=60)), None),
     "above 100": _ring((4711, Load(sm=180))),
-    "lost": _lost,
-    "MIG": _mig,
-    "refused": _refused,
-    "no MIG": _without_mig,
-    "vGPU": _guest,
-    "not loaded": _not_loaded,
-    "another version": _other_version,
+    "lost": _first(lost=True),
+    "MIG": _first(mig_enabled=True),
+    "no MIG": _first(errors={Answer.MIG_MODE: 3}),
+    "refused": lambda gpu: gpu.set_faults(
+        Fault.PROCESS_UTILIZATION_UNSUPPORTED | Fault.PROCESSES_INFO_UNSUPPORTED
+    ),
+    "vGPU": _ring((4711, Load(sm=30, mem=10)), faults=Fault.VGPU),
+    "not loaded": lambda gpu: gpu.set_faults(Fault.DRIVER_NOT_LOADED),
+    "another version": lambda gpu: setattr(gpu, "driver_version", "560.35.03"),
 }
 
 
 class Call(NamedTuple):
-    """One call, and the states in which it is compared."""
-
     name: str
     arguments: tuple[object, ...]
     states: tuple[str, ...]
@@ -165,8 +141,7 @@ class Pair:
         gpu = Gpu(root / "state", root / "sock", version, DEVICES, sample_period_s=1e6)
         stack.enter_context(gpu)
         gpu.skips_first_place = False
-        client = Chain(((os.stat("/proc/self/ns/pid").st_ino, 4711),))
-        gpu.connect(client, 0, Load(memory=5 << 20))
+        gpu.connect(_chain(4711), 0, Load(memory=5 << 20))
         STATES[state](gpu)
         self.answers = []
         for directory in (build.library_dir(build.build(), version), library(version)):

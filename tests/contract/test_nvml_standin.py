@@ -23,7 +23,6 @@ def _host(pid: int) -> Chain:
 
 @pytest.fixture
 def probe(driver: Driver) -> Iterator[Callable[[str], Probe]]:  # noqa: F811
-    """NVML in a process of its own, of a release of the driver."""
     driver.gpu.skips_first_place = False
     with ExitStack() as stack:
 
@@ -34,47 +33,6 @@ def probe(driver: Driver) -> Iterator[Callable[[str], Probe]]:  # noqa: F811
             return nvml
 
         yield start
-
-
-@pytest.mark.parametrize(
-    ("call", "arguments", "error"),
-    [
-        ("nvmlDeviceGetHandleByIndex", (2,), "InvalidArgument"),
-        ("nvmlDeviceGetHandleByUUID", ("GPU-other",), "NotFound"),
-        ("nvmlDeviceGetTemperature", (device(0), 7), "InvalidArgument"),
-        ("nvmlDeviceGetMemoryInfo", (device(0), 0x03000028), "ArgumentVersionMismatch"),
-    ],
-)
-def test_a_wrong_argument_has_its_own_error(
-    probe: Callable[[str], Probe], call: str, arguments: tuple[object, ...], error: str
-) -> None:
-    with pytest.raises(NvmlCallError, match=f"NVMLError_{error}$"):
-        probe("550.54.15")(call, *arguments)
-
-
-@pytest.mark.parametrize("call", ["nvmlDeviceGetProcessUtilization", "nvmlDeviceGetProcessesUtilizationInfo"])
-def test_value_is_the_share_of_active_periods(
-    driver: Driver,  # noqa: F811
-    probe: Callable[[str], Probe],
-    call: str,
-) -> None:
-    nvml = probe("550.54.15")
-    start = 2 * 10**15  # later than what the driver itself samples
-    for after, pid, sm in ((100, 11, 1), (200, 12, 2), (300, 11, 3), (400, 13, 4)):
-        driver.gpu.add_sample(_host(pid), 0, Load(sm=sm, mem=5, enc=6, dec=7), start + after)
-    driver.gpu.add_sample(_host(99), 1, Load(sm=9), start + 500)
-
-    def seen(since: int) -> set[tuple[int, int, int]]:
-        found = nvml(call, device(0), start + since)
-        return {(each["timeStamp"] - start, each["pid"], each["smUtil"]) for each in found}
-
-    assert seen(0) == {(200, 12, 1), (300, 11, 1), (400, 13, 1)}
-    assert seen(299) == {(300, 11, 2), (400, 13, 2)}
-    assert seen(300) == {(400, 13, 4)}
-    with pytest.raises(NvmlCallError, match="NVMLError_NotFound"):
-        seen(400)
-    (newest,) = nvml(call, device(0), start + 300)
-    assert (newest["memUtil"], newest["encUtil"], newest["decUtil"]) == (5, 6, 7)
 
 
 @pytest.mark.parametrize(

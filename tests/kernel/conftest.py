@@ -9,7 +9,7 @@ import os
 import struct
 import subprocess
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -194,6 +194,15 @@ def command(node: Node, run_dir: Path, pods: Path, *words: str) -> subprocess.Co
     return run(*words, env=node.environment() | places)
 
 
+def links(daemon: Daemon) -> list[str]:
+    """What each of its descriptors leads to."""
+    found = list[str]()
+    for link in Path(f"/proc/{daemon.process.pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed since
+            found.append(os.readlink(link))
+    return found
+
+
 def cpu_seconds(host_pid: int) -> float:
     fields = Path(f"/proc/{host_pid}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
@@ -206,7 +215,6 @@ def slot_of(container: Container, ns_pid: int) -> ProcSlot:
 
 
 def write_sm_util(container: Container, slot: int, value: int) -> None:
-    """Put a value where the slot says how busy the first device is."""
     layout = LAYOUTS[container.layout]
     assert layout.device_util is not None
     with container.cache.open("r+b") as file:

@@ -11,8 +11,6 @@ from tests.fakes.node import Node
 
 
 class Rights(NamedTuple):
-    """What a process may do, and what its children could get."""
-
     effective: frozenset[str]
     permitted: frozenset[str]
     bounding: frozenset[str]
@@ -100,7 +98,7 @@ def held(go: Path) -> tuple[str, ...]:
 FRAGILE = patched("""
     import gc, os, signal
     from resolver.pids import ladder
-    ladder._FIRST_CLIMB = 0.2
+    ladder.FIRST_CLIMB = 0.2
     def break_down(*_):
         nothing = os.open("/dev/null", os.O_RDONLY)
         for each in gc.get_objects():

@@ -105,7 +105,6 @@ def asker(container: Container, path: Path, rights: str = "") -> Asker:
 
 
 def on_the_host(path: Path, question: str, *, uid: int = 0, groups: str = "0") -> tuple[int, Any]:
-    """One question by a process of the host's with these rights."""
     program = ASKER + f"print(json.dumps(ask(connect(path), 'GET', {question!r})))\n"
     done = subprocess.run(
         ["setpriv", f"--reuid={uid}", f"--regid={uid}", f"--groups={groups}", *PYTHON, program, str(path)],
@@ -120,7 +119,6 @@ def on_the_host(path: Path, question: str, *, uid: int = 0, groups: str = "0") -
 
 
 def roots(path: Path) -> Path:
-    """Root's socket, of the daemon that has this one for tenants."""
     return path.parent.parent / "resolver.sock"
 
 

@@ -79,7 +79,6 @@ def test_seccomp_denial_differs_from_missing_rights() -> None:
 
 @pytest.fixture
 def copied(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """The program that the loader takes, to be changed."""
     copy = tmp_path / "bpf"
     subprocess.run(["cp", "-r", bpf_directory(), copy], check=True)
     monkeypatch.setattr("resolver.pids.bpf_load.bpf_directory", lambda: str(copy))
@@ -119,7 +118,6 @@ def test_the_verifier_refuses_and_doctor_has_its_last_lines(
 
 
 def test_a_program_that_does_not_compile(copied: Path) -> None:
-    """The sentence is for people, the compiler's words are for the debug log."""
     copied.write_text(copied.read_text() + "\nint broken(void) { return nonsense; }\n")
     error = refusal()
     assert "could not be compiled" in str(error)
@@ -185,7 +183,6 @@ def test_no_llvm_stays_and_nothing_after_the_close() -> None:
 
 
 def test_the_loader_dies_with_its_owner() -> None:
-    """Killed at any moment of the start, it leaves no program behind."""
     for delay in (0.0, 0.2, 0.4, 0.6):
         owner = subprocess.Popen([sys.executable, "-c", CHILD], cwd=ROOT, stdin=subprocess.PIPE)
         until(lambda this=owner: children_of(this.pid), "the loader")  # type: ignore[misc]

@@ -101,7 +101,6 @@ def test_forks_in_a_namespace_that_uses_its_numbers_again(pidmap: KernelMap, liv
 
 @pytest.mark.alone
 def test_a_crowded_map_has_every_process(lives: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It uses each place again."""
     with contextlib.closing(start_with_room_for(4000, monkeypatch)) as crowded:
         with life(lives, "many", "300") as many:
             many.ready()

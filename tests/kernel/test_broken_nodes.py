@@ -24,6 +24,9 @@ from tests.patience import until
 UNIT_ERROR: Final = "resolver run: RESOLVER_INTERVAL: 'soon' is no time"
 
 
+NO_PTRACE: Final = ("setpriv", "--inh-caps", "-sys_ptrace", "--bounding-set", "-sys_ptrace")
+
+
 class Commands(NamedTuple):
     containers_dir: Path
     wrapper: tuple[str, ...] = ()
@@ -31,8 +34,6 @@ class Commands(NamedTuple):
 
 
 class Scene(NamedTuple):
-    """The node with its one container, and a way to start its daemon."""
-
     node: Node
     container: Container
     start: Start
@@ -46,9 +47,10 @@ class Scene(NamedTuple):
     def commands(self, *wrapper: str, **environment: str) -> Commands:
         return Commands(self.node.containers_dir, wrapper, tuple(environment.items()))
 
-
-def no_daemon(scene: Scene) -> Commands:
-    return scene.commands()
+    def beside(self, **options: Any) -> Commands:
+        """Commands beside a daemon with these options."""
+        self.daemon(**options)
+        return self.commands()
 
 
 def failed_unit(scene: Scene) -> Commands:
@@ -62,8 +64,7 @@ def failed_unit(scene: Scene) -> Commands:
 
 def read_only_directory(scene: Scene) -> Commands:
     place = scene.node.containers_dir
-    scene.daemon(wrapper=mounted(f"mount --bind {place} {place}; mount -o remount,ro,bind {place}"))
-    return scene.commands()
+    return scene.beside(wrapper=mounted(f"mount --bind {place} {place}; mount -o remount,ro,bind {place}"))
 
 
 def no_driver(scene: Scene) -> Commands:
@@ -90,16 +91,6 @@ def wrong_token(scene: Scene) -> Commands:
     return scene.commands()
 
 
-def no_rights(scene: Scene) -> Commands:
-    wrapper = ("setpriv", "--inh-caps", "-sys_ptrace", "--bounding-set", "-sys_ptrace")
-    scene.daemon(wrapper=wrapper)
-    return scene.commands()
-
-
-def no_proc(scene: Scene) -> Commands:
-    return scene.commands(*mounted("mount -t tmpfs none /proc"))
-
-
 def no_proc_sys(scene: Scene) -> Commands:
     wrapper = mounted("mount -t tmpfs none /proc/sys")
     scene.daemon(wrapper=wrapper)
@@ -108,14 +99,12 @@ def no_proc_sys(scene: Scene) -> Commands:
 
 def wrong_directory(scene: Scene) -> Commands:
     place = scene.scratch / "nowhere"
-    scene.daemon(containers_dir=place)
-    return scene.commands()._replace(containers_dir=place)
+    return scene.beside(containers_dir=place)._replace(containers_dir=place)
 
 
 def foreign_files(scene: Scene) -> Commands:
     os.truncate(scene.container.cache, 4711)
-    scene.daemon()
-    return scene.commands()
+    return scene.beside()
 
 
 def another_user(scene: Scene) -> Commands:
@@ -130,14 +119,17 @@ def another_user(scene: Scene) -> Commands:
 
 #: The words of the sentences of doctor, status and explain that lead on; none where all is well.
 BROKEN: Final[dict[str, tuple[Callable[[Scene], Commands], tuple[str, str, str]]]] = {
-    "no daemon": (no_daemon, ("start it", "Start one with", "start the daemon")),
+    "no daemon": (Scene.commands, ("start it", "Start one with", "start the daemon")),
     "failed unit": (failed_unit, (UNIT_ERROR, UNIT_ERROR, "/etc/default/resolver")),
     "read-only directory": (read_only_directory, ("ReadWritePaths", "read-only", "ReadWritePaths")),
     "no driver": (no_driver, ("install the driver", "no driver", "install the driver")),
     "stopped daemon": (stopped_daemon, ("kill -CONT",) * 3),
     "wrong token": (wrong_token, ("/token",) * 3),
-    "no rights": (no_rights, ("CAP_SYS_PTRACE",) * 3),
-    "no /proc": (no_proc, ("mount -t proc", "mount -t proc", "mount -t proc")),
+    "no rights": (lambda scene: scene.beside(wrapper=NO_PTRACE), ("CAP_SYS_PTRACE",) * 3),
+    "no /proc": (
+        lambda scene: scene.commands(*mounted("mount -t tmpfs none /proc")),
+        ("mount -t proc", "mount -t proc", "mount -t proc"),
+    ),
     "no /proc/sys": (no_proc_sys, ("", "", "")),
     "wrong directory": (wrong_directory, ("/nowhere",) * 3),
     "other scheduler's files": (foreign_files, ("unknown_size",) * 3),

@@ -10,16 +10,19 @@ from tests.fakes.broker_client import ask
 from tests.fakes.daemon import Daemon
 from tests.fakes.node import Node
 from tests.kernel.conftest import ROWS, Start, driver, right_number, slot_of
+from tests.kernel.rights import patched
 from tests.patience import until
 
+#: A tenant that gets no CPU for half a second is not late.
+PATIENT = patched("from resolver.daemon import broker; broker.EXCHANGE_SECONDS = 600.0")
 #: One pass only: later right values are not its repairs.
 LAZY = ("--interval", "60s", "--nvml-interval", "200ms")
 
 
-def start_with_broker(start: Start, node: Node, *arguments: str) -> tuple[Daemon, Path]:
+def start_with_broker(start: Start, node: Node) -> tuple[Daemon, Path]:
     """A daemon that knows its driver and has made the pass that this brings; and the broker's directory."""
     path = node.root / "hostpid" / "broker.sock"
-    daemon = start(node, *LAZY, "--broker", str(path), *arguments)
+    daemon = start(node, *LAZY, "--broker", str(path), wrapper=PATIENT)
     daemon.wait_for("broker_on", socket=str(path))
     until(lambda: any(line["hostpid_namespace"] != "unknown" for line in daemon.said("policy")), "the driver")
     return daemon, path.parent

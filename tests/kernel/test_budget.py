@@ -10,18 +10,18 @@ from pathlib import Path
 import pytest
 
 from tests.bench.attacks import ATTACKS
-from tests.bench.hostile import Stage, by_container
+from tests.bench.hostile import Good, Stage, by_container
 from tests.bench.usage import rss
-from tests.patience import until
+from tests.patience import PATIENCE_S, until
 
 _SECONDS = 2.0
 
 
 def _repaired(stage: Stage, seconds: float) -> None:
-    until = time.monotonic() + seconds
+    good, until = Good(stage.node, "patient", PATIENCE_S), time.monotonic() + seconds
     while time.monotonic() < until:
-        stage.good.repair()
-    assert [each.trouble for each in stage.good.samples if each.trouble] == []
+        good.repair()
+    assert [each.trouble for each in good.samples if each.trouble] == []
 
 
 @pytest.mark.parametrize(

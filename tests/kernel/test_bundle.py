@@ -14,10 +14,20 @@ from tests.patience import until
 
 
 def bundle(node: Node, run_dir: Path, pods: Path, file: Path, *words: str) -> dict[str, str]:
-    done = command(node, run_dir, pods, "bundle", "-o", str(file), *words)
-    assert done.returncode == 0, done.stderr
-    with tarfile.open(file) as archive:
-        return {m.name.partition("/")[2]: archive.extractfile(m).read().decode() for m in archive}  # type: ignore[union-attr]
+    """Make one with every part: one that takes ten seconds is left out."""
+    files: dict[str, str] = {}
+
+    def complete() -> bool:
+        file.unlink(missing_ok=True)
+        done = command(node, run_dir, pods, "bundle", "-o", str(file), *words)
+        assert done.returncode == 0, done.stderr
+        with tarfile.open(file) as archive:
+            parts = {m.name.partition("/")[2]: archive.extractfile(m).read().decode() for m in archive}  # type: ignore[union-attr]
+        files.update(parts)
+        return not any(part["trouble"] for part in json.loads(files["MANIFEST.json"])["parts"].values())
+
+    until(complete, "a bundle without trouble")
+    return files
 
 
 def test_a_whole_node_in_a_file_and_without_its_names(node: Node, start: Start, tmp_path: Path) -> None:
@@ -31,8 +41,6 @@ def test_a_whole_node_in_a_file_and_without_its_names(node: Node, start: Start, 
     until(daemon.socket.exists, "its socket")
 
     files = bundle(node, daemon.run_dir, pods, tmp_path / "b.tar.gz")
-    manifest = json.loads(files["MANIFEST.json"])["parts"]
-    assert {name: part["trouble"] for name, part in manifest.items() if part["trouble"]} == {}
     assert {check["check"] for check in json.loads(files["doctor.json"])} >= {"view", "regions", "daemon"}
     assert json.loads(files["config.json"])["settings"]["containers_dir"]["value"] == [
         str(node.containers_dir)

@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -13,15 +14,14 @@ from tests.fakes.process import Tenant
 from tests.kernel.conftest import Start, command
 from tests.kernel.rights import patched
 
-#: So many names of 255 bytes make a path that is longer than the kernel takes or shows.
-DEEP = 17
+#: Names that are no text, and together a path that is longer than the kernel takes or shows.
+DEEP = [(b"\xff\x1b[31m %d " % number).ljust(255, b"\xe9") for number in range(17)]
 
 
 @contextmanager
-def moved_down(container: Container) -> Iterator[None]:
-    """All its processes are far below its control group, in ones whose names are no text."""
+def moved_down(container: Container, names: list[bytes]) -> Iterator[None]:
+    """All its processes are below its control group, in nested ones of these names."""
     levels = [os.open(container.cgroup, os.O_RDONLY)]
-    names = [(b"\xff\x1b[31m %d " % number).ljust(255, b"\xe9") for number in range(DEEP)]
     everybody = [container.init_host_pid, *(process.host_pid for process in container.processes)]
     try:
         for name in names:
@@ -38,12 +38,8 @@ def moved_down(container: Container) -> Iterator[None]:
 
 
 def _move(host_pids: list[int], directory: int) -> None:
-    procs = os.open("cgroup.procs", os.O_WRONLY, dir_fd=directory)
-    try:
-        for host_pid in host_pids:
-            os.write(procs, str(host_pid).encode())
-    finally:
-        os.close(procs)
+    for host_pid in host_pids:
+        Path(f"/proc/self/fd/{directory}/cgroup.procs").write_text(str(host_pid))
 
 
 #: A daemon on a kernel that refuses to show a path that is too long, as older ones do; newer ones show its beginning.
@@ -64,7 +60,7 @@ REFUSED = patched("""
 def test_too_deep_cgroups_hide_no_other(node: Node, start: Start, wrapper: tuple[str, ...]) -> None:
     good, deep = node.container(name="good"), node.container(name="deep")
     tenants = {each: each.tenant(load=20, guess="none") for each in (good, deep)}
-    with moved_down(deep):
+    with moved_down(deep, DEEP):
         # No daemon yet: all of the node's control groups are walked.
         for container, tenant in tenants.items():
             assert lookup(node, container, tenant) == tenant.host_pid
@@ -88,21 +84,11 @@ def test_forged_cgroup_name_belongs_to_its_maker(node: Node, start: Start) -> No
     """A tenant with a writable cgroupfs took a victim's id for a cgroup of its own, and its load went to the victim."""
     victim, evil = node.container(name="victim"), node.container(name="evil")
     good, bad = victim.tenant(load=10, guess="none"), evil.tenant(load=90, guess="none")
-    below = os.open(evil.cgroup, os.O_RDONLY)
-    os.mkdir(victim.container_id, dir_fd=below)
-    named = os.open(victim.container_id, os.O_RDONLY, dir_fd=below)
-    try:
-        _move([bad.host_pid], named)
+    with moved_down(evil, [victim.container_id.encode()]):
         start(node, "--interval", "50ms", "--nvml-interval", "50ms")
         for container, tenant in ((victim, good), (evil, bad)):
             tenant.until_repaired()
-            done = command(
-                node, node.root / "run", node.pod_logs_dir, "reverse", str(tenant.host_pid), "--json"
-            )
+            words = ("reverse", str(tenant.host_pid), "--json")
+            done = command(node, node.root / "run", node.pod_logs_dir, *words)
             assert done.returncode == 0, done.stderr
             assert json.loads(done.stdout)["container_id"] == container.container_id
-    finally:
-        _move([bad.host_pid], below)
-        os.close(named)
-        os.rmdir(victim.container_id, dir_fd=below)
-        os.close(below)

@@ -22,37 +22,11 @@ def command(daemon: Daemon, *words: str, codes: tuple[int, ...] = (0,)) -> str:
     return done.stdout
 
 
-def status(daemon: Daemon) -> dict[str, Any]:
-    return dict(json.loads(command(daemon, "status", "--json", codes=(0, 1))))
-
-
-def test_events_are_followed_until_the_daemon_ends(node: Node, start: Start, source: str) -> None:
-    container = node.container()
-    tenant = container.tenant()
-    daemon = serving(start, node)
-    tenant.until_repaired()
-    first = json.loads(command(daemon, "events", "--json", "--kind", "repair"))
-    assert first["fields"]["ns_pid"] == tenant.ns_pid
-    words = ["events", "-f", "--json", "--kind", "repair", "--socket", str(daemon.socket)]
-    line, pipe = [sys.executable, "-m", "resolver", *words], subprocess.PIPE
-    with subprocess.Popen(line, stdout=pipe, stderr=pipe, text=True, cwd=ROOT) as follower:
-        assert follower.stdout is not None
-        assert json.loads(follower.stdout.readline()) == first
-        write_hostpid(container, tenant, 0)
-        second = json.loads(follower.stdout.readline())
-        assert (second["kind"], second["fields"]["reason"]) == ("repair", "missing")
-        assert second["number"] > first["number"]
-        daemon.stop()
-        out, err = follower.communicate(timeout=60)
-    assert (follower.returncode, out) == (4, "")
-    assert "ended" in err
-
-
-def test_config_is_the_daemons_own_and_follows_a_reload(
-    node: Node, start: Start, source: str, tmp_path: Path
-) -> None:
+def test_config_and_events_follow_the_daemon(node: Node, start: Start, source: str, tmp_path: Path) -> None:
     file = tmp_path / "resolver.toml"
     file.write_text('hostpid_namespace = "host"\nwrite_utilization = "never"\n')
+    container = node.container()
+    tenant = container.tenant()
     daemon = serving(start, node, "--config", str(file))
 
     def settings() -> dict[str, Any]:
@@ -73,6 +47,24 @@ def test_config_is_the_daemons_own_and_follows_a_reload(
     answer = settings()
     assert answer["hostpid_namespace"] == {"value": "auto", "origin": "default"}
     assert answer["map_size"] == {"value": 0, "origin": "default"}  # fixed at start, with its origin
+
+    tenant.until_repaired()
+    daemon.wait_for("repair")
+    first = json.loads(command(daemon, "events", "--json", "--kind", "repair"))
+    assert first["fields"]["ns_pid"] == tenant.ns_pid
+    words = ["events", "-f", "--json", "--kind", "repair", "--socket", str(daemon.socket)]
+    line, pipe = [sys.executable, "-m", "resolver", *words], subprocess.PIPE
+    with subprocess.Popen(line, stdout=pipe, stderr=pipe, text=True, cwd=ROOT) as follower:
+        assert follower.stdout is not None
+        assert json.loads(follower.stdout.readline()) == first
+        write_hostpid(container, tenant, 0)
+        second = json.loads(follower.stdout.readline())
+        assert (second["kind"], second["fields"]["reason"]) == ("repair", "missing")
+        assert second["number"] > first["number"]
+        daemon.stop()
+        out, err = follower.communicate(timeout=60)
+    assert (follower.returncode, out) == (4, "")
+    assert "ended" in err
 
 
 def test_lookup_takes_the_names_that_top_prints(node: Node, start: Start, tmp_path: Path) -> None:

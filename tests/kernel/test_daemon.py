@@ -32,6 +32,7 @@ from tests.kernel.conftest import (
     Start,
     cpu_seconds,
     hand_on,
+    links,
     with_every_source,
 )
 from tests.patience import never, until
@@ -70,7 +71,6 @@ def test_once_repairs_and_sums_up(node: Node, source: str, program: Path) -> Non
 
 
 def test_a_dry_run_lists_each_slot_and_where_a_core_limit_begins(node: Node) -> None:
-    """Also at a level at which no repair is logged."""
     limited, free = node.container(name="limited", sm_limit=30), node.container(name="free", sm_limit=0)
     missing, guessed = limited.tenant(load=20, guess="none"), limited.tenant(load=3, guess="self")
     wrong = free.tenant(load=33, guess="wrong")
@@ -113,7 +113,7 @@ def test_it_ends_cleanly(node: Node, start: Start, source: str, number: signal.S
     tenant.until_repaired()
     daemon.wait_for("repair")  # the slot is right before the writer's answer has come
     children = daemon.children()
-    assert set(children) == {WRITER, NVML, "reader"}
+    assert children.keys() >= {WRITER, NVML, "reader"}  # a slow reader gets another beside it
     daemon.signal(number)
     assert daemon.wait() == 0
     assert not any(map(runs, children.values()))
@@ -131,7 +131,6 @@ def test_it_ends_while_nvml_hangs(node: Node, start: Start, call: Hang) -> None:
 
 
 def test_it_ends_whenever_it_is_told_to(node: Node, start: Start) -> None:
-    """At any moment: a signal that falls together with a wait's end must not be lost."""
     chance = random.Random(11)
     node.container(watcher=False).tenant(load=10, guess="none")
     for _ in range(10):
@@ -227,19 +226,14 @@ def test_a_container_that_comes_and_goes(node: Node, start: Start) -> None:
     daemon = start(node, *FAST)
     daemon.wait_for("source")
     daemon.wait_for("policy")  # so the NVML worker is there
-    before = len(_descriptors(daemon.process.pid))
     for turn in range(3):
         container = node.container(name=f"turn-{turn}")
         container.tenant(guess="none").until_repaired()
         container.stop()
         shutil.rmtree(container.directory)
         daemon.wait_for("region_gone", container=container.directory.name)
-    # One for the slot writer, one for the lane, none for gone files.
-    until(lambda: len(_descriptors(daemon.process.pid)) <= before + 2, "descriptors given back")
-
-
-def _descriptors(host_pid: int) -> list[str]:
-    return os.listdir(f"/proc/{host_pid}/fd")
+    until(lambda: not [link for link in links(daemon) if "turn-" in link], "no descriptor of their files")
+    until(lambda: "anon_inode:[pidfd]" not in links(daemon), "none of their processes")
 
 
 def test_quiet_node_gets_no_log_lines_and_little_work(node: Node, start: Start) -> None:

@@ -43,7 +43,6 @@ def doctor(*checks: str, options: tuple[str, ...] = (), complaint: str = "", **h
 
 
 def names(result: Result, state: str, *words: str) -> None:
-    """It has this state, and these words are somewhere in what it says."""
     assert result["state"] == state, result
     text = f"{result['found']}\n{result['cause']}\n{result['fix']}"
     assert [word for word in words if word not in text] == [], result

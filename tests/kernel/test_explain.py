@@ -57,31 +57,20 @@ def test_node_is_explained_with_and_without_daemon(cases: list[Case], tmp_path: 
     daemon.wait_for("repair")
     for case in {case.container.name: case for case in cases}.values():
         broken = BREAKS.get(case.container.name)
-        explained = wait_until_settled(case, daemon.run_dir, pods, broken)
-        assert explained["container_id"] == case.container.container_id
+        found: dict[str, Any] = {}
+
+        def is_settled(case: Case = case, broken: str | None = broken, found: dict[str, Any] = found) -> bool:
+            """No slot is being repaired, and its chain breaks where it must, or holds."""
+            _, document = explain(case, daemon.run_dir, pods, case.container.pod_uid, "--json")
+            found |= json.loads(document)["containers"][0]
+            links = [*found["links"], *(link for owner in found["owners"] for link in owner["links"])]
+            moving = {"soon", "unknown"} & {link["state"] for link in links}
+            return not moving and (found["breaks"] and found["breaks"]["name"]) == broken
+
+        until(is_settled, f"{case.container.name} with its break at {broken}")
+        assert found["container_id"] == case.container.container_id
         alive = [each for each in cases if each.container is case.container and not each.ended]
-        owners = {owner["host_pid"] for owner in explained["owners"]}
+        owners = {owner["host_pid"] for owner in found["owners"]}
         assert owners - {None} == {each.tenant.host_pid for each in alive}
-        reported = explained["reported"]
+        reported = found["reported"]
         assert broken or all(abs(each["monitor"] - each["nvml"]) <= 3 for each in reported), reported
-
-
-def wait_until_settled(case: Case, run_dir: Path, pods: Path, broken: str | None) -> dict[str, Any]:
-    """Return the explanation of a container once its chain breaks at ``broken``, or holds for None."""
-    found: dict[str, Any] = {}
-
-    def look() -> bool:
-        found.clear()
-        found.update(settled(case, run_dir, pods))
-        return bool(found) and (found["breaks"] and found["breaks"]["name"]) == broken
-
-    until(look, f"{case.container.name} with its break at {broken}")
-    return found
-
-
-def settled(case: Case, run_dir: Path, pods: Path) -> dict[str, Any]:
-    """Return the explanation once no slot is being repaired; empty before."""
-    _, document = explain(case, run_dir, pods, case.container.pod_uid, "--json")
-    (explained,) = json.loads(document)["containers"]
-    links = [*explained["links"], *(link for owner in explained["owners"] for link in owner["links"])]
-    return {} if {"soon", "unknown"} & {link["state"] for link in links} else dict(explained)

@@ -23,7 +23,7 @@ from resolver.gpu.inventory import Gpu
 from resolver.state import Snapshot
 from resolver.usage import gpu_users
 from tests.fakes.chain import read_chain
-from tests.fakes.gpu import DEFAULT_DEVICES, Device, Load
+from tests.fakes.gpu import DEFAULT_DEVICES, Load
 from tests.fakes.gpu import Gpu as Driver
 from tests.fakes.node import Node
 from tests.fakes.state import Answer
@@ -31,7 +31,6 @@ from tests.kernel.conftest import DRIVER, Start
 from tests.patience import until
 
 FIRST, SECOND = DEFAULT_DEVICES
-THIRD = Device("GPU-7e57ab1e-0000-4000-8000-2f7d0c9a4e03", minor=2)
 LOADS = {FIRST.uuid: 50, SECOND.uuid: 20}
 INTERVALS = 2
 LOST, RESET, NOT_FOUND, NOT_SUPPORTED, NO_FUNCTION = 15, 16, 6, 3, 13
@@ -49,8 +48,6 @@ CODES = pytest.mark.parametrize(
 
 
 class Bench:
-    """The daemon's two steps by hand, on a node with a busy tenant on each GPU."""
-
     def __init__(self, node: Node) -> None:
         self.node, self.seconds, self._told = node, 0.0, 0
         self.tenants = {}
@@ -70,7 +67,6 @@ class Bench:
         self._runner.close()
 
     def interval(self) -> Snapshot:
-        """One, without a look at what it says."""
 
         async def steps() -> Snapshot:
             await self.service.collect_once()
@@ -81,7 +77,6 @@ class Bench:
         return self._runner.run(steps())
 
     def intervals(self) -> Snapshot:
-        """Two, in which nothing false is said, neither in the picture nor in the slots."""
         for _ in range(INTERVALS):
             snapshot = self.interval()
             for uuid, utilization in self.utilization(snapshot).items():
@@ -93,7 +88,6 @@ class Bench:
         return snapshot
 
     def utilization(self, snapshot: Snapshot) -> dict[str, int | None]:
-        """What is said of both tenants' load, by the UUID of their GPU."""
         return {
             uuid: slot.utilization[0]
             for region in snapshot.regions
@@ -114,7 +108,6 @@ class Bench:
         return snapshot
 
     def gpu_events(self) -> list[tuple[str, Any]]:
-        """Events about GPUs since the last call, each with what it is about."""
         kinds = {
             "gpu_found",
             "gpu_gone",

@@ -95,7 +95,6 @@ def ten_thousand(place: Path) -> None:
 
 
 def named(name: str | bytes) -> Callable[[Path], object]:
-    """A sound file with a name that is no text, or that a terminal obeys."""
 
     def make(place: Path) -> None:
         new = place.with_name("new")
@@ -245,7 +244,6 @@ def test_everything_at_once(node: Node, start: Start, source: str, request: pyte
 
 
 def _liars(node: Node, victim: Good) -> dict[Path, BinaryIO]:
-    """Containers whose slots claim processes that are not theirs: the directories, and their open files."""
     # In the victim's own PID namespace, as another container of its pod: the PID is there, and it is not his.
     beside = node.container(
         victim.container.pod_uid, "liar-beside", pid_namespace=victim.container, watcher=False
@@ -263,7 +261,6 @@ def _liars(node: Node, victim: Good) -> dict[Path, BinaryIO]:
 
 @pytest.mark.parametrize("kind", ["private", "memfd"])
 def test_a_process_that_does_not_share_the_file_owns_no_slot(node: Node, kind: str) -> None:
-    """It has the file open, and stores never reach it: what is in a slot isn't this process's."""
     container = node.container(name="liar", watcher=False)
     with slots(container.cache, 1) as file:
         process = container.spawn([str(node.built / "hostile"), "600", "maps", container.inside, kind])
@@ -294,7 +291,7 @@ def _unresolved(node: Node) -> dict[str, set[str]]:
 
 
 #: The writer is halted for as long as the test takes.
-PATIENT = patched("from resolver.repair import orders; orders._WRITER_SECONDS = 180.0")
+PATIENT = patched("from resolver.repair import orders; orders.WRITER_SECONDS = 180.0")
 
 
 def cut(cache: Path) -> None:

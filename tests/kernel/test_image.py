@@ -34,7 +34,6 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def kept(kept_in: Path, compiled: Path) -> Path:
-    """A program of an earlier start in this test's directory, and taken as it is."""
     shutil.copy(compiled, kept_in)
     with loaded(kept_in) as taken:
         assert taken.report["bcc"] == "kept"
@@ -81,11 +80,6 @@ def test_refused_program_is_compiled_again(kept_in: Path, kept: Path, spoil: str
         assert after.report["bcc"] == "kept"  # it was replaced
 
 
-def _symbolic(file: Path) -> None:
-    file.rename(file.parent / "elsewhere")
-    file.symlink_to("elsewhere")
-
-
 def _pipe(file: Path) -> None:
     file.unlink()
     os.mkfifo(file, 0o600)
@@ -95,7 +89,7 @@ SPOILED: dict[str, Callable[[Path], object]] = {
     "readable": lambda file: file.chmod(0o644),
     "another's": lambda file: os.chown(file, 65534, -1),
     "linked": lambda file: os.link(file, file.parent / "more"),
-    "symbolic": _symbolic,
+    "symbolic": lambda file: file.symlink_to(file.rename(file.parent / "elsewhere")),
     "pipe": _pipe,
     "open directory": lambda file: file.parent.chmod(0o777),
     "another's directory": lambda file: os.chown(file.parent, 65534, -1),

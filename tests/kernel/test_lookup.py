@@ -1,5 +1,6 @@
 """`resolver lookup` without a daemon, against what the kernel says of processes in real namespaces and cgroups."""
 
+import contextlib
 import json
 import os
 import select
@@ -7,7 +8,7 @@ import signal
 import subprocess
 import sys
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Protocol
@@ -22,6 +23,7 @@ from tests.fakes.cgroups import FORMATS
 from tests.fakes.command import run
 from tests.fakes.container import Container
 from tests.fakes.node import Node
+from tests.fakes.pids import reborn
 from tests.kernel.rights import mounted
 from tests.kernel.serving import SLEEP, THREAD, Orders
 from tests.patience import PATIENCE_S, until
@@ -34,8 +36,6 @@ NS_LAST_PID = Path("/proc/sys/kernel/ns_last_pid")
 
 
 class StartAs(Protocol):
-    """Starts a container with this id; options are those of `Node.container`."""
-
     def __call__(self, container_id: str, **options: Any) -> Container: ...
 
 
@@ -53,7 +53,6 @@ def asked(*arguments: str | int, prefix: tuple[str, ...] = ()) -> subprocess.Com
 
 
 def host_pid(*arguments: str | int, prefix: tuple[str, ...] = ()) -> int:
-    """The answer, which must be there, alone on standard output."""
     done = asked(*arguments, prefix=prefix)
     assert (done.returncode, done.stderr) == (0, ""), done
     assert done.stdout == f"{int(done.stdout)}\n"
@@ -110,7 +109,7 @@ def test_a_container_that_ended_left_its_cgroup_and_fits_no_more(start_as: Start
     assert "is it running" in refused(1, B, 1)
 
 
-def test_by_a_name_alone(start_as: StartAs) -> None:
+def test_by_a_name_alone_and_by_pod_and_name(start_as: StartAs) -> None:
     """As `ctr` and LXC have it: no id is in the cgroup's path."""
     container = start_as("nginx", cgroup_format="docker-alone-cgroupfs")
     start_as("other", cgroup_format="docker-alone-cgroupfs")
@@ -118,10 +117,7 @@ def test_by_a_name_alone(start_as: StartAs) -> None:
     assert json.loads(asked("nginx", 1, "--json").stdout)["container_id"] == "nginx"
     assert "too short" in refused(2, "ngin", 1)
     assert "is it running" in refused(1, "nginx-2", 1)
-
-
-def test_by_pod_and_name(node: Node) -> None:
-    trainer, sidecar = node.container(UID, "trainer"), node.container(UID, "sidecar")
+    trainer, sidecar = start_as(A, pod_uid=UID, name="trainer"), start_as(B, pod_uid=UID, name="sidecar")
     child = trainer.spawn(SLEEP)
     assert host_pid(f"{UID}/trainer", 1) == trainer.init_host_pid
     assert host_pid(f"{UID}/trainer", child.ns_pid) == child.host_pid
@@ -191,14 +187,10 @@ def test_from_a_private_cgroup_namespace(start_as: StartAs) -> None:
     assert "private cgroup namespace" in refused(4, B, 1, prefix=private)
 
 
-def test_from_another_pid_namespace(node: Node) -> None:
+def test_hidden_processes_need_a_right_or_another_view(node: Node) -> None:
     container = node.container()
     for prefix in (("unshare", "--pid", "--fork"), ("unshare", "--pid", "--fork", "--mount-proc")):
         assert "hostPID: true" in refused(4, container.container_id, 1, prefix=prefix)
-
-
-def test_with_hidepid_and_without_the_capability(node: Node) -> None:
-    container = node.container()
     hidden = mounted("mount -t proc -o hidepid=2,gid=12345 proc /proc")
     assert host_pid(container.container_id, 1, prefix=hidden) == container.init_host_pid
     drop = ("setpriv", "--bounding-set", "-sys_ptrace", "--inh-caps", "-sys_ptrace")
@@ -263,42 +255,33 @@ def test_it_ends_while_it_is_looked_at(node: Node, *, use_pidfd: bool, after: bo
         lookup(procfs, container.container_id, 400)
 
 
-@pytest.fixture
-def children() -> Iterator[list[int]]:
-    started: list[int] = []
-    yield started
-    for child in started:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-
-
 @pytest.mark.parametrize("use_pidfd", [True, False])
-@pytest.mark.parametrize("where", ["host", "another container"])
-def test_its_host_pid_is_used_again(node: Node, children: list[int], where: str, *, use_pidfd: bool) -> None:
-    """By a process of the host, or by one with the same number in another container."""
+@pytest.mark.parametrize("where", ["nested", "another container"])
+def test_its_host_pid_is_used_again(node: Node, where: str, *, use_pidfd: bool) -> None:
+    """By the first process of a namespace, or by one with the same number in another container."""
     container = node.container()
     order, elsewhere = Orders(container), Orders(node.container(name="other"))
-    taken: list[int] = []
-
-    def take_over(host_pid: int) -> None:
-        order("kill 400")
-        NS_LAST_PID.write_text(str(host_pid - 1))
-        if where != "host":
-            taken.append(elsewhere("as 400"))
-            return
-        if (child := os.fork()) == 0:
-            signal.pause()
-            os._exit(0)
-        children.append(child)
-        taken.append(child)
+    taken = 0
 
     def used_again() -> bool:
         """Another process of this machine may be quicker, and get the number."""
         first = order("as 400")
-        with pytest.raises(ProcessGone):
-            lookup(Interrupted(take_over, use_pidfd=use_pidfd), container.container_id, 400)
-        if taken[-1] != first and where != "host":
+        with contextlib.ExitStack() as stack:
+
+            def take_over(host_pid: int) -> None:
+                nonlocal taken
+                order("kill 400")
+                if where == "nested":
+                    stack.enter_context(reborn(host_pid))
+                    taken = host_pid
+                    return
+                NS_LAST_PID.write_text(str(host_pid - 1))
+                taken = elsewhere("as 400")
+
+            with pytest.raises(ProcessGone):
+                lookup(Interrupted(take_over, use_pidfd=use_pidfd), container.container_id, 400)
+        if where != "nested":
             elsewhere("kill 400")
-        return taken[-1] == first
+        return taken == first
 
     until(used_again, "its host PID again")

@@ -26,6 +26,14 @@ def ask(daemon: Daemon, pairs: Sequence[Pair]) -> list[dict[str, Any]]:
     return answers
 
 
+def complete(daemon: Daemon, pairs: Sequence[Pair]) -> list[dict[str, Any]]:
+    """Ask again while the daemon had no time for a pair: it walks for five seconds only."""
+    answers = ask(daemon, pairs)
+    while {"reason": "too_slow"} in answers:
+        answers = ask(daemon, pairs)
+    return answers
+
+
 def alone(daemon: Daemon, pair: Pair) -> dict[str, Any]:
     try:
         return client.look_up(*pair, socket_path=str(daemon.socket), seconds=PATIENCE_S)
@@ -77,7 +85,7 @@ def test_each_answer_is_that_of_a_single_look_up(node: Node, start: Start, sourc
     random.Random(4).shuffle(pairs)
     for each in (many, few):  # names are for people, and may come later than the rest
         until(lambda cid=each.container_id: alone(daemon, (cid, 1))["container_name"], "its name")  # type: ignore[misc]
-    answers = ask(daemon, pairs)
+    answers = complete(daemon, pairs)
     for pair, answer in zip(pairs, answers, strict=True):
         wanted, single = by_walk(pair), alone(daemon, pair)
         while single.get("container_name") is None is not wanted.get("container_name"):  # it is read again
@@ -113,7 +121,7 @@ def test_answers_stay_right_while_processes_come_and_go(node: Node, start: Start
     ends = time.monotonic() + 2.5
     rounds = 0
     while rounds < 2 or time.monotonic() < ends:
-        for (_, ns_pid), answer in zip(pairs, ask(daemon, pairs), strict=True):
+        for (_, ns_pid), answer in zip(pairs, complete(daemon, pairs), strict=True):
             if ns_pid in known:
                 assert answer.get("host_pid") == known[ns_pid], (ns_pid, answer)
             elif "host_pid" in answer:

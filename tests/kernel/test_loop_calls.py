@@ -10,7 +10,7 @@ from tests.fakes.node import Node
 from tests.fakes.overlay import Docker
 from tests.fakes.scraper import Scraper
 from tests.fakes.traced import Call, Tracer
-from tests.kernel.conftest import EVERY_SOURCE, Start
+from tests.kernel.conftest import EVERY_SOURCE, Start, write_hostpid
 from tests.kernel.serving import SLEEP, serving
 from tests.patience import PATIENCE_S, until
 
@@ -35,12 +35,22 @@ def test_call_without_a_line_is_named(tracer: Tracer, tmp_path: Path) -> None:
 
 @EVERY_SOURCE
 def test_the_loop_calls_nothing_that_a_tenant_delays(node: Node, start: Start, source: str) -> None:
-    options = ("--source", source, "--metrics-addr", "127.0.0.1:0", "--mapped-regions")
+    broker = node.root / "hostpid" / "broker.sock"
+    options = (
+        "--source",
+        source,
+        "--metrics-addr",
+        "127.0.0.1:0",
+        "--mapped-regions",
+        "--broker",
+        str(broker),
+    )
     daemon = serving(start, node, *options)
     scraper, where = Scraper(daemon), str(daemon.socket)
     daemon.wait_for("source")
+    daemon.wait_for("broker_on")
 
-    container, docker = node.container(), Docker(node)
+    container, docker = node.container(broker_dir=broker.parent), Docker(node)
     tenant, mapped = container.tenant(load=30, guess="wrong"), docker.tenant(load=20)
     processes = [container.spawn(SLEEP) for _ in range(8)]
     pairs = [(container.container_id, each.ns_pid) for each in processes]
@@ -49,6 +59,8 @@ def test_the_loop_calls_nothing_that_a_tenant_delays(node: Node, start: Start, s
         answers = client.look_up_many(pairs, socket_path=where, seconds=PATIENCE_S)["answers"]
         return [each.get("host_pid") for each in answers]
 
+    tenant.until_repaired()
+    write_hostpid(container, tenant, 1)
     tenant.until_repaired()
     until(lambda: docker.hostpid(mapped) == mapped.host_pid, "a repair in a container")
     until(lambda: found() == [each.host_pid for each in processes], "every process")

@@ -1,6 +1,5 @@
 """Regions inside containers, as HAMi-core makes them under bare Docker: on an overlay, in no directory of the host."""
 
-import os
 import shlex
 import shutil
 import subprocess
@@ -15,7 +14,7 @@ from tests.fakes.node import Node
 from tests.fakes.overlay import CACHE, Docker, btrfs
 from tests.fakes.process import Tenant
 from tests.fakes.regions import read_file
-from tests.kernel.conftest import EVERY_SOURCE, Start
+from tests.kernel.conftest import EVERY_SOURCE, Start, links
 from tests.patience import never, until
 
 FAST = ("--interval", "50ms", "--nvml-interval", "100ms", "--mapped-regions", "--hostpid-namespace", "host")
@@ -56,13 +55,12 @@ def test_it_is_kept_as_long_as_anybody_maps_it(node: Node, start: Start) -> None
         tenant.kill()
     # With the last process nothing of the container's is kept open.
     daemon.wait_for("region_gone", container=docker.container.container_id)
-    until(lambda: opened(daemon, "cudevshr") == 1, "the end of the descriptor")
+    until(lambda: opened(daemon) == 1, "the end of the descriptor")
     assert not daemon.said("region_rejected")
 
 
-def opened(daemon: Daemon, name: str) -> int:
-    directory = Path(f"/proc/{daemon.process.pid}/fd")
-    return sum(name in os.readlink(link) for link in directory.iterdir() if link.is_symlink())
+def opened(daemon: Daemon) -> int:
+    return sum("cudevshr" in link for link in links(daemon))
 
 
 def test_without_the_setting_nothing_is_looked_for(node: Node, start: Start) -> None:
@@ -93,7 +91,6 @@ REFUSED = {
 
 
 def hostile(node: Node, tricks: dict[str, str]) -> dict[str, tuple[Docker, Tenant]]:
-    """A container for each trick, with a tenant that was there before it."""
     path, made = f"{PLACE}/cudevshr.cache", {}
     for trick, commands in tricks.items():
         docker = Docker(node, trick.replace(" ", "-"))
@@ -172,7 +169,7 @@ def test_files_that_prove_no_owner_are_refused(node: Node, start: Start) -> None
     for tenant in (first, honest.tenant(load=30)):
         repaired(honest, tenant)
     never(lambda: len(daemon.said("repair")) > 2 or len(daemon.said("region_found")) > 1, "a repair", 1.0)
-    until(lambda: opened(daemon, "cudevshr") == 1, "one file that is held open")
+    until(lambda: opened(daemon) == 1, "one file that is held open")
     assert {trick: docker.run(sums) for trick, (docker, _) in made.items()} == before
     assert lent.read_bytes() == data
 

@@ -26,7 +26,6 @@ _LIMIT = 512
 
 @contextmanager
 def in_flight(count: int) -> Iterator[None]:
-    """So many descriptors of root's in flight: sent into socket pairs, and received by no process."""
     pairs = []
     try:
         sent = 0

@@ -33,7 +33,7 @@ def test_nothing_is_sent_beyond_the_node(node: Node, start: Start, source: str, 
         node,
         *("--interval", "50ms", "--nvml-interval", "200ms", "--pod-logs-dir", str(pods), "--hami-metrics"),
         *("--metrics-addr", "127.0.0.1:0", "--broker", str(tmp_path / "hami/hostpid/broker.sock")),
-        wrapper=("strace", "-D", "-f", "-qq", "-e", f"trace={_CALLS}", "-o", str(trace)),
+        wrapper=("strace", "-D", "-f", "-q", "-e", f"trace={_CALLS}", "-o", str(trace)),
     )
     port = int(daemon.wait_for("metrics_on")["address"].rpartition(":")[2])
     tenant.until_repaired()
@@ -42,6 +42,7 @@ def test_nothing_is_sent_beyond_the_node(node: Node, start: Start, source: str, 
     until(lambda: "train-0" in str(client.get_json("/v1/containers", path)), "the pod's name")
     until(lambda: b'pod="train-0"' in scraped(port), "its series")
     assert daemon.stop() == 0
+    until(lambda: f"{daemon.process.pid} +++ exited" in trace.read_text(), "all that the tracer has to write")
 
     calls = trace.read_text().splitlines()
     listened = [call for call in calls if re.search(r"bind\(.*AF_INET6?, .*htons\(0\)", call)]

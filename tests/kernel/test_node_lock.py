@@ -46,14 +46,20 @@ def test_it_takes_over(node: Node, start: Start, end: signal.Signals) -> None:
 
 
 def test_back_again(node: Node, start: Start) -> None:
-    """An upgrade that is taken back: nothing is written twice, nothing is left behind."""
     container = node.container()
     tenants = [container.tenant() for _ in range(2)]
     first, second = first_and_second(node, start)
     for tenant in tenants:
         tenant.until_repaired()
-    again = start(node, *FAST, "--wait")
-    again.wait_for("waiting")
+    impatient = start(node, *FAST)
+    assert impatient.wait() == 2
+    assert any("--wait" in text for text in impatient.other_output)
+    ended, again = (start(node, *FAST, "--wait") for _ in range(2))
+    for daemon in (ended, again):
+        daemon.wait_for("waiting")
+    assert ended.stop() == 0
+    assert first.process.poll() is None
+    assert (first.run_dir / "lock").exists()
     assert first.stop() == 0
     until(lambda: second.said("took_over") or again.said("took_over"), "one of those that wait")
     writes, waits = (second, again) if second.said("took_over") else (again, second)
@@ -77,16 +83,6 @@ def test_lock_that_fails_ends_the_one_that_waits(node: Node, start: Start) -> No
     assert any("cannot be used" in text for text in second.other_output), second.tail()
     second.other_output.clear()
     run_dir.unlink()
-
-
-def test_it_can_be_ended_while_it_waits(node: Node, start: Start) -> None:
-    first, second = first_and_second(node, start)
-    assert second.stop() == 0
-    assert first.process.poll() is None
-    assert (first.run_dir / "lock").exists()
-    third = start(node, *FAST)
-    assert third.wait() == 2
-    assert any("--wait" in text for text in third.other_output)
 
 
 def test_a_dry_run_gets_the_socket_when_another_one_leaves_it(node: Node, start: Start) -> None:

@@ -25,7 +25,6 @@ from tests.patience import until
 
 @pytest.fixture
 def path(open_place: Path, node: Node, start: Start) -> Path:
-    """The tenants' socket of a daemon."""
     path = open_place / "tenants" / "resolver.sock"
     options = ["--socket", str(roots(path)), "--tenant-socket", str(path)]
     start(node, "--interval", "50ms", "--nvml-interval", "200ms", *options)
@@ -34,8 +33,6 @@ def path(open_place: Path, node: Node, start: Start) -> Path:
 
 
 class Pair:
-    """Two containers on one GPU: ``mine`` with two processes, ``other`` with one."""
-
     def __init__(self, node: Node) -> None:
         (device, *_) = node.gpu.devices
         self.device = device
@@ -46,7 +43,6 @@ class Pair:
         self.theirs = self.other.tenant(load=30, devices=[device])
 
     def secrets(self) -> list[str]:
-        """Texts that no answer to ``mine`` may contain: others' names, and host PIDs."""
         host_pids = [each.host_pid for each in (self.first, self.second, self.theirs)]
         return [self.other.container_id, self.other.pod_uid, *map(str, host_pids)]
 

@@ -25,8 +25,6 @@ SETTLED = 1.5  # seconds in which a wrong write would have happened
 
 
 class Tree:
-    """A victim and an attacker, and what a daemon says of their slots."""
-
     def __init__(self, node: Node, start: Start) -> None:
         self.node, self._start = node, start
         self.victim = self.container("victim")
@@ -57,7 +55,6 @@ class Tree:
         return next((each["placement"] for each in regions if each["path"] == str(file)), None)
 
     def says(self, file: Path, ns_pid: int, reason: str) -> None:
-        """Wait until the daemon gives that reason for a slot that is unresolved."""
         wanted = {"path": str(file), "pid": ns_pid, "unresolved": reason}.items()
         said = f"{reason} of {ns_pid} in {file.parent.name}"
         until(lambda: any(wanted <= slot.items() for slot in self.asked("/v1/slots")["slots"]), said)

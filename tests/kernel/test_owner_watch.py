@@ -75,7 +75,6 @@ def test_process_of_unknown_container_is_alive(node: Node, start: Start) -> None
 
 
 def test_no_monitor_counts_a_process_that_has_ended(tmp_path: Path, start: Start) -> None:
-    """One ends cleanly, one is killed, the last one compacts and ends: every monitor, every release."""
     with Node(tmp_path, DRIVER) as node:
         lives = {}
         for row in BEHAVIOURS:
@@ -104,7 +103,6 @@ def test_no_monitor_counts_a_process_that_has_ended(tmp_path: Path, start: Start
 
 
 def ended(node: Node, name: str) -> Container:
-    """One that ended while its slot said 64 %."""
     container = node.container(name=name, watcher=False)
     victim = container.tenant(load=64, guess="none")
     slot = slot_of(container, victim.ns_pid)

@@ -33,7 +33,6 @@ def address(daemon: Daemon) -> str:
 def test_every_query_of_the_dashboard_returns_data(
     node: Node, start: Start, source: str, tmp_path: Path
 ) -> None:
-    """The demo's node, scraped as docs/monitoring.md says; values against what the processes really do."""
     cases = full_scene(node)
     settle(cases)
     node.gpu.set_devices((DEFAULT_DEVICES[0], replace(DEFAULT_DEVICES[1], ecc=(2, 2))))

@@ -22,7 +22,6 @@ WITH_UTILIZATION = [name for name in LAYOUTS if name != "v0-no-util"]
 def repairs_of(
     daemon: Daemon, container: Container, tenant: Process, count: int = 1
 ) -> list[tuple[str, int, int, int]]:
-    """Each repair that was said of a process: reason, before, after, host_pid. So many are waited for."""
     which: dict[str, Any] = {"container": container.directory.name, "ns_pid": tenant.ns_pid}
     daemon.wait_for("repair", count=count, **which)
     lines = daemon.said("repair", **which)
@@ -30,7 +29,6 @@ def repairs_of(
 
 
 def passes(daemon: Daemon, container: Container) -> None:
-    """Waits until the daemon has surely made some more passes: until a new tenant is repaired."""
     container.tenant(guess="none").until_repaired()
 
 

@@ -14,14 +14,15 @@ import pytest
 from resolver.base.errors import NotFound, ProcessGone, UsageError
 from resolver.linux.procfs import HOST_PIDNS, Procfs, parse_ns_pids
 from resolver.lookup.forward import lookup
-from resolver.lookup.reverse import ReversedProcess, reverse
+from resolver.lookup.reverse import reverse
 from tests.fakes.command import run
-from tests.fakes.container import Container
 from tests.fakes.node import Node
 from tests.kernel.rights import mounted
 from tests.kernel.serving import SLEEP, THREAD
 
 NOBODY = ("setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups")
+#: Above the kernel's highest PID.
+NEVER = 2**22 + 7
 HOSTILE = """
 import time
 open("/proc/self/comm", "w").write("\\x1b[2Jx")
@@ -40,41 +41,31 @@ def as_json(*arguments: object, wrapper: tuple[str, ...] = ()) -> dict[str, Any]
     return dict(json.loads(done.stdout))
 
 
-def same_container(found: ReversedProcess, container: Container) -> None:
-    assert found.container_id == container.container_id
-    assert found.pod_uid == container.pod_uid
-    assert found.container_name == container.name
-    assert found.no_container is None
-
-
-def test_every_level_is_told(node: Node) -> None:
-    container = node.container()
-    plain, nested = container.spawn(SLEEP), container.spawn(SLEEP, nested=True)
+def test_every_level_is_told_and_leads_back(node: Node) -> None:
+    first = node.container(name="first")
+    plain, nested = first.spawn(SLEEP), first.spawn(SLEEP, nested=True)
     found = reverse(Procfs(), plain.host_pid)
-    same_container(found, container)
     assert [msgspec.structs.astuple(level) for level in found.levels] == [
         (plain.host_pid, HOST_PIDNS),
-        (plain.ns_pid, container.pidns),
+        (plain.ns_pid, first.pidns),
     ]
     assert (found.container_pid, found.comm, found.tid) == (plain.ns_pid, "sleep", None)
     assert found.start_time == Procfs().start_time(plain.host_pid)
     found = reverse(Procfs(), nested.host_pid)
-    same_container(found, container)
-    assert [level.pidns for level in found.levels] == [HOST_PIDNS, container.pidns, nested.pidns]
+    assert [level.pidns for level in found.levels] == [HOST_PIDNS, first.pidns, nested.pidns]
     assert [level.ns_pid for level in found.levels] == list(Procfs().ns_pids(nested.host_pid))
     assert found.container_pid == found.levels[1].ns_pid != found.levels[2].ns_pid
-
-
-def test_there_and_back_again(node: Node) -> None:
-    first = node.container(name="first")
     sharing = node.container(first.pod_uid, "sharing", pid_namespace=first)
     on_host = node.container(name="on-host", pid_namespace="host")
     other = node.container(name="other", cgroup_format="crio-systemd")
     for container in (first, sharing, on_host, other):
-        for nested in (False, True):
-            process = container.spawn(SLEEP, nested=nested)
+        for inside in (False, True):
+            process = container.spawn(SLEEP, nested=inside)
             found = reverse(Procfs(), process.host_pid)
-            same_container(found, container)
+            assert found.container_id == container.container_id
+            assert found.pod_uid == container.pod_uid
+            assert found.container_name == container.name
+            assert found.no_container is None
             assert found.container_pid is not None
             assert lookup(Procfs(), container.container_id, found.container_pid).host_pid == process.host_pid
 
@@ -156,20 +147,17 @@ def test_namespace_without_container_is_unknown() -> None:
     assert "a PID namespace of its own" in str(found.no_container)
 
 
-def test_reverse_of_missing_pid_exits_1() -> None:
+def test_missing_pids_exit_1_and_wrong_numbers_2() -> None:
     with subprocess.Popen(["/bin/true"]) as ended:
         os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
         with pytest.raises(ProcessGone, match="has not waited"):
             reverse(Procfs(), ended.pid)
         assert command(ended.pid).returncode == 1
-    with pytest.raises(NotFound, match=str(ended.pid)):
-        reverse(Procfs(), ended.pid)
-    done = command(2**22 + 7)
+    with pytest.raises(NotFound, match=str(NEVER)):
+        reverse(Procfs(), NEVER)
+    done = command(NEVER)
     assert (done.returncode, done.stdout) == (1, "")
     assert command(10**30).returncode == 1
-
-
-def test_wrong_numbers_are_2() -> None:
     with pytest.raises(UsageError):
         reverse(Procfs(), 0)
     for words in (("0",), ("--", "-3"), ("x",), (), ("1", "2")):
@@ -215,7 +203,6 @@ def test_reverse_without_rights_says_unknown(node: Node) -> None:
 
 
 def test_a_process_that_ends_meanwhile_is_gone(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is killed at the last read before the verdict."""
     process = node.container().spawn(SLEEP)
     procfs = Procfs()
     comm = procfs.comm

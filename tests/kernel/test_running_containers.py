@@ -24,8 +24,6 @@ from tests.patience import until
 
 
 class Room:
-    """A census over a source, and what it said."""
-
     def __init__(self, source: str, pods: Path, kept_in: str) -> None:
         self.pidmap = PidMap(open_source(source, Procfs(), 0, kept_in))
         self.events = EventLog()
@@ -71,8 +69,7 @@ def test_containers_come_are_named_and_go(node: Node, room: Room, tmp_path: Path
     until(lambda: container.container_id not in room.look(), "its end")
     assert room.said(container) == ["container_started", "container_ended"]
 
-
-def test_shared_namespace_is_known_by_its_mount_users(node: Node, room: Room) -> None:
+    # One that shares a namespace is known by its mount's users.
     first = node.container()
     sharing = node.container(first.pod_uid, "sharing", pid_namespace=first)
     process = sharing.spawn(SLEEP)

@@ -7,12 +7,13 @@ itself, from search to write, is the one that races.
 """
 
 import asyncio
+import contextlib
 import itertools
 import json
 import os
 import time
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import pytest
 
@@ -41,48 +42,43 @@ RIGHT = 1_000_000  # the mover checks the PID and this
 
 
 def layouts(names: Iterable[str]) -> pytest.MarkDecorator:
-    """Of these names some in a usual run, and all in a long one."""
     marks = {True: (), False: (pytest.mark.long,)}
     return pytest.mark.parametrize(
         "layout", [pytest.param(each, marks=marks[each in USUAL]) for each in names]
     )
 
 
-def orders_for(fd: int, container: Container, index: int) -> bytes:
-    """What a daemon would order for a slot as it is now: the right hostpid, and a utilization."""
+def right_values(fd: int, container: Container, slots: int) -> Iterator[tuple[bytes, list[int]]]:
+    """What a daemon would order for each slot as it is now: the right hostpid, and a utilization."""
     layout = LAYOUTS[container.layout]
-    at = layout.procs + index * layout.slot_size
-    word = int.from_bytes(os.pread(fd, 8, at), "little")
-    ns_pid, hostpid = word & 0xFFFFFFFF, word >> 32
-    if ns_pid < INVENTED:
-        return b""
-    right = ns_pid | (ns_pid + RIGHT) << 32
-    orders = b""
-    if hostpid != ns_pid + RIGHT:
-        orders += slot_writer.ORDER.pack(-1, 0, at, word, at, word, right)
-    if layout.device_util is not None:
-        sm_util = at + layout.device_util + 16
-        orders += slot_writer.ORDER.pack(-1, 0, at, word, sm_util, 0, ns_pid)
-    return orders
+    for index in itertools.cycle(range(slots)):
+        at = layout.procs + index * layout.slot_size
+        word = int.from_bytes(os.pread(fd, 8, at), "little")
+        ns_pid, hostpid = word & 0xFFFFFFFF, word >> 32
+        right = ns_pid | (ns_pid + RIGHT) << 32
+        orders = b""
+        if ns_pid >= INVENTED and hostpid != ns_pid + RIGHT:
+            orders += slot_writer.ORDER.pack(-1, 0, at, word, at, word, right)
+        if ns_pid >= INVENTED and layout.device_util is not None:
+            sm_util = at + layout.device_util + 16
+            orders += slot_writer.ORDER.pack(-1, 0, at, word, sm_util, 0, ns_pid)
+        count = len(orders) // slot_writer.ORDER.size
+        yield (slot_writer.HEAD.pack(layout.size + 1, count) + orders if orders else b""), [fd]
 
 
-async def hammer(container: Container, mover: Process, slots: int) -> Counter[int]:
-    """Orders for every slot, over and over until the mover is done; how often each outcome came."""
+async def send(mover: Process, messages: Iterable[tuple[bytes, list[int]]]) -> Counter[int]:
+    """To the slot writer, until the mover is done; how often each outcome came."""
     outcomes: Counter[int] = Counter()
     child = WorkerProcess("slot writer", "resolver.workers.writer_child", timeout=60)
-    fd = os.open(container.cache, os.O_RDONLY)
     try:
-        while not readable(mover.stdout, 0):
-            for index in range(slots):
-                orders = orders_for(fd, container, index)
-                if orders:
-                    count = len(orders) // slot_writer.ORDER.size
-                    head = slot_writer.HEAD.pack(LAYOUTS[container.layout].size + 1, count)
-                    answer = await child.request(head + orders, [fd])
-                    outcomes.update(outcome for outcome, _ in slot_writer.RESULT.iter_unpack(answer))
+        for message, handles in messages:
+            if readable(mover.stdout, 0):
+                break
+            if message:
+                answer = await child.request(message, handles)
+                outcomes.update(outcome for outcome, _ in slot_writer.RESULT.iter_unpack(answer))
     finally:
         child.stop(PATIENCE_S)
-        os.close(fd)
     assert child.failures == 0
     return outcomes
 
@@ -101,7 +97,8 @@ def test_no_write_lands_on_another_owner(node: Node, start: Start, layout: str, 
         mover = container.mover(moves, slots=slots)
         mover.read_line()
         mover.write_line("go")
-        outcomes = asyncio.run(hammer(container, mover, slots))
+        with container.cache.open("rb") as cache:
+            outcomes = asyncio.run(send(mover, right_values(cache.fileno(), container, slots)))
         verdict: dict[str, int] = json.loads(mover.read_line())
         print(f"{layout}: outcomes {dict(outcomes)}, {verdict}")
         assert verdict["moves"] == moves
@@ -120,36 +117,23 @@ def test_no_write_lands_on_another_owner(node: Node, start: Start, layout: str, 
     assert first.hostpid == first.host_pid
 
 
-async def zero_what_nobody_has(container: Container, mover: Process) -> Counter[int]:
-    """The daemon's own orders for slots that no process has, as fast as they come; how often each outcome came."""
-    outcomes: Counter[int] = Counter()
-    child = WorkerProcess("slot writer", "resolver.workers.writer_child", timeout=60)
+def zeroes(container: Container, stack: contextlib.ExitStack) -> Iterator[tuple[bytes, list[int]]]:
+    """The daemon's own orders for slots that no process has, with no pause between two."""
     directory = os.open(container.directory, os.O_RDONLY | os.O_DIRECTORY)
+    stack.callback(os.close, directory)
     region = open_region(directory, container.cache_name, str(container.cache))
     whose = Ownership(account="a", container="a", pod_uid="uid", container_name="a")
     location = Location(SharedDirectory("8:1", "/a"), ("8:1", region.identity[1]))
     repairs = RegionRepairs(region, whose, location, Budgets().of("uid"))
-    try:
-        for looks in itertools.count():
-            if readable(mover.stdout, 0):
-                break
-            if not looks % 64:
-                region.start_with()
-            repairs.observe(region.read())
-            # No pause between two writes of zeroes.
-            inputs = Inputs(float(looks), HostpidPolicy(None, ""), NOTHING, WriteUtilization.AUTO)
-            plan = repairs.plan(inputs)
-            orders = [order for order in plan if order is not None]
-            if orders:
-                message, handles = encode(orders[: slot_writer.MAX_ORDERS], region.layout)
-                answer = await child.request(message, [region.fd, *handles])
-                outcomes.update(outcome for outcome, _ in slot_writer.RESULT.iter_unpack(answer))
-    finally:
-        child.stop(PATIENCE_S)
-        repairs.close()
-        os.close(directory)
-    assert child.failures == 0
-    return outcomes
+    stack.callback(repairs.close)
+    for looks in itertools.count():
+        if not looks % 64:
+            region.start_with()
+        repairs.observe(region.read())
+        plan = repairs.plan(Inputs(float(looks), HostpidPolicy(None, ""), NOTHING, WriteUtilization.AUTO))
+        orders = [order for order in plan if order is not None]
+        message, handles = encode(orders[: slot_writer.MAX_ORDERS], region.layout) if orders else (b"", [])
+        yield message, [region.fd, *handles]
 
 
 @pytest.mark.parametrize("lives", [100_000, pytest.param(2_000_000, marks=pytest.mark.long)])
@@ -162,7 +146,8 @@ def test_process_taking_a_slot_loses_no_value(node: Node, layout: str, lives: in
         mover = container.mover(lives, slots=24, ends=True)
         mover.read_line()
         mover.write_line("go")
-        outcomes = asyncio.run(zero_what_nobody_has(container, mover))
+        with contextlib.ExitStack() as stack:
+            outcomes = asyncio.run(send(mover, zeroes(container, stack)))
         verdict: dict[str, int] = json.loads(mover.read_line())
         print(f"{layout}: outcomes {dict(outcomes)}, {verdict}")
         assert verdict["moves"] == lives

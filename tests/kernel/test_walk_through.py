@@ -23,8 +23,6 @@ PAGE: Final = ROOT / "docs/walk-through.md"
 
 
 class Command(NamedTuple):
-    """A command of the page, and the lines that it shows after it."""
-
     text: str
     shown: list[str]
 
@@ -46,8 +44,6 @@ pytestmark = pytest.mark.long
 
 
 class User(NamedTuple):
-    """Who follows the page: where, with which environment, and what still runs."""
-
     home: Path
     environment: dict[str, str]
     cases: list[Case]

@@ -43,7 +43,6 @@ AFTER_A_WHILE = patched("""
 
 
 def touches(container: Container, seconds: float, most: int = 1 << 40) -> Process:
-    """A process in the container that does that beside its own cache file."""
     path = "/usr/local/vgpu/other"
     process = container.spawn([sys.executable, "-c", TOUCHES, str(seconds), str(most), path])
     assert process.read_line() == "ready"

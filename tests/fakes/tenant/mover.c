@@ -153,7 +153,7 @@ static int move_once(struct region *r, long done)
  * slot's own is `momentary` if it gets right by itself, and else `wrong_util`.
  */
 #define LOAD 50
-#define SETTLES_US 1000000
+#define SETTLES_US 60000000
 
 static int one_processor;
 static uint64_t said[REGION_SLOTS]; /* by slot in use: what its process said of device 0 */
