@@ -1,16 +1,21 @@
-"""What this process has open, by what it is: numbers are used again, and threads close at their own time."""
+"""What a process has open, by what it is: numbers are used again, and threads close at their own time."""
 
 import contextlib
 import os
 from pathlib import Path
 
 
-def is_open(path: Path) -> bool:
-    links = list[str]()
-    for number in os.listdir("/proc/self/fd"):
+def links(host_pid: int | str = "self") -> list[str]:
+    """What each descriptor of a process leads to."""
+    found = list[str]()
+    for number in os.listdir(f"/proc/{host_pid}/fd"):
         with contextlib.suppress(OSError):  # closed since
-            links.append(os.readlink(f"/proc/self/fd/{number}"))
-    return bool({str(path), f"{path} (deleted)"} & set(links))
+            found.append(os.readlink(f"/proc/{host_pid}/fd/{number}"))
+    return found
+
+
+def is_open(path: Path) -> bool:
+    return bool({str(path), f"{path} (deleted)"} & set(links()))
 
 
 def pidfds_of(pid: int) -> int:

@@ -9,7 +9,7 @@ import os
 import struct
 import subprocess
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -192,20 +192,6 @@ def command(node: Node, run_dir: Path, pods: Path, *words: str) -> subprocess.Co
         "RESOLVER_SOCKET": str(run_dir / "resolver.sock"),
     }
     return run(*words, env=node.environment() | places)
-
-
-def links(daemon: Daemon) -> list[str]:
-    """What each of its descriptors leads to."""
-    found = list[str]()
-    for link in Path(f"/proc/{daemon.process.pid}/fd").iterdir():
-        with suppress(FileNotFoundError):  # closed since
-            found.append(os.readlink(link))
-    return found
-
-
-def cpu_seconds(host_pid: int) -> float:
-    fields = Path(f"/proc/{host_pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def slot_of(container: Container, ns_pid: int) -> ProcSlot:

@@ -10,6 +10,7 @@ from tests.fakes.daemon import free_port
 from tests.fakes.node import Node
 from tests.fakes.regions import LAYOUTS
 from tests.kernel.conftest import Start, command
+from tests.kernel.serving import serving
 from tests.patience import until
 
 
@@ -36,9 +37,8 @@ def test_a_whole_node_in_a_file_and_without_its_names(node: Node, start: Start, 
     pods = tmp_path / "pods"
     (pods / f"genomics_assembly-0_{container.pod_uid}" / "sequencer").mkdir(parents=True)
     metrics = ("--metrics-addr", f"127.0.0.1:{free_port()}", "--pod-logs-dir", str(pods))
-    daemon = start(node, "--interval", "50ms", "--nvml-interval", "200ms", *metrics)
+    daemon = serving(start, node, *metrics)
     daemon.wait_for("repair")
-    until(daemon.socket.exists, "its socket")
 
     files = bundle(node, daemon.run_dir, pods, tmp_path / "b.tar.gz")
     assert {check["check"] for check in json.loads(files["doctor.json"])} >= {"view", "regions", "daemon"}

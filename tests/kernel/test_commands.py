@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from resolver.config import Settings
 from tests.fakes.command import run
 from tests.fakes.daemon import Daemon
 from tests.fakes.node import Node
-from tests.kernel.conftest import ROOT, Start, write_hostpid
+from tests.kernel.conftest import EVERY_SOURCE, ROOT, Start, write_hostpid
 from tests.kernel.serving import serving
 from tests.patience import until
 
@@ -80,3 +81,37 @@ def test_lookup_takes_the_names_that_top_prints(node: Node, start: Start, tmp_pa
     for name in (pod, f"{pod}/only-here", train.pod_uid, train.pod_uid[:13], "only-here"):
         assert command(daemon, "lookup", name, ns_pid) == expected, name
     command(daemon, "lookup", "research/train-1", ns_pid, codes=(1,))
+
+
+@EVERY_SOURCE
+def test_containers_come_are_named_and_go(node: Node, start: Start, source: str, tmp_path: Path) -> None:
+    daemon, before = serving(start, node, "--pod-logs-dir", str(tmp_path / "pods")), time.time()
+
+    def listed() -> dict[str, dict[str, Any]]:
+        answer = json.loads(command(daemon, "containers", "--json"))
+        return {each["container_id"]: each for each in answer["containers"]}
+
+    container = node.container()
+    until(lambda: container.container_id in listed(), "the container")
+    found = listed()[container.container_id]
+    assert before - 1 < found["since"] < time.time() + 1
+    assert (found["pod_uid"], found["container_name"]) == (container.pod_uid, container.name)
+    assert (found["namespace"], found["pod"]) == (None, None)
+    assert (found["init_host_pid"], found["pidns"]) == (container.init_host_pid, container.pidns)
+    (tmp_path / "pods" / f"ml_train-0_{container.pod_uid}").mkdir(parents=True)
+    named = {**found, "namespace": "ml", "pod": "train-0"}.items()
+    until(lambda: named <= listed()[container.container_id].items(), "its pod's name")
+
+    # One that shares a namespace is known by its mount's users.
+    sharing = node.container(container.pod_uid, "sharing", pid_namespace=container)
+    tenant = sharing.tenant(guess="none").until_repaired()
+    until(lambda: sharing.container_id in listed(), "the other one")
+    found = listed()[sharing.container_id]
+    assert (found["pidns"], found["init_host_pid"], found["pod_uid"]) == (None, None, container.pod_uid)
+    tenant.kill()
+    until(lambda: sharing.container_id not in listed(), "the end of its use")
+    container.stop()
+    until(lambda: container.container_id not in listed(), "its end")
+    for kind in ("container_started", "container_ended"):
+        lines = command(daemon, "events", "--json", "--kind", kind).splitlines()
+        assert [each for each in lines if container.container_id in each], kind

@@ -62,6 +62,8 @@ def test_node_is_explained_with_and_without_daemon(cases: list[Case], tmp_path: 
         def is_settled(case: Case = case, broken: str | None = broken, found: dict[str, Any] = found) -> bool:
             """No slot is being repaired, and its chain breaks where it must, or holds."""
             _, document = explain(case, daemon.run_dir, pods, case.container.pod_uid, "--json")
+            if not document:
+                return False  # the daemon didn't answer in time
             found |= json.loads(document)["containers"][0]
             links = [*found["links"], *(link for owner in found["owners"] for link in owner["links"])]
             moving = {"soon", "unknown"} & {link["state"] for link in links}

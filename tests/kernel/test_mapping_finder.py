@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.descriptors import links
 from tests.fakes import silent_fuse
 from tests.fakes.daemon import Daemon
 from tests.fakes.node import Node
 from tests.fakes.overlay import CACHE, Docker, btrfs
 from tests.fakes.process import Tenant
 from tests.fakes.regions import read_file
-from tests.kernel.conftest import EVERY_SOURCE, Start, links
+from tests.kernel.conftest import EVERY_SOURCE, Start
 from tests.patience import never, until
 
 FAST = ("--interval", "50ms", "--nvml-interval", "100ms", "--mapped-regions", "--hostpid-namespace", "host")
@@ -60,7 +61,7 @@ def test_it_is_kept_as_long_as_anybody_maps_it(node: Node, start: Start) -> None
 
 
 def opened(daemon: Daemon) -> int:
-    return sum("cudevshr" in link for link in links(daemon))
+    return sum("cudevshr" in link for link in links(daemon.process.pid))
 
 
 def test_without_the_setting_nothing_is_looked_for(node: Node, start: Start) -> None:

@@ -1,7 +1,6 @@
 """The proc connector on this kernel: held against `/proc` while processes come and go, flooded, refused.
 
-What it is compared with is never the source's own word: `/proc` is read here by a parser of this file, events are
-counted by a second socket of this file.
+What it is compared with is never the source's own word: `/proc` is listed here by `truth`.
 """
 
 import contextlib
@@ -13,43 +12,22 @@ import subprocess
 import sys
 import sysconfig
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import pytest
 
 from resolver.base.errors import CannotKnow
 from resolver.linux.procfs import Procfs
 from resolver.pids.netlink import BUFFER_BYTES, NetlinkSource, open_source
-from tests.fakes.bpf.lives import child_of, children_of, life
+from tests.descriptors import links
+from tests.fakes.bpf.lives import child_of, children_of, life, truth
 from tests.fakes.pids import reborn
 from tests.fakes.procs import changes, numbers
 from tests.patience import until
 
 ROOT: Final = Path(__file__).parent.parent.parent
-
-
-class Known(NamedTuple):
-    start_time: str
-    ns_pids: tuple[int, ...]
-
-
-def read(host_pid: int) -> Known:
-    stat = Path(f"/proc/{host_pid}/stat").read_text()
-    status = Path(f"/proc/{host_pid}/status").read_text()
-    (numbers,) = [line for line in status.splitlines() if line.startswith("NSpid:")]
-    return Known(stat.rsplit(")", 1)[1].split()[19], tuple(map(int, numbers.split()[1:])))
-
-
-def processes(meanwhile: Callable[[], None]) -> dict[int, Known]:
-    found = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            meanwhile()
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                found[int(name)] = read(int(name))
-    return found
 
 
 class Checked:
@@ -61,16 +39,19 @@ class Checked:
         return set(came), set(went)
 
     def agree(self) -> tuple[set[int], set[int]]:
-        """Refresh, and compare with `/proc` before and after; as in the daemon, events don't wait long meanwhile."""
-        before = processes(self.source.tend)
+        """Refresh, and compare with `/proc` before and after."""
+        before = truth()
         came, went = self.refresh()
-        after = processes(self.source.tend)
+        after = truth()
         known = numbers(self.source)
-        throughout = {pid: seen for pid, seen in before.items() if after.get(pid) == seen}
-        assert {pid: known.get(pid) for pid in throughout} == {p: s.ns_pids for p, s in throughout.items()}
+        throughout = before.living.keys() & after.living.keys()
+        assert {pid: known.get(pid) for pid, _ in throughout} == {
+            each[0]: tuple(number for _, number in before.living[each]) for each in throughout
+        }
         # Absent from both listings: only this refresh can have seen it, or it has left /proc and waits for a CPU to
         # report its exit, which the kernel does afterwards.
-        leaving = known.keys() - before.keys() - after.keys() - came
+        present = {pid for seen in (before, after) for pid, _ in (*seen.living, *seen.ending)}
+        leaving = known.keys() - present - came - {1}
         until(lambda: self.left(leaving, came, went), f"the exits of {leaving}")
         return came, went
 
@@ -261,11 +242,7 @@ def test_missing_pyroute2_names_the_package(tmp_path: Path, monkeypatch: pytest.
 
 def opened() -> set[str]:
     """Every pipe and socket of this process; their numbers are used again, their inodes are not."""
-    links = set[str]()
-    for number in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # closed since
-            links.add(os.readlink(f"/proc/self/fd/{number}"))
-    return {link for link in links if link.startswith(("pipe:", "socket:"))}
+    return {link for link in links() if link.startswith(("pipe:", "socket:"))}
 
 
 @pytest.mark.parametrize("program", ["/bin/false", "/does/not/exist"])

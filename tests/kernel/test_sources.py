@@ -1,5 +1,6 @@
 """The sources in the running daemon: the best is taken, one that fails is left, and no repair waits for either."""
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -8,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.fakes.daemon import Daemon, runs
@@ -29,20 +31,12 @@ SAYS = {
 }
 
 
-def descendants(host_pid: int) -> set[int]:
-    found: set[int] = set()
-    try:
-        threads = os.listdir(f"/proc/{host_pid}/task")
-    except (FileNotFoundError, ProcessLookupError):
-        return found
-    for tid in threads:
-        try:
-            text = Path(f"/proc/{host_pid}/task/{tid}/children").read_text()
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        children = set(map(int, text.split()))
-        found |= children.union(*map(descendants, children))
-    return found
+def descendants(host_pid: int, name: str = "") -> set[int]:
+    """The processes below one, or those of that name."""
+    processes = psutil.Process(host_pid).children(recursive=True)
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return {process.pid for process in processes if not name or process.name() == name}
+    return descendants(host_pid, name)
 
 
 @pytest.fixture
@@ -114,20 +108,9 @@ def test_it_can_be_ended_while_the_map_is_made(
     slow.chmod(0o755)
     daemon = start(node, *FAST, "--source", source, wrapper=with_python(slow))
     # The loader asks for its end with the daemon's itself; this stand-in cannot, so it is ended here.
-    until(lambda: _named(daemon, "sleep"), "the loader")
-    loaders = _named(daemon, "sleep")
+    until(lambda: descendants(daemon.process.pid, "sleep"), "the loader")
+    loaders = descendants(daemon.process.pid, "sleep")
     assert daemon.stop() == 0
     for loader in loaders:
         os.kill(loader, signal.SIGKILL)
     until(lambda: orphans() == set(), "the end of all")
-
-
-def _named(daemon: Daemon, name: str) -> list[int]:
-    found = []
-    for host_pid in descendants(daemon.process.pid):
-        try:
-            if Path(f"/proc/{host_pid}/comm").read_text().strip() == name:
-                found.append(host_pid)
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-    return found

@@ -8,7 +8,7 @@ from tests.fakes.daemon import Daemon
 from tests.fakes.node import Node
 from tests.fakes.terminal import Terminal
 from tests.kernel.conftest import FAST, Start
-from tests.patience import until
+from tests.kernel.serving import serving
 
 
 def command(daemon: Daemon, *options: str) -> list[str]:
@@ -24,10 +24,9 @@ def test_a_repaired_slot_on_the_screen(node: Node, start: Start, source: str) ->
     busy, idle = node.container(name="train"), node.container(name="serve")
     tenant = busy.tenant(guess="none", load=62)
     other = idle.tenant(load=0)
-    daemon = start(node, *FAST)
+    daemon = serving(start, node)
     daemon.wait_for("repair", ns_pid=tenant.ns_pid)
     tenant.until_repaired()
-    until(daemon.socket.exists, "its socket")
     with Terminal(" ".join(["exec", *command(daemon, "--interval", "200ms")]), 120, 40) as terminal:
         for line in (
             rf"^ +\S+ +{tenant.host_pid} +{tenant.ns_pid} [━─]+ +62% .*✓ missing$",
