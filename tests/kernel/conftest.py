@@ -9,16 +9,17 @@ import os
 import struct
 import subprocess
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
+import psutil
 import pytest
 
 from tests.fakes.bpf.lives import compile_lives
 from tests.fakes.command import run
 from tests.fakes.container import Container
-from tests.fakes.daemon import Daemon, runs
+from tests.fakes.daemon import Daemon
 from tests.fakes.node import Node
 from tests.fakes.process import Tenant
 from tests.fakes.regions import LAYOUTS, ProcSlot
@@ -101,7 +102,7 @@ class Start:
     def close(self) -> None:
         problems: list[object] = []
         for daemon in self.started:
-            children = daemon.children()
+            childless = without_children(daemon)
             if daemon.process.poll() is None:
                 daemon.stop()
             else:
@@ -110,10 +111,25 @@ class Start:
             if self._tracer is not None:
                 problems += self._tracer.unlisted(daemon.process)
             problems += [text for text in daemon.other_output if "Traceback" in text or "Error" in text]
-            until(lambda these=children: not any(map(runs, these.values())), "the end of its children")  # type: ignore[misc]
+            until(childless, "the end of its children")
             if self._program is not None:
                 hand_on(daemon.run_dir / self._program.name, self._program)
         assert not problems, "\n".join(map(str, problems))
+
+
+def without_children(daemon: Daemon) -> Callable[[], bool]:
+    """Tell later whether its children of now have ended; others may have their numbers by then."""
+    children = list[psutil.Process]()
+    for host_pid in daemon.children().values():
+        with suppress(psutil.NoSuchProcess):
+            children.append(psutil.Process(host_pid))
+
+    def runs(child: psutil.Process) -> bool:
+        with suppress(psutil.NoSuchProcess):
+            return child.is_running() and child.status() != psutil.STATUS_ZOMBIE
+        return False
+
+    return lambda: not any(map(runs, children))
 
 
 def _may_use_bpf(arguments: tuple[str, ...]) -> bool:

@@ -20,7 +20,6 @@ from resolver.linux.procfs import Procfs
 from tests.descriptors import links
 from tests.fakes.command import run
 from tests.fakes.container import Container
-from tests.fakes.daemon import runs
 from tests.fakes.node import Node
 from tests.fakes.process import Tenant
 from tests.fakes.state import Hang
@@ -34,6 +33,7 @@ from tests.kernel.conftest import (
     Start,
     hand_on,
     with_every_source,
+    without_children,
 )
 from tests.patience import never, until
 
@@ -112,11 +112,11 @@ def test_it_ends_cleanly(node: Node, start: Start, source: str, number: signal.S
     daemon = start(node, *FAST)
     tenant.until_repaired()
     daemon.wait_for("repair")  # the slot is right before the writer's answer has come
-    children = daemon.children()
-    assert children.keys() >= {WRITER, NVML, "reader"}  # a slow reader gets another beside it
+    assert daemon.children().keys() >= {WRITER, NVML, "reader"}  # a slow reader gets another beside it
+    childless = without_children(daemon)
     daemon.signal(number)
     assert daemon.wait() == 0
-    assert not any(map(runs, children.values()))
+    assert childless()
     assert daemon.lines[-1]["event"] == "stopped"
     assert daemon.lines[-1]["repairs_missing"] == 1
 
@@ -125,9 +125,10 @@ def test_it_ends_cleanly(node: Node, start: Start, source: str, number: signal.S
 def test_it_ends_while_nvml_hangs(node: Node, start: Start, call: Hang) -> None:
     node.gpu.set_faults(hang=call)
     daemon = start(node, *FAST)
-    worker = daemon.child(NVML)
+    assert daemon.child(NVML)
+    childless = without_children(daemon)
     assert daemon.stop() == 0
-    until(lambda: not runs(worker), "the end of the worker")
+    until(childless, "the end of the worker")
 
 
 def test_it_ends_whenever_it_is_told_to(node: Node, start: Start) -> None:

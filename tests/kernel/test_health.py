@@ -108,32 +108,17 @@ class Bench:
         return snapshot
 
     def gpu_events(self) -> list[tuple[str, Any]]:
-        kinds = {
-            "gpu_found",
-            "gpu_gone",
-            "gpu_unhealthy",
-            "gpu_healthy",
-            "nvml_unavailable",
-            "nvml_available",
-            "gpu_xid",
-        }
-        events = [event for event in self.service.events.after(self._told) if event.kind in kinds]
+        events = [
+            each for each in self.service.events.after(self._told) if each.kind.startswith(("gpu_", "nvml_"))
+        ]
         self._told = max([self._told, *(event.number for event in events)])
         return [(event.kind, event.fields.get("reason") or event.fields.get("device")) for event in events]
 
 
 @pytest.fixture
-def library(tmp_path: Path, node: Node, monkeypatch: pytest.MonkeyPatch) -> Path:
-    place = tmp_path / "lib" / "libnvidia-ml.so.1"
-    place.parent.mkdir()
-    place.symlink_to(node.library_dir / place.name)
-    monkeypatch.setenv("LD_LIBRARY_PATH", str(place.parent))
-    monkeypatch.setenv("NVML_STANDIN_STATE", str(node.state_file))
-    return place
-
-
-@pytest.fixture
-def bench(node: Node, library: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+def bench(node: Node, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    for name in ("LD_LIBRARY_PATH", "NVML_STANDIN_STATE"):
+        monkeypatch.setenv(name, node.environment()[name])
     bench = Bench(node)
     clock = SimpleNamespace(time=time.time, monotonic=lambda: bench.seconds)
     monkeypatch.setattr(sampler_module, "time", clock)

@@ -12,11 +12,11 @@ from typing import BinaryIO
 import pytest
 
 from tests.fakes.container import Container
-from tests.fakes.daemon import runs
+from tests.fakes.daemon import Daemon
 from tests.fakes.node import Node
 from tests.fakes.process import Tenant
 from tests.fakes.regions import LAYOUTS
-from tests.kernel.conftest import NVML, WRITER, Start, lock_words, write_hostpid
+from tests.kernel.conftest import NVML, WRITER, Start, lock_words, without_children, write_hostpid
 from tests.kernel.rights import patched
 from tests.patience import until
 
@@ -106,7 +106,7 @@ def test_the_daemon(node: Node, start: Start, locked: Locked, tmp_path: Path, ki
         forker.fork()
         early = start(node, *arguments)
         time.sleep(chance.uniform(0.06, 0.16))
-        kill_and_check(early.process.pid, early.children(), run_dir, early.kill)
+        kill_and_check(early, run_dir)
         locked.check()
         forker.check()
         # A fresh one makes everything right, whatever the last one left half done.
@@ -116,18 +116,17 @@ def test_the_daemon(node: Node, start: Start, locked: Locked, tmp_path: Path, ki
         forker.bury()
         forker.fork()
         time.sleep(chance.uniform(0.0, 0.05))
-        kill_and_check(daemon.process.pid, daemon.children(), run_dir, daemon.kill)
+        kill_and_check(daemon, run_dir)
         locked.check()
         forker.check()
         forker.bury()
     assert len(start.started) == kills
 
 
-def kill_and_check(host_pid: int, children: dict[str, int], run_dir: Path, kill: object) -> None:
-    assert callable(kill)
-    kill()
-    assert not runs(host_pid)
-    until(lambda: not any(map(runs, children.values())), "the end of the orphans")
+def kill_and_check(daemon: Daemon, run_dir: Path) -> None:
+    childless = without_children(daemon)
+    daemon.kill()
+    until(childless, "the end of the orphans")
     if (run_dir / "lock").exists():
         with (run_dir / "lock").open("rb") as lock:
             until(lambda: free(lock), "a lock that no one holds")  # a child that it was starting has it, too

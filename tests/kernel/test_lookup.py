@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -24,9 +23,10 @@ from tests.fakes.command import run
 from tests.fakes.container import Container
 from tests.fakes.node import Node
 from tests.fakes.pids import reborn
+from tests.fakes.process import watched
 from tests.kernel.rights import mounted
 from tests.kernel.serving import SLEEP, THREAD, Orders
-from tests.patience import PATIENCE_S, until
+from tests.patience import until
 
 #: Ids that begin alike, and are no other test run's.
 _MARK = f"{os.getpid() & 0xFFFFFF:06x}"
@@ -88,7 +88,7 @@ def test_every_format(node: Node, cgroup_format: str) -> None:
         lookup(Procfs(), container.container_id, 4000)
 
 
-def test_a_prefix_or_a_name_that_fits_two_containers(start_as: StartAs) -> None:
+def test_a_prefix_or_name_that_fits_two_until_one_ends(start_as: StartAs) -> None:
     first, second = (start_as(each, pod_uid=UID, name="trainer") for each in (A, B))
     for asked_for in (A[:6], f"{UID}/trainer"):  # or a name: that of the container and its successor
         complaint = refused(3, asked_for, 1)
@@ -96,27 +96,23 @@ def test_a_prefix_or_a_name_that_fits_two_containers(start_as: StartAs) -> None:
         assert B in complaint
     assert host_pid(A[:7], 1) == first.init_host_pid
     assert host_pid(B[:7], 1) == second.init_host_pid
-
-
-def test_a_container_that_ended_left_its_cgroup_and_fits_no_more(start_as: StartAs) -> None:
-    left_over, container = start_as(B), start_as(A)
-    # The namespace dies with its first process; the directory stays.
-    ended = os.pidfd_open(left_over.init_host_pid)
-    os.kill(left_over.init_host_pid, signal.SIGKILL)
-    assert select.select([ended], [], [], PATIENCE_S)[0]
-    os.close(ended)
-    assert host_pid(A[:6], 1) == container.init_host_pid
+    # The namespace dies with its first process; the cgroup's directory stays.
+    with watched(second.init_host_pid) as gone:
+        os.kill(second.init_host_pid, signal.SIGKILL)
+        until(gone, "its end")
+    assert host_pid(A[:6], 1) == first.init_host_pid
     assert "is it running" in refused(1, B, 1)
 
 
 def test_by_a_name_alone_and_by_pod_and_name(start_as: StartAs) -> None:
     """As `ctr` and LXC have it: no id is in the cgroup's path."""
-    container = start_as("nginx", cgroup_format="docker-alone-cgroupfs")
-    start_as("other", cgroup_format="docker-alone-cgroupfs")
-    assert host_pid("nginx", 1) == container.init_host_pid
-    assert json.loads(asked("nginx", 1, "--json").stdout)["container_id"] == "nginx"
-    assert "too short" in refused(2, "ngin", 1)
-    assert "is it running" in refused(1, "nginx-2", 1)
+    name = f"web-{_MARK}"
+    container = start_as(name, cgroup_format="docker-alone-cgroupfs")
+    start_as(f"other-{_MARK}", cgroup_format="docker-alone-cgroupfs")
+    assert host_pid(name, 1) == container.init_host_pid
+    assert json.loads(asked(name, 1, "--json").stdout)["container_id"] == name
+    assert "too short" in refused(2, name[:4], 1)
+    assert "is it running" in refused(1, f"{name}-2", 1)
     trainer, sidecar = start_as(A, pod_uid=UID, name="trainer"), start_as(B, pod_uid=UID, name="sidecar")
     child = trainer.spawn(SLEEP)
     assert host_pid(f"{UID}/trainer", 1) == trainer.init_host_pid

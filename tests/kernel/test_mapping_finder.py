@@ -30,7 +30,7 @@ def test_a_region_inside_a_container_is_found_and_repaired(node: Node, start: St
     first = Docker(node)
     before = [first.tenant(load=30) for _ in range(4)]  # each leads to it at once
     daemon = start(node, *FAST)
-    assert daemon.wait_for("source")["source"] == source
+    daemon.wait_for("source", source=source)
     for tenant in (*before, first.tenant(load=30)):
         repaired(first, tenant)
     assert len(daemon.said("region_found")) == 1

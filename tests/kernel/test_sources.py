@@ -59,12 +59,10 @@ def test_without_the_map_the_connector_is_taken(node: Node, start: Start, tmp_pa
         "no capability": ("setpriv", "--inh-caps", "-all", "--bounding-set", NO_BPF),
     }
     daemon = start(node, *FAST, *AUTO, wrapper=wrappers[why])
-    source = daemon.wait_for("source")
-    assert source["source"] == "netlink"
-    assert source["not_used"].keys() == {"bpf"}
-    assert source["not_used"]["bpf"].startswith(SAYS[why])
-    (refused,) = daemon.said("source_unavailable")
-    assert refused["why"] == source["not_used"]["bpf"]
+    not_used = daemon.wait_for("source", source="netlink")["not_used"]  # on a busy machine it may climb to it
+    assert not_used.keys() == {"bpf"}
+    assert not_used["bpf"].startswith(SAYS[why])
+    assert not_used["bpf"] in [line["why"] for line in daemon.said("source_unavailable")]
     node.container().tenant(guess="none").until_repaired()
 
 
