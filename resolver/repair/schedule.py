@@ -8,7 +8,7 @@ attaching goes unreported, else rarely.
 from math import frexp, inf
 
 #: Seconds since a process attached -> seconds until the next read. After these the interval, until `STARTED`.
-_STEPS = ((3.0, 0.02), (20.0, 0.1))
+STEPS = ((3.0, 0.02), (20.0, 0.1))
 #: Where each slot is right the pause grows with the time since then, by this share up to so many seconds.
 _GROWTH, _GROWN = 1 / 4, 4.0
 #: Seconds after which a process that attached has surely started.
@@ -71,7 +71,7 @@ class Schedule:
         if watched and (started or age >= STARTED):
             self.regular = now + quiet if quiet < rarely else aligned(now, rarely)
             return
-        often = next((pause for until, pause in _STEPS if age < until), interval)
+        often = next((pause for until, pause in STEPS if age < until), interval)
         # At first as long again as it is since the event: the slot comes milliseconds after it.
         self.regular = now + min(interval, often, max(_SHORTEST, age))
         if watched and right:

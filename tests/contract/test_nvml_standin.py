@@ -10,7 +10,7 @@ import pytest
 
 from tests.fakes import build
 from tests.fakes.chain import Chain
-from tests.fakes.gpu import DEFAULT_DEVICES, Load
+from tests.fakes.gpu import DEFAULT_DEVICES
 from tests.fakes.nvml_probe import NvmlCallError, Probe, device
 from tests.unit.conftest import Driver, driver  # noqa: F401 - a fixture
 
@@ -54,21 +54,6 @@ def test_older_drivers_lack_the_newer_calls(
         return
     with pytest.raises(NvmlCallError, match=error):
         nvml(call, *arguments)
-
-
-@pytest.mark.parametrize("version", ["535.104.05", "560.35.03", "565.57.01", "570.86.15"])
-def test_the_host_sees_host_pids_on_every_driver(
-    driver: Driver,  # noqa: F811
-    probe: Callable[[str], Probe],
-    version: str,
-) -> None:
-    nvml = probe(version)
-    with driver.client() as client:
-        client.context(FIRST, 5 << 20)
-        driver.gpu.add_sample(Chain((*_host(4242).levels, (FOREIGN_NS, 7))), 0, Load(sm=20))
-        (entry,) = nvml("nvmlDeviceGetComputeRunningProcesses", device(0))
-    assert (entry["pid"], entry["usedGpuMemory"]) == (os.getpid(), 5 << 20)
-    assert [each["pid"] for each in nvml("nvmlDeviceGetProcessUtilization", device(0), 0)] == [4242]
 
 
 def test_no_symbol_is_exported_that_nvml_does_not_have() -> None:

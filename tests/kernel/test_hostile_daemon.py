@@ -224,8 +224,8 @@ def test_everything_at_once(node: Node, start: Start, source: str, request: pyte
             for honest in good:
                 repaired_once_more(honest)
     for directory, reason in wanted.items():
-        until(lambda d=directory, r=reason: _refused(daemon.lines, d, r), f"{directory.name}: {reason}")  # type: ignore[misc]
-    until(lambda: _refused(daemon.lines, link, "symlink"), "the linked directory")
+        until(lambda d=directory, r=reason: _refused(daemon, d, r), f"{directory.name}: {reason}")  # type: ignore[misc]
+    until(lambda: _refused(daemon, link, "symlink"), "the linked directory")
     for honest in good:
         check(honest)
     changed = {directory.name for directory in before if stamps(directory) != before[directory]}
@@ -269,13 +269,9 @@ def test_a_process_that_does_not_share_the_file_owns_no_slot(node: Node, kind: s
         assert _unresolved(node) == {str(process.ns_pid): {"not_mapped"}}
 
 
-def _refused(lines: list[dict[str, object]], directory: Path, reason: str) -> bool:
-    return any(
-        line["event"] == "region_rejected"
-        and line["reason"] == reason
-        and str(line["path"]).startswith((f"{directory}/", str(directory)))
-        for line in list(lines)
-    )
+def _refused(daemon: Daemon, directory: Path, reason: str) -> bool:
+    paths = [Path(line["path"]) for line in daemon.said("region_rejected", reason=reason)]
+    return any(directory in (path, *path.parents) for path in paths)
 
 
 def _unresolved(node: Node) -> dict[str, set[str]]:

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes.daemon import Daemon
 from tests.fakes.gpu import DEFAULT_DEVICES
 from tests.fakes.node import Node
 from tests.fakes.process import watched
@@ -71,12 +70,6 @@ def test_between_the_known_drivers_nothing_is_written(tmp_path: Path, start: Sta
         assert container.cache.read_bytes() == before
 
 
-def repaired(daemon: Daemon, node: Node, name: str) -> None:
-    """A new tenant is repaired now, not when a call of five seconds has timed out."""
-    container = node.container(name=name)
-    container.tenant(guess="none").until_repaired()
-
-
 def test_a_call_that_hangs_costs_a_worker_and_no_repair(node: Node, start: Start) -> None:
     tenant = node.container(name="free", watcher=False).tenant(load=50, guess="none")
     daemon = start(node, *FAST)
@@ -86,7 +79,8 @@ def test_a_call_that_hangs_costs_a_worker_and_no_repair(node: Node, start: Start
         node.gpu.set_faults(hang=Hang.UTILIZATION)
         tenant.set_load(0)
         began = daemon.lines[-1]["at"]
-        repaired(daemon, node, "while-it-hangs")
+        # Now, not when a call of five seconds has timed out.
+        node.container(name="while-it-hangs").tenant(guess="none").until_repaired()
         line = daemon.wait_for("nvml_unavailable")
         assert line["why"] == "the driver did not answer within 1 s"  # its older answers don't count
         line = daemon.wait_for("nvml_unavailable", why="the nvml worker did not answer within 5 s")
@@ -94,7 +88,7 @@ def test_a_call_that_hangs_costs_a_worker_and_no_repair(node: Node, start: Start
         until(gone, "the end of the first")
     # Idle for five seconds without evidence: the last value stays, 0 is not claimed.
     assert tenant.slot()["sm_util"] == [50]
-    repaired(daemon, node, "after-the-kill")
+    node.container(name="after-the-kill").tenant(guess="none").until_repaired()
     assert tenant.slot()["sm_util"] == [50]
     node.gpu.set_faults()
     daemon.wait_for("nvml_available")

@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 
@@ -35,8 +35,8 @@ UID = str(uuid.uuid4())
 NS_LAST_PID = Path("/proc/sys/kernel/ns_last_pid")
 
 
-class StartAs(Protocol):
-    def __call__(self, container_id: str, **options: Any) -> Container: ...
+#: Starts a container with this id; options are those of `Node.container`.
+StartAs = Callable[..., Container]
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """The gate for the loop's system calls (`conftest.Start`), and the daemon's loop at everything that it does."""
 
+import re
 import threading
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from tests.fakes.traced import Call, Tracer
 from tests.kernel.conftest import EVERY_SOURCE, Start, write_hostpid
 from tests.kernel.serving import SLEEP, serving
 from tests.patience import PATIENCE_S, until
+
+METRICS = ("--metrics-addr", "127.0.0.1:0")
 
 
 def test_call_without_a_line_is_named(tracer: Tracer, tmp_path: Path) -> None:
@@ -36,16 +39,7 @@ def test_call_without_a_line_is_named(tracer: Tracer, tmp_path: Path) -> None:
 @EVERY_SOURCE
 def test_the_loop_calls_nothing_that_a_tenant_delays(node: Node, start: Start, source: str) -> None:
     broker = node.root / "hostpid" / "broker.sock"
-    options = (
-        "--source",
-        source,
-        "--metrics-addr",
-        "127.0.0.1:0",
-        "--mapped-regions",
-        "--broker",
-        str(broker),
-    )
-    daemon = serving(start, node, *options)
+    daemon = serving(start, node, *METRICS, "--mapped-regions", "--broker", str(broker))
     scraper, where = Scraper(daemon), str(daemon.socket)
     daemon.wait_for("source")
     daemon.wait_for("broker_on")
@@ -71,3 +65,42 @@ def test_the_loop_calls_nothing_that_a_tenant_delays(node: Node, start: Start, s
     container.stop()
     docker.container.stop()
     daemon.wait_for("region_gone")
+
+
+#: Calls that make a socket or name a peer.
+SOCKETS = "socket,connect,bind,listen,sendto,sendmsg,sendmmsg,io_uring_setup"
+
+
+@EVERY_SOURCE
+def test_nothing_is_sent_beyond_the_node(node: Node, start: Start, source: str, tmp_path: Path) -> None:
+    """No API server, no name server, nothing: with everything switched on, and every child included."""
+    container = node.container()
+    tenant = container.tenant(load=40, guess="none")
+    pods = tmp_path / "pods"
+    (pods / f"team-a_train-0_{container.pod_uid}").mkdir(parents=True)
+    (tmp_path / "hami").mkdir(mode=0o755)
+    trace = tmp_path / "trace"
+    calls_of = ("strace", "-D", "-f", "-q", "-e", f"trace={SOCKETS}", "-o", str(trace))
+    broker = ("--broker", str(tmp_path / "hami/hostpid/broker.sock"))
+    options = (*METRICS, *broker, "--pod-logs-dir", str(pods), "--hami-metrics")
+    daemon = serving(start, node, *options, wrapper=calls_of)
+    scraper = Scraper(daemon)
+    tenant.until_repaired()
+    where = str(daemon.socket)
+    until(lambda: "train-0" in str(client.get_json("/v1/containers", where)), "the pod's name")
+    until(lambda: 'pod="train-0"' in scraper.text(), "its series")
+    assert daemon.stop() == 0
+    until(lambda: f"{daemon.process.pid} +++ exited" in trace.read_text(), "all that the tracer has to write")
+
+    calls = trace.read_text().splitlines()
+    listened = [call for call in calls if re.search(r"bind\(.*AF_INET6?, .*htons\(0\)", call)]
+    assert len(listened) == 1, "the tracer sees what the daemon does"
+    assert any("AF_UNIX" in call for call in calls)
+    families = {family for call in calls for family in re.findall(r"socket\((\w+)", call)}
+    assert families <= {"AF_UNIX", "AF_NETLINK", "AF_INET", "AF_INET6"}
+    assert not any("io_uring_setup" in call for call in calls), "what goes that way would not be seen"
+    outward = [call for call in calls if re.search(r"(connect|send\w+)\(.*sa_family=AF_INET", call)]
+    assert outward == []
+    assert sum("AF_INET" in call and " socket(" in call for call in calls) == 1, (
+        "and no other socket that could"
+    )

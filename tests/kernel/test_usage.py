@@ -2,8 +2,6 @@
 
 import json
 import struct
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -29,17 +27,12 @@ SECONDS = "resolver_container_gpu_seconds_total"
 JOULES = "resolver_container_energy_estimate_joules_total"
 
 
-def usage(scraper: Scraper, *options: str) -> str:
-    command = [sys.executable, "-m", "resolver", "usage", "--socket", str(scraper.daemon.socket), *options]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
-
-
-def explain(scraper: Scraper, pod_uid: str) -> str:
-    return run("explain", pod_uid, "--socket", str(scraper.daemon.socket)).stdout
+def said(scraper: Scraper, *words: str) -> str:
+    return run(*words, "--socket", scraper.daemon.socket).stdout
 
 
 def answer(scraper: Scraper) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(usage(scraper, "--json"))
+    found: dict[str, Any] = json.loads(said(scraper, "usage", "--json"))
     return found
 
 
@@ -66,8 +59,8 @@ def test_usage_states_differ_between_containers(
     found = answer(scraper)
     (without,) = found["without_slot"]
     assert (without["process"]["container_name"], without["causes"]) == ("stranger", ["not_preloaded"])
-    assert "LD_PRELOAD" in explain(scraper, stranger.pod_uid)
-    assert "LD_PRELOAD" not in explain(scraper, busy.pod_uid)
+    assert "LD_PRELOAD" in said(scraper, "explain", stranger.pod_uid)
+    assert "LD_PRELOAD" not in said(scraper, "explain", busy.pod_uid)
     by_name = {(use["container_name"], use["device_uuid"]): use for use in found["containers"]}
     first, other = by_name["busy", FIRST], by_name["idle", FIRST]
     assert (first["core_limit"], first["limit_state"]) == (30, "in_force")  # a minute is not over yet
@@ -84,7 +77,7 @@ def test_usage_states_differ_between_containers(
     assert idle_for > 20
     assert read.one("resolver_processes_without_slot", container="stranger", device_uuid=FIRST) == 1
     assert read.one("resolver_processes_without_slot", container="busy", device_uuid=FIRST) is None
-    shown = usage(scraper)
+    shown = said(scraper, "usage")
     assert "in_force" in shown
     assert "not_preloaded: its container has no /etc/ld.so.preload" in shown
     tenant.set_load(0)
@@ -178,7 +171,7 @@ def test_whole_gpu_container_has_same_series_as_shared(
     assert since.keys() == wanted.keys()
     shown = {(each["container_name"], each["device_uuid"]) for each in answer(scraper)["containers"]}
     assert shown == wanted.keys()
-    tree = json.loads(run("top", "--json", "--socket", str(scraper.daemon.socket)).stdout)
+    tree = json.loads(said(scraper, "top", "--json"))
     states = {
         (each["container_name"], each["limit_state"]) for gpu in tree["gpus"] for each in gpu["containers"]
     }

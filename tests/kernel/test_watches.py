@@ -37,8 +37,8 @@ print("done", flush=True)
 #: A daemon that takes any process for started after 0.2 s, as others are after a minute.
 AFTER_A_WHILE = patched("""
     from resolver.repair import schedule
-    assert (schedule.STARTED, len(schedule._STEPS)) == (60.0, 2)
-    schedule.STARTED, schedule._STEPS = 0.2, ()
+    assert (schedule.STARTED, len(schedule.STEPS)) == (60.0, 2)
+    schedule.STARTED, schedule.STEPS = 0.2, ()
 """)
 
 
