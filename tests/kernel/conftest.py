@@ -260,6 +260,8 @@ def right_number(tenant: Tenant, namespace: str) -> int:
 def scraping(start: Start, node: Node, tmp_path: Path) -> Callable[..., Scraper]:
     def scraping(*arguments: str, **options: Any) -> Scraper:
         pods = ("--pod-logs-dir", str(tmp_path / "pods"))
-        return Scraper(start(node, *FAST, "--metrics-addr", "127.0.0.1:0", *pods, *arguments, **options))
+        daemon = start(node, *FAST, "--metrics-addr", "127.0.0.1:0", *pods, *arguments, **options)
+        until(daemon.socket.exists, "its socket")
+        return Scraper(daemon)
 
     return scraping

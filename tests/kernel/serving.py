@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from resolver import client
 from resolver.linux.procfs import Procfs
 from tests.fakes.container import Container
 from tests.fakes.daemon import Daemon
@@ -11,7 +12,7 @@ from tests.fakes.node import Node
 from tests.fakes.process import Process
 from tests.fakes.regions import LAYOUTS
 from tests.kernel.conftest import FAST, Start
-from tests.patience import until
+from tests.patience import PATIENCE_S, until
 
 SLEEP = ("/bin/sleep", "1000")
 
@@ -21,6 +22,11 @@ def serving(start: Start, node: Node, *arguments: str, **options: Any) -> Daemon
     daemon.wait_for("started")
     until(daemon.socket.exists, "its socket")
     return daemon
+
+
+def answer(daemon: Daemon, route: str) -> Any:
+    """To a question on the API, however long it takes."""
+    return client.get_json(f"/v1/{route}", str(daemon.socket), seconds=PATIENCE_S)
 
 
 #: Prints the TID of its second thread.

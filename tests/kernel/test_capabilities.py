@@ -11,7 +11,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from resolver import client
 from resolver.base.source_records import SOURCE_RECORDS
 from resolver.linux.procfs import Procfs
 from resolver.linux.seccomp import DANGEROUS
@@ -20,7 +19,8 @@ from tests.fakes.halted import stopped_in_its_exit
 from tests.fakes.node import Node
 from tests.kernel.conftest import EVERY_SOURCE, FAST, NVML, ROOT, WRITER, Start
 from tests.kernel.rights import FRAGILE, held, patched, rights, with_nothing_but, works
-from tests.patience import PATIENCE_S, until
+from tests.kernel.serving import answer
+from tests.patience import until
 
 RELEASE = os.uname().release
 #: Listening to the proc connector takes CAP_NET_ADMIN before this release.
@@ -101,7 +101,7 @@ def test_repairs_and_dropped_rights_wait_for_no_map(node: Node, start: Start, tm
     daemon = start(node, *FAST, *options, "--metrics-addr", "127.0.0.1:0", wrapper=held(go), anew=False)
     daemon.wait_for("repair")
     daemon.wait_for("metrics_on")
-    until(tenants.exists, "the tenants' socket")
+    until(lambda: tenants.exists() and daemon.socket.exists(), "the sockets")
     own = rights(daemon.process.pid)
     assert daemon.said("source") == []  # none is up yet
     needed = frozenset().union(*(each.rights for each in SOURCE_RECORDS.values()), {"DAC_OVERRIDE"})
@@ -112,8 +112,7 @@ def test_repairs_and_dropped_rights_wait_for_no_map(node: Node, start: Start, tm
     go.touch()
     assert daemon.wait_for("source", source="bpf")["not_used"] == {}
     until(lambda: rights(daemon.process.pid).permitted == needed, "the drop")
-    status = client.get_json("/v1/status", str(daemon.socket), seconds=PATIENCE_S)
-    assert status["source"]["map_size"] >= 32_768
+    assert answer(daemon, "status")["source"]["map_size"] >= 32_768
     assert tenant.hostpid == tenant.host_pid
 
 

@@ -38,16 +38,11 @@ from tests.kernel.conftest import (
 from tests.patience import never, until
 
 
-def run_daemon(
-    node: Node, *arguments: str, wrapper: tuple[str, ...] = (), environment: dict[str, str] | None = None
+def once(
+    node: Node, *arguments: str, environment: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    places = [] if "--containers-dir" in arguments else ["--containers-dir", str(node.containers_dir)]
-    variables = {"RESOLVER_SOURCE": USUAL} | (environment or node.environment())
-    return run("run", *arguments, *places, wrapper=wrapper, env=variables)
-
-
-def once(node: Node, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return run_daemon(node, "--once", "--run-dir", str(node.root / "run"), *arguments)
+    words = ("--once", "--run-dir", node.root / "run", "--containers-dir", node.containers_dir, *arguments)
+    return run("run", *words, env={"RESOLVER_SOURCE": USUAL} | (environment or node.environment()))
 
 
 @EVERY_SOURCE
@@ -98,7 +93,7 @@ def test_a_dry_run_lists_each_slot_and_where_a_core_limit_begins(node: Node) -> 
 def test_once_without_nvml_says_so(node: Node) -> None:
     node.container().tenant(guess="none")
     environment = {k: v for k, v in node.environment().items() if k != "LD_LIBRARY_PATH"}
-    done = run_daemon(node, "--once", "--run-dir", str(node.root / "run"), environment=environment)
+    done = once(node, environment=environment)
     assert done.returncode == 1
     assert (
         "NVML: NVML Shared Library Not Found (LibraryNotFound): libnvidia-ml.so.1 is not found" in done.stdout

@@ -120,20 +120,15 @@ def test_without(what: str) -> None:
         names(found[check], *words.split(": "))
 
 
-def test_a_read_only_directory(tmp_path: Path) -> None:
-    cachefiles.container(tmp_path)
+def test_files_that_cannot_be_written_are_named(tmp_path: Path) -> None:
+    """On a read-only mount; and of a tenant with a umask, for a daemon without its one optional capability."""
+    path, options = cachefiles.container(tmp_path), ("--containers-dir", str(tmp_path))
     wrapper = mounted(f"mount --bind {tmp_path} {tmp_path}; mount -o remount,ro,bind {tmp_path}")
-    found = doctor("containers_dir", "regions", options=("--containers-dir", str(tmp_path)), wrapper=wrapper)
+    found = doctor("containers_dir", "regions", options=options, wrapper=wrapper)
     names(found["containers_dir"], "failed", "is mounted read-only", f"mount -o remount,rw {tmp_path}")
     names(found["regions"], "failed", "1 region not writable", "1 of layout v1.2")
-
-
-def test_files_that_are_closed_to_others(tmp_path: Path) -> None:
-    """A tenant of another user with a umask: without its one optional capability the daemon can read them only."""
-    path = cachefiles.container(tmp_path)
     path.chmod(0o644)
     os.chown(path, 12345, 12345)
-    options = ("--containers-dir", str(tmp_path))
     names(doctor("regions", options=options)["regions"], "ok")
     result = doctor("regions", options=options, wrapper=without("dac_override"))["regions"]
     names(result, "failed", "not writable", "umask", "CAP_DAC_OVERRIDE")

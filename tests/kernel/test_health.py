@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from resolver.client import get_json
 from resolver.config import Settings, WriteUtilization
 from resolver.daemon.service import Service
 from resolver.gpu import sampler as sampler_module
@@ -28,6 +27,7 @@ from tests.fakes.gpu import Gpu as Driver
 from tests.fakes.node import Node
 from tests.fakes.state import Answer
 from tests.kernel.conftest import DRIVER, Start
+from tests.kernel.serving import answer
 from tests.patience import until
 
 FIRST, SECOND = DEFAULT_DEVICES
@@ -227,11 +227,11 @@ def test_disputed_value_is_unknown_with_its_reason(tmp_path: Path, node: Node, s
         why = daemon.wait_for("nvml_contradicts_watchers")["why"]
 
         def process() -> dict[str, Any]:
-            listed = get_json("/v1/processes", str(daemon.socket))["processes"]
+            listed = answer(daemon, "processes")["processes"]
             return next(each for each in listed if each["host_pid"] == tenant.host_pid)
 
         until(daemon.socket.exists, "the socket")
         until(lambda: process()["sm_util"] is None, "an unknown value")
         assert (process()["sm_util_why"], process()["memory"]) == (why, 1 << 20)
-        (slot,) = get_json("/v1/slots", str(daemon.socket))["slots"]
+        (slot,) = answer(daemon, "slots")["slots"]
         assert (slot["device_util"][0]["utilization"], slot["stuck"]) == (None, why)

@@ -17,7 +17,6 @@ from typing import BinaryIO, Final
 
 import pytest
 
-from resolver import client
 from tests.bench.hostile import Good
 from tests.fakes.cachefiles import poke, recorded, write
 from tests.fakes.command import run
@@ -28,6 +27,7 @@ from tests.fakes.process import Tenant, watched
 from tests.fakes.regions import LAYOUTS
 from tests.kernel.conftest import WRITER, Start, command, write_hostpid
 from tests.kernel.rights import patched
+from tests.kernel.serving import answer
 from tests.patience import PATIENCE_S, until
 
 V1_2: Final = LAYOUTS["v1.2"]
@@ -78,9 +78,8 @@ def unix_socket(place: Path) -> None:
 
 
 def hard_link(place: Path) -> None:
-    with unseen(place) as new:
-        write(new, recorded("v1.2"))
-        place.with_name("second-name").hardlink_to(new)
+    region(place.with_name("second-name"))
+    place.hardlink_to(place.with_name("second-name"))
 
 
 def a_tebibyte(place: Path) -> None:
@@ -193,7 +192,7 @@ def check(good: Good) -> None:
 def answers_are_printable(daemon: Daemon, node: Node, container_id: str) -> None:
     assert all(line["path"].isprintable() for line in daemon.said("region_rejected"))
     for each in LISTS:
-        assert client.get_json(f"/v1/{each}", str(daemon.socket), seconds=PATIENCE_S)
+        assert answer(daemon, each)
     for words in (("status",), ("slots",), ("containers",), ("explain", container_id), ("top", "--once")):
         done = command(node, daemon.run_dir, node.pod_logs_dir, *words)
         assert all(sign.isprintable() or sign == "\n" for sign in done.stdout + done.stderr)

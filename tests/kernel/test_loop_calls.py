@@ -12,7 +12,7 @@ from tests.fakes.overlay import Docker
 from tests.fakes.scraper import Scraper
 from tests.fakes.traced import Call, Tracer
 from tests.kernel.conftest import EVERY_SOURCE, Start, write_hostpid
-from tests.kernel.serving import SLEEP, serving
+from tests.kernel.serving import SLEEP, answer, serving
 from tests.patience import PATIENCE_S, until
 
 METRICS = ("--metrics-addr", "127.0.0.1:0")
@@ -59,7 +59,7 @@ def test_the_loop_calls_nothing_that_a_tenant_delays(node: Node, start: Start, s
     until(lambda: docker.hostpid(mapped) == mapped.host_pid, "a repair in a container")
     until(lambda: found() == [each.host_pid for each in processes], "every process")
     client.reverse(tenant.host_pid, socket_path=where, seconds=PATIENCE_S)
-    client.get_json("/v1/regions", socket_path=where)
+    answer(daemon, "regions")
     assert scraper.utilization(container) is not None
     tenant.kill()
     container.stop()
@@ -86,8 +86,7 @@ def test_nothing_is_sent_beyond_the_node(node: Node, start: Start, source: str, 
     daemon = serving(start, node, *options, wrapper=calls_of)
     scraper = Scraper(daemon)
     tenant.until_repaired()
-    where = str(daemon.socket)
-    until(lambda: "train-0" in str(client.get_json("/v1/containers", where)), "the pod's name")
+    until(lambda: "train-0" in str(answer(daemon, "containers")), "the pod's name")
     until(lambda: 'pod="train-0"' in scraper.text(), "its series")
     assert daemon.stop() == 0
     until(lambda: f"{daemon.process.pid} +++ exited" in trace.read_text(), "all that the tracer has to write")

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from resolver import client
 from tests.fakes.daemon import Daemon
 from tests.fakes.node import Node
 from tests.kernel.conftest import ROOT, USUAL, WRITER, Start, slot_of, write_hostpid
 from tests.kernel.rights import patched
+from tests.kernel.serving import answer, serving
 from tests.patience import PATIENCE_S, until
 
 #: The daemon's limit in these tests, and as many descriptors of its user in flight as it takes.
@@ -50,8 +50,7 @@ def limit(daemon: Daemon) -> None:
 
 
 def not_ready(daemon: Daemon) -> str:
-    status = client.get_json("/v1/status", str(daemon.socket), seconds=PATIENCE_S)
-    return str(status["source"]["not_ready"] or "")
+    return str(answer(daemon, "status")["source"]["not_ready"] or "")
 
 
 def test_descriptors_in_flight_stop_no_repair(node: Node, start: Start) -> None:
@@ -94,7 +93,7 @@ def test_repeatedly_killed_writer_makes_daemon_not_ready(node: Node, start: Star
         """,
         str(spoiled),
     )
-    daemon = start(node, "--interval", "50ms", wrapper=spoils)
+    daemon = serving(start, node, wrapper=spoils)
     tenant.until_repaired()
     spoiled.touch()
     os.kill(daemon.child(WRITER), signal.SIGKILL)

@@ -9,13 +9,13 @@ from typing import Final
 
 import pytest
 
-from resolver import client
 from tests.fakes.daemon import Daemon
 from tests.fakes.gpu import Device
 from tests.fakes.node import Node
 from tests.fakes.rm.fetch import library
 from tests.kernel.conftest import Start
-from tests.patience import PATIENCE_S, until
+from tests.kernel.serving import answer
+from tests.patience import until
 
 pytestmark = pytest.mark.nvidia
 
@@ -39,8 +39,7 @@ def real(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Node]:
 
 
 def written(daemon: Daemon) -> int:
-    status = client.get_json("/v1/status", str(daemon.socket), seconds=PATIENCE_S)
-    return int(status["counters"].get("utilization_writes", 0))
+    return int(answer(daemon, "status")["counters"].get("utilization_writes", 0))
 
 
 def test_steady_loads_are_never_zeroed(real: Node, start: Start) -> None:

@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 
-from resolver import client
 from tests.fakes.container import Container
 from tests.fakes.daemon import Daemon
 from tests.fakes.node import Node
 from tests.fakes.process import Tenant
 from tests.fakes.regions import read_file
 from tests.kernel.conftest import FAST, Start, slot_of
-from tests.kernel.serving import serving
+from tests.kernel.serving import answer, serving
 from tests.patience import never, until
 
 pytestmark = pytest.mark.usefixtures("source")
@@ -44,20 +43,17 @@ class Tree:
             pass
         return container.tenant(guess="none", options=["--cache", cache] if cache else [], **more)
 
-    def asked(self, route: str) -> Any:
-        return client.get_json(route, str(self.daemon.socket))
-
     def rejected(self) -> dict[str, str]:
-        return {each["path"]: each["reason"] for each in self.asked("/v1/regions")["rejected"]}
+        return {each["path"]: each["reason"] for each in answer(self.daemon, "regions")["rejected"]}
 
     def placement(self, file: Path) -> str | None:
-        regions = self.asked("/v1/regions")["regions"]
+        regions = answer(self.daemon, "regions")["regions"]
         return next((each["placement"] for each in regions if each["path"] == str(file)), None)
 
     def says(self, file: Path, ns_pid: int, reason: str) -> None:
         wanted = {"path": str(file), "pid": ns_pid, "unresolved": reason}.items()
         said = f"{reason} of {ns_pid} in {file.parent.name}"
-        until(lambda: any(wanted <= slot.items() for slot in self.asked("/v1/slots")["slots"]), said)
+        until(lambda: any(wanted <= slot.items() for slot in answer(self.daemon, "slots")["slots"]), said)
 
     def exchange(self) -> None:
         """What a tenant with root's rights does inside: its directory and the victim's change their names."""

@@ -6,21 +6,21 @@ from typing import Any
 
 import pytest
 
-from resolver import client
 from tests.fakes.container import Container
 from tests.fakes.daemon import Daemon
 from tests.fakes.halted import stopped_in_its_exit
 from tests.fakes.node import Node
 from tests.fakes.placements import PLACEMENTS
 from tests.fakes.regions import read_file
-from tests.kernel.conftest import EVERY_SOURCE, FAST, Start, write_hostpid
+from tests.kernel.conftest import EVERY_SOURCE, Start, write_hostpid
+from tests.kernel.serving import answer, serving
 from tests.patience import never, until
 
 pytestmark = pytest.mark.usefixtures("source")
 
 
-def watching(start: Start, node: Node, *options: str) -> Daemon:
-    return start(node, *FAST, *node.placement_options(), *options)
+def watching(start: Start, node: Node) -> Daemon:
+    return serving(start, node, *node.placement_options())
 
 
 @EVERY_SOURCE
@@ -90,18 +90,17 @@ def test_a_claim_that_two_pods_share(node: Node, start: Start) -> None:
     daemon = watching(start, node)
     for tenant in (of_first, of_second):
         tenant.until_repaired()
-    path = f"{daemon.run_dir}/resolver.sock"
-    until(lambda: client.get_json("/v1/regions", path)["regions"], "the report of the region")
+    until(lambda: answer(daemon, "regions")["regions"], "the report of the region")
 
     def region() -> dict[str, Any]:
-        (found,) = client.get_json("/v1/regions", path)["regions"]
+        (found,) = answer(daemon, "regions")["regions"]
         return dict(found)
 
     assert (region()["placement"], region()["claim"]) == ("dra", first.claim)
     until(lambda: region()["container_id"] is None, "a report with both containers")
 
     def slots() -> dict[int, tuple[str, str, str]]:
-        found = client.get_json("/v1/slots", path)["slots"]
+        found = answer(daemon, "slots")["slots"]
         return {
             slot["pid"]: (slot["container_id"], slot["pod_uid"], slot["container_name"]) for slot in found
         }
@@ -117,7 +116,7 @@ def test_a_claim_that_two_pods_share(node: Node, start: Start) -> None:
     def with_it() -> set[tuple[str, str, str]]:
         return {
             (each["container_id"], each["pod_uid"], each["container_name"])
-            for each in client.get_json("/v1/containers", path)["containers"]
+            for each in answer(daemon, "containers")["containers"]
             if str(first.cache) in each["regions"]
         }
 
@@ -140,7 +139,7 @@ def test_right_hostpid_of_duplicate_pid_is_kept(node: Node, start: Start, placem
     of_second.command(f"hostpid {of_second.host_pid}")
 
     def unresolved() -> list[Any]:
-        slots = client.get_json("/v1/slots", f"{daemon.run_dir}/resolver.sock")["slots"]
+        slots = answer(daemon, "slots")["slots"]
         return [slot["unresolved"] for slot in slots]
 
     until(lambda: unresolved() == ["ambiguous"], "that nobody knows who owns it")

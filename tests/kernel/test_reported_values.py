@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from resolver.client import get_json
 from tests.bench.values import GPUS, IDLE, Case
 from tests.fakes.daemon import Daemon
 from tests.fakes.node import Node
@@ -18,6 +17,7 @@ from tests.fakes.releases import BEHAVIOURS
 from tests.fakes.state import Fault
 from tests.kernel.conftest import DRIVER, Start, command
 from tests.kernel.rights import patched
+from tests.kernel.serving import answer
 from tests.patience import never, until
 
 UUIDS = tuple(device.uuid for device in GPUS)
@@ -62,7 +62,7 @@ def test_monitor_reports_nvml_values_in_every_release(tmp_path: Path, start: Sta
 
 def stuck(daemon: Daemon) -> dict[str, str]:
     """The containers whose watchers are fought now, and why."""
-    slots = get_json("/v1/slots", str(daemon.socket))["slots"]
+    slots = answer(daemon, "slots")["slots"]
     return {Path(slot["path"]).parent.name: slot["stuck"] for slot in slots if slot["stuck"]}
 
 
@@ -122,7 +122,7 @@ IMPATIENT = patched("from resolver.daemon import hostpid_decision; hostpid_decis
 
 
 def watchers(daemon: Daemon) -> dict[str, int]:
-    found: dict[str, int] = get_json("/v1/status", str(daemon.socket))["policy"]["watchers"]
+    found: dict[str, int] = answer(daemon, "status")["policy"]["watchers"]
     return found
 
 
@@ -249,7 +249,7 @@ def test_commands_name_the_drivers_disease(
 
         about = {"explain": (container.container_id[:12],), "doctor": ("--only", "nvml", "--only", "driver")}
         until(lambda: not waiting(), "true words in all commands")
-        status = get_json("/v1/status", str(daemon.socket))
+        status = answer(daemon, "status")
         unable = release == "2.8.2" and fault is not Fault.VGPU
         assert (status["policy"]["watchers"]["unable"], status["policy"]["watchers"]["doubts"]) == (unable, 0)
         assert status["core_limits"] == {"no_effect" if unable else "in_force": 1}

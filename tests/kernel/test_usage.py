@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from resolver import client
 from tests.bench import integral
 from tests.fakes.cachefiles import poke
 from tests.fakes.command import run
@@ -19,7 +18,7 @@ from tests.fakes.node import Node
 from tests.fakes.regions import LAYOUTS
 from tests.fakes.scraper import Scraper, name_pod
 from tests.kernel.conftest import Start, slot_of, write_at
-from tests.kernel.serving import serving
+from tests.kernel.serving import answer, serving
 from tests.patience import until
 
 FIRST, SECOND = (device.uuid for device in DEFAULT_DEVICES)
@@ -31,7 +30,7 @@ def said(scraper: Scraper, *words: str) -> str:
     return run(*words, "--socket", scraper.daemon.socket).stdout
 
 
-def answer(scraper: Scraper) -> dict[str, Any]:
+def used(scraper: Scraper) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(said(scraper, "usage", "--json"))
     return found
 
@@ -54,9 +53,9 @@ def test_usage_states_differ_between_containers(
     until(lambda: scraper.read().one("resolver_container_gpu_xids_total", container="busy"), "the error")
     (event,) = scraper.daemon.said("gpu_xid")
     assert event["containers"] == [f"ml/{each}/{each}" for each in ("busy", "idle", "stranger")]
-    until(lambda: answer(scraper)["without_slot"], "the one without a slot")
-    until(lambda: answer(scraper)["without_slot"][0]["causes"], "the causes")
-    found = answer(scraper)
+    until(lambda: used(scraper)["without_slot"], "the one without a slot")
+    until(lambda: used(scraper)["without_slot"][0]["causes"], "the causes")
+    found = used(scraper)
     (without,) = found["without_slot"]
     assert (without["process"]["container_name"], without["causes"]) == ("stranger", ["not_preloaded"])
     assert "LD_PRELOAD" in said(scraper, "explain", stranger.pod_uid)
@@ -81,7 +80,7 @@ def test_usage_states_differ_between_containers(
     assert "in_force" in shown
     assert "not_preloaded: its container has no /etc/ld.so.preload" in shown
     tenant.set_load(0)
-    until(lambda: answer(scraper)["containers"][0]["idle_since"], "idleness")
+    until(lambda: used(scraper)["containers"][0]["idle_since"], "idleness")
 
 
 def test_gpu_seconds_equal_use_of_processes(tmp_path: Path) -> None:
@@ -114,7 +113,7 @@ def test_limit_state_follows_policy_and_switch(node: Node, scraping: Callable[..
     scraper, states = scraping(), {(name, state) for name, (state, _) in expected.items()}
     until(
         lambda: (
-            {(use["container_name"], use["limit_state"]) for use in answer(scraper)["containers"]} == states
+            {(use["container_name"], use["limit_state"]) for use in used(scraper)["containers"]} == states
         ),
         "the states",
     )
@@ -169,7 +168,7 @@ def test_whole_gpu_container_has_same_series_as_shared(
     since = values("resolver_container_gpu_since_timestamp_seconds")
     assert all(0 <= time.time() - at < 300 for at in since.values())
     assert since.keys() == wanted.keys()
-    shown = {(each["container_name"], each["device_uuid"]) for each in answer(scraper)["containers"]}
+    shown = {(each["container_name"], each["device_uuid"]) for each in used(scraper)["containers"]}
     assert shown == wanted.keys()
     tree = json.loads(said(scraper, "top", "--json"))
     states = {
@@ -191,7 +190,7 @@ def test_a_missing_slot_or_file_is_unknown_before_it_is_said(node: Node, start: 
     seen: dict[str, list[str]] = {"main": [""], "whole": [""]}
 
     def reason(name: str) -> str:
-        for process in client.processes(str(daemon.socket))["processes"]:
+        for process in answer(daemon, "processes")["processes"]:
             seen[process["container_name"] or "main"].append(process["no_slot"])
         return seen[name][-1]
 
