@@ -122,8 +122,7 @@ IMPATIENT = patched("from resolver.daemon import hostpid_decision; hostpid_decis
 
 
 def watchers(daemon: Daemon) -> dict[str, int]:
-    found: dict[str, int] = answer(daemon, "status")["policy"]["watchers"]
-    return found
+    return dict(answer(daemon, "status")["policy"]["watchers"])
 
 
 @pytest.mark.parametrize(("release", "shown"), [("2.8.0", "doubts"), ("2.9.0", "contradicts")])
@@ -144,6 +143,7 @@ def test_watchers_expose_a_lying_driver(node: Node, start: Start, release: str, 
     if shown == "doubts":
         until(lambda: watchers(daemon)[shown] == 2, "both containers' doubts")
         assert [line["hostpid_namespace"] for line in daemon.said("policy")] == ["container"]
+        assert [tenant.hostpid for tenant in first] == [tenant.ns_pid for tenant in first]
     else:
         daemon.wait_for("policy", hostpid_namespace="unknown")
         others = tenants("three", "four")
@@ -162,8 +162,6 @@ def test_watchers_expose_a_lying_driver(node: Node, start: Start, release: str, 
         assert daemon.said("policy")[2]["origin"] == "by watchers"
         for tenant in first:
             tenant.until_repaired()
-        return
-    assert [tenant.hostpid for tenant in first] == [tenant.ns_pid for tenant in first]
 
 
 def test_working_watcher_confirms_hostpid_and_is_not_stuck(node: Node, start: Start) -> None:

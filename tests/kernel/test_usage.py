@@ -31,8 +31,9 @@ def said(scraper: Scraper, *words: str) -> str:
 
 
 def used(scraper: Scraper) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(said(scraper, "usage", "--json"))
-    return found
+    while not (document := said(scraper, "usage", "--json")):
+        pass  # the daemon didn't answer in time
+    return dict(json.loads(document))
 
 
 @pytest.mark.long
