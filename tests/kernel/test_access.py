@@ -6,7 +6,6 @@ import os
 import socket
 import subprocess
 import sys
-import textwrap
 import time
 from pathlib import Path
 from typing import Any
@@ -26,58 +25,49 @@ from tests.patience import until
 GROUP = 54321
 PYTHON = (sys.executable, "-c")
 
-#: Sends one question a line, by `serve` on one connection; prints status and body.
-ASKER = textwrap.dedent(
-    """
-    import http.client, json, os, socket, sys
-    def connect(path):
-        channel = socket.socket(socket.AF_UNIX)
-        channel.connect(path)
-        channel.settimeout(60)
-        return channel
-    def ask(channel, method, path, body=""):
-        head = f"{method} {path} HTTP/1.1\\r\\nHost: r\\r\\nContent-Type: application/json\\r\\n"
-        head += f"Accept: application/json\\r\\nContent-Length: {len(body)}\\r\\n\\r\\n"
-        try:
-            channel.sendall((head + body).encode())
-        except BrokenPipeError:
-            pass  # it said why before it hung up
-        answer = http.client.HTTPResponse(channel, method=method)
-        try:
-            answer.begin()
-        except ConnectionResetError:
-            return [0, ""]  # hung up before it had read the question
-        return [answer.status, answer.read().decode()]
-    def serve(channel):
-        print("ready", flush=True)
-        for line in sys.stdin:
-            print(json.dumps(ask(channel, *json.loads(line))), flush=True)
-    path = sys.argv[1]
-    """
-)
-#: Connects only to ask: a silent connection is closed after 10 s, and a busy machine takes longer to look at it.
-EACH_APART = textwrap.dedent(
-    """
-    print("ready", flush=True)
-    for line in sys.stdin:
-        print(json.dumps(ask(connect(path), *json.loads(line))), flush=True)
-    """
-)
-#: Asks without waiting for answers, and says their statuses once the connection was closed.
-FLOOD = ASKER + textwrap.dedent(
-    """
-    channel, said = connect(path), b""
+#: Sends one question a line, by `serve` on one connection or each on a new one; prints status and body.
+ASKER = """
+import http.client, json, os, socket, sys
+def connect(path):
+    channel = socket.socket(socket.AF_UNIX)
+    channel.connect(path)
+    channel.settimeout(60)
+    return channel
+def ask(channel, method, path, body=""):
+    head = f"{method} {path} HTTP/1.1\\r\\nHost: r\\r\\nContent-Type: application/json\\r\\n"
+    head += f"Accept: application/json\\r\\nContent-Length: {len(body)}\\r\\n\\r\\n"
     try:
-        channel.sendall(b"GET /v1/lookup?pid=1 HTTP/1.1\\r\\nHost: x\\r\\n\\r\\n" * int(sys.argv[2]))
+        channel.sendall((head + body).encode())
     except BrokenPipeError:
-        pass  # hung up on before all was sent
+        pass  # it said why before it hung up
+    answer = http.client.HTTPResponse(channel, method=method)
     try:
-        while more := channel.recv(65536):
-            said += more
+        answer.begin()
     except ConnectionResetError:
-        pass
-    print(json.dumps([int(each[:3]) for each in said.split(b"HTTP/1.1 ")[1:]]), flush=True)
-    """
+        return [0, ""]  # hung up before it had read the question
+    return [answer.status, answer.read().decode()]
+def serve(channel=None):
+    print("ready", flush=True)
+    for line in sys.stdin:  # silent connections are closed after 10 s, and a busy machine takes longer to look at it
+        print(json.dumps(ask(channel or connect(path), *json.loads(line))), flush=True)
+path = sys.argv[1]
+"""
+#: Asks without waiting for answers, and says their statuses once the connection was closed.
+FLOOD = (
+    ASKER
+    + """
+channel, said = connect(path), b""
+try:
+    channel.sendall(b"GET /v1/lookup?pid=1 HTTP/1.1\\r\\nHost: x\\r\\n\\r\\n" * int(sys.argv[2]))
+except BrokenPipeError:
+    pass  # hung up on before all was sent
+try:
+    while more := channel.recv(65536):
+        said += more
+except ConnectionResetError:
+    pass
+print(json.dumps([int(each[:3]) for each in said.split(b"HTTP/1.1 ")[1:]]), flush=True)
+"""
 )
 
 
@@ -101,7 +91,7 @@ class Asker:
 
 
 def asker(container: Container, path: Path, rights: str = "") -> Asker:
-    return Asker(container.spawn([*PYTHON, ASKER + rights + EACH_APART, str(path)]))
+    return Asker(container.spawn([*PYTHON, ASKER + rights + "serve()", str(path)]))
 
 
 def on_the_host(path: Path, question: str, *, uid: int = 0, groups: str = "0") -> tuple[int, Any]:
@@ -227,20 +217,21 @@ def test_host_processes_get_all_by_group_and_none_as_tenants(node: Node, path: P
             assert container.pod_uid not in problem["detail"]
 
 
-LEAVES_IT_BEHIND = ASKER + textwrap.dedent(
-    """
-    channel = connect(path)
-    if "asks" in sys.argv:
-        assert ask(channel, "GET", f"/v1/lookup?pid={os.getpid()}")[0] == 200
-    r, w = os.pipe()
-    if os.fork():
-        os._exit(0)
-    os.close(w)
-    # The one that connected is reaped when this one has another parent.
-    while os.getppid() != 1:
-        pass
-    serve(channel)
-    """
+LEAVES_IT_BEHIND = (
+    ASKER
+    + """
+channel = connect(path)
+if "asks" in sys.argv:
+    assert ask(channel, "GET", f"/v1/lookup?pid={os.getpid()}")[0] == 200
+r, w = os.pipe()
+if os.fork():
+    os._exit(0)
+os.close(w)
+# The one that connected is reaped when this one has another parent.
+while os.getppid() != 1:
+    pass
+serve(channel)
+"""
 )
 
 
@@ -257,15 +248,16 @@ def test_connection_of_ended_caller_is_refused(node: Node, path: Path, before: s
         assert (status, problem["reason"]) == (403, "peer_unknown"), problem
 
 
-IN_A_NAMESPACE_OF_ITS_OWN = ASKER + textwrap.dedent(
-    """
-    import ctypes
-    assert ctypes.CDLL(None, use_errno=True).unshare(0x20000000) == 0
-    if os.fork():
-        os.wait()
-        os._exit(0)
-    serve(connect(path))
-    """
+IN_A_NAMESPACE_OF_ITS_OWN = (
+    ASKER
+    + """
+import ctypes
+assert ctypes.CDLL(None, use_errno=True).unshare(0x20000000) == 0
+if os.fork():
+    os.wait()
+    os._exit(0)
+serve()
+"""
 )
 
 
@@ -301,14 +293,15 @@ def test_a_pid_namespace_decides_which_processes_are_shown(node: Node, path: Pat
     assert (refused, status, json.loads(text)["host_pid"]) == (403, 200, process.host_pid)
 
 
-HANDS_IT_OUT = ASKER + textwrap.dedent(
-    """
-    channel = connect(path)
-    with socket.socket(socket.AF_UNIX) as to:
-        to.connect(sys.argv[2])
-        socket.send_fds(to, [b"x"], [channel.fileno()])
-        sys.stdin.read()
-    """
+HANDS_IT_OUT = (
+    ASKER
+    + """
+channel = connect(path)
+with socket.socket(socket.AF_UNIX) as to:
+    to.connect(sys.argv[2])
+    socket.send_fds(to, [b"x"], [channel.fileno()])
+    sys.stdin.read()
+"""
 )
 
 
@@ -335,22 +328,23 @@ def test_a_connection_that_is_handed_over_is_still_its_makers(node: Node, path: 
         assert ask(channel, "GET", "/v1/lookup?pid=1")[0] == 403
 
 
-TAKES_THEM_ALL = ASKER + textwrap.dedent(
-    """
-    import time
-    held, counts = [], {}
-    def count(status):
-        counts[status] = counts.get(status, 0) + 1
-    for _ in range(int(sys.argv[2])):
-        channel = connect(path)
-        held.append(channel)
-        if "at-once" in sys.argv:
-            count(ask(channel, "GET", "/v1/lookup?pid=1")[0])
-    for channel in held if "at-once" not in sys.argv else ():
+TAKES_THEM_ALL = (
+    ASKER
+    + """
+import time
+held, counts = [], {}
+def count(status):
+    counts[status] = counts.get(status, 0) + 1
+for _ in range(int(sys.argv[2])):
+    channel = connect(path)
+    held.append(channel)
+    if "at-once" in sys.argv:
         count(ask(channel, "GET", "/v1/lookup?pid=1")[0])
-    print(json.dumps(counts), flush=True)
-    time.sleep(1000)
-    """
+for channel in held if "at-once" not in sys.argv else ():
+    count(ask(channel, "GET", "/v1/lookup?pid=1")[0])
+print(json.dumps(counts), flush=True)
+time.sleep(1000)
+"""
 )
 
 
@@ -377,15 +371,16 @@ def _connected(path: Path) -> int:
     return int(on_the_host(roots(path), "/v1/status")[1]["api"]["tenants_connected"])
 
 
-COMES_AND_GOES = ASKER + textwrap.dedent(
-    """
-    print("begins", flush=True)
-    while True:
-        try:
-            connect(path).close()
-        except OSError:
-            pass
-    """
+COMES_AND_GOES = (
+    ASKER
+    + """
+print("begins", flush=True)
+while True:
+    try:
+        connect(path).close()
+    except OSError:
+        pass
+"""
 )
 
 
