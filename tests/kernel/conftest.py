@@ -102,16 +102,15 @@ class Start:
     def close(self) -> None:
         problems: list[object] = []
         for daemon in self.started:
-            childless = without_children(daemon)
-            if daemon.process.poll() is None:
+            if daemon.alive:
+                childless = without_children(daemon)
                 daemon.stop()
-            else:
-                daemon.wait()
+                until(childless, "the end of its children")
+            daemon.wait()
             problems += [line for line in daemon.lines if line["event"] == "internal_error"]
             if self._tracer is not None:
                 problems += self._tracer.unlisted(daemon.process)
             problems += [text for text in daemon.other_output if "Traceback" in text or "Error" in text]
-            until(childless, "the end of its children")
             if self._program is not None:
                 hand_on(daemon.run_dir / self._program.name, self._program)
         assert not problems, "\n".join(map(str, problems))
@@ -219,25 +218,20 @@ def slot_of(container: Container, ns_pid: int) -> ProcSlot:
 def write_sm_util(container: Container, slot: int, value: int) -> None:
     layout = LAYOUTS[container.layout]
     assert layout.device_util is not None
-    with container.cache.open("r+b") as file:
-        file.seek(layout.procs + slot * layout.slot_size + layout.device_util + 16)
-        file.write(value.to_bytes(8, "little"))
+    at = layout.procs + slot * layout.slot_size + layout.device_util + 16
+    write_at(container.cache, at, struct.pack("<Q", value))
 
 
 def write_hostpid(container: Container, tenant: Tenant, hostpid: int) -> None:
     """Another writer: sets a slot's `hostpid`; the slot stands still."""
     layout = LAYOUTS[container.layout]
-    write_at(
-        container.cache, layout.procs + tenant.stored.index * layout.slot_size + 4, struct.pack("<i", hostpid)
-    )
+    at = layout.procs + tenant.stored.index * layout.slot_size + 4
+    write_at(container.cache, at, struct.pack("<i", hostpid))
 
 
 def write_at(path: Path, offset: int, data: bytes) -> None:
-    fd = os.open(path, os.O_WRONLY)
-    try:
-        os.pwrite(fd, data, offset)
-    finally:
-        os.close(fd)
+    with path.open("r+b", buffering=0) as file:
+        os.pwrite(file.fileno(), data, offset)
 
 
 def lock_words(container: Container) -> bytes:

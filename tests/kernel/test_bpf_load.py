@@ -77,19 +77,21 @@ def test_seccomp_denial_differs_from_missing_rights() -> None:
     assert answer["cause"] == "seccomp"
 
 
-@pytest.fixture
-def copied(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    copy = tmp_path / "bpf"
-    subprocess.run(["cp", "-r", bpf_directory(), copy], check=True)
-    monkeypatch.setattr("resolver.pids.bpf_load.bpf_directory", lambda: str(copy))
-    return copy / "pidmap.c"
-
-
-def test_the_verifier_refuses_and_doctor_has_its_last_lines(
-    copied: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_refused_programs_are_named_with_detail_for_doctor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It answers as to missing rights, EACCES; what it says is the end of a long log."""
+    """The sentence is for people, the compiler's and the verifier's words are for the debug log and for doctor."""
+    subprocess.run(["cp", "-r", bpf_directory(), tmp_path / "bpf"], check=True)
+    monkeypatch.setattr("resolver.pids.bpf_load.bpf_directory", lambda: str(tmp_path / "bpf"))
+    copied = tmp_path / "bpf" / "pidmap.c"
     text = copied.read_text()
+    copied.write_text(text + "\nint broken(void) { return nonsense; }\n")
+    error = refusal()
+    assert "could not be compiled" in str(error)
+    assert "nonsense" not in str(error)
+    assert "use of undeclared identifier 'nonsense'" in error.detail
+
+    # The verifier answers as to missing rights, EACCES; what it says is the end of a long log.
     assert text.count("there && same(there, process)") == 1
     # An offset beyond the value: every verifier refuses it.
     copied.write_text(text.replace("same(there, process)", "same(&there[process->host_tgid], process)"))
@@ -115,14 +117,6 @@ def test_the_verifier_refuses_and_doctor_has_its_last_lines(
     assert "report resolver doctor --json --only bpf" in short
     assert "capabilities" not in short
     assert "processed" not in short
-
-
-def test_a_program_that_does_not_compile(copied: Path) -> None:
-    copied.write_text(copied.read_text() + "\nint broken(void) { return nonsense; }\n")
-    error = refusal()
-    assert "could not be compiled" in str(error)
-    assert "nonsense" not in str(error)
-    assert "use of undeclared identifier 'nonsense'" in error.detail
 
 
 @pytest.mark.parametrize(

@@ -125,7 +125,6 @@ CONFINED = (
 NARROW = """
 import asyncio, sys
 from resolver.linux.procfs import Procfs
-from resolver.linux.seccomp import DANGEROUS
 from resolver.pids.ladder import find_canary
 from resolver.pids.scan import ScanSource
 class Narrow(ScanSource):

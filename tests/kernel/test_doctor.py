@@ -134,8 +134,10 @@ def test_files_that_cannot_be_written_are_named(tmp_path: Path) -> None:
     names(result, "failed", "not writable", "umask", "CAP_DAC_OVERRIDE")
 
 
-def test_beside_a_daemon_it_disturbs_nothing_and_all_is_well(node: Node, start: Start) -> None:
-    """Until the daemon has no socket, or runs no more, which it names."""
+def test_beside_a_daemon_it_disturbs_nothing_and_all_is_well(
+    node: Node, start: Start, tmp_path: Path
+) -> None:
+    """Until it is a dry run, has no socket, or runs no more, which it names."""
     node.container().tenant(load=50, guess="none")
     daemon = start(node, "--metrics-addr", f"127.0.0.1:{free_port()}", "--source", "auto")
     daemon.wait_for("source", source="bpf")
@@ -161,6 +163,12 @@ def test_beside_a_daemon_it_disturbs_nothing_and_all_is_well(node: Node, start: 
         names(found[source], "ok", "found a process that was just made")
     assert {name for name, result in found.items() if result["state"] != "ok"} <= {"pod_names"}
 
+    dry = start(node, "--source", "scan", "--dry-run", run_dir=tmp_path / "dry")
+    dry.wait_for("gpu_found")  # after an NVML answer
+    until(dry.socket.exists, "the socket of the dry run")
+    found = doctor("daemon", options=("--run-dir", str(dry.run_dir)), env=node.environment())
+    names(found["daemon"], "warning", f"PID {dry.process.pid}", "it is a dry run")
+
     daemon.socket.unlink()
     beside = (*options, "--containers-dir", str(node.containers_dir))
     found = doctor("daemon", options=beside, env=node.environment())
@@ -169,17 +177,6 @@ def test_beside_a_daemon_it_disturbs_nothing_and_all_is_well(node: Node, start: 
     daemon.kill()
     found = doctor("daemon", options=beside, env=node.environment())
     names(found["daemon"], "failed", "none runs")
-
-
-def test_a_dry_run_beside_a_daemon_is_called_one(node: Node, start: Start, tmp_path: Path) -> None:
-    writes = start(node, "--source", "scan")
-    looks = start(node, "--source", "scan", "--dry-run", run_dir=tmp_path / "dry")
-    for daemon in (writes, looks):
-        daemon.wait_for("started")
-    looks.wait_for("gpu_found")  # after an NVML answer
-    until((tmp_path / "dry/resolver.sock").exists, "the socket of the dry run")
-    found = doctor("daemon", options=("--run-dir", str(tmp_path / "dry")), env=node.environment())
-    names(found["daemon"], "warning", f"PID {looks.process.pid}", "it is a dry run")
 
 
 def test_a_lock_that_is_looked_at_stays_free(tmp_path: Path) -> None:
