@@ -60,7 +60,7 @@ def test_the_loop_calls_nothing_that_a_tenant_delays(node: Node, start: Start, s
     until(lambda: found() == [each.host_pid for each in processes], "every process")
     client.reverse(tenant.host_pid, socket_path=where, seconds=PATIENCE_S)
     answer(daemon, "regions")
-    assert scraper.utilization(container) is not None
+    until(lambda: scraper.utilization(container) is not None, "its load")
     tenant.kill()
     container.stop()
     docker.container.stop()
@@ -89,7 +89,8 @@ def test_nothing_is_sent_beyond_the_node(node: Node, start: Start, source: str, 
     until(lambda: "train-0" in str(answer(daemon, "containers")), "the pod's name")
     until(lambda: 'pod="train-0"' in scraper.text(), "its series")
     assert daemon.stop() == 0
-    until(lambda: f"{daemon.process.pid} +++ exited" in trace.read_text(), "all that the tracer has to write")
+    ended = re.compile(rf"^{daemon.process.pid} +\+\+\+ exited", re.MULTILINE)
+    until(lambda: ended.search(trace.read_text()), "all that the tracer has to write")
 
     calls = trace.read_text().splitlines()
     listened = [call for call in calls if re.search(r"bind\(.*AF_INET6?, .*htons\(0\)", call)]
