@@ -19,7 +19,7 @@ from typing import Any
 
 CHECKOUT = "/resolver"
 PYTHON = f"{CHECKOUT}/.venv/bin/python"
-#: Pip's path; a security module's profile names it.
+#: In the checkout's .venv, which is /venv. A security module's profile names it.
 RESOLVER = "/venv/bin/resolver"
 _LAUNCHER = """#!/venv/bin/python
 import sys
@@ -97,12 +97,8 @@ def work() -> None:
         )
     for place in _DIRECTORIES:
         os.makedirs(place, exist_ok=True)
-    program = Path(f"{CHECKOUT}/.venv/bin/resolver")  # as scripts/setup.sh writes it
-    program.write_text(f"#!{PYTHON}\nfrom resolver.cli import main\n\nraise SystemExit(main())\n")
-    program.chmod(0o755)
     os.environ.update(_ENVIRONMENT)
     os.chdir(CHECKOUT)
-    os.makedirs("/usr/local", exist_ok=True)  # of base-files' script
     Path(RESOLVER).write_text(_LAUNCHER)
     os.chmod(RESOLVER, 0o755)  # noqa: S103 - as any program
     report = Report("/dev/vdc")
@@ -136,12 +132,9 @@ def about() -> dict[str, Any]:
     )
     return {
         "kernel": platform.release(),
-        "arch": platform.machine(),
-        "build": platform.version(),
         "system": system.get("PRETTY_NAME", "").strip('"'),
         "bcc": bcc.stdout.strip() or bcc.stderr.strip()[-200:],
         "python": platform.python_version(),
-        "cmdline": Path("/proc/cmdline").read_text().strip(),
     }
 
 
