@@ -45,6 +45,7 @@ _BOUNDS = {
     "memory": 2.0,
     "lines": 1.0,
     "end": 1.0,
+    "none": 0.0,
 }
 
 
@@ -292,66 +293,32 @@ def by_container(lines: list[dict[str, Any]]) -> Counter[str]:
 
 def rows(name: str, seen: Seen, bounds: Mapping[str, float]) -> list[RowValues]:
     """Rows of the bench. The loop's block comes first, since it depends on nothing else."""
-    found: list[RowValues] = [
-        (
-            f"under {name}: the loop's longest block",
-            seen.block * 1e3,
-            "ms",
-            bounds["block"],
-            "of its own CPU",
-        ),
-        ("  and by the wall", seen.wait * 1e3, "ms", bounds["block"], "but for waits for a CPU"),
-        *_times("a good container's repair", seen.repairs, bounds["repair"]),
-        *_times("root's question to the API", seen.api, bounds["api"]),
-        (
-            "  a scrape, longest",
-            _longest(seen.scrapes) * 1e3,
-            "ms",
-            bounds["scrape"],
-            _troubles(seen.scrapes),
-        ),
-    ]
-    if seen.own:
-        failed = sum(bool(each.trouble) for each in seen.own)
-        found.append(
-            (
-                "  a good container's own questions, failed",
-                failed,
-                "",
-                0,
-                f"of {len(seen.own)}{_troubles(seen.own)}",
-            )
-        )
     wrong = wrong_values(seen.repairs, seen.api)
+    failed, asked = sum(bool(each.trouble) for each in seen.own), f"of {len(seen.own)}{_troubles(seen.own)}"
+    of_children = (
+        f"its children {seen.busy.children:.0f}; its loop lacked one for {seen.waited:.0%} of the time"
+    )
     lines = max(seen.lines.values(), default=0) / seen.seconds
-    end = "still there after 20 s" if seen.ended is None else ""
-    found += [
-        ("  calls that the loop may not make", float(len(seen.unlisted)), "", 0, "; ".join(seen.unlisted)),
-        ("  wrong values", float(len(wrong)), "", 0, wrong[0] if wrong else ""),
-        (
-            "  CPU of the daemon",
-            seen.busy.own,
-            "% core",
-            None,
-            f"its children {seen.busy.children:.0f}; its loop lacked one for {seen.waited:.0%} of the time",
-        ),
-        (
-            "  memory not given back",
-            seen.after - seen.before,
-            "MiB",
-            bounds["memory"],
-            f"of {seen.after:.0f} MiB",
-        ),
-        (
-            "  lines of the log, for one container",
-            lines,
-            "/s",
-            bounds["lines"],
-            f"the one with most of them; {seen.lines.total()} of all {len(seen.lines)}",
-        ),
-        ("  SIGTERM to its end", 20.0 if seen.ended is None else seen.ended, "s", bounds["end"], end),
+    of_all = f"the one with most of them; {seen.lines.total()} of all {len(seen.lines)}"
+    ended, end = (20.0, "still there after 20 s") if seen.ended is None else (seen.ended, "")
+    measured = [
+        ("and by the wall", seen.wait * 1e3, "ms", "block", "but for waits for a CPU"),
+        *_times("a good container's repair", seen.repairs, "repair"),
+        *_times("root's question to the API", seen.api, "api"),
+        ("a scrape, longest", _longest(seen.scrapes) * 1e3, "ms", "scrape", _troubles(seen.scrapes)),
+        *([("a good container's own questions, failed", failed, "", "none", asked)] if seen.own else []),
+        ("calls that the loop may not make", len(seen.unlisted), "", "none", "; ".join(seen.unlisted)),
+        ("wrong values", len(wrong), "", "none", wrong[0] if wrong else ""),
+        ("CPU of the daemon", seen.busy.own, "% core", "", of_children),
+        ("memory not given back", seen.after - seen.before, "MiB", "memory", f"of {seen.after:.0f} MiB"),
+        ("lines of the log, for one container", lines, "/s", "lines", of_all),
+        ("SIGTERM to its end", ended, "s", "end", end),
     ]
-    return found
+    first = f"under {name}: the loop's longest block"
+    return [
+        (first, seen.block * 1e3, "ms", bounds["block"], "of its own CPU"),
+        *((f"  {what}", value, unit, bounds.get(key), beside) for what, value, unit, key, beside in measured),
+    ]
 
 
 def wrong_values(repairs: list[Sample], api: list[Sample]) -> list[str]:
@@ -365,12 +332,12 @@ def most(samples: list[Sample]) -> float:
     return ordered[len(ordered) * 99 // 100] if ordered else _PATIENCE
 
 
-def _times(what: str, samples: list[Sample], bound: float) -> list[RowValues]:
+def _times(what: str, samples: list[Sample], bound: str) -> list[tuple[str, float, str, str, str]]:
     middle = statistics.median([each.seconds for each in samples] or [_PATIENCE])
     beside = f"of {len(samples)}{_troubles(samples)}"
     return [
-        (f"  {what}, median", middle * 1e3, "ms", None, ""),
-        (f"  {what}, 99 %", most(samples) * 1e3, "ms", bound, beside),
+        (f"{what}, median", middle * 1e3, "ms", "", ""),
+        (f"{what}, 99 %", most(samples) * 1e3, "ms", bound, beside),
     ]
 
 
