@@ -24,32 +24,25 @@ def measure(scratch: Path) -> list[RowValues]:
     small = _measure(scratch / "small", 64, 8)
     large = _measure(scratch / "large", 256, 32)
     many = _measure(scratch / "many", 1024, 8)
-    linear = "1 is linear growth"
+    linear, same = "1 is linear growth", "it says the same as before"
+    after, news = "  the pass after NVML was asked", "  … one process in each region has a new value"
     return [
-        (
-            "pass over 64 regions of 8 slots, nothing to repair",
-            small.quiet * 1e3,
-            "ms",
-            None,
-            "three of four passes",
-        ),
-        ("  the pass after NVML was asked", small.asked * 1e3, "ms", None, "it says the same as before"),
-        ("  … one process in each region has a new value", small.news * 1e3, "ms", None, ""),
-        ("pass over 256 regions of 32 slots", large.quiet * 1e3, "ms", None, ""),
+        _row("pass over 64 regions of 8 slots, nothing to repair", small.quiet, "three of four passes"),
+        _row(after, small.asked, same),
+        _row(news, small.news),
+        _row("pass over 256 regions of 32 slots", large.quiet),
         ("  over the smaller, per slot", large.quiet / small.quiet / 16, "times", 1.0, linear),
-        (
-            "  the same when only some are due, and none is",
-            large.due * 1e3,
-            "ms",
-            None,
-            "as most of the daemon's",
-        ),
-        ("  the pass after NVML was asked", large.asked * 1e3, "ms", None, "it says the same as before"),
+        _row("  the same when only some are due, and none is", large.due, "as most of the daemon's"),
+        _row(after, large.asked, same),
         ("  over the smaller, per slot", large.asked / small.asked / 16, "times", 1.0, linear),
-        ("  … one process in each region has a new value", large.news * 1e3, "ms", None, ""),
-        ("pass over 1024 regions of 8 slots", many.quiet * 1e3, "ms", None, ""),
-        ("  … one process in each region has a new value", many.news * 1e3, "ms", None, ""),
+        _row(news, large.news),
+        _row("pass over 1024 regions of 8 slots", many.quiet),
+        _row(news, many.news),
     ]
+
+
+def _row(name: str, seconds: float, beside: str = "") -> RowValues:
+    return name, seconds * 1e3, "ms", None, beside
 
 
 class _Medians(NamedTuple):
