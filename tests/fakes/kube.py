@@ -310,31 +310,35 @@ class KubeServer:
         return verb, name
 
     def _carry_out(self, verb: str, path: str, name: str, query: Json, headers: Message, body: bytes) -> Json:
+        content: Json = {}
         if verb != "get":
             assert 0 < len(query.get("fieldManager", "")) <= 128, "every write names its manager"
+            patch = "strategic-merge-patch" if path.endswith("/status") else "merge-patch"
+            wanted = "application/json" if verb == "create" else f"application/{patch}+json"
+            if headers["content-type"] != wanted:
+                raise RefusedError(415, f"{headers['content-type']} is not {wanted}")
+            content = json.loads(body)
         if match := _EVENT.fullmatch(path):
-            return self._on_event(verb, match[1], match[2] or "", headers, body)
+            return self._on_event(verb, match[1], match[2] or "", content)
         if path.startswith(NODES):
             if verb == "get":
                 return self._there(self.nodes, name)
-            if path.endswith("/status"):
-                return self._patch_node_status(name, headers, json.loads(body))
-            return self._patch_node(name, headers, json.loads(body))
+            return (self._patch_node_status if path.endswith("/status") else self._patch_node)(name, content)
         if self.faults.no_definition:
             raise RefusedError(404, "the server could not find the requested resource")
-        return self._on_device(verb, name, query, headers, body)
+        return self._on_device(verb, name, query, content)
 
-    def _on_device(self, verb: str, name: str, query: Json, headers: Message, body: bytes) -> Json:
+    def _on_device(self, verb: str, name: str, query: Json, content: Json) -> Json:
         if verb == "get":
             if query.get("resourceVersion") == "0" and self.faults.stale is not None:
                 return self._there({name: self.faults.stale} if self.faults.stale else {}, name)
             return self._there(self.devices, name)
         if verb == "create":
-            _typed(headers, "application/json")
-            return self._create(json.loads(body))
+            return self._create(content)
         assert query.get("fieldValidation") == "Strict"
-        _typed(headers, "application/merge-patch+json")
-        return self._patch(name, json.loads(body))
+        before = self._there(self.devices, name)
+        after = _patched(before, content)
+        return before if after == before else self._keep(name, after)
 
     @staticmethod
     def _there(objects: dict[str, Json], name: str) -> Json:
@@ -351,18 +355,6 @@ class KubeServer:
         device["metadata"] |= {"uid": str(uuid.uuid4()), "generation": 1}
         return self._keep(name, device)
 
-    def _patch(self, name: str, patch: Json) -> Json:
-        before = self._there(self.devices, name)
-        wanted = patch.get("metadata", {}).get("resourceVersion")
-        if wanted is not None and wanted != before["metadata"]["resourceVersion"]:
-            raise RefusedError(
-                409, f'Operation cannot be fulfilled on "{name}": the object has been modified'
-            )
-        after = _merged(before, patch)
-        if after == before:
-            return before
-        return self._keep(name, after)
-
     def _keep(self, name: str, device: Json) -> Json:
         if wrong := wrong_with(device):
             raise RefusedError(422, f'Device "{name}" is invalid: {"; ".join(wrong)}')
@@ -374,49 +366,36 @@ class KubeServer:
         self.devices[name] = device
         return device
 
-    def _on_event(self, verb: str, namespace: str, name: str, headers: Message, body: bytes) -> Json:
-        known: dict[tuple[str, str], Json] = {
-            (each["metadata"]["namespace"], each["metadata"]["name"]): each for each in self.events
-        }
+    def _on_event(self, verb: str, namespace: str, name: str, content: Json) -> Json:
+        events = {f"{each['metadata']['namespace']}/{each['metadata']['name']}": each for each in self.events}
         if verb == "create":
-            return self._post_event(namespace, json.loads(body), known)
-        event = known.get((namespace, name))
-        if event is None:
-            raise RefusedError(404, f'events "{name}" not found')
+            return self._post_event(namespace, content, events)
+        event = self._there(events, f"{namespace}/{name}")
         if verb == "patch":
-            _typed(headers, "application/merge-patch+json")
-            event |= _merged(event, json.loads(body))
+            event |= _merged(event, content)
         return event
 
-    def _post_event(self, namespace: str, event: Json, known: dict[tuple[str, str], Json]) -> Json:
+    def _post_event(self, namespace: str, event: Json, events: dict[str, Json]) -> Json:
         try:
             kubernetes_validate.validate(event, kubernetes_validate.latest_version(), strict=True)
         except kubernetes_validate.ValidationError as error:
             raise RefusedError(422, str(error)) from None
         metadata = event["metadata"]
-        if (
-            metadata["namespace"] != namespace
-            or event["involvedObject"].get("namespace", "default") != namespace
-        ):
+        if {metadata["namespace"], event["involvedObject"].get("namespace", "default")} != {namespace}:
             raise RefusedError(
                 422, "an event lives in its object's namespace; one about no namespaced object in default"
             )
-        if (namespace, metadata["name"]) in known:
+        if f"{namespace}/{metadata['name']}" in events:
             raise RefusedError(409, f'events "{metadata["name"]}" already exists')
         self.events.append(event)
         return event
 
-    def _patch_node(self, name: str, headers: Message, patch: Json) -> Json:
-        _typed(headers, "application/merge-patch+json")
-        node = self._there(self.nodes, name)
+    def _patch_node(self, name: str, patch: Json) -> Json:
         assert patch.keys() == {"metadata"}
         assert patch["metadata"].keys() == {"resourceVersion", "annotations"}
-        if patch["metadata"]["resourceVersion"] != node["metadata"]["resourceVersion"]:
-            raise RefusedError(409, f'Operation cannot be fulfilled on nodes "{name}": it has been modified')
-        return self._happened("MODIFIED", dict(_merged(node, patch)))
+        return self._happened("MODIFIED", _patched(self._there(self.nodes, name), patch))
 
-    def _patch_node_status(self, name: str, headers: Message, patch: Json) -> Json:
-        _typed(headers, "application/strategic-merge-patch+json")
+    def _patch_node_status(self, name: str, patch: Json) -> Json:
         node = copy.deepcopy(self._there(self.nodes, name))
         assert patch.keys() == {"status"}
         assert patch["status"].keys() == {"conditions"}
@@ -487,24 +466,19 @@ class KubeServer:
         return [event for event in self._history if event[0] > version]
 
 
-def _typed(headers: Message, wanted: str) -> None:
-    if headers["content-type"] != wanted:
-        raise RefusedError(415, f"{headers['content-type']} is not {wanted}")
-
-
 def _status(code: int, message: str) -> Json:
-    return {
-        "kind": "Status",
-        "apiVersion": "v1",
-        "metadata": {},
-        "status": "Failure",
-        "message": message,
-        "code": code,
-    }
+    return {"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": message, "code": code}
 
 
 def _partial(node: Json) -> Json:
     return {"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": node["metadata"]}
+
+
+def _patched(before: Json, patch: Json) -> Json:
+    version = before["metadata"]["resourceVersion"]
+    if patch.get("metadata", {}).get("resourceVersion", version) != version:
+        raise RefusedError(409, "Operation cannot be fulfilled: the object has been modified")
+    return dict(_merged(before, patch))
 
 
 def _merged(value: Any, patch: Any) -> Any:
