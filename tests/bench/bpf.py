@@ -92,13 +92,6 @@ def _events(pidmap: KernelMap, where: str, work: Callable[[int], None]) -> list[
     ]
 
 
-def _empty(pidmap: KernelMap) -> None:
-    """Leave the map as it is before it is seeded."""
-    level = LAYOUTS["level"]
-    for key in [each for keys, _ in pidmap.processes.batches() for each in level.iter_unpack(keys)]:
-        put(pidmap.processes, level.pack(*key), b"")
-
-
 def _seeding() -> list[RowValues]:
     seeds, ready, count = [], [], 0
     for _ in range(3):
@@ -106,7 +99,9 @@ def _seeding() -> list[RowValues]:
         with loaded() as pidmap:
             ready.append(time.perf_counter() - began)
             count = pidmap.report["seeded"]
-            _empty(pidmap)
+            for keys in [keys for keys, _ in pidmap.processes.batches()]:  # as before it is seeded
+                for key in LAYOUTS["level"].iter_unpack(keys):
+                    put(pidmap.processes, LAYOUTS["level"].pack(*key), b"")
             began = time.perf_counter()
             reconcile(pidmap)
             seeds.append((time.perf_counter() - began) * 1e3)

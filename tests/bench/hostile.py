@@ -301,11 +301,12 @@ def rows(name: str, seen: Seen, bounds: Mapping[str, float]) -> list[RowValues]:
     lines = max(seen.lines.values(), default=0) / seen.seconds
     of_all = f"the one with most of them; {seen.lines.total()} of all {len(seen.lines)}"
     ended, end = (20.0, "still there after 20 s") if seen.ended is None else (seen.ended, "")
+    longest = max((each.seconds for each in seen.scrapes), default=_PATIENCE)
     measured = [
         ("and by the wall", seen.wait * 1e3, "ms", "block", "but for waits for a CPU"),
         *_times("a good container's repair", seen.repairs, "repair"),
         *_times("root's question to the API", seen.api, "api"),
-        ("a scrape, longest", _longest(seen.scrapes) * 1e3, "ms", "scrape", _troubles(seen.scrapes)),
+        ("a scrape, longest", longest * 1e3, "ms", "scrape", _troubles(seen.scrapes)),
         *([("a good container's own questions, failed", failed, "", "none", asked)] if seen.own else []),
         ("calls that the loop may not make", len(seen.unlisted), "", "none", "; ".join(seen.unlisted)),
         ("wrong values", len(wrong), "", "none", wrong[0] if wrong else ""),
@@ -339,10 +340,6 @@ def _times(what: str, samples: list[Sample], bound: str) -> list[tuple[str, floa
         (f"{what}, median", middle * 1e3, "ms", "", ""),
         (f"{what}, 99 %", most(samples) * 1e3, "ms", bound, beside),
     ]
-
-
-def _longest(samples: list[Sample]) -> float:
-    return max((each.seconds for each in samples), default=_PATIENCE)
 
 
 def _troubles(samples: list[Sample]) -> str:

@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 
 from resolver.config import parse_duration
 from tests.bench.attacks import ATTACKS
-from tests.bench.hostile import Client, Good, Stage, most, open_directory, repair_for, wrong_values
+from tests.bench.hostile import Good, Stage, most, open_directory, repair_for, wrong_values
 from tests.bench.usage import children, rss
 
 #: Attacks in turn, at their first size: small enough to run for hours.
@@ -72,7 +72,10 @@ class Soak:
             self._round(name, size, said)
 
     def _round(self, name: str, size: int, said: str) -> None:
-        stage, clients = self.stage, [self.stage.root_client(), self._scraper()]
+        stage, clients = (
+            self.stage,
+            [self.stage.root_client(), self.stage.client("scrape", str(self.stage.port))],
+        )
         self.daemon.reset_longest()
         since = {id(good): len(good.samples) for good in (stage.good, *self.others)}
         self._churn(_CALM_SECONDS)
@@ -92,9 +95,6 @@ class Soak:
             f"{most(scrapes):5.2f} s  {ATTACKS[name].name(size)}{said}",
             flush=True,
         )
-
-    def _scraper(self) -> Client:
-        return self.stage.client("scrape", str(self.stage.port))
 
     def _churn(self, seconds: float) -> None:
         """A container restarts with its processes, another one comes and goes, and all the time processes do."""

@@ -24,7 +24,8 @@ class Cpu(NamedTuple):
 
 def cpu(host_pid: int) -> Cpu:
     """What a process and its children have used, from the scheduler's nanoseconds."""
-    reaped = sum(map(int, _stat(host_pid)[13:15])) * _TICK  # cutime and cstime, in ticks of 10 ms
+    fields = Path(f"/proc/{host_pid}/stat").read_text().rpartition(")")[2].split()
+    reaped = sum(map(int, fields[13:15])) * _TICK  # cutime and cstime, in ticks of 10 ms
     return Cpu(_on_cpu(host_pid), reaped + sum(map(_on_cpu, children(host_pid))))
 
 
@@ -65,7 +66,3 @@ def _on_cpu(host_pid: int) -> float:
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 total += int((task / "schedstat").read_text().split()[0])
     return total / 1e9
-
-
-def _stat(host_pid: int) -> list[str]:
-    return Path(f"/proc/{host_pid}/stat").read_text().rpartition(")")[2].split()

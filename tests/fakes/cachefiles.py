@@ -26,13 +26,8 @@ def recorded(name: str) -> bytes:
     return gzip.decompress((RECORDED / f"{name}.cache.gz").read_bytes())
 
 
-@cache
-def _expected(name: str) -> str:
-    return (RECORDED / f"{name}.json").read_text()
-
-
 def expected(name: str) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(_expected(name))
+    content: dict[str, Any] = json.loads((RECORDED / f"{name}.json").read_text())
     return content
 
 

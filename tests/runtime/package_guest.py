@@ -78,10 +78,6 @@ def serves(version: str = "") -> None:
         raise Wrong(f"systemd was told {shown('StatusText')!r}")
 
 
-def version_of(deb: str) -> str:
-    return run("dpkg-deb", "--field", f"{MEDIA}/{deb}", "Version")
-
-
 def files() -> dict[str, str]:
     """Return ``{path: mode, owner, size and time}`` of everything that counts."""
     return dict(_files("/"))
@@ -121,7 +117,8 @@ def restart() -> None:
 def upgrade() -> None:
     run("dpkg", "-i", f"{MEDIA}/new.deb")
     serves(run("resolver", "--version").split()[1])
-    if run("dpkg-query", "--show", "--showformat=${Version}", "hami-resolver") != version_of("new.deb"):
+    version = run("dpkg-deb", "--field", f"{MEDIA}/new.deb", "Version")
+    if run("dpkg-query", "--show", "--showformat=${Version}", "hami-resolver") != version:
         raise Wrong("not upgraded")
 
 

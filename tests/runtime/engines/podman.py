@@ -31,12 +31,9 @@ class Podman(Cli):
                 *("env", "XDG_RUNTIME_DIR=/run/user/tenant", *self._command),
             )
             if machine.view == "v2":  # of version 1 no part is ever handed to a user
-                self._command = (*_delegated(machine), *self._command)
+                # In a cgroup that is the user's, as systemd gives one to each user.
+                own = "/sys/fs/cgroup/user.slice/user-1000.slice/user@1000.service"
+                machine.run("sh", "-ec", f"mkdir -p {own}/app; chown -R {_USER} {own}")
+                enter = f'echo $$ >{own}/app/cgroup.procs; exec "$@"'
+                self._command = ("sh", "-ec", enter, "sh", *self._command)
         self.tell("load", "--input", str(machine.work / "image.tar"))
-
-
-def _delegated(machine: Machine) -> tuple[str, ...]:
-    """A prefix: in a cgroup that is the user's, as systemd gives one to each user."""
-    place = "/sys/fs/cgroup/user.slice/user-1000.slice/user@1000.service"
-    machine.run("sh", "-ec", f"mkdir -p {place}/app; chown -R {_USER} {place}")
-    return ("sh", "-ec", f'echo $$ >{place}/app/cgroup.procs; exec "$@"', "sh")
