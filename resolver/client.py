@@ -150,8 +150,6 @@ def reverse(host_pid: int, *, socket_path: str | None = None, seconds: float = 5
 
 
 def _list(name: str, about: str) -> Callable[[str | None], dict[str, Any]]:
-    """Make a route's function."""
-
     def ask(socket_path: str | None = None) -> dict[str, Any]:
         return get_json(f"/v1/{name}", socket_path)
 
@@ -336,7 +334,6 @@ def _what_to_do(where: str, error: Exception) -> str:
 
 
 def _refusal(status: int, body: bytes) -> ResolverError:
-    """Translate a problem+json (RFC 9457) into its error."""
     import json
 
     try:

@@ -144,8 +144,6 @@ class ApiGatekeeper(Gatekeeper):
             connections=0, refused_connections=0, requests=0, refused_requests=0, dropped_slow=0
         )
 
-    # -- connections --------------------------------------------------------------------------------
-
     def enter(self, channel: socket.socket) -> Access:
         """Return the peer's rights; pair it with `leave`. Raises `HangUp` for one connection too many."""
         self.counters["connections"] += 1
@@ -222,8 +220,6 @@ class ApiGatekeeper(Gatekeeper):
     def _refused(self, reason: Reason, why: str) -> Access:
         return Access(self, ("refused", 0), None, Problem(403, reason, why))
 
-    # -- accounts -----------------------------------------------------------------------------------
-
     def spend(self, key: _Key, requests: float) -> float:
         """Take requests from the account and return 0, or take none and return the seconds to wait."""
         account = self.accounts.pop(key, None)
@@ -233,8 +229,6 @@ class ApiGatekeeper(Gatekeeper):
         if len(self.accounts) > _MOST_BUCKETS:
             self.accounts.popitem(last=False)
         return account.take(requests)
-
-    # -- streams of events ----------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def stream(self) -> Iterator[None]:

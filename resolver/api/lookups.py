@@ -100,9 +100,6 @@ class _Split(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 _decode_step = msgspec.json.Decoder(list[tuple[Cid, Pid] | Pair]).decode
 
 
-# ---- one ----------------------------------------------------------------------------------------------------------
-
-
 async def look_up(context: Context, request: Request) -> Answer:
     """``GET /v1/lookup``: the host PID of a process."""
     query: Inside = request.query
@@ -186,9 +183,6 @@ async def look_back(context: Context, request: Request) -> Answer:
         if all(level.pidns != tenant.own.pidns for level in result.levels) or not tenant.peer.alive():
             raise _not_yours()
     return Answer(encode(result))
-
-
-# ---- many ---------------------------------------------------------------------------------------------------------
 
 
 async def look_up_many(context: Context, request: Request) -> Answer:

@@ -115,9 +115,6 @@ _region_facts, _slot_facts = (
 )
 
 
-# ---- whole answers ------------------------------------------------------------------------------------------------
-
-
 class Containers(Struct, frozen=True):
     """``/v1/containers``. ``at`` is the snapshot's Unix time, as in every answer."""
 
@@ -205,9 +202,8 @@ class Events(Struct, frozen=True):
     events: list[Event]
 
 
-# ---- lists, as a head with an empty list at its end, and the items of that list ------------------------------------
-
-Parts = tuple[Struct, "Iterable[Any]"]
+#: A list's head, with an empty list at its end, and the items of that list.
+Parts = tuple[Struct, Iterable[Any]]
 
 
 def whole(parts: Parts) -> Struct:

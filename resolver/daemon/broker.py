@@ -86,8 +86,6 @@ class Broker:
         for connection, _ in self._waiting.clear():
             connection.close()
 
-    # -- clients ------------------------------------------------------------------------------------
-
     def _taken(self, connection: socket.socket) -> None:
         if self._read(connection, received := bytearray()):
             connection.close()
@@ -116,8 +114,6 @@ class Broker:
     def _end(self, connection: socket.socket) -> None:
         self._waiting.remove(connection)
         connection.close()
-
-    # -- one exchange -------------------------------------------------------------------------------
 
     def _read(self, connection: socket.socket, received: bytearray) -> bool:
         """Read the request so far, and answer once it is complete. False while more is to come.
@@ -177,9 +173,6 @@ class Broker:
         answer = peer.host_pid if namespace is HostpidNamespace.HOST else ns_pids[-1]
         self._journal.log.debug("broker_answer", host_pid=peer.host_pid, ns_pid=ns_pids[-1], answer=answer)
         return answer
-
-
-# -- the socket -----------------------------------------------------------------------------------------
 
 
 def opened(path: str) -> UnixSocket:

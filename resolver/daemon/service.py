@@ -59,7 +59,9 @@ class Service:
 
         ``holder`` is the PID of the node's writing daemon: this one writes and serves after `take_over`.
         """
-        _raise_descriptor_limit()
+        _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        with contextlib.suppress(ValueError, OSError):  # regions and processes take a descriptor each
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         self.reloading = Reloading(settings, origins or {})
         self.events = EventLog()
         self.journal = journal = Journal(self.events)
@@ -96,8 +98,6 @@ class Service:
     @property
     def settings(self) -> Settings:
         return self.reloading.settings
-
-    # -- life ---------------------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Work until `stop`. Raises `CannotKnow` if the requested source does not work here."""
@@ -177,9 +177,8 @@ class Service:
         self._hurry.at(self.repairer.not_before)
 
     def _on_watch_events(self) -> None:
-        """Bring the next pass forward after a file event."""
         self.repairer.found.take_events()
-        self._hurry.at(self.repairer.next_pass())
+        self._on_news()
 
     def _next_pass(self) -> float:
         self._hurry.at(math.inf)
@@ -250,8 +249,6 @@ class Service:
         if self.sockets is not None:
             self.sockets.close()
 
-    # -- the steps ----------------------------------------------------------------------------------
-
     async def start_source(self) -> None:
         """Find the best source, then give up the rights for its first start."""
         await self.ladder.start()
@@ -312,10 +309,3 @@ class Service:
         """Count a connection that was not accepted for lack of resources."""
         if lacks := shortage_of(error.errno):
             self._connections.refused(lacks, f"connections are not accepted: {error.strerror}")
-
-
-def _raise_descriptor_limit() -> None:
-    """Raise the limit to the hard one: regions and processes take a descriptor each."""
-    _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

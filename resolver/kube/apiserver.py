@@ -149,8 +149,6 @@ class ApiServer:
         except _LOST as error:
             raise self._lost(error) from None
 
-    # -- one request --------------------------------------------------------------------------------
-
     async def _ask(
         self,
         method: str,

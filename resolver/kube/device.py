@@ -116,7 +116,10 @@ def desired(report: Report, owner: OwnerReference, before: Json | None, now: flo
         reported = {entry["id"] for entry in gpus}
         gpus += [_unknown(entry, report, now) for uuid, entry in by_uuid.items() if uuid not in reported]
     gpus = sorted((entry for entry in gpus if "minor" in entry), key=lambda entry: entry["minor"])
-    metadata: Json = {"name": owner.name, "labels": _labels(report.gpus)}
+    # The object has room for one model; each GPU's entry has its own label.
+    model = next((gpu["name"] for gpu in report.gpus["gpus"] if gpu["name"]), "")
+    labels = {MODEL_LABEL: label_value(model), DRIVER_LABEL: label_value(report.gpus["driver_version"] or "")}
+    metadata: Json = {"name": owner.name, "labels": {name: value for name, value in labels.items() if value}}
     metadata["ownerReferences"] = _owners(owner, (before or {}).get("metadata", {}))
     foreign = [entry for entry in old if entry.get("type") != "gpu"]
     spec = {"devices": [*gpus, *foreign]}
@@ -183,7 +186,7 @@ def _entry(gpu: Json, known: Json, report: Report, now: float) -> Json:
     entry["resources"] = {"koordinator.sh/gpu-core": "100", "koordinator.sh/gpu-memory-ratio": "100"}
     if memory is not None:
         entry["resources"]["koordinator.sh/gpu-memory"] = memory
-    if model := label_value(gpu["name"]):  # the object's own label has room for one model
+    if model := label_value(gpu["name"]):
         entry["labels"] = {**(known.get("labels") or {}), MODEL_LABEL: model}
     if topology := _topology(gpu) or known.get("topology"):
         entry["topology"] = topology
@@ -197,7 +200,7 @@ def _entry(gpu: Json, known: Json, report: Report, now: float) -> Json:
 
 
 def _unknown(entry: Json, report: Report, now: float) -> Json:
-    """Describe a GPU that only the object knows, while NVML fails."""
+    # Only the object knows it while NVML fails.
     condition = _condition("Unknown", [NVML_UNAVAILABLE], entry, now)
     healthy = report.blind and bool(entry.get("health"))
     return {**entry, "health": healthy, "conditions": [*_other_conditions(entry), condition]}
@@ -228,13 +231,6 @@ def _topology(gpu: Mapping[str, Any]) -> Json | None:
     if None in place.values() or gpu["pci_address"] is None:
         return None
     return {**place, "busID": gpu["pci_address"]}
-
-
-def _labels(gpus: Mapping[str, Any]) -> dict[str, str]:
-    """Label the node with its first named GPU's model; each GPU's entry names that GPU's."""
-    model = next((gpu["name"] for gpu in gpus["gpus"] if gpu["name"]), "")
-    labels = {MODEL_LABEL: label_value(model), DRIVER_LABEL: label_value(gpus["driver_version"] or "")}
-    return {name: value for name, value in labels.items() if value}
 
 
 def _owners(owner: OwnerReference, metadata: Json) -> list[Json]:

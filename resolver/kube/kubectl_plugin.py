@@ -177,9 +177,6 @@ def _state_of(pod: dict[str, Any]) -> tuple[int, str]:
     return 0, f"pod {pod['metadata']['name']} is {why}"
 
 
-# ---- a pod and its node -------------------------------------------------------------------------------------------
-
-
 def pod_called(kubectl: Kubectl, text: str, namespace: str | None) -> Any:
     """Return the user's pod. Raises `Trouble` if it does not exist, or is on no node."""
     in_namespace, _, name = text.rpartition("/")
@@ -258,8 +255,6 @@ def on_node(kubectl: Kubectl, args: argparse.Namespace) -> int:
     return done.returncode if _ENDED.search(message) or done.returncode <= 0 else EXIT_CANNOT_KNOW
 
 
-# ---- every node ---------------------------------------------------------------------------------------------------
-
 _HEAD = "NODE READY VERSION SOURCE GPUS CONTAINERS IDLE SLOTS REPAIRED UNRESOLVED TROUBLE".split()  # noqa: SIM905
 
 
@@ -309,9 +304,6 @@ def _cells(found: Any, why: str) -> list[str]:
         *map(str, counts),
         "; ".join(troubles) or "-",
     ]
-
-
-# ---- the command line ---------------------------------------------------------------------------------------------
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -145,7 +145,6 @@ class PodEvents:
         return {key: "; ".join(texts)[:1000] for key, texts in result.items()}
 
     def _findings(self, usage: ContainerUses) -> Iterator[tuple[ContainerUse | Process, PodEvent, str]]:
-        """Yield each finding: the record that names the container, the kind, and the text."""
         for without in usage.without_slot:
             causes = ". ".join("; fix: ".join(cause.for_terminal()) for cause in without.causes)
             text = f"a process on {without.process.device_uuid} has no slot, so HAMi limits nothing there"

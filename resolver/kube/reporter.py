@@ -187,8 +187,6 @@ class Reporter:
             return None
         return Report(self._gpus, failing, self._cordoned)
 
-    # -- the node -----------------------------------------------------------------------------------
-
     async def _follow_node(self) -> None:
         """Watch the node. From version 0 a watch begins with its current state: no list, no get."""
         watch = self._server.watch(
@@ -240,8 +238,6 @@ class Reporter:
             self._journal.log.info("cordon", gpus=sorted(marked))
         self._node, self._cordoned = owner, marked
         self._changed("the node's mark has changed")
-
-    # -- the object ---------------------------------------------------------------------------------
 
     def _write_ended(self, error: ApiServerFailed | None) -> None:
         if error is not None:  # a request without an answer may have been carried out
@@ -304,7 +300,8 @@ class Reporter:
             else:
                 return
         except ApiServerFailed as error:
-            self._tally.writes[_result(error)] += 1
+            result = "refused" if 400 <= error.status < 500 else "failed"
+            self._tally.writes[{409: "conflict", 429: "throttled"}.get(error.status, result)] += 1
             if error.status == 404 and before is None:
                 raise ApiServerFailed(
                     f"{error}. Is Koordinator's Device installed in this cluster?", status=404
@@ -341,9 +338,3 @@ class Reporter:
         self._note("condition", error)
         if error is not None:
             self._health_changed.set()
-
-
-def _result(error: ApiServerFailed) -> str:
-    if error.status in (409, 429):
-        return "conflict" if error.status == 409 else "throttled"
-    return "refused" if 400 <= error.status < 500 else "failed"

@@ -154,7 +154,6 @@ def _word(name: str) -> str:
 
 
 def _claims(snapshot: Snapshot) -> Iterator[Row]:
-    """Yield the containers that use the file of each ResourceClaim."""
     containers = {container.container_id: container for container in snapshot.containers}
     pairs = {
         (region.claim, container_id)

@@ -163,8 +163,6 @@ class Connection:
         self._complete_by = self._loop.time() + seconds
         return True
 
-    # -- the request --------------------------------------------------------------------------------
-
     async def receive(self) -> bytes:
         """Return the next piece of the request's body, empty at its end. Raises `HangUp`."""
         self._loop.remove_reader(self.channel)
@@ -236,8 +234,6 @@ class Connection:
             gone = not isinstance(error, BlockingIOError)
         if gone and self._task is not None:
             self._task.cancel()
-
-    # -- the answer ---------------------------------------------------------------------------------
 
     async def answer(
         self, body: bytes, media_type: str, status: int = 200, headers: Mapping[str, str] | None = None

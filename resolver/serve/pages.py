@@ -61,12 +61,17 @@ def probe(why: str) -> Answer:
     return (503, PLAIN, f"{why}\n".encode()) if why else (200, PLAIN, b"ok\n")
 
 
-class OpenToAll(http.Gatekeeper):
-    """Gatekeeper that admits every client; a connection with too many requests is closed."""
+class Pages(http.Gatekeeper):
+    """Gatekeeper that admits every client, and the application, which calls ``answer(path)``.
 
-    def __init__(self, credentials: PortCredentials | None = None) -> None:
+    A connection with too many requests is closed.
+    """
+
+    def __init__(
+        self, answer: Callable[[str], Awaitable[Answer]], credentials: PortCredentials | None = None
+    ) -> None:
         super().__init__()
-        self._credentials = credentials
+        self._answer, self._credentials = answer, credentials
 
     def session(self) -> Session | None:
         return self._credentials.session() if self._credentials else None
@@ -74,32 +79,21 @@ class OpenToAll(http.Gatekeeper):
     def enter(self, _channel: socket.socket) -> Bucket:
         return Bucket(_PER_SECOND, _AT_ONCE)
 
-
-def application(
-    answer: Callable[[str], Awaitable[Answer]], credentials: PortCredentials | None = None
-) -> http.Application:
-    """Return an application. ``answer(path)`` returns status, content type and body."""
-
-    async def app(connection: http.Connection) -> None:
+    async def __call__(self, connection: http.Connection) -> None:
         headers = {"cache-control": "no-store"}
         if connection.visitor.take(1) > 0:
             headers["connection"] = "close"
-        token = connection.headers.get("authorization", "")
-        if credentials and connection.path not in _WITHOUT_TOKEN and not credentials.authorized(token):
-            status, kind, body = (
-                401,
-                PLAIN,
-                b"this takes the header Authorization: Bearer and the right token\n",
-            )
+        credentials = self._credentials if connection.path not in _WITHOUT_TOKEN else None
+        if credentials and not credentials.authorized(connection.headers.get("authorization", "")):
+            status, kind = 401, PLAIN
+            body = b"this takes the header Authorization: Bearer and the right token\n"
             headers["www-authenticate"] = 'Bearer realm="resolver"'
         elif connection.method in ("GET", "HEAD"):
-            status, kind, body = await answer(connection.path)
+            status, kind, body = await self._answer(connection.path)
         else:
             status, kind, body = 405, PLAIN, b"only GET and HEAD are answered\n"
             headers["allow"] = "GET, HEAD"
         await connection.answer(body, kind, status, headers)
-
-    return app
 
 
 async def serve(
@@ -113,6 +107,6 @@ async def serve(
     if credentials and credentials.uses_tls:
         # Before a handshake no client could read why it is turned away, and a flood would wait for the telling.
         limits = LIMITS._replace(apart=_APART_WITH_TLS, busy="")
-    gatekeeper = OpenToAll(credentials)
-    gatekeeper.refused = refused
-    await server.serve(application(answer, credentials), gatekeeper, listener, limits)
+    pages = Pages(answer, credentials)
+    pages.refused = refused
+    await server.serve(pages, pages, listener, limits)

@@ -75,8 +75,6 @@ class Server:
             task.cancel()
         await asyncio.gather(*inside, return_exceptions=True)
 
-    # -- before a request is read ---------------------------------------------------------------------
-
     def _take(self, channel: socket.socket) -> None:
         state = _state(channel)
         try:
@@ -110,7 +108,6 @@ class Server:
             self._turn = self._loop.call_at(max(self._next_at, self._loop.time()), self._next)
 
     def _next(self) -> None:
-        """Admit the next guest that is still connected."""
         self._turn = None
         for _ in range(_MOST_GONE):
             if not self._ready:
@@ -142,8 +139,6 @@ class Server:
         else:
             self._silent.remove(channel)
         _hang_up(channel, self._busy)
-
-    # -- inside ---------------------------------------------------------------------------------------
 
     def let_in(self, channel: socket.socket, owner: Hashable = None) -> None:
         """Serve this connection from now on. It may have data already."""

@@ -36,7 +36,8 @@ async def serving(answer: Any = hello, **limits: float) -> AsyncIterator[int]:
     """A server on a port of its own, with these limits instead."""
     listener = pages.listen("127.0.0.1", 0)
     chosen = pages.LIMITS._replace(**limits)  # type: ignore[arg-type]
-    task = asyncio.create_task(serve(pages.application(answer), pages.OpenToAll(), listener, chosen))
+    application = pages.Pages(answer)
+    task = asyncio.create_task(serve(application, application, listener, chosen))
     try:
         async with asyncio.timeout(60):
             yield listener.getsockname()[1]
@@ -130,9 +131,8 @@ async def test_other_requests_get_a_status(said: bytes, status: int, has: bytes)
 
 async def test_no_connection_stays_open_after_eviction_or_end() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = Server(
-            pages.application(hello), pages.OpenToAll(), listener, pages.LIMITS._replace(connections=2)
-        )
+        application = pages.Pages(hello)
+        server = Server(application, application, listener, pages.LIMITS._replace(connections=2))
         pairs = [socket.socketpair() for _ in range(5)]
         for ours, _ in pairs:
             ours.setblocking(False)
