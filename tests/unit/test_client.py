@@ -210,33 +210,21 @@ def test_json_is_printed_as_it_came(serve: Serve, where: Path, monkeypatch: pyte
     assert from_daemon(where, json=True) == json.dumps(FOUND)
 
 
-@pytest.mark.parametrize(
-    "body", ["", "\n", "0\n", "-5\n", "4711", "4711\n4712\n", "<html>\n", "12345678901\n"]
-)
-def test_non_numbers_are_not_printed(serve: Serve, where: Path, body: str) -> None:
-    serve(http(body))
-    assert from_daemon(where) is None
+NO_NUMBERS = ("", "\n", "0\n", "-5\n", "4711", "4711\n4712\n", "<html>\n", "12345678901\n")
+WRONG = ({"container_id": CID[::-1]}, {"container_pid": 8}, {"host_pid": "4711"}, {"host_pid": True})
+OTHERS = ([], 7, {}, {"container_id": CID, "container_pid": 7}, *(FOUND | wrong for wrong in WRONG))
 
 
 @pytest.mark.parametrize(
-    "body",
+    ("body", "as_json"),
     [
-        '{"container_id": ',
-        *map(json.dumps, ([], 7, {}, {"container_id": CID, "container_pid": 7})),
-        *(
-            json.dumps(FOUND | wrong)
-            for wrong in (
-                {"container_id": CID[::-1]},
-                {"container_pid": 8},
-                {"host_pid": "4711"},
-                {"host_pid": True},
-            )
-        ),
+        *((text, False) for text in NO_NUMBERS),
+        *((text, True) for text in ('{"id": ', *map(json.dumps, OTHERS))),
     ],
 )
-def test_json_about_something_else_is_not_printed(serve: Serve, where: Path, body: str) -> None:
+def test_other_answer_is_not_printed(serve: Serve, where: Path, body: str, *, as_json: bool) -> None:
     serve(http(body))
-    assert from_daemon(where, json=True) is None
+    assert from_daemon(where, json=as_json) is None
 
 
 @pytest.mark.parametrize(
