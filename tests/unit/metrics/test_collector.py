@@ -5,7 +5,7 @@ import time
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
@@ -171,9 +171,12 @@ def test_limits_stand_beside_the_use_where_there_are_any() -> None:
 
 def test_gpus_that_only_a_file_knows_are_no_labels() -> None:
     uuids = ("GPU-a", "GPU-a", "", "GPU-forged", 'GPU-b\\"', "GPU-a")
-    found = read(node((ONE,), (), (region(ONE, uuids),)))
+    cache = region(ONE, uuids, limit=(1 << 30,) * 6)
+    found = read(node((ONE,), (), (cache,)))
     assert {labels["device_uuid"] for labels, _ in found.all(UTILIZATION)} == {"GPU-a"}
     assert found.one(UNKNOWN, value="utilization", reason="unknown_device") == 3
+    away = node((ONE,), (), (cache,), joined=joined(error="hangs"))
+    assert "forged" not in asyncio.run(text(away, hami_metrics=True)).decode()
 
 
 def test_where_names_do_not_tell_containers_apart_the_id_does() -> None:
@@ -187,6 +190,7 @@ def test_where_names_do_not_tell_containers_apart_the_id_does() -> None:
 @pytest.mark.parametrize(
     ("reason", "changes"),
     [
+        ("implausible", {"gpu_processes": (process(ONE, 7, 87), process(ONE, 8, None))}),
         ("no_answer", {"joined": joined(error="GPU is lost", asked=frozenset(), listed=frozenset())}),
         ("stale", {"joined": joined(at=time.time() - 3.6, values={(1, GPUS[0]): 50})}),
         ("stale", {"joined": joined(at=time.time() - 7.6)}),
@@ -203,18 +207,11 @@ def test_where_names_do_not_tell_containers_apart_the_id_does() -> None:
 def test_unknown_value_has_no_series(reason: str, changes: dict[str, Any]) -> None:
     busy = node((ONE,), (process(ONE, 7, 87),), (region(ONE),))
     assert read(busy).one(UTILIZATION) == 0.87
-    for processes in (busy.gpu_processes, ()):
-        found = read(busy._replace(gpu_processes=processes, **changes))
+    for processes in (busy.gpu_processes, ()) if "joined" in changes else (busy.gpu_processes,):
+        found = read(busy._replace(**{"gpu_processes": processes} | changes))
         assert found.all(UTILIZATION) == []
         unknown = found.all(UNKNOWN, value="utilization")
         assert {labels["reason"]: number for labels, number in unknown if number} == {reason: 1}
-
-
-def test_one_value_that_cannot_be_true_makes_the_sum_unknown() -> None:
-    found = read(node((ONE,), (process(ONE, 7, 87), process(ONE, 8, None)), (region(ONE),)))
-    assert found.all(UTILIZATION) == []
-    assert found.one(UNKNOWN, value="utilization", reason="implausible") == 1
-    assert found.one(MEMORY) == 2 << 20
 
 
 def test_memory_that_nvml_does_not_tell_is_not_0() -> None:
@@ -391,12 +388,6 @@ def test_unknown_or_impossible_counts_have_no_series(
     assert not found.all(ELAPSED)
 
 
-def test_a_forged_gpu_is_no_label_while_nvml_is_away() -> None:
-    cache = region(ONE, ("GPU-forged",), slot(7), limit=(1 << 30,))
-    away = node((ONE,), (), (cache,), joined=joined(error="hangs"))
-    assert "forged" not in asyncio.run(text(away, hami_metrics=True)).decode()
-
-
 @pytest.mark.parametrize(
     ("name", "reasons"),
     [
@@ -521,14 +512,11 @@ def test_unhealthy_gpu_has_its_reason() -> None:
     assert {name for name, _ in down.series if name.startswith("resolver_gpu_")} == {"resolver_gpu_info"}
 
 
-def test_the_cost_of_the_daemon_is_told() -> None:
+def test_cost_of_the_daemon_is_told_and_never_falls(monkeypatch: pytest.MonkeyPatch) -> None:
     found = read(picture())
     assert (found.one("process_resident_memory_bytes") or 0) > 1 << 20
     for name in ("cpu_seconds_total", "resident_memory_bytes"):
         assert found.one(f"resolver_children_{name}") is not None
-
-
-def test_childrens_time_never_falls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collector, "children_cpu", [1e9])
     assert read(picture()).one("resolver_children_cpu_seconds_total") == 1e9
 
@@ -545,6 +533,7 @@ NAMES = st.text(st.characters() | st.sampled_from('"\\\n\r\t{},= \x00\x85\u2028\
 
 
 @settings(max_examples=60)
+@example([("", "", "x" * 5000, "uid", GPUS[0])])
 @given(st.lists(st.tuples(NAMES, NAMES, NAMES, NAMES, st.sampled_from(GPUS) | NAMES), max_size=6))
 def test_names_of_any_kind_come_out_as_they_went_in(named: list[tuple[str, ...]]) -> None:
     containers, processes, regions = [], [], []
@@ -559,16 +548,11 @@ def test_names_of_any_kind_come_out_as_they_went_in(named: list[tuple[str, ...]]
         found = Read(plain)
         for labels, _ in found.all(UTILIZATION):
             assert labels["device_uuid"] in GPUS
+            assert len(labels["container"]) <= 256
         pods = {labels["pod"] for labels, _ in found.all(UTILIZATION)}
         for _, pod, name, uid, uuid in named:
             if uuid in GPUS and uid and name:
                 assert pod.encode("utf-8", "backslashreplace").decode() in pods
-
-
-def test_a_name_too_long_is_cut() -> None:
-    long = container(1, container_name="x" * 5000)
-    ((labels, _),) = read(node((long,), (process(long, 7, 1),))).all(UTILIZATION)
-    assert labels["container"] == "x" * 256
 
 
 BLIND = "the self-test has not run yet"
