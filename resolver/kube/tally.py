@@ -39,11 +39,7 @@ class Tally:
         """Return status, content type and body of ``/metrics``, ``/healthz`` or ``/readyz``."""
         if path == "/metrics":
             return 200, CONTENT_TYPE_PLAIN_0_0_4, generate_latest(self)
-        if path == "/healthz":
-            return pages.probe("")
-        if path == "/readyz":
-            return pages.probe(self.not_in_sync)
-        return pages.NO_SUCH_PAGE
+        return pages.probed(path, "", self.not_in_sync)
 
     def collect(self) -> Iterator[Metric]:
         counted: dict[str, Mapping[Any, int]] = {"writes": self.writes, "events": self.events}

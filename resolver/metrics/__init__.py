@@ -64,11 +64,8 @@ class Page:
     async def answer(self, path: str) -> Answer:
         if path == "/metrics":
             return 200, CONTENT_TYPE_PLAIN_0_0_4, await self.metrics()
-        if path == "/healthz":
-            return pages.probe(self._snapshot().standstill())
-        if path == "/readyz":
-            return pages.probe(self._snapshot().source.not_ready or "")
-        return pages.NO_SUCH_PAGE
+        shown = self._snapshot()
+        return pages.probed(path, shown.standstill(), shown.source.not_ready or "")
 
     async def metrics(self) -> bytes:
         """Render all families; callers at the same time share one text."""

@@ -32,8 +32,6 @@ LIMITS = http.Limits(
 _APART_WITH_TLS = 0.02
 #: Kubelet's probes have no token.
 _WITHOUT_TOKEN = ("/healthz", "/readyz")
-#: For a path that is none of the pages.
-NO_SUCH_PAGE = 404, PLAIN, b"there are /metrics, /healthz and /readyz\n"
 _AT_ONCE, _PER_SECOND = 4.0, 10.0  # requests on one connection; beyond, it is closed after the answer
 #: In the kernel: a flood fits in, so that a scraper among it isn't made to try again a second later.
 _BACKLOG = 1024
@@ -56,9 +54,12 @@ def listen(host: str, port: int) -> socket.socket:
     return socket.create_server(address, family=family, backlog=_BACKLOG)
 
 
-def probe(why: str) -> Answer:
-    """Return the answer to a probe; ``why`` is empty if all is well."""
-    return (503, PLAIN, f"{why}\n".encode()) if why else (200, PLAIN, b"ok\n")
+def probed(path: str, alive: str, ready: str) -> Answer:
+    """Return the answer of a probe: why the process isn't alive or ready; both are empty if all is well."""
+    probes = {"/healthz": alive, "/readyz": ready}
+    if path not in probes:
+        return 404, PLAIN, b"there are /metrics, /healthz and /readyz\n"
+    return (503, PLAIN, f"{probes[path]}\n".encode()) if probes[path] else (200, PLAIN, b"ok\n")
 
 
 class Pages(http.Gatekeeper):

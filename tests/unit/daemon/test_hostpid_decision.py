@@ -52,11 +52,7 @@ def test_it_is_logged_when_it_is_made_and_when_it_changes(scene: Scene) -> None:
         ("policy", HOST, "by version"),
         ("policy", CONTAINER, "forced"),
     ]
-
-
-def test_unknown_driver_is_logged_again_as_unknown(scene: Scene) -> None:
-    decision = Decision(AUTO, scene.journal)
-    decision.decide(AUTO, None)
+    Decision(AUTO, scene.journal).decide(AUTO, None)
     assert scene.lines[-1]["hostpid_namespace"] == "unknown"
 
 
@@ -86,8 +82,9 @@ def test_contradicted_decision_is_a_warning(scene: Scene) -> None:
     scene.weigh(0, 5)
     assert len(scene.warnings()) == 1  # reported once
     scene.decision.decide(CONTAINER, "535.104.05")
-    scene.weigh(0, 2)
-    assert "try auto" in scene.warnings()[1]  # and once for another decision
+    scene.weigh(0, 2, contradicts=3)
+    assert len(scene.warnings()) == 2  # and once for another decision
+    assert "try auto" in scene.warnings()[1]
     assert scene.decision.policy.namespace is CONTAINER, "what is forced stays"
 
 
@@ -102,13 +99,6 @@ def test_contradicted_decision_is_unknown_until_watchers_decide(scene: Scene) ->
     assert scene.decision.policy.namespace is None, "the version is refuted"
     scene.decision.weigh({}, {CONTAINER: 2})
     assert scene.decision.policy.namespace is CONTAINER
-
-
-def test_forced_decision_is_never_stopped(scene: Scene) -> None:
-    scene.decision.decide(CONTAINER, "535.104.05")
-    scene.weigh(0, 0, contradicts=3)
-    assert scene.decision.policy.namespace is CONTAINER
-    assert len(scene.warnings()) == 1
 
 
 def test_one_container_or_one_that_confirms_is_no_contradiction(scene: Scene) -> None:

@@ -86,14 +86,11 @@ def test_the_wheel_holds_the_kernel_side_and_no_tests(wheel: Path, root: Path) -
     assert "resolver/py.typed" in names
 
 
-def test_the_wheel_brings_the_man_pages(python: Path) -> None:
-    pages = {page.name for page in (python.parent.parent / "share/man/man1").iterdir()}
+def test_wheel_brings_man_pages_and_completion(python: Path) -> None:
+    share = python.parent.parent / "share"
+    pages = {page.name for page in (share / "man/man1").iterdir()}
     assert pages == {"resolver.1", *(f"resolver-{command}.1" for command in COMMANDS)}
-
-
-@pytest.mark.parametrize("shell", PATHS)
-def test_the_wheel_brings_completion(python: Path, shell: str) -> None:
-    assert "report-devices" in (python.parent.parent / "share" / PATHS[shell]).read_text()
+    assert all("report-devices" in (share / path).read_text() for path in PATHS.values())
 
 
 def test_source_archive_has_the_files_of_setup(root: Path, tmp_path: Path) -> None:

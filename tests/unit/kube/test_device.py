@@ -105,6 +105,15 @@ def test_nothing_is_written_while_nothing_changes() -> None:
     assert patch(before, again) == {}
 
 
+def test_gone_gpus_and_an_earlier_node_of_the_name_go() -> None:
+    before = stored(made(Report(answer(gpu(), gpu("GPU-b", 1)))))
+    assert entries(made(Report(answer(gpu())), before)).keys() == {"GPU-a"}
+    assert made(Report(answer()))["spec"] == {"devices": []}
+    anew = desired(Report(answer(gpu())), OwnerReference(NODE.name, "new"), before, LATER)
+    (owner,) = patch(before, anew)["metadata"]["ownerReferences"]
+    assert owner["uid"] == "new"
+
+
 @pytest.mark.parametrize("reason", GpuReason)
 def test_an_ill_gpu_says_why_and_since_when(reason: str) -> None:
     before = stored(made(Report(answer(gpu()))))
@@ -162,11 +171,6 @@ def test_container_without_devices_leaves_health_as_it_was() -> None:
         assert entries(device)["GPU-a"]["conditions"][0]["status"] == "Unknown"
 
 
-def test_a_gpu_that_the_driver_does_not_count_any_more_goes() -> None:
-    before = stored(made(Report(answer(gpu(), gpu("GPU-b", 1)))))
-    assert entries(made(Report(answer(gpu())), before)).keys() == {"GPU-a"}
-
-
 def test_an_operators_mark() -> None:
     gpus = answer(gpu(), gpu("GPU-b", 1), gpu("GPU-c", 2, "lost"))
     device = made(Report(gpus, cordoned=cordoned({"annotations": {CORDON: " GPU-a,GPU-c ,GPU-other\n"}})))
@@ -206,13 +210,6 @@ def test_foreign_fields_are_kept() -> None:
     entry, kept = change["spec"]["devices"]
     assert (entry["moduleID"], entry["labels"]["a"], entry["conditions"][0]) == (4, "b", foreign)
     assert kept == rdma
-
-
-def test_a_node_of_the_same_name_is_another_owner() -> None:
-    before = stored(made(Report(answer(gpu()))))
-    anew = desired(Report(answer(gpu())), OwnerReference(NODE.name, "new"), before, LATER)
-    (owner,) = patch(before, anew)["metadata"]["ownerReferences"]
-    assert owner["uid"] == "new"
 
 
 def test_each_gpu_has_its_model_beside_the_labels_of_others() -> None:
@@ -273,11 +270,6 @@ def test_a_quantity_is_exact(number: int, text: str) -> None:
 )
 def test_a_label_is_one_that_is_allowed(text: str, value: str) -> None:
     assert label_value(text) == value
-
-
-def test_a_node_without_gpus_has_an_object_without_devices() -> None:
-    device = made(Report(answer()))
-    assert device["spec"] == {"devices": []}
 
 
 def test_the_schema_refuses() -> None:
