@@ -111,7 +111,13 @@ def _dispatch(arguments: list[str]) -> int:
         except AccessDenied:
             if not (parts := getattr(module, "OWN_PARTS", ())):
                 raise
-            return _own_view(parts, args)
+            from resolver import client
+            from resolver.cli.own_view import show
+
+            every = getattr(args, "every", None)
+            return show(
+                lambda route: client.get_bytes(route, args.socket), parts, as_json=args.json, every=every
+            )
     except ResolverError as error:
         more = f". {_without_daemon()}" if isinstance(error, NoDaemon) and os.geteuid() == 0 else ""
         print(
@@ -121,15 +127,6 @@ def _dispatch(arguments: list[str]) -> int:
             file=sys.stderr,
         )
         return next((code for kind, code in _EXITS if isinstance(error, kind)), EXIT_NOT_FOUND)
-
-
-def _own_view(parts: tuple[str, ...], args: argparse.Namespace) -> int:
-    """Show a container its part of an answer, after the daemon has refused it the whole."""
-    from resolver import client
-    from resolver.cli.own_view import show
-
-    every = getattr(args, "every", None)
-    return show(lambda route: client.get_bytes(route, args.socket), parts, as_json=args.json, every=every)
 
 
 def _without_daemon() -> str:

@@ -31,15 +31,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     flags = config.given(args)
-    settings, origins = config.load(flags, args.config)
-    rows: Iterable[Setting] = config.described(settings, origins)
+    rows: Iterable[Setting] = config.described(*config.load(flags, args.config))
     of, why = "", "options were given"
     if not args.config and flags.keys() <= {"socket"}:
-        of = client.socket_of(args.socket)
         try:
-            rows, why = ask(Status, "/v1/status", of).settings, ""
+            rows, of = ask(Status, "/v1/status", args.socket).settings, client.socket_of(args.socket)
         except ResolverError as error:
-            of, why = "", str(error).partition(". ")[0]
+            why = str(error).partition(". ")[0]
     if args.json:
         values = {row.name: {"value": row.value, "origin": row.origin} for row in rows}
         print_json({"daemon": of or None, "settings": values})

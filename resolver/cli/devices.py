@@ -34,8 +34,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.json:
         print_answer("/v1/gpus", args.socket)
-    else:
-        _print(ask(Gpus, "/v1/gpus", args.socket))
+        return 0
+    answer = ask(Gpus, "/v1/gpus", args.socket)
+    rows = [_row(gpu, answer) for gpu in answer.gpus]
+    if answer.error:
+        age = (
+            f"what follows is {duration(time.time() - answer.at)} old" if answer.at else "no GPU is known yet"
+        )
+        print(f"NVML does not answer ({answer.error}): {age}.", file=sys.stderr)
+    elif not rows:
+        reason = "The driver knows no GPU on this node." if answer.version else "NVML was not asked yet."
+        print(reason, file=sys.stderr)
+    if rows:
+        right = ("INDEX", "MINOR", "MEMORY", "NUMA", "NVLINKS")
+        # A person has 80 columns: the PCI address is in --json.
+        print_table(COLUMNS, rows, right=right, for_programs=("MINOR", "NUMA", "PCI", "NVLINKS"))
+    for gpu in () if answer.error else answer.gpus:
+        if gpu.memory_total is None and not gpu.illnesses:
+            print(f"{gpu.uuid}: {NO_MEMORY}.", file=sys.stderr)
     return 0
 
 
@@ -65,23 +81,3 @@ def _reason(illness: Illness) -> str:
     """Format an illness, with the searchable numbers of XID errors."""
     numbers = re.findall(r"\bXID (\d+)", illness.detail) if illness.reason == "xid" else []
     return " ".join((illness.reason, *numbers))
-
-
-def _print(answer: Gpus) -> None:
-    if answer.error:
-        values = (
-            f"what follows is {duration(time.time() - answer.at)} old" if answer.at else "no GPU is known yet"
-        )
-        print(f"NVML does not answer ({answer.error}): {values}.", file=sys.stderr)
-    rows = [_row(gpu, answer) for gpu in answer.gpus]
-    if rows:
-        right = ("INDEX", "MINOR", "MEMORY", "NUMA", "NVLINKS")
-        # A person has 80 columns: the PCI address is in --json.
-        print_table(COLUMNS, rows, right=right, for_programs=("MINOR", "NUMA", "PCI", "NVLINKS"))
-    if not answer.error:
-        for gpu in answer.gpus:
-            if gpu.memory_total is None and not gpu.illnesses:
-                print(f"{gpu.uuid}: {NO_MEMORY}.", file=sys.stderr)
-    if not rows and not answer.error:
-        reason = "The driver knows no GPU on this node." if answer.version else "NVML was not asked yet."
-        print(reason, file=sys.stderr)

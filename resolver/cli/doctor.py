@@ -15,13 +15,8 @@ from resolver.cli.show import print_indented, print_json, print_labelled, styled
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
 
-    from resolver.doctor import Check
-    from resolver.doctor.findings import Finding
     from resolver.doctor.node import Node
-
-    Results = dict[str, Finding]
 
 _STYLES = {"ok": "green", "warning": "yellow", "unknown": "yellow", "failed": "red"}
 _INDENT = 9  # indent of the text after the state
@@ -43,14 +38,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the result of each check; the worst one decides the exit code."""
-    from resolver.doctor import CHECKS
+    from resolver.doctor import CHECKS, bounded
 
     by_name = {check.name: check for check in CHECKS}
     for name in args.only or ():
         if name not in by_name:
             raise UsageError(f"there is no check {name!r}; there are: {', '.join(by_name)}")
     checks = [check for check in CHECKS if not args.only or check.name in args.only]
-    results = _examine(_node(args), checks, quiet=args.json)
+    node, results, width = _node(args), {}, max(len(check.name) for check in checks)
+    for check in checks:
+        finding = results[check.name] = bounded(check, node)
+        if not args.json:
+            head = f"{styled(f'{finding.state:{_INDENT}}', _STYLES[finding.state])}{check.name:{width}}  "
+            print_indented(head, _INDENT + width + 2, printable(finding.found))
+            print_labelled(_INDENT, cause=finding.cause, fix=finding.fix)
+            sys.stdout.flush()
     states = [str(finding.state) for finding in results.values()]
     if args.json:
         print_json([{"check": name, **finding._asdict()} for name, finding in results.items()])
@@ -84,18 +86,3 @@ def _node(args: argparse.Namespace) -> Node:
     except UsageError:
         return node  # a daemon of another version has other settings
     return Node(settings, settings_from=f"those of the daemon that runs, PID {node.status.host_pid}")
-
-
-def _examine(node: Node, checks: Sequence[Check], *, quiet: bool) -> Results:
-    from resolver.doctor import bounded
-
-    results: Results = {}
-    width = max(len(check.name) for check in checks)
-    for check in checks:
-        finding = results[check.name] = bounded(check, node)
-        if not quiet:
-            head = f"{styled(f'{finding.state:{_INDENT}}', _STYLES[finding.state])}{check.name:{width}}  "
-            print_indented(head, _INDENT + width + 2, printable(finding.found))
-            print_labelled(_INDENT, cause=finding.cause, fix=finding.fix)
-        sys.stdout.flush()
-    return results

@@ -22,7 +22,6 @@ from resolver.cli.show import print_json, print_table
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterable, Iterator
 
     from resolver.api.status import Status
     from resolver.cli._top.rows import Row
@@ -62,7 +61,12 @@ def run(args: argparse.Namespace) -> int:
     if args.name and not any(row.kind == "gpu" for row in rows):
         raise not_found(args.name, ". Containers without a GPU are not shown")
     if args.json:
-        print_json(_document(status, rows))
+        driver, lost = status.driver, [row for row in rows if row.kind != "gpu"]
+        state = {"at": status.at, "driver_version": driver.version, "driver_error": driver.error}
+        gpus = [row.facts for row in rows if row.kind == "gpu"]
+        print_json(
+            {**state, "gpus": gpus, "unresolved": [row.facts for heading in lost for row in heading.below]}
+        )
     elif once:
         print_plain(rows)
     else:
@@ -72,23 +76,12 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _document(status: Status, rows: list[Row]) -> dict[str, object]:
-    driver = status.driver
-    state = {"at": status.at, "driver_version": driver.version, "driver_error": driver.error}
-    lost = [row.facts for heading in rows if heading.kind != "gpu" for row in heading.below]
-    return {**state, "gpus": [row.facts for row in rows if row.kind == "gpu"], "unresolved": lost}
-
-
 def print_plain(rows: list[Row]) -> None:
     """Print the rows with the kind first on each line; ``-`` means none, ``?`` unknown."""
     from resolver.cli._top.rows import Choice, chosen
 
-    print_table(COLUMNS, _lines(chosen(rows, Choice())), right=_RIGHT)
-
-
-def _lines(rows: Iterable[Row]) -> Iterator[tuple[str, ...]]:
-    gpu = container = ""
-    for row in rows:
+    lines, gpu, container = [], "", ""
+    for row in chosen(rows, Choice()):
         if row.kind in _NO_LINES:
             continue
         note = row.note.replace("✓", "repaired")
@@ -100,4 +93,5 @@ def _lines(rows: Iterable[Row]) -> Iterator[tuple[str, ...]]:
             gpu = gpu if row.kind == "container" else ""
         process = row.title if row.depth == 2 else ""
         use = (text.replace("≥", ">") for text in (*row.numbers(), row.percent(), row.bytes()))
-        yield (row.kind, gpu, container, process, *use, note)
+        lines.append((row.kind, gpu, container, process, *use, note))
+    print_table(COLUMNS, lines, right=_RIGHT)

@@ -19,10 +19,6 @@ class State(StrEnum):
     FAILED = "failed"
 
 
-#: The better first.
-RANKING = tuple(State)
-
-
 class Finding(NamedTuple):
     """State with words; ``cause`` and ``fix`` have a line for each problem, ``detail`` a compiler's output."""
 
@@ -43,7 +39,7 @@ def together(well: str, troubles: list[Finding]) -> Finding:
     """Several findings as one: as bad as the worst, with the words of all, worst first. ``well`` if there are none."""
     if not troubles:
         return ok(well)
-    troubles = sorted(troubles, key=lambda trouble: -RANKING.index(trouble.state))
+    troubles = sorted(troubles, key=lambda trouble: -list(State).index(trouble.state))
     summary = "; ".join(dict.fromkeys(trouble.found for trouble in troubles))
     cause, fix = (
         "\n".join(dict.fromkeys(texts)) for texts in zip(*(trouble[2:4] for trouble in troubles), strict=True)
