@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from resolver.cli._explain.chain import Explained, Link, SlotOwner
     from resolver.cli.documents import Documents
-    from resolver.state import Container, WithoutSlot
+    from resolver.state import Container
 
 OWN_PARTS = "gpus", "processes", "slots"
 EXIT_BREAKS, EXIT_UNKNOWN = 1, 4
@@ -167,15 +167,10 @@ def _print(documents: Documents, chains: list[Explained]) -> None:
         print()
         _say(_verdict(chain))
         for record in chain.view.without_slot:
-            _say(_why_without(record))
-
-
-def _why_without(record: WithoutSlot) -> str:
-    """Describe a process without a slot in a sentence, and the causes."""
-    process, for_long = record.process, duration(time.time() - record.since)
-    causes = ["; fix: ".join(cause.for_terminal()) for cause in record.causes]
-    why = ". ".join(causes) or "the cause is not known yet"
-    return f"PID {process.host_pid} on the host, {process.comm}, has had no slot for {for_long}: {why}."
+            process, for_long = record.process, duration(time.time() - record.since)
+            why = ". ".join("; fix: ".join(cause.for_terminal()) for cause in record.causes)
+            slotless = f"PID {process.host_pid} on the host, {process.comm}, has had no slot for {for_long}"
+            _say(f"{slotless}: {why or 'the cause is not known yet'}.")
 
 
 def _owner(owner: SlotOwner) -> str:

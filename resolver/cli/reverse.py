@@ -19,9 +19,6 @@ from resolver.cli.show import NONE, print_json, print_pairs
 if TYPE_CHECKING:
     import argparse
 
-    from resolver.cli.process_summary import ProcessSummary
-    from resolver.lookup.reverse import ReversedProcess
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("host_pid", metavar="HOST_PID", type=number, help="the PID as the host sees it")
@@ -49,7 +46,11 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json({**msgspec.to_builtins(answer), **facts._asdict()})
     else:
-        _print(answer, facts)
+        values = [(name, getattr(answer, name)) for name in answer.__struct_fields__ if name != "levels"]
+        shown = [pair for pair in values if pair[1] is not None or pair[0] not in ("tid", "no_container")]
+        ns_pids = " ".join(str(level.ns_pid) for level in answer.levels)
+        pidns = " ".join(str(level.pidns or NONE) for level in answer.levels)
+        print_pairs([*shown, ("ns_pids", ns_pids), ("pidns", pidns), *facts.in_words().items()])
     if answer.tid is not None:
         _say(f"{answer.tid} is a thread of process {answer.host_pid}")
     if os.geteuid() != 0 and any(level.pidns is None for level in answer.levels):
@@ -63,11 +64,3 @@ def run(args: argparse.Namespace) -> int:
 def _say(text: str) -> None:
     sys.stdout.flush()
     print(f"resolver reverse: {text}", file=sys.stderr)
-
-
-def _print(process: ReversedProcess, facts: ProcessSummary) -> None:
-    values = [(name, getattr(process, name)) for name in process.__struct_fields__ if name != "levels"]
-    fields = [field for field in values if field[1] is not None or field[0] not in ("tid", "no_container")]
-    ns_pids = " ".join(str(level.ns_pid) for level in process.levels)
-    pidns = " ".join(str(level.pidns or NONE) for level in process.levels)
-    print_pairs([*fields, ("ns_pids", ns_pids), ("pidns", pidns), *facts.in_words().items()])

@@ -81,13 +81,17 @@ def run(args: argparse.Namespace) -> int:
     paths = args.paths or _directories(args.socket)
     facts = _facts(args.socket)
     files = [_dump(*entry, facts.memory) for path in paths for entry in read_path(path)]
+    rejected = [file for file in files if "error" in file]
     if args.json:
         print_json(files)
-    elif files:
-        _print(files, facts)
-    else:
+    elif not files:
         print("There are no .cache files: no container with HAMi has used a GPU yet.", file=sys.stderr)
-    return 1 if any("error" in file for file in files) else 0
+    elif rows := [row for file in files if "error" not in file for row in _rows(file, facts)]:
+        print_table(_COLUMNS, rows, right=_RIGHT, for_programs=_FOR_PROGRAMS, shorten="CONTAINER")
+        sys.stdout.flush()
+    for file in () if args.json else rejected:
+        print(printable("resolver slots: {path}: {reason}: {error}".format(**file)), file=sys.stderr)
+    return 1 if rejected else 0
 
 
 def _directories(socket_path: str | None) -> tuple[str, ...]:
@@ -205,17 +209,6 @@ def _dump(path: str, region: SharedRegion | RegionRejected, memory: dict[str, in
 
 
 # -- the table --------------------------------------------------------------------------------------------
-
-
-def _print(files: list[dict[str, Any]], facts: Facts) -> None:
-    """Print the table, and why files can't be read to standard error."""
-    rows = [row for file in files if "error" not in file for row in _rows(file, facts)]
-    if rows:
-        print_table(_COLUMNS, rows, right=_RIGHT, for_programs=_FOR_PROGRAMS, shorten="CONTAINER")
-        sys.stdout.flush()
-    for file in files:
-        if "error" in file:
-            print(printable("resolver slots: {path}: {reason}: {error}".format(**file)), file=sys.stderr)
 
 
 def _rows(file: dict[str, Any], facts: Facts) -> Iterator[Row]:
