@@ -275,33 +275,17 @@ def test_writer_shortage_blames_no_file_and_is_reported(desk: Desk, code: int, l
     assert desk.events("writer_failed") == [{"level": "warning", "why": str(KILLED)}]
 
 
-LACKING_WRITER = """
-import os, socket
-from resolver.workers import slot_writer
-def main():
-    channel = socket.socket(fileno=os.dup(0))
-    while message := channel.recv(1 << 16):
-        _, count = slot_writer.HEAD.unpack_from(message)
-        channel.send(slot_writer.RESULT.pack(slot_writer.NO_MEANS, 24) * count)
-    return 0
-"""
-
-
-def test_writer_shortage_of_ten_seconds_is_not_ready(
-    desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_writer_shortage_of_ten_seconds_is_not_ready(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     """It answers each time, and did none of the work."""
-    (tmp_path / "lacking.py").write_text(LACKING_WRITER)
-    desk.writing.worker = worker = WorkerProcess("slot writer", "lacking", str(tmp_path), timeout=PATIENCE_S)
-    bench, now = desk.region((7, 0), (8, 0)), 1000.0
+    bench, now, lacking = desk.region((7, 0), (8, 0)), 1000.0, (slot_writer.NO_MEANS, errno.EMFILE)
     monkeypatch.setattr(means, "time", SimpleNamespace(monotonic=lambda: now))
-    with asyncio.Runner() as runner:
-        for _ in range(4):
-            assert runner.run(desk.writing.carry_out(bench.repairs, bench.plan()))
-            now += 4.0
-        worker.stop()
-    assert worker.means.counts == {Shortage.DESCRIPTORS: 8}
-    assert worker.means.lacking() == "for 16 s the slot writer could not work: Too many open files"
+    for _ in range(4):
+        assert desk.send(bench, lacking, lacking)
+        now += 4.0
+    assert desk.writing.worker.means.counts == {Shortage.DESCRIPTORS: 8}
+    assert (
+        desk.writing.worker.means.lacking() == "for 16 s the slot writer could not work: Too many open files"
+    )
 
 
 def test_third_late_write_in_a_row_blames_the_file(desk: Desk) -> None:
