@@ -1,7 +1,5 @@
 """The application: finds the route, checks access, and turns exceptions into refusals."""
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 

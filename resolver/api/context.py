@@ -1,7 +1,5 @@
 """State shared by the routes: the daemon's view, the gatekeepers, and the walks."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from itertools import islice

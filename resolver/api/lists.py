@@ -1,7 +1,5 @@
 """Lists of the daemon's knowledge: each answer is made from one snapshot."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import zlib

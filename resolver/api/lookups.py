@@ -1,7 +1,5 @@
 """The questions about single processes: by container and PID, by host PID, and thousands at once."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Iterable, Mapping

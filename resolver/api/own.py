@@ -3,8 +3,6 @@
 Answers contain no host PID, no other container, and no fact about a GPU's other users.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """Refusals: ``application/problem+json`` (RFC 9457) with a ``reason`` from a fixed list."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from enum import StrEnum
 from http import HTTPStatus

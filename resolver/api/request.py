@@ -1,7 +1,5 @@
 """Requests and answers as values: a route's input, output and description."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, ClassVar, NamedTuple, TypeVar
 from urllib.parse import parse_qsl

@@ -1,7 +1,5 @@
 """The daemon's state and its problems: ``/v1/status`` serves them, and commands, doctor and systemd show them."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections import Counter

@@ -1,7 +1,5 @@
 """``GET /v1/events``: new events as server-sent events, or the kept ones as JSON."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Iterable
 from typing import Annotated

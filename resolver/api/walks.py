@@ -1,7 +1,5 @@
 """Look-ups that walk through ``/proc`` and cgroups: in threads, few at a time, each with a time limit."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from typing import Any

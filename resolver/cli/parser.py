@@ -1,7 +1,5 @@
 """The parser of a command line, and its values."""
 
-from __future__ import annotations
-
 import argparse
 from typing import Any, NoReturn
 

@@ -1,7 +1,5 @@
 """Facts for people about a process: user, command, start and cost."""
 
-from __future__ import annotations
-
 import os
 from types import SimpleNamespace
 from typing import NamedTuple

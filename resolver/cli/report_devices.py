@@ -4,8 +4,6 @@ A separate process that reads the daemon's socket, because the daemon has no cre
 needs the wheel's extra `kubernetes`, which the image and the Debian package have.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 

@@ -5,8 +5,6 @@ client gets status 1 and no number: HAMi's client then guesses, or leaves ``host
 either. Silent clients share a limited number of places; the longest silent one gives way.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

@@ -1,7 +1,5 @@
 """Decision in force on which number ``hostpid`` must be: the setting's or the driver version's."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from types import MappingProxyType

@@ -1,7 +1,5 @@
 """One check and one round of repairs without a loop: for ``run --once``, and without a daemon."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 

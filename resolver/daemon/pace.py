@@ -1,7 +1,5 @@
 """Schedule and durations of the daemon's steps."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections import Counter

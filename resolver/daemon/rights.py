@@ -3,8 +3,6 @@
 The daemon's own are effective, those of children stay permitted; docs/security.md has the tables.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Collection
 

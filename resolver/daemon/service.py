@@ -1,7 +1,5 @@
 """Daemon: passes over the slots and collections from NVML on one event loop."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import math

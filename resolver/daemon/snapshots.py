@@ -1,7 +1,5 @@
 """Snapshots of the daemon's knowledge, whole and immutable."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 

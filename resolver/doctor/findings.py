@@ -1,7 +1,5 @@
 """Result of a check: a state, the finding, and a problem's cause and fix."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 from functools import partial
 from typing import NamedTuple

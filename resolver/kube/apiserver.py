@@ -3,8 +3,6 @@
 Both files are read again when needed: kubelet replaces them. Every failure is an `ApiServerFailed`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

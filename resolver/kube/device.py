@@ -4,8 +4,6 @@ The API server takes ``spec.devices`` as one value, and replacing the object dro
 change is a merge patch of one ``resourceVersion``, limited to our GPUs, two labels and one owner reference.
 """
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Mapping, Sequence

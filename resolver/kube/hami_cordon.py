@@ -4,8 +4,6 @@ HAMi's scheduler places nothing on a listed GPU; running pods stay. The reporter
 out again. A second annotation remembers its entries; it never touches another program's or an operator's.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable
 

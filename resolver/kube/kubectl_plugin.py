@@ -14,8 +14,6 @@ POD is NAME, with -n NAMESPACE, or NAMESPACE/NAME. Arguments after -- go to the 
 One file for Python 3.10 and later that needs only the standard library: copy it to the machine with kubectl.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """Events on the node: a GPU became unhealthy or healthy. At most one per GPU and minute."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import math

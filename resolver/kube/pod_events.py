@@ -3,8 +3,6 @@
 One event for each state and pod. While the state lasts, its count and time are updated each ten minutes.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import math

@@ -4,8 +4,6 @@ Event-driven tasks in one loop: one waits for the daemon's next answer, one watc
 operator's mark, one writes the object, one the node's condition, one posts events.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

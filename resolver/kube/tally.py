@@ -1,7 +1,5 @@
 """The reporter's counters as metrics, and its readiness."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """The metric families of one snapshot, one after the other. Nothing here waits for anything."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import platform

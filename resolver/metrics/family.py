@@ -5,8 +5,6 @@ perhaps times a factor, is read from such records (`values`); others (``-``) are
 names labels that occur together, from there on. The last label of a ``stateset`` has its name.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple

@@ -4,8 +4,6 @@ Names with ``hami_`` are HAMi 2.10's and KAI's; later releases call the others l
 kernel are HAMi-core's counts, of known owners of slots. Unknown values are left out.
 """
 
-from __future__ import annotations
-
 import os
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator

@@ -4,8 +4,6 @@ A container's utilization is the sum of its processes' samples, at most 1. Proce
 cgroups: a tenant's file neither hides load nor adds any, only GPUs on which the container is idle.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from enum import StrEnum

@@ -1,7 +1,5 @@
 """Accepting connections for a share of a CPU, and waiting until they become readable, for a limited time."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import time

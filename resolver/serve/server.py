@@ -4,8 +4,6 @@ The excess waits in the kernel's queue. Owners (an address, a container) take tu
 their owner's. Complete ones come first.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import select

@@ -1,7 +1,5 @@
 """A listening Unix socket in the file system: made under another name, then renamed into place."""
 
-from __future__ import annotations
-
 import contextlib
 import glob
 import os
