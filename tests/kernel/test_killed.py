@@ -26,8 +26,8 @@ KILLS = pytest.mark.parametrize("kills", [20, pytest.param(200, marks=pytest.mar
 class Locked:
     """A container whose lock a tenant holds all the time: whoever waits for it, or takes it, is seen."""
 
-    def __init__(self, node: Node, layout: str) -> None:
-        self.container = node.container(name=f"locked-{layout}", layout=layout, watcher=False)
+    def __init__(self, node: Node) -> None:
+        self.container = node.container(name="locked", layout="v1.2", watcher=False)
         self.tenants = [self.container.tenant(load=0, guess="none") for _ in range(3)]
         self.holder = self.tenants[0]
         assert self.holder.command("lock") == {"locked": True}
@@ -90,7 +90,7 @@ class Forker:
 
 @pytest.fixture
 def locked(node: Node) -> Iterator[Locked]:
-    locked = Locked(node, "v1.2")
+    locked = Locked(node)
     yield locked
     locked.check()
 

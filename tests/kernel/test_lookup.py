@@ -122,7 +122,8 @@ def test_by_a_name_alone_and_by_pod_and_name(start_as: StartAs) -> None:
     assert "is it running" in refused(1, f"{uuid.uuid4()}/trainer", 1)
 
 
-def test_a_container_in_the_host_namespace(node: Node) -> None:
+def test_containers_that_share_a_pid_namespace(start_as: StartAs, node: Node) -> None:
+    """With the host, or with the others of their pod."""
     container = node.container(pid_namespace="host")
     child = container.spawn(SLEEP)
     assert child.ns_pid == child.host_pid
@@ -130,9 +131,6 @@ def test_a_container_in_the_host_namespace(node: Node) -> None:
     found = json.loads(asked(container.container_id, child.host_pid, "--json").stdout)
     assert found["pidns"] == HOST_PIDNS
     assert "which is in no container" in refused(1, container.container_id, os.getpid())
-
-
-def test_a_pod_with_one_pid_namespace(start_as: StartAs) -> None:
     sandbox = start_as(C, pod_uid=UID, name="sandbox")
     first, second = (start_as(each, pod_uid=UID, name=each[:8], pid_namespace=sandbox) for each in (A, B))
     children = {container: [container.spawn(SLEEP) for _ in range(3)] for container in (first, second)}

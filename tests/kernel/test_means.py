@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
-
 from tests.fakes.daemon import Daemon
 from tests.fakes.node import Node
 from tests.kernel.conftest import ROOT, USUAL, WRITER, Start, slot_of, write_hostpid
@@ -53,7 +51,7 @@ def not_ready(daemon: Daemon) -> str:
     return str(answer(daemon, "status")["source"]["not_ready"] or "")
 
 
-def test_descriptors_in_flight_stop_no_repair(node: Node, start: Start) -> None:
+def test_descriptors_in_flight_stop_no_repair_and_no_source(node: Node, start: Start, tmp_path: Path) -> None:
     container = node.container(watcher=False)
     tenant = container.tenant(load=0, guess="none")
     daemon = start(node, "--interval", "100ms")
@@ -66,16 +64,11 @@ def test_descriptors_in_flight_stop_no_repair(node: Node, start: Start) -> None:
             until(lambda this=ns_pid, right=host_pid: slot_of(container, this).hostpid == right, "a repair")  # type: ignore[misc]
         other = node.container(watcher=False)
         other.tenant(load=0, guess="none").until_repaired()
+        for source in ("bpf", "netlink"):
+            limited, run_dir = ("prlimit", f"--nofile={_LIMIT}:{_LIMIT}"), tmp_path / source
+            later = start(node, "--dry-run", "--source", source, run_dir=run_dir, wrapper=limited, anew=False)
+            later.wait_for("source", source=source)
     assert daemon.said("region_quarantined") == daemon.said("out_of_means") == []
-
-
-@pytest.mark.parametrize("source", ["bpf", "netlink"])
-def test_descriptors_in_flight_stop_no_source_from_starting(node: Node, start: Start, source: str) -> None:
-    limited = ("prlimit", f"--nofile={_LIMIT}:{_LIMIT}")
-    with in_flight(2 * _LIMIT):
-        daemon = start(node, "--source", source, wrapper=limited, anew=False)
-        daemon.wait_for("started")
-        assert daemon.said("source_unavailable") == []
 
 
 def test_repeatedly_killed_writer_makes_daemon_not_ready(node: Node, start: Start, tmp_path: Path) -> None:

@@ -160,27 +160,23 @@ def test_forged_directory_names_are_reported(tree: Tree) -> None:
     mine.until_repaired()
 
 
-def test_a_second_name_for_the_victims_file_is_refused(tree: Tree) -> None:
-    mine = tree.victim.tenant(guess="none")
-    tree.attacker.directory.mkdir(exist_ok=True)
-    os.link(tree.victim.cache, tree.attacker.cache)
+def test_links_lead_to_no_other_containers_file(tree: Tree) -> None:
+    """A second name for a victim's file; and a victim that is led into the attacker's."""
+    mine, linked = tree.victim.tenant(guess="none"), tree.container("linked")
+    linked.directory.mkdir()
+    os.link(tree.victim.cache, linked.cache)
+    own, led_astray = tree.attacker.tenant(guess="none"), tree.container("led-astray")
+    led_astray.directory.mkdir()
+    led_astray.cache.symlink_to(tree.attacker.inside)
+    led = tree.numbered(led_astray, own.ns_pid)
     tree.watch()
-    both = {str(tree.victim.cache): "hard_link", str(tree.attacker.cache): "hard_link"}
-    until(lambda: tree.rejected() == both, "two refusals")
-    assert mine.hostpid == 0
-    tree.attacker.cache.unlink()
-    mine.until_repaired()
-
-
-def test_victim_is_not_written_into_attackers_file(tree: Tree) -> None:
-    own = tree.attacker.tenant(guess="none")
-    tree.victim.directory.mkdir()
-    tree.victim.cache.symlink_to(tree.attacker.inside)
-    led = tree.numbered(tree.victim, own.ns_pid)
-    tree.watch()
-    until(lambda: tree.rejected().get(str(tree.victim.cache)) == "symlink", "the refusal of the link")
+    refused = dict.fromkeys((str(tree.victim.cache), str(linked.cache)), "hard_link")
+    until(lambda: tree.rejected() == refused | {str(led_astray.cache): "symlink"}, "the refusals")
     tree.says(tree.attacker.cache, led.ns_pid, "other_pod")
     never(lambda: slot_of(tree.attacker, led.ns_pid).hostpid, "the victim's number", SETTLED)
+    assert mine.hostpid == 0
+    linked.cache.unlink()
+    mine.until_repaired()
 
 
 def test_neither_neighbour_nor_monitor_owns_a_slot(tree: Tree) -> None:
