@@ -152,7 +152,7 @@ def test_files_that_prove_no_owner_are_refused(node: Node, start: Start) -> None
         for trick, (_, reason) in REFUSED.items()
         if reason is not None
     }
-    # Another container's region, lent read-only: who can only read it owns nothing in it.
+    # Another container's region, lent read-only: a reader owns nothing in it.
     honest, thief, lent = Docker(node, "honest"), Docker(node, "thief"), node.root / "lent.cache"
     first = honest.tenant(load=30)
     shutil.copyfile(honest.file(), lent)
