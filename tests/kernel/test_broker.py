@@ -139,6 +139,9 @@ def test_the_bytes_of_each_exchange(served: Serving, path: Path) -> None:
     }
 
 
+ASK = (sys.executable, "-I", broker_client.__file__)
+
+
 @pytest.mark.parametrize("policy", [HOST, CONTAINER])
 @pytest.mark.parametrize("old_kernel", [False, True])
 def test_from_inside_real_namespaces(
@@ -152,21 +155,17 @@ def test_from_inside_real_namespaces(
         of_the_host = node.container(pid_namespace="host", broker_dir=path.parent)
         for container in (first, shared, node.container(broker_dir=path.parent), of_the_host):
             for nested in (False, True):
-                number, process = _ask_inside(container, nested=nested)
-                assert number == (process.host_pid if policy is HOST else process.ns_pid)
+                process = container.spawn(
+                    [*ASK, "/usr/local/hostpid/broker.sock", "--read-only"], nested=nested
+                )
+                answer = eval(process.read_line(), {})  # noqa: S307 - our own script's word
+                assert answer.keys() == {"status", "number"}, answer
+                assert answer["number"] == (process.host_pid if policy is HOST else process.ns_pid)
                 # It is in the map already: nothing has refreshed that.
                 assert process.host_pid in serving.pidmap.source
                 assert process.host_pid in serving.pidmap.source.candidates(process.ns_pid)
         assert serving.pidmap.refreshes == 0
         assert serving.counters == {"broker_answers": 8}
-
-
-def _ask_inside(container: Any, *, nested: bool = False) -> tuple[int, Any]:
-    script = [sys.executable, "-I", broker_client.__file__, "/usr/local/hostpid/broker.sock", "--read-only"]
-    process = container.spawn(script, nested=nested)
-    answer = eval(process.read_line(), {})  # noqa: S307 - our own script's word
-    assert answer.keys() == {"status", "number"}, answer
-    return answer["number"], process
 
 
 ASK_AND_LEAVE = """

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.fakes.daemon import Daemon, runs
+from tests.fakes.daemon import runs
 from tests.fakes.node import Node
 from tests.kernel.conftest import FAST, Start
 from tests.kernel.rights import NO_BTF, with_python
@@ -78,20 +78,15 @@ def test_where_nothing_else_works_it_stays_with_the_scan(node: Node, start: Star
     assert len(daemon.said("source_unavailable")) == 2
 
 
-def refusal(daemon: Daemon) -> str:
-    assert daemon.wait() == 4
-    (sentence,) = daemon.other_output
-    assert daemon.said("started") == []
-    assert {line["event"] for line in daemon.lines} <= {"source_unavailable"}
-    return sentence
-
-
 @pytest.mark.parametrize("source", ["auto", "bpf", "netlink", "scan"])
 def test_outside_of_the_hosts_pid_namespace_nothing_is_known(
     node: Node, start: Start, orphans: Callable[[], set[int]], source: str
 ) -> None:
     wrapper = ("unshare", "--pid", "--fork", "--mount-proc")
-    sentence = refusal(start(node, *FAST, "--source", source, wrapper=wrapper))
+    daemon = start(node, *FAST, "--source", source, wrapper=wrapper)
+    assert daemon.wait() == 4
+    (sentence,) = daemon.other_output
+    assert {line["event"] for line in daemon.lines} <= {"source_unavailable"}
     assert "not in the host's PID namespace" in sentence
     assert "hostPID: true" in sentence
     assert orphans() == set()
