@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 from tests.fakes.container import Container
 from tests.fakes.gpu import LATE_S, Device
@@ -55,15 +55,9 @@ class Case:
 def _case(
     tenant: Tenant, container: Container, device: Device, story: str, reason: str, *, samples: str = "host"
 ) -> Case:
-    return Case(
-        container=container,
-        tenant=tenant,
-        device=device,
-        story=story,
-        reason=reason,
-        wanted=tenant.host_pid if samples == "host" else tenant.ns_pid,
-        load=None if container.layout == "v0-no-util" else tenant.load,
-    )
+    wanted = tenant.host_pid if samples == "host" else tenant.ns_pid
+    load = None if container.layout == "v0-no-util" else tenant.load
+    return Case(container, tenant, device, story, reason, wanted, load)
 
 
 #: Placements whose container comes from the cgroup.
@@ -84,25 +78,25 @@ def full_scene(node: Node, placed: Mapping[str, str] = MappingProxyType({})) -> 
 
     `placed` is the placement of each by its name, `hami` for those that are not in it.
     """
-    first, second = node.gpu.devices
+    both = first, second = node.gpu.devices
 
-    def placement(name: str) -> str:
-        return placed.get(name, "hami")
+    def made(name: str, cgroup: str, devices: Sequence[Device] = both, **options: Any) -> Container:
+        options |= {"placement": placed.get(name, "hami"), "devices": devices}
+        return node.container(name=name, cgroup_format=cgroup, **options)
 
     return [
-        *_training(node, first, second, placement("train")),
-        *_restarted(node, first, second, placement("serve")),
-        *_duplicates(node, first, placement("batch")),
-        *_common(node, first, second, placement("notebook")),
-        *_killed(node, first, second, placement("etl")),
-        *_oldest_layout(node, second, placement("legacy")),
+        *_training(made("train", "containerd-systemd"), first, second),
+        *_restarted(
+            made("serve", "crio-systemd-child", layout="v1.1-shifted", qos="guaranteed"), first, second
+        ),
+        *_duplicates(made("batch", "docker-cgroupfs", [first], layout="v1.1", qos="besteffort"), first),
+        *_common(made("notebook", "containerd-cgroupfs", release="2.9.0", sm_limit=0), first, second),
+        *_killed(made("etl", "crio-cgroupfs", layout="v0"), first, second),
+        _oldest_layout(made("legacy", "kind-cgroupfs", [second], layout="v0-no-util"), second),
     ]
 
 
-def _training(node: Node, first: Device, second: Device, placement: str) -> list[Case]:
-    container = node.container(
-        name="train", cgroup_format="containerd-systemd", devices=[first, second], placement=placement
-    )
+def _training(container: Container, first: Device, second: Device) -> list[Case]:
     guessed = container.tenant(load=34, devices=[first])
     raced = container.tenant(load=27, devices=[second], guess="none")
     return [
@@ -111,11 +105,7 @@ def _training(node: Node, first: Device, second: Device, placement: str) -> list
     ]
 
 
-def _restarted(node: Node, first: Device, second: Device, placement: str) -> list[Case]:
-    container = node.container(
-        name="serve", cgroup_format="crio-systemd-child", layout="v1.1-shifted", qos="guaranteed",
-        devices=[first, second], placement=placement,
-    )  # fmt: skip
+def _restarted(container: Container, first: Device, second: Device) -> list[Case]:
     before = container.tenant(load=23, devices=[first])
     before.command(f"hostpid {before.host_pid}")
     container.restart()
@@ -127,15 +117,7 @@ def _restarted(node: Node, first: Device, second: Device, placement: str) -> lis
     ]
 
 
-def _duplicates(node: Node, device: Device, placement: str) -> list[Case]:
-    container = node.container(
-        name="batch",
-        cgroup_format="docker-cgroupfs",
-        layout="v1.1",
-        qos="besteffort",
-        devices=[device],
-        placement=placement,
-    )
+def _duplicates(container: Container, device: Device) -> list[Case]:
     right = container.tenant(load=12, guess="none")
     right.command(f"hostpid {right.host_pid}")
     twin = container.tenant(load=9, guess=right.host_pid)
@@ -145,16 +127,8 @@ def _duplicates(node: Node, device: Device, placement: str) -> list[Case]:
     ]
 
 
-def _common(node: Node, first: Device, second: Device, placement: str) -> list[Case]:
+def _common(container: Container, first: Device, second: Device) -> list[Case]:
     """As most are: HAMi 2.9.0, no core limit set, two GPUs; its number is right, and its watcher runs."""
-    container = node.container(
-        name="notebook",
-        cgroup_format="containerd-cgroupfs",
-        release="2.9.0",
-        sm_limit=0,
-        devices=[first, second],
-        placement=placement,
-    )
     process = container.tenant(load=38, guess="none")
     process.command(f"hostpid {process.host_pid}")
     idle = _case(process, container, second, "idles on its second GPU", "")
@@ -162,10 +136,7 @@ def _common(node: Node, first: Device, second: Device, placement: str) -> list[C
     return [_case(process, container, first, "no core limit set", ""), idle]
 
 
-def _killed(node: Node, first: Device, second: Device, placement: str) -> list[Case]:
-    container = node.container(
-        name="etl", cgroup_format="crio-cgroupfs", layout="v0", devices=[first, second], placement=placement
-    )
+def _killed(container: Container, first: Device, second: Device) -> list[Case]:
     dead = container.tenant(load=45, devices=[second], guess="none")
     dead.command(f"hostpid {dead.host_pid}")
     heir = container.tenant(load=17, devices=[first], guess="none")
@@ -174,16 +145,8 @@ def _killed(node: Node, first: Device, second: Device, placement: str) -> list[C
     return [case, _case(heir, container, first, "never knew its PID", "missing")]
 
 
-def _oldest_layout(node: Node, device: Device, placement: str) -> list[Case]:
-    container = node.container(
-        name="legacy",
-        cgroup_format="kind-cgroupfs",
-        layout="v0-no-util",
-        devices=[device],
-        placement=placement,
-    )
-    old = container.tenant(load=8)
-    return [_case(old, container, device, "layout without utilization", "wrong_namespace")]
+def _oldest_layout(container: Container, device: Device) -> Case:
+    return _case(container.tenant(load=8), container, device, "layout without utilization", "wrong_namespace")
 
 
 def short_scene(node: Node, listed: str, samples: str) -> list[Case]:
