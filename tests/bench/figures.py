@@ -190,10 +190,6 @@ def hostile_table(found: Figures) -> list[str]:
             name = first["name"].removeprefix(HOSTILE).partition(": ")[0]
             measured = {"loop": first} | {row["name"].strip(): row for row in insets}
             sizes[re.sub(r"\d[\d,]*", "N", name, count=1)] = name, measured
-    if not sizes:
-        return [
-            'Not measured yet: `make bench ARGS="hostile --json hostile.json"`, `make figures ARGS=hostile.json`.'
-        ]
     body = [
         [name, *(_cell([measured[each] for each in names]) for names in _HOSTILE.values())]
         for name, measured in sizes.values()

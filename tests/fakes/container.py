@@ -73,12 +73,8 @@ class Container:
         self.layout = self.release.layout
         self.cgroup_format, self.qos = cgroup_format, qos
         self.sm_limit = sm_limit if watcher else NO_WATCHER
-        self.pid_namespace, self.priority, self.rights, self.broker_dir = (
-            pid_namespace,
-            priority,
-            rights,
-            broker_dir,
-        )
+        self.pid_namespace, self.priority = pid_namespace, priority
+        self.rights, self.broker_dir = rights, broker_dir
         self.devices = tuple(node.gpu.devices[:1] if devices is None else devices)
         self.placed = placement
         self.placement, self.claim = EVERY[placement], claim or str(uuid.uuid4())
