@@ -6,8 +6,8 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Self
 
 import pytest
 
@@ -17,7 +17,7 @@ from tests.patience import PATIENCE_S
 ENVIRONMENT = {"LANG": "C.UTF-8", "TERM": "screen-256color", "PATH": "/usr/bin:/bin", "PS1": "$ "}
 
 
-class Terminal:
+class Terminal(AbstractContextManager["Terminal"]):
     """Runs `command` (a shell's words) in a terminal of `width` by `height` cells."""
 
     def __init__(
@@ -35,9 +35,6 @@ class Terminal:
             *(";", "set-option", "-g", "remain-on-exit", "on"),
             *(";", "set-option", "-g", "escape-time", "0"),
         )
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         subprocess.run(

@@ -7,8 +7,9 @@ import os
 import re
 import subprocess
 import threading
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tests.fakes.loop_calls import unlisted
 
@@ -103,7 +104,7 @@ _KINDS_OF_CALLS: Final = {
 }
 
 
-class Tracer:
+class Tracer(AbstractContextManager["Tracer"]):
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._process = subprocess.Popen(
@@ -150,9 +151,6 @@ class Tracer:
         self._orders.close()
         self._process.wait()
         self._answers.close()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

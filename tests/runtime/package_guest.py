@@ -9,7 +9,6 @@ import re
 import stat
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 MEDIA = "/resolver"
@@ -80,11 +79,8 @@ def serves(version: str = "") -> None:
 
 def files() -> dict[str, str]:
     """Return ``{path: mode, owner, size and time}`` of everything that counts."""
-    return dict(_files("/"))
-
-
-def _files(root: str) -> Iterator[tuple[str, str]]:
-    for directory, names, leaves in os.walk(root):
+    found = {}
+    for directory, names, leaves in os.walk("/"):
         names[:] = [name for name in names if not _NOISE.fullmatch(os.path.join(directory, name))]
         for name in (*names, *leaves):
             path = os.path.join(directory, name)
@@ -92,7 +88,8 @@ def _files(root: str) -> Iterator[tuple[str, str]]:
                 continue
             info = os.lstat(path)
             plain = f" {info.st_size} {info.st_mtime_ns}" if stat.S_ISREG(info.st_mode) else ""
-            yield path, f"{info.st_mode:o} {info.st_uid} {info.st_gid}{plain}"
+            found[path] = f"{info.st_mode:o} {info.st_uid} {info.st_gid}{plain}"
+    return found
 
 
 def install() -> None:

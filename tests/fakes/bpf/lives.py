@@ -30,7 +30,7 @@ def compile_lives(directory: Path) -> Path:
     return program
 
 
-class Life:
+class Life(contextlib.AbstractContextManager["Life"]):
     """One run of the program. ``host_pid`` is that of the process that was started, not of who says "ready"."""
 
     def __init__(self, program: Path, *arguments: str) -> None:
@@ -40,9 +40,6 @@ class Life:
         assert self._process.stdout is not None
         self.stdout = self._process.stdout
         self.host_pid = self._process.pid
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *exc: object) -> None:
         with contextlib.suppress(ProcessLookupError):
