@@ -35,7 +35,6 @@ def measure(scratch: Path) -> list[RowValues]:
 
 def _busy(scratch: Path) -> list[RowValues]:
     """256 containers, most with a process under load, whose watchers write its utilization."""
-    scratch.joinpath("busy").mkdir()
     with Node(scratch / "busy", "535.183.01") as node:
         progress(f"256 containers, {_BUSY} with a busy process")
         for number in range(256):
@@ -56,7 +55,6 @@ def _busy(scratch: Path) -> list[RowValues]:
 
 def _quiet(scratch: Path) -> list[RowValues]:
     """With a process that idles in each container, with starts in addition, and then without any process."""
-    scratch.joinpath("idle").mkdir()
     devices = [
         *DEFAULT_DEVICES[:1],
         *(Device(f"GPU-{number:08x}-0000-4000-8000-000000000000") for number in range(1, _GPUS)),

@@ -285,9 +285,7 @@ def measure(scratch: Path, seconds: float, release: str = "", *, restart: bool =
     NVIDIA's own library of a ``release`` can't be silenced; its rows are of one daemon.
     """
     runs = ("first", "restarted") if restart and not release else ("first",)
-    root = scratch / "usage"
-    root.mkdir()
-    with Node(root, release or "550.54.15", GPUS, library(release) if release else None) as node:
+    with Node(scratch / "usage", release or "550.54.15", GPUS, library(release) if release else None) as node:
         usage = Usage(node)
         usage.work.paused.set()
         usage.work.start()

@@ -21,7 +21,6 @@ SOURCES: Final = ("bpf", "scan")
 def measure(scratch: Path) -> Iterator[RowValues]:
     for source in SOURCES:
         progress(f"{CONTAINERS} containers of KAI's with {PROCESSES} processes each, --source {source}")
-        (scratch / f"kai-{source}").mkdir()
         yield from _run(scratch / f"kai-{source}", source)
 
 

@@ -30,7 +30,6 @@ def measure(scratch: Path) -> list[RowValues]:
 
 
 def _on_a_node(scratch: Path, count: int) -> list[RowValues]:
-    (scratch / "node").mkdir(parents=True)
     few = count == _FEW
     with Node(scratch / "node", "535.183.01") as node:
         progress(f"{count} containers, {min(count, _PROCESSES)} with a process")

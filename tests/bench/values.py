@@ -185,10 +185,8 @@ def _compare(scratch: Path, release: str) -> Iterator[RowValues]:
             *((version, fault, some) for version, fault in DRIVERS.items()),
         ]
     for number, (version, fault, group) in enumerate(nodes):
-        place = scratch / str(number)
-        place.mkdir()
         devices = EVERY_GPU if release else GPUS
-        with Node(place, version, devices, library(release) if release else None) as node:
+        with Node(scratch / str(number), version, devices, library(release) if release else None) as node:
             node.gpu.set_faults(fault)
             yield from _live(node, group)
 
@@ -232,7 +230,6 @@ def _live(node: Node, group: Sequence[tuple[Release, int]]) -> Iterator[RowValue
 
 
 def measure(scratch: Path, release: str = "") -> list[RowValues]:
-    scratch.joinpath("values").mkdir()
     rows = sorted(_compare(scratch / "values", release))
     return rows if release else [*rows, *(_held(scratch, count) for count in HELD)]
 
@@ -241,7 +238,6 @@ def _held(scratch: Path, count: int) -> RowValues:
     """CPU with that many containers whose watchers set a value to 0 at each tick."""
     progress(f"{count} containers with a held value")
     place = scratch / f"held-{count}"
-    place.mkdir()
     with Node(place, REFUSING, GPUS) as node:
         node.gpu.set_faults(DRIVERS[REFUSING])
         for number in range(count):

@@ -79,9 +79,7 @@ def _show(root: Path, options: list[str], release: str | None) -> bool:
     # That release behaves like the first.
     drivers = ((release, *DRIVERS[0][1:]),) if release else DRIVERS
     for number, (version, listed, samples) in enumerate(drivers):
-        directory = root / f"node-{number}"
-        directory.mkdir()
-        with Node(directory, version, library=library(release) if release else None) as node:
+        with Node(root / f"node-{number}", version, library=library(release) if release else None) as node:
             about = f"Driver {version}: its process list has {listed} PIDs, its samples {samples} PIDs"
             if version == REFUSING:
                 node.gpu.set_faults(Fault.PROCESS_UTILIZATION_UNSUPPORTED)
