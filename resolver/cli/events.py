@@ -53,7 +53,9 @@ def run(args: argparse.Namespace) -> int:
         uid = pods.learn(event.fields)
         if (not args.kind or event.kind in args.kind) and (not args.pod or pods.is_chosen(uid)):
             # The reader of a pipe waits for it.
-            print(json.dumps(asdict(event)) if args.json else _line(event), flush=args.follow)
+            words = " ".join(f"{printable(name)}={_value(value)}" for name, value in event.fields.items())
+            line = f"{moment(event.at)}  {printable(event.kind).ljust(18)}  {words}".rstrip()
+            print(json.dumps(asdict(event)) if args.json else line, flush=args.follow)
     if args.follow:
         raise NoDaemon(f"the daemon at {client.socket_of(args.socket)} ended: ask again once it runs")
     return 0
@@ -77,11 +79,6 @@ class _Pods:
     def is_chosen(self, uid: str) -> bool:
         by_uid = "/" not in self._chosen and uid.startswith(self._chosen)
         return bool(uid) and (self.names[uid] == self._chosen or by_uid)
-
-
-def _line(event: Event) -> str:
-    words = " ".join(f"{printable(name)}={_value(value)}" for name, value in event.fields.items())
-    return f"{moment(event.at)}  {printable(event.kind).ljust(18)}  {words}".rstrip()
 
 
 def _value(value: object) -> str:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator
 
-    from resolver.cli._explain.chain import Explained, Link, SlotOwner
+    from resolver.cli._explain.chain import Explained, Link
     from resolver.cli.documents import Documents
     from resolver.state import Container
 
@@ -159,7 +159,10 @@ def _print(documents: Documents, chains: list[Explained]) -> None:
         for link in chain.links:
             _print_link(link)
         for owner in chain.owners:
-            print(styled(_owner(owner), "bold"))
+            inside = "a process" if owner.ns_pid is None else f"PID {owner.ns_pid}"
+            outside = "" if owner.host_pid is None else f", {owner.host_pid} on the host"
+            comm = f": {printable(owner.comm)}" if owner.comm else ""
+            print(styled(f"{inside}{outside}{comm}", "bold"))
             for link in owner.links:
                 _print_link(link)
         print(styled("finally", "bold"))
@@ -171,13 +174,6 @@ def _print(documents: Documents, chains: list[Explained]) -> None:
             why = ". ".join("; fix: ".join(cause.for_terminal()) for cause in record.causes)
             slotless = f"PID {process.host_pid} on the host, {process.comm}, has had no slot for {for_long}"
             _say(f"{slotless}: {why or 'the cause is not known yet'}.")
-
-
-def _owner(owner: SlotOwner) -> str:
-    inside = f"PID {owner.ns_pid}" if owner.ns_pid is not None else "a process"
-    outside = f", {owner.host_pid} on the host" if owner.host_pid is not None else ""
-    comm = f": {printable(owner.comm)}" if owner.comm else ""
-    return f"{inside}{outside}{comm}"
 
 
 def _print_link(link: Link) -> None:

@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
 def lines(status: Status, unresolved: UnresolvedCounts, *, brief: bool = False) -> list[Line]:
     """Return each line's name, text and style."""
     least = list(_daemon(status))
-    more = [*_driver(status), *_work(status, unresolved), *_use(status), *_cost(status)]
+    more = [*_driver(status), *_work(status, unresolved), *_cost(status)]
     return least if brief else least + more
 
 
@@ -113,10 +113,6 @@ def _work(status: Status, unresolved: UnresolvedCounts) -> Iterator[Line]:
     }
     if any(contested.values()):
         yield "contested", _list(contested), "yellow"
-
-
-def _use(status: Status) -> Iterator[Line]:
-    """Yield an operator's next steps; `resolver usage` has all of it."""
     states, without = status.core_limits, status.without_slot
     text = _list({state.replace("_", " "): n for state, n in states.items()})
     futile = states.keys() & {LimitState.EXCEEDED, LimitState.NO_EFFECT}
