@@ -22,7 +22,6 @@ from resolver.base.version import VERSION
 from resolver.cli.containers import COLUMNS
 from resolver.cli.documents import answer
 from resolver.cli.show import duration, moment
-from resolver.cli.status import _cost
 from resolver.gpu.attribution import NOTHING
 from resolver.gpu.inventory import Gpu, Illness, Inventory, Sample
 from resolver.hami.hostpid_policy import Origin
@@ -161,35 +160,42 @@ def test_a_healthy_daemon(daemon: Daemon) -> None:
     assert "\x1b" not in done.stdout
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(0.18, "180 ms"), (0.00004, "0.04 ms"), (2, "2000 ms")])
-def test_time_of_a_pass_has_no_exponent(seconds: float, text: str) -> None:
-    status = state_of(picture(pass_seconds=PassSeconds((), (), 1, seconds), passes=1), {})
-    assert next(iter(_cost(status)))[1] == f"1, {text} each"
+UNKNOWN_DRIVER = {"namespace": "unknown", "why": "driver 567.10 is not known", "origin": Origin.UNKNOWN}
+NO_ANSWER = {
+    "nvml": "driver 550.54.15, has not answered yet",
+    "gpus": "-",
+    "processes": None,
+    "trouble": None,
+}
+#: Projects by placement: a newer daemon may know more than the command.
+PLACEMENTS = {"hami": "HAMi device plugin", "": "no known placement", "later": "later"}
+PASSES = {0.18: "180 ms", 0.00004: "0.04 ms", 2: "2000 ms"}
+
+
+def placed(placement: str) -> RegionReport:
+    file = "/dir/pod_main/a.cache", "pod", "main", "v1.2", ()
+    return RegionReport(*file, placement=placement, slots=SlotReports(()))
 
 
 @pytest.mark.parametrize(
-    ("placement", "project"),
-    [("hami", "HAMi device plugin"), ("", "no known placement"), ("later", "later")],
+    ("changes", "shown"),
+    [
+        ({"policy": UNKNOWN_DRIVER}, {"hostpid is": "unknown: driver 567.10 is not known"}),
+        ({}, NO_ANSWER),  # no 0
+        *(
+            ({"regions": (placed(name),)}, {"found": f"1 in /dir ({PLACEMENTS[name]})"})
+            for name in PLACEMENTS
+        ),
+        *(
+            ({"pass_seconds": PassSeconds((), (), 1, seconds), "passes": 1}, {"passes": f"1, {text} each"})
+            for seconds, text in PASSES.items()
+        ),
+    ],
 )
-def test_a_file_at_any_place_is_counted(daemon: Daemon, placement: str, project: str) -> None:
-    """A newer daemon may know more placements than the command."""
-    region = RegionReport(
-        "/dir/pod_main/a.cache", "pod", "main", "v1.2", (), placement=placement, slots=SlotReports(())
-    )
-    daemon.show(picture(started_at=AT, collected_at=AT, joined=NOTHING._replace(error=""), regions=(region,)))
-    done = resolver("status", "--socket", str(daemon.path))
-    assert (done.returncode, done.stderr) == (0, "")
-    assert pairs_of(done.stdout)["found"] == f"1 in /dir ({project})"
-
-
-def test_an_unknown_driver_is_told_once(daemon: Daemon) -> None:
-    daemon.show(
-        picture(
-            policy={"namespace": "unknown", "why": "driver 567.10 is not known", "origin": Origin.UNKNOWN}
-        )
-    )
-    done = resolver("status", "--socket", str(daemon.path))
-    assert pairs_of(done.stdout)["hostpid is"] == "unknown: driver 567.10 is not known"
+def test_status_shows_a_state(daemon: Daemon, changes: dict[str, Any], shown: dict[str, str]) -> None:
+    daemon.show(picture(**changes))
+    told = pairs_of(resolver("status", "--socket", str(daemon.path)).stdout)
+    assert {name: told.get(name) for name in shown} == shown
 
 
 def test_everything_that_is_wrong_is_told(daemon: Daemon) -> None:
@@ -221,14 +227,6 @@ def test_status_in_brief(daemon: Daemon) -> None:
     done = resolver("status", "--brief", "--socket", str(daemon.path))
     assert done.returncode == 1
     assert set(pairs_of(done.stdout)) == {"resolver", "ready", "source", "not bpf", "trouble"}
-
-
-def test_value_absent_from_nvml_is_no_zero(daemon: Daemon) -> None:
-    told = pairs_of(resolver("status", "--socket", str(daemon.path)).stdout)
-    assert told["nvml"] == "driver 550.54.15, has not answered yet"
-    assert "trouble" not in told
-    assert told["gpus"] == "-"
-    assert "processes" not in told
 
 
 def test_status_as_json_is_the_daemons_with_the_reasons(daemon: Daemon) -> None:
