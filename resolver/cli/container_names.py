@@ -8,12 +8,13 @@ from resolver import client
 from resolver.base.errors import AccessDenied, Ambiguous, NotFound, ResolverError, UsageError
 from resolver.base.lock_holder import UNIT_SETTINGS
 from resolver.base.records import NamedTuple
+from resolver.base.text import printable
 from resolver.cli.ask_daemon import ask
 from resolver.linux.cgroup import is_uid
 
 TYPE_CHECKING = False  # as typing's, which a look-up does without
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from resolver.state import Container, Process
 
@@ -70,6 +71,12 @@ def not_found(text: str, more: str = "") -> NotFound:
     return NotFound(message, "container")
 
 
+def ambiguous(text: str, matches: Iterable[Named], others: Iterable[str] = ()) -> Ambiguous:
+    """Build the error for a name that several containers have; ``others`` are known by their ids only."""
+    listing = (*sorted(f"{names.key}  {printable(names.title)}" for names in matches), *sorted(others))
+    return Ambiguous(f"{text!r} fits {len(listing)} containers: ask for one by its id", listing)
+
+
 def resolve(text: str, socket_path: str | None, *, is_no_id: bool = False) -> str:
     """Translate a container's name into an argument of `resolver.lookup.forward.lookup`; an unknown name stays.
 
@@ -91,12 +98,7 @@ def resolve(text: str, socket_path: str | None, *, is_no_id: bool = False) -> st
         raise not_found(text)
     others = _by_kernel(text) - matches.keys() if matches and "/" not in text else set()
     if len(matches) + len(others) > 1:
-        listing = sorted(
-            f"{key}  {container.namespace}/{container.pod}/{container.container_name}"
-            for key, container in matches.items()
-        )
-        message = f"{text!r} fits {len(matches) + len(others)} containers: ask for one by its id"
-        raise Ambiguous(message, (*listing, *sorted(others)))
+        raise ambiguous(text, matches.values(), others)
     return next(iter(matches), text)
 
 

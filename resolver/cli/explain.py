@@ -15,10 +15,10 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from resolver.base.errors import Ambiguous, UsageError
+from resolver.base.errors import UsageError
 from resolver.base.text import printable
 from resolver.cli.ask_daemon import add_socket
-from resolver.cli.container_names import Named, not_found
+from resolver.cli.container_names import Named, ambiguous, not_found
 from resolver.cli.show import duration, print_indented, print_json, print_labelled, styled, wrapped
 
 if TYPE_CHECKING:
@@ -99,10 +99,7 @@ def _chosen(documents: Documents, text: str) -> list[Container]:
     if _pods(chosen) > 1 == _pods(with_file):
         chosen = with_file
     if _pods(chosen) > 1:
-        message = f"{text!r} fits {len(chosen)} containers of several pods: ask for one by its id"
-        raise Ambiguous(
-            message, tuple(sorted(f"{key}  {_title(container)}" for key, container in chosen.items()))
-        )
+        raise ambiguous(text, map(Named.of, chosen.values()))
     return sorted(chosen.values(), key=lambda container: container.container_name or "")
 
 
