@@ -273,9 +273,9 @@ class Turns:
 
     async def _repair(self, repairs: RegionRepairs, pause: Pause) -> None:
         """Plan, write and report: begun work ends somehow, to give a result for its cost."""
-        account, policy, joined = repairs.ownership.account, self._policy, self._joined
         await self._read_variables(repairs)
-        now = time.monotonic()
+        policy, joined, now = self._policy, self._joined, time.monotonic()
+        account = repairs.ownership.account
         orders = repairs.plan(Inputs(now, policy, joined, self._settings.write_utilization))
         more, over = True, False
         while more and not repairs.closed:

@@ -256,6 +256,22 @@ def test_news_during_a_late_turn_is_read_after_it(bench: Patient, monkeypatch: p
     assert bench.woken == woken + 1
 
 
+def test_turn_plans_with_the_newest_answer_of_nvml(bench: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer that came while a child was asked was planned with never, because it was no news afterwards."""
+    turns, process = bench.repairer.turns, bench.child()
+    bench.file((7, process.pid), sm_util=40)
+    bench.told.host_pids = {7: process.pid}
+    bench.sees(40)
+
+    async def meanwhile(_repairs: RegionRepairs) -> None:
+        bench.sees(55)
+        bench.repairer._take_in(HOST, bench.joined, patient=True)
+
+    monkeypatch.setattr(turns, "_read_variables", meanwhile)
+    until(bench, lambda: bool(bench.reports()))
+    assert bench.reports()[0].utilization == (55,)
+
+
 def test_region_gone_during_its_turn_leaves_no_handle(bench: Patient) -> None:
     answers = asyncio.Event()
     ask, process = bench.told.owner, bench.child()
