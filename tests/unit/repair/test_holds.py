@@ -5,7 +5,7 @@ import os
 import struct
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -78,9 +78,8 @@ class Desk:
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Iterator[Desk]:
-    with ExitStack() as stack:
-        yield Desk(stack, tmp_path)
+def desk(stack: ExitStack, tmp_path: Path) -> Desk:
+    return Desk(stack, tmp_path)
 
 
 async def test_held_words_are_set_right_each_time(desk: Desk) -> None:

@@ -6,7 +6,6 @@ import gc
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
@@ -85,9 +84,8 @@ class Desk:
 
 
 @pytest.fixture
-def desk() -> Iterator[Desk]:
-    with ExitStack() as stack:
-        yield Desk(stack)
+def desk(stack: ExitStack) -> Desk:
+    return Desk(stack)
 
 
 @pytest.mark.parametrize("gone", ["region", "owner", "nothing"])

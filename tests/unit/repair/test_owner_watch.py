@@ -3,11 +3,8 @@
 import errno
 import select
 import subprocess
-from collections.abc import Iterator
 from contextlib import ExitStack
 from types import SimpleNamespace
-
-import pytest
 
 from resolver.base.counters import Shortage
 from resolver.containers.log_names import ContainerNames
@@ -18,12 +15,6 @@ from resolver.repair.owner_watch import Owners
 from resolver.repair.slots import OwnedSlot
 from tests.fakes.planned import Bench
 from tests.patience import PATIENCE_S, until
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
 
 
 def test_an_owner_that_epoll_does_not_take_is_polled(stack: ExitStack) -> None:

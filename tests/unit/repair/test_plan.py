@@ -1,7 +1,6 @@
 """What is decided about the slots of one region: pure, so every state is set up by hand."""
 
 import tracemalloc
-from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
@@ -17,17 +16,6 @@ from resolver.repair.plan import Inputs, slot_word
 from resolver.repair.reported_values import TWO_TICKS
 from resolver.repair.schedule import STARTED
 from tests.fakes.planned import ALWAYS, AUTO, CONTAINER, HOST, NEVER, UNKNOWN, UUIDS, Bench, SlotValues
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
-
-
-@pytest.fixture
-def bench(stack: ExitStack) -> Bench:
-    return Bench(stack)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

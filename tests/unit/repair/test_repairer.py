@@ -35,12 +35,6 @@ from tests.patience import PATIENCE_S, until
 
 
 @pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
-
-
-@pytest.fixture
 def lines(monkeypatch: pytest.MonkeyPatch) -> Lines:
     """The log lines of the test."""
     written = io.StringIO()

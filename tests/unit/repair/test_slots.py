@@ -2,8 +2,6 @@
 
 import itertools
 import os
-from collections.abc import Iterator
-from contextlib import ExitStack
 
 import pytest
 
@@ -137,12 +135,6 @@ def test_only_due_slots_are_put_off() -> None:
         assert kept.put_off(now, why) is changes
         assert kept.reasons() == {why if changes else reason}
         assert kept.called_dead(0) is dead
-
-
-@pytest.fixture
-def bench() -> Iterator[Bench]:
-    with ExitStack() as stack:
-        yield Bench(stack)
 
 
 def searched(bench: Bench, *ns_pids: int, times: int = EAGER_LOOKS + 2) -> None:

@@ -174,18 +174,17 @@ def test_later_is_not_never(bench: Patient) -> None:
     assert bench.counters["over_budget"] > 0  # in parts
 
 
-def test_a_single_pass_has_no_later(tmp_path: Path) -> None:
-    with ExitStack() as stack:
-        bench = Bench(tmp_path, stack)
-        costs = Expensive()
-        bench.repairer.found.finder = bench.told = costs  # type: ignore[assignment]
-        process = bench.child()
-        path = bench.file(*((ns_pid, 0) for ns_pid in range(1, 101)))
-        costs.seconds = dict.fromkeys(range(1, 101), 2 * (BURST_SECONDS + SHARE) / 100)
-        costs.host_pids = dict.fromkeys(range(1, 101), process.pid)
-        bench.step()
-        assert (costs.asked.total(), bench.counters["over_budget"]) == (100, 0)
-        until(bench, lambda: slot(path, 99)[1] == process.pid)  # the writer may have lacked a CPU
+def test_a_single_pass_has_no_later(tmp_path: Path, stack: ExitStack) -> None:
+    bench = Bench(tmp_path, stack)
+    costs = Expensive()
+    bench.repairer.found.finder = bench.told = costs  # type: ignore[assignment]
+    process = bench.child()
+    path = bench.file(*((ns_pid, 0) for ns_pid in range(1, 101)))
+    costs.seconds = dict.fromkeys(range(1, 101), 2 * (BURST_SECONDS + SHARE) / 100)
+    costs.host_pids = dict.fromkeys(range(1, 101), process.pid)
+    bench.step()
+    assert (costs.asked.total(), bench.counters["over_budget"]) == (100, 0)
+    until(bench, lambda: slot(path, 99)[1] == process.pid)  # the writer may have lacked a CPU
 
 
 def test_regions_take_turns_with_the_writer(bench: Patient) -> None:
