@@ -131,10 +131,13 @@ async def test_blip_is_no_event(kube: KubeServer) -> None:
 
 async def test_new_xid_is_an_event_and_an_old_one_is_none(kube: KubeServer) -> None:
     accounts = Accounts(use(xids=3))
-    async with posting(kube, accounts):
+    kube.rules = RULES - {Rule("", "events", "create")}
+    async with posting(kube, accounts) as tally:
         await asyncio.sleep(0.5)
-        assert kube.events == []
+        assert tally.pod_events["failed"] == 0
         accounts.uses = [use(xids=5)]
+        await happens(lambda: tally.pod_events["failed"])
+        kube.rules = RULES  # what was refused is tried again
         await happens(lambda: kube.events)
         await asyncio.sleep(0.3)
     (event,) = kube.events
@@ -159,14 +162,6 @@ async def test_thousand_pods_keep_to_the_rate(kube: KubeServer, monkeypatch: pyt
     async with posting(kube, accounts):
         await happens(lambda: len(kube.events) >= 10)
     assert len(kube.asked) <= (time.monotonic() - began) / 0.1 + 1
-
-
-async def test_refused_event_is_tried_again(kube: KubeServer) -> None:
-    kube.rules = RULES - {Rule("", "events", "create")}
-    async with posting(kube, Accounts(use(state="exceeded"))) as tally:
-        await happens(lambda: tally.pod_events["failed"])
-        kube.rules = RULES
-        await happens(lambda: kube.events)
 
 
 RESOURCES = [

@@ -101,6 +101,8 @@ async def test_the_right_token_over_tls_gets_the_metrics(
             length = int(head.partition(b"content-length: ")[2].split()[0])
             assert b"resolver_build_info" in await reader.readexactly(length)
         writer.transport.abort()
+        assert b" 400 Bad Request\r\n" in (plain := await served.get())
+        assert plain.endswith(b"use https:// here\n")
 
 
 @pytest.mark.parametrize(
@@ -125,13 +127,6 @@ async def test_another_token_or_none_is_refused(files: dict[str, str], authoriza
         assert b'\r\nwww-authenticate: Bearer realm="resolver"\r\n' in refused
         assert b"resolver_build_info" not in refused
         assert b" 200 OK" in await served.get(path="/healthz")  # kubelet's probes have none
-
-
-async def test_plain_http_on_tls_port_gets_an_answer(files: dict[str, str]) -> None:
-    async with serving(**files) as served:
-        await listening(served)
-        assert b" 400 Bad Request\r\n" in (answer := await served.get())
-        assert answer.endswith(b"use https:// here\n")
 
 
 async def test_slow_handshakes_delay_no_other_client(files: dict[str, str]) -> None:
