@@ -158,7 +158,6 @@ def add_command(command: str, parser: argparse.ArgumentParser) -> ModuleType:
 
 
 def _pages() -> str:
-    """Return the directory above ``docs``: of a package, an environment, or a checkout."""
     places = (f"{sys.prefix}/share/doc/hami-resolver", "/usr/share/doc/hami-resolver")
     checkout = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     return next((place for place in places if os.path.isdir(f"{place}/docs")), checkout)

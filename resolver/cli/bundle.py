@@ -138,7 +138,6 @@ def _say(text: str) -> None:
 
 
 def parts(socket_path: str) -> tuple[Part, ...]:
-    """Return all parts, for the daemon at that socket."""
 
     def command(name: str, about: str, *words: str, seconds: float = _SECONDS) -> Part:
         return Part(name, about, partial(_output, *words, "--json", "--socket", socket_path), seconds)

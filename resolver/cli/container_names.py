@@ -103,7 +103,6 @@ def resolve(text: str, socket_path: str | None, *, is_no_id: bool = False) -> st
 
 
 def is_id(text: str) -> bool:
-    """Check if it looks like an id or the start of one."""
     return 6 <= len(text) <= 64 and not text.strip("0123456789abcdef")
 
 

@@ -82,7 +82,6 @@ class _Pods:
 
 
 def _value(value: object) -> str:
-    """Format a value: bare if it is one plain word, else as JSON."""
     if not isinstance(value, str):
         return json.dumps(value)
     plain = value.isascii() and value.isprintable() and not set(value) & set(" \"'=\\")

@@ -76,7 +76,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _grave(documents: Documents) -> Iterator[str]:
-    """Yield the daemon's grave problems, each with its fix."""
     for trouble in () if documents.no_daemon else documents.status.troubles:
         if trouble.grave:
             yield f"The daemon: {trouble.with_fix()}"

@@ -46,7 +46,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def lines(status: Status, unresolved: UnresolvedCounts, *, brief: bool = False) -> list[Line]:
-    """Return each line's name, text and style."""
     least = list(_daemon(status))
     more = [*_driver(status), *_work(status, unresolved), *_cost(status)]
     return least if brief else least + more

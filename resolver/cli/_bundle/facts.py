@@ -63,7 +63,6 @@ def kernel() -> dict[str, object]:
 
 
 def _known(read: Callable[[str], object], path: str) -> object:
-    """Return a fact of a file, or why it can't be read."""
     try:
         return read(path)
     except OSError as error:

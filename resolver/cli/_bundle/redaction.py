@@ -43,7 +43,6 @@ class Redactor:
             self._pseudonym(self._pseudonyms, "host", name)
 
     def learn(self, text: str) -> None:
-        """Take in the names of one part."""
         for kind, pattern in _NAMES:
             for name in pattern.findall(text):
                 self._pseudonym(self._pseudonyms, kind, name)

@@ -70,13 +70,11 @@ class Explained(NamedTuple):
     reported: tuple[Reported, ...]
 
     def every_link(self) -> Iterator[tuple[SlotOwner | None, Link]]:
-        """Yield the links in the chain's order."""
         yield from ((None, link) for link in self.links)
         yield from ((owner, link) for owner in self.owners for link in owner.links)
         yield None, self.end
 
     def first(self, state: str) -> tuple[SlotOwner | None, Link] | None:
-        """Return the first link of that state."""
         return next(((owner, link) for owner, link in self.every_link() if link.state == state), None)
 
 

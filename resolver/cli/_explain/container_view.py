@@ -80,12 +80,10 @@ class ContainerView:
         return {"host": slot.host_pid, "container": slot.pid}.get(self.namespace)
 
     def gpu(self, uuid: str) -> str:
-        """Return its name for people."""
         gpu = self.gpus.get(uuid)
         return f"GPU {gpu.device_index}" if gpu else uuid[:12]
 
     def reported(self) -> Iterator[Reported]:
-        """Yield the sums of each GPU."""
         devices = [uuid for region in self.regions for uuid in region.device_uuids]
         processes = [process for on_gpu in self.processes.values() for process in on_gpu]
         devices += [process.device_uuid for process in processes]

@@ -66,7 +66,6 @@ class Row(NamedTuple):
         return _DEPTHS.get(self.kind, 1)
 
     def contains(self, needle: str) -> bool:
-        """Check if a text of the row contains it."""
         texts = (self.title, self.note, self.key, self.detail, *self.numbers())
         return needle.casefold() in " ".join(texts).casefold()
 

@@ -257,7 +257,6 @@ def _show(window: curses.window, reading: Reading, read_next: Callable[[Reading]
 
 
 def _typed(window: curses.window) -> list[str]:
-    """Return the keys that were pressed: letters, and names of the others."""
     keys = []
     with contextlib.suppress(curses.error):  # no more
         while True:
