@@ -213,7 +213,7 @@ def test_busy_thread_makes_no_driver_silent(bench: Bench) -> None:
             time.sleep(0.4)  # noqa: ASYNC251 - blocks the loop on purpose
         return await collecting
 
-    assert bench._runner.run(busily()).error == ""
+    assert bench.run(busily()).error == ""
 
 
 def test_hanging_driver_leaves_everything_unknown_early(driver: Driver, bench: Bench) -> None:
@@ -280,7 +280,7 @@ def test_a_collection_that_is_cancelled_leaves_nothing_behind(driver: Driver, be
         await asyncio.gather(task, return_exceptions=True)
         return len(asyncio.all_tasks())
 
-    assert bench._runner.run(cancelled()) == 1
+    assert bench.run(cancelled()) == 1
     assert bench.sampler.worker.host_pid is None
     driver.gpu.set_faults()
     assert bench.collect().error == ""

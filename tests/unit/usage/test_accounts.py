@@ -51,7 +51,7 @@ class Node:
         self.used: dict[int, float] = {}  # the integral, GPU-seconds
         self._began, self._load, self._turn = self.now, 0.0, 0
         self._ring: list[tuple[int, int, int]] = []  # stamp, per cent, PID
-        self._asked = 0
+        self.asked = 0
 
     def run(self, seconds: float, step: float = 0.005) -> None:
         """The GPU works; each period counts for one process that is active at its end."""
@@ -72,7 +72,7 @@ class Node:
                 self._began, self._load = self.now, 0.0
 
     def answer(self, **more: Any) -> DeviceSamples:
-        start, self._asked = self._asked, self._ring[-1][0]
+        start, self.asked = self.asked, self._ring[-1][0]
         new = [each for each in self._ring if each[0] > start > 0]
         active = [each for each in new if each[2]]
         shares = {
@@ -203,7 +203,7 @@ def test_a_new_worker_begins_after_a_gap(node: Node) -> None:
     node.begin(PROCESS, p100=steady(0.5))
     node.work(PROCESS, seconds=60)
     node.run(8)
-    node._asked = 0  # it knows of no answer before
+    node.asked = 0  # it knows of no answer before
     node.collect(PROCESS)
     node.work(PROCESS, seconds=60)
     use = node.use()
