@@ -102,43 +102,38 @@ def test_program_run_by_dynamic_linker_is_not_static(programs: Path) -> None:
         assert library_causes(Procfs(), host_pid, None) == [BypassReason.NOT_PRELOADED]
 
 
+BOTH = [LIBRARY, PRELOAD]
+LACKED = [BypassReason.PRELOAD_MISSING]
+UNUSED = [BypassReason.NOT_LOADED]
+
+
 @pytest.mark.parametrize(
-    ("mounts", "found", "causes"),
+    ("mounts", "preloaded", "earlier", "causes"),
     [
-        ([], [BypassReason.STATIC], [BypassReason.NOT_MOUNTED]),
-        ([PRELOAD], [], [BypassReason.NOT_MOUNTED]),
-        ([OURS], [BypassReason.NOT_PRELOADED], [BypassReason.NOT_PRELOADED]),
-        ([LIBRARY], [BypassReason.STATIC], [BypassReason.STATIC]),
-        ([LIBRARY, PRELOAD], [BypassReason.NOT_PRELOADED], [BypassReason.NOT_LOADED]),
-        ([LIBRARY, PRELOAD], [BypassReason.STATIC, BypassReason.NOT_PRELOADED], [BypassReason.STATIC]),
-        ([LIBRARY], [], [BypassReason.NOT_LOADED]),
+        ([], "", [BypassReason.STATIC], [BypassReason.NOT_MOUNTED]),
+        ([PRELOAD], "", [], [BypassReason.NOT_MOUNTED]),
+        ([OURS], "", [BypassReason.NOT_PRELOADED], [BypassReason.NOT_PRELOADED]),
+        ([LIBRARY], "", [BypassReason.STATIC], [BypassReason.STATIC]),
+        ([LIBRARY], "", [], UNUSED),
+        (BOTH, "", [BypassReason.NOT_PRELOADED], UNUSED),
+        (BOTH, "", [BypassReason.STATIC, BypassReason.NOT_PRELOADED], [BypassReason.STATIC]),
+        (BOTH, "/usr/local/vgpu/libvgpu.so", [], LACKED),
+        (BOTH, "/lib/other.so /usr/local/vgpu/libvgpu.so\n", [], LACKED),
+        (BOTH, "/opt/vgpu/libvgpu.so", [], UNUSED),  # it is there
+        (BOTH, "/link/vgpu/libvgpu.so", [], UNUSED),  # a link may lead to it
+        (BOTH, "/lib/other.so", [], UNUSED),
     ],
 )
-def test_mount_table_tells_if_library_is_mounted(
-    tmp_path: Path, mounts: list[tuple[str, str, str]], found: list[str], causes: list[str]
+def test_mounts_and_preload_tell_if_library_is_there(
+    tmp_path: Path, mounts: list[tuple[str, str, str]], preloaded: str, earlier: list[str], causes: list[str]
 ) -> None:
-    (tmp_path / "100/task").mkdir(parents=True)
-    (tmp_path / "100/mountinfo").write_text(mountinfo(*mounts))
-    assert mount_causes(Procfs(str(tmp_path)), 100, found) == causes
-
-
-@pytest.mark.parametrize(
-    ("names", "cause"),
-    [
-        ("/usr/local/vgpu/libvgpu.so", BypassReason.PRELOAD_MISSING),
-        ("/lib/other.so /usr/local/vgpu/libvgpu.so\n", BypassReason.PRELOAD_MISSING),
-        ("/opt/vgpu/libvgpu.so", BypassReason.NOT_LOADED),  # it is there
-        ("/link/vgpu/libvgpu.so", BypassReason.NOT_LOADED),  # a link may lead to it
-        ("/lib/other.so", BypassReason.NOT_LOADED),
-    ],
-)
-def test_preload_of_a_missing_library_is_the_cause(tmp_path: Path, names: str, cause: BypassReason) -> None:
     inside = tmp_path / "100/root"
     for directory in ("etc", "opt/vgpu", "usr/local"):
         (inside / directory).mkdir(parents=True)
     (tmp_path / "100/task").mkdir()
-    (tmp_path / "100/mountinfo").write_text(mountinfo(LIBRARY, PRELOAD))
-    (inside / "etc/ld.so.preload").write_text(names)
+    (tmp_path / "100/mountinfo").write_text(mountinfo(*mounts))
+    if preloaded:
+        (inside / "etc/ld.so.preload").write_text(preloaded)
     (inside / "opt/vgpu/libvgpu.so").touch()
     (inside / "link").symlink_to("/opt")
-    assert mount_causes(Procfs(str(tmp_path)), 100, []) == [cause]
+    assert mount_causes(Procfs(str(tmp_path)), 100, earlier) == causes

@@ -71,6 +71,10 @@ def test_quick_view_and_dump_equal_the_json(name: str, tmp_path: Path) -> None:
     with opened(path) as region:
         view, dump = region.read(), region.dump()
         assert not os.get_inheritable(region.fd)
+        start, length = region.layout.slot_offset(0), view.proc_num * region.layout.slot_size
+        slots = at_once(region.pieces(TenantReader(Procfs()), "", [(start, length)]))[start]
+        os.truncate(path, 100)
+        assert at_once(region.pieces(TenantReader(Procfs()), "", [(start, length)])) == {}
 
     assert region.layout.name == name
     assert {key: dump[key] for key in content} == content
@@ -79,6 +83,7 @@ def test_quick_view_and_dump_equal_the_json(name: str, tmp_path: Path) -> None:
     assert [dump[key] for key in sorted(absent)] == [None] * len(absent)
     assert (dump["path"], dump["owner_pid"]) == (str(path), 0)
     assert region.identity == (path.stat().st_dev, path.stat().st_ino)
+    kinds = ("context_size", "module_size", "data_size", "total")
     assert view.device_num == content["device_num"]
     assert list(view.uuids) == content["uuids"]
     assert list(view.sm_limit) == content["sm_limit"]
@@ -87,6 +92,8 @@ def test_quick_view_and_dump_equal_the_json(name: str, tmp_path: Path) -> None:
     for slot, wanted in zip(view.slots, content["slots"], strict=True):
         assert slot[:4] == tuple(wanted[key] for key in ("index", "pid", "hostpid", "status"))
         assert list(slot.sm_util) == [util["sm_util"] for util in wanted.get("device_util", [])]
+        used = parse_used(region.layout, slots[slot.index * region.layout.slot_size :], view.device_num)
+        assert used == tuple(tuple(device[kind] for kind in kinds) for device in wanted["used"])
 
 
 def test_nothing_changed_gives_the_same_object(region: SharedRegion, file: Path) -> None:
@@ -538,19 +545,3 @@ def test_without_a_thread_a_file_is_closed_with_the_next_one(
     os.fstat(first)
     let_go(second)
     until(lambda: not is_open(tmp_path), "both to be closed")
-
-
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_counters_are_read_in_every_layout(tmp_path: Path, name: str) -> None:
-    content = expected(name)
-    with opened(write(tmp_path / "a.cache", recorded(name))) as region:
-        view = region.read()
-        for slot, said in zip(view.slots, content["slots"], strict=True):
-            start = region.layout.slot_offset(slot.index)
-            length = region.layout.used + view.device_num * region.layout.used_size
-            data = at_once(region.pieces(TenantReader(Procfs()), "", [(start, length)]))[start]
-            counted = parse_used(region.layout, data, view.device_num)
-            kinds = ("context_size", "module_size", "data_size", "total")
-            assert counted == tuple(tuple(device[kind] for kind in kinds) for device in said["used"])
-        os.truncate(region.path, 100)
-        assert at_once(region.pieces(TenantReader(Procfs()), "", [(start, length)])) == {}
