@@ -10,7 +10,7 @@ import os
 import shlex
 import subprocess
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, Self
 
@@ -21,6 +21,7 @@ from tests.patience import until
 VIEWS: Final = ("hybrid", "v1", "v2")
 
 _PREFIX: Final = "resolver-engines-"
+ENVIRONMENT: Final = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root"}
 
 
 def views() -> tuple[str, ...]:
@@ -119,33 +120,32 @@ class Machine:
         enter = ["nsenter", "--mount", "--cgroup", "--target", str(self._holder.pid)]
         return [*self._enter_cgroups("engines"), *enter, "--", *map(str, words)]
 
-    def run(self, *words: str | Path, env: Mapping[str, str] | None = None, ok: bool = True) -> str:
-        """What a command prints. Fails with its complaint, unless it need not be ``ok``."""
+    def run(self, *words: str | Path) -> str:
+        """What a command prints. Fails with its complaint."""
         done = subprocess.run(
             self.command(*words),
             capture_output=True,
             text=True,
             check=False,
-            env=environment(env),
+            env=ENVIRONMENT,
             timeout=60,
             stdin=subprocess.DEVNULL,
         )
-        assert done.returncode == 0 or not ok, f"{shlex.join(map(str, words))}: {done.stdout}{done.stderr}"
+        assert done.returncode == 0, f"{shlex.join(map(str, words))}: {done.stdout}{done.stderr}"
         return done.stdout
 
-    def daemon(self, *words: str | Path, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+    def daemon(self, *words: str | Path) -> None:
         """A command that ends with the machine; what it says is in ``daemon.log`` in the working directory."""
         with (self.work / "daemon.log").open("a") as log:
             started = subprocess.Popen(
                 self.command(*words),
-                env=environment(env),
+                env=ENVIRONMENT,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 text=True,
             )
         self._daemons.append(started)
-        return started
 
     def until(self, *words: str | Path) -> None:
         """Wait until a command succeeds, such as an engine's ``info``."""
@@ -153,17 +153,13 @@ class Machine:
         def succeeds() -> bool:
             assert all(each.poll() is None for each in self._daemons), self.log()
             command = self.command(*words)
-            return not subprocess.run(command, capture_output=True, check=False, env=environment()).returncode
+            return not subprocess.run(command, capture_output=True, check=False, env=ENVIRONMENT).returncode
 
         until(succeeds, f"success of {words}", 40)
 
     def log(self) -> str:
         path = self.work / "daemon.log"
         return path.read_text()[-3000:] if path.exists() else ""
-
-
-def environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
-    return {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", **(more or {})}
 
 
 def _make_cgroup(directory: Path) -> None:
