@@ -22,21 +22,21 @@ from resolver.linux.peers import Peer, credentials_of, peer_of, pidns_of
 from resolver.linux.procfs import Procfs
 from resolver.serve.http import Gatekeeper, HangUp, Limits
 
-#: Connections to root's socket, and of them those of peers that are refused.
+#: Most connections to root's socket, and most of them from refused peers.
 MOST_CONNECTIONS, _MOST_REFUSED = 512, 16
-#: Connections to the tenants' socket, and of each container.
-MOST_TENANTS, _MOST_EACH = 128, 16
-#: Of all bodies on one socket that are in memory at a time.
+#: Most connections to the tenants' socket, and most from one container.
+MOST_TENANTS, _MOST_PER_CONTAINER = 128, 16
+#: Most bytes of request bodies in memory for one socket.
 MOST_BODIES_BYTES = 8 << 20
 _MOST_STREAMS = 32
-#: Requests a second that may be asked for ever, and at once; a pair of a batch is a hundredth of one.
+#: Requests a second in the long run, and at once; a pair of a batch counts as a hundredth.
 _RATE, _BURST = 2000.0, 4000.0
 _TENANT_RATE, _TENANT_BURST = 50.0, 100.0
 _MOST_BUCKETS = 1024
 
-#: Root's clients enter as they come, tenants take turns by container.
+#: Root's clients are served in order of arrival, tenants in turns by container.
 ROOT_LIMITS = Limits(
-    connections=1024,  # one beyond `MOST_CONNECTIONS` gets an answer that says so
+    connections=1024,  # those beyond `MOST_CONNECTIONS` get a refusal as their answer
     head_bytes=16 << 10,
     seconds=10.0,
     idle_seconds=30,
@@ -80,7 +80,7 @@ class Tenant(NamedTuple):
     container_id: str  # empty if its cgroup has none
 
     def require_alive(self) -> None:
-        """Raise `Problem` if the peer ended: its PID and its namespace's inode may be another's by now."""
+        """Raise `Problem` if the peer ended, because its PID and its namespace's inode may be reused."""
         if not self.peer.alive():
             raise Problem(403, Reason.PEER_UNKNOWN, _ENDED)
 
@@ -99,7 +99,7 @@ class Access(NamedTuple):
         return self.tenant is None and self.refusal is None
 
     def require(self, *, everything: bool) -> None:
-        """Raise `Problem` unless this may be asked now."""
+        """Raise `Problem` if the peer may not make this request; ``everything``: one about the whole node."""
         if self.refusal is not None:
             raise self.refusal
         if self.tenant is None:
@@ -114,15 +114,15 @@ class Access(NamedTuple):
             )
 
     def spend(self, requests: float) -> None:
-        """Take from the peer's account; `Problem` if it is empty."""
+        """Take requests from the peer's account; raise `Problem` if it is empty."""
         wait = self.gatekeeper.spend(self.key, requests)
         if wait > 0:
             raise Problem(
                 429,
                 Reason.TOO_MANY_REQUESTS,
-                "this peer asks more often than is answered: ask for many pairs at once by POST, or wait",
+                "too many requests from this peer: ask for many pairs in one POST, or wait",
                 headers={"Retry-After": str(int(wait) + 1)}
-                # A connection that costs requests all the time has to wait for its turn again.
+                # A tenant above its rate has to wait for its next turn with a new connection.
                 | ({} if self.everything else {"Connection": "close"}),
             )
 
@@ -145,11 +145,13 @@ class ApiGatekeeper(Gatekeeper):
         )
 
     def enter(self, channel: socket.socket) -> Access:
-        """Return the peer's rights; pair it with `leave`. Raises `HangUp` for one connection too many."""
+        """Return the peer's rights, until `leave`. Raises `HangUp` if there are too many connections."""
         self.counters["connections"] += 1
-        access = self._known(channel)
-        most, most_each = (MOST_TENANTS, _MOST_EACH) if self.tenants else (MOST_CONNECTIONS, _MOST_REFUSED)
-        limited = access.key[0] != "user" and self._inside[access.key] >= most_each
+        access = self._rights_of(channel)
+        most, most_per_peer = (
+            (MOST_TENANTS, _MOST_PER_CONTAINER) if self.tenants else (MOST_CONNECTIONS, _MOST_REFUSED)
+        )
+        limited = access.key[0] != "user" and self._inside[access.key] >= most_per_peer
         self._inside[access.key] += 1
         if limited or self.inside > most:
             self.leave(access)
@@ -157,7 +159,7 @@ class ApiGatekeeper(Gatekeeper):
             raise Problem(
                 503,
                 Reason.TOO_MANY_CONNECTIONS,
-                "this peer has, or all together have, as many connections as are served: close some, or come back",
+                "too many connections, from this peer or in all: close some, or try again",
                 headers={"Retry-After": "1"},
             ).hang_up()
         return access
@@ -170,10 +172,10 @@ class ApiGatekeeper(Gatekeeper):
             access.tenant.peer.close()
 
     def hold(self, count: int) -> None:
-        """Count bytes of a body in memory, negative if they are freed. Raises `Problem` if there are too many."""
+        """Add to the bytes of bodies in memory; ``count`` is negative when freed. Raises `Problem` above the limit."""
         self._body_bytes += count
         if count > 0 and self._body_bytes > MOST_BODIES_BYTES:
-            why = "the bodies of other requests take all the memory that there is for them"
+            why = "other requests' bodies take up all the memory for bodies: try again"
             raise Problem(503, Reason.BUSY, why, headers={"Retry-After": "1", "Connection": "close"})
 
     @property
@@ -190,7 +192,7 @@ class ApiGatekeeper(Gatekeeper):
     def refusal(self, status: HTTPStatus, why: str) -> HangUp:
         return Problem(status, _UNREADABLE[status], why).hang_up()
 
-    def _known(self, channel: socket.socket) -> Access:
+    def _rights_of(self, channel: socket.socket) -> Access:
         peer: Peer | None = None
         tenant: Tenant | None = None
         try:
@@ -232,9 +234,9 @@ class ApiGatekeeper(Gatekeeper):
 
     @contextlib.contextmanager
     def stream(self) -> Iterator[None]:
-        """Count one more stream meanwhile. Raises `Problem` if there are too many."""
+        """Count a stream while the block runs. Raises `Problem` if there are too many."""
         if self.streams >= _MOST_STREAMS:
-            why = f"{_MOST_STREAMS} streams of events are open, and no more are served"
+            why = f"{_MOST_STREAMS} streams of events are open, which is the limit"
             raise Problem(503, Reason.BUSY, why, headers={"Retry-After": "5"})
         self.streams += 1
         try:
@@ -244,6 +246,6 @@ class ApiGatekeeper(Gatekeeper):
 
 
 def _account(cgroup: str) -> _Key:
-    """Return a container's account: its id, or else the cgroup, which it can't leave."""
+    """Return the account of a cgroup: its container's id, or else its path, which no tenant can change."""
     container = parse_cgroup(cgroup)
     return ("container", container.container_id) if container else ("cgroup", cgroup)

@@ -14,31 +14,31 @@ PROBLEM = "application/problem+json"
 
 
 class Reason(StrEnum):
-    """Why a question, or one pair of many, has no answer."""
+    """Reason why a request, or one pair of a batch, has no answer."""
 
     NO_SUCH_CONTAINER = "no_such_container"  # no process on this node is in it
     NO_SUCH_PIDNS = "no_such_pidns"  # no process of the container is in that PID namespace
     NO_SUCH_PROCESS = "no_such_process"  # no process has that number
-    GONE = "gone"  # it ended while it was checked
-    AMBIGUOUS = "ambiguous"  # several fit; `candidates` has them
+    GONE = "gone"  # the process ended during the check
+    AMBIGUOUS = "ambiguous"  # several things match: `candidates` lists them
     CANNOT_KNOW = "cannot_know"  # the daemon can't see it; `detail` names the missing right
     NOT_YOURS = "not_yours"  # only root and the socket's group may ask that
     PEER_UNKNOWN = "peer_unknown"  # the calling process cannot be determined
     BAD_REQUEST = "bad_request"  # `detail` names the error
     NO_SUCH_ROUTE = "no_such_route"
     METHOD_NOT_ALLOWED = "method_not_allowed"
-    TOO_SLOW = "too_slow"  # the request did not come, or the answer was not found, in time
+    TOO_SLOW = "too_slow"  # the request came, or the answer was found, too late
     TOO_LARGE = "too_large"  # the request's body
-    NO_JSON = "no_json"  # the request's body is of another media type
+    NO_JSON = "no_json"  # the request's body has another media type than JSON
     HEADERS_TOO_LARGE = "headers_too_large"
-    TOO_MANY_REQUESTS = "too_many_requests"  # of this peer; Retry-After says when to come back
+    TOO_MANY_REQUESTS = "too_many_requests"  # from this peer; Retry-After says when to try again
     TOO_MANY_CONNECTIONS = "too_many_connections"
-    BUSY = "busy"  # others' questions are being looked up; Retry-After says when to come back
-    INTERNAL = "internal"  # a defect of the daemon's, which is in its log
+    BUSY = "busy"  # with other requests; Retry-After says when to try again
+    INTERNAL = "internal"  # a bug in the daemon: its log has the traceback
 
 
 class Problem(Exception):
-    """Refusal. ``detail`` is for people: cause and fix."""
+    """Refusal of a request. ``detail`` has the cause and fix, for people."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Problem(Exception):
 
 
 class ProblemDocument(Struct, frozen=True, omit_defaults=True):
-    """A refusal. ``candidates``, of an ambiguous question, has a line for each thing that fits."""
+    """A refusal. ``candidates`` lists everything that matches an ambiguous request."""
 
     type: str
     title: str
@@ -86,7 +86,7 @@ def problem_of(error: Exception) -> Problem:
         status, reason = 404, Reason(f"no_such_{error.what}")
     elif isinstance(error, CannotKnow):
         status, reason = 503, Reason.CANNOT_KNOW
-    elif isinstance(error, OSError):  # out of descriptors or memory: not the answer that there is none
+    elif isinstance(error, OSError):  # out of descriptors or memory, which is no proof of absence
         status, reason, detail = 503, Reason.CANNOT_KNOW, f"the kernel refused: {error.strerror or error}"
     elif not isinstance(error, ResolverError):
         detail = "a bug in the daemon; its log has the details"

@@ -31,13 +31,13 @@ from resolver.state import (
 
 
 class Region(RegionFacts, frozen=True, kw_only=True):
-    """One shared region: a cache file of HAMi's. ``slots`` counts those in use, ``unresolved`` those without an owner.
+    """One shared region: a cache file of HAMi's. ``slots`` counts used slots, ``unresolved`` those without an owner.
 
     It is skipped while ``quarantined``: the slot writer died or hung on it. ``limit`` (bytes of memory) and
-    ``sm_limit`` (per cent of the cores) are HAMi's for each of ``device_uuids``, null without one. Slots of a
+    ``sm_limit`` (per cent of the cores) are HAMi's limits on each of ``device_uuids``, null without one. Slots of a
     ResourceClaim (``claim`` is its UID) may belong to several containers; ``container_id`` is null then. ``ended`` and
-    ``moved`` are the values that slots without a process still have on each device, in per cent, empty for 0: below
-    ``proc_num`` (added up by HAMi's monitors up to 2.9) and above it (up to 2.6).
+    ``moved`` are values left behind on each device, in per cent, empty if all are 0. ``ended``: in slots below
+    ``proc_num`` without a process, which HAMi's monitors up to 2.9 add up. ``moved``: above it, added up to 2.6.
     """
 
     slots: int
@@ -75,8 +75,8 @@ class DeviceUtil(Struct, frozen=True):
 class Slot(SlotFacts, frozen=True, kw_only=True):
     """One slot that is in use, of the region ``path``.
 
-    ``pid`` and ``hostpid`` are its fields; ``host_pid`` is its verified owner, null while unresolved. ``repaired`` is
-    the reason of the last repair. ``stuck`` explains why ``sm_util`` doesn't stay at NVML's value.
+    ``pid`` and ``hostpid`` are the values in the slot; ``host_pid`` is its verified owner's, null while unresolved.
+    ``repaired`` is the reason of the last repair. ``stuck`` explains why ``sm_util`` doesn't stay at NVML's value.
     """
 
     path: str
@@ -88,7 +88,7 @@ class Slot(SlotFacts, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, region: RegionReport, slot: SlotReport, owner: Container | None = None) -> Slot:
-        """From the daemon's records; ``owner`` is the container of a slot in a claim's file, if it is known."""
+        """Convert the daemon's records; ``owner`` is the container of a slot in a claim's file, if it is known."""
         return cls(
             *_slot_facts(slot),
             path=region.path,
@@ -108,7 +108,7 @@ def device_utils(region: RegionReport, slot: SlotReport) -> list[DeviceUtil]:
     ]
 
 
-#: The fields that are sent as they are, in the order of their declaration.
+#: Getters of the fields that are sent unchanged, in the order of their declaration.
 _region_facts, _slot_facts = (
     attrgetter(*RegionFacts.__struct_fields__),
     attrgetter(*SlotFacts.__struct_fields__),
@@ -155,7 +155,7 @@ class Processes(NvmlState, frozen=True):
 class ContainerUses(Struct, frozen=True):
     """``/v1/usage``: use of each GPU by each container since the daemon's start, and processes without a slot.
 
-    ``unused_energy`` is each GPU's in joules, by UUID, in the time when no process used it.
+    ``unused_energy`` has the joules that each GPU, by UUID, took while no process used it.
     """
 
     at: float
@@ -167,8 +167,8 @@ class ContainerUses(Struct, frozen=True):
 class Gpus(Struct, frozen=True):
     """``/v1/gpus``: ``version`` grows with each change, 0 before NVML first answered; also in the ``ETag``.
 
-    ``error`` is why NVML fails now; the GPUs are then as last seen, at ``at``. ``cordoned`` are the UUIDs, ``*`` for
-    all, that an operator has marked in Kubernetes, by the reporter's last word.
+    ``error`` is why NVML fails now; the GPUs are then as last seen, at ``at``. ``cordoned`` has the
+    UUIDs that an operator has marked in Kubernetes (``*``: all), as the reporter last sent them.
     """
 
     at: float
@@ -180,7 +180,7 @@ class Gpus(Struct, frozen=True):
 
 
 class UnresolvedCounts(Struct, frozen=True):
-    """How many, by reason."""
+    """Counts by reason."""
 
     slots: dict[str, int]
     samples: dict[str, int]
@@ -212,54 +212,54 @@ def whole(parts: Parts) -> Struct:
     return structs.replace(head, **{head.__struct_fields__[-1]: list(items)})
 
 
-def containers(picture: Snapshot) -> Parts:
+def containers(snapshot: Snapshot) -> Parts:
     """``/v1/containers``."""
-    return Containers(picture.at, []), picture.containers
+    return Containers(snapshot.at, []), snapshot.containers
 
 
-def usage(picture: Snapshot) -> Parts:
+def usage(snapshot: Snapshot) -> Parts:
     """``/v1/usage``."""
-    used = picture.used()
-    return ContainerUses(picture.at, dict(used.unused_joules), list(used.without_slot), []), used.containers
+    used = snapshot.used()
+    return ContainerUses(snapshot.at, dict(used.unused_joules), list(used.without_slot), []), used.containers
 
 
-def regions(picture: Snapshot) -> Parts:
+def regions(snapshot: Snapshot) -> Parts:
     """``/v1/regions``."""
-    rejected = [RejectedFile(path, reason) for path, reason in picture.rejected.items()]
-    missing = list(picture.missing_dirs)
-    return Regions(picture.at, rejected, missing, []), map(Region.of, picture.regions)
+    rejected = [RejectedFile(path, reason) for path, reason in snapshot.rejected.items()]
+    missing = list(snapshot.missing_dirs)
+    return Regions(snapshot.at, rejected, missing, []), map(Region.of, snapshot.regions)
 
 
-def slots(picture: Snapshot) -> Parts:
+def slots(snapshot: Snapshot) -> Parts:
     """``/v1/slots``."""
-    by_id = {container.container_id: container for container in picture.containers}
-    items = (Slot.of(region, slot, by_id.get(slot.container_id)) for region, slot in picture.slots())
-    return Slots(picture.at, []), items
+    by_id = {container.container_id: container for container in snapshot.containers}
+    items = (Slot.of(region, slot, by_id.get(slot.container_id)) for region, slot in snapshot.slots())
+    return Slots(snapshot.at, []), items
 
 
-def processes(picture: Snapshot) -> Parts:
+def processes(snapshot: Snapshot) -> Parts:
     """``/v1/processes``."""
-    return Processes(*nvml_state(picture), []), picture.gpu_processes
+    return Processes(*nvml_state(snapshot), []), snapshot.gpu_processes
 
 
-def nvml_state(picture: Snapshot) -> tuple[float, float | None, str | None]:
+def nvml_state(snapshot: Snapshot) -> tuple[float, float | None, str | None]:
     """Return the fields of `NvmlState`."""
-    return picture.at, picture.collected_at or None, picture.joined.error or None
+    return snapshot.at, snapshot.collected_at or None, snapshot.joined.error or None
 
 
-def gpus(picture: Snapshot) -> Parts:
+def gpus(snapshot: Snapshot) -> Parts:
     """``/v1/gpus``."""
-    etags, error = picture.inventory, picture.joined.error or None
-    return Gpus(etags.at, etags.version, etags.driver_version, error, [], []), etags.gpus
+    inventory, error = snapshot.inventory, snapshot.joined.error or None
+    return Gpus(inventory.at, inventory.version, inventory.driver_version, error, [], []), inventory.gpus
 
 
-def unresolved(picture: Snapshot) -> Parts:
+def unresolved(snapshot: Snapshot) -> Parts:
     """``/v1/unresolved``."""
     counts = UnresolvedCounts(
-        Counter(picture.slot_counts().unresolved), Counter(picture.joined.orphan_reasons())
+        Counter(snapshot.slot_counts().unresolved), Counter(snapshot.joined.orphan_reasons())
     )
-    head = Unresolved(picture.at, counts, list(picture.joined.orphans), [])
-    return head, (Slot.of(region, slot) for region, slot in picture.unresolved())
+    head = Unresolved(snapshot.at, counts, list(snapshot.joined.orphans), [])
+    return head, (Slot.of(region, slot) for region, slot in snapshot.unresolved())
 
 
 def _at(values: tuple[int | None, ...] | tuple[int, ...], index: int) -> int | None:

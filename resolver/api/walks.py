@@ -1,4 +1,4 @@
-"""Look-ups that walk through ``/proc`` and cgroups: in threads, few at a time, each with a time limit."""
+"""Limits on look-ups that walk through ``/proc`` and cgroups: few threads at a time, and a time limit."""
 
 import asyncio
 from collections.abc import Callable
@@ -11,7 +11,7 @@ _SECONDS = 10.0
 
 
 class Walks:
-    """At most ``most`` walks at a time; ``waiting`` more may wait for their turn."""
+    """Runs at most ``most`` walks at a time, and queues at most ``waiting`` more."""
 
     def __init__(self, most: int, waiting: int) -> None:
         self._turns = asyncio.Semaphore(most)
@@ -20,7 +20,7 @@ class Walks:
     async def run(self, walk: Callable[..., Any], *arguments: Any) -> Any:
         """Return the result of ``walk(*arguments)``, or raise `Problem` if there are too many or it takes too long.
 
-        Each gets a new thread: a pool's threads would keep their first rights, and delay the daemon's end.
+        Each walk gets a new thread: a pool's threads would keep dropped rights, and delay the daemon's end.
         """
         if self._queued >= self._most_queued and self._turns.locked():
             raise Problem(

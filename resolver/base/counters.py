@@ -9,15 +9,15 @@ class CounterName(StrEnum):
 
     CONFLICTS = "conflicts"  # repairs that another writer changed back
     OVER_BUDGET = "over_budget"
-    TOO_SLOW = "too_slow"  # questions that the kernel did not answer in time
+    TOO_SLOW = "too_slow"  # reads of `/proc` that the kernel did not answer in time
     WATCH_EVENTS = "watch_events"
     WATCH_OVERFLOWS = "watch_overflows"
     WATCH_FLOODS = "watch_floods"
     SLOTS_STUCK = "slots_stuck"
-    ZEROS_DISPUTED = "zeros_disputed"  # watchers filled the value in again
+    ZEROS_DISPUTED = "zeros_disputed"  # zeros that watchers overwrote with the earlier value
     UTILIZATION_WRITES = "utilization_writes"
-    WRITES_UNDONE = "writes_undone"  # taken back: the slot had moved, or its owner had ended
-    WRITES_MISSED = "writes_missed"  # not made: the slot had changed
+    WRITES_UNDONE = "writes_undone"  # because the slot had moved, or its owner had ended
+    WRITES_MISSED = "writes_missed"  # because the slot had changed
     QUARANTINES = "quarantines"
     WRITER_FAILURES = "writer_failures"
     IMPLAUSIBLE_SAMPLES = "implausible_samples"
@@ -46,7 +46,7 @@ class CounterByReason(StrEnum):
 class Shortage(StrEnum):
     """Resource that the kernel refused the daemon; counted as ``shortages_<kind>``."""
 
-    IN_FLIGHT = "in_flight"  # ETOOMANYREFS: children inherit descriptors instead
+    IN_FLIGHT = "in_flight"  # ETOOMANYREFS: too many descriptors queued in sockets
     DESCRIPTORS = "descriptors"  # EMFILE, ENFILE
     MEMORY = "memory"  # ENOMEM, ENOBUFS
     PROCESSES = "processes"  # EAGAIN: no further process or thread is allowed

@@ -16,11 +16,10 @@ from resolver.base.text import printable
 with lean():
     import structlog
 
-#: Lines that one container may cause at once, and how many more a second; and the files in its directory.
-_OF_A_CONTAINER, _OF_A_DIRECTORY = (64.0, 1.0), (4.0, 0.25)
+#: Lines about one container, and about one directory: at once, and per second.
+_CONTAINER_QUOTA, _DIRECTORY_QUOTA = (64.0, 1.0), (4.0, 0.25)
 
-#: Causes that one trouble logs.
-_MOST_CAUSES = 8
+_MOST_CAUSES = 8  # logged of one trouble
 
 _outputs: dict[int, Output] = {}  # by descriptor
 
@@ -51,7 +50,7 @@ def _output() -> Any:
     """Return standard error's `Output`, the same after a reload."""
     try:
         fd = sys.stderr.fileno()
-    except (OSError, ValueError):  # no file of the kernel's
+    except (OSError, ValueError):  # it has no descriptor
         return sys.stderr
     return _outputs.setdefault(fd, Output(fd))
 
@@ -70,16 +69,16 @@ def _event_first(_logger: object, _method: str, event: MutableMapping[str, Any])
 
 
 class Journal:
-    """Logger that logs each trouble when it begins and when it ends.
+    """Logs events, and publishes those of a kind in `KINDS`; logs a trouble when it begins and when it ends.
 
-    It publishes events among `KINDS`. Lines about one container are limited; the rest is counted.
+    Lines about one container are limited; those above its quota are counted.
     """
 
     def __init__(self, events: EventLog | None = None) -> None:
-        #: The event with which it began, and its causes, the present one last.
+        #: By trouble: the event that began it, and its causes, the current one last.
         self._troubles: dict[str, tuple[str, tuple[str, ...]]] = {}
-        self._quotas: dict[tuple[str, bool], Bucket] = {}  # by account, and true for a directory
-        self._left_out: dict[tuple[str, bool], Counter[str]] = {}  # lines, since the last one
+        self._quotas: dict[tuple[str, bool], Bucket] = {}  # by name, with True for a directory
+        self._left_out: dict[tuple[str, bool], Counter[str]] = {}  # lines above the quota, by event
         self._events = events
 
     @property
@@ -97,7 +96,7 @@ class Journal:
             now, key = time.monotonic(), (subject, bool(about))
             quota = self._quotas.get(key)
             if quota is None:
-                burst, rate = _OF_A_DIRECTORY if about else _OF_A_CONTAINER
+                burst, rate = _DIRECTORY_QUOTA if about else _CONTAINER_QUOTA
                 quota = self._quotas[key] = Bucket(rate, burst, now=now)
             if key in self._left_out or quota.take(1, now):
                 self._left_out.setdefault(key, Counter())[event] += 1
@@ -128,9 +127,9 @@ class Journal:
         getattr(self.log, level)(event, **fields)
 
     def trouble(self, what: str, why: str, begins: str, ends: str, *, about: str = "", **where: str) -> None:
-        """Log ``begins`` when ``why`` is new, and ``ends`` when it has become empty; ``about`` as in `record`.
+        """Log the event ``begins`` with a new cause ``why``, and ``ends`` once the cause is empty.
 
-        Causes may alternate: each is logged once while the trouble lasts.
+        A cause that returns while the trouble lasts is not logged again. ``about`` is that of `record`.
         """
         _, causes = self._troubles.pop(what, ("", ()))
         if why:

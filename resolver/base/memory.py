@@ -1,4 +1,4 @@
-"""Freed memory goes back to the system: Python and the C library keep it by themselves."""
+"""Returns freed memory to the kernel, which Python and the C library would keep."""
 
 import gc
 from contextlib import suppress
@@ -6,20 +6,19 @@ from mmap import PAGESIZE
 
 from resolver.base.retry import longer
 
-#: Bytes above the least so far that are worth it.
-_WORTH = 1 << 20
-#: Seconds between two tries: free heap can't be seen from outside.
+_WORTH = 1 << 20  # bytes above the lowest level from which trimming is worthwhile
+#: Seconds between two trims. They grow, because how much would be freed can't be read.
 _FIRST, _LONGEST = 2.0, 64.0
 
 
 class Resident:
-    """Our resident memory. `look` gives some back where it has stopped growing above the least so far."""
+    """Resident memory of this process, trimmed when it is above its lowest level and has stopped growing."""
 
     def __init__(self) -> None:
         self._least, self._last, self._pause, self._next = 0, 0, _FIRST, 0.0
 
     def trim(self, now: float) -> None:
-        """Take 20 us, and where there may be something to give back some milliseconds; ``now`` is on any clock."""
+        """Check in 20 us if memory may be free, and return it in some milliseconds. ``now``: seconds of any clock."""
         if now < self._next:
             return
         resident = resident_bytes()
@@ -46,5 +45,5 @@ def give_back() -> None:
     import ctypes
 
     gc.collect()
-    with suppress(OSError, AttributeError):  # a C library without it
+    with suppress(OSError, AttributeError):  # this C library has no malloc_trim
         ctypes.CDLL(None).malloc_trim(0)

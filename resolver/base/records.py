@@ -1,4 +1,4 @@
-"""`NamedTuple` like typing's, for look-ups: importing typing takes as long as starting Python.
+"""A `NamedTuple` without typing, because look-ups import this: typing takes as long as starting Python.
 
 The class is that of `collections.namedtuple`; mypy sees typing's.
 """
@@ -14,7 +14,7 @@ else:
     from collections import namedtuple
 
     class _Record(type):
-        """Makes a named tuple of a class: its annotations are the fields, the rest stays as it is."""
+        """Turns a class into a named tuple: its annotations become fields, its methods stay."""
 
         def __new__(cls, name: str, _bases: tuple[type, ...], body: dict[str, Any]) -> type:
             fields = body.pop("__annotations__", {})

@@ -1,4 +1,4 @@
-"""The command line: finds the command's module and imports that one only, because imports cost a person time."""
+"""The command line. It imports only the named command's module, because imports delay the answer."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import sys
 
 from resolver.base.errors import AccessDenied, Ambiguous, CannotKnow, NoDaemon, ResolverError, UsageError
 
-TYPE_CHECKING = False  # as typing's, which takes longer to load than all that a short command needs
+TYPE_CHECKING = False  # typing takes longer to load than everything else that a short command needs
 if TYPE_CHECKING:
     import argparse
     from types import ModuleType
 
-#: The commands in the order that ``resolver --help`` shows them, each with its line there.
+#: Commands and their descriptions, in the order of ``resolver --help``.
 COMMANDS = {
     "run": "run the daemon, which repairs HAMi's slots",
     "lookup": "print the host PID of a process in a container",
@@ -33,7 +33,7 @@ COMMANDS = {
     "bundle": "collect everything that a bug report needs in one file",
 }
 
-#: An example of each command that takes more than options, at the end of its help.
+#: The example at the end of a command's help.
 _EXAMPLES = {
     "run": "resolver run --dry-run --once",
     "lookup": "resolver lookup ml-prod/trainer-0 7",
@@ -49,7 +49,7 @@ _EXAMPLES = {
     "bundle": "resolver bundle --redact --output node-7.tar.gz",
 }
 
-_WITHOUT = "Without one there are: resolver lookup, reverse, slots, explain, config, doctor"
+_WITHOUT = "These work without a daemon: resolver lookup, reverse, slots, explain, config, doctor"
 
 EXIT_NOT_FOUND = 1
 EXIT_USAGE = 2
@@ -61,7 +61,7 @@ _EXITS = ((UsageError, EXIT_USAGE), (Ambiguous, EXIT_AMBIGUOUS), (CannotKnow, EX
 
 def main(argv: list[str] | None = None) -> int:
     """Entry point of the ``resolver`` command; returns the exit code."""
-    gc.disable()  # loading modules sets it off a dozen times, and all that they are made of stays
+    gc.disable()  # loading modules would trigger a dozen collections that free nothing
     try:
         try:
             return _dispatch(sys.argv[1:] if argv is None else argv)
@@ -84,7 +84,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _discard_output() -> None:
-    """Send the rest of standard output nowhere, so that no later flush fails."""
+    """Redirect standard output to /dev/null, because a later flush would fail."""
     if sys.stdout is not None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

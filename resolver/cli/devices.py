@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
         print(reason, file=sys.stderr)
     if rows:
         right = ("INDEX", "MINOR", "MEMORY", "NUMA", "NVLINKS")
-        # A person has 80 columns: the PCI address is in --json.
+        # A terminal has 80 columns; --json has the rest.
         print_table(COLUMNS, rows, right=right, for_programs=("MINOR", "NUMA", "PCI", "NVLINKS"))
     for gpu in () if answer.error else answer.gpus:
         if gpu.memory_total is None and not gpu.illnesses:
@@ -78,6 +78,6 @@ def _row(gpu: Gpu, answer: Gpus) -> tuple[Cell, ...]:
 
 
 def _reason(illness: Illness) -> str:
-    """Format an illness, with the searchable numbers of XID errors."""
+    """Format an illness; an XID error keeps its number, for people to search for."""
     numbers = re.findall(r"\bXID (\d+)", illness.detail) if illness.reason == "xid" else []
     return " ".join((illness.reason, *numbers))

@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
             pods.learn(asdict(container))
         for event in events:
             pods.learn(event.fields)
-    if args.follow:  # the kept ones come first there, too
+    if args.follow:  # the stream begins with the kept events
         stream = client.stream_events(args.socket, after="0", kinds=args.kind or ())
         events = (convert(event, Event) for event in stream)
     elif args.pod and not any(map(pods.is_chosen, pods.names)):
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     for event in events:
         uid = pods.learn(event.fields)
         if (not args.kind or event.kind in args.kind) and (not args.pod or pods.is_chosen(uid)):
-            # The reader of a pipe waits for it.
+            # In a pipe's buffer an event would wait for the next ones.
             words = " ".join(f"{printable(name)}={_value(value)}" for name, value in event.fields.items())
             line = f"{moment(event.at)}  {printable(event.kind).ljust(18)}  {words}".rstrip()
             print(json.dumps(asdict(event)) if args.json else line, flush=args.follow)

@@ -34,11 +34,11 @@ EXIT_BREAKS, EXIT_UNKNOWN = 1, 4
 _STYLES = {"ok": "green", "soon": "yellow", "unknown": "yellow", "breaks": "red", "after": "dim"}
 _VERDICTS = {
     "breaks": "The chain breaks at",
-    "unknown": "As far as can be seen it does not break; what is not known begins at",
+    "unknown": "The chain holds as far as it is known; the first unknown link is",
     "soon": "resolver is repairing",
 }
 _IDENTITY = ("namespace", "pod", "pod_uid", "container_name", "container_id", "runtime")
-#: A line of a link: two blanks, its state, its name, the finding.
+#: Columns of a link's state and name, after two blanks; the finding follows.
 _STATE, _NAME = 9, 12
 
 
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
 
     documents = read(args.socket)
     if not args.cid:
-        raise UsageError("the container is missing: resolver top lists their names")
+        raise UsageError("name a container: resolver top lists them")
     chains = [explain(documents, container) for container in _chosen(documents, args.cid)]
     if args.json:
         print_json(_document(documents, chains))
@@ -82,7 +82,7 @@ def _grave(documents: Documents) -> Iterator[str]:
 
 
 def _chosen(documents: Documents, text: str) -> list[Container]:
-    """Return the containers with this name: one, or all of one pod."""
+    """Return the container with this name, or all containers of the pod with this name."""
     text = text.strip().rpartition("://")[2]
     candidates = (*documents.containers, *_without_processes(documents))
     chosen = {
@@ -91,7 +91,7 @@ def _chosen(documents: Documents, text: str) -> list[Container]:
     if not chosen:
         without = documents.no_daemon.partition(". ")[0]
         by = f" (read without a daemon: {without})" if without else ""
-        raise not_found(text, f". One that shares a PID namespace and uses no GPU is not listed{by}")
+        raise not_found(text, f". A container that shares a PID namespace and uses no GPU is not listed{by}")
     with_file = {
         key: container for key, container in chosen.items() if container.regions or not container.container_id
     }
@@ -127,7 +127,7 @@ def _title(container: Container) -> str:
 
 
 def _document(documents: Documents, chains: list[Explained]) -> dict[str, object]:
-    """Return the object for programs; ``breaks`` is the first broken link, with its owner's PID."""
+    """Return the answer of ``--json``; ``breaks`` is the first broken link, with its owner's PID."""
     containers = []
     for chain in chains:
         names = {name: getattr(chain.view.container, name) or None for name in _IDENTITY}
@@ -142,16 +142,16 @@ def _document(documents: Documents, chains: list[Explained]) -> dict[str, object
 def _print(documents: Documents, chains: list[Explained]) -> None:
     by = f"By the daemon, {duration(time.time() - documents.status.at)} ago"
     without = documents.no_daemon
-    _say(f"Read without a daemon, which writes nothing: {without}" if without else by)
+    _print_wrapped(f"By a read-only check, because no daemon could be asked: {without}" if without else by)
     for trouble in _grave(documents):
-        _say(trouble, "red")
+        _print_wrapped(trouble, "red")
     if documents.settings_by:
-        _say(f"Settings: {documents.settings_by}")
+        _print_wrapped(f"Settings: {documents.settings_by}")
     for chain in chains:
         print()
         container = chain.view.container
         short_id = f", {container.runtime or 'container'} {container.container_id[:12]}"
-        _say(f"{_title(container)}{short_id if container.container_id else ''}", "bold")
+        _print_wrapped(f"{_title(container)}{short_id if container.container_id else ''}", "bold")
         for link in chain.links:
             _print_link(link)
         for owner in chain.owners:
@@ -164,12 +164,12 @@ def _print(documents: Documents, chains: list[Explained]) -> None:
         print(styled("finally", "bold"))
         _print_link(chain.end)
         print()
-        _say(_verdict(chain))
+        _print_wrapped(_verdict(chain))
         for record in chain.view.without_slot:
             process, for_long = record.process, duration(time.time() - record.since)
             why = ". ".join("; fix: ".join(cause.for_terminal()) for cause in record.causes)
             slotless = f"PID {process.host_pid} on the host, {process.comm}, has had no slot for {for_long}"
-            _say(f"{slotless}: {why or 'the cause is not known yet'}.")
+            _print_wrapped(f"{slotless}: {why or 'the cause is not known yet'}.")
 
 
 def _print_link(link: Link) -> None:
@@ -191,6 +191,6 @@ def _verdict(chain: Explained) -> str:
     return "The chain holds: HAMi's monitors of every version report NVML's values."
 
 
-def _say(text: str, style: str = "") -> None:
+def _print_wrapped(text: str, style: str = "") -> None:
     for line in wrapped(printable(text)):
         print(styled(line, style))

@@ -1,4 +1,4 @@
-"""The settings that a command uses: those of the running daemon, else those that one would start with here."""
+"""The settings that a command uses: the running daemon's, or else those of a daemon started here."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _SECONDS = 1.0
 
 
 class _StatusSettings(Struct):
-    """The part of `resolver.api.status.Status` that is used here: the whole takes longer to load than `reverse`."""
+    """Part of `resolver.api.status.Status`, whose module takes longer to load than all of `reverse`."""
 
     settings: list[config.Setting]
 
 
 class InForce(NamedTuple):
-    """Settings, and where each comes from: for `origin_of`."""
+    """Settings and their origins, empty for a daemon's; ``source`` names the daemon, or says why none was asked."""
 
     settings: Settings
     origins: Mapping[str, str]
@@ -40,7 +40,7 @@ class InForce(NamedTuple):
 
 
 def settings_in_force(socket_path: str | None) -> InForce:
-    """Return the daemon's settings, else those of file and environment."""
+    """Return the daemon's settings, or else those of the file and the environment."""
     where = client.socket_of(socket_path)
     try:
         reported = ask(_StatusSettings, "/v1/status", where, _SECONDS).settings
@@ -55,7 +55,7 @@ def settings_in_force(socket_path: str | None) -> InForce:
 
 
 def environment() -> dict[str, str]:
-    """Return this process's variables, and those of the package's unit, which a shell does not have."""
+    """Return this process's variables, and those that only the package's unit sets."""
     try:
         with open(UNIT_SETTINGS, encoding="utf-8") as file:
             lines = [line.strip() for line in file]

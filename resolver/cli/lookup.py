@@ -12,17 +12,15 @@ from types import SimpleNamespace
 from resolver import client
 from resolver.base.errors import CannotKnow, NotFound
 
-TYPE_CHECKING = False  # as typing's: neither it nor argparse nor re is loaded for the plain question
+TYPE_CHECKING = False  # typing, argparse and re take longer to load than a plain look-up
 if TYPE_CHECKING:
     import argparse
     from typing import Any
 
     Arguments = argparse.Namespace | SimpleNamespace
 
-#: A slower daemon is not waited for: the kernel can answer, too.
-_SECONDS = 0.1
-#: Where only the daemon can answer.
-_PATIENCE = 5.0
+_SECONDS = 0.1  # for the daemon's answer, before the kernel is asked
+_PATIENCE = 5.0  # seconds for it when only the daemon can answer
 _SHORTEST_ID, _FULL_ID = 6, 64
 _HEX, _DIGITS = frozenset("0123456789abcdef"), frozenset("0123456789")
 
@@ -77,7 +75,7 @@ def run(args: Arguments) -> int:
 
             args.cid = resolve(args.cid, args.socket)
         process = {} if (text := _from_daemon(args)) else _by_id_or_name(args)
-    except OSError as error:  # out of descriptors or memory: no answer, and not the answer that there is none
+    except OSError as error:  # out of descriptors or memory, which is no proof of absence
         raise CannotKnow(f"the kernel refused: {error}") from error
     if args.json and not text:
         import json
@@ -88,9 +86,9 @@ def run(args: Arguments) -> int:
 
 
 def _by_id_or_name(args: Arguments) -> dict[str, Any]:
-    """Look up an id first, and then the start of a pod's UID that looks like one."""
+    """Look up the text as an id, or else as the start of a pod's UID, which may look like an id."""
     try:
-        return _by_ourselves(args)
+        return _from_kernel(args)
     except NotFound:
         if len(_id_in(args.cid)) == _FULL_ID:
             raise
@@ -99,11 +97,11 @@ def _by_id_or_name(args: Arguments) -> dict[str, Any]:
         given, args.cid = args.cid, resolve(args.cid, args.socket, is_no_id=True)
         if args.cid == given:
             raise
-        return _by_ourselves(args)
+        return _from_kernel(args)
 
 
-def _by_ourselves(args: Arguments) -> dict[str, Any]:
-    """Ask the kernel. Users without the right to see it ask the daemon, if their group may."""
+def _from_kernel(args: Arguments) -> dict[str, Any]:
+    """Ask the kernel; without the right to read its answer, ask the daemon."""
     from resolver.linux.procfs import Procfs
     from resolver.lookup import forward
 
@@ -123,8 +121,8 @@ def _by_ourselves(args: Arguments) -> dict[str, Any]:
 def _from_daemon(args: Arguments) -> str | None:
     """Return the daemon's answer; None if the kernel has to be asked.
 
-    This takes a full id: checking that a prefix is unique means reading every container. A malformed answer, or
-    one about another process, counts as none.
+    The daemon is asked for a full id only: for a prefix it would read every container. A malformed answer, or one
+    about another process, is ignored.
     """
     container_id = _id_in(args.cid)
     if len(container_id) < _FULL_ID or args.pidns is not None or args.ns_pid < 1:

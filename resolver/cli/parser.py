@@ -1,4 +1,4 @@
-"""The parser of a command line, and its values."""
+"""Parser of a command's arguments, and the types of their values."""
 
 import argparse
 from typing import Any, NoReturn
@@ -7,14 +7,14 @@ _MOST_DIGITS, _MOST_SHOWN = 40, 20
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse's, without abbreviations."""
+    """An argument parser that refuses abbreviated options."""
 
     def __init__(self, prog: str, usage: str | None = None, description: str = "", epilog: str = "") -> None:
         formatter = argparse.RawDescriptionHelpFormatter
         super().__init__(prog, usage, description, epilog, formatter_class=formatter, allow_abbrev=False)
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Refuse ``-o json``: ``json`` would count as the first argument."""
+        """Refuse ``-o json``, where argparse would take ``json`` for the first argument."""
         if "-o" in (args or ()) and "--json" in self._option_string_actions:
             self.error("there is no -o: --json prints JSON")
         return super().parse_args(args, namespace)
@@ -28,7 +28,7 @@ def number(text: str) -> int:
     """Return a PID or an inode: a number of at most 40 digits."""
     if not (text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS):
         shown = text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
-        raise argparse.ArgumentTypeError(f"{shown!r} is no number of up to {_MOST_DIGITS} digits")
+        raise argparse.ArgumentTypeError(f"{shown!r} is not a number of at most {_MOST_DIGITS} digits")
     return int(text)
 
 

@@ -1,4 +1,4 @@
-"""Facts for people about a process: user, command, start and cost."""
+"""A process's user, command, start, CPU time and memory, for people to read."""
 
 import os
 from types import SimpleNamespace
@@ -13,7 +13,7 @@ _MOST_SHOWN = 300  # characters of a command line: a tenant may make it megabyte
 
 
 class ProcessSummary(NamedTuple):
-    """``started_at`` is Unix time, ``memory`` resident bytes. None: it is gone, or this user may not know it."""
+    """``started_at`` is Unix time, ``memory`` resident bytes. None: it ended, or this user may not read it."""
 
     user: str | None = None
     command_line: tuple[str, ...] | None = None
@@ -36,14 +36,14 @@ class ProcessSummary(NamedTuple):
 
 
 def facts_of(host_pid: int, start_time: int | None = None) -> ProcessSummary:
-    """Read the facts of the process with this PID; with ``start_time`` (ticks since boot) of no later one."""
-    import psutil  # for people only: it takes longer to load than most commands to run
+    """Read the facts of a process; none of a later one with its PID, if ``start_time`` (ticks since boot) is given."""
+    import psutil  # it takes longer to load than most commands to run
 
     try:
-        if os.stat("/proc/self/ns/pid").st_ino != HOST_PIDNS:  # the PID is another process's here
+        if os.stat("/proc/self/ns/pid").st_ino != HOST_PIDNS:  # here the PID is another process's
             return ProcessSummary()
         facts = SimpleNamespace(**psutil.Process(host_pid).as_dict(_ATTRIBUTES, ad_value=None))
-        # Last: the PID was this process's during every read above.
+        # Checked last, this proves that no read above was of another process.
         if start_time is not None and Procfs().start_time(host_pid) != start_time:
             return ProcessSummary()
     except (psutil.NoSuchProcess, ProcessGone, AccessDenied, OSError):

@@ -1,11 +1,11 @@
-"""Processes held by a descriptor. Imports next to nothing, for the slot writer."""
+"""Processes held by a descriptor. Few imports, because the slot writer loads this module."""
 
 from __future__ import annotations
 
 import os
 import select
 
-TYPE_CHECKING = False  # as of typing, which is not imported: it costs the slot writer more than all of this
+TYPE_CHECKING = False  # typing would cost the slot writer more than this module
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Self
@@ -23,7 +23,7 @@ class HeldProcess:
         self.is_pidfd = is_pidfd
 
     def alive(self) -> bool:
-        """Check if the thread group still runs: facts read under its PID before are valid."""
+        """Check if the thread group still runs; if so, all that was read under its PID is its own."""
         return handle_alive(self.fd, is_pidfd=self.is_pidfd)
 
     def close(self) -> None:
@@ -39,7 +39,7 @@ class HeldProcess:
 
 
 def fetch(host_pid: int, fds: Iterable[int]) -> list[int]:
-    """Copy a child's descriptors (pidfd_getfd(2), Linux 5.6); none is in flight meanwhile.
+    """Copy a child's descriptors (pidfd_getfd(2), Linux 5.6), without queueing them in a socket.
 
     Needs CAP_SYS_PTRACE, or all capabilities of the child. Raises OSError.
     """
@@ -65,7 +65,7 @@ def fetch(host_pid: int, fds: Iterable[int]) -> list[int]:
 
 
 def handle_alive(fd: int, *, is_pidfd: bool) -> bool:
-    """Check if the process behind a pidfd or ``/proc/<pid>`` still runs; not if unreaped."""
+    """Check if the process behind a pidfd or ``/proc/<pid>`` still runs; a zombie does not."""
     if is_pidfd:
         poll = select.poll()
         poll.register(fd, select.POLLIN)

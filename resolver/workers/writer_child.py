@@ -1,11 +1,11 @@
-"""The slot writer's process: serves `slot_writer`'s messages, and between them sets held words right at once.
+"""The slot writer's process: carries out the orders of `slot_writer`, and corrects held words in between.
 
-A watcher sets its container's words wrong at each tick, and sleeps 120 ms between two. After a tick, its file is
-compared again from the moment when the same watcher's next tick can come. All files are compared every 30 to 60 ms,
-which finds unexpected watchers. A seccomp filter allows this process nothing more.
+A watcher may write a wrong value at each tick, every 120 ms. After a correction, the process checks the file again
+when that watcher's next tick is due. It compares all files every 30 to 60 ms, to find unexpected watchers. A seccomp
+filter forbids everything else.
 """
 
-import _socket  # without the module around it, which is a tenth of this process
+import _socket  # the socket module would be a tenth of this process
 import array
 import mmap
 import os
@@ -18,14 +18,14 @@ from resolver.workers import slot_writer
 from resolver.workers.child import inherited
 from resolver.workers.slot_writer import DONE, HEAD, HOLD, HOLDS, ORDER, REPORT, SLOTS, Words, serve
 
-#: Seconds: between two comparisons of all files, in no step with ticks; least time between two of a watcher's ticks;
-#: between two looks; for which a late tick is waited for.
-_ALL, _TICK, _PAUSE, _LATE = 0.029, 0.12, 0.0006, 0.05
-#: Seconds: by which a watcher is expected later after a look in vain, or sooner without; before a look, a file is not
-#: compared besides.
-_LATER, _SOONER, _SOON = 0.00005, 0.0001, 0.002
-_FEW = 3  # watchers that are told apart by their ticks
-#: A hold ends with these; others are tried again.
+#: Least seconds between comparisons of all files (out of step with ticks), a watcher's ticks, and checks.
+_ALL, _TICK, _PAUSE = 0.029, 0.12, 0.0006
+_LATE = 0.05  # seconds for which an overdue tick is still expected
+#: Seconds by which a watcher's period grows after a late tick, and shrinks after an early one.
+_LATER, _SOONER = 0.00005, 0.0001
+_SOON = 0.002  # a comparison of all files leaves out those with a check due within these seconds
+_FEW = 3  # most watchers whose ticks are predicted; with more, a file is checked at each pause
+#: Outcomes that end a hold; after others the write is tried again.
 _FINAL = slot_writer.OWNER_GONE, slot_writer.WRONG_SIZE, slot_writer.TOO_OFTEN
 
 
@@ -56,7 +56,7 @@ def main() -> int:
 
 
 class _HeldWord:
-    """A held word, and its report. ``standing``: the value that is taken for right."""
+    """A held word and its report; a value other than ``standing`` is corrected."""
 
     __slots__ = "at", "corrections", "foreign", "order", "outcome", "standing", "value"
 
@@ -76,7 +76,7 @@ class _HeldFile(Words):
         at, count = HEAD.size + HOLD.size, count & ~HOLDS
         self.words = [_HeldWord(ORDER.unpack_from(message, at + n * ORDER.size)) for n in range(count)]
         self._slots = SLOTS.unpack_from(message, at + count * ORDER.size)
-        self.watchers, self.period = len(descriptors) - 2, period  # of their ticks, as far as known
+        self.watchers, self.period = len(descriptors) - 2, period  # of their ticks, estimated
         self._second, self._changes, self.compared = 0, 0, 0.0
         self._handles: list[int] = []
         try:
@@ -86,7 +86,7 @@ class _HeldFile(Words):
             raise
 
     def set_right(self, now: float) -> bool:
-        """Correct the words that differ; True if there was one."""
+        """Correct the words that differ; return True if one was corrected."""
         corrected, self.compared = False, now
         for word in self.words:
             if self.view[word.at] != word.standing and word.outcome == DONE:
@@ -122,17 +122,17 @@ class _HeldFile(Words):
 
 
 class HeldWords:
-    """Held words, by file. The note names the file that is touched, for the daemon if SIGBUS ends this process."""
+    """Held words by file. The note has the key of the file in use: the daemon reads it if SIGBUS ends this process."""
 
     def __init__(self) -> None:
         self.files: dict[int, _HeldFile] = {}
         self._note = memoryview(bytearray(8)).cast("Q")
-        self._compared = 0.0  # when all were
-        #: A heap: when, at which file, since when a tick is expected, how often in a row it was earlier.
-        self._looks: list[tuple[float, int, float, int]] = []
+        self._compared = 0.0  # time of the last comparison of all files
+        #: Heap of checks: time, file's key, time when the tick is due, and how many ticks in a row came early.
+        self._checks: list[tuple[float, int, float, int]] = []
 
     def replace(self, message: bytes, descriptors: list[int]) -> bytes:
-        """Hold these words of a file and no others; returns reports of those before."""
+        """Hold these words of a file instead of its earlier ones; return the reports of the earlier ones."""
         key, _ = HOLD.unpack_from(message, HEAD.size)
         before = self.files.pop(key, None)
         words = before.words if before else ()
@@ -144,47 +144,47 @@ class HeldWords:
             try:
                 self.files[key] = _HeldFile(message, descriptors, before.period if before else _TICK)
             except (OSError, ValueError):
-                return answer or b"\0"  # the next order in this file has the reason
+                return answer or b"\0"  # the next order for this file reports the error
             self._set_right(key, time.monotonic())
         return answer or b"\0"
 
     def tick(self) -> float:
-        """Compare the files that are due; returns seconds until the next ones.
+        """Compare the files that are due; return the seconds until the next one is.
 
-        After a look that came too late, the next one is sooner, each time twice as much: the wrong value may have been
-        another watcher's.
+        After an early tick the next check comes sooner, each time by twice as much: the tick may have been another
+        watcher's.
         """
-        now, looks = time.monotonic(), self._looks
+        now, checks = time.monotonic(), self._checks
         if now >= self._compared + _ALL:
             before, self._compared = self._compared, now
             for key in self._differing():
                 file = self.files[key]
                 due = now if file.watchers > _FEW else max(before, file.compared) + _TICK
-                soon = any(look[1] == key and look[0] < now + _SOON for look in looks)
+                soon = any(check[1] == key and check[0] < now + _SOON for check in checks)
                 if not soon and self._set_right(key, now):
-                    heappush(looks, (due, key, due, 0))
-        while looks and looks[0][0] <= now:
-            at, key, due, hits = heappop(looks)
+                    heappush(checks, (due, key, due, 0))
+        while checks and checks[0][0] <= now:
+            at, key, due, hits = heappop(checks)
             if key not in self.files:
                 continue
             file = self.files[key]
             corrected = self._set_right(key, now)
             if file.watchers > _FEW:
-                heappush(looks, (now + _PAUSE, key, now, 0))
+                heappush(checks, (now + _PAUSE, key, now, 0))
             elif corrected:
                 hits = hits + 1 if at == due else 0
                 file.period = max(_TICK, file.period + (-_SOONER if hits else _LATER))
                 due = (due - _SOONER * 2 ** min(hits, 6) if hits else now) + file.period
-                heappush(looks, (due, key, due, hits))
-                if file.watchers + len(file.words) > 2:  # others may follow at once
-                    heappush(looks, (now + _PAUSE, key, now - _LATE + 2 * _PAUSE, 0))
+                heappush(checks, (due, key, due, hits))
+                if file.watchers + len(file.words) > 2:  # other watchers' ticks may follow at once
+                    heappush(checks, (now + _PAUSE, key, now - _LATE + 2 * _PAUSE, 0))
             elif now < due + _LATE:
-                heappush(looks, (now + max(_PAUSE, (now - due) / 8), key, due, hits))
-        due = self._compared + 2 * _ALL  # sooner with another file's look
-        return max(_PAUSE, min(due, looks[0][0] if looks else due) - now)
+                heappush(checks, (now + max(_PAUSE, (now - due) / 8), key, due, hits))
+        due = self._compared + 2 * _ALL  # an earlier check compares all files, too, once `_ALL` has passed
+        return max(_PAUSE, min(due, checks[0][0] if checks else due) - now)
 
     def _differing(self) -> list[int]:
-        """Return the files with a word that differs; in one go, since it is most of the work."""
+        """Return the keys of files with a differing word. Most of the work is here, so it calls no function."""
         keys, note = [], self._note
         for key, file in self.files.items():
             note[0], view = key, file.view
