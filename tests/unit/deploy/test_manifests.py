@@ -193,15 +193,6 @@ def test_page_removes_the_reporters_objects(tmp_path: Path) -> None:
     ]
 
 
-def test_the_sidecar_is_the_base_s_container() -> None:
-    base, sidecar = (container_of(pod_of(render(EVERY[name]))) for name in ("base", "sidecar"))
-    probes = {each for each in base if each.endswith("Probe")}
-    same = base.keys() - probes - {"ports", "volumeMounts"}
-    assert {name: sidecar[name] for name in same} == {name: base[name] for name in same}
-    # Nothing may say that HAMi's pod is not ready, or not started.
-    assert sidecar.keys() == base.keys() - {"readinessProbe", "startupProbe"}
-
-
 def test_sidecar_keeps_hami_and_can_be_removed() -> None:
     (before,) = load(FIXTURES / "sidecar/hami.yaml")
     (patched,) = render(FIXTURES / "sidecar")
@@ -217,6 +208,11 @@ def test_sidecar_keeps_hami_and_can_be_removed() -> None:
     assert len(names) == len(set(names)) == 2
     (out,) = load(SIDECAR / "remove.yaml")
     assert merged(patched, out) == before
+    base, sidecar = (container_of(pod_of(render(EVERY[name]))) for name in ("base", "sidecar"))
+    # Nothing may say that HAMi's pod is not ready, or not started.
+    assert sidecar.keys() == base.keys() - {"readinessProbe", "startupProbe"}
+    same = sidecar.keys() - {"livenessProbe", "ports", "volumeMounts"}
+    assert {name: sidecar[name] for name in same} == {name: base[name] for name in same}
 
 
 def test_seccomp_profile_allows_bpf_and_less_than_default() -> None:
