@@ -213,7 +213,7 @@ def test_a_process_is_read_once_for_all_files(room: Room, monkeypatch: pytest.Mo
         each.close()
 
 
-async def test_process_that_makes_the_lane_wait_delays_only_its_namesakes(room: Room) -> None:
+async def test_process_that_makes_the_lane_wait_delays_its_namesakes(room: Room) -> None:
     room.put(100)
     room.put(200, OTHER, B)
     room.names.refresh()
