@@ -2,8 +2,8 @@
 
     make bench && make figures ARGS=bench.json
 
-With a file its figures are taken over into docs/bench.json first, those of some parts of the bench if it has no more;
-the tables are made from there.
+The tables come from docs/bench.json. Figures of a given file replace those there first; a file may have only some
+parts of the bench.
 """
 
 import json
@@ -21,9 +21,9 @@ Row = dict[str, Any]
 ROOT: Final = Path(__file__).parent.parent.parent
 DATA: Final = ROOT / "docs/bench.json"
 FLEET: Final = 10_000
-#: First words of an attack's rows; the first row names the loop's figure after a colon.
+#: Start of an attack's first row, which names its figure, the loop's time, after a colon.
 HOSTILE: Final = "under "
-#: Column -> the rows in it.
+#: Rows by column of the attacks' table.
 _HOSTILE: Final = {
     "loop in one go, CPU / wall, ms": ("loop", "and by the wall"),
     "good repair, median / 99 %, ms": (
@@ -44,11 +44,11 @@ _HOSTILE: Final = {
 
 
 class FigureError(Exception):
-    """A figure of a table was not measured; the sentence says what, and by which part of the bench."""
+    """A figure of a table is missing; the message names it and the part of the bench that measures it."""
 
 
 class Figures:
-    """The rows of a bench: groups of a row and those that are set in below it."""
+    """The rows of a bench in groups: a row, and the indented rows below it."""
 
     def __init__(self, measured: dict[str, Any]) -> None:
         self.machine = measured["machine"]
@@ -60,7 +60,7 @@ class Figures:
                 self.groups.append([row])
 
     def row(self, name: str, inset: str = "") -> Row:
-        """The first row whose name begins like that, or one below such a row."""
+        """Return the first row whose name starts with ``name``, or with ``inset`` the indented row below it."""
         for first, *insets in self.groups:
             for row in (insets if inset else [first]) if first["name"].startswith(name) else ():
                 if row["name"].startswith(f"  {inset}" if inset else name):
@@ -75,7 +75,7 @@ class Figures:
 
 
 def number(value: float) -> str:
-    """Three digits that count, no more after the point than a reader needs."""
+    """Format a figure with three significant digits, two below 0.01."""
     if value == 0:
         return "0"
     if abs(value) >= 100:
@@ -83,10 +83,11 @@ def number(value: float) -> str:
     return f"{value:.3g}" if abs(value) >= 0.01 else f"{value:.2g}"
 
 
-def whole_table(found: Figures) -> list[str]:
+def whole_table(figures: Figures) -> list[str]:
     """Every row of the bench that is in no other table."""
-    machine, others = found.machine, (HOSTILE, "scrape of ", "monitor of ", integral.USE)
-    lines = [_line(row) for group in found.groups if not group[0]["name"].startswith(others) for row in group]
+    machine, others = figures.machine, (HOSTILE, "scrape of ", "monitor of ", integral.USE)
+    groups = (group for group in figures.groups if not group[0]["name"].startswith(others))
+    lines = [_line(row) for group in groups for row in group]
     return [
         f"On Linux {machine['kernel']}, {machine['cores']} cores, Python {machine['python']}:",
         "",
@@ -103,29 +104,29 @@ def _line(row: Row) -> list[str]:
     return [name.replace("|", "\\|"), value, bound, row["beside"].replace("|", "\\|")]
 
 
-def short_table(found: Figures) -> list[str]:
+def short_table(figures: Figures) -> list[str]:
     slot = "a slot's appearance"
-    soon, late = number(found.value(slot)), number(found.value(slot, "99 %"))
+    soon, late = number(figures.value(slot)), number(figures.value(slot, "99 %"))
     lines = [
         ("a slot's appearance to its right `hostpid`", f"{soon} ms; for 99 % {late} ms"),
-        ("CPU, 64 quiet containers, 8 GPUs", f"{number(found.value('CPU of a quiet node'))} % of a core"),
-        ("memory, with all its children", f"{number(found.value('memory of all of it, idle'))} MiB"),
+        ("CPU, 64 quiet containers, 8 GPUs", f"{number(figures.value('CPU of a quiet node'))} % of a core"),
+        ("memory, with all its children", f"{number(figures.value('memory of all of it, idle'))} MiB"),
     ]
     return tables.rows(("", ""), lines)
 
 
-def scaling_table(found: Figures) -> list[str]:
-    """What nodes send, and what a fleet of the usual one makes of it."""
+def scaling_table(figures: Figures) -> list[str]:
+    """Sizes of nodes' scrapes, and the load that 10,000 usual nodes put on Prometheus."""
 
     def sizes(shape: tuple[int, int, int, int]) -> tuple[int, float]:
         name = f"scrape of {scrape.words_of(shape)}"
-        return int(found.row(name)["beside"].removesuffix(" series")), found.value(name, "text")
+        return int(figures.row(name)["beside"].removesuffix(" series")), figures.value(name, "text")
 
     nodes = []
     for words, shape in ((scrape.words_of(shape), shape) for shape in scrape.SHAPES):
         series, size = sizes(shape)
         nodes.append(
-            (words, f"{series:,}", f"{size:.0f} KiB", f"{number(found.value(f'scrape of {words}'))} ms")
+            (words, f"{series:,}", f"{size:.0f} KiB", f"{number(figures.value(f'scrape of {words}'))} ms")
         )
     (series, size), fleet = sizes(scrape.USUAL), []
     for seconds in (15, 30, 60):
@@ -145,20 +146,19 @@ def scaling_table(found: Figures) -> list[str]:
 
 
 def _pivoted(entries: Iterable[tuple[str, str, Row]]) -> tuple[list[str], dict[str, dict[str, Row]]]:
-    """The columns, and the worst row of each line and column."""
+    """Return the columns, and the worst row by line and column."""
     lines: dict[str, dict[str, Row]] = {}
     for line, column, row in entries:
         cells = lines.setdefault(line, {})
-        cells[column] = max(cells.get(column, row), row, key=lambda each: float(each["value"]))
+        cells[column] = max(cells.get(column, row), row, key=lambda candidate: float(candidate["value"]))
     return list(dict.fromkeys(column for cells in lines.values() for column in cells)), lines
 
 
-def values_table(found: Figures) -> list[str]:
-    """How long upstream's monitors report a wrong value, the worst of them, by what the tenants run and their GPUs."""
+def values_table(figures: Figures) -> list[str]:
+    """Longest time for which a monitor of HAMi reports a wrong value, by the tenants' library and number of GPUs."""
     pattern = r"monitor of .+, tenants of (.+), (\d+ GPUs?): .+"
-    shapes, lines = _pivoted(
-        (match[1], match[2], row) for row, *_ in found.groups if (match := re.fullmatch(pattern, row["name"]))
-    )
+    matches = ((re.fullmatch(pattern, row["name"]), row) for row, *_ in figures.groups)
+    shapes, lines = _pivoted((match[1], match[2], row) for match, row in matches if match)
     body = [
         [
             name,
@@ -170,9 +170,9 @@ def values_table(found: Figures) -> list[str]:
     return tables.rows(("tenants of", *shapes, "aimed at, or less"), body)
 
 
-def usage_table(found: Figures) -> list[str]:
+def usage_table(figures: Figures) -> list[str]:
     """The error of each case of GPU use: before and after a restart, and with NVIDIA's library."""
-    named = [(row["name"], row) for row, *_ in found.groups if row["name"].startswith(integral.USE)]
+    named = [(row["name"], row) for row, *_ in figures.groups if row["name"].startswith(integral.USE)]
     parts = [(name.removeprefix(integral.USE).partition(": "), row) for name, row in named]
     runs, lines = _pivoted((case, run, row) for (run, _, case), row in parts)
     body = []
@@ -182,16 +182,16 @@ def usage_table(found: Figures) -> list[str]:
     return tables.rows(("", *runs, "aimed at, or less"), body)
 
 
-def hostile_table(found: Figures) -> list[str]:
-    """What each attack does to everybody else at its largest size: a line for each, a column for each measure."""
+def hostile_table(figures: Figures) -> list[str]:
+    """Effect of each attack, at its largest size, on the node's other users: a line per attack, a column per figure."""
     sizes: dict[str, tuple[str, dict[str, Row]]] = {}  # the later, the larger
-    for first, *insets in found.groups:
+    for first, *insets in figures.groups:
         if first["name"].startswith(HOSTILE):
             name = first["name"].removeprefix(HOSTILE).partition(": ")[0]
             measured = {"loop": first} | {row["name"].strip(): row for row in insets}
             sizes[re.sub(r"\d[\d,]*", "N", name, count=1)] = name, measured
     body = [
-        [name, *(_cell([measured[each] for each in names]) for names in _HOSTILE.values())]
+        [name, *(_cell([measured[row_name] for row_name in names]) for names in _HOSTILE.values())]
         for name, measured in sizes.values()
     ]
     usual = next(iter(sizes.values()))[1]
@@ -201,13 +201,13 @@ def hostile_table(found: Figures) -> list[str]:
 
 
 def _cell(rows: list[Row], digits: int = 1) -> str:
-    """The values; bold if one is above what is aimed at."""
+    """Format the values; bold if one is above its bound."""
     missed = any(row["bound"] is not None and row["value"] > row["bound"] for row in rows)
     text = " / ".join(number(round(row["value"], digits)) for row in rows)
     return f"**{text}**" if missed else text
 
 
-#: Document and table, and the lines of it.
+#: Builder of a table's lines, by document and table.
 TABLES: Final[dict[tuple[str, str], Callable[[Figures], list[str]]]] = {
     ("docs/performance.md", "bench"): whole_table,
     ("docs/performance.md", "bench-scaling"): scaling_table,
@@ -218,29 +218,29 @@ TABLES: Final[dict[tuple[str, str], Callable[[Figures], list[str]]]] = {
 }
 
 
-def taken_over(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """What was measured anew in the place of what it replaces, the rest as it was."""
+def with_replaced_groups(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """Return the old figures, with the groups of rows that were measured again replaced."""
     rows = {_key(group[0]): group for measured in (old, new) for group in Figures(measured).groups}
-    groups = sorted(rows.values(), key=lambda group: group[0]["name"].startswith(HOSTILE))  # those come last
+    groups = sorted(rows.values(), key=lambda group: group[0]["name"].startswith(HOSTILE))  # attacks last
     return {"machine": new["machine"], "results": [row for group in groups for row in group]}
 
 
 def _key(row: Row) -> str:
-    """Its name; by how many processes there were more than meant doesn't count."""
+    """Return a row's name, without the part of its number of processes that varies from run to run."""
     name = re.sub(r"\d+(?= in the map| namespaces)", "N", row["name"])
-    return re.sub(r"\d+(?= processes$)", lambda found: f"{float(found[0]):.0e}", name)
+    return re.sub(r"\d+(?= processes$)", lambda count: f"{float(count[0]):.0e}", name)
 
 
 def main() -> int:
-    """Take the figures over, if a file is given, and make all tables anew."""
+    """Replace the figures of a given file, and write all tables."""
     try:
         measured = json.loads(DATA.read_text())
         if sys.argv[1:]:
-            measured = taken_over(measured, json.loads(Path(sys.argv[1]).read_text()))
-        found = Figures(measured)
+            measured = with_replaced_groups(measured, json.loads(Path(sys.argv[1]).read_text()))
+        figures = Figures(measured)
         texts = {name: (ROOT / name).read_text() for name, _ in TABLES}
         for (name, place), table in TABLES.items():
-            texts[name] = tables.written(texts[name], place, table(found))
+            texts[name] = tables.written(texts[name], place, table(figures))
         DATA.write_text(json.dumps(measured, indent=1) + "\n")
         for name, text in texts.items():
             (ROOT / name).write_text(text)

@@ -1,4 +1,4 @@
-"""The daemon's cost, everything on: 64 containers on 8 GPUs where nothing happens or tenants start, 256 under load."""
+"""CPU and memory of the daemon: 64 containers on 8 GPUs, idle or with starting processes, and 256 under load."""
 
 import time
 from collections import deque
@@ -14,16 +14,16 @@ from tests.fakes.node import Node
 from tests.fakes.process import Tenant
 
 _CONTAINERS, _GPUS, _SECONDS = 64, 8, 30.0
-_SETTLE_SECONDS = 75.0  # a minute after a start, files are read rarely
+_SETTLE_SECONDS = 75.0  # files are read often during the first minute
 _AIM = 0.35  # per cent of a core
-_STARTS = 1, 3  # a second; for the requests in the chart's README
-_LIVING = 12  # of those that were started
+_STARTS = 1, 3  # processes a second, for the resource requests in the chart's README
+_LIVING = 12  # most started processes that run at a time
 #: Of 256 containers, under load; the stand-in for the driver knows 256 processes.
 _BUSY = 224
 
 
 class Idle(NamedTuple):
-    """CPU in per cent of a core, and how often a thread gave up the CPU of its own accord, a second."""
+    """CPU in per cent of a core, and voluntary context switches a second."""
 
     cpu: Cpu
     wakes: float
@@ -34,7 +34,7 @@ def measure(scratch: Path) -> list[RowValues]:
 
 
 def _busy(scratch: Path) -> list[RowValues]:
-    """256 containers, most with a process under load, whose watchers write its utilization."""
+    """Measure 256 containers, most with a busy process, whose watchers write its utilization."""
     with Node(scratch / "busy", "535.183.01") as node:
         progress(f"256 containers, {_BUSY} with a busy process")
         for number in range(256):
@@ -54,7 +54,7 @@ def _busy(scratch: Path) -> list[RowValues]:
 
 
 def _quiet(scratch: Path) -> list[RowValues]:
-    """With a process that idles in each container, with starts in addition, and then without any process."""
+    """Measure an idle process in each container, then starts beside them, then no process."""
     devices = [
         *DEFAULT_DEVICES[:1],
         *(Device(f"GPU-{number:08x}-0000-4000-8000-000000000000") for number in range(1, _GPUS)),
@@ -81,8 +81,8 @@ def _quiet(scratch: Path) -> list[RowValues]:
     return [
         *_rows(f"CPU of a quiet node, {_CONTAINERS} idle processes with a slot, {_GPUS} GPUs", with_slots),
         *(
-            (f"  with {rate} starts a second", sum(each.cpu), "% core", None, "")
-            for rate, each in starting.items()
+            (f"  with {rate} starts a second", sum(idle.cpu), "% core", None, "")
+            for rate, idle in starting.items()
         ),
         *_rows(f"CPU with {_CONTAINERS} cache files and no process", without, None),
     ]
@@ -96,7 +96,7 @@ def _rows(name: str, idle: Idle, aim: float | None = _AIM) -> list[RowValues]:
 
 
 def _start(node: Node, rate: int) -> None:
-    """Start busy tenants, all over the containers; the oldest ends when there are enough."""
+    """Start a busy tenant in each container in turn; above `_LIVING`, end the oldest."""
     living, began = deque[Tenant](), time.monotonic()
     for number in range(round(_SECONDS * rate)):
         living.append(node.containers[number % _CONTAINERS].tenant(load=20, guess="wrong"))

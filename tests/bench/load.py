@@ -1,7 +1,7 @@
-"""A node where 5,000 processes a second begin and end: what the daemon costs, and what it loses.
+"""CPU, memory and lost events of the daemon, by source, on a node where 5,000 processes a second start and end.
 
-Beside it, under the same load at the same time, the daemon with its other sources. What the probes cost
-in the kernel is charged to the processes that fork, and is in none of these numbers: see `bpf`.
+The daemons of all sources run at the same time. The probes' cost in the kernel is charged to the forking processes,
+so it is not in these figures: see `bpf`.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ def measure(seconds: float, scratch: Path) -> list[RowValues]:
     with Node(program.parent / "node", "535.183.01") as node, contextlib.ExitStack() as stack:
         for number in range(4):
             node.container(name=f"c{number}").tenant(load=10, guess="none")
-        daemons = {each: stack.enter_context(_daemon(node, each)) for each in SOURCES}
+        daemons = {source: stack.enter_context(_daemon(node, source)) for source in SOURCES}
         for daemon in daemons.values():
             daemon.wait_for("started")
         time.sleep(_SETTLE)
@@ -40,16 +40,16 @@ def measure(seconds: float, scratch: Path) -> list[RowValues]:
         time.sleep(_QUIET)
         quiet = _since(before, daemons, began)
         began, before = time.monotonic(), _used(daemons)
-        forks, took, looks = _storm([str(program), str(_RATE), str(seconds)], node, daemons["bpf"])
+        forks, took, lookups = _storm([str(program), str(_RATE), str(seconds)], node, daemons["bpf"])
         busy = _since(before, daemons, began)
         return [
             ("forks a second in a PID namespace", forks / took, "/s", None, f"{forks} in {took:.1f} s, wanted {_RATE}"),
-            *(row for name in SOURCES for row in _rows(name, daemons[name], quiet[name], busy[name], looks)),
+            *(row for name in SOURCES for row in _rows(name, daemons[name], quiet[name], busy[name], lookups)),
         ]  # fmt: skip
 
 
 def _daemon(node: Node, source: str) -> Daemon:
-    """A daemon of its own run directory. All but the first only look: two that write would be in each other's way."""
+    """Return a daemon with its own run directory. All but the first are dry runs, because two would overwrite slots."""
     options = ["--source", source, *(["--dry-run"] if source != "bpf" else [])]
     return Daemon(node, node.root / f"run-{source}", *options, wrapper=BOUND)
 
@@ -64,24 +64,24 @@ def _since(before: dict[str, Cpu], daemons: dict[str, Daemon], began: float) -> 
 
 
 def _storm(command: list[str], node: Node, ours: Daemon) -> tuple[int, float, list[tuple[bool, float]]]:
-    """Let it storm; every two seconds ask the daemon for a process that has just begun. Forks, seconds, looks."""
-    looks: list[tuple[bool, float]] = []
+    """Run the storm, and look up a new process every two seconds. Returns forks, seconds and look-ups."""
+    lookups: list[tuple[bool, float]] = []
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as storm:
         while storm.poll() is None:
-            if len(looks) % 5 == 0:
-                progress(f"{_RATE} forks a second, look {len(looks)}")
-            looks.append(_look(node.containers[len(looks) % len(node.containers)], ours))
+            if len(lookups) % 5 == 0:
+                progress(f"{_RATE} forks a second, look-up {len(lookups)}")
+            lookups.append(_look_up(node.containers[len(lookups) % len(node.containers)], ours))
             with contextlib.suppress(subprocess.TimeoutExpired):
                 storm.wait(_LOOK_EVERY)
         said = storm.stdout.read() if storm.stdout else ""
     if storm.returncode != 0 or not said:
         raise RuntimeError("the storm ended early: its message is above")
     forks, took = said.split()
-    return int(forks), float(took), looks
+    return int(forks), float(took), lookups
 
 
-def _look(container: Container, ours: Daemon) -> tuple[bool, float]:
-    """Whether the daemon's socket has the true host PID of a new process of the container, and milliseconds."""
+def _look_up(container: Container, ours: Daemon) -> tuple[bool, float]:
+    """Look up a new process of the container: True if the host PID is right, and milliseconds."""
     tenant = container.tenant(guess="none")
     path = f"/v1/lookup?container={container.container_id}&pid={tenant.ns_pid}"
     began = time.perf_counter()
@@ -93,17 +93,17 @@ def _look(container: Container, ours: Daemon) -> tuple[bool, float]:
 
 
 def _rows(
-    source: str, daemon: Daemon, quiet: Cpu, busy: Cpu, looks: list[tuple[bool, float]]
+    source: str, daemon: Daemon, quiet: Cpu, busy: Cpu, lookups: list[tuple[bool, float]]
 ) -> list[RowValues]:
-    """A daemon's rows. What it lost, it says when it ends."""
+    """Return a daemon's rows. Its last log line, at its end, has the number of lost events."""
     pid, ours = daemon.process.pid, source == "bpf"
     without = f"without it {sum(quiet):.2f}; of its children {busy.children:.2f}"
     rows: list[RowValues] = [(f"daemon, --source {source}, CPU under it", sum(busy), "% core", None, without)]
     weight, said = rss(pid), f"its children {sum(map(rss, children(pid))):.0f} MiB"
     if ours:
-        took = [milliseconds for _, milliseconds in looks]
-        wrong = sum(not right for right, _ in looks)
-        beside = f"of {len(looks)}; median {statistics.median(took):.1f} ms, longest {max(took):.1f} ms"
+        took = [milliseconds for _, milliseconds in lookups]
+        wrong = sum(not right for right, _ in lookups)
+        beside = f"of {len(lookups)}; median {statistics.median(took):.1f} ms, longest {max(took):.1f} ms"
         rows.append(("  new processes not found at once through its socket", wrong, "", 0, beside))
     else:
         daemon.stop()

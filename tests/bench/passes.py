@@ -46,7 +46,7 @@ def _row(name: str, seconds: float, beside: str = "") -> RowValues:
 
 
 class _Medians(NamedTuple):
-    """Seconds of passes: with nothing new, after NVML said the same again or something new, with no region due.
+    """Median seconds of a pass: nothing new; the same answer of NVML again; a new one; no region due.
 
     The first three read every region, due or not.
     """
@@ -89,7 +89,7 @@ async def _passes(directory: Path, count: int, truth: dict[int, list[int]]) -> _
         unknown = False
         for number in range(_PASSES):
             kind = number % len(seconds)
-            if kind in {1, _NEWS}:  # nothing to write: of a process in each region a value is known, or not
+            if kind in {1, _NEWS}:  # in each region one process's value becomes unknown, or known again
                 unknown ^= kind == _NEWS
                 service.gpus.joined = joined._replace(values=dict.fromkeys(firsts) if unknown else {})
             began = time.perf_counter()

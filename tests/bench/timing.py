@@ -1,4 +1,4 @@
-"""Timing things side by side, in turns, so that a busy moment hits all of them."""
+"""Times steps in turns, because a busy moment of the machine then slows all of them."""
 
 import statistics
 import subprocess
@@ -26,7 +26,7 @@ def medians(steps: dict[str, Callable[[], object]], turns: int) -> dict[str, flo
 
 
 def command(argv: Sequence[str] | str, code: int = 0) -> Callable[[], object]:
-    """A step that runs a command; a string goes through the shell. It has to end with this code."""
+    """Return a step that runs a command (a string: in a shell) and fails unless it ends with this code."""
     complaints = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the step; a pipe would have to be emptied
 
     def step() -> None:

@@ -30,7 +30,7 @@ class WatchedDaemon(Daemon):
         tree: Path = ROOT,
         number: int = 0,
     ) -> None:
-        """``number`` tells those apart that share a ``scratch``, and with it a run directory."""
+        """``number`` distinguishes daemons that share ``scratch``, and thus a run directory."""
         self.metrics = metrics
         figures = scratch / f"figures-{number}"
         figures.write_bytes(bytes(4096))
@@ -59,7 +59,7 @@ class WatchedDaemon(Daemon):
         clock.set_to(self._figures, clock.LONGEST_WALL, 0)
 
     def longest_wait(self) -> float:
-        """Seconds by the wall of the longest stretch since `reset_longest`; the present one counts as far as it got."""
+        """Return the wall seconds of the longest stretch since `reset_longest`, including the unfinished one."""
         longest = clock.get(self._figures, clock.LONGEST_WALL)
         began = clock.get(self._figures, clock.BEGAN_WALL)
         if clock.get(self._figures, clock.BEGAN):
@@ -67,14 +67,14 @@ class WatchedDaemon(Daemon):
         return longest / 1e9
 
     def longest_block(self) -> float:
-        """CPU seconds of the longest stretch since `reset_longest`; the present one counts as far as it got."""
+        """Return the CPU seconds of the longest stretch since `reset_longest`, including the unfinished one."""
         longest = clock.get(self._figures, clock.LONGEST)
         began = clock.get(self._figures, clock.BEGAN)
         if began:
             with contextlib.suppress(OSError, ValueError):
                 pid = self.process.pid
                 used = int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[0])
-                if clock.get(self._figures, clock.BEGAN) == began:  # it is the same stretch
+                if clock.get(self._figures, clock.BEGAN) == began:  # else a new stretch has begun
                     longest = max(longest, used - began)
         return longest / 1e9
 
@@ -85,9 +85,9 @@ class WatchedDaemon(Daemon):
         return tracer.unlisted(self.process, texts)
 
     def stopped_after(self) -> float | None:
-        """SIGTERM; seconds until it has ended, None if it had to be killed after twenty.
+        """Send SIGTERM and return the seconds until the daemon ended; None if it was killed after 20 s.
 
-        A child that the kernel holds may outlive it, and keep the log's pipe open: that is not waited for here.
+        A child blocked in the kernel may outlive the daemon and keep the log's pipe open: its end is not awaited.
         """
         began = time.monotonic()
         seconds: float | None = None

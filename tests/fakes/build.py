@@ -7,7 +7,7 @@
 - `cuda/libcuda.so.1`: the few calls of CUDA's driver API that the tenant makes on a real GPU, over the same driver;
 - `tenant`: the process that uses HAMi's cache protocol;
 - `container-init`: the first process of a container;
-- `hostile`: what a tenant can do to cost others much.
+- `hostile`: a tenant that causes the daemon and other tenants high costs.
 """
 
 import fcntl
@@ -29,7 +29,7 @@ FLAGS: Final = ("-O2", "-g", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-pthr
 NVML_SERIES: Final = (550, 510, 470)
 TENANT_SOURCES: Final = ("tenant.c", "region.c", "broker.c", "driver.c", "cuda.c", "watcher.c", "mover.c")
 
-_NOT_THE_TENANTS: Final = ("name", "sm_init_flag", "sm_util")
+_UNUSED_BY_TENANT: Final = ("name", "sm_init_flag", "sm_util")
 
 
 class BuildError(RuntimeError):
@@ -37,15 +37,15 @@ class BuildError(RuntimeError):
 
 
 def cache() -> Path:
-    """Where the tests and the demo keep the result: out of the source tree, private to this user."""
+    """Return the directory of build results: outside the source tree, private to this user."""
     base = os.environ.get("XDG_CACHE_HOME")
     return ((Path(base) if base else Path.home() / ".cache") / "resolver-fakes").resolve()
 
 
 def build() -> Path:
-    """Compiles what is not there yet and returns the directory with the results (absolute).
+    """Compile the C parts if their sources changed; return the absolute path of the results.
 
-    Raises BuildError when there is no C compiler or the sources do not compile without a warning.
+    Raises BuildError without a C compiler, and after any error or warning.
     """
     base = cache()
     try:
@@ -56,7 +56,7 @@ def build() -> Path:
         ) from None
     result = base / _source_hash()
     with (base / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # two test runs at once: the second waits and finds the result
+        fcntl.flock(lock, fcntl.LOCK_EX)  # of two test runs, the second waits and uses the first one's result
         if not result.is_dir():
             _drop_old(base)
             scratch = Path(tempfile.mkdtemp(dir=base))
@@ -70,7 +70,7 @@ def build() -> Path:
 
 
 def library_dir(built: Path, driver_version: str) -> Path:
-    """The directory of the `libnvidia-ml.so.1` that a node with this driver has, below `build()`'s result."""
+    """Return the directory in ``built`` with the `libnvidia-ml.so.1` of this driver version."""
     major = int(driver_version.split(".", 1)[0])
     for series in NVML_SERIES:
         if major >= series:
@@ -87,7 +87,7 @@ def _source_hash() -> str:
 
 
 def _drop_old(base: Path) -> None:
-    yesterday = time.time() - 86400  # younger ones may be in use by another checkout's tests
+    yesterday = time.time() - 86400  # another checkout's tests may use younger ones
     for old in base.iterdir():
         if old.is_dir() and old.stat().st_mtime < yesterday:
             shutil.rmtree(old, ignore_errors=True)
@@ -118,7 +118,7 @@ def _compile_all(out: Path) -> None:
 
 def _initializer(layout: Layout) -> str:
     """A row of the tenant's table: a ``struct layout``."""
-    offsets = {key: value for key, value in asdict(layout).items() if key not in _NOT_THE_TENANTS}
+    offsets = {key: value for key, value in asdict(layout).items() if key not in _UNUSED_BY_TENANT}
     fields = (f".{key} = {'ABSENT' if value is None else value}" for key, value in offsets.items())
     return f'{{.name = "{layout.name}", {", ".join(fields)}}},\n'
 

@@ -1,10 +1,10 @@
-"""`make demo`: a GPU node in miniature, everything on it wrong, and the real `resolver run` that makes it right.
+"""`make demo`: a miniature GPU node where every value is wrong, and the real `resolver run` that repairs it.
 
-Options go to `resolver run`, as in `make demo ARGS=--dry-run`, where nothing gets right. `--library 550.163.01` takes
-NVIDIA's own NVML of that release over a simulated driver, as `make nvml` does.
+Options go to `resolver run`: `make demo ARGS=--dry-run` repairs nothing. `--library 550.163.01` uses NVIDIA's own NVML
+of that release with a simulated driver, as `make nvml` does.
 
-Exit status: 0 if every value is right in the end, 1 if one is not, 2 if this machine cannot run it (and what is missing
-is said).
+Exit status: 0 if every value is right in the end, 1 if one is wrong, 2 if this machine cannot run it; the message names
+the missing part.
 """
 
 import argparse
@@ -38,7 +38,7 @@ PLAIN = {"busy": 9, "quiet": 0}
 
 
 class CannotRun(Exception):
-    """What is missing on this machine, and what to do about it."""
+    """The demo can't run here; the message names what is missing, and the fix."""
 
 
 def main() -> int:
@@ -49,12 +49,12 @@ def main() -> int:
     if chosen.help:
         print(__doc__)
         return 0
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an orderly end: nothing stays behind
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the node and its processes are removed
     try:
         _need_root()
         with tempfile.TemporaryDirectory(prefix="resolver-demo-") as root:
             Path(root).chmod(0o755)
-            return 0 if _show(Path(root), options, chosen.library) else 1
+            return 0 if _show_nodes(Path(root), options, chosen.library) else 1
     except (CannotRun, BuildError, NodeError) as error:
         view.result(f"The demo cannot run here: {error}", ok=False)
         return 2
@@ -69,14 +69,14 @@ def _need_root() -> None:
     if os.geteuid() != 0:
         raise CannotRun("it makes namespaces and containers: run it as root: sudo make demo")
     if absent := missing():
-        raise CannotRun("".join(f"\n  - {each}" for each in absent))
+        raise CannotRun("".join(f"\n  - {requirement}" for requirement in absent))
 
 
-def _show(root: Path, options: list[str], release: str | None) -> bool:
+def _show_nodes(root: Path, options: list[str], release: str | None) -> bool:
     begin = time.monotonic()
     view.heading("A GPU node in miniature")
     results = []
-    # That release behaves like the first.
+    # The chosen release behaves like the first driver.
     drivers = ((release, *DRIVERS[0][1:]),) if release else DRIVERS
     for number, (version, listed, samples) in enumerate(drivers):
         with Node(root / f"node-{number}", version, library=library(release) if release else None) as node:
@@ -85,7 +85,7 @@ def _show(root: Path, options: list[str], release: str | None) -> bool:
                 node.gpu.set_faults(Fault.PROCESS_UTILIZATION_UNSUPPORTED)
                 about += ", which HAMi before 2.10 can't read"
             if number == 0:
-                results.append(_whole(node, about, options))
+                results.append(_show_first_node(node, about, options))
             else:
                 view.heading(f"{about}, so hostpid must be the {samples} PID")
                 results.append(_run(node, short_scene(node, listed, samples), options))
@@ -97,13 +97,13 @@ def _show(root: Path, options: list[str], release: str | None) -> bool:
     return ok
 
 
-def _whole(node: Node, about: str, options: list[str]) -> bool:
+def _show_first_node(node: Node, about: str, options: list[str]) -> bool:
     placed = PLACED
     if in_chroot():
-        placed = {name: who for name, who in PLACED.items() if who not in TOLD_BY_CGROUP}
+        placed = {name: scheduler for name, scheduler in PLACED.items() if scheduler not in TOLD_BY_CGROUP}
         view.say(
-            "  Left out: the placements of KAI and without a scheduler, which can't be proven below a chroot; "
-            "HAMi's instead."
+            "  Below a chroot, the placements of KAI and without a scheduler can't be proven: "
+            "HAMi's replaces both."
         )
     view.progress(f"starting six containers with real namespaces, of {len({*placed.values()})} placements")
     cases = full_scene(node, placed)
@@ -114,12 +114,12 @@ def _whole(node: Node, about: str, options: list[str]) -> bool:
         container.cache.unlink()
         plain[container.container_id] = name
     view.say(f"  {about}.")
-    time.sleep(1.3)  # watchers see ended processes for one more second
+    time.sleep(1.3)  # watchers find samples of an ended process for one more second
     return _run(node, cases, options, plain)
 
 
 def _run(node: Node, cases: list[Case], more: list[str], plain: Mapping[str, str] | None = None) -> bool:
-    """Run a daemon on a node, before and after; with the names of ``plain`` containers, all of the demo."""
+    """Show a node's values before and after a daemon ran; with ``plain`` (names by id), run the whole demo."""
     whole = plain is not None
     settle(cases)
     rows = before(cases, view.progress)
@@ -150,14 +150,14 @@ def _run(node: Node, cases: list[Case], more: list[str], plain: Mapping[str, str
         if not ok:
             problems.append("values")
         if daemon.other_output:
-            view.say("  WRONG: the daemon said: " + "\n".join(daemon.other_output))
+            view.say("  WRONG: the daemon printed: " + "\n".join(daemon.other_output))
             problems.append("output")
     return not problems
 
 
 @contextmanager
 def _kept(daemon: Daemon) -> Iterator[list[str]]:
-    """Keep the daemon's log if the block raises, or puts something into the list."""
+    """Keep the daemon's log in a file if the block raises or adds a problem to the list."""
     problems: list[str] = []
     try:
         yield problems
@@ -173,7 +173,7 @@ def _kept(daemon: Daemon) -> Iterator[list[str]]:
 
 
 def _latecomer(like: Case, daemon: Daemon) -> list[Row]:
-    """A process that starts while the daemon runs: this is the delay that a user sees."""
+    """Start a process while the daemon runs: its delay is the one that a user sees."""
     view.progress("one more process starts while the daemon runs")
     begin = time.monotonic()
     tenant = like.container.tenant(load=5, devices=[like.device])
@@ -186,10 +186,10 @@ def _latecomer(like: Case, daemon: Daemon) -> list[Row]:
 
 
 def _lookup(case: Case) -> bool:
-    whose = case.container.container_id[:12]
-    command = [str(RESOLVER), "lookup", whose, str(case.tenant.ns_pid)]
+    short_id = case.container.container_id[:12]
+    command = [str(RESOLVER), "lookup", short_id, str(case.tenant.ns_pid)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    view.heading(f"$ resolver lookup {whose} {case.tenant.ns_pid}")
+    view.heading(f"$ resolver lookup {short_id} {case.tenant.ns_pid}")
     view.say("  " + (done.stdout + done.stderr).strip())
     right = done.returncode == 0 and done.stdout == f"{case.tenant.host_pid}\n"
     if not right:
@@ -200,14 +200,14 @@ def _lookup(case: Case) -> bool:
 
 
 def _own_views(cases: list[Case], socket: Path) -> bool:
-    """Show two containers what each sees of itself: its processes by its own PIDs."""
+    """Show the view from inside two containers: their own processes, by the containers' PIDs."""
     right = True
     for name in ("batch", "notebook"):
-        mine = [case for case in cases if case.container.name == name and not case.ended]
-        container, wanted = mine[0].container, {case.tenant.ns_pid for case in mine}
+        own_cases = [case for case in cases if case.container.name == name and not case.ended]
+        container, wanted = own_cases[0].container, {case.tenant.ns_pid for case in own_cases}
         program = [sys.executable, "-m", "resolver.cli.own_view", "--socket", str(socket)]
         deadline, shown = time.monotonic() + 5, ""
-        while time.monotonic() < deadline and pids_shown(shown) != wanted:  # its next collection
+        while time.monotonic() < deadline and pids_shown(shown) != wanted:  # until its next collection
             process = container.spawn(["/bin/sh", "-c", f"{shlex.join(program)} 2>&1; echo end; read -r _"])
             shown = "\n".join(iter(process.read_line, "end"))
         view.heading(f"$ python3 resolver-view.pyz, in the container {name}")
@@ -222,20 +222,20 @@ def _without_hami(node: Node, daemon: Daemon, plain: Mapping[str, str]) -> bool:
     """Show the use of containers on plain time slicing, which have no cache file."""
 
     def values() -> dict[str, tuple[int | None, tuple[int, int]]]:
-        """Each one's value, and the least and the most that is right; not 0 if it is busy."""
-        found = {}
-        for each in client.processes(str(daemon.socket))["processes"]:
-            if (name := plain.get(each["container_id"])) is not None:
+        """Return the containers' values, with the lowest and highest right ones; above 0 for a busy one."""
+        result = {}
+        for process in client.processes(str(daemon.socket))["processes"]:
+            if (name := plain.get(process["container_id"])) is not None:
                 load = PLAIN[name]
-                low, high = node.gpu.span(each["host_pid"], 0) if load and node.gpu.turns else (load, load)
-                found[name] = each["sm_util"], (max(low, min(load, 1)), high)
-        return found
+                low, high = node.gpu.span(process["host_pid"], 0) if load and node.gpu.turns else (load, load)
+                result[name] = process["sm_util"], (max(low, min(load, 1)), high)
+        return result
 
     def right(seen: Mapping[str, tuple[int | None, tuple[int, int]]]) -> bool:
         fits = [value is not None and low <= value <= high for value, (low, high) in seen.values()]
         return seen.keys() == PLAIN.keys() and all(fits)
 
-    deadline = time.monotonic() + (20 if node.gpu.turns else 5)  # its turn on a GPU can take seconds to come
+    deadline = time.monotonic() + (20 if node.gpu.turns else 5)  # turns on a GPU can be seconds apart
     while not right(seen := values()) and time.monotonic() < deadline:
         time.sleep(0.1)
     view.heading("Without HAMi: two containers share a GPU by time slicing")

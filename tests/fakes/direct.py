@@ -1,4 +1,4 @@
-"""Coroutines that read by themselves (`TenantReader`), run without an event loop."""
+"""Readers that work in this process instead of a lane, and coroutines run without an event loop."""
 
 import asyncio
 import math
@@ -17,7 +17,7 @@ _T = TypeVar("_T")
 
 
 class Waiting(TenantReader):
-    """Reads by itself, and lets others go on first, as a child does."""
+    """Reads in this process, after other coroutines had a turn, as with a lane."""
 
     async def ask(self, payer: str, about: str, function: Callable[..., Any], *arguments: Any) -> Any:
         await asyncio.sleep(0)
@@ -25,7 +25,7 @@ class Waiting(TenantReader):
 
 
 class Stalling(TenantReader):
-    """Reads by itself, except of the process ``host_pid``, whose questions wait until ``go`` is set."""
+    """Reads in this process; reads about the process ``host_pid`` wait until ``go`` is set."""
 
     def __init__(self, procfs: Procfs, host_pid: int) -> None:
         super().__init__(procfs)
@@ -39,7 +39,7 @@ class Stalling(TenantReader):
 
 @contextmanager
 def ended_lane() -> Iterator[str]:
-    """Path of an open file of a child that has ended since."""
+    """Yield the path of a descriptor of a child that has ended and is not reaped yet."""
     child = subprocess.Popen(["/bin/true"])
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     yield f"/proc/{child.pid}/fd/5"
@@ -47,7 +47,7 @@ def ended_lane() -> Iterator[str]:
 
 
 class Refusing(TenantReader):
-    """Reads by itself, notes accounts and functions, and raises the ``errors`` of functions by name."""
+    """Reads in this process, records accounts and functions, and raises the ``errors`` given by function name."""
 
     def __init__(self, procfs: Procfs, **errors: Exception) -> None:
         super().__init__(procfs)
@@ -65,7 +65,7 @@ def catch_up(pidmap: PidMap, *, rate_limited: bool = False) -> bool:
 
 
 def at_once(work: Coroutine[Any, Any, _T]) -> _T:
-    """Return what the coroutine returns, which waits for nothing."""
+    """Run a coroutine that never waits, and return its result."""
     try:
         work.send(None)
     except StopIteration as end:

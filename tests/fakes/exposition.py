@@ -1,4 +1,4 @@
-"""What Prometheus reads of a text, by Prometheus's own parsers."""
+"""Metrics in the text format, read by Prometheus's own parser."""
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -6,7 +6,7 @@ Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
 class Read:
-    """The series of a text, by name and labels. A series that is there twice is a mistake."""
+    """Series by name and labels; a duplicate fails the test."""
 
     def __init__(self, text: bytes) -> None:
         self.series: Series = {}
@@ -18,13 +18,13 @@ class Read:
 
     def all(self, name: str, **labels: str) -> list[tuple[dict[str, str], float]]:
         return [
-            (dict(has), value)
-            for (whose, has), value in self.series.items()
-            if whose == name and labels.items() <= dict(has).items()
+            (dict(series_labels), value)
+            for (series_name, series_labels), value in self.series.items()
+            if series_name == name and labels.items() <= dict(series_labels).items()
         ]
 
     def one(self, name: str, **labels: str) -> float | None:
-        """The value of the only such series; None if there is none."""
-        found = self.all(name, **labels)
-        assert len(found) <= 1, found
-        return found[0][1] if found else None
+        """Return the value of the only such series; None without one."""
+        matches = self.all(name, **labels)
+        assert len(matches) <= 1, matches
+        return matches[0][1] if matches else None

@@ -1,8 +1,8 @@
-"""A stand-in for the Kubernetes API server at the wire, as strict as the original in what the reporter uses of it.
+"""A stand-in for the Kubernetes API server, which checks the reporter's requests as strictly as the original.
 
-TLS with a CA of its own, bearer tokens, the rules of the deployed roles, resource versions (409), merge patches,
-strict validation of the Device by its published definition, watches with bookmarks, an expired
-history (410) and metadata only. What it is told to do wrong is in `Faults`.
+It has TLS with its own CA, bearer tokens, the rules of the deployed roles, resource versions (409), merge patches, and
+strict validation of the Device by its published definition. Watches send metadata only, have bookmarks, and can
+expire (410). `Faults` makes it fail.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ _PARTIAL: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 
 
 class Rule(NamedTuple):
-    """What a role allows; the namespace is empty for the whole cluster."""
+    """A right of a role; ``namespace`` is empty for the whole cluster."""
 
     group: str
     resource: str
@@ -59,7 +59,7 @@ CORDON_RULE: Final = Rule("", "nodes", "patch")
 
 
 class Asked(NamedTuple):
-    """A request: what it was, when (monotonic), and what became of it."""
+    """A request and the status of its answer; ``at`` is monotonic."""
 
     method: str
     path: str
@@ -75,19 +75,19 @@ class RefusedError(Exception):
 
 
 class Faults:
-    """What goes wrong. ``refuse`` answers the next writes with these."""
+    """Faults of the server. ``refuse`` has the statuses and headers that answer the next writes."""
 
     def __init__(self) -> None:
         self.refuse: list[tuple[int, Json]] = []
-        self.hang = False  # requests are taken and never answered
+        self.hang = False  # requests are read and never answered
         self.stale: Json | None = None  # the cache for reads at version 0; {} is an empty cache
-        self.drop_answer = 0  # so many writes are carried out, and their answer is lost
+        self.drop_answer = 0  # number of next writes that are carried out, and whose answers are lost
         self.no_definition = False  # the kind Device is not installed
         self.expire_in_stream = False  # report an expired version by an event instead of the status
 
 
 class _Server(ThreadingHTTPServer):
-    """Threads that answer, each with its connection, which `cut` ends."""
+    """HTTP server with a thread for manifest connection; `cut` ends them all."""
 
     request_queue_size = 4096
     daemon_threads = False
@@ -110,7 +110,7 @@ class _Server(ThreadingHTTPServer):
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 - socketserver's
         error = sys.exception()
         if isinstance(error, Exception) and not isinstance(error, OSError):
-            self.kube.defects.append(error)  # a client that is wrong, or this is
+            self.kube.defects.append(error)  # a bug in the client or in this stand-in
 
     def cut(self) -> None:
         self.shutdown()
@@ -140,13 +140,13 @@ class _Handler(BaseHTTPRequestHandler):
 
     def say(self, event: Json) -> None:
         line = json.dumps(event).encode() + b"\n"
-        # In two pieces: a chunk is not an event.
+        # In two pieces, because an event may span chunks.
         for part in (line[:20], line[20:]):
             self.wfile.write(b"%x\r\n%s\r\n" % (len(part), part))
 
 
 class KubeServer:
-    """Runs while it is entered. ``account`` is the directory with the token and the CA that a pod would have."""
+    """API server that runs inside its ``with`` block. ``account`` is the directory with a pod's token and CA."""
 
     def __init__(self, root: Path, rules: frozenset[Rule] = RULES) -> None:
         self.root, self.rules = root, rules
@@ -190,7 +190,7 @@ class KubeServer:
         threading.Thread(target=self._server.serve_forever, args=(0.01,), name="kube").start()
 
     def stop(self) -> None:
-        """End: every connection is cut."""
+        """Cut every connection, and end."""
         if self._server is not None:
             self._server.stopping.set()
             self.end_watches()
@@ -198,12 +198,12 @@ class KubeServer:
             self._server = None
 
     def rotate_token(self) -> None:
-        """Kubelet writes another token; the old one is not valid any more."""
+        """Replace the token in the account, as kubelet does; the old one becomes invalid."""
         self.token = uuid.uuid4().hex
         (self.account / "token").write_text(self.token)
 
     def rotate_authority(self) -> None:
-        """Another CA, and a certificate of it; kubelet exchanges ca.crt."""
+        """Create a new CA and server certificate, and replace ca.crt in the account, as kubelet does."""
         place = self.root / f"pki-{uuid.uuid4().hex[:8]}"
         place.mkdir()
         ca = certificate(place, "ca", (CA, "keyUsage=critical,keyCertSign"))
@@ -220,11 +220,11 @@ class KubeServer:
                 "status": {"images": [{"names": ["x" * 60], "sizeBytes": 1}] * 50},
             }
             node["metadata"]["annotations"] = annotations or {}
-            self._happened("MODIFIED" if before else "ADDED", node)
+            self._record("MODIFIED" if before else "ADDED", node)
 
     def delete_node(self, name: str) -> None:
         with self._change:
-            self._happened("DELETED", self.nodes[name])
+            self._record("DELETED", self.nodes[name])
             del self.nodes[name]
             self.devices.pop(name, None)
 
@@ -236,7 +236,7 @@ class KubeServer:
             self.devices[device["metadata"]["name"]] = device
 
     def end_watches(self, *, compact: bool = False) -> None:
-        """Cut all watches; ``compact``: and forget the history, so that they cannot go on from where they were."""
+        """Cut all watches; with ``compact`` they can't resume, because the history is dropped."""
         with self._change:
             if compact:
                 self._version += 1
@@ -245,7 +245,7 @@ class KubeServer:
             self._change.notify_all()
 
     def writes(self) -> list[Asked]:
-        return [each for each in self.asked if each.method != "GET" and each.path.startswith(DEVICES)]
+        return [asked for asked in self.asked if asked.method != "GET" and asked.path.startswith(DEVICES)]
 
     def serve(self, request: _Handler) -> None:
         length = int(request.headers.get("content-length", 0))
@@ -284,7 +284,7 @@ class KubeServer:
         request.wfile.write(text)
 
     def _authorized(self, method: str, path: str, query: Json, headers: Message) -> tuple[str, str]:
-        """The verb, and the name of the object or of the one that is watched."""
+        """Return the verb, and the name of the requested or watched object; raise `RefusedError` without the right."""
         if headers["authorization"] != f"Bearer {self.token}":
             raise RefusedError(401, "Unauthorized")
         verb = {"GET": "get", "POST": "create", "PATCH": "patch"}.get(method, method)
@@ -322,7 +322,7 @@ class KubeServer:
             return self._on_event(verb, match[1], match[2] or "", content)
         if path.startswith(NODES):
             if verb == "get":
-                return self._there(self.nodes, name)
+                return self._get(self.nodes, name)
             return (self._patch_node_status if path.endswith("/status") else self._patch_node)(name, content)
         if self.faults.no_definition:
             raise RefusedError(404, "the server could not find the requested resource")
@@ -331,17 +331,17 @@ class KubeServer:
     def _on_device(self, verb: str, name: str, query: Json, content: Json) -> Json:
         if verb == "get":
             if query.get("resourceVersion") == "0" and self.faults.stale is not None:
-                return self._there({name: self.faults.stale} if self.faults.stale else {}, name)
-            return self._there(self.devices, name)
+                return self._get({name: self.faults.stale} if self.faults.stale else {}, name)
+            return self._get(self.devices, name)
         if verb == "create":
             return self._create(content)
         assert query.get("fieldValidation") == "Strict"
-        before = self._there(self.devices, name)
+        before = self._get(self.devices, name)
         after = _patched(before, content)
         return before if after == before else self._keep(name, after)
 
     @staticmethod
-    def _there(objects: dict[str, Json], name: str) -> Json:
+    def _get(objects: dict[str, Json], name: str) -> Json:
         if name not in objects:
             raise RefusedError(404, f'"{name}" not found')
         return objects[name]
@@ -367,10 +367,10 @@ class KubeServer:
         return device
 
     def _on_event(self, verb: str, namespace: str, name: str, content: Json) -> Json:
-        events = {f"{each['metadata']['namespace']}/{each['metadata']['name']}": each for each in self.events}
+        events = {"{namespace}/{name}".format(**event["metadata"]): event for event in self.events}
         if verb == "create":
             return self._post_event(namespace, content, events)
-        event = self._there(events, f"{namespace}/{name}")
+        event = self._get(events, f"{namespace}/{name}")
         if verb == "patch":
             event |= _merged(event, content)
         return event
@@ -393,19 +393,19 @@ class KubeServer:
     def _patch_node(self, name: str, patch: Json) -> Json:
         assert patch.keys() == {"metadata"}
         assert patch["metadata"].keys() == {"resourceVersion", "annotations"}
-        return self._happened("MODIFIED", _patched(self._there(self.nodes, name), patch))
+        return self._record("MODIFIED", _patched(self._get(self.nodes, name), patch))
 
     def _patch_node_status(self, name: str, patch: Json) -> Json:
-        node = copy.deepcopy(self._there(self.nodes, name))
+        node = copy.deepcopy(self._get(self.nodes, name))
         assert patch.keys() == {"status"}
         assert patch["status"].keys() == {"conditions"}
-        by_type = {each["type"]: each for each in node["status"].get("conditions", ())}
-        for each in patch["status"]["conditions"]:
-            by_type[each["type"]] = by_type.get(each["type"], {}) | each
+        by_type = {condition["type"]: condition for condition in node["status"].get("conditions", ())}
+        for condition in patch["status"]["conditions"]:
+            by_type[condition["type"]] = by_type.get(condition["type"], {}) | condition
         node["status"]["conditions"] = list(by_type.values())
-        return self._happened("MODIFIED", node)
+        return self._record("MODIFIED", node)
 
-    def _happened(self, kind: str, node: Json) -> Json:
+    def _record(self, kind: str, node: Json) -> Json:
         self._version += 1
         node["metadata"]["resourceVersion"] = str(self._version)
         self.nodes[node["metadata"]["name"]] = node
@@ -414,7 +414,7 @@ class KubeServer:
         return node
 
     def _watch(self, name: str, query: Json, request: _Handler, entry: Asked) -> None:
-        assert name, "a watch is for one node only"
+        assert name, "a watch must name a node"
         if request.headers["accept"] != _PARTIAL:
             raise RefusedError(406, "metadata is all that may be watched here")
         version, ended = int(query.get("resourceVersion") or 0), self._watches_ended
@@ -434,14 +434,14 @@ class KubeServer:
                 if name in self.nodes:
                     request.say({"type": "ADDED", "object": _partial(self.nodes[name])})
             stopping = request.server.stopping
-            self._tell(
+            self._send_changes(
                 name, version, request, query, lambda: self._watches_ended != ended or stopping.is_set()
             )
         finally:
             with self._change:
                 self.watching -= 1
 
-    def _tell(
+    def _send_changes(
         self, name: str, version: int, request: _Handler, query: Json, ended: Callable[[], bool]
     ) -> None:
         ends = time.monotonic() + float(query["timeoutSeconds"])
@@ -494,9 +494,9 @@ def _merged(value: Any, patch: Any) -> Any:
 
 
 def rules_of(manifests: Sequence[Json]) -> Iterator[Rule]:
-    for each in manifests:
-        if each["kind"] in ("ClusterRole", "Role"):
-            for rule in each["rules"]:
+    for manifest in manifests:
+        if manifest["kind"] in ("ClusterRole", "Role"):
+            for rule in manifest["rules"]:
                 assert rule.keys() == {"apiGroups", "resources", "verbs"}
                 for names in product(rule["apiGroups"], rule["resources"], rule["verbs"]):
-                    yield Rule(*names, each["metadata"].get("namespace", ""))
+                    yield Rule(*names, manifest["metadata"].get("namespace", ""))

@@ -1,7 +1,7 @@
-"""In the guest: loads the BPF program, then the one that was kept, and compares the map with ``/proc`` during N forks.
+"""In the guest: load the BPF program, load it again from its cache, and compare the map with /proc during N forks.
 
 Prints one line of JSON: ``ok``, ``why`` when it is not, ``detail`` (the verifier's or the compiler's last words),
-``compared`` (processes), ``missed`` (events that the kernel did not show the probes; the map may still be right).
+``compared`` (processes), ``missed`` (events that the probes did not get; the map may still be right).
 """
 
 import json
@@ -29,18 +29,18 @@ def main() -> int:
         wrong, compared = compare(pidmap)
         with life(compile_lives(Path(directory)), "storm", sys.argv[1], "100", "600") as storm:
             os.set_blocking(storm.ready().stdout.fileno(), False)
-            said = b""
-            while not said.endswith(b"\n") and storm.running():
-                said += storm.stdout.read() or b""
+            output = b""
+            while not output.endswith(b"\n") and storm.running():
+                output += storm.stdout.read() or b""
                 more, count = compare(pidmap)
                 wrong, compared = wrong + more, max(compared, count)
                 reconcile(pidmap)
-    if not said.startswith(b"done"):
-        wrong.append("the forks came to no end")
+    if not output.startswith(b"done"):
+        wrong.append("the forks did not end")
     if not pidmap.by_host(os.getpid()):
-        wrong.append("this process itself was not seen")
+        wrong.append("this process is not in the map")
     if pidmap.report["bcc"] != "kept":
-        wrong.append("the program that was kept is not taken by the next start")
+        wrong.append("the second start compiled again, although a program was kept")
     answer = {"ok": not wrong, "why": "; ".join(wrong[:5]), "detail": "", "compared": compared}
     print(json.dumps({**answer, "missed": pidmap.missed_events()}))
     pidmap.close()

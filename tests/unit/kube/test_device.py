@@ -1,4 +1,4 @@
-"""Koordinator's Device: what is written of the daemon's GPUs, what stays of an earlier object, when nothing is."""
+"""Koordinator's Device: fields from the daemon's GPUs, kept fields of an earlier object, and needless writes."""
 
 import copy
 from typing import Any
@@ -49,7 +49,7 @@ def answer(*gpus: Gpu, error: str = "") -> Any:
 
 
 def made(report: Report, before: Any = None, now: float = AT) -> Any:
-    """The object as it must be; the API server would take it."""
+    """Return the desired object, which must satisfy the published schema."""
     device = desired(report, NODE, before, now)
     assert wrong_with(device) == []
     return device
@@ -62,10 +62,10 @@ def stored(device: Any, version: str = "7") -> Any:
 
 
 def entries(device: Any) -> dict[str, Any]:
-    return {each["id"]: each for each in device["spec"]["devices"]}
+    return {entry["id"]: entry for entry in device["spec"]["devices"]}
 
 
-def test_a_healthy_node() -> None:
+def test_healthy_node_has_a_complete_object() -> None:
     device = made(Report(answer(gpu("GPU-b", 1), gpu("GPU-a", 0))))
     assert device["metadata"] == {
         "name": "gpu-7",
@@ -81,7 +81,7 @@ def test_a_healthy_node() -> None:
             }
         ],
     }
-    assert [each["id"] for each in device["spec"]["devices"]] == ["GPU-a", "GPU-b"]  # by minor number
+    assert [entry["id"] for entry in device["spec"]["devices"]] == ["GPU-a", "GPU-b"]  # by minor number
     assert device["spec"]["devices"][1] == {
         "type": "gpu",
         "id": "GPU-b",
@@ -98,7 +98,7 @@ def test_a_healthy_node() -> None:
     assert "status" not in device
 
 
-def test_nothing_is_written_while_nothing_changes() -> None:
+def test_unchanged_health_is_not_written() -> None:
     ill = gpu("GPU-b", 1, "too_hot")
     before = stored(made(Report(answer(gpu(temperature=50), ill))))
     again = made(Report(answer(gpu(temperature=60, memory_used=5), ill)), before, LATER)
@@ -115,7 +115,7 @@ def test_gone_gpus_and_an_earlier_node_of_the_name_go() -> None:
 
 
 @pytest.mark.parametrize("reason", GpuReason)
-def test_an_ill_gpu_says_why_and_since_when(reason: str) -> None:
+def test_ill_gpu_has_reason_and_time(reason: str) -> None:
     before = stored(made(Report(answer(gpu()))))
     ill = made(Report(answer(gpu("GPU-a", 0, reason))), before, LATER)
     (entry,) = ill["spec"]["devices"]
@@ -135,7 +135,7 @@ def test_an_ill_gpu_says_why_and_since_when(reason: str) -> None:
     assert entries(well)["GPU-a"]["health"] is True
 
 
-def test_a_second_illness_changes_the_message_and_not_the_time() -> None:
+def test_second_illness_changes_message_but_not_time() -> None:
     before = stored(made(Report(answer(gpu("GPU-a", 0, "too_hot")))))
     (condition,) = entries(made(Report(answer(gpu("GPU-a", 0, "lost", "too_hot"))), before, LATER))["GPU-a"][
         "conditions"
@@ -144,9 +144,9 @@ def test_a_second_illness_changes_the_message_and_not_the_time() -> None:
     assert GpuReason.TOO_HOT.meaning in condition["message"]
 
 
-def test_while_nvml_fails_no_gpu_goes_and_none_is_healthy() -> None:
+def test_failing_nvml_keeps_gpus_as_unhealthy() -> None:
     before = stored(made(Report(answer(gpu(), gpu("GPU-b", 1)))))
-    # The daemon was restarted meanwhile and knows nothing.
+    # A daemon that restarted meanwhile lists no GPUs.
     nothing: dict[str, Any] = {"version": 0, "driver_version": None, "error": "it hangs", "gpus": []}
     for gpus in (answer(gpu(), gpu("GPU-b", 1), error="it hangs"), answer(gpu(), error="it hangs"), nothing):
         device = made(Report(gpus, failing=True), before, LATER)
@@ -171,7 +171,7 @@ def test_container_without_devices_leaves_health_as_it_was() -> None:
         assert entries(device)["GPU-a"]["conditions"][0]["status"] == "Unknown"
 
 
-def test_an_operators_mark() -> None:
+def test_marked_gpu_is_unhealthy() -> None:
     gpus = answer(gpu(), gpu("GPU-b", 1), gpu("GPU-c", 2, "lost"))
     device = made(Report(gpus, cordoned=cordoned({"annotations": {CORDON: " GPU-a,GPU-c ,GPU-other\n"}})))
     assert {uuid: state[:2] for uuid, state in health(device).items()} == {
@@ -180,8 +180,8 @@ def test_an_operators_mark() -> None:
         "GPU-c": (False, "Lost"),
     }
     assert MESSAGES[CORDONED] in entries(device)["GPU-c"]["conditions"][0]["message"]
-    every = made(Report(gpus, cordoned=cordoned({"labels": {HEALTH_LABEL: "unhealthy"}})))
-    assert not any(each["health"] for each in every["spec"]["devices"])
+    unhealthy = made(Report(gpus, cordoned=cordoned({"labels": {HEALTH_LABEL: "unhealthy"}})))
+    assert not any(entry["health"] for entry in unhealthy["spec"]["devices"])
     assert cordoned({"annotations": {CORDON: "  ,, "}, "labels": {HEALTH_LABEL: "healthy"}}) == frozenset()
     assert cordoned({"annotations": {CORDON: "*"}}) == frozenset("*")
 
@@ -212,7 +212,7 @@ def test_foreign_fields_are_kept() -> None:
     assert kept == rdma
 
 
-def test_each_gpu_has_its_model_beside_the_labels_of_others() -> None:
+def test_model_label_is_set_beside_foreign_labels() -> None:
     gpus = answer(gpu("GPU-a", 0, name="NVIDIA L40S"), gpu("GPU-b", 1))
     before = stored(made(Report(gpus)))
     before["spec"]["devices"][0]["labels"]["theirs"] = "x"
@@ -225,13 +225,13 @@ def test_each_gpu_has_its_model_beside_the_labels_of_others() -> None:
 
 def test_missing_values_of_broken_gpu_are_kept() -> None:
     before = stored(made(Report(answer(gpu()))))
-    mute = gpu("GPU-a", None, "memory_query_failed", memory_total=None, numa_node=None)
-    entry = entries(made(Report(answer(mute)), before))["GPU-a"]
+    broken = gpu("GPU-a", None, "memory_query_failed", memory_total=None, numa_node=None)
+    entry = entries(made(Report(answer(broken)), before))["GPU-a"]
     for name in ("minor", "resources", "topology"):
         assert entry[name] == entries(before)["GPU-a"][name]
 
 
-def test_a_gpu_that_cannot_be_told_from_others_is_left_out() -> None:
+def test_gpu_without_uuid_or_minor_is_left_out() -> None:
     report = Report(answer(gpu("", 0), gpu("GPU-b", None), gpu("GPU-c", 2)))
     device = made(report)
     assert entries(device).keys() == {"GPU-c"}
@@ -239,9 +239,9 @@ def test_a_gpu_that_cannot_be_told_from_others_is_left_out() -> None:
 
 
 @pytest.mark.parametrize("missing", ["numa_node", "pcie_root", "cpu_socket", "pci_address"])
-def test_a_place_is_whole_or_not_told(missing: str) -> None:
-    there: dict[str, Any] = {missing: None}
-    assert "topology" not in entries(made(Report(answer(gpu(**there)))))["GPU-a"]
+def test_incomplete_topology_is_left_out(missing: str) -> None:
+    place: dict[str, Any] = {missing: None}
+    assert "topology" not in entries(made(Report(answer(gpu(**place)))))["GPU-a"]
 
 
 @pytest.mark.parametrize(
@@ -255,7 +255,7 @@ def test_a_place_is_whole_or_not_told(missing: str) -> None:
         (0, "0"),
     ],
 )
-def test_a_quantity_is_exact(number: int, text: str) -> None:
+def test_quantity_is_exact(number: int, text: str) -> None:
     assert quantity(number) == text
 
 
@@ -268,11 +268,11 @@ def test_a_quantity_is_exact(number: int, text: str) -> None:
         ("\u00e4", ""),
     ],
 )
-def test_a_label_is_one_that_is_allowed(text: str, value: str) -> None:
+def test_label_value_has_only_allowed_characters(text: str, value: str) -> None:
     assert label_value(text) == value
 
 
-def test_the_schema_refuses() -> None:
+def test_schema_refuses_wrong_types() -> None:
     for wrong in ({"minor": "0"}, {"memory": 1}, {"topology": {"nodeID": 0}}, {"resources": {"a": "x"}}):
         device = made(Report(answer(gpu())))
         device["spec"]["devices"][0] |= wrong

@@ -1,4 +1,4 @@
-"""`kubectl resolver` against a stand-in for kubectl, pods made of our own chart, and real daemons' APIs behind them."""
+"""`kubectl resolver` with a stand-in for kubectl, pods rendered from our chart, and the daemon's real API."""
 
 import contextlib
 import json
@@ -30,7 +30,7 @@ IMAGE: Final = {"image": {"repository": "example.org/resolver"}}
 
 
 def daemon_pod(daemon_set: dict[str, Any], node: str, **status: Any) -> dict[str, Any]:
-    """What the API server makes of a DaemonSet on a node."""
+    """Return the pod that a DaemonSet has on a node."""
     template = daemon_set["spec"]["template"]
     names = [container["name"] for container in template["spec"]["containers"]]
     running = [{"name": name, "ready": True, "state": {"running": {}}} for name in names]
@@ -58,7 +58,7 @@ def user_pod(name: str = "train-0", node: str = "gpu-a", **about: Any) -> dict[s
 
 
 class Cluster:
-    """Two nodes with a daemon each, by our own chart; what stands behind them can be changed."""
+    """Two nodes with a daemon each; tests change ``state``, from which the stand-in for kubectl answers."""
 
     def __init__(self, directory: Path, sockets: dict[str, str]) -> None:
         self.file = directory / "cluster.json"
@@ -114,20 +114,20 @@ def test_status_has_a_line_for_each_node(cluster: Cluster) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert {node: row[1] for node, row in rows(done.stdout).items()} == {"gpu-a": "yes", "gpu-b": "yes"}
     documents = json.loads(cluster("status", "--json").stdout)
-    assert [each["status"]["totals"]["slots"] for each in documents] == [1, 1]
+    assert [document["status"]["totals"]["slots"] for document in documents] == [1, 1]
 
 
 def test_unreachable_node_is_named_and_others_shown(cluster: Cluster) -> None:
     pods = cluster.state["pods"]
-    behind = cluster.state["exec"]
+    answers = cluster.state["exec"]
     refused = "Error from server: error dialing backend: dial tcp 10.0.0.7:10250: connect: connection refused"
-    for node, what in (
+    for node, behavior in (
         ("down", {"error": refused}),
         ("slow", {"hangs": True}),
         ("old", {"socket": "/nonexistent"}),
     ):
         pods.append(daemon_pod(cluster.daemon_set, node))
-        behind[f"gpu-tools/resolver-{node}"] = what
+        answers[f"gpu-tools/resolver-{node}"] = behavior
     crashing = {"name": "resolver", "ready": False, "state": {"waiting": {"reason": "CrashLoopBackOff"}}}
     pods.append(daemon_pod(cluster.daemon_set, "sick", containerStatuses=[crashing]))
     began = time.monotonic()
@@ -145,7 +145,7 @@ def test_unreachable_node_is_named_and_others_shown(cluster: Cluster) -> None:
     assert cluster("slots", "--node", "sick").returncode == 4
 
 
-def test_during_an_update_the_pod_that_works_is_asked(cluster: Cluster) -> None:
+def test_ready_pod_answers_during_an_update(cluster: Cluster) -> None:
     waiting = daemon_pod(cluster.daemon_set, "gpu-a")
     waiting["metadata"]["name"] = "resolver-new"
     waiting["status"]["containerStatuses"][0]["ready"] = False
@@ -156,23 +156,24 @@ def test_during_an_update_the_pod_that_works_is_asked(cluster: Cluster) -> None:
 
 def test_plugin_finds_sidecars_and_ignores_reporters(cluster: Cluster) -> None:
     values = IMAGE | {"reportDevices": {"enabled": True}}
-    both = [each for each in charts.render(values, namespace="gpu-tools") if each["kind"] == "DaemonSet"]
-    assert len(both) == 2
-    cluster.state["pods"] = [daemon_pod(each, "gpu-a") for each in both]
+    manifests = charts.render(values, namespace="gpu-tools")
+    daemon_sets = [manifest for manifest in manifests if manifest["kind"] == "DaemonSet"]
+    assert len(daemon_sets) == 2
+    cluster.state["pods"] = [daemon_pod(daemon_set, "gpu-a") for daemon_set in daemon_sets]
     assert rows(cluster("status").stdout)["gpu-a"][1] == "yes"
-    (pod,) = [each for each in cluster.state["pods"] if each["metadata"]["name"] == "resolver-gpu-a"]
+    (pod,) = [pod for pod in cluster.state["pods"] if pod["metadata"]["name"] == "resolver-gpu-a"]
     pod["metadata"]["labels"] = {"app.kubernetes.io/component": "hami-device-plugin"}
     done = cluster("status")
     assert (done.returncode, "give --selector" in done.stderr) == (4, True)
     assert cluster("status", "--selector", "app.kubernetes.io/component=hami-device-plugin").returncode == 0
 
 
-def test_a_command_runs_on_the_named_node_with_its_own_options(cluster: Cluster) -> None:
+def test_command_runs_on_the_named_node_with_options(cluster: Cluster) -> None:
     done = cluster("doctor", "--node", "gpu-b", "--", "--only", "scan")
     assert "scan" in done.stdout
 
 
-def test_top_of_a_pod_shows_that_pod_alone(cluster: Cluster) -> None:
+def test_top_of_a_pod_shows_no_other_pod(cluster: Cluster) -> None:
     first = cluster("top", "research/train-0", "--", "--once")
     assert (first.returncode, first.stdout.count("process ")) == (0, 1)
     cluster.state["pods"].append(user_pod("other", uid="99999999-2222-3333-4444-555555555555"))
@@ -194,8 +195,8 @@ def test_lookup_finds_the_container_and_its_node(cluster: Cluster, tmp_path: Pat
 
 
 def test_reverse_asks_the_node_about_its_host_pid(cluster: Cluster) -> None:
-    ours = str(os.getpid())
-    for words in ((ours, "--node", "gpu-b"), ("research/train-0", ours)):
+    own_pid = str(os.getpid())
+    for words in ((own_pid, "--node", "gpu-b"), ("research/train-0", own_pid)):
         answer = json.loads(cluster("reverse", *words, "--json").stdout)
         assert answer["host_pid"] == os.getpid()
 
@@ -220,7 +221,7 @@ def test_question_that_is_not_clear_has_exit_code_and_sentence(cluster: Cluster)
 
 
 def test_terminal_gets_screen_error_and_exit_code(cluster: Cluster) -> None:
-    cluster("status")  # which writes the cluster's file
+    cluster("status")  # it writes the cluster's file
     environ = {
         "KUBECTL": str(cluster.program),
         "KUBECTL_CLUSTER": str(cluster.file),
@@ -244,8 +245,8 @@ def test_terminal_gets_screen_error_and_exit_code(cluster: Cluster) -> None:
             assert (text.count(sentence), "command terminated" in text) == (1, False), text
 
 
-def test_kubectls_options_are_handed_on(cluster: Cluster) -> None:
-    """The stand-in refuses the others; here it says what it was given."""
+def test_kubectl_options_are_passed_on(cluster: Cluster) -> None:
+    """Other tests' stand-in refuses these options; this one prints its arguments."""
     cluster.program.write_text('#!/bin/sh\necho "$@" >&2\nexit 1\n')
     given = ["--as=eve", "--cluster=c", "--context=x", "--kubeconfig=/k"]
     assert f"kubectl resolver: {' '.join(given)} get pods" in cluster("status", *given).stderr
@@ -253,7 +254,7 @@ def test_kubectls_options_are_handed_on(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("command", [("slots",), ("lookup", "2", "-c", "main")])
-def test_a_node_that_cannot_be_asked_is_exit_code_4(cluster: Cluster, command: tuple[str, ...]) -> None:
+def test_unreachable_node_exits_with_4(cluster: Cluster, command: tuple[str, ...]) -> None:
     refused = "Error from server: error dialing backend: dial tcp 10.0.0.7:10250: connect: connection refused"
     cluster.state["exec"]["gpu-tools/resolver-gpu-a"] = {"error": refused}
     name, *more = command
@@ -271,7 +272,7 @@ def allowed() -> set[tuple[str, str, str]]:
     }
 
 
-def test_the_roles_in_deploy_are_enough_and_each_right_is_needed(cluster: Cluster) -> None:
+def test_deployed_roles_have_exactly_the_needed_rights(cluster: Cluster) -> None:
     pod = daemon_pod(charts.the("DaemonSet", render(KUSTOMIZE / "base")), "gpu-a")
     cluster.state["pods"][1:] = [pod]
     cluster.state["exec"] = {"resolver/resolver-gpu-a": cluster.state["exec"]["gpu-tools/resolver-gpu-a"]}
@@ -281,11 +282,11 @@ def test_the_roles_in_deploy_are_enough_and_each_right_is_needed(cluster: Cluste
     for right in allowed():
         cluster.state["rules"] = sorted(allowed() - {right})
         done = [cluster(*words) for words in commands]
-        assert 4 in {each.returncode for each in done}, (right, done)
+        assert 4 in {result.returncode for result in done}, (right, done)
         if "pods/exec" in right:
-            said = (done[0].stdout, done[1].stderr, done[2].stderr)
+            outputs = (done[0].stdout, done[1].stderr, done[2].stderr)
             assert all(
-                "you lack the right to create pods/exec in the namespace resolver" in text for text in said
+                "you lack the right to create pods/exec in the namespace resolver" in text for text in outputs
             )
 
 
@@ -293,10 +294,10 @@ def test_explain_asks_the_pods_node(cluster: Cluster) -> None:
     done = cluster("explain", "research/train-0")
     assert (done.returncode, "The chain holds" in done.stdout) == (0, True), done.stderr
     document = json.loads(cluster("explain", "research/train-0", "-c", "main", "--json").stdout)
-    assert [each["container_id"] for each in document["containers"]] == [CID]
+    assert [container["container_id"] for container in document["containers"]] == [CID]
 
 
-def test_a_bundle_is_printed(cluster: Cluster, tmp_path: Path) -> None:
+def test_bundle_is_written_to_stdout(cluster: Cluster, tmp_path: Path) -> None:
     with (tmp_path / "bundle.tar.gz").open("wb") as file:
         done = cluster("bundle", "--node", "gpu-a", "--", "--redact", out=file)
     assert done.returncode == 0, done.stderr
@@ -304,7 +305,7 @@ def test_a_bundle_is_printed(cluster: Cluster, tmp_path: Path) -> None:
         assert any(name.endswith("/slots.json") for name in archive.getnames())
 
 
-def test_kubectls_own_troubles_are_told_in_its_words(cluster: Cluster) -> None:
+def test_errors_of_kubectl_are_printed_unchanged(cluster: Cluster) -> None:
     cluster.state["rules"] = []
     done = cluster("status")
     assert (done.returncode, 'cannot list resource "pods"' in done.stderr) == (4, True)
@@ -319,7 +320,7 @@ def test_kubectls_own_troubles_are_told_in_its_words(cluster: Cluster) -> None:
     )
 
 
-def test_every_command_that_it_passes_on_is_one() -> None:
+def test_passed_on_commands_exist() -> None:
     assert set(kubectl_plugin.COMMANDS) <= set(COMMANDS)
 
 

@@ -1,4 +1,4 @@
-"""The reporter against an API server at the wire: what it writes, what it asks, and every fault that it survives."""
+"""The reporter against an API server over TLS: its requests, its writes, and the faults that it survives."""
 
 import asyncio
 import contextlib
@@ -23,10 +23,10 @@ from tests.fakes.reported import NODE, Run, gpu, impatient, reporting
 KOORDINATOR = "scheduling.koordinator.sh"
 A, B = gpu("GPU-a", 0), gpu("GPU-b", 1)
 ILL = gpu("GPU-b", 1, "too_hot")
-#: An object has to be right this long after the API server's return; the machine that tests is slow.
+#: Seconds in which an object must be right after a fault: three times 5, because the test machine is slow.
 SOON = 5.0 * 3
 
-#: A TLS connection that is cancelled in its handshake is left to the collector by asyncio (Python 3.11), at both ends.
+#: asyncio leaves a TLS connection that is cancelled in its handshake to the garbage collector (Python 3.11).
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
@@ -36,11 +36,11 @@ def kube(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KubeServer
     with KubeServer(tmp_path / "kube") as server:
         server.set_node(NODE)
         yield server
-    gc.collect()  # here instead of in a later test
+    gc.collect()  # a later test would get the warnings
 
 
 def watches(kube: KubeServer) -> list[Asked]:
-    return [asked for asked in kube.asked if asked.query.get("watch")]
+    return [request for request in kube.asked if request.query.get("watch")]
 
 
 @contextlib.asynccontextmanager
@@ -53,18 +53,18 @@ async def synced(kube: KubeServer, **plan: Any) -> AsyncIterator[Run]:
 
 
 async def falls_ill(run: Run, seconds: float = 30.0) -> None:
-    """What every fault ends with: a change of the daemon's arrives."""
+    """Report an ill GPU, and wait until the object shows it."""
     run.daemon.say(A, ILL)
     await run.until(lambda: run.health() == {"GPU-a": True, "GPU-b": False}, seconds)
     await run.in_sync()
 
 
-async def test_one_read_of_each_and_then_only_changes(kube: KubeServer) -> None:
+async def test_reporter_reads_once_and_then_writes_changes(kube: KubeServer) -> None:
     async with synced(kube) as run:
         assert run.health() == {"GPU-a": True, "GPU-b": True}
-        owner = run.device["metadata"]["ownerReferences"]
-        assert [each["uid"] for each in owner] == [kube.nodes[NODE]["metadata"]["uid"]]
-        asked = [(each.method, each.path) for each in kube.asked]
+        owners = run.device["metadata"]["ownerReferences"]
+        assert [reference["uid"] for reference in owners] == [kube.nodes[NODE]["metadata"]["uid"]]
+        asked = [(request.method, request.path) for request in kube.asked]
         assert asked == [("GET", NODES), ("GET", f"{DEVICES}/{NODE}"), ("POST", DEVICES)]
         for degrees in range(20):  # readings alone are not reported
             run.daemon.say(replace(A, temperature=degrees), replace(B, memory_used=degrees))
@@ -74,7 +74,7 @@ async def test_one_read_of_each_and_then_only_changes(kube: KubeServer) -> None:
         await asyncio.sleep(0.3)
         assert len(kube.asked) == 3
         await falls_ill(run)
-        patches = [each for each in kube.writes() if each.method == "PATCH"]
+        patches = [request for request in kube.writes() if request.method == "PATCH"]
         assert len(patches) == 1
         assert run.tally.writes == {
             "created": 1, "patched": 1, "conflict": 0, "throttled": 0, "refused": 0, "failed": 0,
@@ -84,7 +84,7 @@ async def test_one_read_of_each_and_then_only_changes(kube: KubeServer) -> None:
 async def test_nothing_is_written_before_nvml_has_answered(kube: KubeServer) -> None:
     async with reporting(kube) as run:
         run.daemon.say(error="NVML is starting", version=0)
-        await asyncio.sleep(0.6)  # over the patience
+        await asyncio.sleep(0.6)  # longer than the reporter waits for NVML
         assert kube.writes() == []
         run.daemon.say(A)
         await run.in_sync()
@@ -98,15 +98,15 @@ async def test_gpus_stay_while_nvml_is_silent(kube: KubeServer) -> None:
         run.daemon.say(A, B)
         await asyncio.sleep(0.6)
         assert len(kube.writes()) == 1  # a driver that is slow for a moment has not failed
-        run.daemon.say(error="it hangs", version=0)  # a daemon that was started meanwhile
+        run.daemon.say(error="it hangs", version=0)  # a restarted daemon
         await run.until(lambda: run.reasons() == {"GPU-a": NVML_UNAVAILABLE, "GPU-b": NVML_UNAVAILABLE})
         assert run.health() == {"GPU-a": False, "GPU-b": False}
-        assert {each["conditions"][0]["status"] for each in run.device["spec"]["devices"]} == {"Unknown"}
+        assert {entry["conditions"][0]["status"] for entry in run.device["spec"]["devices"]} == {"Unknown"}
         run.daemon.say(A, B)
         await run.until(lambda: run.health() == {"GPU-a": True, "GPU-b": True})
 
 
-async def test_a_daemon_that_ends_changes_nothing(kube: KubeServer) -> None:
+async def test_ended_daemon_leaves_the_object(kube: KubeServer) -> None:
     async with synced(kube) as run:
         run.daemon.down()
         await run.until(lambda: not run.tally.daemon_up)
@@ -116,7 +116,7 @@ async def test_a_daemon_that_ends_changes_nothing(kube: KubeServer) -> None:
         await falls_ill(run)
 
 
-async def test_a_cordon_is_honoured_and_lifted(kube: KubeServer) -> None:
+async def test_cordon_is_honoured_and_lifted(kube: KubeServer) -> None:
     async with synced(kube) as run:
         for value, ill in (
             ("GPU-b", {"GPU-b"}),
@@ -131,13 +131,13 @@ async def test_a_cordon_is_honoured_and_lifted(kube: KubeServer) -> None:
             assert run.tally.cordoned == len(ill)
 
 
-async def test_a_node_that_goes_and_comes_as_another(kube: KubeServer) -> None:
+async def test_recreated_node_gets_a_new_object(kube: KubeServer) -> None:
     async with synced(kube) as run:
         kube.delete_node(NODE)
         await run.until(lambda: run.tally.not_in_sync == "the node is gone")
         run.daemon.say(A, ILL)
         await asyncio.sleep(0.3)
-        assert run.device is None  # without an owner it would stay for ever
+        assert run.device is None  # without an owner Kubernetes would never delete it
         kube.set_node(NODE)
         await run.until(lambda: NODE in kube.devices, SOON)
         assert (
@@ -158,7 +158,7 @@ async def test_foreign_changes_are_reverted_in_ten_seconds(kube: KubeServer) -> 
             await run.in_sync()
 
 
-async def test_a_conflict_is_read_again_and_written(kube: KubeServer) -> None:
+async def test_conflicting_write_is_read_and_retried(kube: KubeServer) -> None:
     async with synced(kube) as run:
         changed = copy.deepcopy(run.device)
         changed["metadata"]["labels"]["theirs"] = "y"
@@ -175,8 +175,8 @@ async def test_retry_after_is_obeyed(kube: KubeServer) -> None:
         began = time.monotonic()
         await falls_ill(run)
         assert time.monotonic() - began >= 2
-        times = [each.at for each in kube.writes() if each.status == 429]
-        after = [each.at for each in kube.writes() if each.at > times[-1]]
+        times = [request.at for request in kube.writes() if request.status == 429]
+        after = [request.at for request in kube.writes() if request.at > times[-1]]
         assert times[1] - times[0] >= 1
         assert after[0] - times[1] >= 1
         assert run.tally.writes["throttled"] == 2
@@ -186,7 +186,7 @@ async def test_retry_after_is_obeyed(kube: KubeServer) -> None:
     ("fault", "counted", "requests"),
     [
         (lambda kube: setattr(kube.faults, "refuse", [(500, {}), (503, {}), (504, {}), (500, {})]), {"failed": 4}, 6),
-        # What was written, though no answer came, isn't written again.
+        # A write whose answer was lost is not repeated.
         (lambda kube: setattr(kube.faults, "drop_answer", 1), {"failed": 1, "patched": 0}, 2),
         (lambda kube: kube.rotate_token(), {"patched": 1}, 2),
     ],
@@ -202,9 +202,7 @@ async def test_change_arrives_after_a_fault(
         assert len(kube.writes()) == requests
 
 
-async def test_an_api_server_that_never_answers_is_given_up(
-    kube: KubeServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_silent_api_server_is_given_up(kube: KubeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     from resolver.kube import apiserver
 
     monkeypatch.setattr(apiserver, "ANSWER_SECONDS", 0.3)
@@ -219,7 +217,7 @@ async def test_an_api_server_that_never_answers_is_given_up(
 async def test_object_is_right_soon_after_api_server_returns(
     kube: KubeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # As after an hour: the waits have reached their maximum.
+    # The waits begin at their maximum, as after an hour of failures.
     monkeypatch.setattr(Backoff, "MOST_REFUSED", 4.0)
     monkeypatch.setattr(Backoff, "FIRST", 4.0)
     async with synced(kube) as run:
@@ -235,21 +233,21 @@ async def test_object_is_right_soon_after_api_server_returns(
 
 
 @pytest.mark.parametrize("in_stream", [False, True])
-async def test_an_expired_watch_begins_anew(kube: KubeServer, in_stream: bool) -> None:  # noqa: FBT001
+async def test_expired_watch_starts_from_the_beginning(kube: KubeServer, in_stream: bool) -> None:  # noqa: FBT001
     kube.faults.expire_in_stream = in_stream
     async with synced(kube) as run:
         kube.end_watches(compact=True)
-        await run.until(lambda: any(each.status == 410 for each in kube.asked) or in_stream)
+        await run.until(lambda: any(request.status == 410 for request in kube.asked) or in_stream)
         await run.until(lambda: kube.watching == 1, SOON)
         kube.set_node(NODE, {CORDON: "GPU-a"})
         await run.until(lambda: run.reasons()["GPU-a"] == CORDONED, SOON)
         versions = [watch.query["resourceVersion"] for watch in watches(kube)]
         assert versions[0] == "0"
-        assert int(versions[1]) > 100  # it resumed at its version, which had expired
+        assert int(versions[1]) > 100  # it tried to resume at its last version, which had expired
         assert "0" in versions[2:]
 
 
-async def test_no_watch_follows_another_at_once(kube: KubeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_watch_is_renewed_after_a_pause(kube: KubeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(random, "uniform", min)
     async with synced(kube) as run:
         ended = time.monotonic()
@@ -258,10 +256,10 @@ async def test_no_watch_follows_another_at_once(kube: KubeServer, monkeypatch: p
         assert watches(kube)[1].at - ended >= Backoff.FIRST
 
 
-async def test_bookmarks_keep_the_version_young(kube: KubeServer) -> None:
+async def test_bookmarks_advance_the_resumed_version(kube: KubeServer) -> None:
     kube.bookmark_seconds = 0.05
     async with synced(kube) as run:
-        kube.set_node("another")  # the watch sees it only by a bookmark
+        kube.set_node("another")  # only a bookmark tells the watch the new version
         young = int(kube.nodes["another"]["metadata"]["resourceVersion"])
         await run.until(lambda: int(run.reporter.node_version) >= young)
         kube.end_watches()
@@ -269,7 +267,7 @@ async def test_bookmarks_keep_the_version_young(kube: KubeServer) -> None:
         assert int(watches(kube)[1].query["resourceVersion"]) >= young
 
 
-async def test_another_ca(kube: KubeServer) -> None:
+async def test_replaced_ca_is_trusted(kube: KubeServer) -> None:
     async with synced(kube) as run:
         kube.rotate_authority()
         kube.stop()
@@ -279,11 +277,11 @@ async def test_another_ca(kube: KubeServer) -> None:
         await run.until(lambda: run.reasons()["GPU-a"] == CORDONED, SOON)
 
 
-async def test_a_server_with_another_ca_is_not_told_the_token(kube: KubeServer) -> None:
+async def test_untrusted_server_gets_no_token(kube: KubeServer) -> None:
     async with synced(kube) as run:
-        known = (kube.account / "ca.crt").read_bytes()
+        trusted = (kube.account / "ca.crt").read_bytes()
         kube.rotate_authority()
-        (kube.account / "ca.crt").write_bytes(known)
+        (kube.account / "ca.crt").write_bytes(trusted)
         kube.stop()
         asked = len(kube.asked)
         kube.start()
@@ -324,7 +322,7 @@ async def test_missing_permission_is_named_until_it_is_given(
         await run.in_sync()
 
 
-def test_waits_grow_differ_and_have_an_end() -> None:
+def test_waits_grow_vary_and_are_limited() -> None:
     gone, refused = ApiServerFailed("gone"), ApiServerFailed("no", status=403)
     backoff = Backoff(lambda _: None)
     waits = [backoff.seconds(gone) for _ in range(30)]
@@ -337,7 +335,9 @@ def test_waits_grow_differ_and_have_an_end() -> None:
     assert all(7 <= wait <= 11 for wait in asked)
 
 
-async def test_an_event_for_each_turn_of_a_gpu(kube: KubeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_each_change_of_health_posts_an_event(
+    kube: KubeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(node_events, "APART_SECONDS", 0.2)
     async with synced(kube) as run:
         assert kube.events == []
@@ -355,9 +355,7 @@ async def test_an_event_for_each_turn_of_a_gpu(kube: KubeServer, monkeypatch: py
         await run.until(lambda: run.tally.events == {"posted": 2, "failed": 0})
 
 
-async def test_at_most_one_event_for_each_gpu_and_minute(
-    kube: KubeServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_events_of_a_gpu_are_a_minute_apart(kube: KubeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_events, "APART_SECONDS", 3.0)
     async with synced(kube) as run:
         began = time.monotonic()
@@ -370,7 +368,7 @@ async def test_at_most_one_event_for_each_gpu_and_minute(
         run.daemon.say(A, B)
         await run.until(lambda: len(kube.events) == 2)
         assert time.monotonic() - began >= 3
-        assert [each["reason"] for each in kube.events] == ["GPUUnhealthy", "GPUHealthy"]
+        assert [event["reason"] for event in kube.events] == ["GPUUnhealthy", "GPUHealthy"]
 
 
 async def test_restarted_reporter_reports_only_changes(kube: KubeServer) -> None:
@@ -383,20 +381,20 @@ async def test_restarted_reporter_reports_only_changes(kube: KubeServer) -> None
         await run.until(lambda: kube.events)
     async with synced(kube) as run:
         await run.until(lambda: len(kube.events) == 2)
-    assert [each["reason"] for each in kube.events] == ["GPUUnhealthy", "GPUHealthy"]
+    assert [event["reason"] for event in kube.events] == ["GPUUnhealthy", "GPUHealthy"]
 
 
-async def test_an_event_that_is_refused_is_tried_again(kube: KubeServer) -> None:
+async def test_refused_event_is_retried(kube: KubeServer) -> None:
     async with synced(kube) as run:
         kube.rules = RULES - {Rule("", "events", "create", "default"), Rule("", "events", "create")}
-        await falls_ill(run)  # the object does not wait for it
+        await falls_ill(run)  # the object is written before the event
         await run.until(lambda: run.tally.events["failed"] >= 2)
         kube.rules = RULES
         await run.until(lambda: len(kube.events) == 1)
-        assert sum(each.path == EVENTS for each in kube.asked) >= 2
+        assert sum(request.path == EVENTS for request in kube.asked) >= 2
 
 
-async def test_the_nodes_condition_if_it_is_wanted(kube: KubeServer) -> None:
+async def test_node_condition_follows_the_gpus(kube: KubeServer) -> None:
     kube.rules = RULES | {Rule("", "nodes/status", "patch")}
     async with synced(kube, node_condition=True) as run:
         await falls_ill(run)
@@ -410,7 +408,7 @@ async def test_the_nodes_condition_if_it_is_wanted(kube: KubeServer) -> None:
         await run.until(lambda: condition(kube)["status"] == "False")
 
 
-async def test_refused_condition_delays_no_report_and_stays(kube: KubeServer) -> None:
+async def test_refused_condition_is_named_and_delays_no_report(kube: KubeServer) -> None:
     async with reporting(kube, node_condition=True) as run:
         run.daemon.say(A, B)
         await run.until(lambda: run.device and "nodes/status" in run.tally.not_in_sync)

@@ -1,4 +1,4 @@
-"""Capabilities given up in a child of ours; what is given up stays so."""
+"""Capabilities: a process keeps those that it needs, and never regains a dropped one."""
 
 import json
 import os
@@ -34,8 +34,8 @@ SHOW = """
     from resolver.linux.capabilities import limit
     limit(frozenset({running!r}), frozenset({children!r}))
     def masks(text):
-        found = dict(line.split(":", 1) for line in text.splitlines())
-        return [int(found[name], 16) for name in ("CapEff", "CapPrm", "CapBnd", "CapInh", "CapAmb")]
+        fields = dict(line.split(":", 1) for line in text.splitlines())
+        return [int(fields[name], 16) for name in ("CapEff", "CapPrm", "CapBnd", "CapInh", "CapAmb")]
     with open("/proc/self/status") as status:
         print(masks(status.read()))
     print(masks(subprocess.check_output(["cat", "/proc/self/status"], text=True)))
@@ -55,18 +55,18 @@ _BOUNDED = ("--inh-caps", "-all", "--bounding-set")
 
 
 @pytest.mark.parametrize(
-    ("running", "children", "wrapper", "own", "childs", "bound"),
+    ("running", "children", "wrapper", "own", "child", "bound"),
     [
         ({"SYS_PTRACE"}, {"BPF"}, (), PTRACE, PTRACE | BPF, PTRACE | BPF),
         (set(), set(), (), 0, 0, 0),
-        # Without CAP_SETPCAP the bounding set stays as the starter cut it down.
+        # Without CAP_SETPCAP the bounding set stays as it was at the start.
         (
             {"SYS_PTRACE", "BPF"},
             {"SYS_PTRACE"},
             ("setpriv", *_BOUNDED, "-all,+sys_ptrace,+kill"),
             *(PTRACE, PTRACE, PTRACE | 1 << 5),
         ),
-        # As in a pod: the bounding set gives nothing back.
+        # As in a pod: capabilities outside the bounding set can't be gained.
         (
             {"SYS_PTRACE"},
             {"BPF", "PERFMON"},
@@ -77,22 +77,22 @@ _BOUNDED = ("--inh-caps", "-all", "--bounding-set")
     ids=["needs", "nothing", "not held", "no new privileges"],
 )
 def test_processes_and_children_keep_needed_rights_only(
-    running: set[str], children: set[str], wrapper: tuple[str, ...], own: int, childs: int, bound: int
+    running: set[str], children: set[str], wrapper: tuple[str, ...], own: int, child: int, bound: int
 ) -> None:
     assert limited(running, children, *wrapper) == [
-        str([own, childs, bound, 0, 0]),
-        str([childs, childs, bound, 0, 0]),
+        str([own, child, bound, 0, 0]),
+        str([child, child, bound, 0, 0]),
     ]
 
 
 def test_other_user_passes_on_ambient_rights() -> None:
     names = "+sys_ptrace,+bpf,+perfmon,+kill"
     user = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", f"--bounding-set=-all,{names}")
-    own, childs = mask("SYS_PTRACE"), mask("SYS_PTRACE", "BPF")
+    own, child = mask("SYS_PTRACE"), mask("SYS_PTRACE", "BPF")
     got = limited({"SYS_PTRACE"}, {"BPF"}, *user, "--inh-caps", names, "--ambient-caps", names)
     assert [json.loads(line)[:2] + json.loads(line)[3:] for line in got] == [
-        [own, childs, childs, childs],
-        [childs] * 4,
+        [own, child, child, child],
+        [child] * 4,
     ]
 
 
@@ -109,11 +109,10 @@ def test_dropped_rights_are_gone() -> None:
     assert python(code) == [str(sorted(everything)), "['SYS_PTRACE']"]
 
 
-def test_the_numbers_are_the_kernels() -> None:
-    """By its own header."""
+def test_capability_numbers_match_the_kernel_header() -> None:
     header = Path("/usr/include/linux/capability.h").read_text()
-    found = {name: int(number) for name, number in re.findall(r"#define CAP_(\w+)\s+(\d+)\n", header)}
-    assert {name: found[name] for name in NUMBERS} == NUMBERS
+    numbers = {name: int(number) for name, number in re.findall(r"#define CAP_(\w+)\s+(\d+)\n", header)}
+    assert {name: numbers[name] for name in NUMBERS} == NUMBERS
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Processes without a slot: reported after 30 s, with causes that a lane reads once for each."""
+"""Processes without a slot: reported after 30 s, with causes that a lane reads once per container."""
 
 import asyncio
 import time
@@ -45,7 +45,7 @@ class Collected:
         self.bypasses = Bypasses(self.reader, self.reader)  # type: ignore[arg-type]
 
     def collect(self, *processes: Process, seconds: float = 31.0) -> tuple[WithoutSlot, ...]:
-        """Make a collection so much later, let the lane answer, and report."""
+        """Collect after ``seconds``, let the lane answer, and return the report."""
 
         async def collected() -> None:
             self.bypasses.note(processes)
@@ -66,8 +66,8 @@ def test_process_without_slot_is_reported_after_30_seconds(collected: Collected)
     assert collected.collect(PROCESS) == ()
     assert collected.collect(PROCESS, seconds=29.0) == ()
     assert collected.reader.asked == []
-    (found,) = collected.collect(PROCESS, seconds=2.0)
-    assert found == WithoutSlot(PROCESS, collected.now - 31 + 1e9, (BypassReason.STATIC,))
+    (report,) = collected.collect(PROCESS, seconds=2.0)
+    assert report == WithoutSlot(PROCESS, collected.now - 31 + 1e9, (BypassReason.STATIC,))
     owner = replace(PROCESS, no_slot=None)
     assert collected.collect(owner) == ()
     assert collected.collect(PROCESS) == ()
@@ -87,13 +87,13 @@ HOST = replace(PROCESS, container_id=None, no_slot=SampleReason.NOT_IN_CONTAINER
 @pytest.mark.parametrize(
     ("process", "library", "causes", "asked"),
     [
-        (PROCESS, [BypassReason.LOADED], (BypassReason.LOADED,), 1),  # without a look at the mounts
+        (PROCESS, [BypassReason.LOADED], (BypassReason.LOADED,), 1),  # the mounts are not read
         (PROCESS, ProcessGone("100"), (), 1),
         (HOST, [], (), 0),
     ],
     ids=["library loaded", "process ended", "process of the host"],
 )
-def test_process_has_its_causes_without_needless_questions(
+def test_causes_are_read_only_if_they_can_apply(
     collected: Collected,
     process: Process,
     library: list[str] | ResolverError,
@@ -110,8 +110,8 @@ def test_process_has_its_causes_without_needless_questions(
 def test_unreadable_process_is_a_reason_and_retried(collected: Collected) -> None:
     collected.reader.library = TooSlow("it holds its memory")
     collected.collect(PROCESS)
-    (found,) = collected.collect(PROCESS)
-    assert found.causes == (BypassReason.UNREADABLE,)
+    (report,) = collected.collect(PROCESS)
+    assert report.causes == (BypassReason.UNREADABLE,)
     collected.reader.library = []
-    (found,) = collected.collect(PROCESS)
-    assert found.causes == (BypassReason.NOT_MOUNTED,)
+    (report,) = collected.collect(PROCESS)
+    assert report.causes == (BypassReason.NOT_MOUNTED,)
