@@ -33,6 +33,7 @@ def test_a_region_inside_a_container_is_found_and_repaired(node: Node, start: St
     daemon.wait_for("source", source=source)
     for tenant in (*before, first.tenant(load=30)):
         repaired(first, tenant)
+    daemon.wait_for("region_found")
     assert len(daemon.said("region_found")) == 1
     assert not daemon.said("region_rejected")
 
@@ -46,8 +47,8 @@ def test_it_is_kept_as_long_as_anybody_maps_it(node: Node, start: Start) -> None
     two, third = docker.tenant(load=20), other.tenant(load=40)
     repaired(docker, two)
     repaired(other, third)
-    found = {line["container"] for line in daemon.said("region_found")}
-    assert found == {docker.container.container_id, other.container.container_id}
+    both = {docker.container.container_id, other.container.container_id}
+    until(lambda: {line["container"] for line in daemon.said("region_found")} == both, "both in the log")
     one.kill()  # through which it was found
     never(lambda: daemon.said("region_gone"), "its end", 1.2)
     four = docker.tenant(load=10)

@@ -80,12 +80,16 @@ def test_no_monitor_counts_a_process_that_has_ended(tmp_path: Path, start: Start
         for row in BEHAVIOURS:
             container = node.container(name=row.name.replace(".", "-"), release=row.name, sm_limit=0)
             lives[container] = [container.tenant(load=load) for load in (30, 20, 10)]
-        start(node, *FAST)
+        daemon = start(node, *FAST)
 
         def reported(loads: int, what: str) -> None:
             # One after the other: watchers of 2.4 and 2.5 write wrong values at each tick.
             for each in lives:
-                until(lambda c=each: sum(c.monitor_view().values()) == loads, f"{what} in {each.name}")  # type: ignore[misc]
+                try:
+                    until(lambda c=each: sum(c.monitor_view().values()) == loads, f"{what} in {each.name}")  # type: ignore[misc]
+                except AssertionError:
+                    print(each.monitor_views(), *each.region().slots, *daemon.lines[-20:], sep="\n")
+                    raise
 
         reported(60, "the loads of all three")
         for first, *_ in lives.values():
