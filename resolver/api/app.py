@@ -12,7 +12,7 @@ from resolver.base.errors import ResolverError
 from resolver.base.journal import Journal
 from resolver.serve.http import Connection, HangUp
 
-#: The routes that a caller may use, as OpenAPI: what `make tables` has written of `ROUTES`.
+#: OpenAPI descriptions that `make tables` writes from `ROUTES`: of all routes, and of the tenants'.
 DESCRIPTION, DESCRIPTION_FOR_TENANTS = "openapi.json", "openapi-tenants.json"
 
 

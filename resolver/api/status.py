@@ -32,13 +32,13 @@ class DaemonTrouble(Struct, frozen=True):
         return f"{self.what}: {self.why}"
 
     def with_fix(self) -> str:
-        """Add the fix of a grave one."""
+        """Format the problem, with its fix if it is grave."""
         return f"{self}; fix: {self.fix}" if self.grave else str(self)
 
 
 def troubles(snapshot: Snapshot) -> list[DaemonTrouble]:
     """Return all current problems, gravest first."""
-    why_by_reason = dict(_wrong(snapshot))
+    why_by_reason = dict(_causes(snapshot))
     result = []
     for reason in TroubleReason:
         if why := why_by_reason.get(reason):
@@ -48,8 +48,8 @@ def troubles(snapshot: Snapshot) -> list[DaemonTrouble]:
     return result
 
 
-def _wrong(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
-    """Yield each reason with its cause; an empty cause is no problem."""
+def _causes(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
+    """Yield every reason with its cause, which is empty without that problem."""
     yield from snapshot.standing.items()
     yield TroubleReason.STALLED, snapshot.standstill()
     yield TroubleReason.NOT_READY, snapshot.source.not_ready or ""
@@ -84,7 +84,7 @@ class Driver(Struct, frozen=True):
 
 
 class Totals(Struct, frozen=True):
-    """How many there are now."""
+    """Current numbers."""
 
     containers: int
     regions: int
@@ -108,7 +108,7 @@ class Found(Struct, frozen=True):
 class Status(Struct, frozen=True):
     """``/v1/status``: the daemon's state. ``counters`` and ``api`` only grow, except ``connected``.
 
-    ``idle_since`` is when the container that has been idle for longest, and holds memory of a GPU, last used it.
+    ``idle_since`` is the earliest last use of a GPU, among containers that hold memory of it and are idle.
     ``core_limits`` counts containers with a core limit on a GPU by `LimitState`, ``without_slot`` processes that have
     been on a GPU for 30 s without a slot, by reason.
     """
@@ -135,56 +135,56 @@ class Status(Struct, frozen=True):
     settings: list[Setting]
 
 
-def state_of(picture: Snapshot, api: dict[str, int]) -> Status:
+def state_of(snapshot: Snapshot, api: dict[str, int]) -> Status:
     """Return the daemon's state. ``api`` has the API's own counters."""
-    slots = picture.slot_counts()
-    gpus, joined, used = picture.inventory.gpus, picture.joined, picture.used()
+    slots = snapshot.slot_counts()
+    gpus, joined, used = snapshot.inventory.gpus, snapshot.joined, snapshot.used()
     return Status(
-        at=picture.at,
+        at=snapshot.at,
         version=VERSION,
-        started_at=picture.started_at,
+        started_at=snapshot.started_at,
         host_pid=os.getpid(),
-        dry_run=picture.dry_run,
-        passes=picture.passes,
-        pass_seconds=picture.pass_seconds,
-        source=picture.source,
-        troubles=troubles(picture),
-        policy=picture.policy,
+        dry_run=snapshot.dry_run,
+        passes=snapshot.passes,
+        pass_seconds=snapshot.pass_seconds,
+        source=snapshot.source,
+        troubles=troubles(snapshot),
+        policy=snapshot.policy,
         driver=Driver(
-            version=picture.driver_version,
-            collected_at=picture.collected_at or None,
+            version=snapshot.driver_version,
+            collected_at=snapshot.collected_at or None,
             error=joined.error or None,
             gpus=len(gpus),
             gpus_unhealthy=sum(not gpu.healthy for gpu in gpus),
         ),
         totals=Totals(
-            containers=len(picture.containers),
-            regions=len(picture.regions),
-            regions_rejected=len(picture.rejected),
+            containers=len(snapshot.containers),
+            regions=len(snapshot.regions),
+            regions_rejected=len(snapshot.rejected),
             slots=slots.in_use,
             slots_dead=slots.dead,
             slots_repaired=slots.repaired,
             slots_unresolved=slots.unresolved.total(),
             samples_unresolved=len(joined.orphans),
-            processes=len(picture.gpu_processes),
+            processes=len(snapshot.gpu_processes),
         ),
         idle_since=min((use.idle_since for use in used.containers if use.idle_since), default=None),
         core_limits=Counter(use.limit_state.value for use in used.containers if use.core_limit is not None),
         without_slot=Counter(process.process.no_slot or "" for process in used.without_slot),
-        found=_found(picture),
-        workers=list(picture.workers),
-        counters=dict(picture.counters),
+        found=_found(snapshot),
+        workers=list(snapshot.workers),
+        counters=dict(snapshot.counters),
         api=api,
-        settings=list(picture.settings),
+        settings=list(snapshot.settings),
     )
 
 
-def _found(picture: Snapshot) -> list[Found]:
+def _found(snapshot: Snapshot) -> list[Found]:
     counts = Counter(
         (
             region.placement or "",
             "" if region.placement == BARE.name else os.path.dirname(os.path.dirname(region.path)),
         )
-        for region in picture.regions
+        for region in snapshot.regions
     )
     return [Found(name, where or None, count) for (name, where), count in sorted(counts.items())]

@@ -1,4 +1,4 @@
-"""Every error that this project raises on purpose. The callers of the system translate its errors.
+"""All errors that this project raises on purpose. Code that makes system calls translates OSError to these.
 
 ResolverError
 ├── UsageError          a wrong command line, environment or settings file
@@ -16,7 +16,7 @@ ResolverError
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # as typing's: every command pays for this module
+TYPE_CHECKING = False  # typing is slow to import, and every command imports this module
 if TYPE_CHECKING:
     from resolver.base.reasons import RegionReason
 
@@ -34,7 +34,7 @@ class CannotKnow(ResolverError):
 
 
 class AccessDenied(CannotKnow):
-    """The kernel refused a file in ``/proc``, or a daemon this user."""
+    """The kernel refused to read a file in ``/proc``, or a daemon refused this user."""
 
 
 class TooSlow(CannotKnow):

@@ -1,7 +1,7 @@
 """Show the settings in force and the origin of each: default, file, environment or command line.
 
-With a running daemon, these are its settings. Without one, or with any option of `resolver run`, they are those with
-which `resolver run` would start; use it to try out a file.
+Shows a running daemon's settings. Without a daemon, or with any option of `resolver run`, shows the settings with
+which `resolver run` would start: `--config FILE` tries out a file.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     flags = config.given(args)
     rows: Iterable[Setting] = config.described(*config.load(flags, args.config))
-    of, why = "", "options were given"
+    address, why = "", "options were given"
     if not args.config and flags.keys() <= {"socket"}:
         try:
-            rows, of = ask(Status, "/v1/status", args.socket).settings, client.socket_of(args.socket)
+            rows, address = ask(Status, "/v1/status", args.socket).settings, client.socket_of(args.socket)
         except ResolverError as error:
             why = str(error).partition(". ")[0]
     if args.json:
         values = {row.name: {"value": row.value, "origin": row.origin} for row in rows}
-        print_json({"daemon": of or None, "settings": values})
+        print_json({"daemon": address or None, "settings": values})
         return 0
     would_be = f"those that `resolver run` would start with here ({why})"
-    print(f"resolver config: {f'those of the daemon at {of}' if of else would_be}", file=sys.stderr)
+    print(f"resolver config: {f'those of the daemon at {address}' if address else would_be}", file=sys.stderr)
     print_table(COLUMNS, [(row.name, config.text_of(row.value), row.origin) for row in rows])
     return 0

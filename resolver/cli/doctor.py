@@ -67,13 +67,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _node(args: argparse.Namespace) -> Node:
-    """Choose the settings: given ones, else a running daemon's, else its future ones."""
+    """Return a node with the settings of a running daemon, or else of one started now; options override both."""
     from resolver import config
     from resolver.cli.in_force import environment
     from resolver.doctor.node import Node
 
     given = config.given(args)
-    config.load(given, environ={})  # an error on this command line is no finding
+    config.load(given, environ={})  # a wrong option is this command's error, and no finding
     try:
         settings, origins = config.load(given, args.config, environment())
     except UsageError as error:

@@ -1,4 +1,4 @@
-"""Look-ups by the thousand through the API; `hostile` measures it beside bad clients."""
+"""Look-ups a second through the API, in batches of 10,000; `hostile` measures it beside bad clients."""
 
 import contextlib
 import json
@@ -23,7 +23,7 @@ Truth = dict[tuple[str, int], int]
 
 
 def measure(scratch: Path, starter: int) -> list[RowValues]:
-    """To be called while the crowd of ``starter`` is there. Its namespaces become containers."""
+    """Turn the namespaces of the running crowd of ``starter`` into containers, and look up their processes."""
     rows: list[RowValues] = []
     with _containers(host_pids(starter)) as truth:
         for source in ("bpf", "scan"):
@@ -38,25 +38,25 @@ def measure(scratch: Path, starter: int) -> list[RowValues]:
 
 @contextlib.contextmanager
 def _containers(members: dict[int, list[int]]) -> Iterator[Truth]:
-    """Each namespace's processes in the cgroup of a container of its own: host PIDs by container id and PID."""
+    """Move each namespace's processes to a container's cgroup; yield host PIDs by container id and PID."""
     tree = CgroupTree()
     truth: Truth = {}
     try:
-        for host_pids_of_one in members.values():
+        for processes in members.values():
             container_id = secrets.token_hex(32)
             cgroup = tree.make("containerd-systemd", "burstable", str(uuid.uuid4()), container_id)
-            for number, host_pid in enumerate(host_pids_of_one, 1):
+            for number, host_pid in enumerate(processes, 1):
                 (cgroup / "cgroup.procs").write_text(str(host_pid))
                 truth[container_id, number] = host_pid
         yield truth
     finally:
-        for host_pid in truth.values():  # a cgroup with processes stays
+        for host_pid in truth.values():  # a cgroup with processes can't be removed
             (tree.root.parent / "cgroup.procs").write_text(str(host_pid))
         tree.close()
 
 
 def _batches(path: str, truth: Truth, source: str) -> RowValues:
-    """Every pair once, as many as are taken, each held to the truth."""
+    """Look up the same pairs in each batch, at most 10,000, and compare the answers with the actual PIDs."""
     pairs = [list(pair) for pair in truth][:10_000]
     body = json.dumps({"pairs": pairs}).encode()
     rates = []
@@ -70,11 +70,11 @@ def _batches(path: str, truth: Truth, source: str) -> RowValues:
             response = connection.getresponse()
             status, answer = response.status, response.read()
             rates.append(len(pairs) / (time.perf_counter() - began))
-            found = [each.get("host_pid") for each in json.loads(answer)["answers"]]
-            if status != 200 or found != list(truth.values())[:10_000]:
-                wrong = sum(a != b for a, b in zip(found, truth.values(), strict=False))
+            host_pids = [lookup.get("host_pid") for lookup in json.loads(answer)["answers"]]
+            if status != 200 or host_pids != list(truth.values())[:10_000]:
+                wrong = sum(a != b for a, b in zip(host_pids, truth.values(), strict=False))
                 raise RuntimeError(
-                    f"a batch was answered with {status}, {wrong} of {len(pairs)} answers not true"
+                    f"a batch was answered with {status}, {wrong} of {len(pairs)} answers wrong"
                 )
     rates.sort()
     return (

@@ -1,6 +1,6 @@
-"""GPU use as `resolver usage` shows it, beside the integral of what the stand-in's processes really did.
+"""The error of `resolver usage`: its GPU time beside the actual one of the stand-in's processes.
 
-The driver samples as real ones do. All rows run side by side, with a restart of the daemon and 30 s without NVML.
+The stand-in samples as real drivers do. All cases run at the same time, with a daemon's restart and 30 s without NVML.
 """
 
 import sys
@@ -27,11 +27,11 @@ from tests.fakes.state import Answer
 from tests.patience import until
 
 TICK_S: Final = 0.01
-SILENT_S, KEPT_S = 30.0, 9.9  # without NVML; and as much of it as the driver still has
+SILENT_S, KEPT_S = 30.0, 9.9  # seconds without NVML, and the part for which the driver keeps samples
 SETTLED_S, OVER_S, ENDED_S, WITHOUT_S = 2.5, 140.0, 125.0, 35.0
 MOST, MOST_SHORT, MOST_WRONG = 3.0, 5.0, 5.0  # per cent
 NEAR: Final = 3  # points
-USE: Final = "use, "  # how rows begin, before the daemon or the release of NVIDIA's library
+USE: Final = "use, "  # start of a row's name; the daemon, or the release of NVIDIA's library, follows
 FORKING: Final = 200  # processes
 Pattern = Callable[[float], int]
 
@@ -41,7 +41,7 @@ def bursts(load: int, busy: float, every: float) -> Pattern:
 
 
 class Case(NamedTuple):
-    """A container on GPUs of its own, with the load of each of its processes, and its state."""
+    """A container that has its GPUs alone: load of each process, and expected state of its limit."""
 
     name: str
     patterns: tuple[Pattern, ...]
@@ -72,7 +72,7 @@ CASES: Final = (
 STEADY, IDLE = 0, next(number for number, case in enumerate(CASES) if case.name == "idle")
 PLACES: Final = tuple(sum(case.gpus for case in CASES[:number]) for number in range(len(CASES) + 1))
 SHORT: Final = PLACES[-1]  # the GPU of processes that live three seconds
-#: Those of a watcher after PR 330 with CUDA_VISIBLE_DEVICES=2,3: the first two are busy with others.
+#: GPUs of a container with CUDA_VISIBLE_DEVICES=2,3, whose watcher has PR 330; other containers use the first two.
 REORDERED, VISIBLE, VISIBLE_LOADS = (0, 1, SHORT + 1, SHORT + 2), "2,3", (17, 24)
 GPUS: Final = tuple(
     Device(f"GPU-000000{number:02}-aaaa-4bbb-8ccc-0123456789ab", minor=number) for number in range(SHORT + 3)
@@ -97,15 +97,15 @@ sys.stdin.read()
 
 
 class Work(threading.Thread):
-    """Sets every process's load unless `paused`, and keeps what all have done, by time.
+    """Sets each process's load unless `paused`, and records the GPU time of all, by time.
 
-    Meanwhile, if `looking`, it compares the reported values of the container with another order of its GPUs.
+    While `comparing` is set, it checks the reported values of the container with CUDA_VISIBLE_DEVICES.
     """
 
     def __init__(self, node: Node, tenants: list[tuple[Tenant, Pattern]], reordered: Container) -> None:
         super().__init__(daemon=True)
-        self.paused, self.looking, self._ended = threading.Event(), threading.Event(), threading.Event()
-        self.looks, self.wrong = 0, Counter[str]()
+        self.paused, self.comparing, self._ended = threading.Event(), threading.Event(), threading.Event()
+        self.compared, self.wrong = 0, Counter[str]()
         self._node, self._tenants, self._reordered = node, tenants, reordered
         self._at: list[float] = []
         self._used: list[dict[tuple[int, int], float]] = []
@@ -120,11 +120,11 @@ class Work(threading.Thread):
                     tenant.set_load(load)
             self._used.append(dict(self._node.gpu.used))
             self._at.append(time.time())
-            if self.looking.is_set():
-                self._look()
+            if self.comparing.is_set():
+                self._compare()
 
-    def _look(self) -> None:
-        self.looks += len(REORDERED)
+    def _compare(self) -> None:
+        self.compared += len(REORDERED)
         actual = dict(zip((GPUS[place].uuid for place in REORDERED), (0, 0, *VISIBLE_LOADS), strict=True))
         for rule, seen in self._reordered.monitor_views(8).items():
             self.wrong[rule] += sum(
@@ -147,8 +147,8 @@ class Work(threading.Thread):
         return ended - began
 
     def rest(self) -> None:
-        """Let the GPUs idle until the daemon has heard of everything."""
-        self.looking.clear()
+        """Let the GPUs idle until the daemon has read all samples."""
+        self.comparing.clear()
         self.paused.set()
         time.sleep(SETTLED_S)
 
@@ -163,10 +163,10 @@ class Usage:
             devices = GPUS[PLACES[number] : PLACES[number + 1]]
             container = node.container(name=f"c{number}", sm_limit=case.limit, devices=devices)
             environment = {"GPU_CORE_UTILIZATION_POLICY": case.policy} if case.policy else {}
-            its = [container.tenant(environment=environment) for _ in case.patterns]
+            own_tenants = [container.tenant(environment=environment) for _ in case.patterns]
             poke(container.cache, LAYOUTS[container.layout].proc_num + 4, "i", case.switch)
-            self.pids.append({tenant.host_pid for tenant in its})
-            tenants += zip(its, case.patterns, strict=True)
+            self.pids.append({tenant.host_pid for tenant in own_tenants})
+            tenants += zip(own_tenants, case.patterns, strict=True)
         self.short = node.container(name="short", sm_limit=0, devices=[GPUS[SHORT]])
         self.short_pids = set[int]()
         devices = tuple(GPUS[place] for place in REORDERED)
@@ -191,7 +191,7 @@ class Usage:
 
     def live(self, seconds: float) -> None:
         """Start processes of three seconds one after the other, and containers that come and go."""
-        self.short_pids.clear()  # of the daemon before
+        self.short_pids.clear()  # those under the previous daemon
         until_s = time.monotonic() + seconds
         while time.monotonic() < until_s:
             tenant = self.short.tenant(load=80)
@@ -206,7 +206,7 @@ class Usage:
             self.node.containers.remove(brief)
             self.ended += 1
             time.sleep(1.0)
-            self.work.looking.set()
+            self.work.comparing.set()
 
     def rows(self, run: str, daemon: Daemon, seconds: float) -> Iterator[RowValues]:
         uses, now = uses_of(daemon), time.time()
@@ -234,18 +234,18 @@ class Usage:
         yield f"{run}: accounts of ended containers", kept, "", most, beside
         if seconds > WITHOUT_S:
             causes = {
-                one["process"]["container_name"]: one["causes"]
-                for one in get_json("/v1/usage", str(daemon.socket))["without_slot"]
+                record["process"]["container_name"]: record["causes"]
+                for record in get_json("/v1/usage", str(daemon.socket))["without_slot"]
             }
             wrong = causes.get("uncontrolled") != ["control_disabled"]
             beside = f"causes: {causes.get('uncontrolled')}"
             yield f"{run}: CUDA_DISABLE_CONTROL without its cause", float(wrong), "", 0.0, beside
 
     def reordering(self, run: str, daemon: Daemon) -> Iterator[RowValues]:
-        """The values that monitors show of a container with another order of its GPUs."""
+        """Yield the share of wrong values in monitors under CUDA_VISIBLE_DEVICES, and if the cause is named."""
         rule, wrong = self.work.wrong.most_common(1)[0] if self.work.wrong else ("", 0)
-        beside = f"of {self.work.looks} values, worst monitor's rule: {rule}; loads 0, 0, 17, 24"
-        share = 100 * wrong / (self.work.looks or 1)
+        beside = f"of {self.work.compared} values, worst monitor's rule: {rule}; loads 0, 0, 17, 24"
+        share = 100 * wrong / (self.work.compared or 1)
         yield f"{run}: wrong values under CUDA_VISIBLE_DEVICES=2,3", share, "%", MOST_WRONG, beside
         reasons = {line["why"] for line in daemon.said("slot_stuck") if "_reordered" in line["container"]}
         cause = "its CUDA_VISIBLE_DEVICES gives its GPUs another order"
@@ -256,7 +256,7 @@ class Usage:
     def silence(self, run: str, daemon: Daemon) -> Iterator[RowValues]:
         before, began = uses_of(daemon), time.time()
         self.work.paused.clear()
-        time.sleep(3)  # all that becomes unknown is of the load
+        time.sleep(3)  # the load has begun before NVML fails
         self.node.gpu.set_errors({Answer.UTILIZATION: 999, Answer.PERIODS: 999})
         time.sleep(SILENT_S)
         self.node.gpu.set_errors()
@@ -280,9 +280,9 @@ class Usage:
 
 
 def measure(scratch: Path, seconds: float, release: str = "", *, restart: bool = True) -> Iterator[RowValues]:
-    """Measure before and after a restart of the daemon, half of the time each, then a silence of NVML.
+    """Measure for half of the time, restart the daemon, measure for the other half, then without NVML.
 
-    NVIDIA's own library of a ``release`` can't be silenced; its rows are of one daemon.
+    NVIDIA's own library of a ``release`` can't be made to fail: with it, one daemon is measured all the time.
     """
     runs = ("first", "restarted") if restart and not release else ("first",)
     with Node(scratch / "usage", release or "550.54.15", GPUS, library(release) if release else None) as node:
@@ -291,8 +291,8 @@ def measure(scratch: Path, seconds: float, release: str = "", *, restart: bool =
         usage.work.start()
         try:
             for run in runs:
-                each, name = seconds / len(runs), f"{USE}{release or run}"
-                progress(f"{run} daemon, {each:.0f} s")
+                duration, name = seconds / len(runs), f"{USE}{release or run}"
+                progress(f"{run} daemon, {duration:.0f} s")
                 options = ("--source", "auto", "--log-level", "warning")
                 with Daemon(node, scratch / f"run-{run}", *options, wrapper=BOUND) as daemon:
                     until(daemon.socket.exists, "the daemon")
@@ -300,9 +300,9 @@ def measure(scratch: Path, seconds: float, release: str = "", *, restart: bool =
                         until(partial(usage.seen, daemon), "its accounts")
                         time.sleep(1)
                     usage.work.paused.clear()
-                    usage.live(each)
+                    usage.live(duration)
                     usage.work.rest()
-                    yield from usage.rows(name, daemon, each)
+                    yield from usage.rows(name, daemon, duration)
                     if run == "first":
                         usage.work.paused.clear()
                     if run == "restarted":
@@ -315,7 +315,7 @@ def measure(scratch: Path, seconds: float, release: str = "", *, restart: bool =
 
 
 def _row(name: str, actual: float, shown: float, state: str, expected: str, most: float) -> RowValues:
-    """A wrong state is an error of 100 %."""
+    """Return a row with the error in per cent; a wrong state counts as 100 %."""
     error = 100 * (shown / actual - 1) if actual else 0.0
     beside = f"measured {actual:.1f} s, shown {shown:.1f} s, {error:+.1f} %, {state}"
     if state != expected:

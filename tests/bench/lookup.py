@@ -15,7 +15,7 @@ from tests.patience import until
 
 
 def measure(scratch: Path) -> list[RowValues]:
-    """The command beside an empty Python: its start is most of both. To be called while the crowd is there."""
+    """Compare the command with an empty Python, whose start is most of its time, while the crowd runs."""
     progress("resolver lookup beside python3 -c pass")
     run_dir = scratch / "lookup"
     daemon = Daemon(None, run_dir, "--dry-run", "--source", "bpf", wrapper=BOUND)
@@ -28,13 +28,13 @@ def measure(scratch: Path) -> list[RowValues]:
         for name, place in (("no daemon", "/nonexistent"), ("through the daemon", str(daemon.socket))):
             answer = subprocess.run([*ask, place], capture_output=True, text=True, check=True).stdout
             if int(answer) != host_pid:
-                raise RuntimeError(f"lookup, {name}, said {answer.strip()}, the truth is {host_pid}")
+                raise RuntimeError(f"lookup, {name}, printed {answer.strip()} instead of {host_pid}")
             steps[name] = command([*ask, place])
-        found = medians(steps, turns=21)
-    nothing = found.pop("pass")
+        seconds_by_name = medians(steps, turns=21)
+    nothing = seconds_by_name.pop("pass")
     beside = f"python3 -c pass {nothing * 1e3:.1f} ms"
     rows: list[RowValues] = []
-    for (name, lookup), bound in zip(found.items(), (2.6, 2.2), strict=True):
+    for (name, lookup), bound in zip(seconds_by_name.items(), (2.6, 2.2), strict=True):
         separator = ", " if name == "no daemon" else " "
         rows += [
             (f"resolver lookup{separator}{name}", lookup * 1e3, "ms", None, beside),
@@ -44,9 +44,9 @@ def measure(scratch: Path) -> list[RowValues]:
 
 
 def measure_containers(count: int = 250) -> Iterator[RowValues]:
-    """Look up by the kernel among ``count`` containers, found and not, in cgroups v1 and v2 as far as mounted."""
-    for version, chosen in (("v1", True), ("v2", False)):
-        mounted = [each for each in hierarchies() if bool(each.controllers) is chosen]
+    """Look up an existing and a missing container among ``count``, without a daemon, in the mounted cgroups."""
+    for version, has_controllers in (("v1", True), ("v2", False)):
+        mounted = [mount for mount in hierarchies() if bool(mount.controllers) is has_controllers]
         if not mounted:
             continue
         progress(
@@ -58,9 +58,9 @@ def measure_containers(count: int = 250) -> Iterator[RowValues]:
             steps["found"] = command([*ask, container_id, str(host_pid)])
             for name, unknown in (("not found", "ab" * 32), ("start of an id not found", "abcdef123456")):
                 steps[name] = command([*ask, unknown, "1"], code=1)
-            taken = medians(steps, turns=21)
-        nothing = taken.pop("pass")
-        for name, seconds in taken.items():
+            seconds_by_name = medians(steps, turns=21)
+        nothing = seconds_by_name.pop("pass")
+        for name, seconds in seconds_by_name.items():
             bound = 2.6 if name == "found" else 4.0
             yield f"resolver lookup, {count} containers, {version}, {name}", seconds * 1e3, "ms", None, ""
             yield "  over python3 -c pass", seconds / nothing, "times", bound, ""
@@ -69,10 +69,10 @@ def measure_containers(count: int = 250) -> Iterator[RowValues]:
 @contextlib.contextmanager
 def _containers(mounted: list[Hierarchy], count: int) -> Iterator[tuple[str, int]]:
     """Make containers of one process each; yields the last one's id and PID."""
-    tops = [each.mount / f"bench-{secrets.token_hex(4)}" for each in mounted]
+    tops = [hierarchy.mount / f"bench-{secrets.token_hex(4)}" for hierarchy in mounted]
     for top, settings in ((top, top.parent.glob("cpuset.[cm][pe][um]s")) for top in tops):
         top.mkdir()
-        for setting in settings:  # a cpuset takes no process before it has both
+        for setting in settings:  # a cpuset takes processes only after both are set
             (top / setting.name).write_text(setting.read_text())
             (top / "cgroup.clone_children").write_text("1")
     with contextlib.ExitStack() as stack:

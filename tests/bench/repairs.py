@@ -1,4 +1,4 @@
-"""From a slot, and from its process's own guess, to its right ``hostpid``: a whole daemon, real processes."""
+"""Time until ``hostpid`` is right, from a new slot and from its process's own guess, with real processes."""
 
 import os
 import random
@@ -16,14 +16,14 @@ from tests.fakes.process import Tenant
 
 _SLOTS = 200
 _FEW, _MANY = 4, 256
-_PROCESSES = 224  # of the containers that have one from the beginning: the stand-in for the driver knows 256
+_PROCESSES = 224  # at the start, in as many containers: the stand-in for the driver has room for 256
 _NEW = 25
-#: Milliseconds that 99 % are to need: from the slot, from the process's own guess, for a new container.
+#: Most milliseconds for 99 % of the repairs of a new slot.
 _SLOT_AIM = 20.0
 
 
 def measure(scratch: Path) -> list[RowValues]:
-    """Start it with its defaults on a node in miniature and let slots appear at random times."""
+    """Run a daemon with default settings on a miniature node, where slots appear at random times."""
     few = _on_a_node(scratch / "few", _FEW)
     many = _on_a_node(scratch / "many", _MANY)
     return [*few, *many]
@@ -41,18 +41,18 @@ def _on_a_node(scratch: Path, count: int) -> list[RowValues]:
             for tenant in first_tenants:
                 _wait(tenant, 30.0)
             if not few:
-                progress("a minute, after which none of them has just started")
+                progress("waiting a minute: files of recently started processes are read more often")
                 time.sleep(STARTED)
             progress(f"{_SLOTS} slots appear, one after the other")
             times = [_until_repaired(random.choice(containers)) for _ in range(_SLOTS)]
-            first, again = (sorted(each * 1e3 for each in column) for column in zip(*times, strict=True))
+            first, again = (sorted(1e3 * value for value in column) for column in zip(*times, strict=True))
             progress(f"{_NEW} new containers")
-            known, right = (sorted(column) for column in zip(*_new_containers(node, daemon), strict=True))
+            listed, right = (sorted(column) for column in zip(*_new_containers(node, daemon), strict=True))
     where = "" if few else f", {count} containers"
     return [
         *_spread(f"a slot's appearance to its right hostpid{where}", first, None if where else _SLOT_AIM),
         *_spread(f"a process's own guess to its right hostpid{where}", again, None),
-        *_spread(f"a new container's cache file to its being known{where}", known, None),
+        *_spread(f"a new container's cache file to its being known{where}", listed, None),
         *_spread(f"a new container's first slot to its right hostpid{where}", right, None),
     ]
 
@@ -66,9 +66,9 @@ def _spread(name: str, milliseconds: list[float], aim: float | None) -> list[Row
 
 
 def _until_repaired(container: Container) -> tuple[float, float]:
-    """Seconds until the file has a new process's true host PID: since it took its slot, and since its own wrong guess.
+    """Return seconds until a new process's ``hostpid`` is right: from its slot, and from its own wrong guess.
 
-    As upstream it guesses after CUDA's start, which takes until it was repaired and a random time more.
+    As with HAMi's library, the guess comes after CUDA's start: here after the repair and a random time.
     """
     time.sleep(random.random() * 0.25)
     tenant = container.tenant(guess="wrong", init_waits=True)
@@ -82,20 +82,20 @@ def _until_repaired(container: Container) -> tuple[float, float]:
 
 
 def _new_containers(node: Node, daemon: Daemon) -> list[tuple[float, float]]:
-    """Milliseconds until the daemon says that it found the file, and from the first slot to its right ``hostpid``."""
-    found = []
+    """Return milliseconds until the daemon logs a new file, and from its first slot to the right ``hostpid``."""
+    times = []
     for number in range(_NEW):
         time.sleep(random.random() * 0.25)
         container = node.container(name=f"new{number}", watcher=False)
         tenant = container.tenant(guess="none", init_waits=True)
         right = _wait(tenant) * 1e3
-        # The directory's time is that of the file's name; it is some milliseconds too early at most.
-        made = os.stat(container.directory).st_mtime
+        # The file's entry was created at the directory's time, which is at most some milliseconds too early.
+        created = os.stat(container.directory).st_mtime
         line = daemon.wait_for("region_found", path=str(container.cache))
-        known = datetime.fromisoformat(line["timestamp"]).timestamp()
-        found.append(((known - made) * 1e3, right))
+        listed = datetime.fromisoformat(line["timestamp"]).timestamp()
+        times.append(((listed - created) * 1e3, right))
         container.stop()
-    return found
+    return times
 
 
 def _wait(tenant: Tenant, most: float = 5.0) -> float:

@@ -7,6 +7,6 @@ FOLDERS: Final = (".", "docs", "bpf", "deploy/**", "tests/fakes")
 
 
 def documents(root: Path) -> list[Path]:
-    found = {path for folder in FOLDERS for path in root.glob(f"{folder}/*.md")}
-    assert len(found) > 10
-    return sorted(found)
+    paths = {path for folder in FOLDERS for path in root.glob(f"{folder}/*.md")}
+    assert len(paths) > 10
+    return sorted(paths)

@@ -87,7 +87,7 @@ class Faults:
 
 
 class _Server(ThreadingHTTPServer):
-    """HTTP server with a thread for manifest connection; `cut` ends them all."""
+    """HTTP server with a thread for each connection; `cut` ends them all."""
 
     request_queue_size = 4096
     daemon_threads = False

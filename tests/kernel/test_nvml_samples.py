@@ -1,4 +1,4 @@
-"""Clocks that are set, and a driver whose clock is another: no value is wrong for it, and nothing waits for it."""
+"""A clock that jumps, for the daemon alone or with its driver: values stay right, and repairs go on."""
 
 import time
 from pathlib import Path
@@ -11,7 +11,7 @@ from tests.kernel.conftest import Start, write_hostpid
 from tests.kernel.rights import patched
 
 HOUR: Final = 3600.0
-#: The daemon's wall clock is as much ahead as the file says.
+#: Sets the daemon's wall clock ahead by the seconds in a file.
 SHIFTED: Final = """
     import time
     real, path = time.time, sys.argv[1]
@@ -23,7 +23,7 @@ SHIFTED: Final = """
 
 
 @pytest.mark.parametrize("follows", [True, False], ids=["the driver's too", "the driver keeps its own"])
-def test_clocks_that_are_set_while_the_daemon_runs(
+def test_values_stay_right_when_the_clock_jumps(
     node: Node, start: Start, tmp_path: Path, *, follows: bool
 ) -> None:
     ahead = tmp_path / "ahead"
@@ -49,5 +49,5 @@ def test_clocks_that_are_set_while_the_daemon_runs(
         brief.kill()
         brief.until_load(0)
     assert daemon.said("slot_stuck") == []
-    # For ten seconds after a driver's clock was set back, its samples are of two times.
+    # For ten seconds after a driver's clock was set back, new samples look older than earlier ones.
     assert follows or daemon.said("device_without_samples") == []

@@ -1,4 +1,4 @@
-"""Guests that are not plain: another command line, more packages, or a script before the steps.
+"""Variants of the guests: another kernel command line, more packages, or a script before the steps.
 
 To add one, add it to `VARIANTS`, and run it by its name: ``make kernels ARGS="--variant lockdown 6.12"``. A profile can
 name the daemon, doctor and the demo by /venv/bin/resolver.
@@ -10,14 +10,14 @@ from typing import Final, NamedTuple
 
 class Variant(NamedTuple):
     cmdline: str = ""  # appended to the kernel's command line
-    packages: tuple[str, ...] = ()  # in a root of its own; their maintainer scripts do not run
-    script: str = ""  # of the checkout, run by `sh -e` as root before the steps; if it fails, the run fails
+    packages: tuple[str, ...] = ()  # in a separate root; their maintainer scripts do not run
+    script: str = ""  # path in the checkout, run by `sh -e` as root before the steps; it must not fail
     modules: tuple[str, ...] = ()  # loaded at the start, where they are not built in
-    steps: tuple[str, ...] = ()  # besides those of every variant
-    loads: bool | None = None  # None: as on the kernel alone
+    steps: tuple[str, ...] = ()  # in addition to those of every variant
+    loads: bool | None = None  # None: as without a variant
     source: str | None = None  # as `loads`
-    why: Mapping[str, str] = {}  # by source, words of the daemon's reason for not using it
-    told: Mapping[str, tuple[str, str]] = {}  # by check of doctor, its state, and words that it says
+    why: Mapping[str, str] = {}  # words in the daemon's reason for not using a source, by source
+    told: Mapping[str, tuple[str, str]] = {}  # state and words of doctor's checks, by check
 
 
 _LOCKED: Final = "blocked by kernel lockdown"

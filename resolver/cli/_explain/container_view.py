@@ -29,7 +29,7 @@ class Reported(NamedTuple):
     nvml: int | None
 
     def in_words(self) -> str:
-        """Format one GPU's sums; those by other rules only where they differ."""
+        """Format a GPU's sums; those of older monitors only if they differ."""
         monitors = [("HAMi's monitor", self.monitor)]
         if self.monitor_2_9 != self.monitor:
             monitors = [("the monitor of HAMi 2.10", self.monitor), ("of 2.7 to 2.9", self.monitor_2_9)]
@@ -44,32 +44,32 @@ class ContainerView:
 
     def __init__(self, documents: Documents, container: Container) -> None:
         self.documents, self.container = documents, container
-        self.slots = [slot for slot in documents.slots if self._is_mine(slot)]
-        # The file of a claim may be several containers', and then has no container's name.
+        self.slots = [slot for slot in documents.slots if self._is_about_it(slot)]
+        # Several containers may share a claim's file, which then names none of them.
         paths = {slot.path for slot in self.slots} | set(container.regions)
         self.regions = [
-            region for region in documents.regions if region.path in paths or self._is_mine(region)
+            region for region in documents.regions if region.path in paths or self._is_about_it(region)
         ]
         self.processes: dict[int, list[Process]] = {}  # on GPUs, by their host PID
         for process in documents.processes:
-            if self._is_mine(process):
+            if self._is_about_it(process):
                 self.processes.setdefault(process.host_pid, []).append(process)
         self.uses = [use for use in documents.uses if self._is_named(use)]
         self.without_slot = [record for record in documents.without_slot if self._is_named(record.process)]
         self.gpus = {gpu.uuid: gpu for gpu in documents.gpus}
         self.namespace: str = documents.status.policy.namespace
-        #: HAMi 2.8.1 wrote the file, which every monitor drops.
+        #: True for a file of HAMi 2.8.1, which every monitor ignores.
         self.dropped = any(region.layout == DROPPED for region in self.regions)
 
-    def _is_mine(self, record: Slot | Region | Process) -> bool:
-        """Check a record of now: by the id, if both have one."""
+    def _is_about_it(self, record: Slot | Region | Process) -> bool:
+        """Check whether a current record is about this container: by the ids, or without one by the names."""
         mine = self.container.container_id
         if record.container_id and mine:
             return record.container_id == mine
         return bool(self.container.pod_uid) and self._is_named(record)
 
     def _is_named(self, record: ContainerUse | Slot | Region | Process) -> bool:
-        """Check a record that outlives restarts: by the names, if they are known."""
+        """Compare the names, which outlive restarts of the container, or without names the ids."""
         mine = self.container
         if mine.pod_uid and mine.container_name:
             return (record.pod_uid, record.container_name) == (mine.pod_uid, mine.container_name)
@@ -100,7 +100,7 @@ class ContainerView:
                     used.setdefault(host_pid, device.utilization)
             readable = bool(self.regions) and not self.dropped
             in_use = _sum([device.sm_util for _, device in utils]) if readable else None
-            # Values that slots of ended processes, or moved slots, still have; empty for 0.
+            # Values left behind by ended processes, and by moves of slots; empty if all are 0.
             ended = sum(dict(zip(r.device_uuids, r.ended, strict=False)).get(uuid, 0) for r in self.regions)
             moved = sum(dict(zip(r.device_uuids, r.moved, strict=False)).get(uuid, 0) for r in self.regions)
             yield Reported(

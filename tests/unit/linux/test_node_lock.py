@@ -1,4 +1,4 @@
-"""One writing daemon per node, and a sentence for whoever comes second."""
+"""The node's lock admits one writing daemon, and refuses a second one with a fix."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ from resolver.base.errors import UsageError
 from resolver.linux.node_lock import Held, NodeLock
 
 
-def test_a_killed_daemon_leaves_no_lock(tmp_path: Path) -> None:
+def test_killed_daemon_leaves_no_lock(tmp_path: Path) -> None:
     code = "import sys, time; from resolver.linux.node_lock import NodeLock; l = NodeLock(sys.argv[1])"
     process = subprocess.Popen(
         [sys.executable, "-c", f"{code}; print(flush=True); time.sleep(60)", str(tmp_path)],
@@ -31,8 +31,8 @@ def test_a_killed_daemon_leaves_no_lock(tmp_path: Path) -> None:
             assert Path(lock.path).read_text() == f"{os.getpid()}\n"
 
 
-def test_children_do_not_inherit_it(tmp_path: Path) -> None:
-    run_dir = tmp_path / "a" / "b"  # which is made
+def test_children_do_not_inherit_the_lock(tmp_path: Path) -> None:
+    run_dir = tmp_path / "a" / "b"  # NodeLock makes it
     with NodeLock(str(run_dir)):
         assert (run_dir / "lock").stat().st_mode & 0o777 == 0o600
         child = subprocess.Popen(["sleep", "60"], close_fds=False)
@@ -44,8 +44,8 @@ def test_children_do_not_inherit_it(tmp_path: Path) -> None:
         child.wait()
 
 
-def test_whoever_waits_gets_it_on_a_file_that_is_in_place(tmp_path: Path) -> None:
-    """The first removes its file when it ends: the lock of those who wait for that file is worth nothing."""
+def test_waiting_daemon_locks_the_file_in_place(tmp_path: Path) -> None:
+    """The first holder removes its file at its end, so a lock on that file would exclude no other daemon."""
     order: list[int] = []
     first = NodeLock(str(tmp_path))
 
@@ -71,7 +71,7 @@ def test_whoever_waits_gets_it_on_a_file_that_is_in_place(tmp_path: Path) -> Non
     assert list(tmp_path.iterdir()) == []
 
 
-def test_no_link_is_followed(tmp_path: Path) -> None:
+def test_symbolic_link_is_no_lock_file(tmp_path: Path) -> None:
     precious = tmp_path / "precious"
     precious.write_text("kept")
     (tmp_path / "lock").symlink_to(precious)
@@ -80,7 +80,7 @@ def test_no_link_is_followed(tmp_path: Path) -> None:
     assert precious.read_text() == "kept"
 
 
-def test_a_run_directory_that_cannot_be(tmp_path: Path) -> None:
+def test_unusable_run_directory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for place, cause in {
         str(tmp_path / "file"): "a file has its name: move that away",
