@@ -85,7 +85,7 @@ def test_below_a_chroot_two_placements_are_left_out(root: Path, tmp_path: Path) 
     (tmp_path / "root").mkdir()
     done = run(root, "unshare", "--mount", "sh", f"{tmp_path}/enter", f"{tmp_path}/root", *DEMO)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "KAI and without a scheduler, which can't be proven below a chroot" in done.stdout
+    assert "Below a chroot, the placements of KAI and without a scheduler can't be proven" in done.stdout
     assert "Every value is right" in done.stdout
 
 

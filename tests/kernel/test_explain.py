@@ -49,7 +49,7 @@ def test_node_is_explained_with_and_without_daemon(cases: list[Case], tmp_path: 
     assert [each["monitor"] for each in explained["reported"]] == [0, 0]
     _, text = explain(cases[0], tmp_path / "run", pods, "research/train-0")
     assert f"2, but must be {cases[0].tenant.host_pid}: wrong_namespace" in text
-    assert "writes nothing" in text
+    assert "By a read-only check" in text
     # It has not so much as touched them.
     assert before == [case.tenant.hostpid for case in cases if not case.ended]
 
