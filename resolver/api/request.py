@@ -11,7 +11,7 @@ from resolver.api.problems import Problem, Reason
 from resolver.serve.http import Connection
 
 JSON, TEXT, STREAM = "application/json", "text/plain; charset=utf-8", "text/event-stream"
-#: Of one body: from root and the socket's group, and from tenants.
+#: Most bytes of one body: from root and the socket's group, and from tenants.
 MOST_BODY_BYTES, MOST_TENANT_BODY_BYTES = 2 << 20, 64 << 10
 _MOST_FIELDS = 64
 

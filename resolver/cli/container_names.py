@@ -12,7 +12,7 @@ from resolver.base.text import printable
 from resolver.cli.ask_daemon import ask
 from resolver.linux.cgroup import is_uid
 
-TYPE_CHECKING = False  # as typing's, which a look-up does without
+TYPE_CHECKING = False  # typing would slow down a look-up
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
@@ -141,7 +141,9 @@ def _in_logs(socket_path: str | None) -> Iterator[Named]:
     if "RESOLVER_CONFIG" in os.environ or any(
         map(os.path.exists, (client.socket_of(socket_path), UNIT_SETTINGS))
     ):
-        from resolver.cli.in_force import settings_in_force  # which takes longer than all else
+        from resolver.cli.in_force import (
+            settings_in_force,
+        )  # its import takes longer than the rest of a look-up
 
         directory = settings_in_force(socket_path).settings.pod_logs_dir
     try:

@@ -49,6 +49,6 @@ def run(args: argparse.Namespace) -> int:
         return 0
     # Those without a name come last.
     rows.sort(key=lambda row: [(not value, str(value)) for value in (*row[1:4], row[0])])
-    # A person has 80 columns, and knows a pod by its name.
+    # A terminal has 80 columns, and people know a pod by its name.
     print_table(COLUMNS, rows, right=_NUMBERS, for_programs=("POD UID", *_NUMBERS), shorten="POD")
     return 0

@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     names = PodNames(settings_in_force(args.socket).settings.pod_logs_dir)
     try:
         answer = reverse(Procfs(), args.host_pid, names)
-    except OSError as error:  # out of descriptors or memory: no answer, and not the answer that there is none
+    except OSError as error:  # out of descriptors or memory, which is no proof of absence
         raise CannotKnow(f"the kernel refused: {error}") from error
     facts = facts_of(answer.host_pid, answer.start_time)
     if args.json:

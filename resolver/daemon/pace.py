@@ -11,7 +11,7 @@ from resolver.base.journal import Journal
 from resolver.state import PassSeconds
 from resolver.workers.means import Shortages, shortage_of
 
-#: So many failures of one step in a row end the daemon.
+#: Consecutive failures of a step that end the daemon.
 ERRORS_BEFORE_END = 10
 
 
@@ -78,7 +78,7 @@ class Pace:
                     means.refused(lacks, f"the step {name} fails: {error}")
                     self._short_of(lacks)
                 else:
-                    # A bug, or a file system that fails in a new way: shown, counted, and survived.
+                    # The daemon logs, counts and survives bugs, and unknown failures of file systems.
                     errors += 1
                     self._counters[CounterName.INTERNAL_ERRORS] += 1
                     self._journal.log.exception("internal_error", step=name)

@@ -76,7 +76,7 @@ def _foreign(path: str, why: str) -> Finding:
 
 
 def _content(status: Status) -> Finding:
-    from resolver.base.version import VERSION  # a command that only chooses checks doesn't pay for it
+    from resolver.base.version import VERSION  # slow to import, and other checks don't need it
 
     totals = status.totals
     counts = f"{several(totals.containers, 'container')}, {several(totals.regions, 'region')}"

@@ -52,7 +52,7 @@ def _try(name: SourceName, node: Node) -> Finding:
     except (ResolverError, OSError) as error:
         failure = SourceFailure(getattr(error, "cause", SOURCE_RECORDS[name].failure))
         finding = _refused(name, node, "it cannot be started", getattr(error, "why", str(error)), failure)
-        # A verifier says last why it refused.
+        # The last lines of the verifier's output have the reason.
         detail = getattr(error, "detail", "").splitlines()[-_LAST_LINES:]
         return finding._replace(detail="\n".join(detail))
     with contextlib.closing(source):

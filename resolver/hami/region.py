@@ -55,15 +55,15 @@ class SharedRegion:
 
     def __init__(self, fd: int, info: os.stat_result, layout: layouts.Layout, path: str) -> None:
         self.fd = fd
-        self.identity = info.st_dev, info.st_ino  # the same under any name
+        self.identity = info.st_dev, info.st_ino  # stays when the file is renamed
         self.layout = layout
         self.path = path
         #: When the file was last written through a fresh mapping (or by write); a new process in it shows here.
         self.mtime_ns = info.st_mtime_ns
         self._numbers = 0, 0  # proc_num and utilization_switch
-        #: So many slots are read, if there are not more in use: all of them at first.
+        #: Number of slots to read unless more are in use; at first all of them.
         self._end = layouts.MAX_SLOTS if layout.device_util is not None else 0
-        self._data = b""  # of the header, as it was read last
+        self._data = b""  # the header's bytes at the last read
         self._header = layouts.Header(0, (), ())
         self._columns = Columns(layout, 0)
         self.view: RegionView | None = None  # the last one

@@ -26,7 +26,7 @@ class Candidate:
         self.region: SharedRegion | None = None
         self.pause = FIRST_PAUSE
         self.accepted_at = 0.0
-        self.half_made = False  # its refusal is reported if it stays so
+        self.half_made = False  # if this lasts, the refusal is reported
         self.start_anew(NOWHERE, 0.0)
 
     @property
@@ -79,7 +79,7 @@ class Root(Place):
     def __init__(self, path: str, *, known: bool = False) -> None:
         super().__init__()
         self.path = path.rstrip("/") or "/"
-        self.key = f"{self.path}/"  # of its watch: another than that of a container's directory
+        self.key = f"{self.path}/"  # of its watch; containers' directories have keys without the slash
         self.identity = NOWHERE
         self.known = known
         self.shared = False

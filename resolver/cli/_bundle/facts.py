@@ -106,7 +106,7 @@ def metrics(socket_path: str) -> str:
 
     settings, origins, no_daemon = settings_in_force(socket_path)
     if origins:
-        raise ResolverError(no_daemon)  # no token for a program that only has its port
+        raise ResolverError(no_daemon)  # another program may have the port, and must not get the token
     if settings.metrics_addr == "off":
         raise ResolverError("metrics_addr is off")
     host, _, port = settings.metrics_addr.rpartition(":")
