@@ -168,11 +168,6 @@ def test_plugin_finds_sidecars_and_ignores_reporters(cluster: Cluster) -> None:
     assert cluster("status", "--selector", "app.kubernetes.io/component=hami-device-plugin").returncode == 0
 
 
-def test_command_runs_on_the_named_node_with_options(cluster: Cluster) -> None:
-    done = cluster("doctor", "--node", "gpu-b", "--", "--only", "scan")
-    assert "scan" in done.stdout
-
-
 def test_top_of_a_pod_shows_no_other_pod(cluster: Cluster) -> None:
     first = cluster("top", "research/train-0", "--", "--once")
     assert (first.returncode, first.stdout.count("process ")) == (0, 1)
@@ -290,19 +285,17 @@ def test_deployed_roles_have_exactly_the_needed_rights(cluster: Cluster) -> None
             )
 
 
-def test_explain_asks_the_pods_node(cluster: Cluster) -> None:
-    done = cluster("explain", "research/train-0")
-    assert (done.returncode, "The chain holds" in done.stdout) == (0, True), done.stderr
-    document = json.loads(cluster("explain", "research/train-0", "-c", "main", "--json").stdout)
-    assert [container["container_id"] for container in document["containers"]] == [CID]
-
-
-def test_bundle_is_written_to_stdout(cluster: Cluster, tmp_path: Path) -> None:
+def test_command_runs_on_the_named_or_the_pods_node(cluster: Cluster, tmp_path: Path) -> None:
+    assert "scan" in cluster("doctor", "--node", "gpu-b", "--", "--only", "scan").stdout
     with (tmp_path / "bundle.tar.gz").open("wb") as file:
         done = cluster("bundle", "--node", "gpu-a", "--", "--redact", out=file)
     assert done.returncode == 0, done.stderr
     with tarfile.open(tmp_path / "bundle.tar.gz") as archive:
         assert any(name.endswith("/slots.json") for name in archive.getnames())
+    done = cluster("explain", "research/train-0")
+    assert (done.returncode, "The chain holds" in done.stdout) == (0, True), done.stderr
+    document = json.loads(cluster("explain", "research/train-0", "-c", "main", "--json").stdout)
+    assert [container["container_id"] for container in document["containers"]] == [CID]
 
 
 def test_errors_of_kubectl_are_printed_unchanged(cluster: Cluster) -> None:
