@@ -141,9 +141,7 @@ def _in_logs(socket_path: str | None) -> Iterator[Named]:
     if "RESOLVER_CONFIG" in os.environ or any(
         map(os.path.exists, (client.socket_of(socket_path), UNIT_SETTINGS))
     ):
-        from resolver.cli.in_force import (
-            settings_in_force,
-        )  # its import takes longer than the rest of a look-up
+        from resolver.cli.in_force import settings_in_force  # slower to import than the rest
 
         directory = settings_in_force(socket_path).settings.pod_logs_dir
     try:
