@@ -204,5 +204,5 @@ def encode(
             order.expected,
             order.new,
         )
-    message += slot_writer.SLOTS.pack(layout.procs, layout.slot_size, layout.owner_pid)
+    message += slot_writer.SLOTS.pack(layout.procs, layout.slot_size, layout.owner_pid, layout.proc_num)
     return bytes(message), handles

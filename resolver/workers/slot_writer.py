@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 HEAD = struct.Struct("<II")
 #: handle index (-1: none), handle is a pidfd, guard offset, guard value, target offset, expected, new
 ORDER = struct.Struct("<ibxxxQQQQQ")
-#: offset of the first slot, bytes of a slot, offset of ``owner_pid``
-SLOTS = struct.Struct("<III")
+#: offset of the first slot, bytes of a slot, offsets of ``owner_pid`` and ``proc_num``
+SLOTS = struct.Struct("<IIII")
 HOLDS = 1 << 31
 #: the file's key, 0 is none; corrections allowed in a second
 HOLD = struct.Struct("<QIxxxx")
@@ -115,7 +115,13 @@ class Words:
 
     def stand(self, guard_at: int, guard: int, slots: tuple[int, ...] | None) -> bool:
         """Check that no process holds the lock, and the guard; a move that ends in between shows in the guard."""
-        return (slots is None or self.load(slots[2]) == 0) and self.load(guard_at) == guard
+        free = slots is None or (self.load(slots[2]) == 0 and self.in_use(guard_at, slots))
+        return free and self.load(guard_at) == guard
+
+    def in_use(self, guard_at: int, slots: tuple[int, ...]) -> bool:
+        """Check that a slot's guard is below ``proc_num``: a move leaves the guard, too, in its copy."""
+        first, size, _, proc_num = slots
+        return guard_at >= proc_num or (guard_at - first) // size < self.load(proc_num) & 0xFFFFFFFF
 
     def swap(self, offset: int, expected: int, new: int) -> int:
         """Compare and swap; returns the previous value."""
@@ -188,7 +194,7 @@ def carry_out(
 
 def _take_back_copies(words: Words, slots: tuple[int, ...], target: int, expected: int) -> None:
     """Undo `MARK` where a move copied it."""
-    first, size, _ = slots
+    first, size, *_ = slots
     for at in range(first + (target - first) % size, len(words.view) * 8 - size, size):
         if words.view[at // 8] == MARK:
             words.swap(at, MARK, expected)

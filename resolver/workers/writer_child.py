@@ -111,7 +111,11 @@ class _HeldFile(Words):
         if outcome == DONE:
             word.corrections += 1
             word.standing = word.value
-        elif outcome in _FINAL or self.view[word.order[2] // 8] != word.order[3]:
+        elif (
+            outcome in _FINAL
+            or self.view[word.order[2] // 8] != word.order[3]
+            or not self.in_use(word.order[2], self._slots)
+        ):
             word.outcome = outcome
         return outcome == DONE
 

@@ -195,6 +195,9 @@ def test_slot_moving_during_write_gets_value_back(bench: Bench) -> None:
     assert bench.path.read_bytes() == before
 
 
+PLACES = V1_2.procs, V1_2.slot_size, V1_2.owner_pid, V1_2.proc_num
+
+
 class Zeroing:
     """A dead slot's value of 50, which an order sets to 0 while the slot changes."""
 
@@ -246,7 +249,7 @@ def test_slot_filled_during_zeroing_keeps_new_value(
     assert bench.word(zeroing.target) == moved_in
 
 
-@pytest.mark.parametrize("begins_at_read", [0, 2])
+@pytest.mark.parametrize("begins_at_read", [0, 3])
 def test_a_move_that_copies_the_pid_last_loses_no_value(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, begins_at_read: int
 ) -> None:
@@ -261,9 +264,19 @@ def test_a_move_that_copies_the_pid_last_loses_no_value(
 
     monkeypatch.setattr(Words, "load", moving)
     with mapped(bench) as words:
-        outcome = zeroing.carry_out(words, (V1_2.procs, V1_2.slot_size, V1_2.owner_pid))
+        outcome = zeroing.carry_out(words, PLACES)
     assert outcome == (MOVED if begins_at_read else DIFFERENT)
     assert bench.word(zeroing.target) == 50
+
+
+@pytest.mark.parametrize(("used", "outcome", "value"), [(0, DIFFERENT, 50), (1, DONE, 0)])
+def test_copy_that_a_move_left_gets_no_value(bench: Bench, used: int, outcome: int, value: int) -> None:
+    """It has the guard, too, but stands above ``proc_num``, where nothing would find the value again."""
+    zeroing = Zeroing(bench)
+    cachefiles.poke(bench.path, V1_2.proc_num, "i", used)
+    with mapped(bench) as words:
+        assert zeroing.carry_out(words, PLACES) == outcome
+    assert bench.word(zeroing.target) == value
 
 
 @pytest.mark.parametrize("name", cachefiles.NAMES)

@@ -31,7 +31,7 @@ def test_held_word_is_compared_when_a_tick_can_come(
     os.ftruncate(note, 4096)
     message = slot_writer.HEAD.pack(V1_2.file_bytes, slot_writer.HOLDS | 1) + slot_writer.HOLD.pack(1, 1000)
     message += slot_writer.ORDER.pack(-1, 0, V1_2.procs, 4711 << 32 | 7, AT, 0, 40)
-    message += slot_writer.SLOTS.pack(V1_2.procs, V1_2.slot_size, V1_2.owner_pid)
+    message += slot_writer.SLOTS.pack(V1_2.procs, V1_2.slot_size, V1_2.owner_pid, V1_2.proc_num)
     slot_writer.Words.load_functions()
     held = HeldWords()
     held.replace(message, [fd, note])
