@@ -84,6 +84,8 @@ async def test_late_lock_of_the_machine_blames_no_container(lanes: Lanes, about:
     for _ in range(2):  # one quick answer doesn't bring the questions back to the first lane
         assert await lanes.ask("any", about, echo, "by its own") == "by its own"
         assert [lane for lane in lanes.workers if lane.host_pid] == [own]
+    assert await lanes.ask("any", LEASES if about == ALL else ALL, echo, "by the first") == "by the first"
+    assert [lane for lane in lanes.workers if lane.host_pid] == [first, own]
     lanes.tidy()
     assert own.host_pid
     lanes.late[about] = (0.0, 1.0)  # its pause is over

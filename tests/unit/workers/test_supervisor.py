@@ -422,6 +422,15 @@ async def test_a_cancellation_is_never_lost(puppet: Make) -> None:
     assert 0 < answered < 12
 
 
+async def test_requests_take_turns(puppet: Make) -> None:
+    worker = puppet()
+    asked = [asyncio.create_task(ask(worker, f"late {n / 1000}")) for n in range(20)]
+    await asyncio.sleep(0)
+    assert len(worker._asked) == 1, "the end of the child would fail others with descriptors, too"
+    assert await asyncio.gather(*asked) == [f"late {n / 1000}" for n in range(20)]
+    assert worker.starts == 1
+
+
 async def test_descriptors_do_not_pile_up(puppet: Make) -> None:
     worker = puppet()
     await ask(worker, "warm up")
