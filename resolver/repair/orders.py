@@ -13,6 +13,8 @@ from resolver.base.counters import CounterByReason, CounterName, Shortage
 from resolver.base.errors import WorkerFailed
 from resolver.base.journal import Journal
 from resolver.base.reasons import UnresolvedReason
+from resolver.gpu.attribution import Joined
+from resolver.hami.hostpid_policy import HostpidPolicy
 from resolver.repair.holds import HeldRegions
 from resolver.repair.plan import Order, encode
 from resolver.repair.region import RegionRepairs
@@ -231,6 +233,34 @@ class Writing:
         self._journal.record("would_repair", **_about(repairs, order, state))
         if self.on_would_repair is not None:
             self.on_would_repair(repairs, state, order)
+
+    def log(
+        self, repairs: RegionRepairs, policy: HostpidPolicy, joined: Joined, now: float, *, dry_run: bool
+    ) -> None:
+        """Log other writers of a ``hostpid``, and once per process values that do not stay right."""
+        for state, wait in repairs.conflicts:
+            self._counters[CounterName.CONFLICTS] += 1
+            self._warn(
+                repairs,
+                state,
+                "conflict",
+                hostpid=state.slot.hostpid,
+                why="another writer changed hostpid back",
+                times=state.conflicts,
+                next_try_seconds=wait,
+            )
+        blind, uuids = repairs.blind(joined.refused), repairs.view.uuids
+        for state in () if dry_run else repairs.slots.distinguished():
+            if not state.explain(policy, now, uuids, blind):
+                continue
+            disputed = state.evidence.disputed()
+            self._counters[CounterName.ZEROS_DISPUTED if disputed else CounterName.SLOTS_STUCK] += 1
+            self._warn(
+                repairs, state, "nvml_contradicts_watchers" if disputed else "slot_stuck", why=state.stuck
+            )
+
+    def _warn(self, repairs: RegionRepairs, state: OwnedSlot, event: str, **fields: Any) -> None:
+        self._journal.record(event, level="warning", **of_slot(repairs, state), **fields)
 
 
 def directory_of(path: str) -> str:

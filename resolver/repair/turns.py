@@ -10,7 +10,6 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
-from typing import Any
 
 from resolver.base.budget import Metered, Rounds, Slices
 from resolver.base.counters import CounterName, Shortage
@@ -25,11 +24,11 @@ from resolver.hami.process_reads import hami_variables
 from resolver.hami.region import RegionView
 from resolver.linux.procfs import ProcessHandle
 from resolver.repair.known_regions import KnownRegions
-from resolver.repair.orders import ORDER_SECONDS, Writing, of_slot
+from resolver.repair.orders import ORDER_SECONDS, Writing
 from resolver.repair.plan import Inputs, Order
 from resolver.repair.region import RegionRepairs
 from resolver.repair.reported_values import TWO_TICKS
-from resolver.repair.slots import SOON_SECONDS, OwnedSlot
+from resolver.repair.slots import SOON_SECONDS
 from resolver.workers import slot_writer
 from resolver.workers.lanes import TenantReader
 from resolver.workers.means import shortage_of
@@ -291,7 +290,7 @@ class Turns:
             corrected = await self._writing.hold(repairs, [] if over else repairs.held)
             self._charge(account, corrected * ORDER_SECONDS)
             repairs.note_finding(now, joined.refused)
-        self._log(repairs, policy, joined, now)
+        self._writing.log(repairs, policy, joined, now, dry_run=self._settings.dry_run)
         repairs.slots.rest()
         self._schedule(repairs)
         repairs.write_report(joined, self._known.owners.container_id)
@@ -319,29 +318,3 @@ class Turns:
             self._charge(repairs.ownership.account, len(batch) * ORDER_SECONDS)
             more = await self._writing.carry_out(repairs, batch) and more
         return more
-
-    def _log(self, repairs: RegionRepairs, policy: HostpidPolicy, joined: Joined, now: float) -> None:
-        """Log other writers of a ``hostpid``, and once per process values that do not stay right."""
-        for state, wait in repairs.conflicts:
-            self._counters[CounterName.CONFLICTS] += 1
-            self._warn(
-                repairs,
-                state,
-                "conflict",
-                hostpid=state.slot.hostpid,
-                why="another writer changed hostpid back",
-                times=state.conflicts,
-                next_try_seconds=wait,
-            )
-        blind, uuids = repairs.blind(joined.refused), repairs.view.uuids
-        for state in () if self._settings.dry_run else repairs.slots.distinguished():
-            if not state.explain(policy, now, uuids, blind):
-                continue
-            disputed = state.evidence.disputed()
-            self._counters[CounterName.ZEROS_DISPUTED if disputed else CounterName.SLOTS_STUCK] += 1
-            self._warn(
-                repairs, state, "nvml_contradicts_watchers" if disputed else "slot_stuck", why=state.stuck
-            )
-
-    def _warn(self, repairs: RegionRepairs, state: OwnedSlot, event: str, **fields: Any) -> None:
-        self._journal.record(event, level="warning", **of_slot(repairs, state), **fields)
