@@ -19,7 +19,8 @@ from resolver.workers.child import INHERITED
 #: Variables that a child gets, if they are set: where libraries are, how text is encoded, and the driver's own.
 _VARIABLES, _PREFIXES = ("PATH", "LD_LIBRARY_PATH", "LANG", "TZ"), ("LC_", "NVIDIA_", "NVML_")
 _WORKERS = os.path.dirname(os.path.abspath(__file__))
-_MAX_MESSAGE, _MAX_DESCRIPTORS = 1 << 18, 32
+#: Bytes of a message either way, and descriptors in one.
+MAX_MESSAGE, _MAX_DESCRIPTORS = 1 << 18, 32
 
 
 def child(module: str, name: str, rights: Iterable[str], *paths: str) -> list[str]:
@@ -47,9 +48,8 @@ def spawn(
     variables[INHERITED] = ",".join(map(str, descriptors))
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
-        theirs.setsockopt(
-            socket.SOL_SOCKET, socket.SO_SNDBUF, _MAX_MESSAGE
-        )  # the default is too small for a full region
+        # The default is too small for a full region.
+        theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MAX_MESSAGE)
         try:
             for fd in descriptors:
                 os.set_inheritable(fd, True)
@@ -90,7 +90,7 @@ def ask_once(
             channel.send(request)
         with contextlib.suppress(ConnectionResetError):  # it ended before it took the request
             message, descriptors, _, _ = socket.recv_fds(
-                channel, _MAX_MESSAGE, _MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
+                channel, MAX_MESSAGE, _MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
             )
             answer = json.loads(message) if message else None
             if answer and "fetch" in answer:

@@ -19,9 +19,8 @@ from resolver.base.errors import WorkerFailed
 from resolver.base.retry import doubled
 from resolver.linux.procfs import run_delay, usage
 from resolver.workers.means import Shortages, shortage_of
-from resolver.workers.spawn import child, spawn
+from resolver.workers.spawn import MAX_MESSAGE, child, spawn
 
-_MAX_MESSAGE = 1 << 18
 _FIRST_DELAY = 0.05
 _LONGEST_DELAY = 30.0
 #: After a refusal for lack of resources: other processes may free them at any time.
@@ -187,7 +186,7 @@ class WorkerProcess:
     def _take(self) -> None:
         while self._asked and self.channel is not None:
             try:
-                answer = self.channel.recv(_MAX_MESSAGE)
+                answer = self.channel.recv(MAX_MESSAGE)
             except BlockingIOError:
                 break
             except OSError:
