@@ -1,5 +1,7 @@
 """Offsets of kernel fields from BTF (Documentation/bpf/btf.rst). Standard library only."""
 
+from __future__ import annotations
+
 import struct
 
 _MAGIC = 0xEB9F

@@ -3,6 +3,8 @@
 Small programs probe the kernel: neither a release nor a file shows a vendor's backports. Standard library only.
 """
 
+from __future__ import annotations
+
 import ctypes
 import errno
 import os

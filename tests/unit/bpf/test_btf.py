@@ -1,10 +1,14 @@
 """The reader of the kernel's own description of its structures."""
 
+import __future__
+
 import re
 import struct
+from pathlib import Path
 
 import pytest
 
+from resolver.pids.bpf_load import bpf_directory
 from tests.unit.bpf import part
 
 btf = part("btf")
@@ -104,3 +108,9 @@ def test_type_ids_by_name_and_kind(blob: Blob) -> None:
     for kind, name in ((btf.FUNCTION, "btf_trace_a"), (btf.TYPEDEF, "nothing")):
         with pytest.raises(btf.BtfError, match=f"describes no {name}"):
             read.type_id(kind, name)
+
+
+def test_loader_needs_no_annotations_of_a_newer_python() -> None:
+    for path in Path(bpf_directory()).glob("*.py"):
+        code = compile(path.read_text(), str(path), "exec", dont_inherit=True)
+        assert code.co_flags & __future__.annotations.compiler_flag, f"{path.name} fails in Python 3.9"
