@@ -101,8 +101,8 @@ class SourceRecord(NamedTuple):
     def keeps(self, release: str) -> frozenset[str]:
         """Return the daemon's effective capabilities on a kernel of that release (``uname -r``)."""
         before, capabilities = self.keeps_before
-        numbers = tuple(map(int, re.findall(r"\d+", release)[:2]))  # none for an unknown one
-        return KEPT if numbers >= before else KEPT | capabilities
+        match = re.match(r"(\d+)\.(\d+)", release)
+        return KEPT if match and tuple(map(int, match.groups())) >= before else KEPT | capabilities
 
 
 #: Any source reads other processes' files in ``/proc``.

@@ -122,6 +122,7 @@ def test_capability_numbers_match_the_kernel_header() -> None:
         ("bpf", "5.19.0", {"SYS_PTRACE"}),
         ("bpf", "5.15.0-91-generic", {"SYS_PTRACE", "BPF"}),
         ("bpf", "unheard of", {"SYS_PTRACE", "BPF"}),
+        ("bpf", "next-20261128", {"SYS_PTRACE", "BPF"}),
         ("netlink", "5.15.0", {"SYS_PTRACE"}),
         ("scan", "4.18.0", {"SYS_PTRACE"}),
     ],
