@@ -62,6 +62,7 @@ class Btf:
         raise BtfError(f"struct {name} has no member {' or '.join(members)}")
 
     def size(self, name: str) -> int:
+        """Size of ``struct name`` in bytes. Raises `BtfError`."""
         return self._words[self._starts[self.type_id(_STRUCT, name)] + 2]
 
     def type_id(self, kind: int, name: str) -> int:

@@ -87,6 +87,7 @@ class ContainerNames:
                 self._by_pod.setdefault((name.namespace, name.pod), set()).add(name.container)
 
     def of(self, container_id: str) -> LogName | None:
+        """Return the names in the container's log; None without a log."""
         starts = (container_id[:digits] for digits in self._cut)
         return next((self._by_id[text] for text in (container_id, *starts) if text in self._by_id), None)
 

@@ -157,6 +157,7 @@ class Discovery:
         self._failure: BaseException | None = None  # of a place, until the end of a refresh
 
     def wants(self) -> float:
+        """Return when the next refresh is due, in seconds on its clock."""
         return self._wants
 
     async def settle(self) -> bool:

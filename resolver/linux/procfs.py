@@ -258,6 +258,7 @@ class Procfs:
         return os.fsdecode(self.read(f"{host_pid}/cgroup"))
 
     def container(self, host_pid: int) -> ContainerCgroup:
+        """Return the cgroup's container, or `NO_CONTAINER`."""
         return parse_cgroup(self.cgroup(host_pid)) or NO_CONTAINER
 
     def comm(self, host_pid: int) -> str:
@@ -320,6 +321,7 @@ class Procfs:
     # -- namespaces ---------------------------------------------------------------------------------
 
     def pidns(self, host_pid: int | str) -> int:
+        """Inode of the PID namespace."""
         return self._namespace(host_pid, "pid")
 
     def userns(self, host_pid: int | str) -> int:

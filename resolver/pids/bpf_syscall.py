@@ -80,6 +80,7 @@ class BpfMap:
         )
 
     def lookup(self, *key: int) -> tuple[int, ...] | None:
+        """Return the value of a key; None without one. Raises OSError."""
         try:
             self._pack(self._key, 0, *key)
         except StructError:
