@@ -24,12 +24,12 @@ T = TypeVar("T")
 SLICE_SECONDS = 0.005
 #: A container's lasting share of one core, and the seconds of CPU that it may save up.
 SHARE, BURST_SECONDS = 0.1, 0.25
-#: Events that one container may cause at once, and how many more a second. A process makes one: it comes.
-#: One that made more is ignored until it has paid for them and has its burst again: half a minute at most.
+#: Events that a container may cause at once, and how many more per second. A process causes one when it starts.
+#: A container that causes more is ignored until its debt is paid and its burst full: half a minute at most.
 EVENT_BURST, EVENT_RATE = 256.0, 32.0
 DEATHS_IN_A_ROW = 3
 FIRST_SECONDS, LONGEST_SECONDS = 10.0, 3600.0
-#: So many seconds without a death, or after a quarantine, and everything is forgiven.
+#: Seconds without a writer failure, or after a quarantine, until earlier failures are forgotten.
 FORGIVEN_SECONDS = 600.0
 
 

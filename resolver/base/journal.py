@@ -19,7 +19,7 @@ with lean():
 #: Lines about one container, and about one directory: at once, and per second.
 _CONTAINER_QUOTA, _DIRECTORY_QUOTA = (64.0, 1.0), (4.0, 0.25)
 
-_MOST_CAUSES = 8  # logged of one trouble
+_MOST_CAUSES = 8  # logged per trouble
 
 _outputs: dict[int, Output] = {}  # by descriptor
 

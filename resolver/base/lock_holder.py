@@ -6,7 +6,7 @@ from resolver.base.text import printable
 
 #: The Debian package's unit.
 UNIT = "/usr/lib/systemd/system/resolver.service"
-#: What its `EnvironmentFile=` names.
+#: The file in its `EnvironmentFile=`.
 UNIT_SETTINGS = "/etc/default/resolver"
 _JOURNAL_SECONDS = 5.0
 

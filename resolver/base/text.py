@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-TYPE_CHECKING = False  # as typing's: every command pays for this module
+TYPE_CHECKING = False  # typing is slow to import, and every command imports this module
 if TYPE_CHECKING:
     from collections.abc import Iterable
 

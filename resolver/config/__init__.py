@@ -4,18 +4,17 @@
 line.
 """
 
+import argparse
 import os
 import re
 import stat
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from resolver.base.lean import lean
 
 with lean():
     import msgspec
-
-import argparse
-from collections.abc import Callable, Collection, Iterable, Mapping
 
 from resolver.base.errors import UsageError
 from resolver.config.settings import (
@@ -46,7 +45,7 @@ __all__ = (
 #: Names with our prefix that are no settings: the file's, and those of ``resolver report-devices``.
 OTHER_VARIABLES = {f"{PREFIX}CONFIG", f"{PREFIX}NODE", f"{PREFIX}REPORT_METRICS_ADDR"}
 
-#: Of the kernel's 107 bytes, without the suffix under which a socket is made.
+#: Bytes of a socket's path: the kernel takes 107, and the daemon makes the socket under a longer name.
 _LONGEST_SOCKET = 99
 #: Variables of Kubernetes for a Service ``resolver`` or ``resolver-*`` (pkg/kubelet/envvars/envvars.go).
 _OF_A_SERVICE = re.compile(r"\w+_(SERVICE_(HOST|PORT)|PORT_[0-9]+_|PORT=\w+://)")
@@ -236,7 +235,7 @@ def _convert(name: str, value: Any, where: str) -> Any:
 
 
 def _check_together(settings: Settings) -> None:
-    """Refuse what no single value shows: such as a tenant socket from which containers could reach root's files."""
+    """Refuse too long socket paths, a key alone, and a tenant socket that leads containers to root's files."""
     for path in (settings.socket_path, settings.tenant_socket, settings.broker):
         if len(path.encode(errors="replace")) > _LONGEST_SOCKET:
             raise UsageError(

@@ -54,7 +54,7 @@ def parse_address(text: str) -> tuple[str, int] | None:
 
 
 def check_path(path: str) -> None:
-    """Raise ValueError for a relative path: the daemon's directory is not its user's."""
+    """Raise ValueError for a relative path, because the daemon runs in another directory than its caller."""
     if path and not path.startswith("/"):
         raise ValueError("it is not an absolute path: begin it with /")
 

@@ -63,7 +63,7 @@ class Wanted:
             container_id = container_id_of(name) or ""
             if len(self.text) >= SHORTEST_PREFIX and container_id.startswith(self.text):
                 return container_id, False
-            # LXC watches a container by processes outside it, in cgroups of its name below this one.
+            # LXC watches a container from outside, by processes in /lxc.monitor/<name>.
             named = self.text in names_in(name) and "/lxc.monitor/" not in path
             if named and not name.endswith(".slice"):  # a slice holds containers and is none
                 return path, False
@@ -167,7 +167,7 @@ def by_directories(wanted: Wanted, roots: Sequence[str]) -> list[FoundContainer]
     for root in roots:
         for key, directories in find_directories(root, wanted.match, container_id=container_id).items():
             by_key.setdefault(key, []).extend(directories)
-        # Beside v1, v2 may have some containers only.
+        # Where v1 is mounted, too, v2 may have only some containers.
         alone = bool(container_id and by_key) or not os.path.exists(f"{root}/cgroup.controllers")
         if wanted.is_id and wanted.sees_ids and alone:
             break

@@ -54,7 +54,7 @@ class Joined(NamedTuple):
     orphans: tuple[Sample, ...]
     used: tuple[Used, ...] = ()
     listed: frozenset[str] = frozenset()  # UUIDs of the devices with a known process list
-    refused: frozenset[str] = frozenset()  # UUIDs of the devices whose samples HAMi before 2.10 can't read
+    refused: frozenset[str] = frozenset()  # UUIDs of those with samples that HAMi before 2.10 can't read
     idle: frozenset[str] = frozenset()  # UUIDs of the devices without load by their own samples
     answered: float = 0.0  # when the answer came, on the monotonic clock
 
@@ -97,8 +97,8 @@ async def join(
             if place is None:
                 place = places[nvml_pid] = _place(nvml_pid, owners, hami_containers, procfs, pidmap)
                 await slices.yield_if_due()
-            told = device.status == OK and nvml_pid not in device.dropped
-            sm_util = min(device.newest.get(nvml_pid, 0), 100) if told else None
+            known_load = device.status == OK and nvml_pid not in device.dropped
+            sm_util = min(device.newest.get(nvml_pid, 0), 100) if known_load else None
             memory, share = memories.get(nvml_pid), device.shares.get(nvml_pid, 0)
             use = Used(place.host_pid, uuid, place.container, sm_util, memory, place.reason, share)
             before = used.get(place.host_pid)

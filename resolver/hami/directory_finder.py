@@ -61,8 +61,8 @@ class DirectoryFinder(Discovery):
         self._candidates = Candidates(self, self._names, self._reader, self._budgets, clock)
         given = {root.path: root for root in map(Root, containers_dirs) if root.path != AUTO}
         self._auto = AUTO in containers_dirs
-        usual = set(KNOWN_DIRS) - given.keys() if self._auto else ()
-        self._roots = [*given.values(), *(Root(path, known=True) for path in KNOWN_DIRS if path in usual)]
+        usual = (path for path in KNOWN_DIRS if self._auto and path not in given)
+        self._roots = [*given.values(), *(Root(path, known=True) for path in usual)]
         self._watches = watches
 
     @property

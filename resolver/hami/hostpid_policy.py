@@ -48,7 +48,7 @@ def _ranges() -> tuple[DriverRange, ...]:
     )
 
 
-#: Oldest first. A version between two rows is what both say, or unknown.
+#: Oldest first. A version between two rows is known if both rows agree.
 DRIVERS = _ranges()
 
 
@@ -74,7 +74,7 @@ class WatcherFinding(StrEnum):
     UNABLE = "unable"
 
 
-#: The layout of HAMi 2.4.1, whose watcher never fills in a value, and of later releases.
+#: The layout of HAMi 2.4.1 and later releases; the watcher of 2.4.1 never fills in a value.
 FILLS_NOTHING = "v1.1"
 
 

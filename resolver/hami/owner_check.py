@@ -24,7 +24,7 @@ from resolver.workers.lane import ALL
 from resolver.workers.lanes import TenantReader
 
 _MOST_OTHERS = 64
-#: Proofs whose owners are searched through the containers' PID namespaces.
+#: Proofs that lead to the owner through the containers' PID namespaces.
 Searched = SharedDirectory | MappedFile
 #: Awaited between two processes of a search, so that other searches can go on.
 Pause = Callable[[], Awaitable[None]]
@@ -91,9 +91,8 @@ class OwnerCheck:
     def __init__(self, procfs: Procfs, pidmap: PidMap, index: KnownNamespaces, reader: TenantReader) -> None:
         self._procfs, self._pidmap, self._index, self._reader = procfs, pidmap, index, reader
         self._refresh = -1  # of the map
-        self._mounted: dict[
-            int, frozenset[SharedDirectory] | TooLarge
-        ] = {}  # as read since then, by host PID
+        #: By host PID, as read since then.
+        self._mounted: dict[int, frozenset[SharedDirectory] | TooLarge] = {}
         #: Trees (`shared_trees`) that a container was ever seen with: those above a region's directory, which tenants
         #: can't make, and the latest of the others.
         self._trees, self._others = set[SharedDirectory](), dict[SharedDirectory, None]()

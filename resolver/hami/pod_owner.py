@@ -54,9 +54,7 @@ class PodOwner:
         self._refresh, self._files = -1, frozenset(self._asked)  # the present reading, and its files
         self._mapped: dict[int, _Mapped] = {}  # by host PID
         self._cost = self._again_at = 0.0  # seconds of the present reading, and when the next one may begin
-        self._turns = defaultdict[int, asyncio.Lock](
-            asyncio.Lock
-        )  # by host PID: one reader, for all that need it
+        self._turns = defaultdict[int, asyncio.Lock](asyncio.Lock)  # by host PID: one search reads for all
 
     async def owner(
         self, proof: PodFile, ns_pid: int, payer: str, pause: Pause
@@ -83,7 +81,7 @@ class PodOwner:
                 except ProcessGone:
                     continue
                 except UNREADABLE as error:
-                    if self._may_be_at_home(host_pid, proof):  # an unreadable process blocks only its own pod
+                    if self._may_be_at_home(host_pid, proof):  # an unreadable process blocks no other pod
                         reasons.add(unreadable(error).reason)
             if len(own) == 1 and not reasons & _MAY_BE_MEANT:
                 return own.pop()

@@ -131,7 +131,6 @@ def _is_missing(root: str, name: str, flags: int) -> bool:
 
 
 def _user(procfs: Procfs, host_pid: int) -> bytes:
-    """Return the line with its user ids."""
     return re.findall(rb"^Uid:.*", procfs.status_text(host_pid), re.MULTILINE)[0]  # type: ignore[no-any-return]
 
 
@@ -150,7 +149,7 @@ def mounts_near(procfs: Procfs, host_pid: int, device: str, path: str) -> bool:
     )
 
 
-def files_of(procfs: Procfs, host_pid: int) -> tuple[set[tuple[str, int]], set[str]]:
+def files_of(procfs: Procfs, host_pid: int) -> tuple[set[Shown], set[str]]:
     """Return its shared mapped files and open files' names."""
     return shared_files(procfs, host_pid), open_names(procfs, host_pid)
 

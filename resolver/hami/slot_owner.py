@@ -77,11 +77,8 @@ class OwnerFinder:
             return UnresolvedReason.TOO_LARGE
         if proof.mount is not None and self._check.in_shared_tree(proof.mount):
             return UnresolvedReason.UNPROVEN  # whoever has the tree can mount it as the device plugin does
-        search, source, findings = (
-            Search(proof, ns_pid, shown, payer, pause),
-            self._pidmap.source,
-            _Findings(),
-        )
+        search, findings = Search(proof, ns_pid, shown, payer, pause), _Findings()
+        source = self._pidmap.source
         try:
             related = None if self._known(proof) else await self._related(search, findings)
             if related is None:
@@ -96,7 +93,7 @@ class OwnerFinder:
                 findings.cut = self._pidmap.source is not source  # it may have been closed meanwhile
             if rival > 0 and rival not in findings.asked:
                 await self._check_rival(rival, search, findings)
-        except BaseException:  # no descriptors left, or the daemon ends: none must be lost
+        except BaseException:  # without descriptors, or at the daemon's end
             findings.close()
             raise
         if findings.cut:
@@ -174,8 +171,8 @@ class OwnerFinder:
     async def _related(self, search: Search, findings: _Findings) -> list[int] | None:
         """Return all other processes with the number that may fit; None if its namespaces are known by now."""
         related = set[int]()
-        # When a node's containers start, all need the same mount tables. Mappings are each tenant's: no search waits
-        # for another one's.
+        # When a node's containers start, all searches need the same mount tables, so only one at a time reads them.
+        # Mappings are read without turns: a tenant can delay reads of its own.
         async with self._walks if search.proof.mount else contextlib.nullcontext():
             if not findings.asked and self._known(search.proof):
                 return None

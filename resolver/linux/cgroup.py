@@ -1,6 +1,6 @@
 """Container ids and pod UIDs in cgroup paths of containerd, CRI-O, Docker and Podman, under both cgroup drivers.
 
-Names without 64 hexadecimal digits (``ctr``, ``runc``) must be known (`parts_of`). Without ``re``: it takes a third of
+Names without 64 hexadecimal digits (``ctr``, ``runc``) must be known (`names_in`). Without ``re``: it takes a third of
 a look-up's imports.
 """
 

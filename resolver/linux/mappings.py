@@ -187,7 +187,7 @@ def open_paths(procfs: Procfs, host_pid: int) -> Iterator[tuple[str, str]]:
 def open_for_writing(procfs: Procfs, host_pid: int, name: str = "") -> Iterator[Descriptor]:
     """Yield files (not pipes, sockets, memory) open for writing, of that name if given.
 
-    Raises as `open_paths`, but no `TooLarge` once a file has had the name.
+    Raises as `open_paths`, except `TooLarge` after a file of that name.
     """
     matched = False
     try:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from resolver.base.budget import Slices
 from resolver.base.errors import AccessDenied, ProcessGone
 from resolver.base.retry import in_a_thread
-from resolver.containers.find import Wanted
+from resolver.containers.find import FULL_ID, Wanted
 from resolver.containers.known_namespaces import FirstProcess, KnownNamespaces
 from resolver.containers.namespaces import Namespace
 from resolver.linux.cgroup import ContainerCgroup, cgroup_paths, parse_cgroup_path, strip_scheme
@@ -17,7 +17,6 @@ from resolver.lookup.resolve import ContainerProcess, resolve, verify
 from resolver.pids.bpf_map import TICK, KernelMap
 from resolver.pids.pidmap import PidMap
 
-_FULL_ID = 64
 #: Seconds of search for an unknown container before the walk.
 LOOK_SECONDS = 0.02
 #: Longest time that a step takes before others get their turn, in seconds.
@@ -40,7 +39,7 @@ class LiveLookup:
     def find(self, cid: str, ns_pid: int) -> ContainerProcess | None:
         """Return a container's process, verified; None if only `forward.lookup` can tell."""
         wanted = strip_scheme(cid.strip())
-        if len(wanted) != _FULL_ID or ns_pid < 1:
+        if len(wanted) != FULL_ID or ns_pid < 1:
             return None
         first = self.namespaces.first_process_of(wanted)
         return self.process_in(first, ns_pid) if first else None
@@ -59,7 +58,7 @@ class LiveLookup:
     def _knows(self, container_ids: list[str]) -> bool:
         """Check if all are known: a known id stays the container's that had it first."""
         return all(
-            len(container_id) != _FULL_ID or self.namespaces.first_process_of(container_id)
+            len(container_id) != FULL_ID or self.namespaces.first_process_of(container_id)
             for container_id in container_ids
         )
 

@@ -29,7 +29,7 @@ from resolver.workers.lanes import TenantReader
 
 #: Seconds that a driver may take; then its last answer is outdated.
 DRIVER_SECONDS = 1.0
-#: Seconds until NVML is asked again where a process may be idle, and where it shares a busy GPU, at the earliest.
+#: Seconds until the next query of NVML: at least, and where a process may be idle or shares a busy GPU.
 _SEEMS_IDLE, _MAY_BE_IDLE = 0.3, 0.5
 #: Seconds until a process's command name is read again.
 _COMM_SECONDS = 5.0
@@ -62,16 +62,14 @@ class GpuUsers:
         self.census = census
         self.ask_again = repairer.turns.ask_nvml  # before the interval is over
         self._asks_at: asyncio.TimerHandle | None = None
-        self._said: tuple[object, ...] = ()  # the input of the last join
-        self._all_owners = (
-            False  # each process in it owns a slot; the others' containers may change at any time
-        )
+        self._joined_of: tuple[object, ...] = ()  # the input of the last join
+        #: Each process in it owns a slot; the others' containers may change at any time.
+        self._all_owners = False
         self._busy: set[tuple[str, int]] = set()  # device UUID and PID, in the last collection
         self._listed: tuple[Used, ...] | None = None  # those that `processes` was made of
         self._disputed: dict[tuple[int, str], str] = {}  # why a 0 is none, by host PID and device
-        self._in_hami = set[
-            tuple[str | None, str | None]
-        ]()  # pods' UIDs and containers' names, by cache files
+        #: Pods' UIDs and containers' names, by cache files.
+        self._in_hami = set[tuple[str | None, str | None]]()
         self._claimants: dict[str, set[str]] = {}  # containers with a ResourceClaim's file, by path
         #: By PID and arrival: when it was read, and the name.
         self._comms: dict[tuple[int, tuple[int, int]], tuple[float, str]] = {}
@@ -104,11 +102,11 @@ class GpuUsers:
             uuid: replace(samples, start=0, periods=()) for uuid, samples in collection.devices.items()
         }
         state = collection.error, devices, owners.changes
-        if state == self._said and self._all_owners:
+        if state == self._joined_of and self._all_owners:
             self.joined = self.joined._replace(at=collection.at, answered=time.monotonic())
         else:
             self.joined = await join(collection, owners, owners.by_container(), self._procfs, self._pidmap)
-            self._said = state
+            self._joined_of = state
             self._all_owners = all(used.no_slot is None for used in self.joined.used)
         return collection
 
@@ -125,7 +123,7 @@ class GpuUsers:
             SAMPLE_SECONDS - device.quiet for device in devices.values() if device.newest and device.quiet
         ]
         if self._asks_at is not None:
-            self._asks_at.cancel()  # else each request besides would be repeated for ever
+            self._asks_at.cancel()  # else a request in between would start a second series of requests
         if waits:
             wait = max(min(waits) + 0.01, _SEEMS_IDLE)
             self._asks_at = asyncio.get_running_loop().call_later(wait, self.ask_again.set)
