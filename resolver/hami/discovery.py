@@ -232,7 +232,7 @@ class Discovery:
         if failure is not None:
             raise failure
         changes, self._changes = self._changes, RegionChanges([], [], [])
-        return changes._replace(added=[found for found in changes.added if found.region.fd >= 0])
+        return changes._replace(added=[new for new in changes.added if new.region.fd >= 0])
 
 
 def refusal(error: Exception) -> RegionRejected:

@@ -118,7 +118,7 @@ class Abandoned:
                 return
             tenant = self._procfs.container(host_pid).container_id or f"process {host_pid}"
             mapped, names = await self._reader.ask("", tenant, files_of, host_pid)
-            files = {tuple(each) for each in mapped}, set(names)
+            files = {tuple(file) for file in mapped}, set(names)
         except ProcessGone:
             return
         except (TooSlow, WorkerFailed):

@@ -303,12 +303,12 @@ class RegionSlots:
                 unowned.set_odd(by_pid.pop(ns_pid), UnresolvedReason.AMBIGUOUS)
             else:
                 by_pid[ns_pid] = index
-        known = {ns_pid: index for index, ns_pid in before.slots.in_use() if index in self.unowned}
+        earlier = {ns_pid: index for index, ns_pid in before.slots.in_use() if index in self.unowned}
         for ns_pid, index in by_pid.items():
             if ns_pid in self.owned:
                 self.owned[ns_pid].observe(slots[index])
-            elif ns_pid in known:
-                unowned.move(index, self.unowned, known[ns_pid])
+            elif ns_pid in earlier:
+                unowned.move(index, self.unowned, earlier[ns_pid])
             else:
                 unowned.begin(index)
                 self.next_look = 0.0
