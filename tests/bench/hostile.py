@@ -129,7 +129,7 @@ class Seen(NamedTuple):
     block: float  # CPU seconds of the loop in one go
     wait: float  # and by the wall
     busy: Cpu  # per cent of a core
-    waited: float  # share of the time for which the loop wanted a CPU and had none
+    waited: float  # share of the time that the loop waited for a CPU
     before: float  # MiB
     after: float
     lines: Counter[str]  # of the log, by container

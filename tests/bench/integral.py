@@ -27,7 +27,7 @@ from tests.fakes.state import Answer
 from tests.patience import until
 
 TICK_S: Final = 0.01
-SILENT_S, KEPT_S = 30.0, 9.9  # seconds without NVML, and the part for which the driver keeps samples
+SILENT_S, KEPT_S = 30.0, 9.9  # seconds without NVML, and the part that the driver's samples cover
 SETTLED_S, OVER_S, ENDED_S, WITHOUT_S = 2.5, 140.0, 125.0, 35.0
 MOST, MOST_SHORT, MOST_WRONG = 3.0, 5.0, 5.0  # per cent
 NEAR: Final = 3  # points

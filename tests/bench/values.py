@@ -59,7 +59,7 @@ MOST_WRONG_FOUGHT: Final = 1.0
 #: Containers of 2.9.0 on such a driver, and the CPU that holding their values may take, in per cent of a core.
 HELD: Final = {16: 2.0, 128: 8.0}
 HELD_SETTLE_S, HELD_S = 40.0, 20.0
-#: Drivers on which releases from 2.8.2 on differ, and what is odd about them.
+#: Drivers on which releases from 2.8.2 on differ, and their faults.
 DRIVERS: Final = {
     "550.163.01": Fault(0),
     "570.86.15": Fault(0),

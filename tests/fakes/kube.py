@@ -81,7 +81,7 @@ class Faults:
         self.refuse: list[tuple[int, Json]] = []
         self.hang = False  # requests are read and never answered
         self.stale: Json | None = None  # the cache for reads at version 0; {} is an empty cache
-        self.drop_answer = 0  # number of next writes that are carried out, and whose answers are lost
+        self.drop_answer = 0  # number of next writes that are carried out without an answer
         self.no_definition = False  # the kind Device is not installed
         self.expire_in_stream = False  # report an expired version by an event instead of the status
 

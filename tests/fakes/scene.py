@@ -60,7 +60,7 @@ def _case(
     return Case(container, tenant, device, story, reason, wanted, load)
 
 
-#: Placements whose container comes from the cgroup.
+#: Placements with the container from the cgroup.
 TOLD_BY_CGROUP: Final = ("kai", "bare")
 #: Engines of the full scene's containers.
 PLACED: Final = {

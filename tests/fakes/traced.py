@@ -38,7 +38,7 @@ _NUMBERS: Final = {
     },
 }
 _NAMES: Final = {number: name for name, number in _NUMBERS.items()}
-#: Calls whose subject is a path, a path relative to a descriptor, a descriptor.
+#: Calls about a path, a path relative to a descriptor, a descriptor.
 _OF_PATH: Final = "open stat lstat rename mkdir rmdir unlink readlink chmod chown statfs"
 _OF_BOTH: Final = (
     "inotify_add_watch openat openat2 mkdirat newfstatat unlinkat renameat readlinkat fchmodat faccessat faccessat2 "

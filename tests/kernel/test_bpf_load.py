@@ -91,7 +91,7 @@ def test_refused_programs_are_named_with_detail_for_doctor(
     assert "nonsense" not in str(error)
     assert "use of undeclared identifier 'nonsense'" in error.detail
 
-    # The verifier answers as to missing rights, EACCES; what it says is the end of a long log.
+    # The verifier answers as to missing rights, EACCES; its words are the end of a long log.
     assert text.count("there && same(there, process)") == 1
     # An offset beyond the value: every verifier refuses it.
     copied.write_text(text.replace("same(there, process)", "same(&there[process->host_tgid], process)"))

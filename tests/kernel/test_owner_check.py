@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("source")
 
 HOST = ("--hostpid-namespace", "host")
 BEFORE_LISTING_S = 40.0  # watched directories are listed every two minutes
-SETTLED = 1.5  # seconds in which a wrong write would have happened
+SETTLED = 1.5  # seconds; a wrong write would have happened by then
 
 
 class Tree:

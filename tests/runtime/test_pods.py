@@ -90,7 +90,7 @@ def test_daemon_started_before_hami_repairs_later_slots(
     node.containers_dir.rmdir()
     pod = start_pod(fast(pod_of(render(directory))), anew=True)
     until(lambda: pod.get("/readyz") == 200, "ready")
-    # As a runtime makes it for HAMi's monitor, whose volume has no type.
+    # As a runtime makes it for HAMi's monitor: its volume has no type.
     made = node.containers_dir.stat()
     assert (made.st_uid, made.st_gid, made.st_mode & 0o7777) == (0, 0, 0o755)
     container = node.container()

@@ -28,7 +28,7 @@ WITHOUT_V2 = [view for view in views() if view != "v2"]
 EVERY_VIEW = pytest.mark.parametrize("view", views())
 
 Make = Callable[[Machine], Engine]
-#: Engine, how its container is started, how its cgroup is called, and in which views.
+#: Engine, how its container is started, how its cgroup is called, and the views.
 CASES: list[tuple[str, str, Make, Known, Sequence[str]]] = [
     ("containerd", "`ctr run`", Containerd, "name", views()),
     ("Docker", "HAMi's environment and mounts", Docker, "id", views()),

@@ -1,4 +1,4 @@
-"""`resolver explain` over pictures that a daemon's own API serves: where the chain breaks, and what is words of it."""
+"""`resolver explain` over pictures that a daemon's own API serves: where the chain breaks, and the words for it."""
 
 from __future__ import annotations
 

@@ -347,14 +347,14 @@ def test_bars_grow_with_value_and_are_empty_if_unknown() -> None:
 
 
 def test_trouble_is_shown_above_the_table() -> None:
-    snapshot = picture(passed_at=1.7e9, dry_run=True, source={"not_ready": "the canary was not shown"})
+    snapshot = picture(passed_at=1.7e9, dry_run=True, source={"not_ready": "the canary was not found"})
     texts = reading_of(snapshot, error="no daemon answers").problems()
     assert re.match(r"no daemon since \d\d:\d\d:\d\d, retrying; the values shown are from before", texts[0])
     assert texts[1] == "no daemon answers"
     assert texts[2].startswith("its passes have stopped: the last pass over the slots is")
     assert re.search("0-0 of 0.*no GPU: NVML is starting", whole(snapshot, 80), re.DOTALL)
     assert texts[3:] == [
-        "not ready: the canary was not shown",
+        "not ready: the canary was not found",
         "it is a dry run: so it writes nothing",
     ]
 

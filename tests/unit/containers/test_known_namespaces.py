@@ -61,9 +61,9 @@ class Room:
         self.clock: Callable[[], float] = time.monotonic
         self.index = KnownNamespaces(self.procfs, self.pidmap, lambda: self.clock())  # noqa: PLW0108 - tests exchange it
         self.index.on_mounts_needed(self.mounts)
-        self.read: list[tuple[int, float]] = []  # mount tables: of which process, and when
+        self.read: list[tuple[int, float]] = []  # mount tables: host PID, and when
         self.cpu = self.wait = 0.0  # seconds for each
-        self.broken = 0  # the process whose mount table can't be read
+        self.broken = 0  # the process with an unreadable mount table
 
     async def mounts(self, host_pid: int) -> frozenset[Hashable]:
         if host_pid == self.broken:

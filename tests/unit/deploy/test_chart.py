@@ -108,7 +108,7 @@ CASES: dict[str, dict[str, Any]] = {
         "imagePullSecrets": [{"name": "registry"}],
     },
 }
-#: Chart values whose output equals `kubectl kustomize` of the directory.
+#: Chart values, with the same output as `kubectl kustomize` of the directory.
 SAME: dict[str, dict[str, Any]] = {
     "base": {},
     "overlays/scan-only": {"source": "scan"},

@@ -137,7 +137,7 @@ async def test_new_xid_is_an_event_and_an_old_one_is_none(kube: KubeServer) -> N
         assert tally.pod_events["failed"] == 0
         accounts.uses = [use(xids=5)]
         await happens(lambda: tally.pod_events["failed"])
-        kube.rules = RULES  # what was refused is tried again
+        kube.rules = RULES  # a refused event is tried again
         await happens(lambda: kube.events)
         await asyncio.sleep(0.3)
     (event,) = kube.events

@@ -23,7 +23,7 @@ from tests.fakes.reported import NODE, Run, gpu, impatient, reporting
 KOORDINATOR = "scheduling.koordinator.sh"
 A, B = gpu("GPU-a", 0), gpu("GPU-b", 1)
 ILL = gpu("GPU-b", 1, "too_hot")
-#: Seconds in which an object must be right after a fault: three times 5, because the test machine is slow.
+#: Seconds until an object must be right after a fault: three times 5, because the test machine is slow.
 SOON = 5.0 * 3
 
 #: asyncio leaves a TLS connection that is cancelled in its handshake to the garbage collector (Python 3.11).
@@ -186,7 +186,7 @@ async def test_retry_after_is_obeyed(kube: KubeServer) -> None:
     ("fault", "counted", "requests"),
     [
         (lambda kube: setattr(kube.faults, "refuse", [(500, {}), (503, {}), (504, {}), (500, {})]), {"failed": 4}, 6),
-        # A write whose answer was lost is not repeated.
+        # A write is not repeated because its answer was lost.
         (lambda kube: setattr(kube.faults, "drop_answer", 1), {"failed": 1, "patched": 0}, 2),
         (lambda kube: kube.rotate_token(), {"patched": 1}, 2),
     ],
