@@ -112,6 +112,6 @@ def test_containers_come_are_named_and_go(node: Node, start: Start, source: str,
     until(lambda: sharing.container_id not in listed(), "the end of its use")
     container.stop()
     until(lambda: container.container_id not in listed(), "its end")
-    for kind in ("container_started", "container_ended"):
-        lines = command(daemon, "events", "--json", "--kind", kind).splitlines()
-        assert [each for each in lines if container.container_id in each], kind
+    kinds = ["container_started", "container_ended"]
+    lines = command(daemon, "events", "--json", *(f"--kind={kind}" for kind in kinds)).splitlines()
+    assert [json.loads(line)["kind"] for line in lines if container.container_id in line] == kinds

@@ -49,8 +49,9 @@ class Tell(Protocol):
 
 
 @pytest.fixture
-def tell(request: pytest.FixtureRequest, view: str) -> Tell:
+def tell(request: pytest.FixtureRequest, view: str) -> Iterator[Tell]:
     def told(engine: str, how: str, seen: Row) -> None:
         request.node.user_properties.append(("row", {"engine": engine, "how": how, "cgroups": view, **seen}))
 
-    return told
+    yield told
+    assert "row" in dict(request.node.user_properties), "it told no row"

@@ -56,6 +56,7 @@ TOGETHER: list[tuple[dict[str, Any], str]] = [
     ({"settings": {"nvml_interval": 0}}, 'settings.nvml_interval is "0": write a duration from 10ms to 1h'),
     ({"settings": {"interval": "1 day"}}, 'is "1 day": write a duration such as 250ms, 1s, 2m or 1h'),
     ({"settings": {"metrics_addr": ":0"}}, "a port is a number from 1 to 65535"),
+    ({"settings": {"metrics_addr": ":65536"}}, "a port is a number from 1 to 65535"),
     ({"settings": {"metrics_addr": "127.0.0.1:9395"}}, "Write :9395, or set hostNetwork: true"),
     ({"settings": OFF, "serviceMonitor": {"enabled": True}}, "serviceMonitor is enabled, and"),
     ({"settings": OFF, "dashboard": {"enabled": True}}, "dashboard is enabled, and"),
