@@ -67,9 +67,13 @@ class Backoff:
         self._ended, self._apart = ended, apart
         self._failures = self._refusals = 0
 
-    async def repeat(self, step: Callable[[], Awaitable[None]]) -> None:
-        """Try it for ever, with a pause after each try."""
+    async def repeat(
+        self, step: Callable[[], Awaitable[None]], news: Callable[[], Awaitable[object]] | None = None
+    ) -> None:
+        """Wait for ``news``, try it, and pause, for ever. A failed try's own time counts as a part of its pause."""
         while True:
+            if news is not None:
+                await news()
             began, wait = time.monotonic(), self._apart
             try:
                 await step()

@@ -42,14 +42,16 @@ class NodeEvents:
         self._wake.set()
 
     async def run(self) -> None:
-        await Backoff(self._ended).repeat(self._post_due)
+        await Backoff(self._ended).repeat(self._post_due, self._news)
 
-    async def _post_due(self) -> None:
+    async def _news(self) -> None:
         times = self._due()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, min(times.values())) if times else None):
                 await self._wake.wait()
         self._wake.clear()
+
+    async def _post_due(self) -> None:
         for uuid, seconds in self._due().items():
             if seconds <= 0:
                 await self._post(uuid)

@@ -127,9 +127,10 @@ class Reporter:
             # Spreads the requests of a thousand nodes that start at once.
             await asyncio.sleep(random.uniform(0, self._plan.spread))  # noqa: S311 - no secret
             tasks.create_task(self._watch.repeat(self._follow_node))
-            tasks.create_task(Backoff(self._write_ended, APART_SECONDS).repeat(self._sync))
+            tasks.create_task(Backoff(self._write_ended, APART_SECONDS).repeat(self._sync, self._news))
             if self._plan.node_condition:
-                tasks.create_task(Backoff(self._condition_ended, APART_SECONDS).repeat(self._keep_condition))
+                backoff = Backoff(self._condition_ended, APART_SECONDS)
+                tasks.create_task(backoff.repeat(self._keep_condition, self._health_changed.wait))
             tasks.create_task(self._events.run())
             if self._plan.hami_cordon:
                 tasks.create_task(self._hami_cordon.run())
@@ -244,14 +245,16 @@ class Reporter:
         if error is None or error.status != 409:  # another program wrote it meanwhile
             self._note("device", error)
 
-    async def _sync(self) -> None:
-        """Wait for news, and write the differences. Raises `ApiServerFailed`."""
+    async def _news(self) -> None:
         try:
             async with asyncio.timeout(_CHECK_SECONDS):
                 await self._wake.wait()
         except TimeoutError:
             self._to_read = True
         self._wake.clear()
+
+    async def _sync(self) -> None:
+        """Write the differences. Raises `ApiServerFailed`."""
         report, node = self._report(), self._node
         marked = sorted(self._cordoned)
         if self._gpus is not None and node is not None and self._gpus["cordoned"] != marked:
@@ -312,7 +315,6 @@ class Reporter:
         )
 
     async def _keep_condition(self) -> None:
-        await self._health_changed.wait()
         self._health_changed.clear()
         now = self._health
         ill = sorted(uuid for uuid, state in now.items() if not state.healthy)

@@ -8,13 +8,14 @@ import random
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from resolver.base.errors import ApiServerFailed
-from resolver.kube import node_events
+from resolver.kube import apiserver, node_events, reporter
 from resolver.kube.apiserver import Backoff
 from resolver.kube.device import CORDON, CORDONED, NVML_UNAVAILABLE
 from tests.fakes.kube import DEVICES, EVENTS, NODES, RULES, Asked, KubeServer, Rule
@@ -331,6 +332,39 @@ def test_waits_grow_vary_and_are_limited() -> None:
     assert all(7 <= wait <= 11 for wait in asked)
 
 
+@pytest.mark.parametrize(
+    ("path", "refused"),
+    [
+        (f"{DEVICES}/{NODE}", Rule(KOORDINATOR, "devices", "patch")),
+        (EVENTS, Rule("", "events", "create")),
+        (f"{NODES}/{NODE}/status", Rule("", "nodes/status", "patch")),
+    ],
+)
+async def test_failure_after_a_quiet_hour_is_not_retried_at_once(
+    kube: KubeServer, monkeypatch: pytest.MonkeyPatch, path: str, refused: Rule
+) -> None:
+    monkeypatch.setattr(Backoff, "FIRST", 4.0)
+    clock = SimpleNamespace(monotonic=time.monotonic)
+    monkeypatch.setattr(apiserver, "time", clock)
+    monkeypatch.setattr(reporter, "APART_SECONDS", 0.0)  # each task waits for news when the hour passes
+    kube.rules = rules = RULES | {Rule("", "nodes/status", "patch")}
+
+    def tries() -> list[float]:
+        return [request.at for request in kube.asked if (request.path, request.status) == (path, 403)]
+
+    async with synced(kube, node_condition=True) as run:
+        await run.until(lambda: condition(kube)["status"] == "False")
+        clock.monotonic = lambda: time.monotonic() + 3600
+        kube.rules = rules - {refused, refused._replace(namespace="default")}
+        run.daemon.say(A, ILL)
+        await run.until(lambda: len(tries()) > 1)
+        await run.until(lambda: path != EVENTS or run.tally.events["failed"] >= 2)
+        kube.rules = rules
+        await run.until(lambda: len(kube.events) == 1 and condition(kube)["status"] == "True")
+        await run.in_sync()
+    assert tries()[1] - tries()[0] >= 1.9
+
+
 async def test_each_change_of_health_posts_an_event(
     kube: KubeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -367,6 +401,25 @@ async def test_events_of_a_gpu_are_a_minute_apart(kube: KubeServer, monkeypatch:
         assert [event["reason"] for event in kube.events] == ["GPUUnhealthy", "GPUHealthy"]
 
 
+@pytest.mark.parametrize("returned", [ILL, B], ids=["ill", "healthy"])
+async def test_vanished_ill_gpu_posts_only_its_recovery(
+    kube: KubeServer, monkeypatch: pytest.MonkeyPatch, returned: Any
+) -> None:
+    monkeypatch.setattr(node_events, "APART_SECONDS", 0.0)
+    async with synced(kube) as run:
+        await falls_ill(run)
+        await run.until(lambda: len(kube.events) == 1)
+        run.daemon.say(A)
+        await run.until(lambda: run.health() == {"GPU-a": True})
+        run.daemon.say(A, returned)
+        await run.until(lambda: run.health() == {"GPU-a": True, "GPU-b": returned is B})
+        run.daemon.say(gpu("GPU-a", 0, "lost"), returned)  # posted after an event of the GPU that returned
+        await run.until(lambda: any("GPU-a" in event["message"] for event in kube.events))
+    messages = [event["message"].partition(":")[0] for event in kube.events]
+    recovery = ["GPU GPU-b is healthy again"] if returned is B else []
+    assert messages == ["GPU GPU-b is unhealthy", *recovery, "GPU GPU-a is unhealthy"]
+
+
 async def test_restarted_reporter_reports_only_changes(kube: KubeServer) -> None:
     async with synced(kube):
         pass
@@ -378,16 +431,6 @@ async def test_restarted_reporter_reports_only_changes(kube: KubeServer) -> None
     async with synced(kube) as run:
         await run.until(lambda: len(kube.events) == 2)
     assert [event["reason"] for event in kube.events] == ["GPUUnhealthy", "GPUHealthy"]
-
-
-async def test_refused_event_is_retried(kube: KubeServer) -> None:
-    async with synced(kube) as run:
-        kube.rules = RULES - {Rule("", "events", "create", "default"), Rule("", "events", "create")}
-        await falls_ill(run)  # the object is written before the event
-        await run.until(lambda: run.tally.events["failed"] >= 2)
-        kube.rules = RULES
-        await run.until(lambda: len(kube.events) == 1)
-        assert sum(request.path == EVENTS for request in kube.asked) >= 2
 
 
 async def test_node_condition_follows_the_gpus(kube: KubeServer) -> None:
