@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
-_OTHER_VERSION = "is it of this version? Restart it after an upgrade, or name its socket with --socket"
+_OTHER_VERSION = "Is it of this version? Restart it after an upgrade, or name its socket with --socket"
 AS_IT_IS = "print the daemon's answer as it is"
 
 
@@ -30,10 +30,10 @@ def ask(shape: type[T], path: str, socket_path: str | None, seconds: float = 5.0
     try:
         return msgspec.json.decode(client.get_bytes(path, socket_path, seconds=seconds), type=shape)
     except NotFound as error:  # every daemon of this version has the route
-        raise CannotKnow(f"the daemon does not know {path} ({error}): {_OTHER_VERSION}") from None
+        raise CannotKnow(f"the daemon does not know {path} ({error}). {_OTHER_VERSION}") from None
     except msgspec.DecodeError as error:
         raise CannotKnow(
-            f"the daemon's answer to {path} is not understood ({error}): {_OTHER_VERSION}"
+            f"the daemon's answer to {path} is not understood ({error}). {_OTHER_VERSION}"
         ) from None
 
 

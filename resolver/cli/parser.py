@@ -21,7 +21,12 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print the message in one sentence; exit code 2."""
-        self.exit(2, f"{self.prog}: {message}. See {self.prog} --help\n")
+        from difflib import get_close_matches
+
+        word = message.partition("unrecognized arguments: ")[2].partition(" ")[0].partition("=")[0]
+        near = get_close_matches(word, self._option_string_actions, n=1)
+        hint = f"; did you mean {near[0]}?" if near else "."
+        self.exit(2, f"{self.prog}: {message}{hint} See {self.prog} --help\n")
 
 
 def number(text: str) -> int:

@@ -175,7 +175,7 @@ def summary(snapshot: Snapshot, *, dry_run: bool) -> Iterator[str]:
     yield f"hostpid: {snapshot.policy.namespace} ({snapshot.policy.why})"
     yield f"NVML: {snapshot.joined.error or f'driver {snapshot.driver_version}'}"
     if missing := searched(tuple(snapshot.missing_dirs)):
-        yield f"missing: {', '.join(missing)}: is HAMi installed on this node?"
+        yield f"missing directory: {', '.join(missing)}: is HAMi installed on this node?"
     yield from (f"skipped: {path}: {reason}" for path, reason in sorted(snapshot.rejected.items()))
     for region, slot in snapshot.unresolved():
         name = f"{region.pod_uid or ''}_{region.container_name or ''}"

@@ -39,7 +39,7 @@ def refuse_new_in_root(path: str, option: str) -> None:
     """Raise `UsageError` if a directory would have to be made in /: its path is misspelt, or a mount is missing."""
     top = "/" + path.split("/")[1] if path.startswith("/") else "/"
     if not os.path.lexists(top):
-        why = "and nothing is made in /: make it, or name another place with"
+        why = "and the daemon makes none in /: make it, or name another place with"
         raise UsageError(f"there is no {top}, {why} {option}")
 
 

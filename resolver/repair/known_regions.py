@@ -135,7 +135,7 @@ class KnownRegions:
         for path, why in changes.rejected:
             self._count_rejected(path, why)
         for path in discovery.dirs:
-            lacks = f"none of {', '.join(KNOWN_DIRS)} exists" if path == AUTO else f"{path} does not exist"
+            lacks = f"none of {', '.join(KNOWN_DIRS)} exists" if path == AUTO else f"no directory {path}"
             trouble = f"{lacks}; waiting for it" if path in discovery.missing_dirs else ""
             self._journal.trouble(
                 f"dir {path}", trouble, "containers_dir_missing", "containers_dir_found", path=path

@@ -300,12 +300,8 @@ def _lost(
     title, (host_pid, ns_pid) = printable(container) or kind, pids or (None, None)
     facts = {"kind": kind, "container": container or None, "reason": reason, "slot": slot, "ns_pid": ns_pid}
     facts |= {"host_pid": host_pid, "device_uuid": device, "utilization": use}
-    key, detail, amount = (
-        f"{UNRESOLVED}/{facts}",
-        _joined(title, words, reason),
-        Amount(use) if pids else None,
-    )
-    return Row(kind, key, title, facts, [], reason, "warn", detail, amount, pids=pids)
+    amount, detail = Amount(use) if pids else None, _joined(title, words, reason)
+    return Row(kind, f"{UNRESOLVED}/{facts}", title, facts, [], reason, "warn", detail, amount, pids=pids)
 
 
 # ---- the choice -----------------------------------------------------------------------------------------------------

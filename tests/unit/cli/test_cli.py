@@ -52,8 +52,9 @@ def test_help_of_a_command(command: str) -> None:
 NEXT_STEPS = {
     ("frobnicate", "--help"): f"'frobnicate'; the commands are: {', '.join(COMMANDS)}",
     ("--frobnicate",): "unrecognized arguments: --frobnicate. See resolver --help",
-    ("run", "--dry-rnu"): "unrecognized arguments: --dry-rnu. See resolver run --help",
-    ("run", "--dry", "--once"): "unrecognized arguments: --dry. See",  # no abbreviations
+    ("run", "--dry-rnu"): "arguments: --dry-rnu; did you mean --dry-run? See resolver run --help",
+    ("run", "--dry", "--once"): "arguments: --dry; did you mean --dry-run? See",  # no abbreviations
+    ("run", "--sorce=bpf"): "unrecognized arguments: --sorce=bpf; did you mean --source? See resolver run",
     ("run", "--source", "bpff"): "invalid choice: 'bpff'",
     ("run", "--interval"): "argument --interval: expected one argument",
     ("run", "--interval", "9h", "--once"): "'9h' is not possible: write a duration from 10ms to",
@@ -71,7 +72,7 @@ NEXT_STEPS = {
     ("run", "--containers-dir", "vgpu"): "'vgpu' is not an absolute path: begin it with /",
     ("run", "--metrics-addr", "99999"): "'99999' is not possible: write HOST:PORT",
     ("run", "--metrics-addr", ":99999"): "the highest PORT is 65535",
-    ("run", "--run-dir", "/nope/x"): "there is no /nope, and nothing is made in /: make it",
+    ("run", "--run-dir", "/nope/x"): "there is no /nope, and the daemon makes none in /: make it",
     ("lookpu",): "did you mean lookup?",
 }
 

@@ -86,7 +86,7 @@ def test_unusable_run_directory_is_refused(tmp_path: Path) -> None:
         str(tmp_path / "file"): "a file has its name: move that away",
         "/proc/nowhere": "cannot be used",
         "": "cannot be used",
-        "/nope/x/y": "there is no /nope, and nothing is made in /: make it",
+        "/nope/x/y": "there is no /nope, and the daemon makes none in /: make it",
     }.items():
         with pytest.raises(UsageError, match=f"{cause}.*--run-dir"):
             NodeLock(place)

@@ -430,7 +430,8 @@ def test_any_number_of_discoveries_is_treated_alike(tmp_path: Path, stack: ExitS
     assert bench.repairer.found.rejected()["/odd"] is RegionReason.UNPROVEN
     told = lines()
     assert [line["path"] for line in told if line["event"] == "region_rejected"] == ["/odd"]
-    assert [line["path"] for line in told if line["event"] == "containers_dir_missing"] == ["/away"]
+    missing = [line["why"] for line in told if line["event"] == "containers_dir_missing"]
+    assert missing == ["no directory /away; waiting for it"]  # true of a file there, too
     assert other.waited == 1
 
     assert bench.repairer.regions[f"claim:{claim}"].ownership.account == "claim-1"

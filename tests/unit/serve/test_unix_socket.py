@@ -125,7 +125,7 @@ def test_a_living_one_is_left_alone_and_a_dead_one_replaced(tmp_path: Path) -> N
             "/proc/x/s",
             r"the socket /proc/x/s cannot be used \(No such file or directory\): check its",
         ),
-        ("/nope/t/s", "there is no /nope, and nothing is made in /: make it, or name another place"),
+        ("/nope/t/s", "there is no /nope, and the daemon makes none in /: make it, or name another place"),
         ("/run/" + "x" * 100, r"cannot be used \(AF_UNIX path too long\)"),
     ],
 )
