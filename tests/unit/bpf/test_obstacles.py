@@ -24,7 +24,6 @@ def raised(
     to_the_call: int = errno.E2BIG,
     to_every_program: int = 0,
     to_calls_of: dict[int, str] | None = None,
-    machine: str = "x86_64",
     profile: str = "",
     filtered: bool = False,
 ) -> Any:
@@ -57,7 +56,7 @@ def raised(
             return profile
 
     kernel = Answering()
-    kernel.machine = machine
+    kernel.machine = "x86_64"
     try:
         obstacles.require_kernel(kernel)
     except obstacles.LoadError as error:

@@ -74,11 +74,8 @@ async def test_container_that_makes_the_lane_wait_delays_no_other(tmp_path: Path
 
 
 async def test_lane_that_ended_since_its_answer_blames_no_container(tmp_path: Path) -> None:
-    lane, clock = (
-        Lane({A: cachefiles.container(tmp_path, "a"), B: cachefiles.container(tmp_path, "b")}),
-        Clock(),
-    )
-    finder = finder_of(lane, clock)
+    lane = Lane({A: cachefiles.container(tmp_path, "a"), B: cachefiles.container(tmp_path, "b")})
+    finder = finder_of(lane, clock := Clock())
     lane.go.set()
     with ended_lane() as lane.offered:
         assert await refresh(finder) == []

@@ -23,6 +23,11 @@ def bill(root: Path) -> dict[str, object]:
     return made
 
 
+def test_newest_heading_of_the_changelog_is_this_version(root: Path) -> None:
+    headings = [line for line in (root / "CHANGELOG.md").read_text().splitlines() if line.startswith("## [")]
+    assert headings[0].startswith(f"## [{VERSION}] - ")
+
+
 def test_sbom_has_every_locked_package_with_hashes(bill: dict[str, object], root: Path) -> None:
     text = (root / "requirements-kubernetes.lock").read_text()
     packages = bill["packages"]
