@@ -135,8 +135,10 @@ def _only(procfs: Procfs, members: list[Member]) -> Namespace:
 
 def _made_inside(procfs: Procfs, top: list[Member], inits: list[Member]) -> bool:
     outer = {member.host_pid for member in top}
-    if any(_parent(procfs, member.host_pid) in outer for member in inits):
-        return True
+    for member in inits:
+        with suppress(ProcessGone):
+            if procfs.parent(member.host_pid) in outer:
+                return True
     born_top, born_init = _first_start(procfs, top), _first_start(procfs, inits)
     if born_top == born_init or (
         born_top < born_init and all(procfs.has_host_mounts(member.host_pid) for member in top)
@@ -150,13 +152,6 @@ def _made_inside(procfs: Procfs, top: list[Member], inits: list[Member]) -> bool
             ),
         )
     return born_top < born_init
-
-
-def _parent(procfs: Procfs, host_pid: int) -> int:
-    try:
-        return procfs.parent(host_pid)
-    except ProcessGone:
-        return 0
 
 
 def _first_start(procfs: Procfs, members: list[Member]) -> int:
