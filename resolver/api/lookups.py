@@ -32,10 +32,10 @@ _STEP = 500
 Pid = Annotated[int, Meta(ge=1, le=_MOST_PID)]
 Cid = Annotated[str, Meta(min_length=1, max_length=300)]
 _CONTAINER = (
-    "the container's id, the first 6 or more characters of one, or <podUID>/<containerName>; who may ask only about "
-    "its own PID namespace need not give it"
+    "the container's id, the first 6 or more characters of one, or <podUID>/<containerName>; a caller that "
+    "may ask only about its PID namespace can leave it out"
 )
-_PIDNS = "inode of another PID namespace in the container, which PID is a number of"
+_PIDNS = "inode of a PID namespace nested in the container's, if the PID is a number there"
 
 
 class Inside(Query, frozen=True):

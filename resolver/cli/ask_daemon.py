@@ -5,7 +5,7 @@ from __future__ import annotations
 from resolver import client
 from resolver.base.errors import CannotKnow, NotFound
 
-TYPE_CHECKING = False  # as typing's, which a look-up does without
+TYPE_CHECKING = False  # typing would slow down a look-up
 if TYPE_CHECKING:
     import argparse
     from typing import TypeVar

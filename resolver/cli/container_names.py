@@ -67,8 +67,8 @@ class Named(NamedTuple):
 
 def not_found(text: str, more: str = "") -> NotFound:
     """Build the error for a name that no container has."""
-    message = f"no container here is called {text!r}: {_NAMES}; resolver containers lists them{more}"
-    return NotFound(message, "container")
+    message = f"no container here is called {text!r}: {_NAMES}; resolver containers lists them"
+    return NotFound(f"{message}, or resolver slots without a daemon{more}", "container")
 
 
 def ambiguous(text: str, matches: Iterable[Named], others: Iterable[str] = ()) -> Ambiguous:

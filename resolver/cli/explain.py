@@ -64,7 +64,9 @@ def run(args: argparse.Namespace) -> int:
 
     documents = read(args.socket)
     if not args.cid:
-        raise UsageError("name a container: resolver top lists them")
+        raise UsageError(
+            "name a container: resolver containers lists them, or resolver slots without a daemon"
+        )
     chains = [explain(documents, container) for container in _chosen(documents, args.cid)]
     if args.json:
         print_json(_document(documents, chains))
@@ -122,10 +124,6 @@ def _without_processes(documents: Documents) -> Iterator[Container]:
             yield Container("", pod_uid, name, *names.get(pod_uid, (None, None)), None, None, None, (), 0.0)
 
 
-def _title(container: Container) -> str:
-    return printable(Named.of(container).title)
-
-
 def _document(documents: Documents, chains: list[Explained]) -> dict[str, object]:
     """Return the answer of ``--json``; ``breaks`` is the first broken link, with its owner's PID."""
     containers = []
@@ -151,7 +149,7 @@ def _print(documents: Documents, chains: list[Explained]) -> None:
         print()
         container = chain.view.container
         short_id = f", {container.runtime or 'container'} {container.container_id[:12]}"
-        _print_wrapped(f"{_title(container)}{short_id if container.container_id else ''}", "bold")
+        _print_wrapped(f"{Named.of(container).title}{short_id if container.container_id else ''}", "bold")
         for link in chain.links:
             _print_link(link)
         for owner in chain.owners:

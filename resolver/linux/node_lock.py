@@ -24,7 +24,7 @@ class Held(UsageError):
     def __init__(self, holder: str, path: str) -> None:
         super().__init__(
             f"another resolver (PID {holder}) already writes on this node; it holds {path}. "
-            "Stop it first, take over from it when it ends (--wait), or look without writing: --dry-run"
+            "Stop it first, take over from it when it ends (--wait), or check without writing: --dry-run"
         )
         self.holder = holder
 

@@ -72,7 +72,7 @@ def test_one_that_fits_several_is_refused_with_them(daemon: str, text: str, ids:
 
 @pytest.mark.parametrize("text", ["research/train-9", "research/train-0/etl", "23c50299/main"])
 def test_a_pod_that_is_not_here(daemon: str, text: str) -> None:
-    with pytest.raises(NotFound, match="no container here is called"):
+    with pytest.raises(NotFound, match=r"no container here is called .*, or resolver slots without a daemon"):
         resolve(text, daemon)
 
 

@@ -337,7 +337,6 @@ def test_waits_grow_vary_and_are_limited() -> None:
     [
         (f"{DEVICES}/{NODE}", Rule(KOORDINATOR, "devices", "patch")),
         (EVENTS, Rule("", "events", "create")),
-        (f"{NODES}/{NODE}/status", Rule("", "nodes/status", "patch")),
     ],
 )
 async def test_failure_after_a_quiet_hour_is_not_retried_at_once(
@@ -347,20 +346,18 @@ async def test_failure_after_a_quiet_hour_is_not_retried_at_once(
     clock = SimpleNamespace(monotonic=time.monotonic)
     monkeypatch.setattr(apiserver, "time", clock)
     monkeypatch.setattr(reporter, "APART_SECONDS", 0.0)  # each task waits for news when the hour passes
-    kube.rules = rules = RULES | {Rule("", "nodes/status", "patch")}
 
     def tries() -> list[float]:
         return [request.at for request in kube.asked if (request.path, request.status) == (path, 403)]
 
-    async with synced(kube, node_condition=True) as run:
-        await run.until(lambda: condition(kube)["status"] == "False")
+    async with synced(kube) as run:
         clock.monotonic = lambda: time.monotonic() + 3600
-        kube.rules = rules - {refused, refused._replace(namespace="default")}
+        kube.rules = RULES - {refused, refused._replace(namespace="default")}
         run.daemon.say(A, ILL)
         await run.until(lambda: len(tries()) > 1)
         await run.until(lambda: path != EVENTS or run.tally.events["failed"] >= 2)
-        kube.rules = rules
-        await run.until(lambda: len(kube.events) == 1 and condition(kube)["status"] == "True")
+        kube.rules = RULES
+        await run.until(lambda: len(kube.events) == 1)
         await run.in_sync()
     assert tries()[1] - tries()[0] >= 1.9
 
