@@ -1,8 +1,8 @@
 """Feedback check: compares a slot's value for a device with NVML's and finds the cause of a difference.
 
 HAMi's watcher writes ``sm_util`` of its container's slots every 120 ms. Up to 2.9.0 it zeroes only the first device;
-2.5 and 2.6 add on the others; 2.4.1 zeroes and fills nothing in. NVML's value is up to a second old, so a difference
-alone proves nothing. Two cases count, per slot and device:
+2.5 and 2.6 add on the others, and on the first if two watchers tick at once; 2.4.1 zeroes and fills nothing in. NVML's
+value is up to a second old, so a difference alone proves nothing. Two cases count, per slot and device:
 
 *stale*: it differs, unchanged since NVML's answer and in two ticks after it. Corrected once.
 *contested*: our value was replaced by one that NVML contradicts; or it exceeds a device's limit; or it kept growing
