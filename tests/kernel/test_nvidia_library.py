@@ -65,7 +65,7 @@ def test_steady_loads_are_never_zeroed(real: Node, start: Start) -> None:
         print(f"{wrong} of {looks} looks, writes and stuck slots {before} to {after}")
         return wrong <= MOST_WRONG * looks and before == after
 
-    until(steady, "values that are right without the daemon")
+    until(steady, "values that are right without the daemon", 60)  # four tries
     container, tenant, uuid, _ = pairs[0]
     tenant.set_load(0)
     until(lambda: {sums[uuid] for sums in container.monitor_views(8).values()} == {0}, "idleness")
@@ -89,7 +89,7 @@ def test_two_processes_in_turn_have_their_halves(real: Node, start: Start) -> No
         # A watcher sets 0 at each tick before it fills the value in; one without a CPU shows it for as long.
         return values.count(0) <= 2 and 42 <= sum(values) / len(values) <= 49
 
-    until(halves, "half of the GPU for each")
+    until(halves, "half of the GPU for each", 60)
 
 
 def test_demo_is_right(root: Path) -> None:
