@@ -24,8 +24,9 @@ class Parser(argparse.ArgumentParser):
         from difflib import get_close_matches
 
         word = message.partition("unrecognized arguments: ")[2].partition(" ")[0].partition("=")[0]
-        near = get_close_matches(word, self._option_string_actions, n=1)
-        hint = f"; did you mean {near[0]}?" if near else "."
+        names = [option[2:] for option in self._option_string_actions if option.startswith("--")]
+        near = get_close_matches(word.lstrip("-"), names, n=1)  # their dashes would make any two similar
+        hint = f"; did you mean --{near[0]}?" if near else "."
         self.exit(2, f"{self.prog}: {message}{hint} See {self.prog} --help\n")
 
 

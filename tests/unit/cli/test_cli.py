@@ -55,6 +55,8 @@ NEXT_STEPS = {
     ("run", "--dry-rnu"): "arguments: --dry-rnu; did you mean --dry-run? See resolver run --help",
     ("run", "--dry", "--once"): "arguments: --dry; did you mean --dry-run? See",  # no abbreviations
     ("run", "--sorce=bpf"): "unrecognized arguments: --sorce=bpf; did you mean --source? See resolver run",
+    ("status", "--h"): "unrecognized arguments: --h. See resolver status --help",
+    ("events", "--since", "x"): "unrecognized arguments: --since x. See resolver events --help",
     ("run", "--source", "bpff"): "invalid choice: 'bpff'",
     ("run", "--interval"): "argument --interval: expected one argument",
     ("run", "--interval", "9h", "--once"): "'9h' is not possible: write a duration from 10ms to",
