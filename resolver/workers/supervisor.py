@@ -333,7 +333,7 @@ class WorkerProcess:
             return self._failed("closed its socket")
         if code >= 0:
             return self._failed(f"ended with code {code}")
-        number, names = -code, {each.value: each.name for each in signal.Signals}
+        number, names = -code, {entry.value: entry.name for entry in signal.Signals}
         return self._failed(
             f"was killed by {names.get(number, f'signal {number}')}",
             own_fault=number in (signal.SIGBUS, signal.SIGSEGV),
