@@ -267,7 +267,11 @@ class Service:
 
     async def pass_once(self, *, patient: bool = True, everything: bool = True) -> None:
         """Make one pass over the due slots, and a new snapshot."""
-        self._take_new_settings()
+        if (names := self.reloading.take()) is not None:
+            self.repairer.reload(self.settings)
+            setup_logging(self.settings.log_format, self.settings.log_level)
+            self._decide()
+            self.journal.log.info("settings_reloaded", **names)
         source = self.pidmap.source
         if not self.ladder.keep_up(source):
             why = source.shortage()
@@ -279,14 +283,6 @@ class Service:
         self._tell_means()
         seconds = time.perf_counter() - began
         self.snapshots.after_pass(seconds)
-
-    def _take_new_settings(self) -> None:
-        names = self.reloading.take()
-        if names is not None:
-            self.repairer.reload(self.settings)
-            setup_logging(self.settings.log_format, self.settings.log_level)
-            self._decide()
-            self.journal.log.info("settings_reloaded", **names)
 
     def _decide(self) -> None:
         inventory = self.gpus.inventory

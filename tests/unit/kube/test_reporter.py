@@ -204,8 +204,6 @@ async def test_change_arrives_after_a_fault(
 
 
 async def test_silent_api_server_is_given_up(kube: KubeServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    from resolver.kube import apiserver
-
     monkeypatch.setattr(apiserver, "ANSWER_SECONDS", 0.3)
     async with synced(kube) as run:
         kube.faults.hang = True
@@ -362,24 +360,35 @@ async def test_failure_after_a_quiet_hour_is_not_retried_at_once(
     assert tries()[1] - tries()[0] >= 1.9
 
 
+@pytest.mark.parametrize(
+    "steps",
+    [((A, B),), ((A,), (A, B)), ((A,), (A, ILL))],
+    ids=["recovers", "returns healthy", "returns ill"],
+)
 async def test_each_change_of_health_posts_an_event(
-    kube: KubeServer, monkeypatch: pytest.MonkeyPatch
+    kube: KubeServer, monkeypatch: pytest.MonkeyPatch, steps: tuple[tuple[Any, ...], ...]
 ) -> None:
-    monkeypatch.setattr(node_events, "APART_SECONDS", 0.2)
+    monkeypatch.setattr(node_events, "APART_SECONDS", 0.0)
     async with synced(kube) as run:
         assert kube.events == []
         await falls_ill(run)
         await run.until(lambda: len(kube.events) == 1)
-        run.daemon.say(A, B)
-        await run.until(lambda: len(kube.events) == 2)
-        ill, well = kube.events
+        for gpus in steps:
+            run.daemon.say(*gpus)
+            wanted = {gpu.uuid: gpu is not ILL for gpu in gpus}
+            await run.until(lambda wanted=wanted: run.health() == wanted)  # type: ignore[misc]
+        run.daemon.say(gpu("GPU-a", 0, "lost"), steps[-1][1])  # its event comes after any other
+        await run.until(lambda: any("GPU-a" in event["message"] for event in kube.events))
+        ill, *well, _ = kube.events
         assert (ill["type"], ill["reason"]) == ("Warning", "GPUUnhealthy")
         assert "GPU-b" in ill["message"]
         assert "TooHot" in ill["message"]
-        assert (well["type"], well["reason"]) == ("Normal", "GPUHealthy")
-        assert "GPU-b" in well["message"]
+        assert [(event["type"], event["reason"]) for event in well] == [("Normal", "GPUHealthy")] * (
+            steps[-1][1] is B
+        )
+        assert all("GPU-b" in event["message"] for event in well)
         assert ill["involvedObject"]["uid"] == kube.nodes[NODE]["metadata"]["uid"]
-        await run.until(lambda: run.tally.events == {"posted": 2, "failed": 0})
+        await run.until(lambda: run.tally.events == {"posted": 2 + len(well), "failed": 0})
 
 
 async def test_events_of_a_gpu_are_a_minute_apart(kube: KubeServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -396,25 +405,6 @@ async def test_events_of_a_gpu_are_a_minute_apart(kube: KubeServer, monkeypatch:
         await run.until(lambda: len(kube.events) == 2)
         assert time.monotonic() - began >= 3
         assert [event["reason"] for event in kube.events] == ["GPUUnhealthy", "GPUHealthy"]
-
-
-@pytest.mark.parametrize("returned", [ILL, B], ids=["ill", "healthy"])
-async def test_vanished_ill_gpu_posts_only_its_recovery(
-    kube: KubeServer, monkeypatch: pytest.MonkeyPatch, returned: Any
-) -> None:
-    monkeypatch.setattr(node_events, "APART_SECONDS", 0.0)
-    async with synced(kube) as run:
-        await falls_ill(run)
-        await run.until(lambda: len(kube.events) == 1)
-        run.daemon.say(A)
-        await run.until(lambda: run.health() == {"GPU-a": True})
-        run.daemon.say(A, returned)
-        await run.until(lambda: run.health() == {"GPU-a": True, "GPU-b": returned is B})
-        run.daemon.say(gpu("GPU-a", 0, "lost"), returned)  # posted after an event of the GPU that returned
-        await run.until(lambda: any("GPU-a" in event["message"] for event in kube.events))
-    messages = [event["message"].partition(":")[0] for event in kube.events]
-    recovery = ["GPU GPU-b is healthy again"] if returned is B else []
-    assert messages == ["GPU GPU-b is unhealthy", *recovery, "GPU GPU-a is unhealthy"]
 
 
 async def test_restarted_reporter_reports_only_changes(kube: KubeServer) -> None:
