@@ -16,7 +16,7 @@ from resolver.hami.hostpid_policy import HostpidPolicy
 from resolver.hami.layout import Layout
 from resolver.hami.packed_slots import SlotRecord
 from resolver.linux.procfs import ProcessHandle
-from resolver.repair.reported_values import Verdict
+from resolver.repair.reported_values import ReportedValue, Verdict
 from resolver.repair.slots import OwnedSlot, RegionSlots
 from resolver.workers import slot_writer
 
@@ -71,6 +71,9 @@ class RegionPlan:
         self.settled = self.calm = True
         self.zeroed_at = inputs.zeroed_at
         self.right, self.held = list[OwnedSlot](), list[Order]()
+        self._values = list[
+            tuple[ReportedValue, OwnedSlot, int, int, int]
+        ]()  # with devices, present and right ones
         self.conflicts: list[tuple[OwnedSlot, float]] = []
 
     def orders(self) -> Iterator[Order | None]:
@@ -92,10 +95,11 @@ class RegionPlan:
         for state in self.right:
             yield None
             decided = state.reason is None  # by the policy: else the driver is unknown
-            orders, calm = self._values(state, writes if decided else WriteUtilization.NEVER)
+            orders, calm = self._judge(state, writes if decided else WriteUtilization.NEVER)
             orders = orders if decided else []
             self.calm = self.calm and calm and not orders
             yield from orders if writes is not WriteUtilization.NEVER else ()
+        self._hold()
         yield from self._zeroes() if writes is not WriteUtilization.NEVER else ()
 
     def _zeroes(self) -> Iterator[Order | None]:
@@ -128,7 +132,7 @@ class RegionPlan:
         new = slot_word(slot.pid, wanted)
         return Order(state, state.owner, slot.index, None, reason, at, word, at, word, new)
 
-    def _values(self, state: OwnedSlot, writes: WriteUtilization) -> tuple[list[Order], bool]:
+    def _judge(self, state: OwnedSlot, writes: WriteUtilization) -> tuple[list[Order], bool]:
         """Return orders that copy NVML's values to an owned slot, and True if all are right and uncontested.
 
         Values that watchers update are not ordered.
@@ -151,11 +155,19 @@ class RegionPlan:
                 continue
             if word.contested and not self._in.holds:
                 continue  # its tenant changes it faster than watchers do
-            if held and word.contested:
-                self.held.append(self._value(state.slot, state, device, present, actual))
+            if held:
+                self._values.append((word, state, device, present, actual))
             if verdict is Verdict.WRONG or (writes is WriteUtilization.ALWAYS and present != actual):
                 orders.append(self._value(state.slot, state, device, present, actual))
         return orders, calm and evidence.calm(held=held)
+
+    def _hold(self) -> None:
+        """Hold contested values; where two watchers may add at once, any."""
+        add = len(self.right) > 1 and any(word.contested and word.added() for word, *_ in self._values)
+        for word, state, device, present, value in self._values:
+            word.may_double = add
+            if word.contested or add:
+                self.held.append(self._value(state.slot, state, device, present, value))
 
     def _value(
         self, slot: SlotRecord, state: OwnedSlot | None, device: int, present: int, value: int

@@ -60,6 +60,7 @@ class ReportedValue:
         self.rising: float | None = None  # since then it never fell, and was above NVML's at every look
         self.contradicted: float | None = None  # when NVML's answer first differed from this older value
         self.contested = False
+        self.may_double = False  # its container's watchers add: two that tick at once do so on every device
         self.contested_since = 0.0
         self.wrong_since: float | None = None
         self.right = 0
@@ -79,14 +80,15 @@ class ReportedValue:
 
     def see(self, present: int, now: float) -> None:
         """Note the present value; another program wrote one that is not the last known."""
-        if self.contested and present in self.held:
+        if (self.contested or self.may_double) and present in self.held:
             self.seen, self.ours = present, True
         elif present != self.seen:
             self.lost = self.lost or self.ours
             self.ours = False
             self.seen = self.own = present
             self.moved_at, self.contradicted = now, None
-            if present != MARK and differs(present, self.actual or 0):
+            adds = self.contested and self.added()  # it zeroes the first device before
+            if present != MARK and differs(present, self.actual or 0) and (present or not adds):
                 self.fault = present
 
     def judge(
@@ -167,8 +169,11 @@ class ReportedValue:
             return False
         return self.rising < self.moved_at and self.answered - self.rising >= TWO_TICKS
 
+    def added(self) -> bool:
+        return self.fault > (self.actual or 0)
+
     def describe_fault(self) -> str:
-        if self.fault > (self.actual or 0):
+        if self.added():
             return "a watcher adds to sm_util instead of setting it, as HAMi 2.5 and 2.6 do"
         if self.fault == 0:
             return "a watcher sets sm_util to 0 at every tick and fills nothing in, as HAMi 2.4.1 does"
@@ -223,7 +228,7 @@ class Evidence:
 
     def unsure(self) -> bool:
         """Check that a written value was replaced after NVML's answer: only the next one shows if rightly."""
-        lost = (word for word in self.words.values() if word.lost and not word.contested)
+        lost = (word for word in self.words.values() if word.lost and not (word.contested or word.may_double))
         return any(word.moved_at >= word.answered for word in lost)
 
     def disputed(self) -> list[int]:

@@ -53,7 +53,7 @@ LOOK_S: Final = 0.01
 TWICE_S: Final = 1.0  # between two answers
 _SLOTS: Final = 8  # that can hold anything: no life has more processes at a time than two
 #: Per cent of the looks later than `GRACE_S`; and where watchers make values wrong at each tick: those of 2.4.1 set 0,
-#: those of 2.5.0 and 2.6 add on all GPUs but the first, and those before 2.10 set 0 if the driver refuses their call.
+#: those of 2.5.0 and 2.6 add, and those before 2.10 set 0 if the driver refuses their call.
 MOST_WRONG: Final = 0.5
 MOST_WRONG_FOUGHT: Final = 1.0
 #: Containers of 2.9.0 on such a driver, and the CPU that holding their values may take, in per cent of a core.

@@ -13,7 +13,7 @@ from resolver.config import WriteUtilization
 from resolver.hami.hostpid_policy import HostpidPolicy, WatcherFinding
 from resolver.hami.layout import LAYOUTS
 from resolver.repair.plan import Inputs, slot_word
-from resolver.repair.reported_values import TWO_TICKS
+from resolver.repair.reported_values import REPORTED_AFTER, TWO_TICKS
 from resolver.repair.schedule import STARTED
 from tests.fakes.planned import ALWAYS, AUTO, CONTAINER, HOST, NEVER, UNKNOWN, UUIDS, Bench, SlotValues
 
@@ -341,6 +341,36 @@ def test_contested_values_are_held(stack: ExitStack) -> None:
     bench.repairs._unwritable_until = bench.now + 10
     bench.plan()
     assert bench.repairs.held == []
+
+
+def test_all_values_are_held_while_two_watchers_add(bench: Bench) -> None:
+    """As 2.5.0: each zeroes the first device before it adds, but not those of two watchers that tick at once."""
+    bench.load = {(4711, "GPU-a"): 40, (4712, "GPU-a"): 10, (4711, "GPU-b"): 10}
+    bench.see((8, 4712, 1, (20, 0)), (7, 4711, 1, (80, 500)))
+    bench.own(8, 4712)
+    state = bench.repairs.slots.own(1, bench.hold(7, 4711))
+    bench.plan()
+    held = [(order.slot, order.device, order.new) for order in bench.repairs.held]
+    assert held == [(0, 0, 10), (0, 1, 0), (1, 0, 40), (1, 1, 10)]
+
+    # Their reports: the slot writer met the moment between a zero and the sum.
+    word = state.evidence.word(0, 80)
+    for device, load in enumerate((40, 10)):
+        state.evidence.word(device, 0).hold(load)
+        state.evidence.word(device, 0).see(0, bench.now)
+        state.evidence.word(device, 0).wrote(load)
+    assert not state.evidence.unsure(), "NVML is not asked for each of them"
+    bench.now += 2 * REPORTED_AFTER
+    bench.see((8, 4712, 1, (10, 0)), (7, 4711, 1, (40, 10)))
+    bench.plan()
+    assert not word.contested
+    assert state.evidence.finding(bench.now) is None
+
+    bench.end(8)
+    bench.plan()
+    assert [order.device for order in bench.repairs.held] == [1], (
+        "a single watcher is right on the first device"
+    )
 
 
 def test_hostpid_precedes_utilization_by_a_pass(bench: Bench) -> None:

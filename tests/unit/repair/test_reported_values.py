@@ -390,6 +390,7 @@ def test_one_that_adds_does_not_doubt_the_number() -> None:
     watched.look(500, 100.2)
     assert watched.word.contested
     assert watched.look(500, 100.3 + REPORTED_AFTER) is None
+    assert watched.look(0, 100.4 + REPORTED_AFTER) is None, "it zeroes the first device before it adds"
 
 
 @pytest.mark.parametrize(
