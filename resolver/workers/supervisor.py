@@ -9,7 +9,6 @@ import errno
 import math
 import signal
 import socket
-import subprocess
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -17,9 +16,8 @@ from collections.abc import Callable, Sequence
 from resolver.base.counters import Shortage
 from resolver.base.errors import WorkerFailed
 from resolver.base.retry import doubled
-from resolver.linux.procfs import run_delay, usage
 from resolver.workers.means import Shortages, shortage_of
-from resolver.workers.spawn import MAX_MESSAGE, child, spawn
+from resolver.workers.spawn import MAX_MESSAGE, ChildProcess, child
 
 _FIRST_DELAY = 0.05
 _LONGEST_DELAY = 30.0
@@ -31,14 +29,10 @@ _START_SECONDS = 5.0
 _LOOK_SECONDS = 0.002
 #: So many halves of its limit a child is waited for that wants a CPU and gets none: the node is late, not the child.
 STARVED_TURNS = 10
-#: Share of a half: a child that waited longer for a CPU had too little of it.
-_STARVED_SHARE = 0.2
 #: Children that the kernel may hold at a time; then none is started until one of them has ended.
 _MOST_LEFT_BEHIND = 64
 #: How long a killed child is waited for: only one that hangs in the kernel takes longer.
 KILLED_SECONDS = 0.1
-#: How long a child may take to end after it has closed its socket.
-ENDING_SECONDS = 0.2
 
 
 class _Request:
@@ -83,23 +77,18 @@ class WorkerProcess:
         self.failures = 0  # deaths, time-outs and malformed answers, ever
         self.last_failure = ""
         self.means = Shortages(name)
-        self._argv = child(module, name, rights, *paths)
+        self._child = ChildProcess(child(module, name, rights, *paths))
         self._window, self._hello = window, hello
-        self._process: subprocess.Popen[bytes] | None = None
-        self.channel: socket.socket | None = None
         self.failures_in_a_row = 0  # failures since the last answer
         self.not_before = 0.0
-        self._closed_at = math.inf  # when its socket was seen closed
-        self._unreaped: list[subprocess.Popen[bytes]] = []
         self._waiting, self._asked = deque[_Request](), deque[_Request]()
         self._since, self._turns = 0.0, 0  # start and number of the first order's half time
-        self._before = 0.0, 0.0  # the child's CPU time and run delay at its begin
         self.timer: asyncio.TimerHandle | None = None
         self._look_every = math.inf
 
     @property
     def host_pid(self) -> int | None:
-        return self._process.pid if self._process else None
+        return self._child.host_pid
 
     @property
     def busy(self) -> bool:
@@ -136,16 +125,15 @@ class WorkerProcess:
     def _send(self) -> None:
         """Send as many requests as the child may have at a time, to a new one if it ended or can't get descriptors."""
         while self._waiting and len(self._asked) < self._window:
-            request, fresh = self._waiting[0], self.channel is None
+            request, fresh = self._waiting[0], self._child.channel is None
             if request.future.done():  # cancelled
                 self._waiting.popleft()
                 continue
             try:
-                channel = self.channel or self._start(request.descriptors)
+                channel = self._child.channel or self._start(request.descriptors)
             except (WorkerFailed, OSError) as error:
-                waiting, self._waiting = self._waiting, deque()
-                for pending in waiting:
-                    pending.fail(error)
+                while self._waiting:
+                    self._waiting.popleft().fail(error)
                 return
             try:
                 # A thousand descriptors would not fit; callers keep below the kernel's 253 (SCM_MAX_FD).
@@ -158,7 +146,8 @@ class WorkerProcess:
                     self._end(kill=False)
                     continue
                 if not isinstance(error, BrokenPipeError | ConnectionResetError):
-                    self._waiting.popleft().fail(self._impossible("asked", error))
+                    why = f"could not be asked: {error.strerror}"
+                    self._waiting.popleft().fail(self._failed(why, lacks=shortage_of(error.errno)))
                     continue
                 if not fresh:
                     self._ended()
@@ -184,14 +173,17 @@ class WorkerProcess:
             self.timer = asyncio.get_running_loop().call_later(wait, self._check)
 
     def _take(self) -> None:
-        while self._asked and self.channel is not None:
+        while self._asked and self._child.channel is not None:
             try:
-                answer = self.channel.recv(MAX_MESSAGE)
+                answer = self._child.channel.recv(MAX_MESSAGE)
             except BlockingIOError:
                 break
             except OSError:
                 answer = b""  # it ended before it took the message
-            if not answer and self._ending():
+            if not answer and self._child.ending():
+                self._rest()  # its socket stays readable
+                self._look_every = _LOOK_SECONDS
+                self._check_in(_LOOK_SECONDS)
                 return
             request = self._asked.popleft()
             if answer:
@@ -216,15 +208,13 @@ class WorkerProcess:
         self._take()
         if not self._asked or self.timer is not None:
             return
-        request, now, host_pid = self._asked[0], time.monotonic(), self.host_pid or 0
+        request, now = self._asked[0], time.monotonic()
         half = request.seconds / 2
         left = self._since + half - now
         # In the second half the child has to have a CPU: else the node is late, and not the child.
-        if left <= 0 and (
-            not self._turns or (self._turns <= STARVED_TURNS and starved(host_pid, self._before, half))
-        ):
+        if left <= 0 and (not self._turns or (self._turns <= STARVED_TURNS and self._child.starved(half))):
             self._since, self._turns, left = now, self._turns + 1, half
-            self._before = usage(host_pid).cpu_seconds, run_delay(host_pid)
+            self._child.measure()
         if left > 0:
             self._check_in(left)
             return
@@ -238,45 +228,32 @@ class WorkerProcess:
         request.fail(failed)
         self._send()
 
-    def _ending(self) -> bool:
-        """Check again soon if the child has just closed its socket and still runs."""
-        now = time.monotonic()
-        self._closed_at = min(self._closed_at, now)
-        if not self._process or self._process.poll() is not None or now - self._closed_at >= ENDING_SECONDS:
-            return False
-        self._rest()  # its socket stays readable
-        self._look_every = _LOOK_SECONDS
-        self._check_in(_LOOK_SECONDS)
-        return True
-
     def _rest(self) -> None:
-        self.reap()
+        self._child.reap()
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
-        if self.channel is not None:
+        if self._child.channel is not None:
             with contextlib.suppress(RuntimeError):  # no loop runs any more
-                asyncio.get_running_loop().remove_reader(self.channel.fileno())
+                asyncio.get_running_loop().remove_reader(self._child.channel.fileno())
 
     # -- the process --------------------------------------------------------------------------------
 
     def _start(self, descriptors: Sequence[int] = ()) -> socket.socket:
         """Return a new child's socket. Raises `WorkerFailed`, and OSError without descriptors."""
-        self.reap()
+        self._child.reap()
         if time.monotonic() < self.not_before:
             raise WorkerFailed(self.last_failure, waiting=True)  # a trouble is logged when its words change
-        if len(self._unreaped) >= _MOST_LEFT_BEHIND:
+        if len(self._child.unreaped) >= _MOST_LEFT_BEHIND:
             raise WorkerFailed(f"the kernel holds {_MOST_LEFT_BEHIND} children of this kind", waiting=True)
         try:
-            self._process, channel = spawn(self._argv, descriptors)
+            channel = self._child.start(descriptors)
         except OSError as error:
             if (lacks := shortage_of(error.errno)) is Shortage.DESCRIPTORS:
                 self.means.refused(lacks, f"the {self.name} could not be started: {error.strerror}")
                 raise
-            raise self._impossible("started", error) from None
-        channel.setblocking(False)
+            raise self._failed(f"could not be started: {error.strerror}", lacks=lacks) from None
         self.starts += 1
-        self.channel = channel
         if self._hello:
             with contextlib.suppress(OSError):  # the next send notices its end
                 channel.send(self._hello)
@@ -284,9 +261,6 @@ class WorkerProcess:
                 hello.future.cancel()  # no caller waits
                 self._note(channel, hello)
         return channel
-
-    def _impossible(self, what: str, error: OSError) -> WorkerFailed:
-        return self._failed(f"could not be {what}: {error.strerror}", lacks=shortage_of(error.errno))
 
     def _failed(
         self, what: str, *, own_fault: bool = False, late: bool = False, lacks: Shortage | None = None
@@ -312,9 +286,8 @@ class WorkerProcess:
 
     def ended_idle(self) -> WorkerFailed | None:
         """Reap a child that ended with no request to fail; return the error."""
-        if self._asked or self._process is None or self._process.poll() is None:
-            return None
-        return self._ended()
+        ended = self.host_pid is not None and self._child.poll() is not None
+        return self._ended() if ended and not self._asked else None
 
     def forget_failures(self) -> None:
         """Delay the next start no more: the child answered, or its input alone was to blame."""
@@ -328,14 +301,9 @@ class WorkerProcess:
 
     def _ended(self) -> WorkerFailed:
         """Reap a child that closed its socket; return the error."""
-        code = self._process.poll() if self._process else 0
-        if code is None:
-            return self._failed("closed its socket")
-        if code >= 0:
-            return self._failed(f"ended with code {code}")
-        number, names = -code, {entry.value: entry.name for entry in signal.Signals}
+        how, number = self._child.how_it_ended()
         return self._failed(
-            f"was killed by {names.get(number, f'signal {number}')}",
+            how,
             own_fault=number in (signal.SIGBUS, signal.SIGSEGV),
             lacks=Shortage.KILLED if number == signal.SIGKILL else None,
         )
@@ -343,28 +311,13 @@ class WorkerProcess:
     def _end(self, *, kill: bool = True) -> None:
         """End the child, by its closed socket unless killed; it is reaped later."""
         self._rest()
-        self._closed_at = math.inf
-        if self.channel is not None:
-            self.channel.close()
-            self.channel = None
-        process, self._process = self._process, None
-        if process is not None:
-            if kill:
-                with contextlib.suppress(PermissionError):  # another user's by now: its socket ends it
-                    process.kill()
-            self._unreaped.append(process)
-
-    def reap(self) -> None:
-        self._unreaped = [process for process in self._unreaped if process.poll() is None]
+        self._child.end(kill=kill)
 
     async def end(self) -> None:
         """Do as `stop` does, while the loop goes on."""
         self.stop(0)
-        deadline = time.monotonic() + ENDING_SECONDS
         try:
-            while self._unreaped and time.monotonic() < deadline:
-                await asyncio.sleep(_LOOK_SECONDS)
-                self.reap()
+            await self._child.gone()
         except asyncio.CancelledError:
             self.stop()
             raise
@@ -372,24 +325,7 @@ class WorkerProcess:
     def stop(self, seconds: float = KILLED_SECONDS) -> None:
         """End the child now; its requests are cancelled. It is waited for, or reaped later."""
         self._end()
-        if self._unreaped:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._unreaped[-1].wait(seconds)
-        self.reap()
-        requests = *self._asked, *self._waiting
-        self._asked.clear()
-        self._waiting.clear()
-        for request in requests:
-            request.future.cancel()
-
-
-def starved(host_pid: int, before: tuple[float, float], seconds: float) -> bool:
-    """Check if a child waited for a CPU for much of the last ``seconds``, or waits now and had little of one.
-
-    ``before``: its CPU time and run delay then. The kernel adds a delay when it ends.
-    """
-    used, delayed = before
-    if run_delay(host_pid) - delayed > seconds * _STARVED_SHARE:
-        return True
-    now = usage(host_pid)
-    return now.state == b"R" and now.cpu_seconds - used < seconds / 2
+        self._child.wait(seconds)
+        for requests in (self._asked, self._waiting):
+            while requests:
+                requests.popleft().future.cancel()

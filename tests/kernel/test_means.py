@@ -77,12 +77,12 @@ def test_repeatedly_killed_writer_makes_daemon_not_ready(node: Node, start: Star
     spoils = patched(
         """
         import os, sys
-        from resolver.workers import supervisor
-        start, spoiled = supervisor.spawn, sys.argv[1]
+        from resolver.workers import spawn as spawning
+        start, spoiled = spawning.spawn, sys.argv[1]
         def spawn(argv, *rest, **more):
             killed = os.path.exists(spoiled) and any("writer_child" in word for word in argv)
             return start(["/bin/sh", "-c", "kill -KILL $$"] if killed else argv, *rest, **more)
-        supervisor.spawn = spawn
+        spawning.spawn = spawn
         """,
         str(spoiled),
     )

@@ -17,7 +17,7 @@ from resolver.pids.ladder import Ladder
 from resolver.pids.pidmap import PidMap
 from resolver.pids.scan import ScanSource
 from resolver.pids.source import PidSource
-from resolver.workers import supervisor
+from resolver.workers import spawn
 
 
 class Fickle(ScanSource):
@@ -267,7 +267,7 @@ async def test_failed_canary_says_nothing_about_the_source(
         raise OSError(errno.EMFILE, "Too many open files")
 
     if fault == "no descriptors":
-        monkeypatch.setattr(supervisor, "spawn", refuse)
+        monkeypatch.setattr(spawn, "spawn", refuse)
     else:
         monkeypatch.setattr("sys.executable", "/bin/false")
     source = ScanSource(Procfs())

@@ -18,7 +18,8 @@ import pytest
 from resolver.base.counters import Shortage
 from resolver.base.errors import WorkerFailed
 from resolver.linux.procfs import run_delay, usage
-from resolver.workers import means, supervisor
+from resolver.workers import means, spawn, supervisor
+from resolver.workers.spawn import ChildProcess
 from resolver.workers.supervisor import WorkerProcess
 from tests.patience import PATIENCE_S, until
 
@@ -167,7 +168,7 @@ def test_a_child_that_gets_no_cpu_is_waited_for(puppet: Make, monkeypatch: pytes
     worker = puppet()
     asyncio.run(ask(worker, "begin"))
     child, worker.timeout = worker.host_pid, 0.2
-    monkeypatch.setattr(supervisor, "starved", lambda host_pid, _before, _seconds: host_pid == child)
+    monkeypatch.setattr(ChildProcess, "starved", lambda process, _seconds: process.host_pid == child)
     monkeypatch.setattr(supervisor, "STARVED_TURNS", int(PATIENCE_S / worker.timeout))
     asyncio.run(ask(worker, "late 0.5"))
     assert worker.host_pid == child
@@ -182,9 +183,11 @@ def test_child_without_cpu_is_not_late() -> None:
     only = {min(os.sched_getaffinity(0))}
 
     def starved_after(child: subprocess.Popen[bytes], seconds: float) -> bool:
-        before = usage(child.pid).cpu_seconds, run_delay(child.pid)
+        process = ChildProcess(spin)
+        process._process = child
+        process.measure()
         time.sleep(seconds)
-        return supervisor.starved(child.pid, before, seconds)
+        return process.starved(seconds)
 
     with (
         subprocess.Popen(spin, stdout=subprocess.PIPE) as loop,
@@ -195,10 +198,10 @@ def test_child_without_cpu_is_not_late() -> None:
                 assert each.stdout is not None
                 assert each.stdout.readline()
             os.sched_setaffinity(loop.pid, only)
-            used = usage(loop.pid).cpu_seconds
-            assert not supervisor.starved(
-                loop.pid, (used - 1.0, run_delay(loop.pid)), 1.0
-            )  # it had a CPU all the while
+            busy = ChildProcess(spin)
+            busy._process = loop
+            busy._measured = usage(loop.pid).cpu_seconds - 1.0, run_delay(loop.pid)
+            assert not busy.starved(1.0)  # it had a CPU all the while
             os.sched_setscheduler(idle.pid, os.SCHED_IDLE, os.sched_param(0))
             os.sched_setaffinity(idle.pid, only)
             assert starved_after(idle, 0.5)
@@ -212,7 +215,7 @@ def test_child_without_cpu_is_not_late() -> None:
         finally:
             loop.kill()
             idle.kill()
-    assert not supervisor.starved(idle.pid, (0.0, 0.0), 1.0)
+    assert not starved_after(idle, 0.1)  # it has ended
 
 
 @pytest.mark.parametrize(
@@ -231,7 +234,7 @@ def test_child_without_cpu_is_not_late() -> None:
 async def test_how_it_died_is_told(
     puppet: Make, monkeypatch: pytest.MonkeyPatch, order: str, what: str, *, own_fault: bool
 ) -> None:
-    monkeypatch.setattr(supervisor, "ENDING_SECONDS", 0.2 if order == "close" else PATIENCE_S)
+    monkeypatch.setattr(spawn, "ENDING_SECONDS", 0.2 if order == "close" else PATIENCE_S)
     worker = puppet()
     await ask(worker, "warm up")
     error = await fails(ask(worker, order))
@@ -249,7 +252,7 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         raise subprocess.TimeoutExpired("child", timeout)
 
     with monkeypatch.context() as patch:
-        patch.setattr(supervisor, "ENDING_SECONDS", PATIENCE_S)
+        patch.setattr(spawn, "ENDING_SECONDS", PATIENCE_S)
         patch.setattr(subprocess.Popen, "wait", wait)
         yield
 
@@ -291,7 +294,7 @@ async def test_refused_process_is_a_shortage_and_retried(
         raise OSError(code, os.strerror(code))
 
     worker = puppet()
-    monkeypatch.setattr(supervisor, "spawn", refused)
+    monkeypatch.setattr(spawn, "spawn", refused)
     for module in (means, supervisor):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
     for _ in range(40):
@@ -409,8 +412,8 @@ async def test_a_cancellation_is_never_lost(puppet: Make) -> None:
         task = asyncio.create_task(ask(worker, "hello"))
         await asyncio.sleep(0)
         # The answer lies in the socket before the loop looks again.
-        assert worker.channel
-        assert select.select([worker.channel], [], [], PATIENCE_S)[0]
+        assert worker._child.channel
+        assert select.select([worker._child.channel], [], [], PATIENCE_S)[0]
         for _ in range(turns):
             await asyncio.sleep(0)
         if task.cancel():
