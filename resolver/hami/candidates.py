@@ -1,13 +1,17 @@
-"""Cache files in containers' directories: opened by a lane, then accepted or refused for a while."""
+"""Directories that tenants fill, and their cache files: opened by a lane, then accepted or refused for a while."""
+
+from __future__ import annotations
 
 import os
+import stat
 import time
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 
 from resolver.base.budget import Budgets
 from resolver.base.errors import CannotKnow, RegionRejected, WorkerFailed
 from resolver.base.reasons import RegionReason
 from resolver.base.retry import longer
+from resolver.base.text import printable
 from resolver.containers.log_names import ContainerNames
 from resolver.hami.directory_reads import hold_file, locate_open, take
 from resolver.hami.discovery import (
@@ -18,12 +22,14 @@ from resolver.hami.discovery import (
     Discovery,
     FoundRegion,
     Location,
+    Ownership,
+    Place,
     PodFile,
     SharedDirectory,
     refusal,
 )
+from resolver.hami.placements import ContainerProof, placement_of
 from resolver.hami.region import SharedRegion, adopt_by
-from resolver.hami.searched_directories import Candidate, Directory
 from resolver.linux.mappings import SuperblockPath
 from resolver.workers.lane import ALL
 from resolver.workers.lanes import TenantReader
@@ -38,6 +44,91 @@ _NOT_YET = (
     RegionReason.TRUNCATED,
     RegionReason.NOT_ON_NODE,  # kubelet makes the name of a log when the container runs
 )
+HALF_MADE_SECONDS = 2.0  # after a file was made, HAMi may not have written its size and header yet
+
+
+class Candidate:
+    """A name ending in .cache; ``path`` is printable."""
+
+    def __init__(self, directory: Directory, name: str) -> None:
+        self.directory = directory
+        self.name = name
+        self.path = f"{directory.path}/{printable(name)}"
+        self.placement = placement_of(self.path)
+        self.region: SharedRegion | None = None
+        self.pause = FIRST_PAUSE
+        self.accepted_at = 0.0
+        self.half_made = False  # if this lasts, the refusal is reported
+        self.start_anew(NOWHERE, 0.0)
+
+    @property
+    def shared(self) -> bool:
+        """True if every container may reach the file."""
+        kai = self.placement is not None and self.placement.proof is ContainerProof.POD
+        return kai or self.directory.root.shared
+
+    def start_anew(self, identity: tuple[int, int], now: float, age: float = HALF_MADE_SECONDS) -> None:
+        """Start over with another file, made ``age`` seconds ago."""
+        self.identity = identity
+        self.seen_at = now
+        self.half_made_until = now + HALF_MADE_SECONDS - max(0.0, age)
+        self.retry_at = 0.0
+
+
+class Directory(Place):
+    """Directory of a container or claim."""
+
+    def __init__(self, root: Root, name: str) -> None:
+        super().__init__()
+        self.path = self.key = f"{root.path}/{name}"
+        self.identity = NOWHERE
+        self.root = root
+        self.name = name
+        self.candidates: dict[str, Candidate] = {}
+
+    def ownership(self, candidate: Candidate) -> Ownership:
+        """Return a file's owner by its directory's name, confirmed by kubelet where all containers reach it."""
+        row = candidate.placement
+        placement = row.name if row else ""
+        if row is not None and row.proof is ContainerProof.CLAIM:
+            return Ownership(self.path, self.name, claim=self.name.partition("_")[0], placement=placement)
+        # Neither a UID nor a Kubernetes container name can hold an underscore.
+        pod_uid, _, name = self.name.partition("_")
+        return Ownership(self.path, self.name, pod_uid=pod_uid, container_name=name, placement=placement)
+
+
+class Root(Place):
+    """Searched directory; ``fd`` is -1 while missing.
+
+    ``known``: one of the usual places. ``shared``: containers create the entries.
+    """
+
+    def __init__(self, path: str, *, known: bool = False) -> None:
+        super().__init__()
+        self.path = path.rstrip("/") or "/"
+        self.key = f"{self.path}/"  # of its watch; containers' directories have keys without the slash
+        self.identity = NOWHERE
+        self.known = known
+        self.shared = False
+        self.fd = -1
+        self.directories: dict[str, Directory] = {}
+        self.strays: set[str] = set()
+
+    @property
+    def link(self) -> str:
+        return f"/proc/{os.getpid()}/fd/{self.fd}"
+
+
+def may_be_searched(root: Root, info: os.stat_result, roots: Sequence[Root]) -> bool:
+    """Accept an automatic directory that is no duplicate and not made by users."""
+    others = (tree for tree in roots if tree is not root and tree.fd >= 0)
+    if any(other.identity == (info.st_dev, info.st_ino) for other in others):
+        return False
+    parts = root.path.split("/")
+    if parts[1] != "tmp":
+        return True
+    above = [os.lstat("/".join(parts[:end])) for end in range(3, len(parts) + 1)]
+    return all(stat.S_ISDIR(directory.st_mode) and directory.st_uid == 0 for directory in above)
 
 
 class Candidates:
@@ -87,8 +178,7 @@ class Candidates:
         directory = candidate.directory
         if candidate.shared:  # all containers reach it
             ownership = directory.ownership(candidate)
-            if not self._names.has(ownership.pod_uid, ownership.container_name):
-                self._names.refresh()
+            self._names.refresh()
             if not self._names.has(ownership.pod_uid, ownership.container_name):
                 raise RegionRejected(RegionReason.NOT_ON_NODE, self._names.trouble or STRAY)
         self._discovery.check_room()
@@ -108,19 +198,15 @@ class Candidates:
         directory, owner = candidate.directory, candidate.directory.ownership(candidate)
         tree = (directory.root.link, directory.name) if candidate.shared else None
         held = f"/proc/{os.getpid()}/fd/{region.fd}"
-        superblock, shown, opened, above = await self._reader.ask(
+        place, (device, inode), opened, above = await self._reader.ask(
             directory.path, ALL, locate_open, held, region.path, tree
         )
-        shown = shown[0], shown[1]
-        if candidate.shared:
-            file, above = SuperblockPath(*superblock), SuperblockPath(*above)
-            pod_uid, container = owner.pod_uid, owner.container_name
-            proof = PodFile(
-                file, shown, opened=opened, mount=above, pod_uid=pod_uid, container_name=container
-            )
-            return Location(proof, shown)
-        kind = ClaimDirectory if owner.claim else SharedDirectory
-        return Location(kind(*superblock), shown)
+        if not candidate.shared:
+            kind = ClaimDirectory if owner.claim else SharedDirectory
+            return Location(kind(*place), (device, inode))
+        file, mount = SuperblockPath(*place), SuperblockPath(*above)
+        proof = PodFile(file, (device, inode), opened, mount, owner.pod_uid, owner.container_name)
+        return Location(proof, proof.shown)
 
     def refuse(self, candidate: Candidate, why: RegionRejected) -> None:
         """Reject a file for now and schedule a retry."""

@@ -15,16 +15,19 @@ from resolver.base.budget import Budgets
 from resolver.base.errors import CannotKnow, RegionRejected, WorkerFailed
 from resolver.base.reasons import RegionReason
 from resolver.containers.log_names import ContainerNames
-from resolver.hami.candidates import LATER, SOON, STRAY, Candidates
-from resolver.hami.directory_reads import hold_directory, list_entries, look_into, take
-from resolver.hami.discovery import NOWHERE, Discovery, Place, RegionChanges, refusal
-from resolver.hami.placements import AUTO, KAI, KNOWN_DIRS, MAX_CACHES, MAX_CONTAINERS, MAX_ENTRIES
-from resolver.hami.searched_directories import (
+from resolver.hami.candidates import (
+    LATER,
+    SOON,
+    STRAY,
     Candidate,
+    Candidates,
     Directory,
     Root,
     may_be_searched,
 )
+from resolver.hami.directory_reads import hold_directory, list_entries, look_into, take
+from resolver.hami.discovery import NOWHERE, Discovery, Place, RegionChanges, refusal
+from resolver.hami.placements import AUTO, KAI, KNOWN_DIRS, MAX_CACHES, MAX_CONTAINERS, MAX_ENTRIES
 from resolver.hami.watches import Watches
 from resolver.linux.inotify import OF_A_DIRECTORY
 from resolver.linux.procfs import Procfs
@@ -261,7 +264,8 @@ class DirectoryFinder(Discovery):
             candidates[name] = Candidate(directory, name)
         for candidate in list(candidates.values()):
             await self._candidates.check(candidate, *listed[candidate.name])
-        directory.rest(directory.retry_at(), self._clock() + SOON)
+        retries = (candidate.retry_at for candidate in candidates.values() if candidate.region is None)
+        directory.rest(min(retries, default=math.inf), self._clock() + SOON)
 
     async def _read(self, directory: Directory) -> tuple[Any, ...]:
         """Return its content from a lane, and watch it. Raises `RegionRejected`."""
