@@ -154,7 +154,7 @@ class Discovery:
         self.max_regions = sys.maxsize
         self._clock, self._wake, self._wants = clock, wake, 0.0
         self._changes = RegionChanges([], [], [])
-        self._failure: BaseException | None = None  # of a place, until the end of a refresh
+        self._failures: list[BaseException] = []  # of places, until the end of a refresh
 
     def wants(self) -> float:
         """Return when the next refresh is due, in seconds on its clock."""
@@ -179,8 +179,9 @@ class Discovery:
     def _is_idle(self, place: Place) -> bool:
         """Check that no work goes on, and keep its error for `_end_refresh`: the other places are searched."""
         if place.work is not None and place.work.done():
-            work, place.work = place.work, None
-            self._failure = work.exception() or self._failure
+            if error := place.work.exception():
+                self._failures.append(error)
+            place.work = None
         return place.work is None
 
     def _begin(self, place: Place, work: Coroutine[Any, Any, None]) -> None:
@@ -226,11 +227,13 @@ class Discovery:
             raise RegionRejected(RegionReason.IO_ERROR, detail)
 
     def _end_refresh(self) -> RegionChanges:
-        """Return the changes, and note when the next place is due. Raises an error of a place's work."""
+        """Return the changes, and note when the next place is due. Raises the errors of places' work."""
         self._wants = min((place.due for place in self._places() if place.work is None), default=math.inf)
-        failure, self._failure = self._failure, None
-        if failure is not None:
-            raise failure
+        failures, self._failures = self._failures, []
+        if failures:
+            raise (
+                failures[0] if len(failures) == 1 else BaseExceptionGroup("several searches failed", failures)
+            )
         changes, self._changes = self._changes, RegionChanges([], [], [])
         return changes._replace(added=[new for new in changes.added if new.region.fd >= 0])
 
@@ -241,9 +244,9 @@ def refusal(error: Exception) -> RegionRejected:
         return error
     if isinstance(error, OSError):
         return translate(error)
-    reason = (
-        RegionReason.ACCESS_DENIED if isinstance(error, AccessDenied | TooLarge) else RegionReason.IO_ERROR
-    )
+    reason = RegionReason.IO_ERROR
     if isinstance(error, WorkerFailed | TooSlow):
         reason = RegionReason.OVERLOADED
+    elif isinstance(error, AccessDenied | TooLarge):
+        reason = RegionReason.ACCESS_DENIED
     return RegionRejected(reason, f"it cannot be read now: {error}")
