@@ -18,8 +18,7 @@ from resolver.base.errors import AccessDenied, NotFound, ProcessGone, ResolverEr
 from resolver.linux.cgroup import strip_scheme
 from resolver.linux.procfs import Procfs
 from resolver.lookup.cached import NO_SUCH_PROCESS, Answers, Batch, Hit, find_own
-from resolver.lookup.forward import lookup, lookup_many, walk_own
-from resolver.lookup.resolve import ContainerProcess
+from resolver.lookup.forward import ContainerProcess, lookup, lookup_many, walk_own
 from resolver.lookup.reverse import ReversedProcess, reverse
 
 MOST_PAIRS = 10_000

@@ -19,7 +19,6 @@ from resolver.base.reasons import RepairReason, SampleReason, UnresolvedReason
 from resolver.containers.namespaces import Namespace
 from resolver.gpu.attribution import total
 from resolver.linux.procfs import Procfs
-from resolver.lookup.resolve import verify
 from resolver.state import ContainerUse, RegionReport, SlotReport, Snapshot
 
 
@@ -205,7 +204,7 @@ def visible_numbers(
     numbers: dict[int, int] = {}
     for host_pid in host_pids:
         with contextlib.suppress(ProcessGone, AccessDenied):
-            with verify(procfs, host_pid) as handle:
+            with procfs.verify(host_pid) as handle:
                 chain, container = procfs.pidns_chain(host_pid), procfs.container(host_pid)
             inside = chain[own.level : own.level + 1] == (own.pidns,)
             if inside and container.container_id == container_id:

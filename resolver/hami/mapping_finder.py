@@ -33,7 +33,6 @@ from resolver.hami.region import adopt_by
 from resolver.linux.mappings import SuperblockPath
 from resolver.linux.procfs import ProcessIdentity, Procfs
 from resolver.linux.safe_open import check_plain, let_go
-from resolver.lookup.resolve import verify
 from resolver.workers.lane import ALL
 from resolver.workers.lanes import TenantReader
 
@@ -137,7 +136,7 @@ class MappingFinder(Discovery):
         host_pid = process.host_pid
         name = f"process {host_pid}"
         try:
-            with verify(self._procfs, host_pid) as handle:
+            with self._procfs.verify(host_pid) as handle:
                 container_id = self._procfs.container(host_pid).container_id
                 payer = container_id or name
                 held = await self._reader.ask(payer, payer, hold_written, host_pid, NAME)

@@ -4,7 +4,6 @@ Everything is rechecked while the process is held, so a reused PID never counts.
 """
 
 from collections.abc import Awaitable, Callable, Collection
-from typing import NamedTuple
 
 from resolver.base.errors import AccessDenied, ProcessGone, TooSlow, WorkerFailed
 from resolver.base.reasons import UnresolvedReason
@@ -18,7 +17,6 @@ from resolver.hami.process_reads import (
 )
 from resolver.linux.mappings import Shown, SuperblockPath, maps_file
 from resolver.linux.procfs import HOST_PIDNS, ProcessHandle, Procfs, TooLarge
-from resolver.lookup.resolve import verify
 from resolver.pids.pidmap import PidMap
 from resolver.workers.lane import ALL
 from resolver.workers.lanes import TenantReader
@@ -30,14 +28,23 @@ Searched = SharedDirectory | MappedFile
 Pause = Callable[[], Awaitable[None]]
 
 
-class Search(NamedTuple):
-    """A slot's PID, container's proof, file as in ``maps``, and charged ``payer``."""
+class Search:
+    """Search for a slot's process: the questions, and the processes asked so far.
 
-    proof: Searched
-    ns_pid: int
-    shown: Shown
-    payer: str
-    pause: Pause
+    ``shown`` is the file as in ``maps``; ``payer`` is charged. Handles of those that fit are open, ``hidden`` are
+    unreadable and may fit. A search that was ``cut`` proves nothing.
+    """
+
+    def __init__(self, proof: Searched, ns_pid: int, shown: Shown, payer: str, pause: Pause) -> None:
+        self.proof, self.ns_pid, self.shown, self.payer, self.pause = proof, ns_pid, shown, payer, pause
+        self.asked, self.hidden = list[int](), list[int]()
+        self.fitting: list[ProcessHandle] = []
+        self.seen: set[UnresolvedReason] = set()
+        self.cut = False
+
+    def close(self) -> None:
+        for handle in self.fitting:
+            handle.close()
 
 
 class Unfit(Exception):
@@ -52,11 +59,11 @@ class Unfit(Exception):
 UNREADABLE = AccessDenied, TooLarge, TooSlow, WorkerFailed
 
 
-def unreadable(error: Exception) -> Unfit:
+def unreadable(error: Exception) -> UnresolvedReason:
     """Translate one of `UNREADABLE`."""
     if isinstance(error, AccessDenied):
-        return Unfit(UnresolvedReason.ACCESS_DENIED)
-    return Unfit(UnresolvedReason.TOO_LARGE if isinstance(error, TooLarge) else UnresolvedReason.TOO_SLOW)
+        return UnresolvedReason.ACCESS_DENIED
+    return UnresolvedReason.TOO_LARGE if isinstance(error, TooLarge) else UnresolvedReason.TOO_SLOW
 
 
 def worst(reasons: Collection[UnresolvedReason]) -> UnresolvedReason:
@@ -107,7 +114,7 @@ class OwnerCheck:
                 return None
             return await self._hold(host_pid, search, namespaces)
         except UNREADABLE as error:
-            raise unreadable(error) from None
+            raise Unfit(unreadable(error)) from None
 
     async def may_fit(self, host_pid: int, search: Search, namespaces: frozenset[int]) -> bool:
         """Check for a relation to the region."""
@@ -129,7 +136,7 @@ class OwnerCheck:
     async def _hold(self, host_pid: int, search: Search, namespaces: frozenset[int]) -> ProcessHandle:
         """Hold the process and recheck everything. Raises `Unfit` and ProcessGone."""
         procfs, proof, payer = self._procfs, search.proof, search.payer
-        with verify(procfs, host_pid, keep=True) as handle:
+        with procfs.verify(host_pid, keep=True) as handle:
             if handle.process.ns_pids[-1:] != (search.ns_pid,):
                 raise ProcessGone(f"{host_pid} is another process now")
             if namespaces and len(handle.process.ns_pids) > 1 and procfs.pidns(host_pid) not in namespaces:

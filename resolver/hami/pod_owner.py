@@ -22,7 +22,6 @@ from resolver.hami.process_reads import describe_written, written_in
 from resolver.linux.cgroup import NO_CONTAINER, ContainerCgroup, only_container
 from resolver.linux.mappings import Shown, SuperblockPath, maps_file, shared_files
 from resolver.linux.procfs import ProcessHandle, Procfs
-from resolver.lookup.resolve import verify
 from resolver.pids.pidmap import PidMap
 from resolver.workers.lane import ALL
 from resolver.workers.lanes import TenantReader
@@ -82,7 +81,7 @@ class PodOwner:
                     continue
                 except UNREADABLE as error:
                     if self._may_be_at_home(host_pid, proof):  # an unreadable process blocks no other pod
-                        reasons.add(unreadable(error).reason)
+                        reasons.add(unreadable(error))
             if len(own) == 1 and not reasons & _MAY_BE_MEANT:
                 return own.pop()
         finally:
@@ -132,12 +131,12 @@ class PodOwner:
         except ProcessGone:
             return _Mapped(set())
         except UNREADABLE as error:
-            return _Mapped(set(), hidden=unreadable(error).reason)
+            return _Mapped(set(), hidden=unreadable(error))
         return _Mapped({(device, inode) for device, inode in answer} & files, container.pod_uid or "")
 
     async def _hold(self, host_pid: int, proof: PodFile, ns_pid: int, payer: str) -> ProcessHandle:
         """Hold the owner, with everything checked while held. Raises `Unfit` and ProcessGone, if unrelated."""
-        with verify(self._procfs, host_pid, keep=True) as handle:
+        with self._procfs.verify(host_pid, keep=True) as handle:
             if handle.process.ns_pids[-1:] != (ns_pid,):
                 raise ProcessGone(f"{host_pid} is another process now")
             place = *proof.mount, proof.opened

@@ -8,8 +8,6 @@ The owner of a region inside a container is in it, holds the file open for writi
 the kernel only to processes that may write.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import math
@@ -77,48 +75,48 @@ class OwnerFinder:
             return UnresolvedReason.TOO_LARGE
         if proof.mount is not None and self._check.in_shared_tree(proof.mount):
             return UnresolvedReason.UNPROVEN  # whoever has the tree can mount it as the device plugin does
-        search, findings = Search(proof, ns_pid, shown, payer, pause), _Findings()
-        source = self._pidmap.source
+        search, source = Search(proof, ns_pid, shown, payer, pause), self._pidmap.source
         try:
-            related = None if self._known(proof) else await self._related(search, findings)
+            related = None if self._known(proof) else await self._related(search)
             if related is None:
                 namespaces = self._known(proof)
-                await self._search(self._by_key(namespaces, ns_pid), search, namespaces, findings)
+                await self._ask(self._by_key(namespaces, ns_pid), search, namespaces)
                 # Not all containers that share a file are known.
-                if len(findings.fitting) == 1 and not proof.alone:
-                    related = await self._related(search, findings)
+                if len(search.fitting) == 1 and not proof.alone:
+                    related = await self._related(search)
             if related is not None:
                 # Judged in one step: earlier readings may be outdated.
-                await self._search(related, search, frozenset(), findings)
-                findings.cut = self._pidmap.source is not source  # it may have been closed meanwhile
-            if rival > 0 and rival not in findings.asked:
-                await self._check_rival(rival, search, findings)
+                await self._ask(related, search, frozenset())
+                search.cut = self._pidmap.source is not source  # it may have been closed meanwhile
+            if rival > 0 and rival not in search.asked:
+                await self._ask_rival(rival, search)
         except BaseException:  # without descriptors, or at the daemon's end
-            findings.close()
+            search.close()
             raise
-        if findings.cut:
-            findings.close()
+        if search.cut:
+            search.close()
             return UnresolvedReason.OVER_BUDGET
-        return self._judge(findings, proof)
+        return self._judge(search)
 
-    def _judge(self, findings: _Findings, proof: Searched) -> ProcessHandle | UnresolvedReason:
-        if len(findings.fitting) == 1:
-            (handle,) = findings.fitting
+    def _judge(self, search: Search) -> ProcessHandle | UnresolvedReason:
+        proof = search.proof
+        if len(search.fitting) == 1:
+            (handle,) = search.fitting
             host_pid = handle.process.host_pid
             beside = self._index.container_ids(proof) if not proof.alone else set()
-            if not self._any_beside(host_pid, findings.hidden, beside):
+            if not self._any_beside(host_pid, search.hidden, beside):
                 if proof.container_id in (None, self._check.container_id(host_pid)):
                     with contextlib.suppress(AccessDenied, ProcessGone):
                         if pidns := self._check.pidns(host_pid):
                             self._index.learn(proof, pidns, self._check.container_id(host_pid) or "")
                     return handle
-                findings.seen.add(UnresolvedReason.OTHER_CONTAINER)
-        findings.close()
-        if len(findings.fitting) > 1:
+                search.seen.add(UnresolvedReason.OTHER_CONTAINER)
+        search.close()
+        if len(search.fitting) > 1:
             return UnresolvedReason.AMBIGUOUS
         if self._pidmap.source.incomplete():
-            findings.seen.add(UnresolvedReason.ACCESS_DENIED)
-        return worst(findings.seen)
+            search.seen.add(UnresolvedReason.ACCESS_DENIED)
+        return worst(search.seen)
 
     def forget(self, proof: Proof) -> None:
         if isinstance(proof, PodFile):
@@ -168,17 +166,17 @@ class OwnerFinder:
         """Return the container's PID namespaces; empty if one may be missing: then all processes are searched."""
         return frozenset() if self._index.behind else self._index.of(proof)
 
-    async def _related(self, search: Search, findings: _Findings) -> list[int] | None:
+    async def _related(self, search: Search) -> list[int] | None:
         """Return all other processes with the number that may fit; None if its namespaces are known by now."""
         related = set[int]()
         # When a node's containers start, all searches need the same mount tables, so only one at a time reads them.
         # Mappings are read without turns: a tenant can delay reads of its own.
         async with self._walks if search.proof.mount else contextlib.nullcontext():
-            if not findings.asked and self._known(search.proof):
+            if not search.asked and self._known(search.proof):
                 return None
             for host_pid in self._pidmap.source.everywhere(search.ns_pid):
                 await search.pause()
-                if host_pid and host_pid not in findings.asked:
+                if host_pid and host_pid not in search.asked:
                     try:
                         may_fit = await self._check.may_fit(host_pid, search, frozenset())
                     except ProcessGone:
@@ -189,33 +187,31 @@ class OwnerFinder:
                         related.add(host_pid)
         return sorted(related)
 
-    async def _check_rival(self, host_pid: int, search: Search, findings: _Findings) -> None:
-        """Check it by its present mounts; if unreadable, the search is unfinished."""
-        hidden = len(findings.hidden)
+    async def _ask_rival(self, host_pid: int, search: Search) -> None:
+        """Examine it by its present mounts; if unreadable, the search is unfinished."""
+        hidden = len(search.hidden)
         try:
             same = self._procfs.ns_pids(host_pid)[-1:] == (search.ns_pid,)
             if same and search.proof in await self._check.read_directories(host_pid, search.payer):
                 own = frozenset({self._check.pidns(host_pid)})
-                await self._search([host_pid], search, own, findings)
-                findings.cut = findings.cut or len(findings.hidden) > hidden
+                await self._ask([host_pid], search, own)
+                search.cut = search.cut or len(search.hidden) > hidden
         except ProcessGone:
             pass
         except (*UNREADABLE, OSError):
-            findings.cut = True
+            search.cut = True
 
-    async def _search(
-        self, host_pids: list[int], search: Search, namespaces: frozenset[int], findings: _Findings
-    ) -> None:
+    async def _ask(self, host_pids: list[int], search: Search, namespaces: frozenset[int]) -> None:
         for host_pid in host_pids:
-            findings.asked.append(host_pid)
+            search.asked.append(host_pid)
             try:
                 handle = await self._check.examine(host_pid, search, namespaces)
                 if handle is not None:
-                    findings.fitting.append(handle)
+                    search.fitting.append(handle)
             except Unfit as unfit:
-                findings.seen.add(unfit.reason)
+                search.seen.add(unfit.reason)
                 if unfit.reason in MAY_FIT:
-                    findings.hidden.append(host_pid)
+                    search.hidden.append(host_pid)
             except ProcessGone:
                 continue  # also an unreaped zombie: it owns nothing any more
 
@@ -228,18 +224,3 @@ class OwnerFinder:
             return False
         own = self._check.container_id(host_pid)
         return not own or any(self._check.container_id(other) in {None, "", own, *beside} for other in others)
-
-
-class _Findings:
-    """Handles of processes that fit, and unreadable ones, which may fit."""
-
-    def __init__(self) -> None:
-        self.asked: list[int] = []
-        self.fitting: list[ProcessHandle] = []
-        self.hidden: list[int] = []
-        self.seen: set[UnresolvedReason] = set()
-        self.cut = False
-
-    def close(self) -> None:
-        for handle in self.fitting:
-            handle.close()

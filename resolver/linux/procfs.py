@@ -397,6 +397,23 @@ class Procfs:
         held.close()
         raise ProcessGone(f"process {host_pid} ended while it was checked")
 
+    @contextlib.contextmanager
+    def verify(self, host_pid: int, *, keep: bool = False) -> Iterator[ProcessHandle]:
+        """Hold a process for a ``with`` block; ProcessGone at its end if the process has ended by then.
+
+        ``keep``: without an error the handle stays open, for the caller.
+        """
+        handle, kept = self.open_handle(host_pid), False
+        try:
+            yield handle
+            # Last of all: a process that runs now was there, under this PID, during every read of the block.
+            if not handle.alive():
+                raise ProcessGone(f"process {host_pid} ended while it was checked")
+            kept = keep
+        finally:
+            if not kept:
+                handle.close()
+
 
 def _open_cached() -> Callable[[str, int | None], int | None]:
     """Return a function that opens a cached, valid directory, or returns None; it neither waits nor drops anything."""

@@ -13,7 +13,7 @@ from resolver.containers.namespaces import Namespace
 from resolver.linux.cgroup import ContainerCgroup, cgroup_paths, parse_cgroup_path, strip_scheme
 from resolver.linux.cgroup_directories import cgroup_roots, find_directories, processes_in
 from resolver.linux.procfs import Procfs
-from resolver.lookup.resolve import ContainerProcess, resolve, verify
+from resolver.lookup.forward import ContainerProcess, resolve
 from resolver.pids.bpf_map import TICK, KernelMap
 from resolver.pids.pidmap import PidMap
 
@@ -163,7 +163,7 @@ class Batch:
         rest = []
         try:
             # The namespace lasts as long as its first process: only at the end is it known to have been this one.
-            with verify(self._procfs, init.host_pid) as handle:
+            with self._procfs.verify(init.host_pid) as handle:
                 if handle.process.start_time != init.arrival[1] // TICK:
                     return ns_pids  # its number is another's by now
                 listed = await self._members(init) if count >= _WORTH_LISTING else ()

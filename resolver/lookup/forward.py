@@ -1,19 +1,21 @@
 """From a container and a PID inside it to the host PID, by asking the kernel now.
 
-The container is found by its cgroup directory, or else by every process's ``/proc/<pid>/cgroup``. The answer is checked
-again while a pidfd holds the process.
+The container is found by its cgroup directory, or else by every process's ``/proc/<pid>/cgroup``. `resolve` reads each
+candidate while it is held, so a candidate from the daemon's map (`cached`) can't make an answer wrong.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 
 from resolver.base.errors import AccessDenied, CannotKnow, NotFound, ProcessGone, UsageError
+from resolver.base.records import NamedTuple
 from resolver.containers.find import FoundContainer, Wanted, find_container, name_of
 from resolver.containers.namespaces import (
     HOST,
     Member,
     Namespace,
+    has_number,
     members_of,
     nested_namespace,
     numbered,
@@ -23,7 +25,24 @@ from resolver.linux.cgroup import ContainerCgroup, cgroup_paths, parse_cgroup, p
 from resolver.linux.cgroup_directories import processes_in
 from resolver.linux.host_view import require_host_view
 from resolver.linux.procfs import Procfs
-from resolver.lookup.resolve import ContainerProcess, resolve
+
+
+class ContainerProcess(NamedTuple):
+    """Process of a container: ``container_pid`` is its number in the PID namespace ``pidns``.
+
+    ``start_time`` is in clock ticks since boot; ``source`` is ``cgroup``, ``scan`` or a source of PIDs. Hidden facts
+    are None or empty.
+    """
+
+    container_id: str
+    container_pid: int
+    host_pid: int
+    pidns: int
+    pod_uid: str | None
+    container_name: str | None
+    start_time: int
+    comm: str
+    source: str
 
 
 def lookup(procfs: Procfs, cid: str, ns_pid: int, *, pidns: int | None = None) -> ContainerProcess:
@@ -90,6 +109,50 @@ def walk_own(procfs: Procfs, own: Namespace, ns_pids: Iterable[int]) -> dict[int
         except AccessDenied:
             answers[ns_pid] = None
     return answers
+
+
+def resolve(
+    procfs: Procfs,
+    host_pids: Iterable[int],
+    namespace: Namespace,
+    ns_pid: int,
+    within: Callable[[int], ContainerCgroup | None],
+    source: str,
+    *,
+    brief: bool = False,
+) -> ContainerProcess | None:
+    """Return the first of these processes with number ``ns_pid`` in the namespace, or None.
+
+    ``within`` returns the container of a held process, None for an unwanted one. The container's name is the caller's
+    to add. ``brief`` leaves out the command name.
+    Raises AccessDenied if nothing else is found.
+    """
+    refused: AccessDenied | None = None
+    for host_pid in host_pids:
+        try:
+            with procfs.verify(host_pid) as handle:
+                matches = has_number(procfs, handle.process, namespace, ns_pid) and within(host_pid)
+                comm = procfs.comm(host_pid) if matches and not brief else ""
+        except ProcessGone:
+            continue
+        except AccessDenied as error:
+            refused = error
+            continue
+        if matches:
+            return ContainerProcess(
+                container_id=matches.container_id,
+                container_pid=ns_pid,
+                host_pid=host_pid,
+                pidns=namespace.pidns,
+                pod_uid=matches.pod_uid,
+                container_name=None,
+                start_time=handle.process.start_time,
+                comm=comm,
+                source=source,
+            )
+    if refused is not None:
+        raise refused
+    return None
 
 
 def _found(procfs: Procfs, wanted: Wanted) -> tuple[FoundContainer, str, list[Member]]:

@@ -14,7 +14,6 @@ from resolver.containers.namespaces import goes_through, members_of, own_namespa
 from resolver.linux.cgroup import cgroup_paths, parse_cgroup
 from resolver.linux.host_view import require_host_view
 from resolver.linux.procfs import HOST_PIDNS, ProcessIdentity, Procfs
-from resolver.lookup.resolve import verify
 
 
 class Level(Struct, frozen=True):
@@ -56,7 +55,7 @@ def reverse(procfs: Procfs, host_pid: int, pods: PodNames | None = None) -> Reve
     except ProcessGone:
         raise NotFound(f"no process or thread of this host has the number {host_pid}") from None
     try:
-        with verify(procfs, tgid) as handle:
+        with procfs.verify(tgid) as handle:
             answer = _read(procfs, handle.process, pods)
             same = tgid == host_pid or procfs.tgid(host_pid) == tgid
         if same:

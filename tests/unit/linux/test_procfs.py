@@ -303,6 +303,27 @@ def test_a_handle_outlives_its_process(sleeper: subprocess.Popen[bytes], *, use_
 
 
 @pytest.mark.parametrize("use_pidfd", [True, False])
+@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize("error", [None, ProcessGone, KeyError])
+def test_reads_count_only_if_the_process_lives_on(
+    sleeper: subprocess.Popen[bytes], *, use_pidfd: bool, keep: bool, error: type[Exception] | None
+) -> None:
+    handles = []
+    with contextlib.nullcontext() if error is None else pytest.raises(error):  # noqa: SIM117 - its end raises
+        with Procfs(use_pidfd=use_pidfd).verify(sleeper.pid, keep=keep) as handle:
+            handles.append(handle)
+            assert handle.process.host_pid == sleeper.pid
+            os.fstat(handle.fd)
+            if error is ProcessGone:
+                sleeper.kill()
+                os.waitid(os.P_PID, sleeper.pid, os.WEXITED | os.WNOWAIT)  # a zombie still has its PID
+            elif error is not None:
+                raise error
+    assert (handles[0].fd >= 0) is (keep and error is None)
+    handles[0].close()
+
+
+@pytest.mark.parametrize("use_pidfd", [True, False])
 def test_the_dead_are_not_held(zombie: int, *, use_pidfd: bool) -> None:
     before = set(os.listdir("/proc/self/fd"))
     with pytest.raises(ProcessGone):

@@ -11,8 +11,7 @@ from resolver.base.errors import AccessDenied
 from resolver.linux.procfs import ProcessHandle, Procfs
 from resolver.lookup import cached
 from resolver.lookup.cached import LiveLookup
-from resolver.lookup.forward import lookup
-from resolver.lookup.resolve import ContainerProcess
+from resolver.lookup.forward import ContainerProcess, lookup
 from resolver.pids.pidmap import PidMap
 from resolver.pids.scan import ScanSource
 from tests.fakes.container import Container
