@@ -69,7 +69,8 @@ class PackedSlots:
         self.columns = columns
         self.proc_num = len(columns[0]) // 4 if proc_num is None else proc_num
         self._pids, self._hostpids, self._statuses, *self._sm_util = (
-            _words(number, column) for number, column in enumerate(columns)
+            memoryview(column).cast("i" if number < _HALF_COLUMNS else "Q")
+            for number, column in enumerate(columns)
         )
         self._crowded: frozenset[int] | None = None
 
@@ -84,10 +85,9 @@ class PackedSlots:
         return (self[index] for index in range(len(self)))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, PackedSlots) and (self.columns, self.proc_num) == (
-            other.columns,
-            other.proc_num,
-        )
+        if not isinstance(other, PackedSlots):
+            return NotImplemented
+        return (self.columns, self.proc_num) == (other.columns, other.proc_num)
 
     def __hash__(self) -> int:
         return hash(self.columns)
@@ -129,9 +129,3 @@ class PackedSlots:
             )
             self._crowded = frozenset(hostpid for hostpid, count in holders.items() if count > 1)
         return hostpid in self._crowded
-
-
-def _words(number: int, column: bytes) -> memoryview:
-    """Return a column's words."""
-    view = memoryview(column)
-    return view.cast("i") if number < _HALF_COLUMNS else view.cast("Q")

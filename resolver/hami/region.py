@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # lanes and commands do without asyncio
 _CHUNK = 32
 #: Errors of a cached read that would wait, or that the file system can't make (overlay, tmpfs).
 _WOULD_WAIT = frozenset({errno.EAGAIN, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
-_buffer = bytearray(1 << 17)  # of all such reads
+_buffer = memoryview(bytearray(1 << 17))  # of all such reads
 #: Bytes that file systems allocate beyond a file's end by themselves (XFS). Where there are more, the tenant may free
 #: them, and RWF_NOWAIT waits until that is done: readahead takes the lock, with no regard to the flag (Linux 5.15).
 _SPARE_BYTES = 1 << 16
@@ -44,10 +44,10 @@ class RegionView(NamedTuple):
     device_num: int
     uuids: tuple[str, ...]
     sm_limit: tuple[int, ...]
+    limit: tuple[int, ...]  # bytes of device memory; 0 means no limit
     proc_num: int
     utilization_switch: int
     slots: PackedSlots
-    limit: tuple[int, ...] = ()  # bytes of device memory; 0 means no limit
 
 
 class SharedRegion:
@@ -131,8 +131,7 @@ class SharedRegion:
             slots = before.slots
         else:
             slots = PackedSlots(columns, proc_num)
-        device_num, uuids, sm_limit, limit = header
-        view = RegionView(device_num, uuids, sm_limit, proc_num, utilization_switch, slots, limit)
+        view = RegionView(*header, proc_num, utilization_switch, slots)
         if before is None or view != before:
             self.view = before = view
         return before
@@ -154,7 +153,7 @@ class SharedRegion:
             return os.pread(self.fd, length, start)
         if not cached(self.fd, start, length):
             raise BlockingIOError(errno.EAGAIN, "not in the page cache")
-        room = memoryview(_buffer if length <= len(_buffer) else bytearray(length))[:length]
+        room = _buffer[:length] if length <= len(_buffer) else memoryview(bytearray(length))
         try:
             count = os.preadv(self.fd, [room], start, os.RWF_NOWAIT)
         except OSError as error:
@@ -183,13 +182,8 @@ class SharedRegion:
         layout, parts = self.layout, [self._columns.of(first)]
         for start in range(_CHUNK, self._end, _CHUNK):
             count = min(_CHUNK, self._end - start)
-            data = self._bytes(layout.slot_offset(start), count * layout.slot_size)
-            parts.append(self._columns.of(data))
-        return (
-            parts[0]
-            if len(parts) == 1
-            else tuple([b"".join(columns) for columns in zip(*parts, strict=True)])
-        )
+            parts.append(self._columns.of(self._bytes(layout.slot_offset(start), count * layout.slot_size)))
+        return tuple(map(b"".join, zip(*parts, strict=True)))
 
     async def pieces(
         self, reader: TenantReader, payer: str, places: Sequence[tuple[int, int]]

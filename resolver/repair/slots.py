@@ -44,7 +44,7 @@ _MAY_LIVE = {
 _NOT_FOUND = (UnresolvedReason.NO_SUCH_PROCESS, UnresolvedReason.OVER_BUDGET)
 #: Searches and reads that are due so soon are made at once.
 SOON_SECONDS = 0.005
-_UNREAD = RegionView(0, (), (), 0, 1, PackedSlots((b"", b"", b"")))
+_UNREAD = RegionView(0, (), (), (), 0, 1, PackedSlots((b"", b"", b"")))
 
 
 def _reason(code: int) -> UnresolvedReason | None:

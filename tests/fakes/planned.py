@@ -43,7 +43,7 @@ def view(*slots: SlotValues, proc_num: int | None = None) -> RegionView:
     rest = (1, (0, 0))
     made = tuple(SlotRecord(index, *values, *rest[len(values) - 2 :]) for index, values in enumerate(slots))
     count = len(made) if proc_num is None else proc_num
-    return RegionView(2, UUIDS, (100, 100), count, 1, packed(made, count))
+    return RegionView(2, UUIDS, (100, 100), (), count, 1, packed(made, count))
 
 
 class Bench:

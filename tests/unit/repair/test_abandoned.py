@@ -47,7 +47,7 @@ class Scene:
         location = Location(SharedDirectory("8:1", "/c"), ("8:1", 4242))
         self.repairs = RegionRepairs(region, ownership, location, Budgets().of("uid"))
         slot = SlotRecord(0, 7, 0, 1, (64, 0))
-        self.repairs.observe(RegionView(2, ("GPU-a", "GPU-b"), (100, 100), 1, 0, packed([slot])))
+        self.repairs.observe(RegionView(2, ("GPU-a", "GPU-b"), (100, 100), (), 1, 0, packed([slot])))
         self.unowned = self.repairs.slots.unowned
         self.unowned.not_found(0, UnresolvedReason.NO_SUCH_PROCESS, 0.0)
         self.proc = tmp_path / "proc"
