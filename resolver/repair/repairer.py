@@ -26,7 +26,7 @@ from resolver.repair.orders import Writing
 from resolver.repair.owner_watch import Owners
 from resolver.repair.turns import Turns
 from resolver.state import HamiCounts, RegionReport
-from resolver.workers.lanes import Lanes, TenantReader
+from resolver.workers.lanes import TenantReader
 from resolver.workers.supervisor import WorkerProcess
 
 
@@ -49,8 +49,7 @@ class Repairer:
         self._reader = reader = reader or TenantReader(procfs)
         self._namespaces = namespaces = namespaces or KnownNamespaces(procfs, pidmap)
         self.budgets, self.writing = Budgets(), Writing(counters, journal)
-        if isinstance(reader, Lanes):
-            reader.budgets = self.budgets
+        reader.budgets = self.budgets
         self.names = ContainerNames(settings.container_logs_dir, settings.pod_logs_dir)
         self.owners = Owners(procfs, pidmap, self.names)
         self._abandoned = Abandoned(procfs, reader=reader)
@@ -90,8 +89,7 @@ class Repairer:
 
     @property
     def workers(self) -> list[WorkerProcess]:
-        lanes = self._reader.workers if isinstance(self._reader, Lanes) else ()
-        return [self.writing.worker, *lanes]
+        return [self.writing.worker, *self._reader.workers]
 
     def reload(self, settings: Settings) -> None:
         """Use other settings, and list and read everything in the next pass."""
@@ -131,8 +129,7 @@ class Repairer:
         self.watches.tidy()
         self.journal.trouble("watches", self.watches.why_not, "not_watched", "watched_again")
         self.budgets.tidy()
-        if isinstance(self._reader, Lanes):
-            self._reader.tidy()
+        self._reader.tidy()
         self.journal.catch_up()
         slices = Slices()
         await self.found.discover(slices, self.settings.interval, patient=patient)

@@ -57,8 +57,14 @@ class _Late(Exception):
 class TenantReader:
     """Answers questions that may wait. This one has no child: it is for commands and tests."""
 
+    workers: Sequence[WorkerProcess] = ()
+    budgets: Budgets
+
     def __init__(self, procfs: Procfs) -> None:
         self._procfs = procfs
+
+    def tidy(self) -> None:
+        """Forget what no longer matters."""
 
     async def ask(self, payer: str, about: str, function: Callable[..., Any], *arguments: Any) -> Any:  # noqa: ARG002
         """Return the result of a top-level ``function(procfs, *arguments)``; from a child, by way of JSON.
@@ -136,7 +142,7 @@ class Lanes(TenantReader):
         self.budgets = Budgets()
         self._counters = counters if counters is not None else Counter()
         self._counters[CounterName.TOO_SLOW] += 0
-        self._first, self._second, mounts, leases = (
+        self.workers = self._first, self._second, mounts, leases = tuple(
             WorkerProcess(
                 name,
                 "resolver.workers.lane",
@@ -160,10 +166,6 @@ class Lanes(TenantReader):
         self.late: dict[str, tuple[float, float]] = {}
         self._closed = False
         self._slow = set[str]()  # those that the first lane doesn't serve
-
-    @property
-    def workers(self) -> Sequence[WorkerProcess]:
-        return self._first, self._second, *self._apart.values()
 
     def too_slow(self) -> frozenset[str]:
         """Containers that were late and not quick since."""
