@@ -74,11 +74,9 @@ async def serve(view: View, settings: Settings, journal: Journal, sockets: ApiSo
 
 
 async def _serve(api: Api, gatekeeper: ApiGatekeeper, unix_socket: UnixSocket, journal: Journal) -> None:
-    from resolver.base.retry import tried_again
-
     # A dry run that was there before, and is about to end, may still listen there.
     path = unix_socket.path
-    await tried_again(unix_socket.open, journal, f"api {path}", "api_off", socket=path)
+    await journal.tried_again(unix_socket.open, f"api {path}", "api_off", socket=path)
     from resolver.serve import server
 
     await server.serve(api, gatekeeper, unix_socket.listener, gatekeeper.limits)

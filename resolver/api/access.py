@@ -14,8 +14,8 @@ from http import HTTPStatus
 from typing import NamedTuple
 
 from resolver.api.problems import Problem, Reason
+from resolver.base.budget import Bucket
 from resolver.base.errors import ResolverError
-from resolver.base.limiter import Bucket
 from resolver.containers.namespaces import Namespace
 from resolver.linux.cgroup import parse_cgroup
 from resolver.linux.peers import Peer, credentials_of, peer_of, pidns_of

@@ -1,4 +1,4 @@
-"""Time on the event loop and in the lanes: when to yield, and each container's share.
+"""Limits of rates, and of time on the event loop and in the lanes: when to yield, and each container's share.
 
 The loop's steps cost their CPU time: they wait for no tenant, and a wait for a CPU is not charged.
 """
@@ -10,7 +10,6 @@ from math import inf
 from typing import TYPE_CHECKING, TypeVar
 from weakref import WeakValueDictionary
 
-from resolver.base.limiter import Bucket
 from resolver.base.retry import doubled
 
 if TYPE_CHECKING:
@@ -31,6 +30,46 @@ DEATHS_IN_A_ROW = 3
 FIRST_SECONDS, LONGEST_SECONDS = 10.0, 3600.0
 #: Seconds without a writer failure, or after a quarantine, until earlier failures are forgotten.
 FORGIVEN_SECONDS = 600.0
+
+
+class Bucket:
+    """Token bucket with a capacity of ``burst`` and ``rate`` tokens per second; starts full.
+
+    `take` takes only available tokens; `charge` may overdraw. Times are monotonic, by default now.
+    """
+
+    __slots__ = ("_at", "_left", "burst", "rate")
+
+    def __init__(self, rate: float, burst: float, *, now: float | None = None) -> None:
+        self.rate, self.burst = rate, burst
+        self._left, self._at = burst, time.monotonic() if now is None else now
+
+    def left(self, now: float | None = None) -> float:
+        """Return the tokens left; a debt is negative."""
+        if now is None:
+            now = time.monotonic()
+        self._left = min(self.burst, self._left + (now - self._at) * self.rate)
+        self._at = now
+        return self._left
+
+    def take(self, wanted: float, now: float | None = None) -> float:
+        """Take the tokens and return 0; if there are too few, return the seconds to wait.
+
+        More than ``burst`` empties the bucket.
+        """
+        needed, left = min(wanted, self.burst), self.left(now)
+        if needed > left:
+            return (needed - left) / self.rate
+        self._left -= needed
+        return 0.0
+
+    def charge(self, cost: float, now: float | None = None) -> float:
+        """Take the tokens in any case; return the seconds until the debt is paid."""
+        self._left = self.left(now) - cost
+        return max(0.0, -self._left / self.rate)
+
+    def full(self, now: float | None = None) -> bool:
+        return self.left(now) >= self.burst
 
 
 class Slices:

@@ -4,17 +4,20 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import MutableMapping
-from typing import Any
+from collections.abc import Callable, MutableMapping
+from typing import Any, TypeVar
 
+from resolver.base.budget import Bucket
+from resolver.base.errors import UsageError
 from resolver.base.event_log import KINDS, EventLog
 from resolver.base.lean import lean
-from resolver.base.limiter import Bucket
 from resolver.base.output import Output
 from resolver.base.text import printable
 
 with lean():
     import structlog
+
+T = TypeVar("T")
 
 #: Lines about one container, and about one directory: at once, and per second.
 _CONTAINER_QUOTA, _DIRECTORY_QUOTA = (64.0, 1.0), (4.0, 0.25)
@@ -139,6 +142,23 @@ class Journal:
             self._troubles[what] = begins, (*others, why)[-_MOST_CAUSES:]
         elif causes and ends:
             self.record(ends, about=about, **where)
+
+    async def tried_again(self, make: Callable[[], T], what: str, begins: str, **where: str) -> T:
+        """Return the result of ``make()`` once it raises no OSError or UsageError; retry each second.
+
+        Meanwhile it is a trouble.
+        """
+        import asyncio
+
+        while True:
+            try:
+                made = make()
+            except (OSError, UsageError) as error:
+                self.trouble(what, str(error), begins, "", **where)
+            else:
+                self.forget(what)
+                return made
+            await asyncio.sleep(1.0)
 
     def standing(self) -> dict[str, str]:
         """Return the cause of each current trouble by its first event."""

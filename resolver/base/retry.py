@@ -5,14 +5,10 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, TypeVar
 
-from resolver.base.errors import UsageError
-
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
     from concurrent.futures import Future
-
-    from resolver.base.journal import Journal
 
 T = TypeVar("T")
 
@@ -25,24 +21,6 @@ def doubled(first: float, most: float, times: int) -> float:
 def longer(pause: float, first: float, most: float) -> float:
     """Return the pause after ``pause``: ``first`` after none, doubled each time, at most ``most``."""
     return min(most, max(first, 2 * pause))
-
-
-async def tried_again(make: Callable[[], T], journal: Journal, what: str, begins: str, **where: str) -> T:
-    """Return the result of ``make()`` once it raises no OSError or UsageError; retry each second.
-
-    Meanwhile it is a trouble of the journal's.
-    """
-    import asyncio
-
-    while True:
-        try:
-            made = make()
-        except (OSError, UsageError) as error:
-            journal.trouble(what, str(error), begins, "", **where)
-        else:
-            journal.forget(what)
-            return made
-        await asyncio.sleep(1.0)
 
 
 def started(work: Callable[[], T], *, name: str) -> Future[T]:

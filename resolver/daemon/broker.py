@@ -18,7 +18,6 @@ from resolver.base.counters import CounterByReason, CounterName
 from resolver.base.errors import AccessDenied, ProcessGone, UsageError
 from resolver.base.journal import Journal
 from resolver.base.reasons import BrokerRefusal
-from resolver.base.retry import tried_again
 from resolver.config import HostpidNamespace
 from resolver.hami.hostpid_policy import HostpidPolicy
 from resolver.linux.node_lock import refuse_new_in_root, unusable
@@ -67,7 +66,7 @@ class Broker:
 
     async def serve(self, path: str) -> None:
         """Answer until cancelled; while the socket is unavailable, report the reason and retry."""
-        place = await tried_again(lambda: opened(path), self._journal, "broker", "broker_off", socket=path)
+        place = await self._journal.tried_again(lambda: opened(path), "broker", "broker_off", socket=path)
         self.start(place.listener)
         self._journal.log.info("broker_on", socket=place.path)
         try:

@@ -19,7 +19,6 @@ with lean():
 
 from resolver.base.errors import UsageError
 from resolver.base.journal import Journal
-from resolver.base.retry import tried_again
 from resolver.base.text import cause
 from resolver.config import Settings, parse_address
 from resolver.metrics.collector import collect
@@ -114,7 +113,7 @@ async def _opened(settings: Settings, journal: Journal) -> tuple[socket.socket, 
         )
 
     # A daemon that this one takes over from may have it.
-    return await tried_again(open_, journal, "metrics", "metrics_off")
+    return await journal.tried_again(open_, "metrics", "metrics_off")
 
 
 def _credentials(settings: Settings, journal: Journal) -> PortCredentials | None:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
-from resolver.base.limiter import Bucket
+from resolver.base.budget import Bucket
 
 _T = TypeVar("_T")
 

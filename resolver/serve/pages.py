@@ -7,7 +7,7 @@ import socket
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
-from resolver.base.limiter import Bucket
+from resolver.base.budget import Bucket
 from resolver.serve import http, server
 from resolver.serve.http import PLAIN
 

@@ -13,8 +13,7 @@ from pathlib import Path
 import psutil
 
 from resolver.linux.procfs import Procfs
-from resolver.pids.bpf_map import KernelMap, run_stats, start
-from resolver.pids.bpf_syscall import LAYOUTS
+from resolver.pids.bpf_map import LAYOUTS, KernelMap, run_stats, start
 from resolver.pids.scan import ScanSource
 from tests.bench.crowd import crowd
 from tests.bench.timing import RowValues, command, medians, progress

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from resolver.config import Settings
 from resolver.gpu.attribution import Joined
 from resolver.metrics import Page
-from resolver.pids.bpf_syscall import COUNTERS
+from resolver.pids.bpf_map import COUNTERS
 from resolver.state import PassSeconds, Snapshot, Worker
 from tests.bench.timing import RowValues, progress
 from tests.fakes.busy import GIB, Builder, gpu

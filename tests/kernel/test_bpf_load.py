@@ -18,8 +18,7 @@ from resolver.base.errors import CannotKnow
 from resolver.cli import main
 from resolver.pids import bpf_load
 from resolver.pids.bpf_load import BTF, BpfUnavailable, bpf_directory
-from resolver.pids.bpf_map import start
-from resolver.pids.bpf_syscall import Kernel
+from resolver.pids.bpf_map import Kernel, start
 from tests.fakes.daemon import children_of
 from tests.fakes.process import watched
 from tests.kernel.conftest import ROOT

@@ -16,8 +16,7 @@ import pytest
 from resolver.linux.procfs import HOST_PIDNS, Procfs
 from resolver.pids import bpf_map
 from resolver.pids.bpf import BpfSource
-from resolver.pids.bpf_map import KernelMap, Record, sizes, start
-from resolver.pids.bpf_syscall import LAYOUTS
+from resolver.pids.bpf_map import LAYOUTS, KernelMap, Record, sizes, start
 from resolver.pids.ladder import Ladder
 from resolver.pids.source import PidSource
 from tests.fakes.bpf.lives import (

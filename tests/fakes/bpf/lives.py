@@ -12,8 +12,7 @@ from typing import NamedTuple, Self
 
 from resolver.base.errors import AccessDenied, ProcessGone
 from resolver.linux.procfs import HOST_PIDNS, Procfs, parse_start_time
-from resolver.pids.bpf_map import TICK, KernelMap, Record
-from resolver.pids.bpf_syscall import LAYOUTS, BpfMap, Kernel
+from resolver.pids.bpf_map import LAYOUTS, TICK, BpfMap, Kernel, KernelMap, Record
 
 SOURCE = Path(__file__).with_name("lives.c")
 FLAGS = ("-O2", "-g", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-pthread")

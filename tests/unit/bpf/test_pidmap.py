@@ -9,7 +9,7 @@ import pytest
 
 from resolver.linux.procfs import HOST_PIDNS
 from resolver.pids.bpf_load import bpf_directory
-from resolver.pids.bpf_syscall import COUNTERS, LAYOUTS
+from resolver.pids.bpf_map import COUNTERS, LAYOUTS
 
 #: Struct, and its members in the order of the Python format; an array stands for its elements.
 MEMBERS = {

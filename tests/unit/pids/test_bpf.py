@@ -157,7 +157,7 @@ def test_a_comparison_that_takes_long_is_made_bit_by_bit(
 ) -> None:
     """With 10,000 processes it is 10 ms of CPU; whoever comes and goes meanwhile is no drift."""
     monkeypatch.setattr("resolver.pids.bpf.SLICE_SECONDS", 0.0)
-    monkeypatch.setattr("resolver.pids.bpf_syscall.SOME_PROCESSES", 8)
+    monkeypatch.setattr("resolver.pids.bpf_map.SOME_PROCESSES", 8)
     large.next_walk = 0.0
     large.tend()
     assert large.comparing is not None
