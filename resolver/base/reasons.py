@@ -374,7 +374,7 @@ class TroubleReason(ReasonWithWords):
     STALLED = (
         "stalled",
         "its passes have stopped",
-        "`cat /proc/PID/stack`; `uptime`; check for a file system that hangs, then restart it",
+        "`cat /proc/PID/stack`; `uptime`; check for a file system that hangs, then restart the daemon",
     )
     NOT_READY = "not_ready", "not ready", "`resolver doctor --only SOURCE`"
     API_OFF = "api_off", "it does not answer on one of its sockets", _RETRIED
@@ -404,7 +404,7 @@ class TroubleReason(ReasonWithWords):
     )
     FILES_SKIPPED = (
         "files_skipped",
-        "cache files are skipped that may be a working HAMi's",
+        "skipped cache files may belong to a working HAMi",
         "`resolver doctor --only regions`",
     )
     NOT_WATCHED = (
@@ -421,7 +421,7 @@ class TroubleReason(ReasonWithWords):
     OVER_BUDGET = (
         "over_budget",
         "containers went over their budget, so their slots wait",
-        "`resolver top` shows its slots; docs/how-it-works.md#budget-of-a-container has the share",
+        "`resolver top` shows their slots; docs/how-it-works.md#budget-of-a-container has the share",
     )
     NO_SYSTEM_CALL_FILTER = (
         "no_system_call_filter",

@@ -82,5 +82,5 @@ def _batches(path: str, truth: Truth, source: str) -> RowValues:
         rates[len(rates) // 2],
         "/s",
         None,
-        f"from {rates[0]:.0f} to {rates[-1]:.0f}" + (", aimed at: 100000 or more" if source == "bpf" else ""),
+        f"from {rates[0]:.0f} to {rates[-1]:.0f}" + (", target: 100000 or more" if source == "bpf" else ""),
     )

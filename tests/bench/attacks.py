@@ -364,7 +364,7 @@ ATTACKS: Final = {
     ),
     "flips": Attack("{} files of 1,024 flipped slots", (7, 14), _files("hostpid", devices=1, load=0)),
     "held": Attack(
-        "{} tenants that flip held words without a pause", (4, 8), _with_containers(_hold, many=True)
+        "{} tenants that flip held values without a pause", (4, 8), _with_containers(_hold, many=True)
     ),
     "dead": Attack(
         "{} files of 1,024 dead slots on 16 devices", (7, 14), _files("util", devices=DEVICES, load=50)
@@ -375,7 +375,7 @@ ATTACKS: Final = {
         _with_containers(_make_events, many=True),
     ),
     "tree": Attack(
-        "{} tenants in one tree, all PID 1, one of whom flips and writes", (40, 80), _tree, everywhere=True
+        "{} tenants in one tree, all PID 1, one of which flips and writes", (40, 80), _tree, everywhere=True
     ),
     "extents": Attack(
         "{} extents freed beyond a file's end, again and again",
@@ -391,10 +391,10 @@ ATTACKS: Final = {
         _flipping("copies", inside=False),
     ),
     "swollen": Attack(
-        "a directory in which {} names were", (800_000, 1_600_000), _in_directory("names", "hami")
+        "a directory that once had {} names", (800_000, 1_600_000), _in_directory("names", "hami")
     ),
     "tree-swollen": Attack(
-        "a tree in which {} names were", (800_000, 1_600_000), _in_directory("names", "kai"), everywhere=True
+        "a tree that once had {} names", (800_000, 1_600_000), _in_directory("names", "kai"), everywhere=True
     ),
     "removes": Attack(
         "a directory that had {} names, removed in a loop",
@@ -416,7 +416,7 @@ ATTACKS: Final = {
         "{} tenants that cut two files each under the writer", (16, 32), _with_containers(_cut, many=True)
     ),
     "flight": Attack(
-        "{} descriptors of root's in flight, or all that its limit allows",
+        "{} of root's descriptors queued in sockets, or as many as its limit allows",
         (20_240, 2_000_000),
         _runs(lambda _, size: ("flight", size)),
     ),
@@ -426,10 +426,10 @@ ATTACKS: Final = {
         _runs(lambda at, _: ("bodies", at.tenant_socket, 16, 2 << 20), in_each=True),
         at_socket=True,
     ),
-    "given-up": Attack("{} clients of root's that give batches of 10,000 up", (1, 2), _given_up),
-    "named": Attack("{} tenants whose control groups are named as others'", (1, 2), _named),
+    "given-up": Attack("{} of root's clients that abandon batches of 10,000", (1, 2), _given_up),
+    "named": Attack("{} tenants whose control groups have others' names", (1, 2), _named),
     "scrapes": Attack(
-        "{} scrapes a second, each hung up on",
+        "{} scrapes a second, each disconnected early",
         (350, 700),
         _runs(lambda at, size: ("scrapes", at.metrics, size)),
         seconds=25.0,

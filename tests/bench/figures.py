@@ -25,17 +25,17 @@ FLEET: Final = 10_000
 HOSTILE: Final = "under "
 #: Rows by column of the attacks' table.
 _HOSTILE: Final = {
-    "loop in one go, CPU / wall, ms": ("loop", "and by the wall"),
-    "good repair, median / 99 %, ms": (
+    "longest step of the loop, CPU / wall clock, ms": ("loop", "and by the wall"),
+    "repair for others, median / 99 %, ms": (
         "a good container's repair, median",
         "a good container's repair, 99 %",
     ),
-    "root's API, median / 99 %, ms": (
+    "root's API request, median / 99 %, ms": (
         "root's question to the API, median",
         "root's question to the API, 99 %",
     ),
     "longest scrape, ms": ("a scrape, longest",),
-    "its CPU, % of a core": ("CPU of the daemon",),
+    "CPU of the daemon, % of a core": ("CPU of the daemon",),
     "memory kept, MiB": ("memory not given back",),
     "log lines/s": ("lines of the log, for one container",),
     "SIGTERM to end, s": ("SIGTERM to its end",),
@@ -91,7 +91,7 @@ def whole_table(figures: Figures) -> list[str]:
     return [
         f"On Linux {machine['kernel']}, {machine['cores']} cores, Python {machine['python']}:",
         "",
-        *tables.rows(("measured", "", "aimed at", "beside it"), lines),
+        *tables.rows(("figure", "", "target", "details"), lines),
     ]
 
 
@@ -108,7 +108,7 @@ def short_table(figures: Figures) -> list[str]:
     slot = "a slot's appearance"
     soon, late = number(figures.value(slot)), number(figures.value(slot, "99 %"))
     lines = [
-        ("a slot's appearance to its right `hostpid`", f"{soon} ms; for 99 % {late} ms"),
+        ("a slot's appearance to its right `hostpid`", f"{soon} ms; 99 % within {late} ms"),
         ("CPU, 64 quiet containers, 8 GPUs", f"{number(figures.value('CPU of a quiet node'))} % of a core"),
         ("memory, with all its children", f"{number(figures.value('memory of all of it, idle'))} MiB"),
     ]
@@ -137,7 +137,7 @@ def scaling_table(figures: Figures) -> list[str]:
         )
     head = ("scraped every", "series", "samples a second", "network", "kept for a day, at 1.5 bytes a sample")
     return [
-        *tables.rows(("a node with", "series", "a scrape", "its making"), nodes),
+        *tables.rows(("a node with", "series", "a scrape", "time to build it"), nodes),
         "",
         f"10,000 nodes with {scrape.words_of(scrape.USUAL)} each:",
         "",
@@ -167,7 +167,7 @@ def values_table(figures: Figures) -> list[str]:
         ]
         for name, cells in lines.items()
     ]
-    return tables.rows(("tenants of", *shapes, "aimed at, or less"), body)
+    return tables.rows(("tenants of", *shapes, "target, at most"), body)
 
 
 def usage_table(figures: Figures) -> list[str]:
@@ -179,7 +179,7 @@ def usage_table(figures: Figures) -> list[str]:
     for case, cells in lines.items():
         texts = (f"{_cell([cells[at]], 2)} {cells[at]['unit']}".strip() if at in cells else "" for at in runs)
         body.append([case, *texts, number(next(iter(cells.values()))["bound"])])
-    return tables.rows(("", *runs, "aimed at, or less"), body)
+    return tables.rows(("", *runs, "target, at most"), body)
 
 
 def hostile_table(figures: Figures) -> list[str]:
@@ -196,8 +196,8 @@ def hostile_table(figures: Figures) -> list[str]:
     ]
     usual = next(iter(sizes.values()))[1]
     bounds = [usual[names[-1]]["bound"] for names in _HOSTILE.values()]
-    aims = ["*aimed at, or less*", *("" if bound is None else number(bound) for bound in bounds)]
-    return tables.rows(("under", *_HOSTILE), [*body, aims])
+    aims = ["*target, at most*", *("" if bound is None else number(bound) for bound in bounds)]
+    return tables.rows(("attack", *_HOSTILE), [*body, aims])
 
 
 def _cell(rows: list[Row], digits: int = 1) -> str:

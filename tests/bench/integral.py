@@ -239,7 +239,7 @@ class Usage:
             }
             wrong = causes.get("uncontrolled") != ["control_disabled"]
             beside = f"causes: {causes.get('uncontrolled')}"
-            yield f"{run}: CUDA_DISABLE_CONTROL without its cause", float(wrong), "", 0.0, beside
+            yield f"{run}: CUDA_DISABLE_CONTROL not named as the cause", float(wrong), "", 0.0, beside
 
     def reordering(self, run: str, daemon: Daemon) -> Iterator[RowValues]:
         """Yield the share of wrong values in monitors under CUDA_VISIBLE_DEVICES, and if the cause is named."""
@@ -251,7 +251,7 @@ class Usage:
         cause = "its CUDA_VISIBLE_DEVICES gives its GPUs another order"
         unnamed = float(not any(why.startswith(cause) for why in reasons))
         beside = "; ".join(reasons)[:160]
-        yield f"{run}: CUDA_VISIBLE_DEVICES without its cause", unnamed, "", 0.0, beside
+        yield f"{run}: CUDA_VISIBLE_DEVICES not named as the cause", unnamed, "", 0.0, beside
 
     def silence(self, run: str, daemon: Daemon) -> Iterator[RowValues]:
         before, began = uses_of(daemon), time.time()
@@ -270,13 +270,20 @@ class Usage:
         actual = self.work.used(self.pids[STEADY], STEADY, began, now) - 0.3 * unknown
         shown = after[steady]["gpu_seconds"] - before[steady]["gpu_seconds"]
         yield _row(
-            f"{run}: steady 30 % across it", actual, shown, after[steady]["limit_state"], "in_force", MOST
+            f"{run}: steady 30 % across the silence",
+            actual,
+            shown,
+            after[steady]["limit_state"],
+            "in_force",
+            MOST,
         )
         actual, shown = (
             now - after[idle]["since"] - after[idle]["unknown_seconds"],
             now - after[idle]["idle_since"],
         )
-        yield _row(f"{run}: idle across it", actual, shown, after[idle]["limit_state"], "in_force", MOST)
+        yield _row(
+            f"{run}: idle across the silence", actual, shown, after[idle]["limit_state"], "in_force", MOST
+        )
 
 
 def measure(scratch: Path, seconds: float, release: str = "", *, restart: bool = True) -> Iterator[RowValues]:

@@ -97,17 +97,19 @@ def _rows(
 ) -> list[RowValues]:
     """Return a daemon's rows. Its last log line, at its end, has the number of lost events."""
     pid, ours = daemon.process.pid, source == "bpf"
-    without = f"without it {sum(quiet):.2f}; of its children {busy.children:.2f}"
-    rows: list[RowValues] = [(f"daemon, --source {source}, CPU under it", sum(busy), "% core", None, without)]
+    without = f"without forks {sum(quiet):.2f}; children {busy.children:.2f}"
+    rows: list[RowValues] = [
+        (f"CPU of the daemon during these forks, --source {source}", sum(busy), "% core", None, without)
+    ]
     weight, said = rss(pid), f"its children {sum(map(rss, children(pid))):.0f} MiB"
     if ours:
         took = [milliseconds for _, milliseconds in lookups]
         wrong = sum(not right for right, _ in lookups)
         beside = f"of {len(lookups)}; median {statistics.median(took):.1f} ms, longest {max(took):.1f} ms"
-        rows.append(("  new processes not found at once through its socket", wrong, "", 0, beside))
+        rows.append(("  new processes that a look-up did not find at once", wrong, "", 0, beside))
     else:
         daemon.stop()
         counted = daemon.said("stopped")[-1]
         events = counted.get("source_events", 0)
-        said = f"it says it lost {counted.get('source_lost', 0)} of {events} events" if events else ""
+        said = f"it lost {counted.get('source_lost', 0)} of {events} events" if events else ""
     return [*rows, ("  resident memory", weight, "MiB", None, said)]

@@ -24,17 +24,17 @@ def measure(scratch: Path) -> list[RowValues]:
     small = _measure(scratch / "small", 64, 8)
     large = _measure(scratch / "large", 256, 32)
     many = _measure(scratch / "many", 1024, 8)
-    linear, same = "1 is linear growth", "it says the same as before"
+    linear, same = "1 is linear growth", "its answer is the same as before"
     after, news = "  the pass after NVML was asked", "  … one process in each region has a new value"
     return [
         _row("pass over 64 regions of 8 slots, nothing to repair", small.quiet, "three of four passes"),
         _row(after, small.asked, same),
         _row(news, small.news),
         _row("pass over 256 regions of 32 slots", large.quiet),
-        ("  over the smaller, per slot", large.quiet / small.quiet / 16, "times", 1.0, linear),
-        _row("  the same when only some are due, and none is", large.due, "as most of the daemon's"),
+        ("  per slot, compared with 64 regions", large.quiet / small.quiet / 16, "times", 1.0, linear),
+        _row("  a pass in which no file is due", large.due, "most passes of the daemon"),
         _row(after, large.asked, same),
-        ("  over the smaller, per slot", large.asked / small.asked / 16, "times", 1.0, linear),
+        ("  per slot, compared with 64 regions", large.asked / small.asked / 16, "times", 1.0, linear),
         _row(news, large.news),
         _row("pass over 1024 regions of 8 slots", many.quiet),
         _row(news, many.news),

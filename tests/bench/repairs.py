@@ -52,7 +52,7 @@ def _on_a_node(scratch: Path, count: int) -> list[RowValues]:
     return [
         *_spread(f"a slot's appearance to its right hostpid{where}", first, None if where else _SLOT_AIM),
         *_spread(f"a process's own guess to its right hostpid{where}", again, None),
-        *_spread(f"a new container's cache file to its being known{where}", listed, None),
+        *_spread(f"a new container's cache file to its discovery{where}", listed, None),
         *_spread(f"a new container's first slot to its right hostpid{where}", right, None),
     ]
 
