@@ -220,6 +220,19 @@ class Discovery:
             self.rejected[path] = why.reason
             self._changes.rejected.append((path, why))
 
+    def shed(self) -> list[SharedRegion]:
+        """Give up half of the regions for their descriptors, and return them; `allow_more` doubles the limit again."""
+        self.max_regions = max(1, len(self.regions) // 2)
+        given_up = list(self.regions.values())[self.max_regions :]
+        for region in given_up:
+            self.reject(
+                region, RegionRejected(RegionReason.IO_ERROR, "it was given up, all descriptors are in use")
+            )
+        return given_up
+
+    def allow_more(self) -> None:
+        self.max_regions = min(sys.maxsize, 2 * self.max_regions)
+
     def check_room(self, most: int = sys.maxsize) -> None:
         """Raise `RegionRejected` if there may be no more regions."""
         if len(self.regions) >= min(most, self.max_regions):

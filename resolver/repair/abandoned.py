@@ -22,6 +22,7 @@ from typing import Any
 
 from resolver.base.budget import Slices
 from resolver.base.errors import CannotKnow, ProcessGone, TooSlow, WorkerFailed
+from resolver.base.journal import Journal
 from resolver.base.retry import longer
 from resolver.hami.discovery import Proof
 from resolver.hami.process_reads import files_of, mounts_near
@@ -51,16 +52,27 @@ class _Suspect:
         self.in_use = False  # or that can't be excluded
         self.pause, self.retry_at = FIRST_PAUSE, 0.0
 
+    def retry(self, now: float) -> None:
+        """Judge it again later, ever more rarely."""
+        self.retry_at, self.pause = now + self.pause, longer(self.pause, FIRST_PAUSE, LONGEST_PAUSE)
+
 
 class Abandoned:
     """Judge of suspected files."""
 
     def __init__(
-        self, procfs: Procfs, clock: Callable[[], float] = time.monotonic, reader: TenantReader | None = None
+        self,
+        procfs: Procfs,
+        reader: TenantReader,
+        journal: Journal,
+        wake: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._procfs, self._reader = procfs, reader or TenantReader(procfs)
-        self._clock = clock
+        """Set ``wake`` to a function to be called when files were judged."""
+        self._procfs, self._reader, self._journal = procfs, reader, journal
+        self._wake, self._clock = wake, clock
         self._suspects: dict[str, _Suspect] = {}
+        self._judging: asyncio.Task[None] | None = None
 
     def suspect(self, repairs: RegionRepairs) -> None:
         """Add a file with an unowned slot and no PID namespace to prove its PID free."""
@@ -77,8 +89,20 @@ class Abandoned:
             min((suspect.retry_at for suspect in self._suspects.values()), default=math.inf) - self._clock()
         )
 
-    async def judge(self, *, patient: bool = True) -> list[RegionRepairs]:
-        """Judge the files that are due; return regions with newly dead slots.
+    async def judge_due(self, *, patient: bool) -> None:
+        """Begin to judge the files that are due, unless that goes on; not ``patient``: wait for its end."""
+        if (self._judging is None or self._judging.done()) and self.wait() <= 0:
+            self._judging = asyncio.create_task(self.judge(patient=patient))
+            self._judging.add_done_callback(lambda _: self._wake())
+        if self._judging is not None and not patient:
+            await asyncio.wait({self._judging})
+
+    def close(self) -> None:
+        if self._judging is not None:
+            self._judging.cancel()
+
+    async def judge(self, *, patient: bool = True) -> None:
+        """Judge the files that are due.
 
         It takes leases; for files without one it looks at all processes, some 100 us each, if ``patient`` with rests.
         """
@@ -104,7 +128,8 @@ class Abandoned:
                 await asyncio.sleep(_REST_SECONDS if patient else 0)
                 slices = Slices()
             await self._check_process(host_pid, unclear)
-        return [suspect.repairs for suspect in judged if self._conclude(suspect)]
+        for suspect in judged:
+            self._conclude(suspect)
 
     async def _check_process(self, host_pid: int, suspects: list[_Suspect]) -> None:
         """Mark suspects that this process may have open."""
@@ -151,20 +176,18 @@ class Abandoned:
         of_region = suspect.repairs.ownership.pod_uid
         return bool(pod_uid and of_region and pod_uid != of_region)
 
-    def _conclude(self, suspect: _Suspect) -> bool:
+    def _conclude(self, suspect: _Suspect) -> None:
         """Declare the slots dead if the file is unchanged and unused; else retry later."""
         repairs, region = suspect.repairs, suspect.repairs.region
-        try:
+        untouched = False
+        with suppress(OSError):
             untouched = region.fd >= 0 and os.fstat(region.fd).st_mtime_ns == suspect.mtime_ns
-        except OSError:
-            untouched = False
-        if not untouched or repairs.slots.owned:  # else the owner's PID namespace decides
-            self.forget(region.path)
-            return False
-        if suspect.in_use:
-            suspect.retry_at = self._clock() + suspect.pause
-            suspect.pause = longer(suspect.pause, FIRST_PAUSE, LONGEST_PAUSE)
-            return False
+        alone = untouched and not repairs.slots.owned  # else the owner's PID namespace decides
+        if alone and suspect.in_use:
+            suspect.retry(self._clock())
+            return
         self.forget(region.path)
-        repairs.abandon()
-        return True
+        if alone:
+            repairs.abandon()
+            container = repairs.ownership.container
+            self._journal.record("region_abandoned", container=container, path=region.path)

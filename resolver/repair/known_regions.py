@@ -1,7 +1,6 @@
 """Known regions: found by discoveries, and released when gone."""
 
 import resource
-import sys
 import time
 from collections import Counter
 from collections.abc import Container
@@ -16,10 +15,8 @@ from resolver.hami.discovery import FoundRegion
 from resolver.hami.mapping_finder import MappingFinder
 from resolver.hami.placements import AUTO, KNOWN_DIRS
 from resolver.hami.region import SharedRegion
-from resolver.hami.slot_owner import OwnerFinder
 from resolver.hami.watches import Watches
 from resolver.linux.inotify import MODIFY
-from resolver.repair.abandoned import Abandoned
 from resolver.repair.orders import directory_of
 from resolver.repair.owner_watch import Owners
 from resolver.repair.region import RegionRepairs
@@ -35,20 +32,17 @@ Discovery = DirectoryFinder | MappingFinder
 class KnownRegions:
     """Regions ``by_path``, and the discoveries that find them. Times are monotonic."""
 
-    discoveries: tuple[Discovery, ...] = ()
-
     def __init__(
         self,
         owners: Owners,
-        finder: OwnerFinder,
-        abandoned: Abandoned,
         budgets: Budgets,
         counters: Counter[str],
         journal: Journal,
     ) -> None:
         self.by_path: dict[str, RegionRepairs] = {}
+        self.discoveries: list[Discovery] = []
         self.watches = Watches(budgets, counters)
-        self.owners, self.finder, self.abandoned, self.budgets = owners, finder, abandoned, budgets
+        self.owners, self.budgets = owners, budgets
         self._counters, self._journal = counters, journal
         self._list_at = self._refresh_at = 0.0  # all directories, and the discoveries by the clock
         self._lost_at = 0.0  # when everything was, or is to be, checked for want of events
@@ -112,7 +106,7 @@ class KnownRegions:
             self._journal.trouble("descriptors", "", "out_of_descriptors", "means_restored")
         for discovery in self.discoveries:
             if full:
-                discovery.max_regions = min(sys.maxsize, 2 * discovery.max_regions)  # see `shed`
+                discovery.allow_more()
             if by_clock or now >= discovery.wants():
                 await self._refresh(discovery, slices, full=full)
             for _ in range(_ANSWERS):
@@ -187,35 +181,24 @@ class KnownRegions:
     def drop(self, path: str) -> None:
         repairs = self.by_path.pop(path, None)
         if repairs is not None:
-            self._release(repairs)
+            self.owners.release(repairs)
             self.watches.forget(path)
             self._journal.forget(path)
             container = repairs.ownership.container
             self._journal.record("region_gone", about=directory_of(path), container=container, path=path)
 
-    def _release(self, repairs: RegionRepairs) -> None:
-        for state in repairs.slots.owned.values():
-            self.owners.unwatch(state)
-        repairs.close()
-        self.finder.forget(repairs.proof)
-        self.abandoned.forget(repairs.region.path)
-
     def shed(self) -> None:
-        """Drop half of the regions to free descriptors; each full search doubles the limit again."""
+        """Drop half of the regions to free descriptors."""
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         text = f"all {limit} descriptors are in use, so some regions are not repaired: raise the limit (ulimit -n)"
         self._journal.trouble("descriptors", text, "out_of_descriptors", "means_restored")
-        why = RegionRejected(RegionReason.IO_ERROR, "it was given up, all descriptors are in use")
         for discovery in self.discoveries:
-            regions = list(discovery.regions.values())
-            discovery.max_regions = max(1, len(regions) // 2)
-            for region in regions[discovery.max_regions :]:
-                discovery.reject(region, why)
+            for region in discovery.shed():
                 self.drop(region.path)
 
     def close(self) -> None:
         for repairs in self.by_path.values():
-            self._release(repairs)
+            self.owners.release(repairs)
         self.by_path.clear()
         for discovery in self.discoveries:
             discovery.close()

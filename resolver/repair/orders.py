@@ -238,7 +238,7 @@ class Writing:
         self, repairs: RegionRepairs, policy: HostpidPolicy, joined: Joined, now: float, *, dry_run: bool
     ) -> None:
         """Log other writers of a ``hostpid``, and once per process values that do not stay right."""
-        for state, wait in repairs.conflicts:
+        for state in repairs.conflicts:
             self._counters[CounterName.CONFLICTS] += 1
             self._warn(
                 repairs,
@@ -247,7 +247,7 @@ class Writing:
                 hostpid=state.slot.hostpid,
                 why="another writer changed hostpid back",
                 times=state.conflicts,
-                next_try_seconds=wait,
+                next_try_seconds=state.backoff(),
             )
         blind, uuids = repairs.blind(joined.refused), repairs.view.uuids
         for state in () if dry_run else repairs.slots.distinguished():

@@ -1,4 +1,4 @@
-"""Owners of slots: their handles, until their end is reported."""
+"""Owners of slots: their search, and their handles until their end is reported."""
 
 import contextlib
 import select
@@ -6,10 +6,14 @@ from collections import Counter
 
 from resolver.base.counters import Shortage
 from resolver.base.errors import AccessDenied, ProcessGone
+from resolver.base.reasons import UnresolvedReason
 from resolver.containers.log_names import ContainerNames
+from resolver.hami.owner_check import Pause
+from resolver.hami.slot_owner import OwnerFinder
 from resolver.linux.cgroup import NO_CONTAINER, ContainerCgroup
-from resolver.linux.procfs import ProcessIdentity, Procfs
+from resolver.linux.procfs import ProcessHandle, ProcessIdentity, Procfs
 from resolver.pids.pidmap import PidMap
+from resolver.repair.abandoned import Abandoned
 from resolver.repair.region import RegionRepairs
 from resolver.repair.slots import OwnedSlot
 from resolver.workers.means import Shortages, shortage_of
@@ -18,7 +22,15 @@ from resolver.workers.means import Shortages, shortage_of
 class Owners:
     """Owners of all resolved slots, watched by one epoll."""
 
-    def __init__(self, procfs: Procfs, pidmap: PidMap, names: ContainerNames) -> None:
+    def __init__(
+        self,
+        procfs: Procfs,
+        pidmap: PidMap,
+        names: ContainerNames,
+        finder: OwnerFinder,
+        abandoned: Abandoned,
+    ) -> None:
+        self.finder, self._abandoned = finder, abandoned
         self._procfs, self._pidmap, self._names = procfs, pidmap, names
         self._exits = select.epoll()
         self._watched: dict[int, tuple[RegionRepairs, OwnedSlot]] = {}  # by the handle's descriptor
@@ -55,6 +67,32 @@ class Owners:
     def polled(self) -> bool:
         """True if any owner lacks a pidfd (before Linux 5.3), or an epoll watch."""
         return bool(self._unregistered)
+
+    async def search(self, repairs: RegionRepairs, index: int, now: float, pause: Pause) -> None:
+        """Find a slot's owner, and watch it; else decide if the slot is dead or the file may be abandoned."""
+        slots, proof, payer = repairs.slots, repairs.proof, repairs.ownership.account
+        ns_pid, hostpid, _ = slots.at(index)
+        found = await self.finder.owner(proof, repairs.shown, ns_pid, payer, hostpid, pause)
+        *_, state = slots.at(index)
+        if repairs.closed or (state is not None and slots.keeps_owner(state, found)):
+            if repairs.closed and isinstance(found, ProcessHandle):
+                found.close()
+            return
+        if state is not None:
+            self.unwatch(state)
+        if isinstance(found, ProcessHandle):
+            self.watch(repairs, slots.own(index, found))
+            return
+        missed = slots.not_found(index, found, now)
+        undecided = found is UnresolvedReason.OVER_BUDGET and not missed.dead
+        if found is UnresolvedReason.OTHER_CONTAINER and proof.open:
+            slots.call_dead(index, dead=False)  # one of the same pod uses a file that it can reach, too
+        elif found is UnresolvedReason.NO_SUCH_PROCESS and not missed.dead and missed.looks > 1:
+            dead = self.finder.vacant(proof, ns_pid)
+            slots.call_dead(index, dead=dead)
+            undecided = not dead
+        if undecided:
+            self._abandoned.suspect(repairs)
 
     def watch(self, repairs: RegionRepairs, state: OwnedSlot) -> None:
         """Report this owner's end, and name its container: the directory may name an init container."""
@@ -96,17 +134,24 @@ class Owners:
                 self._pidmap.name_container(host_pid, self._owners.pop(host_pid)[2])
         owner.close()
 
-    def ended(self) -> list[RegionRepairs]:
-        """Note ends of owners in their regions; return those regions."""
+    def release(self, repairs: RegionRepairs) -> None:
+        """Close a region, and forget its owners and its container."""
+        for state in repairs.slots.owned.values():
+            self.unwatch(state)
+        repairs.close()
+        self.finder.forget(repairs.proof)
+        self._abandoned.forget(repairs.region.path)
+
+    def note_ends(self) -> None:
+        """Note ends of owners in their regions."""
         if not self._watched:
-            return []
+            return
         ended = [self._watched[fd] for fd, _ in self._exits.poll(0)]
         polled = [self._watched[fd] for fd in self._unregistered]
         ended += [(repairs, state) for repairs, state in polled if not state.owner.alive()]
         for repairs, state in ended:
             self.unwatch(state)
-            repairs.slots.ended(state)
-        return [repairs for repairs, _ in ended]
+            repairs.ended(state)
 
     def close(self) -> None:
         """Close the epoll; the handles belong to the slots."""

@@ -6,7 +6,6 @@ attempt.
 """
 
 from collections.abc import Iterator
-from math import inf
 from typing import NamedTuple
 
 from resolver.base.reasons import RepairReason, UnresolvedReason
@@ -15,13 +14,11 @@ from resolver.gpu.attribution import Joined
 from resolver.hami.hostpid_policy import HostpidPolicy
 from resolver.hami.layout import Layout
 from resolver.hami.packed_slots import SlotRecord
+from resolver.hami.region import RegionView
 from resolver.linux.procfs import ProcessHandle
-from resolver.repair.reported_values import ReportedValue, Verdict
+from resolver.repair.reported_values import Verdict
 from resolver.repair.slots import OwnedSlot, RegionSlots
 from resolver.workers import slot_writer
-
-#: Seconds between two writes of zeroes to ended processes' slots: other watchers refill them at each tick.
-_ZERO_AGAIN_SECONDS = 0.4
 
 
 class Order(NamedTuple):
@@ -46,8 +43,7 @@ class Order(NamedTuple):
 class Inputs(NamedTuple):
     """All that a plan depends on but the slots.
 
-    The region adds the last three: nothing is written if ``paused``, no value is held if not ``holds``, and dead slots'
-    values were last zeroed at ``zeroed_at``.
+    The region adds the last two: nothing is written if ``paused``, and no value is held if not ``holds``.
     """
 
     now: float
@@ -56,132 +52,98 @@ class Inputs(NamedTuple):
     writes: WriteUtilization
     paused: UnresolvedReason | None = None
     holds: bool = True
-    zeroed_at: float = -inf
 
 
-class RegionPlan:
-    """One plan. ``settled``: each known owner's hostpid is right; ``calm``: so are all values, as far as known.
+class SlotPlan(NamedTuple):
+    """The slot's state ``after`` the plan, to be kept, and the words to change now.
 
-    ``held``: words that a watcher sets wrong whenever it ticks, with their right values. ``conflicts`` are with the
-    seconds until the next attempt.
+    ``right``: its hostpid is, as far as known; ``calm``: so are all values. ``values``: right ones that may be held, by
+    device.
     """
 
-    def __init__(self, layout: Layout, slots: RegionSlots, inputs: Inputs) -> None:
-        self._layout, self._slots, self._view, self._in = layout, slots, slots.view, inputs
-        self.settled = self.calm = True
-        self.zeroed_at = inputs.zeroed_at
-        self.right, self.held = list[OwnedSlot](), list[Order]()
-        self._values = list[
-            tuple[ReportedValue, OwnedSlot, int, int, int]
-        ]()  # with devices, present and right ones
-        self.conflicts: list[tuple[OwnedSlot, float]] = []
+    after: OwnedSlot
+    orders: list[Order]
+    values: list[tuple[int, int]]
+    right: bool
+    calm: bool
 
-    def orders(self) -> Iterator[Order | None]:
-        """Yield the words to change now, every ``hostpid`` first, and set each state's reason for not writing.
 
-        None is a chance to yield to other work.
-        """
-        writes = self._in.writes if self._in.paused is None else WriteUtilization.NEVER
-        for state in self._slots.distinguished():
-            yield None
-            order = self._hostpid(state)
-            if order is None and state.reason in (None, UnresolvedReason.DRIVER_UNKNOWN):
-                self.right.append(state)  # then only its watcher's values are taken as evidence
-                continue
-            self.settled = False
-            state.evidence.ends()  # no watcher can be right
-            if order is not None:
-                yield order
-        for state in self.right:
-            yield None
-            decided = state.reason is None  # by the policy: else the driver is unknown
-            orders, calm = self._judge(state, writes if decided else WriteUtilization.NEVER)
-            orders = orders if decided else []
-            self.calm = self.calm and calm and not orders
-            yield from orders if writes is not WriteUtilization.NEVER else ()
-        self._hold()
-        yield from self._zeroes() if writes is not WriteUtilization.NEVER else ()
-
-    def _zeroes(self) -> Iterator[Order | None]:
-        """Yield orders to zero slots of ended processes and copies left by moves; later if others were just zeroed.
-
-        HAMi's monitors up to 2.9 add them up.
-        """
-        slots, now = self._view.slots, self._in.now
-        wait = self.zeroed_at < now < self.zeroed_at + _ZERO_AGAIN_SECONDS
-        for index in slots.loaded():
-            if not slots.vacant(index) and not self._slots.unowned.dead(index):
-                continue
-            self.calm = False  # they are checked again until they are 0
-            yield None
-            if not wait:
-                self.zeroed_at, slot = now, slots[index]
-                used = [(device, present) for device, present in enumerate(slot.sm_util) if present]
-                yield from [self._value(slot, None, device, present, 0) for device, present in used]
-
-    def _hostpid(self, state: OwnedSlot) -> Order | None:
-        slot, now = state.slot, self._in.now
-        wrong = state.wrong(self._in.policy, now, self._view.slots.crowded, self.conflicts)
-        if wrong is not None and self._in.paused is not None:
-            state.waits(self._in.paused)
-            return None
-        if wrong is None:
-            return None
+def plan_slot(layout: Layout, view: RegionView, state: OwnedSlot, inputs: Inputs) -> SlotPlan:
+    """Plan one owned slot. It changes nothing."""
+    slot, after, orders, values = state.slot, state.copy(), list[Order](), list[tuple[int, int]]()
+    wrong = after.weigh(inputs.policy, inputs.now, view.slots.crowded)
+    if wrong is not None and inputs.paused is not None:
+        after.waits(inputs.paused)
+    elif wrong is not None:
         reason, wanted = wrong
-        at, word = self._layout.slot_offset(slot.index), slot_word(slot.pid, slot.hostpid)
+        at, before = layout.slot_offset(slot.index), slot_word(slot.pid, slot.hostpid)
         new = slot_word(slot.pid, wanted)
-        return Order(state, state.owner, slot.index, None, reason, at, word, at, word, new)
+        orders.append(Order(state, state.owner, slot.index, None, reason, at, before, at, before, new))
+    if orders or after.reason not in (None, UnresolvedReason.DRIVER_UNKNOWN):
+        after.evidence.ends()  # no watcher can be right
+        return SlotPlan(after, orders, values, right=False, calm=True)
+    now, uuids, joined = inputs.now, view.uuids, inputs.joined
+    since, calm, host_pid = after.evidence.begins(now), True, state.owner.process.host_pid
+    # Without a decision on the hostpid, its watcher's values are only taken as evidence.
+    writes = inputs.writes if inputs.paused is None and after.reason is None else WriteUtilization.NEVER
+    holds = inputs.holds and writes is not WriteUtilization.NEVER
+    for device, present in enumerate(slot.sm_util):
+        actual = joined.utilization(host_pid, uuids[device])
+        if actual is None:
+            continue
+        word, idle = after.evidence.word(device, present), uuids[device] in joined.idle
+        verdict = word.judge(present, actual, joined.answered, since, now, idle=idle)
+        calm = calm and verdict is Verdict.RIGHT
+        if word.disputed and after.reordered(uuids):
+            word.is_undisputed()  # the watcher's value is another GPU's
+        if not actual and not word.enough_for_zero():
+            continue
+        if word.contested and not inputs.holds:
+            continue  # its tenant changes it faster than watchers do
+        if holds:
+            values.append((device, actual))
+        if verdict is Verdict.WRONG or (writes is WriteUtilization.ALWAYS and present != actual):
+            orders.append(value_order(layout, view, slot, device, actual, state))
+    calm = calm and not orders and after.evidence.calm(held=holds)
+    if writes is WriteUtilization.NEVER:
+        orders = []
+    return SlotPlan(after, orders, values, right=True, calm=calm)
 
-    def _judge(self, state: OwnedSlot, writes: WriteUtilization) -> tuple[list[Order], bool]:
-        """Return orders that copy NVML's values to an owned slot, and True if all are right and uncontested.
 
-        Values that watchers update are not ordered.
-        """
-        orders: list[Order] = []
-        now, uuids, joined = self._in.now, self._view.uuids, self._in.joined
-        calm, host_pid, evidence = True, state.owner.process.host_pid, state.evidence
-        since = evidence.begins(now)
-        held = writes is not WriteUtilization.NEVER and self._in.holds
-        for device, present in enumerate(state.slot.sm_util):
-            actual = joined.utilization(host_pid, uuids[device])
-            if actual is None:
-                continue
-            word, idle = evidence.word(device, present), uuids[device] in joined.idle
-            verdict = word.judge(present, actual, joined.answered, since, now, idle=idle)
-            calm = calm and verdict is Verdict.RIGHT
-            if word.disputed and state.reordered(uuids):
-                word.is_undisputed()  # the watcher's value is another GPU's
-            if not actual and not word.enough_for_zero():
-                continue
-            if word.contested and not self._in.holds:
-                continue  # its tenant changes it faster than watchers do
-            if held:
-                self._values.append((word, state, device, present, actual))
-            if verdict is Verdict.WRONG or (writes is WriteUtilization.ALWAYS and present != actual):
-                orders.append(self._value(state.slot, state, device, present, actual))
-        return orders, calm and evidence.calm(held=held)
+def zeroes(layout: Layout, slots: RegionSlots) -> Iterator[list[Order]]:
+    """Yield, slot by slot, orders to zero values of ended processes, and of copies that moves left.
 
-    def _hold(self) -> None:
-        """Hold contested values; where two watchers may add at once, any."""
-        add = len(self.right) > 1 and any(word.contested and word.added() for word, *_ in self._values)
-        for word, state, device, present, value in self._values:
-            word.may_double = add
-            if word.contested or add:
-                self.held.append(self._value(state.slot, state, device, present, value))
+    HAMi's monitors up to 2.9 add them up.
+    """
+    view = slots.view
+    for index in view.slots.loaded():
+        if view.slots.vacant(index) or slots.dead(index):
+            slot = view.slots[index]
+            yield [
+                value_order(layout, view, slot, device, 0)
+                for device, present in enumerate(slot.sm_util)
+                if present
+            ]
 
-    def _value(
-        self, slot: SlotRecord, state: OwnedSlot | None, device: int, present: int, value: int
-    ) -> Order:
-        layout, view = self._layout, self._view
-        offset = layout.sm_util_offset(slot.index, device)
-        if offset is None:
-            raise AssertionError(f"{layout.name} has no sm_util, and a slot of it cannot have values")
-        guard_offset, guard = layout.slot_offset(slot.index), slot_word(slot.pid, slot.hostpid)
-        if slot.index >= view.proc_num:
-            # A process that takes this slot counts it in before it says any load there: both are one aligned word.
-            guard_offset, guard = layout.proc_num, slot_word(view.proc_num, view.utilization_switch)
-        owner = state.owner if state is not None else None
-        return Order(state, owner, slot.index, device, None, guard_offset, guard, offset, present, value)
+
+def value_order(
+    layout: Layout,
+    view: RegionView,
+    slot: SlotRecord,
+    device: int,
+    value: int,
+    state: OwnedSlot | None = None,
+) -> Order:
+    """Return the order to write a utilization."""
+    offset = layout.sm_util_offset(slot.index, device)
+    if offset is None:
+        raise AssertionError(f"{layout.name} has no sm_util, and a slot of it cannot have values")
+    guard_offset, guard = layout.slot_offset(slot.index), slot_word(slot.pid, slot.hostpid)
+    if slot.index >= view.proc_num:
+        # A process that takes this slot counts it in before it says any load there: both are one aligned word.
+        guard_offset, guard = layout.proc_num, slot_word(view.proc_num, view.utilization_switch)
+    owner, present = state.owner if state is not None else None, slot.sm_util[device]
+    return Order(state, owner, slot.index, device, None, guard_offset, guard, offset, present, value)
 
 
 def slot_word(pid: int, hostpid: int) -> int:

@@ -6,19 +6,21 @@ from math import inf
 
 from resolver.base.budget import Account
 from resolver.base.reasons import UnresolvedReason
-from resolver.config import HostpidNamespace
+from resolver.config import HostpidNamespace, WriteUtilization
 from resolver.gpu.attribution import Joined
 from resolver.hami.discovery import Location, Ownership
 from resolver.hami.hostpid_policy import FILLS_NOTHING, WatcherFinding
 from resolver.hami.layout import parse_used
 from resolver.hami.region import RegionView, SharedRegion
-from resolver.repair.plan import Inputs, Order, RegionPlan
+from resolver.repair.plan import Inputs, Order, plan_slot, value_order, zeroes
 from resolver.repair.reported_values import TWO_TICKS
 from resolver.repair.schedule import STARTED, Schedule
-from resolver.repair.slots import OwnedSlot, RegionSlots
+from resolver.repair.slots import SOON_SECONDS, OwnedSlot, RegionSlots
 from resolver.state import Counted, HamiCounts, LimitState, RegionReport, SlotReport, SlotReports
 from resolver.workers.lanes import TenantReader
 
+#: Seconds between two writes of zeroes to ended processes' slots: other watchers refill them at each tick.
+_ZERO_AGAIN_SECONDS = 0.4
 #: Seconds after a zeroing in which other watchers may refill the slot from older samples.
 _REFILLED_SECONDS = 2.0
 #: Seconds after which held words are reviewed though nothing changed: their reports show if a watcher is still wrong.
@@ -53,9 +55,7 @@ class RegionRepairs:
         self.report: RegionReport | None = None  # of the last turn
         self.proof, self.shown = location
         self.slots = RegionSlots()
-        self._unsettled = True  # since the last whole plan something changed, or a hostpid was wrong then
-        self._changed = True  # since the last plan began
-        self._values_due = inf  # when the values are checked again
+        self.work_at = 0.0  # when there is work though nothing changes; 0 is now
         self._inputs: tuple[object, ...] = ()  # of the last plan
         self._mtime_ns = region.mtime_ns
         self.attached = False  # since the last look: it may have taken a dead slot without changing a byte
@@ -67,9 +67,7 @@ class RegionRepairs:
         self.counts: HamiCounts | None = None  # of HAMi-core
         self._counts_due = 0.0
         self.held: list[Order] = []  # of the last plan
-        self.conflicts: list[
-            tuple[OwnedSlot, float]
-        ] = []  # of the last plan, with the seconds that each waits
+        self.conflicts: list[OwnedSlot] = []  # met by the last plan
         self.not_held_until = 0.0  # they changed too often
         self.planned = 0.0  # at the last plan
         self.right = False  # at the last plan: each hostpid, and that of the process that attached last
@@ -96,31 +94,39 @@ class RegionRepairs:
             attached, self.attached = self.attached, False
             self._mtime_ns = self.region.mtime_ns
             self.slots.touched(attached=attached)
+            self.unsettle()
             self._came = self._came and not attached
             if attached or not watched:
                 self.region.start_with()  # the next time: a move may have been missed
         if view is self.view:
             return []
-        gone = self.slots.take(view)
         self.unsettle()
-        return gone
+        return self.slots.take(view)
 
     def unsettle(self) -> None:
-        self._unsettled = self._changed = True
+        """Check every slot again, as soon as the region is read."""
+        self.work_at = 0.0
 
-    def values_changed(self, host_pids: Container[int] | None, now: float) -> bool:
-        """Note new NVML values (None: of all processes); True if a slot here is affected, or a hold to be reviewed."""
+    def values_changed(self, host_pids: Container[int] | None, now: float) -> None:
+        """Take news of NVML (None: of all processes): a slot here may be affected, or a hold be reviewed."""
         owners = (state.owner.process.host_pid for state in self.slots.owned.values())
-        changed = any(host_pids is None or host_pid in host_pids for host_pid in owners)
-        changed = changed or (bool(self.held) and now - self.planned >= REPORT_SECONDS)
-        if changed:
-            self.unsettle()
-        return changed
+        affected = any(host_pids is None or host_pid in host_pids for host_pid in owners)
+        if affected or (self.held and now - self.planned >= REPORT_SECONDS):
+            self._read_soon()
+
+    def ended(self, state: OwnedSlot) -> None:
+        """Take the news of an owner's end."""
+        self.slots.ended(state)
+        self._read_soon()
 
     def abandon(self) -> None:
         """Mark the unowned slots as dead: no process has the file open."""
-        self.slots.unowned.abandon()
+        self.slots.abandon()
+        self._read_soon()
+
+    def _read_soon(self) -> None:
         self.unsettle()
+        self.schedule.by(time.monotonic())
 
     def has_work(self, now: float, *inputs: object) -> bool:
         """Check for work; new ``inputs`` recheck every slot."""
@@ -128,11 +134,7 @@ class RegionRepairs:
         if inputs != self._inputs:
             self._inputs = inputs
             self.unsettle()
-        return self._unsettled or self.slots.search_due(now) or now >= self._values_due
-
-    def quiet_until(self) -> float:
-        """Return the monotonic time until which only events cause work; 0 is now."""
-        return 0.0 if self._unsettled else min(self.slots.next_look, self._values_due)
+        return now + SOON_SECONDS >= self.work_at
 
     def _paused(self, now: float) -> UnresolvedReason | None:
         if self.record.quarantined(now):
@@ -149,7 +151,7 @@ class RegionRepairs:
         another pod, other pods are only guests.
         """
         if not self._certain:
-            reasons = self.slots.unowned.reasons()
+            reasons = self.slots.reasons()
             if UnresolvedReason.OTHER_POD in reasons:
                 return UnresolvedReason.OTHER_POD
             if reasons & _NOT_LOOKED:
@@ -157,24 +159,47 @@ class RegionRepairs:
             self._certain = bool(self.slots.distinguished())
         return None
 
-    def plan(self, inputs: Inputs) -> Iterator[Order | None]:
-        """Yield the words to change now, see `RegionPlan.orders`."""
-        self._unsettled, self._changed = True, False
-        now = self.planned = inputs.now
-        paused, holds = self._paused(now), now >= self.not_held_until
-        inputs = inputs._replace(paused=paused, holds=holds, zeroed_at=self._zeroed_at)
-        plan = RegionPlan(self.region.layout, self.slots, inputs)
-        self.held, self.conflicts = plan.held, plan.conflicts
-        yield from plan.orders()
-        self._zeroed_at = plan.zeroed_at
-        self._came = self._came or not all(state.followed for state in plan.right)
-        self.right = plan.settled and self._came and not self.slots.unowned.unclear()
-        self.started = self.right and all(
-            state.guessed or state.evidence.begins(now) <= now - STARTED for state in plan.right
-        )
-        self._unsettled = self._changed or not plan.settled
-        calm = plan.calm and now >= self._zeroed_at + _REFILLED_SECONDS
-        self._values_due = inf if calm else now + TWO_TICKS  # a watcher may put them right until then
+    def plan(self, inputs: Inputs) -> Iterator[list[Order]]:
+        """Plan slot by slot, keep what is noted of each, and yield its words to change."""
+        now, layout = inputs.now, self.region.layout
+        inputs = inputs._replace(paused=self._paused(now), holds=now >= self.not_held_until)
+        self.work_at, self.planned, self.held, self.conflicts = inf, now, [], []
+        settled = calm = started = True
+        values: list[tuple[OwnedSlot, int, int]] = []  # that may be held, with their devices
+        watchers = 0
+        for state in self.slots.distinguished():
+            conflicts, planned = state.conflicts, plan_slot(layout, self.view, state, inputs)
+            state.become(planned.after)
+            if state.conflicts > conflicts:
+                self.conflicts.append(state)
+            watchers += planned.right
+            if planned.right:
+                self._came = self._came or not state.followed
+                started = started and (state.guessed or state.evidence.begins(now) <= now - STARTED)
+            values += [(state, *value) for value in planned.values]
+            settled, calm = settled and planned.right, calm and planned.calm
+            yield planned.orders
+        self._hold(values, watchers)
+        zeroed_at, writes = self._zeroed_at, inputs.writes is not WriteUtilization.NEVER
+        for orders in zeroes(layout, self.slots) if writes and inputs.paused is None else ():
+            calm = False  # they are checked again until they are 0
+            if not zeroed_at < now < zeroed_at + _ZERO_AGAIN_SECONDS:
+                self._zeroed_at = now
+                yield orders
+        self.right = settled and self._came and not self.slots.unclear()
+        self.started = self.right and started
+        calm = calm and now >= self._zeroed_at + _REFILLED_SECONDS
+        values_due = inf if calm else now + TWO_TICKS  # a watcher may put them right until then
+        self.work_at = min(self.work_at, self.slots.next_look(), values_due) if settled else 0.0
+
+    def _hold(self, values: list[tuple[OwnedSlot, int, int]], watchers: int) -> None:
+        """Hold contested values; where two watchers may add at once, any."""
+        words = [state.evidence.words[device] for state, device, _ in values]
+        add = watchers > 1 and any(word.contested and word.added() for word in words)
+        for word, (state, device, value) in zip(words, values, strict=True):
+            word.doubles(add)
+            if word.contested or add:
+                self.held.append(value_order(self.region.layout, self.view, state.slot, device, value, state))
 
     def attach(self) -> None:
         self.attached = True
@@ -187,7 +212,7 @@ class RegionRepairs:
         if not self.counts_are_due(now := time.monotonic()):
             return
         self._counts_due, layout = now + _COUNTS_SECONDS, self.region.layout
-        device_num = 0 if self.slots.unowned.unclear() else self.view.device_num
+        device_num = 0 if self.slots.unclear() else self.view.device_num
         owned = [state.slot for state in self.slots.distinguished() if device_num]
         length = layout.used + device_num * layout.used_size
         places = [(layout.slot_offset(slot.index), length) for slot in owned]
@@ -275,7 +300,7 @@ def region_report(
         container_name=named or repairs.ownership.container_name or None,
         layout=region.layout.name,
         device_uuids=uuids,
-        slots=SlotReports(owned, view.slots, *repairs.slots.unowned.states(), len(uuids)),
+        slots=SlotReports(owned, view.slots, *repairs.slots.codes(), len(uuids)),
         container_id=ids[0] if len(ids) == 1 else None,
         quarantined=repairs.record.quarantined(now),
         limit=view.limit,

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from math import inf
 
-from resolver.base.budget import Budgets, Metered, Slices
+from resolver.base.budget import Metered, Slices
 from resolver.base.journal import Journal
 from resolver.base.memory import Resident
 from resolver.base.reasons import SampleReason
@@ -48,16 +48,14 @@ class Repairer:
         self.settings, self.pidmap, self.journal, self._wake = settings, pidmap, journal, wake
         self._reader = reader = reader or TenantReader(procfs)
         self._namespaces = namespaces = namespaces or KnownNamespaces(procfs, pidmap)
-        self.budgets, self.writing = Budgets(), Writing(counters, journal)
-        reader.budgets = self.budgets
-        self.names = ContainerNames(settings.container_logs_dir, settings.pod_logs_dir)
-        self.owners = Owners(procfs, pidmap, self.names)
-        self._abandoned = Abandoned(procfs, reader=reader)
-        self._judging: asyncio.Task[None] | None = None  # files that may be abandoned
-        finder = OwnerFinder(procfs, pidmap, namespaces, self.names, reader)
-        self.found = KnownRegions(self.owners, finder, self._abandoned, self.budgets, counters, journal)
+        self.budgets, self.writing = reader.budgets, Writing(counters, journal)
+        self.names = names = ContainerNames(settings.container_logs_dir, settings.pod_logs_dir)
+        self._abandoned = Abandoned(procfs, reader, journal, wake)
+        finder = OwnerFinder(procfs, pidmap, namespaces, names, reader)
+        self.owners = Owners(procfs, pidmap, names, finder, self._abandoned)
+        self.found = KnownRegions(self.owners, self.budgets, counters, journal)
         self.regions, self.watches = self.found.by_path, self.found.watches
-        self.found.discoveries = (*self._discoveries(procfs),)
+        self.found.discoveries.extend(self._discoveries(procfs))
         self.turns = Turns(self.found, reader, self.writing, self._refresh, wake, counters, journal)
         self.not_before = 0.0  # events bring no pass further forward
         self._policy: HostpidPolicy | None = None
@@ -119,8 +117,7 @@ class Repairer:
         if joined is not self._joined:
             changed = joined.changed(self._joined)
             for repairs in self.regions.values():
-                if repairs.values_changed(changed, now):
-                    repairs.schedule.by(now)
+                repairs.values_changed(changed, now)
         self._policy, self._joined = policy, joined
         self.turns.take_in(self.settings, policy, joined, patient=patient)
 
@@ -134,13 +131,8 @@ class Repairer:
         slices = Slices()
         await self.found.discover(slices, self.settings.interval, patient=patient)
         await slices.yield_if_due()
-        now = time.monotonic()
-        for repairs in self.owners.ended():
-            repairs.schedule.by(now)
-        if self._judging is None and self._abandoned.wait() <= 0:
-            self._judging = asyncio.create_task(self._judge_abandoned(patient=patient))
-        if self._judging is not None and not patient:
-            await asyncio.wait({self._judging})
+        self.owners.note_ends()
+        await self._abandoned.judge_due(patient=patient)
         await slices.yield_if_due()
         await self.turns.take()
 
@@ -156,21 +148,9 @@ class Repairer:
                 self._refreshed = began
         return True
 
-    async def _judge_abandoned(self, *, patient: bool) -> None:
-        try:
-            for repairs in await self._abandoned.judge(patient=patient):
-                repairs.schedule.by(time.monotonic())
-                self.journal.record(
-                    "region_abandoned", container=repairs.ownership.container, path=repairs.region.path
-                )
-        finally:
-            self._judging = None
-        self._wake()
-
     def close(self) -> None:
         self.turns.close()
-        if self._judging is not None:
-            self._judging.cancel()
+        self._abandoned.close()
         self.writing.worker.stop()
         self.writing.holds.close()
         self.found.close()

@@ -69,6 +69,11 @@ class ReportedValue:
         self.zeroed = False  # by us, and the process was not busy since then
         self.disputed = False  # a watcher filled in a value after our 0
 
+    def copy(self) -> "ReportedValue":
+        twin = object.__new__(ReportedValue)
+        twin.__dict__.update(self.__dict__)
+        return twin
+
     def wrote(self, value: int) -> None:
         self.seen, self.ours, self.rising, self.contradicted, self.wrong_since = value, True, None, None, None
         self.written = value
@@ -169,6 +174,9 @@ class ReportedValue:
             return False
         return self.rising < self.moved_at and self.answered - self.rising >= TWO_TICKS
 
+    def doubles(self, may: bool) -> None:  # noqa: FBT001
+        self.may_double = may
+
     def added(self) -> bool:
         return self.fault > (self.actual or 0)
 
@@ -202,6 +210,11 @@ class Evidence:
         self.words: dict[int, ReportedValue] = {}  # by device
         self.since: float | None = None  # its hostpid is right from then on
         self.logged = False
+
+    def copy(self) -> "Evidence":
+        twin, words = object.__new__(Evidence), self.words.items()
+        twin.__dict__.update(self.__dict__, words={device: word.copy() for device, word in words})
+        return twin
 
     def begins(self, now: float) -> float:
         """Return since when the hostpid is right: at the latest, from now on."""

@@ -1,13 +1,14 @@
-"""Slots of one region: an object for each owned slot, eleven bytes for any other. Does no I/O.
+"""Slots of one region: an object for each owned slot, a shared one for others in the same state. Does no I/O.
 
 A tenant fills 1,024 slots of a file at no cost.
 """
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Container
+from functools import lru_cache
 from math import inf
+from typing import NamedTuple
 
 from resolver.base.reasons import RepairReason, UnresolvedReason
 from resolver.base.retry import doubled
@@ -20,10 +21,6 @@ from resolver.repair.reported_values import Evidence, reordering
 _FIRST_BACKOFF, _LONGEST_BACKOFF = 0.5, 300.0
 #: Seconds after which an environment that could not be read is read again.
 _READ_AGAIN_SECONDS = 30.0
-#: State of an unowned slot in one byte: 1, or more for each reason of `_REASONS`, and flags. Dead are those abandoned
-#: by all processes, too; unsure are dead ones whose file was touched since.
-_UNOWNED, _REASON, _DEAD, _ABANDONED, _UNSURE = 1, 0x1F, 0x20, 0x40, 0x80
-_REASONS: tuple[UnresolvedReason | None, ...] = (None, *UnresolvedReason)
 #: How often a slot without a process is checked again, at first each pass, then ever more rarely. A dead one can be
 #: taken again without a byte or the file's time changing; only lost events are found so late.
 EAGER_LOOKS, _LONGEST_LOOK = 4, 60.0
@@ -44,11 +41,6 @@ _MAY_LIVE = {
 _NOT_FOUND = (UnresolvedReason.NO_SUCH_PROCESS, UnresolvedReason.OVER_BUDGET)
 #: Searches and reads that are due so soon are made at once.
 SOON_SECONDS = 0.005
-_UNREAD = RegionView(0, (), (), (), 0, 1, PackedSlots((b"", b"", b"")))
-
-
-def _reason(code: int) -> UnresolvedReason | None:
-    return _REASONS[(code & _REASON) - _UNOWNED]
 
 
 class OwnedSlot:
@@ -69,9 +61,18 @@ class OwnedSlot:
         self.guessed = False  # changed since our write, once, as the process's own guess does: its last store
         self.conflicts = 0
         self.not_before = 0.0
-        self.wrong_since: float | None = None
+        self.wrong = False  # its hostpid, and it was not written since
         self.stuck = ""  # why its sm_util does not stay right
         self.evidence = Evidence()
+
+    def copy(self) -> OwnedSlot:
+        """Return a copy to plan with: it becomes the slot's state by `become`."""
+        twin = object.__new__(OwnedSlot)
+        twin.__dict__.update(self.__dict__, evidence=self.evidence.copy())
+        return twin
+
+    def become(self, planned: OwnedSlot) -> None:
+        self.__dict__.update(planned.__dict__)
 
     def observe(self, slot: SlotRecord) -> None:
         """Update the slot's content.
@@ -82,6 +83,9 @@ class OwnedSlot:
         if slot.hostpid not in (self.slot.hostpid, 0, slot.pid):
             self.doubted = self.doubted or slot.hostpid != self.owner.process.host_pid
         self.slot = slot
+
+    def follow(self, *, attached: bool) -> None:
+        self.followed = self.followed or attached
 
     def named(self, pod_uid: str, container: str) -> None:
         self.names = pod_uid, container
@@ -98,12 +102,8 @@ class OwnedSlot:
     def waits(self, why: UnresolvedReason) -> None:
         self.reason = why
 
-    def wrong(
-        self,
-        policy: HostpidPolicy,
-        now: float,
-        crowded: Callable[[int], bool],
-        conflicts: list[tuple[OwnedSlot, float]],
+    def weigh(
+        self, policy: HostpidPolicy, now: float, crowded: Callable[[int], bool]
     ) -> tuple[RepairReason, int] | None:
         """Return why the ``hostpid`` is wrong and the right one; None if it is right, or not to be written now."""
         slot, host_pid = self.slot, self.owner.process.host_pid
@@ -115,11 +115,9 @@ class OwnedSlot:
         other = slot.pid if wanted == host_pid else host_pid
         shared = slot.hostpid != wanted and crowded(slot.hostpid)
         wrong = classify(slot.hostpid, wanted, other, shared=shared)
+        self.wrong = wrong is not None
         if wrong is None:
-            self.wrong_since = None
             return None
-        if self.wrong_since is None:
-            self.wrong_since = now
         if self.written_at not in (None, slot.index):
             # A move copied the slot before we wrote, and left what we wrote behind: not another writer's doing.
             self.written = self.written_at = None
@@ -127,20 +125,21 @@ class OwnedSlot:
             if slot.hostpid and not self.guessed:
                 self.guessed = True  # the process's own guess; no release guesses 0
             else:
-                # Another program writes it too.
-                wait = doubled(_FIRST_BACKOFF, _LONGEST_BACKOFF, self.conflicts)
-                self.conflicts += 1
-                self.not_before = now + wait
-                conflicts.append((self, wait))
+                self.conflicts += 1  # another program writes it too
+                self.not_before = now + self.backoff()
             self.written = None
         if now < self.not_before:
             self.waits(UnresolvedReason.CONFLICT)
             return None
         return wrong, wanted
 
+    def backoff(self) -> float:
+        """Return the seconds until the next attempt after the last conflict."""
+        return doubled(_FIRST_BACKOFF, _LONGEST_BACKOFF, self.conflicts - 1)
+
     def wrote(self, hostpid: int, index: int, why: RepairReason, *, changed: bool) -> None:
         """Note a repair; ``changed``: another writer's value was read back."""
-        self.written, self.written_at, self.repaired, self.wrong_since = hostpid, index, why, None
+        self.written, self.written_at, self.repaired, self.wrong = hostpid, index, why, False
         self.reason = UnresolvedReason.CHANGED if changed else None
 
     def would_write(self, word: int) -> bool:
@@ -160,191 +159,148 @@ class OwnedSlot:
         return bool(self.stuck) and self.evidence.logs()
 
 
-class UnownedSlots:
-    """Unowned slots by index; also those that can't have an owner (``odd``)."""
+class Unowned(NamedTuple):
+    """State of slots without an owner."""
 
-    __slots__ = ("_codes", "_looks", "_next")
+    why: UnresolvedReason | None = None  # after the last search
+    looks: int = 0  # searches in vain, in a row
+    due: float = 0.0  # the next search; never where a slot can't have an owner
+    dead: bool = False
+    abandoned: bool = False  # dead because no process has the file open
+    unsure: bool = False  # the file was touched since the last search
 
-    def __init__(self, count: int) -> None:
-        self._codes = bytearray(count)  # 0: none here
-        self._looks = bytearray(count)  # searches in vain, in a row
-        self._next = array("d", [inf]) * count  # inf: odd, or none here
-
-    def __contains__(self, index: int) -> bool:
-        return self._codes[index] != 0 and self._next[index] != inf
-
-    def begin(self, index: int) -> None:
-        self._codes[index], self._looks[index], self._next[index] = _UNOWNED, 0, 0.0
-
-    def remove(self, index: int) -> None:
-        """Remove a slot: it has an owner."""
-        self._codes[index], self._next[index] = 0, inf
-
-    def move(self, index: int, before: UnownedSlots, was: int) -> None:
-        """Copy a slot from its previous index."""
-        self._codes[index] = before._codes[was]
-        self._looks[index], self._next[index] = before._looks[was], before._next[was]
-
-    def set_odd(self, index: int, why: UnresolvedReason) -> None:
-        """Add a slot that can't have an owner."""
-        self._codes[index], self._next[index] = _UNOWNED + _REASONS.index(why), inf
-
-    def ended(self, index: int, *, followed: bool) -> None:
-        """Add a dead slot: its owner has ended. One search shows if another process took it.
-
-        Later searches, which may walk all processes, are rare unless a process has attached (``followed``).
-        """
-        looks = EAGER_LOOKS if followed else _SETTLED_LOOKS
-        self._codes[index], self._looks[index], self._next[index] = _UNOWNED | _DEAD, looks, 0.0
-
-    def not_found(self, index: int, why: UnresolvedReason, now: float) -> None:
+    def not_found(self, why: UnresolvedReason, now: float) -> Unowned:
         """Note a search in vain."""
-        flags = self._codes[index] & (_DEAD | _ABANDONED | _UNSURE)
-        if why not in NOT_SEARCHED:
-            looks = self._looks[index]
-            if why in _MAY_LIVE:
-                looks = min(looks, EAGER_LOOKS) if flags & _DEAD else looks
-                flags &= ~_DEAD
-            flags &= ~_UNSURE
-            self._looks[index] = looks = min(looks + 1, 255)
-            if looks > EAGER_LOOKS:
-                at = now + doubled(0.5, _LONGEST_LOOK, (looks - EAGER_LOOKS) << bool(flags & _DEAD))
-                self._next[index] = at if at < now + _TOGETHER else at // _TOGETHER * _TOGETHER
-        elif why is UnresolvedReason.TOO_SLOW:
-            self._next[index] = now + _SLOW_SEARCH
-        self._codes[index] = _UNOWNED + _REASONS.index(why) | flags
+        if why in NOT_SEARCHED:
+            due = now + _SLOW_SEARCH if why is UnresolvedReason.TOO_SLOW else self.due
+            return self._replace(why=why, due=due)
+        looks, dead, due = self.looks, self.dead, self.due
+        if why in _MAY_LIVE:
+            looks, dead = min(looks, EAGER_LOOKS) if dead else looks, False
+        looks = min(looks + 1, 255)
+        if looks > EAGER_LOOKS:
+            due = now + doubled(0.5, _LONGEST_LOOK, (looks - EAGER_LOOKS) << dead)
+            due = due if due < now + _TOGETHER else due // _TOGETHER * _TOGETHER
+        return self._replace(why=why, looks=looks, due=due, dead=dead, unsure=False)
 
-    def called_dead(self, index: int) -> bool:
-        """Check if the slot is dead, unless the file was touched since then."""
-        return bool(self._codes[index] & _DEAD)
-
-    def call_dead(self, index: int, *, dead: bool) -> None:
-        self._codes[index] = self._codes[index] & ~_DEAD | (_DEAD if dead else 0)
-
-    def missed_again(self, index: int) -> bool:
-        """Check that no process was found more than once."""
-        return self._looks[index] > 1
-
-    def abandon(self) -> None:
-        """Mark slots without a process as dead: no process has the file open."""
-        for index, code in enumerate(self._codes):
-            if index in self and _reason(code) in _NOT_FOUND:
-                self._codes[index] |= _DEAD | _ABANDONED
-
-    def touched(self) -> None:
-        """Note a write to the file, after which a process may have reused a slot.
+    def touched(self) -> Unowned:
+        """Note a write to the file, after which a process may have reused the slot.
 
         Changed bytes alone trigger no search: tenants can flip them at any rate.
         """
-        for index, code in enumerate(self._codes):
-            if index in self:
-                self._looks[index], self._next[index] = min(self._looks[index], EAGER_LOOKS), 0.0
-                # An abandoned slot was dead until now.
-                self._codes[index] = (code & ~(_DEAD | _ABANDONED) if code & _ABANDONED else code) | _UNSURE
+        if self.due == inf:
+            return self
+        looks, dead = min(self.looks, EAGER_LOOKS), self.dead and not self.abandoned
+        return self._replace(looks=looks, due=0.0, dead=dead, abandoned=False, unsure=True)
 
-    def put_off(self, now: float, why: UnresolvedReason) -> bool:
-        """Delay due work; True if any reason changed."""
-        reason, changed = _UNOWNED + _REASONS.index(why), False
-        for index in self.due(now):
-            code = self._codes[index]
-            if code & _REASON != reason and not code & _DEAD:
-                self._codes[index] = reason | code & ~_REASON
-                changed = True
-        return changed
+    def abandon(self) -> Unowned:
+        """Note that no process has the file open."""
+        gone = self.due != inf and self.why in _NOT_FOUND
+        return self._replace(dead=True, abandoned=True) if gone else self
 
-    def reasons(self) -> set[UnresolvedReason | None]:
-        return {_reason(code) for code in set(self._codes) if code}
 
-    def unclear(self) -> bool:
-        """Check if any of them is not certainly dead."""
-        return any(code and not code & _DEAD for code in self._codes)
-
-    def due(self, now: float) -> array[int]:
-        return array("h", [index for index, at in enumerate(self._next) if at <= now])
-
-    def next_look(self) -> float:
-        return min(self._next, default=inf)
-
-    def dead(self, index: int) -> bool:
-        """Check if the slot is certainly dead."""
-        return self._codes[index] & (_DEAD | _UNSURE) == _DEAD
-
-    def states(self) -> tuple[bytes, dict[int, tuple[bool, UnresolvedReason | None]]]:
-        """Return the codes and their meanings of `resolver.state.SlotReports`."""
-        codes = bytes(self._codes)
-        return codes, {code: (bool(code & _DEAD), _reason(code)) for code in set(codes) - {0}}
+@lru_cache(1024)
+def _shared(state: Unowned) -> Unowned:
+    """Return the same object for equal states."""
+    return state
 
 
 class RegionSlots:
-    """Slots of one region: ``owned`` by PID, and all others packed."""
+    """Slots of one region: ``owned`` by PID, and ``unowned`` by index."""
 
     def __init__(self) -> None:
-        self.view = _UNREAD
+        self.view = RegionView(0, (), (), (), 0, 1, PackedSlots((b"", b"", b"")))
         self.owned: dict[int, OwnedSlot] = {}
-        self.unowned = UnownedSlots(0)
-        self.next_look = 0.0  # when the next search is due
+        self.unowned: list[Unowned | None] = []
         self._twice: set[int] = set()  # PIDs that several slots hold
 
     def take(self, view: RegionView) -> list[OwnedSlot]:
         """Match a new view's slots by PID, mark ambiguous or invalid ones; return owned slots that vanished."""
         before, self.view = self.view, view
-        slots, unowned = view.slots, UnownedSlots(len(view.slots))
+        slots, unowned = view.slots, list[Unowned | None]([None] * len(view.slots))
+        ambiguous = _shared(Unowned(UnresolvedReason.AMBIGUOUS, due=inf))
         by_pid: dict[int, int] = {}  # index by PID
         twice: set[int] = set()
         for index, ns_pid in slots.in_use():
             if ns_pid <= 0:
-                unowned.set_odd(index, UnresolvedReason.INVALID_PID)
+                unowned[index] = _shared(Unowned(UnresolvedReason.INVALID_PID, due=inf))
             elif ns_pid in twice:
-                unowned.set_odd(index, UnresolvedReason.AMBIGUOUS)
+                unowned[index] = ambiguous
             elif ns_pid in by_pid:
                 # The same PID twice: a slot in the middle of a move, or a lie. Neither is to be written.
                 twice.add(ns_pid)
-                unowned.set_odd(index, UnresolvedReason.AMBIGUOUS)
-                unowned.set_odd(by_pid.pop(ns_pid), UnresolvedReason.AMBIGUOUS)
+                unowned[index] = unowned[by_pid.pop(ns_pid)] = ambiguous
             else:
                 by_pid[ns_pid] = index
-        earlier = {ns_pid: index for index, ns_pid in before.slots.in_use() if index in self.unowned}
+        earlier = {ns_pid: index for index, ns_pid in before.slots.in_use() if self.searched(index)}
         for ns_pid, index in by_pid.items():
             if ns_pid in self.owned:
                 self.owned[ns_pid].observe(slots[index])
-            elif ns_pid in earlier:
-                unowned.move(index, self.unowned, earlier[ns_pid])
             else:
-                unowned.begin(index)
-                self.next_look = 0.0
-            if ns_pid in self._twice:
-                self.next_look = 0.0
+                unowned[index] = self.unowned[earlier[ns_pid]] if ns_pid in earlier else _shared(Unowned())
         gone = [self.owned.pop(ns_pid) for ns_pid in self.owned.keys() - by_pid.keys() - twice]
         self.unowned, self._twice = unowned, twice
-        if any(state.doubted for state in self.owned.values()):
-            self.next_look = 0.0
         return gone
 
     def distinguished(self) -> list[OwnedSlot]:
         """Return owned slots with a unique PID."""
         return [state for ns_pid, state in self.owned.items() if ns_pid not in self._twice]
 
-    def search_due(self, now: float) -> bool:
-        """Check if any slot is due for a search."""
-        return now + SOON_SECONDS >= self.next_look
+    def _distinct(self) -> dict[int, Unowned]:
+        """Return the states of unowned slots by their objects' ids."""
+        return {id(state): state for state in self.unowned if state is not None}
 
-    def due(self, now: float) -> array[int]:
+    def _change(self, change: Callable[[Unowned], Unowned]) -> bool:
+        """Change all unowned slots; True if any changed."""
+        after = {key: _shared(change(state)) for key, state in self._distinct().items()}
+        before, self.unowned = self.unowned, [after.get(id(state)) for state in self.unowned]
+        return before != self.unowned
+
+    def reasons(self) -> set[UnresolvedReason | None]:
+        """Return why owners are unknown."""
+        return {state.why for state in self._distinct().values()}
+
+    def unclear(self) -> bool:
+        """Check if any unowned slot is not certainly dead."""
+        return not all(state.dead for state in self._distinct().values())
+
+    def dead(self, index: int) -> bool:
+        """Check if the slot is certainly dead."""
+        state = self.unowned[index]
+        return state is not None and state.dead and not state.unsure
+
+    def codes(self) -> tuple[bytes, dict[int, tuple[bool, UnresolvedReason | None]]]:
+        """Return the codes and their meanings of `resolver.state.SlotReports`."""
+        known: dict[tuple[bool, UnresolvedReason | None], int] = {}
+        codes = {
+            key: known.setdefault((state.dead, state.why), len(known) + 1)
+            for key, state in self._distinct().items()
+        }
+        return bytes(codes.get(id(state), 0) for state in self.unowned), {
+            code: meaning for meaning, code in known.items()
+        }
+
+    # -- searches -----------------------------------------------------------------------------------
+
+    def searched(self, index: int) -> bool:
+        """Check that the slot has no owner, and may have one."""
+        state = self.unowned[index]
+        return state is not None and state.due != inf
+
+    def due(self, now: float) -> list[int]:
         """Return indexes of slots due for a search, last first."""
-        if not self.search_due(now):
-            return array("h")
-        due = self.unowned.due(now + SOON_SECONDS)
+        due = [index for index, state in enumerate(self.unowned) if state and state.due <= now + SOON_SECONDS]
         due.extend(state.slot.index for state in self.distinguished() if state.doubted)
-        due.reverse()
-        return due
+        return due[::-1]
 
-    def rest(self) -> None:
-        doubted = any(state.doubted for state in self.distinguished())
-        self.next_look = 0.0 if doubted else self.unowned.next_look()
+    def next_look(self) -> float:
+        """Return when the next search for an owner is due."""
+        return min((state.due for state in self._distinct().values()), default=inf)
 
     def at(self, index: int) -> tuple[int, int, OwnedSlot | None]:
         """Return the PID and hostpid of the slot at this index, and its state if it has an owner."""
         slot = self.view.slots[index]
-        return slot.pid, slot.hostpid, None if index in self.unowned else self.owned[slot.pid]
+        return slot.pid, slot.hostpid, None if self.searched(index) else self.owned[slot.pid]
 
     def keeps_owner(self, state: OwnedSlot, found: ProcessHandle | UnresolvedReason) -> bool:
         """Check if the owner stays after a search, which settles a doubt; else forget it."""
@@ -356,37 +312,54 @@ class RegionSlots:
             state.doubted = False
         if state.doubted:
             del self.owned[state.slot.pid]
-            self.unowned.begin(state.slot.index)
+            self.unowned[state.slot.index] = _shared(Unowned())
         return not state.doubted
 
     def own(self, index: int, owner: ProcessHandle) -> OwnedSlot:
-        slot = self.view.slots[index]
-        self.unowned.remove(index)
+        slot, self.unowned[index] = self.view.slots[index], None
         state = self.owned[slot.pid] = OwnedSlot(slot, owner)
         return state
 
+    def not_found(self, index: int, why: UnresolvedReason, now: float) -> Unowned:
+        """Note a search in vain; return the slot's state."""
+        state = self.unowned[index] = _shared((self.unowned[index] or Unowned()).not_found(why, now))
+        return state
+
+    def call_dead(self, index: int, *, dead: bool) -> None:
+        self.unowned[index] = _shared((self.unowned[index] or Unowned())._replace(dead=dead))
+
+    def abandon(self) -> None:
+        """Mark slots without a process as dead: no process has the file open."""
+        self._change(Unowned.abandon)
+
     def ended(self, state: OwnedSlot) -> bool:
-        """Note an owner's end; False if its slot has gone."""
+        """Note an owner's end; False if its slot has gone.
+
+        One search shows if another process took it. Later ones, which may walk all processes, are rare unless a process
+        has attached.
+        """
         ns_pid, index = state.slot.pid, state.slot.index
         if self.owned.get(ns_pid) is not state:
             return False
         del self.owned[ns_pid]
         if ns_pid not in self._twice:
-            self.unowned.ended(index, followed=state.followed)
-        self.next_look = 0.0
+            looks = EAGER_LOOKS if state.followed else _SETTLED_LOOKS
+            self.unowned[index] = _shared(Unowned(looks=looks, dead=True))
         return True
 
     def touched(self, *, attached: bool) -> None:
         """Note a write to the file; ``attached``: by a process that attaches, as each does."""
         for state in self.owned.values():
-            state.followed = state.followed or attached
-        self.unowned.touched()
-        self.next_look = 0.0
+            state.follow(attached=attached)
+        self._change(Unowned.touched)
 
     def put_off(self, now: float, why: UnresolvedReason = UnresolvedReason.OVER_BUDGET) -> bool:
         """Delay due work at the container's expense; True if any reason changed."""
-        waiting = [state for state in self.distinguished() if state.doubted or state.wrong_since is not None]
+        waiting = [state for state in self.distinguished() if state.doubted or state.wrong]
         changed = any(state.reason is not why for state in waiting)
         for state in waiting:
-            state.reason = why
-        return self.unowned.put_off(now, why) or changed
+            state.waits(why)
+        due = self._change(
+            lambda state: state._replace(why=why) if state.due <= now and not state.dead else state
+        )
+        return due or changed

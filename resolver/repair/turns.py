@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 from resolver.base.budget import Metered, Rounds, Slices
@@ -22,7 +22,6 @@ from resolver.hami.hostpid_policy import HostpidPolicy
 from resolver.hami.owner_check import Pause
 from resolver.hami.process_reads import hami_variables
 from resolver.hami.region import RegionView
-from resolver.linux.procfs import ProcessHandle
 from resolver.repair.known_regions import KnownRegions
 from resolver.repair.orders import ORDER_SECONDS, Writing
 from resolver.repair.plan import Inputs, Order
@@ -192,7 +191,7 @@ class Turns:
         repairs.schedule.looked(
             self._settings.interval,
             watched=watched,
-            quiet_until=repairs.quiet_until(),
+            quiet_until=repairs.work_at,
             right=repairs.right,
             started=repairs.started,
         )
@@ -217,42 +216,8 @@ class Turns:
         if due and not await self._refresh(repairs.schedule.last):
             return
         while due and not repairs.closed and not self._over(repairs.ownership.account):
-            await self._search(repairs, due.pop(), now, pause)
+            await self._known.owners.search(repairs, due.pop(), now, pause)
             await pause()
-
-    async def _search(self, repairs: RegionRepairs, index: int, now: float, pause: Pause) -> None:
-        slots, payer = repairs.slots, repairs.ownership.account
-        ns_pid, hostpid, _ = slots.at(index)
-        owner = await self._known.finder.owner(repairs.proof, repairs.shown, ns_pid, payer, hostpid, pause)
-        if repairs.closed:
-            if isinstance(owner, ProcessHandle):
-                owner.close()
-            return
-        *_, state = slots.at(index)
-        if state is not None:
-            if slots.keeps_owner(state, owner):
-                return
-            self._known.owners.unwatch(state)
-        if isinstance(owner, ProcessHandle):
-            self._known.owners.watch(repairs, slots.own(index, owner))
-        else:
-            slots.unowned.not_found(index, owner, now)
-            self._not_found(repairs, index, owner)
-
-    def _not_found(self, repairs: RegionRepairs, index: int, why: UnresolvedReason) -> None:
-        """Decide if the slot is dead or the file may be abandoned."""
-        unowned = repairs.slots.unowned
-        dead = unowned.called_dead(index)
-        undecided = why is UnresolvedReason.OVER_BUDGET and not dead
-        if why is UnresolvedReason.OTHER_CONTAINER and repairs.proof.open:
-            unowned.call_dead(index, dead=False)  # one of the same pod uses a file that it can reach, too
-        elif why is UnresolvedReason.NO_SUCH_PROCESS and not dead and unowned.missed_again(index):
-            ns_pid, *_ = repairs.slots.at(index)
-            dead = self._known.finder.vacant(repairs.proof, ns_pid)
-            unowned.call_dead(index, dead=dead)
-            undecided = not dead
-        if undecided:
-            self._known.abandoned.suspect(repairs)
 
     async def _read_variables(self, repairs: RegionRepairs) -> None:
         """Read HAMi's settings from new owners' environments, once; a tenant can make that fail for a while."""
@@ -275,14 +240,16 @@ class Turns:
         await self._read_variables(repairs)
         policy, joined, now = self._policy, self._joined, time.monotonic()
         account = repairs.ownership.account
-        orders = repairs.plan(Inputs(now, policy, joined, self._settings.write_utilization))
-        more, over = True, False
-        while more and not repairs.closed:
-            over = self._over(account)
-            more = await self._write(repairs, orders) and not over
+        orders: list[Order] = []
+        for planned in repairs.plan(Inputs(now, policy, joined, self._settings.write_utilization)):
+            orders += planned
             await pause()
+            if repairs.closed:
+                return
+        await self._write(repairs, orders, pause)
         if repairs.closed:
             return
+        over = self._over(account)
         unsure = any(state.evidence.unsure() for state in repairs.slots.distinguished())
         if unsure and now - joined.answered >= TWO_TICKS:  # else a tenant would set the pace
             self.ask_nvml.set()
@@ -291,30 +258,23 @@ class Turns:
             self._charge(account, corrected * ORDER_SECONDS)
             repairs.note_finding(now, joined.refused)
         self._writing.log(repairs, policy, joined, now, dry_run=self._settings.dry_run)
-        repairs.slots.rest()
         self._schedule(repairs)
         repairs.write_report(joined, self._known.owners.container_id)
         if over:
+            repairs.unsettle()
             self._put_off(repairs)
 
-    async def _write(self, repairs: RegionRepairs, orders: Iterator[Order | None]) -> bool:
-        """Send one batch to the writer; True if more may follow."""
-        batch: list[Order] = []
-        slices = Slices()
-        for order in orders:
-            if order is not None:
-                batch.append(order)
-                if len(batch) == slot_writer.MAX_ORDERS:
-                    break
-            elif slices.over():
-                await slices.yield_now()
-                if repairs.closed:
-                    return False
-        more = len(batch) == slot_writer.MAX_ORDERS
-        if self._settings.dry_run:
-            for order in batch:
-                self._writing.would_write(repairs, order)
-        elif batch:
-            self._charge(repairs.ownership.account, len(batch) * ORDER_SECONDS)
-            more = await self._writing.carry_out(repairs, batch) and more
-        return more
+    async def _write(self, repairs: RegionRepairs, orders: list[Order], pause: Pause) -> None:
+        """Send the orders in batches, each ``hostpid`` first, and at least one batch however little budget is left."""
+        orders.sort(key=lambda order: order.device is not None)
+        account, more = repairs.ownership.account, True
+        while orders and more and not repairs.closed:
+            batch, orders = orders[: slot_writer.MAX_ORDERS], orders[slot_writer.MAX_ORDERS :]
+            if self._settings.dry_run:
+                for order in batch:
+                    self._writing.would_write(repairs, order)
+            else:
+                self._charge(account, len(batch) * ORDER_SECONDS)
+                more = await self._writing.carry_out(repairs, batch)
+            more = more and not self._over(account)
+            await pause()

@@ -58,10 +58,9 @@ class TenantReader:
     """Answers questions that may wait. This one has no child: it is for commands and tests."""
 
     workers: Sequence[WorkerProcess] = ()
-    budgets: Budgets
 
     def __init__(self, procfs: Procfs) -> None:
-        self._procfs = procfs
+        self._procfs, self.budgets = procfs, Budgets()
 
     def tidy(self) -> None:
         """Forget what no longer matters."""

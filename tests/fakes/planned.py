@@ -3,6 +3,7 @@
 import os
 from collections.abc import Collection
 from contextlib import ExitStack
+from math import inf
 from typing import Any
 
 from resolver.base.budget import Budgets
@@ -18,7 +19,7 @@ from resolver.linux.mappings import SuperblockPath
 from resolver.linux.procfs import ProcessHandle, ProcessIdentity
 from resolver.repair.plan import Inputs, Order
 from resolver.repair.region import RegionRepairs
-from resolver.repair.slots import OwnedSlot, UnownedSlots
+from resolver.repair.slots import OwnedSlot, Unowned
 from tests.fakes.slots import packed
 
 HOST, CONTAINER = (
@@ -70,18 +71,14 @@ class Bench:
     def see(self, *slots: SlotValues, proc_num: int | None = None) -> list[OwnedSlot]:
         return self.repairs.observe(view(*slots, proc_num=proc_num))
 
-    @property
-    def unowned(self) -> UnownedSlots:
-        return self.repairs.slots.unowned
-
     def index(self, ns_pid: int) -> int:
         (index,) = (index for index, pid in self.repairs.view.slots.in_use() if pid == ns_pid)
         return index
 
     def odd(self) -> dict[int, UnresolvedReason | None]:
         """The slots that can't have an owner, by index."""
-        codes, meanings = self.unowned.states()
-        return {at: meanings[code][1] for at, code in enumerate(codes) if code and at not in self.unowned}
+        odd = enumerate(self.repairs.slots.unowned)
+        return {at: state.why for at, state in odd if state and state.due == inf}
 
     def state(self, ns_pid: int) -> OwnedSlot:
         return self.repairs.slots.owned[ns_pid]
@@ -98,7 +95,7 @@ class Bench:
         return handle
 
     def miss(self, ns_pid: int, why: UnresolvedReason = UnresolvedReason.NO_SUCH_PROCESS) -> None:
-        self.unowned.not_found(self.index(ns_pid), why, self.now)
+        self.repairs.slots.not_found(self.index(ns_pid), why, self.now)
 
     def end(self, *ns_pids: int) -> None:
         """The slots' owners have ended, after they were found."""
@@ -107,13 +104,18 @@ class Bench:
                 self.own(ns_pid, 4704 + ns_pid)
             state = self.state(ns_pid)
             state.owner.close()
-            assert self.repairs.slots.ended(state)
+            self.repairs.ended(state)
 
     def call_dead(self, ns_pid: int) -> None:
-        self.unowned.call_dead(self.index(ns_pid), dead=True)
+        self.repairs.slots.call_dead(self.index(ns_pid), dead=True)
 
     def next_look(self, ns_pid: int) -> float:
-        return self.unowned._next[self.index(ns_pid)]
+        return self.unowned(ns_pid).due
+
+    def unowned(self, ns_pid: int) -> Unowned:
+        state = self.repairs.slots.unowned[self.index(ns_pid)]
+        assert state is not None
+        return state
 
     def joined(self) -> Joined:
         asked, idle = frozenset(UUIDS if self.known else ()), frozenset(self.idle)
@@ -122,8 +124,8 @@ class Bench:
     def plan(self, policy: HostpidPolicy = HOST, writes: WriteUtilization = AUTO) -> list[Order]:
         self.repairs.unsettle()
         plan = self.repairs.plan(Inputs(self.now, policy, self.joined(), writes))
-        orders = [order for order in plan if order is not None]
-        self.conflicts += [(state.slot.pid, wait) for state, wait in self.repairs.conflicts]
+        orders = [order for planned in plan for order in planned]
+        self.conflicts += [(state.slot.pid, state.backoff()) for state in self.repairs.conflicts]
         return orders
 
     def done(self, order: Order) -> None:
@@ -133,5 +135,4 @@ class Bench:
 
     def reason(self, ns_pid: int) -> UnresolvedReason | None:
         state = self.repairs.slots.owned.get(ns_pid)
-        codes, meanings = self.unowned.states()
-        return state.reason if state else meanings[codes[self.index(ns_pid)]][1]
+        return state.reason if state else self.unowned(ns_pid).why

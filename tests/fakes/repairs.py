@@ -77,7 +77,7 @@ class Bench:
         self.repairer = Repairer(
             self.settings, procfs, self.pidmap, self.counters, log.Journal(), wake=self._wake
         )
-        self.repairer.found.finder = self.told  # type: ignore[assignment]
+        self.repairer.owners.finder = self.told  # type: ignore[assignment]
         self.joined = NOTHING
         self.runner = asyncio.Runner()
         stack.callback(self.runner.close)

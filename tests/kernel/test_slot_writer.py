@@ -131,7 +131,7 @@ def zeroes(container: Container, stack: contextlib.ExitStack) -> Iterator[tuple[
             region.start_with()
         repairs.observe(region.read())
         plan = repairs.plan(Inputs(float(looks), HostpidPolicy(None, ""), NOTHING, WriteUtilization.AUTO))
-        orders = [order for order in plan if order is not None]
+        orders = [order for planned in plan for order in planned]
         message, handles = encode(orders[: slot_writer.MAX_ORDERS], region.layout) if orders else (b"", [])
         yield message, [region.fd, *handles]
 

@@ -1,6 +1,7 @@
 """Which cache files nobody has open any more, on directories that look like /proc; real ones are in tests/kernel."""
 
 import asyncio
+import math
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ import pytest
 
 from resolver.base.budget import Budgets
 from resolver.base.errors import TooSlow
+from resolver.base.journal import Journal
 from resolver.base.reasons import UnresolvedReason
 from resolver.hami.discovery import Location, Ownership, SharedDirectory
 from resolver.hami.layout import LAYOUTS
@@ -48,12 +50,11 @@ class Scene:
         self.repairs = RegionRepairs(region, ownership, location, Budgets().of("uid"))
         slot = SlotRecord(0, 7, 0, 1, (64, 0))
         self.repairs.observe(RegionView(2, ("GPU-a", "GPU-b"), (100, 100), (), 1, 0, packed([slot])))
-        self.unowned = self.repairs.slots.unowned
-        self.unowned.not_found(0, UnresolvedReason.NO_SUCH_PROCESS, 0.0)
+        self.repairs.slots.not_found(0, UnresolvedReason.NO_SUCH_PROCESS, 0.0)
         self.proc = tmp_path / "proc"
         self.proc.mkdir()
         self.now = 1000.0
-        self.abandoned = Abandoned(Procfs(str(self.proc)), lambda: self.now)
+        self.read_by(TenantReader)
 
     def put(self, host_pid: int, pod: str = "", maps: str = "", opened: str = "/dev/null") -> Path:
         place = self.proc / str(host_pid)
@@ -69,13 +70,15 @@ class Scene:
     def judge(self) -> bool:
         """Whether the claim is called dead, after all processes were looked at once."""
         self.abandoned.suspect(self.repairs)
-        dead = bool(asyncio.run(self.abandoned.judge()))
-        assert self.unowned.dead(0) is dead
+        self.repairs.schedule.put_off(math.inf)
+        asyncio.run(self.abandoned.judge())
+        dead = self.repairs.slots.dead(0)
+        assert (self.repairs.schedule.due < math.inf) is dead, "it is read at once"
         return dead
 
     def read_by(self, reader: type[TenantReader]) -> None:
         procfs = Procfs(str(self.proc))
-        self.abandoned = Abandoned(procfs, lambda: self.now, reader(procfs))
+        self.abandoned = Abandoned(procfs, reader(procfs), Journal(), clock=lambda: self.now)
 
 
 @pytest.fixture
@@ -172,7 +175,7 @@ def test_unreadable_process_is_excluded_by_cgroup_or_mounts(
 
 
 def test_a_slot_that_was_not_searched_to_the_end_is_dead_as_well(scene: Scene) -> None:
-    scene.unowned.not_found(0, UnresolvedReason.OVER_BUDGET, 0.0)
+    scene.repairs.slots.not_found(0, UnresolvedReason.OVER_BUDGET, 0.0)
     scene.put(10)
     assert scene.judge()
 

@@ -84,7 +84,7 @@ class Life:
         repairs.region.mtime_ns += at.touched
         for state in [each for each in repairs.slots.distinguished() if each.slot.pid in at.ended]:
             state.owner.close()
-            assert repairs.slots.ended(state)
+            repairs.ended(state)
         if at.abandoned:
             repairs.abandon()
         if self.whole:
@@ -109,22 +109,21 @@ class Life:
                     continue
                 state.owner.close()
             if isinstance(found, UnresolvedReason):
-                slots.unowned.not_found(index, found, now)
+                slots.not_found(index, found, now)
                 if at.vacant:
-                    slots.unowned.call_dead(index, dead=True)
+                    slots.call_dead(index, dead=True)
             else:
                 slots.own(index, found)
 
     def _carry_out(self, conflicts: list[tuple[int, float]], now: float, at: Moment) -> list[Order]:
         joined, repairs = at.joined._replace(answered=self.answered), self.repairs
         plan = repairs.plan(Inputs(now, at.policy, joined, at.writes))
-        orders = [order for order in plan if order is not None]
-        conflicts += [(state.slot.pid, wait) for state, wait in repairs.conflicts]
+        orders = [order for planned in plan for order in planned]
+        conflicts += [(state.slot.pid, state.backoff()) for state in repairs.conflicts]
         for order in orders if at.carried_out else ():
             self._written(order)
         for state in repairs.slots.distinguished():
             state.stuck = state.evidence.why(state.slot.hostpid, at.policy, now)
-        repairs.slots.rest()
         return orders
 
     @staticmethod

@@ -151,7 +151,7 @@ def test_a_hostpid_that_was_written_is_a_repair(desk: Desk) -> None:
     (order,) = bench.plan()
     assert desk.send(bench, (slot_writer.DONE, order.new))
     state = bench.state(7)
-    assert (state.written, state.written_at, state.reason, state.wrong_since) == (4711, 0, None, None)
+    assert (state.written, state.written_at, state.reason, state.wrong) == (4711, 0, None, False)
     assert desk.counters == {"repairs_missing": 1}
     (line,) = desk.events("repair")
     assert (line["host_pid"], line["before"], line["after"], line["slot"]) == (4711, 0, 4711, 0)

@@ -20,7 +20,14 @@ from resolver.base.errors import RegionRejected
 from resolver.base.reasons import RegionReason, RepairReason, UnresolvedReason
 from resolver.config import WriteUtilization
 from resolver.gpu.attribution import NOTHING
-from resolver.hami.discovery import FoundRegion, Location, Ownership, RegionChanges, SharedDirectory
+from resolver.hami.discovery import (
+    Discovery,
+    FoundRegion,
+    Location,
+    Ownership,
+    RegionChanges,
+    SharedDirectory,
+)
 from resolver.hami.hostpid_policy import WatcherFinding
 from resolver.hami.region import RegionView, SharedRegion, adopt_region
 from resolver.linux.procfs import ProcessHandle
@@ -285,6 +292,7 @@ class InMemory:
     """A third way of finding regions, unknown to everybody: told by the test, by descriptors."""
 
     workers = ()
+    shed, allow_more = Discovery.shed, Discovery.allow_more
 
     def __init__(self, *paths: Path) -> None:
         self.rejected: dict[str, RegionReason] = {"/odd": RegionReason.UNPROVEN}
@@ -422,7 +430,7 @@ def test_any_number_of_discoveries_is_treated_alike(tmp_path: Path, stack: ExitS
     in_directory, elsewhere = bench.file((7, 0)), bench.file((8, 0), name="side")
     claim = elsewhere.rename(tmp_path / "claim")
     other = InMemory(claim)
-    bench.repairer.found.discoveries += (other,)  # type: ignore[operator]
+    bench.repairer.found.discoveries.append(other)  # type: ignore[arg-type]
     bench.told.host_pids = {7: os.getpid(), 8: os.getppid()}
     bench.step()
     assert (slot(in_directory)[1], slot(claim)[1]) == (os.getpid(), os.getppid())

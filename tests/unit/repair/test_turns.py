@@ -60,7 +60,7 @@ class Patient(Bench):
     def __init__(self, place: Path, stack: ExitStack) -> None:
         super().__init__(place, stack)
         self.told = self.costs = Expensive()
-        self.repairer.found.finder = self.told  # type: ignore[assignment]
+        self.repairer.owners.finder = self.told  # type: ignore[assignment]
         self.longest = 0.0
 
     def step(self, policy: HostpidPolicy = HOST) -> None:
@@ -177,7 +177,7 @@ def test_later_is_not_never(bench: Patient) -> None:
 def test_a_single_pass_has_no_later(tmp_path: Path, stack: ExitStack) -> None:
     bench = Bench(tmp_path, stack)
     costs = Expensive()
-    bench.repairer.found.finder = bench.told = costs  # type: ignore[assignment]
+    bench.repairer.owners.finder = bench.told = costs  # type: ignore[assignment]
     process = bench.child()
     path = bench.file(*((ns_pid, 0) for ns_pid in range(1, 101)))
     costs.seconds = dict.fromkeys(range(1, 101), 2 * (BURST_SECONDS + SHARE) / 100)
