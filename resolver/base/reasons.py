@@ -40,7 +40,7 @@ class UnresolvedReason(ReasonWithWords):
 
     NO_SUCH_PROCESS = (
         "no_such_process",
-        "its container has no such process. It counts as dead, at 0 %, once the kernel proves that",
+        "no process of its container has this PID. Once the kernel proves that, the slot counts as dead, its use as 0 %",
     )
     NOT_MAPPED = (
         "not_mapped",
@@ -49,7 +49,7 @@ class UnresolvedReason(ReasonWithWords):
     )
     UNPROVEN = (
         "unproven",
-        "a process maps a file like this one, but has no descriptor that proves it",
+        "a process maps a file that may be this one, but has no open descriptor that proves it",
         "restart the program: it has closed HAMi's file, or left the mount namespace in which it opened it",
     )
     OTHER_CONTAINER = (
@@ -141,7 +141,7 @@ class RegionReason(ReasonWithWords):
     )
     UNPROVEN = (
         "unproven",
-        "there is no proof that its process maps this file (docs/node.md#proof-of-a-file), or of its owner (KAI)",
+        "no process is proven to map this file (docs/node.md#proof-of-a-file); with KAI: its owner is not proven",
         "restart the container of `PATH`. With KAI, mount `/var/log/containers` (`--container-logs-dir`)",
     )
     UNKNOWN_SIZE = (
@@ -243,17 +243,17 @@ class BypassReason(ReasonWithWords):
     STATIC = "static", "it is a static program, into which nothing is preloaded", "link it dynamically"
     NOT_LOADED = (
         "not_loaded",
-        "its library is preloaded in the container, but not in it: it runs in another root directory, for example",
+        "its container preloads HAMi's library, but this process has not loaded it: it may have another root directory",
         "start it in the container's own root directory",
     )
     OTHER_USER = (
         "other_user",
-        "HAMi's library is loaded, but runs as another user than its container's first process",
+        "it has loaded HAMi's library, but runs as another user than its container's first process",
         "check that this user may write the cache file, whose mode the first user's umask decides",
     )
     LOADED = (
         "loaded",
-        "HAMi's library is loaded, but took no slot",
+        "it has loaded HAMi's library, which took no slot",
         "read HAMi-core's messages of the process's start",
     )
     UNREADABLE = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from resolver.base.reasons import SampleReason
 from resolver.base.text import printable
@@ -247,61 +247,52 @@ def _process(names: Named, gpu: Gpu | None, process: Process, slot: Slot | None,
     """Return a process's row. ``listed``: by NVML; else only its slot says that it is there."""
     comm, in_container = printable(process.comm or "") or "?", names.title != HOST
     repaired, stuck = (slot.repaired, slot.stuck) if slot else (None, None)
-    facts = {name: getattr(process, name) for name in ("host_pid", "ns_pid", "device_uuid", "comm", "memory")}
-    facts |= {"utilization": process.sm_util, "no_slot": process.no_slot}
-    facts |= {"repaired": repaired, "stuck": stuck, "listed": listed}
-    texts, note, tone = [f"{comm} in {printable(names.title)}" if in_container else f"{comm}, {HOST}"], "", ""
-    if process.sm_util is None:
-        note = f"samples {gpu.samples}" if gpu and gpu.samples != "ok" else "not sampled"
-        texts.append(f"utilization not known: {(gpu and gpu.samples_why) or 'the driver does not say'}")
-    if repaired:
-        note, tone = f"✓ {repaired}", "good"
-        texts.append(f"hostpid repaired, was {repaired}")
-    if not listed:
-        note = note or "not on the GPU"
-        texts.append("has a slot, and NVML does not list it")
-    if process.no_slot and in_container:
-        note, tone = process.no_slot, "warn" if process.no_slot == "no_slot" else "dim"
-        texts.append(f"{process.no_slot}: {process.no_slot.for_terminal()[0]}")
-    if stuck:
-        note, tone = "sm_util stuck", "bad"
-        texts.append(stuck)
+    no_slot = process.no_slot if in_container else None
+    unsampled = f"samples {gpu.samples}" if gpu and gpu.samples != "ok" else "not sampled"
+    why = (gpu and gpu.samples_why) or "the driver does not say"
+    meaning = f"{no_slot}: {no_slot.for_terminal()[0]}" if no_slot else ""
+    states = (
+        (not listed, "not on the GPU", "", "has a slot, and NVML does not list it"),
+        (process.sm_util is None, unsampled, "", f"utilization not known: {why}"),
+        (repaired, f"✓ {repaired}", "good", f"hostpid repaired, was {repaired}"),
+        (no_slot, no_slot or "", "warn" if no_slot is SampleReason.NO_SLOT else "dim", meaning),
+        (stuck, "sm_util stuck", "bad", stuck),
+    )
+    present = [("", "", ""), *(state[1:] for state in states if state[0])]
+    note, tone, _ = present[-1]
+    title = f"{comm} in {printable(names.title)}" if in_container else f"{comm}, {HOST}"
+    detail = _joined(title, *(words for _, _, words in present))
+    facts = as_json(process) | {"utilization": process.sm_util, "listed": listed}
+    facts |= {"repaired": repaired, "stuck": stuck}
     key = f"{names.key}/{process.device_uuid}/{process.host_pid}"
     numbers = Amount(process.sm_util), Amount(process.memory), None, (process.host_pid, process.ns_pid)
-    return Row("process", key, comm, facts, [], note, tone, _joined(*texts), *numbers)
+    return Row("process", key, comm, facts, [], note, tone, detail, *numbers)
 
 
 def _unresolved(documents: Documents, names_of: dict[str, Named], name: str) -> Iterator[Row]:
     """Yield the samples, slots and cache files that could not be resolved; of one container only its slots."""
     for process in () if name else filter(_is_unplaced, documents.processes):
-        device, use = process.device_uuid, process.sm_util
-        pids = process.host_pid, process.ns_pid
-        yield _lost("sample", "", str(process.no_slot), f"a sample on {device}", pids, device=device, use=use)
+        words, use = f"a sample on {process.device_uuid}", process.sm_util
+        facts = {"device_uuid": process.device_uuid, "utilization": use}
+        yield _lost("sample", "", process.no_slot, words, (process.host_pid, process.ns_pid), facts)
     for slot in documents.slots:
         names = names_of.get(slot.path)
         if names and slot.unresolved and (not name or names.is_called(name)):
-            place = names.title, slot.unresolved, f"slot {slot.slot}", (slot.host_pid, slot.pid)
-            yield _lost("slot", *place, slot=slot.slot)
+            words, pids = f"slot {slot.slot}", (slot.host_pid, slot.pid)
+            yield _lost("slot", names.title, slot.unresolved, words, pids, {"slot": slot.slot})
     for path, reason in () if name else sorted((file.path, file.reason) for file in documents.rejected):
         yield _lost("file", path, reason, "cache file")
 
 
 def _lost(
-    kind: str,
-    container: str,
-    reason: str,
-    words: str,
-    pids: Pids | None = None,
-    *,
-    slot: int | None = None,
-    device: str | None = None,
-    use: int | None = None,
+    kind: str, container: str, reason: str | None, words: str, pids: Pids | None = None, more: Any = None
 ) -> Row:
     title, (host_pid, ns_pid) = printable(container) or kind, pids or (None, None)
-    facts = {"kind": kind, "container": container or None, "reason": reason, "slot": slot, "ns_pid": ns_pid}
-    facts |= {"host_pid": host_pid, "device_uuid": device, "utilization": use}
-    amount, detail = Amount(use) if pids else None, _joined(title, words, reason)
-    return Row(kind, f"{UNRESOLVED}/{facts}", title, facts, [], reason, "warn", detail, amount, pids=pids)
+    facts: dict[str, Any] = {"kind": kind, "container": container or None, "reason": reason, "slot": None}
+    facts |= {"ns_pid": ns_pid, "host_pid": host_pid, "device_uuid": None, "utilization": None} | (more or {})
+    use = Amount(facts["utilization"]) if pids else None
+    detail = _joined(title, words, reason)
+    return Row(kind, f"{UNRESOLVED}/{facts}", title, facts, [], reason or "", "warn", detail, use, pids=pids)
 
 
 # ---- the choice -----------------------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ import contextlib
 import curses
 import locale
 import os
-import select
 import signal
 import sys
 import termios
@@ -22,28 +21,25 @@ from resolver.cli._top.rows import SORTS, Choice, Row, chosen
 from resolver.cli.show import cells, clip, fit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from types import FrameType
 
     from resolver.api.status import Status
     from resolver.cli.show import Line
 
-_POLL_SECONDS: Final = 0.1
+_POLL_MILLISECONDS: Final = 100
 #: Cells of the columns at the width below which the list is scrolled sideways, and of one step of it.
 _LEAST, _TITLE, _BAR, _PIDS, _PERCENT, _MEMORY, _STEP = 80, 21, 8, 17, 6, 12, 8
-#: Of the styles; the others are plain, and have the terminal's colour.
-_ATTRIBUTES: Final = {
-    "bold": curses.A_BOLD,
-    "dim": curses.A_DIM,
-    "head": curses.A_UNDERLINE,
-    "selected": curses.A_REVERSE,
-    "bad": curses.A_BOLD,
-}
-_COLOURS: Final = {
-    "container": curses.COLOR_CYAN,
-    "good": curses.COLOR_GREEN,
-    "warn": curses.COLOR_YELLOW,
-    "bad": curses.COLOR_RED,
+#: Attribute and colour of each style; -1 is the terminal's own colour, as in other styles.
+_STYLES: Final = {
+    "bold": (curses.A_BOLD, -1),
+    "dim": (curses.A_DIM, -1),
+    "head": (curses.A_UNDERLINE, -1),
+    "selected": (curses.A_REVERSE, -1),
+    "container": (curses.A_NORMAL, curses.COLOR_CYAN),
+    "good": (curses.A_NORMAL, curses.COLOR_GREEN),
+    "warn": (curses.A_NORMAL, curses.COLOR_YELLOW),
+    "bad": (curses.A_BOLD, curses.COLOR_RED),
 }
 _SORTS: Final = dict(zip("umni", SORTS, strict=True))
 _BACKSPACE: Final = ("\x7f", "\x08", "KEY_BACKSPACE")
@@ -220,7 +216,7 @@ def _show(window: curses.window, reading: Reading, read_next: Callable[[Reading]
     screen, styles, due = Screen(os.uname().nodename), _styles(), 0.0
     with contextlib.suppress(curses.error):
         curses.curs_set(0)
-    window.nodelay(True)
+    window.timeout(_POLL_MILLISECONDS)
     # Ctrl-S must not hold the screen back, or a write would wait for ever.
     modes = termios.tcgetattr(sys.stdin)
     modes[0] &= ~termios.IXON
@@ -240,36 +236,34 @@ def _show(window: curses.window, reading: Reading, read_next: Callable[[Reading]
             reading, due = coming.result(), 0.0
             coming = started(partial(read_next, reading), name="reader")
         if time.monotonic() >= due:
-            height, width = window.getmaxyx()
-            window.erase()
-            for number, line in enumerate(screen.frame(reading, width, height)):
-                window.move(number, 0)
-                for text, style in line:
-                    with contextlib.suppress(curses.error):  # after the last cell is no place for the cursor
-                        window.addstr(text, styles.get(style, 0))
-            window.refresh()
+            _paint(window, screen.frame(reading, *window.getmaxyx()[::-1]), styles)
             due = time.monotonic() + 1
-        select.select([sys.stdin], [], [], _POLL_SECONDS)
-        keys = _typed(window)
-        if not all(map(screen.press, keys)):
-            return 0
-        due = 0.0 if keys else due
-
-
-def _typed(window: curses.window) -> list[str]:
-    keys = []
-    with contextlib.suppress(curses.error):  # no more
-        while True:
+        try:
             key = window.get_wch()
-            keys.append(key if isinstance(key, str) else curses.keyname(key).decode())
-    return keys
+        except curses.error:  # none was pressed
+            continue
+        if not screen.press(key if isinstance(key, str) else curses.keyname(key).decode()):
+            return 0
+        due = 0.0
+
+
+def _paint(window: curses.window, lines: list[Line], styles: Mapping[str, int]) -> None:
+    window.erase()
+    for number, line in enumerate(lines):
+        window.move(number, 0)
+        for text, style in line:
+            with contextlib.suppress(curses.error):  # after the last cell is no place for the cursor
+                window.addstr(text, styles.get(style, 0))
+    window.refresh()
 
 
 def _styles() -> dict[str, int]:
-    styles = dict(_ATTRIBUTES)
+    coloured = curses.has_colors() and not os.environ.get("NO_COLOR")
     if curses.has_colors():
         curses.use_default_colors()
-        for number, (name, colour) in enumerate(() if os.environ.get("NO_COLOR") else _COLOURS.items(), 1):
-            curses.init_pair(number, colour, -1)
-            styles[name] = styles.get(name, 0) | curses.color_pair(number)
-    return styles
+    for number, (_, colour) in enumerate(_STYLES.values() if coloured else (), 1):
+        curses.init_pair(number, colour, -1)
+    return {
+        name: attribute | (curses.color_pair(number) if coloured else 0)
+        for number, (name, (attribute, _)) in enumerate(_STYLES.items(), 1)
+    }
