@@ -40,7 +40,7 @@ class UnresolvedReason(ReasonWithWords):
 
     NO_SUCH_PROCESS = (
         "no_such_process",
-        "no process of its container has this PID. Once the kernel proves that, the slot counts as dead, its use as 0 %",
+        "no process of its container has this PID. Once the kernel proves that, the slot counts as dead, at 0 %",
     )
     NOT_MAPPED = (
         "not_mapped",

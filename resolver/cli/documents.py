@@ -131,7 +131,7 @@ def _by_ourselves(no_daemon: str, socket_path: str | None) -> Documents:
     from resolver.linux.procfs import Procfs
 
     if os.geteuid() != 0:
-        raise CannotKnow(f"{no_daemon}. Without a daemon, run it as root (sudo)")
+        raise CannotKnow(f"{no_daemon}. Root (sudo) can run this command without a daemon")
     require_host_view(Procfs())
     in_force = settings_in_force(socket_path)
     settings = replace(in_force.settings, dry_run=True, source=SourceName.SCAN)

@@ -103,9 +103,9 @@ def _directories(socket_path: str | None) -> tuple[str, ...]:
     existing = tuple(filter(os.path.isdir, directories))
     if not existing:
         raise ResolverError(
-            f"there is no {' or '.join(directories)} (containers_dir {origin}): HAMi's device plugin makes it on a GPU "
-            "node. Run this on such a node, in a container that has the directory mounted, or give the PATH of a "
-            ".cache file"
+            f"none of these directories exists: {', '.join(directories)}. They are containers_dir {origin}. "
+            "HAMi's device plugin makes one on a GPU node: run this on such a node, in a container that has it "
+            "mounted, or give the PATH of a .cache file"
         )
     if AUTO in in_force.settings.containers_dir:
         directories = existing

@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     """Show it; returns 4 without a daemon, 1 if no container has the name, else 0."""
     if not 0.1 <= args.interval <= 3600:
         raise UsageError(f"--interval {args.interval:g}s: it takes a time from 100ms to 1h")
-    from resolver.cli._top.rows import rows_of
+    from resolver.cli._top.rows import no_gpu, rows_of
     from resolver.cli.documents import from_daemon
 
     def read() -> tuple[Status, list[Row]]:
@@ -69,6 +69,8 @@ def run(args: argparse.Namespace) -> int:
         )
     elif once:
         print_plain(rows)
+        if not rows:
+            print(f"resolver top: {no_gpu(status)}", file=sys.stderr)
     else:
         from resolver.cli._top.screen import watch
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from resolver.api.shapes import Region, Slot
+    from resolver.api.status import Status
     from resolver.cli.documents import Documents
     from resolver.gpu.inventory import Gpu
     from resolver.state import Container, ContainerUse
@@ -128,6 +129,11 @@ def rows_of(documents: Documents, name: str = "") -> list[Row]:
         title, detail = f"{UNRESOLVED} ({len(lost)})", "docs/troubleshooting.md explains each reason"
         rows.append(Row(UNRESOLVED, UNRESOLVED, title, {}, lost, "", "warn", detail))
     return rows
+
+
+def no_gpu(status: Status) -> str:
+    """Explain an empty list."""
+    return f"no GPU: {status.driver.error or 'none on this node'}"
 
 
 def _processes(

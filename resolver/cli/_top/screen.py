@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
 from resolver.base.errors import ResolverError
 from resolver.base.retry import started
 from resolver.base.text import several
-from resolver.cli._top.rows import SORTS, Choice, Row, chosen
+from resolver.cli._top.rows import SORTS, Choice, Row, chosen, no_gpu
 from resolver.cli.show import cells, clip, fit
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class Screen:
         elif choice.needle:
             detail = f"nothing contains {choice.needle!r}"
         else:
-            detail = f"no GPU: {reading.status.driver.error or 'none on this node'}"
+            detail = no_gpu(reading.status)
         if self._editing:
             keys = f"filter: {choice.needle}_   Enter keep  Esc clear"
         elif choice.needle:

@@ -445,7 +445,7 @@ def test_without_a_daemon_slots_go_by_file_and_environment(tmp_path: Path) -> No
     assert f"containers_dir by file {tmp_path}/r.toml (no daemon answers at" in done.stderr
     done = resolver("slots", **none, RESOLVER_CONTAINERS_DIR=f"{tmp_path}/a:{tmp_path}/b")
     assert (done.returncode, done.stdout) == (1, "")
-    assert f"there is no {tmp_path}/a or {tmp_path}/b (containers_dir" in done.stderr
+    assert f"exists: {tmp_path}/a, {tmp_path}/b. They are containers_dir by" in done.stderr
     for command in (["slots"], ["reverse", str(os.getpid())]):
         done = resolver(*command, **none, RESOLVER_INTERVAL="soon")
         assert (done.returncode, done.stdout) == (2, "")

@@ -276,7 +276,7 @@ def test_explain_without_daemon_or_root_names_next_step() -> None:
     )
     assert (done.returncode, done.stdout) == (4, "")
     assert "Start one with" in done.stderr
-    assert "Without a daemon, run it as root (sudo)" in done.stderr
+    assert "Root (sudo) can run this command without a daemon" in done.stderr
 
 
 def test_processes_without_slot_come_last(asked: Asked) -> None:

@@ -469,6 +469,12 @@ def test_into_a_pipe_it_is_one_plain_line_each(tmp_path: Path) -> None:
     assert ["slot", "-", "default/whisper-eval/main", "-", "?", "9", "?", "-", "ambiguous"] in cells
 
 
+def test_plain_table_without_gpu_says_why(tmp_path: Path) -> None:
+    with Served(tmp_path / "socket", picture()) as served:
+        done = top("--socket", str(served.path))
+    assert (done.returncode, done.stderr) == (0, "resolver top: no GPU: NVML is starting\n")
+
+
 def test_json_is_the_tree(tmp_path: Path) -> None:
     with Served(tmp_path / "socket", troubled()) as served:
         done = top("--socket", str(served.path), "--json")
