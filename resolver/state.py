@@ -262,7 +262,7 @@ class ContainerUse(Struct, frozen=True):
     ``gpu_seconds`` is SM utilization from 0 to 1 times seconds, integrated from the device's own samples and divided
     among its processes. ``error`` is its largest error as a share of it: 0.03, and more where time is unknown or
     containers used the GPU at once.
-    ``unknown_seconds`` is the time that NVML doesn't tell, which is in none of the sums. ``energy`` is an estimate in
+    ``unknown_seconds`` is the time without an answer from NVML, in none of the sums. ``energy`` is an estimate in
     joules: the GPU's power in proportion to use. ``used_1m`` and ``used_5m`` are mean utilization (of up to 10 s more),
     ``core_limit`` is in per cent. ``idle_since`` is when its processes, which still hold memory, last used the GPU,
     later by the unknown time. ``xids`` counts the GPU's errors meanwhile.

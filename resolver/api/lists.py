@@ -14,7 +14,7 @@ from resolver.api.own import OwnProcesses, OwnSlots, OwnUsage
 from resolver.api.request import Answer, Query, Request, Route, decoded, encode
 from resolver.api.status import Status, state_of
 
-_WAIT = "seconds to wait for another version than those in If-None-Match, before that is answered with 304"
+_WAIT = "seconds to wait for a version that If-None-Match does not name; then the answer is 304"
 
 
 class Wait(Query, frozen=True):
@@ -44,7 +44,7 @@ def _list(name: str, shape: type, summary: str, own: type | None = None) -> Rout
 
 
 async def gpus(context: Context, request: Request) -> Answer:
-    """Don't send the answer again to a client that has this version; with ``wait``, wait for the next one."""
+    """Answer 304 to a client that has this version; with ``wait``, wait for the next one first."""
     etags = [etag.strip().removeprefix("W/") for etag in request.headers.get("if-none-match", "").split(",")]
     if wait := request.query.wait:
         with context.gatekeeper.stream(), contextlib.suppress(TimeoutError):
@@ -74,7 +74,7 @@ async def cordon(context: Context, request: Request) -> Answer:
 
 
 async def status(context: Context, _request: Request) -> Answer:
-    """Add the counters of the API's sockets."""
+    """Return the daemon's state, with the counters of the API's sockets."""
     counted = dict(context.gatekeeper.counters) | {"connected": context.gatekeeper.inside}
     if context.tenants is not None:
         counted |= {f"tenants_{name}": count for name, count in context.tenants.counters.items()}
@@ -99,5 +99,5 @@ ROUTES = (
         refusals=(413, 415),
         body=Cordon,
     ),
-    Route("/v1/status", Status, "How the daemon is", status),
+    Route("/v1/status", Status, "The daemon's state", status),
 )

@@ -47,8 +47,8 @@ class OwnGpu(Struct, frozen=True):
     """Use of one GPU by the container, and HAMi's limits for it. Null means unknown, or no limit.
 
     ``memory_total`` is the GPU's, ``memory_used`` and ``memory_limit`` the container's, in bytes; ``sm_util``, the
-    newest value, is in per cent. ``use`` is its account, null before the first. It has no energy, which depends on
-    others.
+    newest value, is in per cent. ``use``, its use over time, is null before the first, and has no energy, which
+    depends on others.
     """
 
     device_uuid: str
@@ -71,7 +71,7 @@ class OwnUsage(Struct, frozen=True):
 class OwnSlot(Struct, frozen=True):
     """One slot of the container's cache file.
 
-    ``pid`` is its process's number in the caller's PID namespace, null where that doesn't show it. ``repaired`` is the
+    ``pid`` is its process's number in the caller's PID namespace, null if it has none there. ``repaired`` is the
     reason of the last repair, ``unresolved`` why nothing can be repaired, and ``why`` the same in words.
     """
 

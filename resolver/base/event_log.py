@@ -9,7 +9,7 @@ from msgspec import Struct
 #: Every kind of event that the API serves, with its meaning.
 KINDS = {
     "repair": "a slot's hostpid was written; not repeated after a second `conflict`",
-    "events_left_out": "one container, or a directory, caused too many events; how many of each kind were dropped",
+    "events_left_out": "a container or directory caused too many events; counts the dropped ones of each kind",
     "conflict": "another writer changed a slot's hostpid back, for the `times`-th time",
     "region_found": "a cache file was discovered and is repaired from now on",
     "region_gone": "a cache file is gone",
@@ -62,7 +62,7 @@ class EventLog:
         return [event for event in self._last if event.number > number]
 
     async def wait(self, number: int) -> list[Event]:
-        """Return them, waiting until there is at least one."""
+        """Return the events after ``number``; wait for one if there is none."""
         while self.number <= number:
             await self._news.wait()
         return self.after(number)

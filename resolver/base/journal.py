@@ -146,7 +146,7 @@ class Journal:
     async def tried_again(self, make: Callable[[], T], what: str, begins: str, **where: str) -> T:
         """Return the result of ``make()`` once it raises no OSError or UsageError; retry each second.
 
-        Meanwhile it is a trouble.
+        Until then the error is a trouble.
         """
         import asyncio
 

@@ -24,7 +24,7 @@ def lock_holder(run_dir: str) -> int | None:
     for fields in locks:
         if len(fields) < 6 or fields[1] != b"FLOCK" or not fields[5].endswith(b":%d" % info.st_ino):
             continue
-        # An overlay gives its files other device numbers than the kernel's list does: then it must be a daemon.
+        # On an overlay, stat and the kernel's list give different device numbers: then the holder must be a daemon.
         if fields[5] == exact or b"resolver" in _file_of(int(fields[4]), "cmdline"):
             return int(fields[4])
     return None

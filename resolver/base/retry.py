@@ -49,7 +49,7 @@ def in_a_thread(
 ) -> asyncio.Future[T]:
     """Start the work in a thread that doesn't delay the end of the process.
 
-    The loop calls ``ended`` when it is over, and ``unwanted`` with the result if the future was abandoned.
+    The loop calls ``ended`` after the work, and ``unwanted`` with the result if the future was cancelled.
     """
     import asyncio  # commands that only double a pause do not pay for it
 

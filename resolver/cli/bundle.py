@@ -148,9 +148,9 @@ def parts(socket_path: str) -> tuple[Part, ...]:
 
     return (
         command("doctor.json", "every check of this node", "doctor", seconds=120.0),
-        command("config.json", "the settings, and where each comes from", "config"),
+        command("config.json", "the settings, and the origin of each", "config"),
         *map(route, _LISTS),
-        command("events.jsonl", "what happened: an event a line", "events"),
+        command("events.jsonl", "one event per line", "events"),
         command("cache-files.json", "headers and slots of HAMi's cache files", "slots"),
         Part("metrics.txt", "the daemon's /metrics", partial(facts.metrics, socket_path)),
         Part("kernel.json", "release, BTF, options, cgroups, security modules, limits", facts.kernel),
@@ -165,7 +165,7 @@ def gather(wanted: Sequence[Part]) -> Iterator[Gathered]:
         try:
             output = result.result(max(began + part.seconds - time.monotonic(), 0.0))
         except TimeoutError:
-            trouble = "it did not end within its time: what it asks hangs"
+            trouble = "it did not end within its time: it waits for something that hangs"
             output = Gathered(part, seconds=part.seconds, trouble=trouble)
         except Exception as error:  # noqa: BLE001 - whatever it is, the other parts go on
             output = Gathered(part, trouble=str(error) or type(error).__name__)

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from resolver.gpu.inventory import Gpu
     from resolver.state import Container, ContainerUse, Process, Snapshot, WithoutSlot
 
-#: A person waits: a daemon that takes longer hangs.
+#: A daemon that takes longer to answer hangs.
 _SECONDS = 2.0
-#: So long the last values count after NVML stopped answering.
+#: Time for which the last values count after NVML stopped answering.
 _COUNTS_SECONDS = 5.0
 
 
@@ -38,7 +38,7 @@ class _Ask(Protocol):
 class Documents(NamedTuple):
     """Lists of the API; ``uses`` and ``without_slot`` are those of `resolver usage`.
 
-    ``no_daemon`` is the reason that no daemon gave them, ``settings_by`` the owner of the settings.
+    ``no_daemon`` says why no daemon answered, ``settings_by`` where the settings are from.
     """
 
     status: Status
@@ -117,7 +117,7 @@ def _gather(ask: _Ask) -> Documents:
 
 
 def _by_ourselves(no_daemon: str, socket_path: str | None) -> Documents:
-    """Make the daemon's own pass as a dry run. No event, no lock, no socket; it takes a second."""
+    """Make a daemon's pass here as a dry run, without events, lock or socket; it takes a second."""
     from resolver.base.lean import lean
 
     with lean():

@@ -36,7 +36,7 @@ class ProcessSummary(NamedTuple):
 
 
 def facts_of(host_pid: int, start_time: int | None = None) -> ProcessSummary:
-    """Read the facts of a process; none of a later one with its PID, if ``start_time`` (ticks since boot) is given."""
+    """Read the facts of a process; none if a later one has its PID, by ``start_time`` (ticks since boot)."""
     import psutil  # it takes longer to load than most commands to run
 
     try:

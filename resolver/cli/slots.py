@@ -192,7 +192,7 @@ def _read_file(dir_fd: int, name: str, path: str) -> Iterator[_Entry]:
 
 
 def _dump(path: str, region: SharedRegion | RegionRejected, memory: dict[str, int | None]) -> dict[str, Any]:
-    """Return `SharedRegion.dump`, with None for counts of bytes that can't be true, or why there is none."""
+    """Return `SharedRegion.dump` with None for impossible counts of bytes, or why the file can't be read."""
     try:
         if isinstance(region, RegionRejected):
             raise region

@@ -1,6 +1,6 @@
 """The kernel's process events from a proc connector socket, which a short-lived child opens.
 
-The kernel ignores refused requests silently, so its acknowledgement is awaited, which travels as events do.
+The kernel ignores refused requests silently, so its acknowledgement, which arrives like an event, is awaited.
 Layouts: include/uapi/linux/cn_proc.h and connector.h, unchanged since Linux 3.2. No filter is set: sequence numbers are
 counted before it, and a filtered event would look lost.
 """
@@ -45,7 +45,7 @@ _NLMSG_DONE = 3
 _EVENT = struct.Struct("=16x IIII4x II8x IIII")
 _EVENT_SIZE = 76
 
-#: Most events of one drain: 25 ms of work. With the passes these are more than any node makes for long.
+#: Most events of one drain: 25 ms of work. At one drain a pass, that is more than any node makes for long.
 _MOST_EVENTS = 1 << 14
 
 _ACK_SECONDS = 1.0
@@ -65,8 +65,8 @@ class EventStream:
     """Bound proc connector socket. The reader empties ``touched`` and ``ended``, and resets ``incomplete``.
 
     ``touched`` are host PIDs of new processes, ``ended`` those with an exited leader; their threads may run on.
-    ``incomplete``: an event was lost. Where the kernel lacks memory for one, only the next event's number shows it;
-    ``gaps`` counts those.
+    ``incomplete``: an event was lost. If the kernel lacks memory for one, only the next event's number shows the loss;
+    ``gaps`` counts these.
     """
 
     def __init__(self, channel: socket.socket) -> None:

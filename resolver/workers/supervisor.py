@@ -23,15 +23,15 @@ _FIRST_DELAY = 0.05
 _LONGEST_DELAY = 30.0
 #: After a refusal for lack of resources: other processes may free them at any time.
 _LONGEST_DELAY_FOR_MEANS = 0.5
-#: A child's time for its start, if it is greeted.
+#: Seconds for the start of a child that gets a ``hello``.
 _START_SECONDS = 5.0
-#: Between two looks for an answer, in seconds, where the kernel allows no further epoll watch.
+#: Seconds between two polls for an answer if the kernel allows no further epoll watch.
 _LOOK_SECONDS = 0.002
-#: So many halves of its limit a child is waited for that wants a CPU and gets none: the node is late, not the child.
+#: Halves of its limit that a child without a CPU gets more: the node is late, not the child.
 STARVED_TURNS = 10
-#: Children that the kernel may hold at a time; then none is started until one of them has ended.
+#: Most ended or killed children of a kind that the kernel still holds; beyond, no new one starts.
 _MOST_LEFT_BEHIND = 64
-#: How long a killed child is waited for: only one that hangs in the kernel takes longer.
+#: Seconds to wait for a killed child: only one that hangs in the kernel takes longer.
 KILLED_SECONDS = 0.1
 
 
@@ -58,7 +58,7 @@ class _Request:
 class WorkerProcess:
     """Kind of child, and its process, which answers in order, up to ``window`` messages at a time.
 
-    A new one gets ``hello`` first, and a few seconds for it. For the other arguments see `child`.
+    A new process gets ``hello`` first, and a few seconds to answer it. For the other arguments see `child`.
     """
 
     def __init__(
@@ -105,9 +105,10 @@ class WorkerProcess:
     ) -> bytes:
         """Send a message and return its answer. Raises `WorkerFailed`, and OSError without descriptors.
 
-        It may take ``limit`` s (default: ``timeout``) of the child having a CPU. After several failures in a row
-        requests fail at once until the next start (0.05 s, doubled up to 30 s). One with ``on_late``, which is called
-        when it is late, only reads: it is repeated once if the child ends, and is late with others ``about`` the same.
+        The child may take ``limit`` s (default: ``timeout``), not counting waits for a CPU. After several failures in
+        a row requests fail at once until the next start (0.05 s, doubled up to 30 s). A request with ``on_late`` only
+        reads: it is repeated once if the child ends. If it is late, ``on_late`` is called, and waiting requests
+        ``about`` the same fail, too.
         """
         seconds = self.timeout if limit is None else limit
         request = _Request(message, list(descriptors), seconds, on_late, about)
@@ -123,7 +124,7 @@ class WorkerProcess:
             raise
 
     def _send(self) -> None:
-        """Send as many requests as the child may have at a time, to a new one if it ended or can't get descriptors."""
+        """Send as many requests as the child may have; if it ended or can't get descriptors, to a new child."""
         while self._waiting and len(self._asked) < self._window:
             request, fresh = self._waiting[0], self._child.channel is None
             if request.future.done():  # cancelled
@@ -290,7 +291,7 @@ class WorkerProcess:
         return self._ended() if ended and not self._asked else None
 
     def forget_failures(self) -> None:
-        """Delay the next start no more: the child answered, or its input alone was to blame."""
+        """Stop delaying the next start: the child answered, or only its input was at fault."""
         self.failures_in_a_row = 0
 
     def malformed(self, what: str) -> WorkerFailed:
@@ -314,7 +315,7 @@ class WorkerProcess:
         self._child.end(kill=kill)
 
     async def end(self) -> None:
-        """Do as `stop` does, while the loop goes on."""
+        """Do as `stop` does, without blocking the loop."""
         self.stop(0)
         try:
             await self._child.gone()

@@ -1,4 +1,4 @@
-"""The terminal: a frame of rows, painted by curses, and the action of each key, until the person quits."""
+"""The terminal: a frame of rows, painted by curses, and the action of each key, until the user quits."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from resolver.cli.show import Line
 
 _POLL_MILLISECONDS: Final = 100
-#: Cells of the columns at the width below which the list is scrolled sideways, and of one step of it.
+#: Cells: the least width without sideways scrolling, that of each column there, and of one scrolling step.
 _LEAST, _TITLE, _BAR, _PIDS, _PERCENT, _MEMORY, _STEP = 80, 21, 8, 17, 6, 12, 8
-#: Attribute and colour of each style; -1 is the terminal's own colour, as in other styles.
+#: Attribute and colour of each style; -1 is the terminal's colour. Other styles have neither.
 _STYLES: Final = {
     "bold": (curses.A_BOLD, -1),
     "dim": (curses.A_DIM, -1),
@@ -47,7 +47,7 @@ _BOTTOM: Final = "q quit  ↑↓←→ move  u m n i sort  r reverse  f fold  / 
 
 
 class Reading(NamedTuple):
-    """The last reading that succeeded, and the error of those after it, since when (Unix time)."""
+    """The last successful reading; ``error`` of later attempts, ``since`` their begin (Unix time)."""
 
     status: Status
     rows: list[Row]
@@ -81,7 +81,7 @@ class Screen:
         self._node, self._top, self._left, self._room, self._editing = node, 0, 0, 1, False
 
     def press(self, key: str) -> bool:
-        """Do the key's action: a letter's, or that of a key by its name in curses; False to quit."""
+        """Do the action of a key, which is a letter or a name in curses; False to quit."""
         choice = self.choice
         if self._editing:
             self._editing = key not in ("\n", "\r", "KEY_ENTER", "\x1b")
@@ -139,7 +139,7 @@ class Screen:
         return [*lines, clip([(keys, "bold")], width)][:height]
 
     def _select(self, rows: list[Row]) -> None:
-        """Show these rows; the cursor stays on its row wherever that goes, and is visible."""
+        """Show these rows; the cursor stays on its row, and that row visible."""
         at = max(min(self.cursor, len(self.rows) - 1), 0)
         key = self.rows[at].key if at else ""
         self.rows, last = rows, max(len(rows) - 1, 0)
@@ -166,7 +166,7 @@ def _columns(width: int) -> tuple[int, int]:
 
 
 def row_line(row: Row, width: int) -> Line:
-    """Return a row in its columns. A row without PIDs has their room for its title."""
+    """Return a row in its columns; without PIDs, its title takes their room."""
     title, bar = _columns(width)
     indent, numbers = "  " * row.depth, ""
     if row.pids:
@@ -252,7 +252,7 @@ def _paint(window: curses.window, lines: list[Line], styles: Mapping[str, int]) 
     for number, line in enumerate(lines):
         window.move(number, 0)
         for text, style in line:
-            with contextlib.suppress(curses.error):  # after the last cell is no place for the cursor
+            with contextlib.suppress(curses.error):  # the cursor has no place after the last cell
                 window.addstr(text, styles.get(style, 0))
     window.refresh()
 
