@@ -102,27 +102,21 @@ class Watches:
         if self._inotify is None:
             return False
         began, lost = time.thread_time(), False
-        events = self._inotify.read()
-        counts: Counter[int] = Counter()
-        happened: dict[int, int] = {}
-        for number, mask in events:
-            counts[number] += 1
-            happened[number] = happened.get(number, 0) | mask
-        self._counters[CounterName.WATCH_EVENTS] += len(events)
+        events = Counter(self._inotify.read())
+        self._counters[CounterName.WATCH_EVENTS] += events.total()
         records: Counter[Account] = Counter()
-        for number, mask in happened.items():
+        for (number, mask), count in events.items():
             if mask & OVERFLOW:
                 self._counters[CounterName.WATCH_OVERFLOWS] += 1
                 lost = True
-                continue
-            for key in list(self._keys.get(number, ())):
+            for place, key in enumerate(list(self._keys.get(number, ()))):
                 watched = self._watched[key]
                 if mask & IGNORED:
                     self.forget(key)
                 watched.on_event(mask)
-                records[watched.record] += counts.pop(number, 0)  # by several keys it is counted once
+                records[watched.record] += 0 if place else count  # by several keys it is counted once
         if events:
-            self._charge(records, (time.thread_time() - began) / len(events))
+            self._charge(records, (time.thread_time() - began) / events.total())
         return lost
 
     def _charge(self, records: Counter[Account], seconds: float) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
 from resolver.base.reasons import SampleReason
-from resolver.gpu.attribution import Joined
+from resolver.gpu.attribution import Joined, total
 from resolver.gpu.sampler import DeviceSamples
 from resolver.state import Container, ContainerUse, LimitState, Process, RegionReport, tally
 from resolver.usage.windows import KEPT_SECONDS, DeviceTime, Window
@@ -69,18 +69,14 @@ class _Entry:
         self.idle: float | None = None  # seconds without use
         self._history = deque([self.sums])
 
-    def add(self, window: Window, used: float | None, total: float, processes: list[Process]) -> None:
-        """Count a window's GPU-seconds, None if unknown, of these processes; the device's are ``total``."""
-        seconds, unknown, memory = window.covered, window.unknown, [process.memory for process in processes]
+    def add(self, window: Window, used: float | None, whole: float, processes: list[Process]) -> None:
+        """Count a window's GPU-seconds, None if unknown, of these processes; the device's are ``whole``."""
+        seconds, unknown = window.covered, window.unknown
         if used is None:
             seconds, unknown, used = 0.0, unknown + seconds, 0.0
-        new = _Sums(seconds + unknown, used, unknown, total if 0 < used < total else 0.0)
+        new = _Sums(seconds + unknown, used, unknown, whole if 0 < used < whole else 0.0)
         self.sums = _Sums(*map(sum, zip(self.sums, new, strict=True)))
-        self.byte_seconds += (
-            seconds
-            * sum(memory_used for memory_used in memory if memory_used is not None)
-            * (None not in memory)
-        )
+        self.byte_seconds += seconds * (total([process.memory for process in processes]) or 0)
         if used or not processes:
             self.idle = None
         elif seconds:
@@ -184,17 +180,17 @@ class Accounts:
         if taken is None:
             return
         window, used = taken
-        joules, total = window.covered * (device.power or 0.0), sum(used.values())
-        if joules and not total:
+        joules, whole = window.covered * (device.power or 0.0), sum(used.values())
+        if joules and not whole:
             self.unused_joules[uuid] = self.unused_joules.get(uuid, 0.0) + joules
         for key, entry in self.entries.items():
             if key[3] != uuid:
                 continue
             members = of.get(key, [])
             unknown = any(process.sm_util is None for process in members)
-            entry.add(window, None if unknown else used.get(key, 0.0), total, members)
+            entry.add(window, None if unknown else used.get(key, 0.0), whole, members)
             if device.power is not None and not unknown:
-                entry.joules = (entry.joules or 0.0) + (joules * used.get(key, 0.0) / total if total else 0.0)
+                entry.joules = (entry.joules or 0.0) + (joules * used.get(key, 0.0) / whole if whole else 0.0)
 
     def uses(
         self, regions: Iterable[RegionReport], containers: Iterable[Container]
