@@ -16,14 +16,7 @@ from resolver.pids.scan import ScanSource
 from tests.fakes.direct import at_once, catch_up
 
 DEVICE, HOOK = "8:1", "/usr/local/vgpu/containers"
-
-
-OURS = SharedDirectory(DEVICE, f"{HOOK}/uid-1_main")
-
-
-OTHERS = SharedDirectory(DEVICE, f"{HOOK}/uid-2_main")
-
-
+OURS, OTHERS = (SharedDirectory(DEVICE, f"{HOOK}/uid-{number}_main") for number in (1, 2))
 INODE = 4242
 
 
@@ -71,16 +64,25 @@ class FakeProc:
         mounts: str | None = None,
         mapped: str | None = None,
         state: str = "S",
+        cgroup: str = "0::/",
+        pidns: int = 0,
+        parent: int = 1,
+        start: int | None = None,
     ) -> Path:
         place = self.root / str(host_pid)
         (place / "task" / str(host_pid)).mkdir(parents=True, exist_ok=True)
-        numbers = "\t".join(map(str, (host_pid, *ns_pids)))
-        stat = f"{host_pid} (a) b) {state} " + " ".join(["0"] * 18) + f" {host_pid * 10} 0 0\n"
+        if pidns:
+            (place / "ns").mkdir(exist_ok=True)
+            (place / "ns/pid").unlink(missing_ok=True)
+            (place / "ns/pid").symlink_to(f"pid:[{pidns}]")
+        numbers, start = "\t".join(map(str, (host_pid, *ns_pids))), host_pid * 10 if start is None else start
+        stat = f"{host_pid} (a) b) {state} {parent} " + " ".join(["0"] * 17) + f" {start} 0 0\n"
         files = {
-            "status": f"Name:\tx\nState:\t{state}\nTgid:\t{host_pid}\nPPid:\t1\nNSpid:\t{numbers}\n",
+            "status": f"Name:\tx\nState:\t{state}\nTgid:\t{host_pid}\nPPid:\t{parent}\nNSpid:\t{numbers}\n",
             "stat": stat,
             f"task/{host_pid}/stat": stat,
-            "cgroup": "0::/\n",
+            "comm": "x\n",
+            "cgroup": f"{cgroup}\n",
             "mountinfo": mountinfo(OURS) if mounts is None else mounts,
             "maps": maps() if mapped is None else mapped,
         }

@@ -22,6 +22,7 @@ from resolver.linux import cgroup_directories
 from resolver.linux.cgroup_directories import cgroup_roots, find_directories, processes_in
 from resolver.linux.mounts import Mount
 from resolver.linux.procfs import HOST_PIDNS, Procfs
+from tests.fakes.procs import FakeProc
 
 A, B = "a1b2c3d4e5f60718" * 4, "a1b2c3ffe5f60718" * 4
 UID = "0a1b2c3d-1111-4222-8333-444455556666"
@@ -248,20 +249,10 @@ def make_proc(tmp_path: Path) -> MakeProc:
     """A /proc of files: ``host_pid=((NSpid numbers), inode of its namespace, parent, start time)``."""
 
     def make(*processes: ProcessFacts) -> tuple[Procfs, list[Member]]:
-        for host_pid, inside, pidns, ppid, start in processes:
-            directory = tmp_path / str(host_pid)
-            (directory / "ns").mkdir(parents=True)
-            (directory / f"task/{host_pid}").mkdir(parents=True)
-            (directory / "ns/pid").symlink_to(f"pid:[{pidns}]")
-            numbers = "\t".join(map(str, (host_pid, *inside)))
-            (directory / "status").write_text(
-                f"Name:\tx\nState:\tS (sleeping)\nTgid:\t{host_pid}\nPPid:\t{ppid}\nNSpid:\t{numbers}\nVmPeak:\n"
-            )
-            stat = f"{host_pid} (a) b) S {ppid} " + " ".join(["0"] * 17) + f" {start} 0 0\n"
-            (directory / f"task/{host_pid}/stat").write_text(stat)
-            (directory / "comm").write_text("x\n")
-        procfs = Procfs(str(tmp_path))
-        return procfs, members_of(procfs, [process[0] for process in processes])
+        proc = FakeProc(tmp_path)
+        for host_pid, inside, pidns, parent, start in processes:
+            proc.put(host_pid, *inside, pidns=pidns, parent=parent, start=start)
+        return proc.procfs, members_of(proc.procfs, [process[0] for process in processes])
 
     return make
 

@@ -61,16 +61,6 @@ def threads() -> Iterator[tuple[int, list[int]]]:
         process.kill()
 
 
-class Proc(FakeProc):
-    def process(self, host_pid: int, cgroup: str, tgid: int | None = None) -> None:
-        place = self.put(host_pid, 7)
-        (place / "cgroup").write_text(f"0::{cgroup}\n")
-        if tgid:
-            status = place / "status"
-            status.write_text(status.read_text().replace(f"Tgid:\t{host_pid}", f"Tgid:\t{tgid}"))
-            (place / f"task/{host_pid}").rename(place / f"task/{tgid}")
-
-
 def test_values_idle_and_unknown() -> None:
     result = joined(
         owners={10, 11, 12},
@@ -118,20 +108,22 @@ def test_threads_are_one_process(threads: tuple[int, list[int]]) -> None:
 def test_a_process_without_a_slot_keeps_a_reason(
     tmp_path: Path, cgroup: str, reason: SampleReason, container: str, *, hami: bool
 ) -> None:
-    proc = Proc(tmp_path)
-    proc.process(500, cgroup)
+    proc = FakeProc(tmp_path)
+    proc.put(500, 7, cgroup=f"0::{cgroup}")
     result = joined({500: 30}, owners={10}, hami={CID} if hami else set(), procfs=proc.procfs)
     assert result.orphans == (Sample(500, "GPU-a", 30, reason, container or None),)
     assert result.utilization(500, "GPU-a") is None
 
 
 def test_a_process_that_ended_still_has_its_container(tmp_path: Path) -> None:
-    proc = Proc(tmp_path)
-    proc.process(500, f"/docker/{CID}")
-    proc.process(550, "/user.slice/session-1.scope")
+    proc = FakeProc(tmp_path)
+    proc.put(500, 7, cgroup=f"0::/docker/{CID}")
+    proc.put(550, 7, cgroup="0::/user.slice/session-1.scope")
     pidmap = PidMap(ScanSource(proc.procfs))
     pidmap.name_container(600, "uid_main")  # it owned a slot
-    proc.process(501, "/", tgid=500)
+    status = (thread := proc.put(501, 7)) / "status"
+    status.write_text(status.read_text().replace("Tgid:\t501", "Tgid:\t500"))
+    (thread / "task/501").rename(thread / "task/500")
     alive = joined({501: 30, 550: 3}, procfs=proc.procfs, pidmap=pidmap)
     assert alive.orphans == (
         Sample(501, "GPU-a", 30, SampleReason.NO_SHARED_REGION, CID),
@@ -161,8 +153,8 @@ def listed(load: dict[int, int], memory: dict[int, int | None] | None, **changes
 @pytest.mark.parametrize("status", [OK, FAILED, UNSUPPORTED])
 def test_process_is_known_by_its_sample_or_by_the_list(tmp_path: Path, status: str) -> None:
     """Where samples are missing, its memory is known all the same."""
-    proc = Proc(tmp_path)
-    proc.process(500, f"/docker/{CID}")
+    proc = FakeProc(tmp_path)
+    proc.put(500, 7, cgroup=f"0::/docker/{CID}")
     result = joined(
         owners={10, 11},
         procfs=proc.procfs,

@@ -67,13 +67,9 @@ class Room:
         inode: int = 77,
         mount: int = 30,
     ) -> Path:
-        mounts = mountinfo((DEVICE, TREE, TREE))
-        place = self.proc.put(host_pid, 7, mounts=mounts, mapped=maps())
-        slice_ = f"kubepods-pod{pod.replace('-', '_')}.slice"
-        cgroup = (
-            f"0::/kubepods.slice/{slice_}/cri-containerd-{container}.scope\n" if pod else "0::/init.scope\n"
-        )
-        (place / "cgroup").write_text(cgroup)
+        below = f"kubepods-pod{pod.replace('-', '_')}.slice/cri-containerd-{container}.scope"
+        cgroup = f"0::/kubepods.slice/{below}" if pod else "0::/init.scope"
+        place = self.proc.put(host_pid, 7, mounts=mountinfo((DEVICE, TREE, TREE)), cgroup=cgroup)
         for name in ("fd", "fdinfo"):
             (place / name).mkdir(exist_ok=True)
         if opened:

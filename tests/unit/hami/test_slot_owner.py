@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -74,7 +75,7 @@ def test_the_owner_has_the_number_the_mount_and_the_mapping(proc: FakeProc) -> N
     ],
 )
 def test_one_process_and_its_number(
-    proc: FakeProc, ns_pids: tuple[int, ...], options: dict[str, str], asked: int, expected: object
+    proc: FakeProc, ns_pids: tuple[int, ...], options: dict[str, Any], asked: int, expected: object
 ) -> None:
     proc.put(100, *ns_pids, **options)
     assert proc.find(asked) == expected
@@ -269,36 +270,28 @@ def test_mounts_that_are_made_after_the_process_was_seen(proc: FakeProc) -> None
 
 # ---- by key ------------------------------------------------------------------------------------
 
-CONTAINER, OTHER = f"0::/docker/{'a' * 64}\n", f"0::/docker/{'b' * 64}\n"
-
-
-def in_namespace(place: Path, pidns: int, cgroup: str = CONTAINER) -> Path:
-    (place / "ns").mkdir(exist_ok=True)
-    (place / "ns/pid").unlink(missing_ok=True)
-    (place / "ns/pid").symlink_to(f"pid:[{pidns}]")
-    (place / "cgroup").write_text(cgroup)
-    return place
+CONTAINER, OTHER = f"0::/docker/{'a' * 64}", f"0::/docker/{'b' * 64}"
 
 
 def with_container(proc: FakeProc, pidns: int = 5001) -> None:
-    in_namespace(proc.put(100, 1), pidns)
+    proc.put(100, 1, pidns=pidns, cgroup=CONTAINER)
 
 
 def test_only_the_containers_namespace_is_searched(proc: FakeProc) -> None:
     with_container(proc)
-    in_namespace(proc.put(101, 7), 5001)
-    in_namespace(proc.put(102, 7), 5002)  # it would fit, but its namespace is unknown
+    proc.put(101, 7, pidns=5001, cgroup=CONTAINER)
+    proc.put(102, 7, pidns=5002, cgroup=CONTAINER)  # it would fit, but its namespace is unknown
     assert proc.find(7) == 101
-    in_namespace(proc.put(103, 1, mounts=mountinfo(OTHERS)), 5002, OTHER)
+    proc.put(103, 1, mounts=mountinfo(OTHERS), pidns=5002, cgroup=OTHER)
     assert proc.find(7) == 101
     assert proc.find(7, OTHERS) is UnresolvedReason.OTHER_CONTAINER
 
 
 def test_a_process_of_the_hosts_namespace_is_asked_for_too(proc: FakeProc) -> None:
     with_container(proc)
-    in_namespace(proc.put(208, mounts=mountinfo()), procfs_module.HOST_PIDNS, "0::/system.slice/x\n")
+    proc.put(208, mounts=mountinfo(), pidns=procfs_module.HOST_PIDNS, cgroup="0::/system.slice/x")
     assert proc.find(208) is UnresolvedReason.NO_SUCH_PROCESS
-    in_namespace(proc.put(207), procfs_module.HOST_PIDNS)
+    proc.put(207, pidns=procfs_module.HOST_PIDNS, cgroup=CONTAINER)
     assert proc.find(207) == 207
     assert proc.find(208) is UnresolvedReason.OTHER_CONTAINER  # the host's namespace is the container's now
 
@@ -307,9 +300,9 @@ def test_host_mounts_are_recognized_without_mount_table(proc: FakeProc) -> None:
     """Reading any mount table waits for whoever copies another one (namespace_sem)."""
     procfs = counting(proc)
     with_container(proc)
-    in_namespace(proc.put(101, 7), 5001)
+    proc.put(101, 7, pidns=5001, cgroup=CONTAINER)
     for host_pid, mounts in ((2, 4001), (7, 4001), (8, 4002)):
-        place = in_namespace(proc.put(host_pid, mounts=mountinfo()), procfs_module.HOST_PIDNS, "0::/x\n")
+        place = proc.put(host_pid, mounts=mountinfo(), pidns=procfs_module.HOST_PIDNS, cgroup="0::/x")
         (place / "ns/mnt").symlink_to(f"mnt:[{mounts}]")
     assert proc.find(7) == 101
     assert proc.find(8) is UnresolvedReason.NO_SUCH_PROCESS
@@ -320,9 +313,9 @@ def test_host_mounts_are_recognized_without_mount_table(proc: FakeProc) -> None:
 def test_a_process_that_shows_no_mount_is_told_by_its_cgroup(proc: FakeProc) -> None:
     """After chroot, or in a mount namespace of its own."""
     with_container(proc)
-    place = in_namespace(proc.put(101, 7, mounts=mountinfo()), 5001)
+    place = proc.put(101, 7, mounts=mountinfo(), pidns=5001, cgroup=CONTAINER)
     assert proc.find(7) == 101
-    (place / "cgroup").write_text(OTHER)
+    (place / "cgroup").write_text(f"{OTHER}\n")
     assert proc.find(7) is UnresolvedReason.OTHER_CONTAINER
     (place / "cgroup").write_text("0::/\n")
     assert proc.find(7) is UnresolvedReason.OTHER_CONTAINER
@@ -331,8 +324,8 @@ def test_a_process_that_shows_no_mount_is_told_by_its_cgroup(proc: FakeProc) -> 
 def test_named_process_in_unknown_namespace_is_checked(proc: FakeProc) -> None:
     """Two containers share the directory; the second one is too new to be in the index."""
     with_container(proc)
-    in_namespace(proc.put(101, 7), 5001)
-    place = in_namespace(proc.put(201, 7), 6001, OTHER)
+    proc.put(101, 7, pidns=5001, cgroup=CONTAINER)
+    place = proc.put(201, 7, pidns=6001, cgroup=OTHER)
     assert proc.find(7) == 101
 
     assert proc.ask(rival=201) is UnresolvedReason.AMBIGUOUS
@@ -351,8 +344,8 @@ def test_named_process_in_unlisted_namespace_is_checked(
 ) -> None:
     """A process that hangs outlives its namespace's first one; another container may share its claim."""
     with_container(proc)
-    in_namespace(proc.put(101, 7), 5001)
-    in_namespace(proc.put(102, 7), 5002, OTHER)
+    proc.put(101, 7, pidns=5001, cgroup=CONTAINER)
+    proc.put(102, 7, pidns=5002, cgroup=OTHER)
     monkeypatch.setattr(proc.pidmap.source, "everywhere", lambda _ns_pid: iter([101]))
     assert proc.find(directory=ClaimDirectory(*OURS)) == 101
     assert proc.ask(directory=ClaimDirectory(*OURS), rival=102) is UnresolvedReason.AMBIGUOUS
@@ -387,7 +380,7 @@ def test_walk_among_all_processes_pauses_after_each(proc: FakeProc, happens: str
 def test_a_walk_that_fails_loses_no_descriptor(proc: FakeProc, monkeypatch: pytest.MonkeyPatch) -> None:
     """Others may share a claim, so one that fits is held while all processes are searched."""
     with_container(proc)
-    in_namespace(proc.put(101, 7), 5001)
+    proc.put(101, 7, pidns=5001, cgroup=CONTAINER)
     assert proc.find() == 101
 
     def refuse(_ns_pid: int) -> Iterator[int]:
@@ -407,8 +400,8 @@ def test_a_walk_that_fails_loses_no_descriptor(proc: FakeProc, monkeypatch: pyte
 
 def test_pid_is_vacant_only_after_a_seen_owner(proc: FakeProc) -> None:
     with_container(proc)
-    owner = in_namespace(proc.put(101, 7), 5001)
-    in_namespace(proc.put(102, 8, mounts=mountinfo(), mapped=""), 5001)
+    owner = proc.put(101, 7, pidns=5001, cgroup=CONTAINER)
+    proc.put(102, 8, mounts=mountinfo(), mapped="", pidns=5001, cgroup=CONTAINER)
     proc.refresh()
     assert not proc.containers.vacant(OURS, 9)  # no PID is known to be of this kernel
     assert proc.find(7) == 101
@@ -426,14 +419,14 @@ def test_pid_is_vacant_only_after_a_seen_owner(proc: FakeProc) -> None:
 def test_process_ending_during_vacancy_check(proc: FakeProc, monkeypatch: pytest.MonkeyPatch) -> None:
     """A container that forks without end ended the pass of all of them with it, and the daemon after ten."""
     with_container(proc)
-    in_namespace(proc.put(101, 7), 5001)
+    proc.put(101, 7, pidns=5001, cgroup=CONTAINER)
     proc.refresh()
     assert proc.find(7) == 101
     monkeypatch.setattr(proc.containers, "_by_key", lambda *_: [102])
     assert proc.containers.vacant(OURS, 9)
     # A live process of unknown container may be the container's.
     monkeypatch.setattr(proc.containers, "_by_key", lambda *_: [103])
-    (in_namespace(proc.put(103, 9), 5001) / "ns/pid").unlink()
+    (proc.put(103, 9, pidns=5001, cgroup=CONTAINER) / "ns/pid").unlink()
     assert not proc.containers.vacant(OURS, 9)
 
 
@@ -501,8 +494,7 @@ def test_trees_of_a_tenants_making_hide_no_other(proc: FakeProc, *, first: bool)
 
     def put(host_pid: int, *trees: str) -> None:
         mounted = mountinfo(preload, *((DEVICE, tree, f"/usr/local/vgpu{tree}") for tree in trees))
-        (proc.put(host_pid, 1, mounts=mounted, mapped="") / "ns").mkdir()
-        (proc.root / f"{host_pid}/ns/pid").symlink_to(f"pid:[{4026532000 + host_pid}]")
+        proc.put(host_pid, 1, mounts=mounted, mapped="", pidns=4026532000 + host_pid)
 
     proc.put(100, 7)
     assert not isinstance(proc.find(), UnresolvedReason)

@@ -11,6 +11,7 @@ from resolver.containers.log_names import ContainerNames
 from resolver.linux.procfs import MAX_TENANT_FILE, Procfs
 from resolver.usage.running_containers import Census
 from tests.fakes.direct import at_once
+from tests.fakes.procs import FakeProc
 
 UID = "3f6f7b9e-2d0c-4a8b-9a51-0d3c5e1f7a21"
 CONTAINER = "ab" * 32
@@ -18,21 +19,14 @@ CONTAINER = "ab" * 32
 
 def scene(tmp_path: Path, comm: str, mounts: str, names: ContainerNames | None = None) -> Census:
     """A census that has looked at one process in a pod."""
-    process = tmp_path / "4711"
-    process.mkdir()
-    (process / "cgroup").write_text(f"0::/kubepods/besteffort/pod{UID}/{CONTAINER}\n")
-    if mounts:
-        (process / "mountinfo").write_text(mounts)
-    else:
+    cgroup = f"0::/kubepods/besteffort/pod{UID}/{CONTAINER}"
+    process = FakeProc(tmp_path).put(4711, mounts=mounts, cgroup=cgroup)
+    if not mounts:
+        (process / "mountinfo").unlink()
         (process / "mountinfo").mkdir()  # reading it fails
     (process / "comm").write_text(f"{comm}\n")
-    census = Census(
-        Procfs(str(tmp_path)),
-        cast("Any", SimpleNamespace()),
-        cast("Any", SimpleNamespace()),
-        names or ContainerNames("", ""),
-        Journal(),
-    )
+    no_map, names = cast("Any", None), names or ContainerNames("", "")
+    census = Census(Procfs(str(tmp_path)), no_map, no_map, names, Journal())
     at_once(census.identify(CONTAINER, 4711, 4026532000, None))
     return census
 
