@@ -1,16 +1,17 @@
 """Names of pods and containers, from kubelet's log directories, which belong to root."""
 
 import os
+import re
 import time
 from collections.abc import Iterable
 
 from resolver.base.records import NamedTuple
 
-#: Kubelet cuts a link's name at 255 bytes (``logSymlink`` in pkg/kubelet/kuberuntime/legacy.go), and so its id.
-_SHORTEST_ID = 12
-_HEX = frozenset("0123456789abcdef")
+#: Kubelet's link to a container's log; no part holds an underscore (RFC 1123 names).
+_LINK = re.compile(r"([^_]+)_([^_]+)_([^_]+)-([0-9a-f]{12,64})\.log")
 #: Kubelet's directory of pods' logs, by default.
 POD_LOGS_DIR = "/var/log/pods"
+#: Kubelet cuts a link's name at so many bytes (``logSymlink`` in pkg/kubelet/kuberuntime/legacy.go), and so its id.
 _ID_DIGITS, _LONGEST_LINK = 64, 255
 #: A directory's change within this time before a listing may carry the same time stamp as later ones (kernel ticks).
 _TICK_NS = 50_000_000
@@ -114,25 +115,13 @@ def parse_names(entries: list[str]) -> dict[str, tuple[str, str]]:
 
 
 def parse_links(entries: list[str]) -> dict[str, LogName]:
-    """Names by container id, or by its start where kubelet has cut it; parts contain no underscore (RFC 1123 names).
-
-    A start that fits two containers is left out.
-    """
+    """Return the names by container id, or by its start where kubelet has cut it; none if it fits two containers."""
     names: dict[str, LogName] = {}
     shared: set[str] = set()
     for entry in entries:
-        stem, _, container_id = entry.removesuffix(".log").rpartition("-")
-        parts, digits = stem.split("_"), len(container_id)
-        if (
-            len(parts) != 3
-            or not all(parts)
-            or not entry.endswith(".log")
-            or not _HEX.issuperset(container_id)
-        ):
-            continue
-        pod, namespace, container = parts
-        if digits == _ID_DIGITS or (_SHORTEST_ID <= digits < _ID_DIGITS and len(entry) == _LONGEST_LINK):
-            name = LogName(namespace, pod, container)
-            if names.setdefault(container_id, name) != name:
-                shared.add(container_id)
+        link = _LINK.fullmatch(entry)
+        if link is not None and (len(link[4]) == _ID_DIGITS or len(entry) == _LONGEST_LINK):
+            name = LogName(link[2], link[1], link[3])
+            if names.setdefault(link[4], name) != name:
+                shared.add(link[4])
     return {container_id: name for container_id, name in names.items() if container_id not in shared}

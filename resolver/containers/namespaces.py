@@ -146,9 +146,8 @@ def _made_inside(procfs: Procfs, top: list[Member], inits: list[Member]) -> bool
         raise Ambiguous(
             "which PID namespace is the container's own, and which was made inside it, is unknown: choose with --pidns",
             tuple(
-                f"--pidns {namespace.pidns}  (host PID {group[0].host_pid})"
-                for group in (top, inits)
-                for namespace in (_only(procfs, group[:1]),)
+                f"--pidns {_only(procfs, [first]).pidns}  (host PID {first.host_pid})"
+                for first in (top[0], inits[0])
             ),
         )
     return born_top < born_init

@@ -7,7 +7,6 @@ import stat
 import time
 from collections.abc import Callable, Container, Sequence
 
-from resolver.base.budget import Budgets
 from resolver.base.errors import CannotKnow, RegionRejected, WorkerFailed
 from resolver.base.reasons import RegionReason
 from resolver.base.retry import longer
@@ -139,11 +138,10 @@ class Candidates:
         discovery: Discovery,
         names: ContainerNames,
         reader: TenantReader,
-        budgets: Budgets,
         clock: Callable[[], float],
     ) -> None:
         self._discovery, self._clock = discovery, clock
-        self._names, self._reader, self._budgets = names, reader, budgets
+        self._names, self._reader = names, reader
         self.accepted: dict[str, Candidate] = {}
 
     async def check(self, candidate: Candidate, identity: tuple[int, int], changed: float) -> None:
@@ -156,9 +154,6 @@ class Candidates:
             self.release(candidate)
             candidate.start_anew(identity, now, time.time() - changed)
         if candidate.region is not None or (now < candidate.retry_at and not candidate.half_made):
-            return
-        if self._budgets.over(candidate.directory.path):
-            candidate.retry_at = now + LATER
             return
         try:
             region, location = await self._open(candidate)

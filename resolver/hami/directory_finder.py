@@ -61,7 +61,7 @@ class DirectoryFinder(Discovery):
         super().__init__(clock, wake)
         self._names = names or ContainerNames("", "")
         self._reader, self._budgets = reader or TenantReader(procfs), budgets or Budgets()
-        self._candidates = Candidates(self, self._names, self._reader, self._budgets, clock)
+        self._candidates = Candidates(self, self._names, self._reader, clock)
         given = {root.path: root for root in map(Root, containers_dirs) if root.path != AUTO}
         self._auto = AUTO in containers_dirs
         usual = (path for path in KNOWN_DIRS if self._auto and path not in given)

@@ -145,7 +145,7 @@ class MappingFinder(Discovery):
                     hold = receive(offered, os.O_PATH)
                     try:
                         name = f"{container_id or 'host'}:{printable(path)}"
-                        await self._add_mapping(handle.process, hold, name, container_id)
+                        await self._add_mapping(handle.process, hold, name, container_id, payer)
                     finally:
                         let_go(hold)
                     process.refused_as = ""
@@ -157,11 +157,11 @@ class MappingFinder(Discovery):
                 process.refused_as = name
                 self.report(name, why)
 
-    async def _add_mapping(self, process: ProcessIdentity, hold: int, name: str, container_id: str) -> None:
+    async def _add_mapping(
+        self, process: ProcessIdentity, hold: int, name: str, container_id: str, payer: str
+    ) -> None:
         """Check, then open a held file of the process."""
-        host_pid = process.host_pid
-        payer = container_id or f"process {host_pid}"
-        held = f"/proc/{os.getpid()}/fd/{hold}"
+        host_pid, held = process.host_pid, f"/proc/{os.getpid()}/fd/{hold}"
         place = await self._reader.ask(
             payer, ALL, place_of_held, os.getpid(), hold, host_pid, NAME, sorted(FILE_SYSTEMS)
         )

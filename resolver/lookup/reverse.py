@@ -11,7 +11,7 @@ from resolver.base.text import printable
 from resolver.containers.find import Wanted, find_container, name_of, require_host_cgroupns
 from resolver.containers.log_names import PodNames
 from resolver.containers.namespaces import goes_through, members_of, own_namespace
-from resolver.linux.cgroup import cgroup_paths, parse_cgroup
+from resolver.linux.cgroup import NO_CONTAINER, cgroup_paths, parse_cgroup
 from resolver.linux.host_view import require_host_view
 from resolver.linux.procfs import HOST_PIDNS, ProcessIdentity, Procfs
 
@@ -71,11 +71,11 @@ def _read(procfs: Procfs, process: ProcessIdentity, pods: PodNames | None) -> Re
     host_pid, start_time, ns_pids = process
     levels = _levels(procfs, host_pid, ns_pids)
     cgroup = procfs.cgroup(host_pid)
-    container = parse_cgroup(cgroup)
-    if container is None:
-        require_host_cgroupns(procfs, f"the cgroup of process {host_pid} shows no container")
+    container = parse_cgroup(cgroup) or NO_CONTAINER
     name, container_pid, names = None, None, ("", "")
-    if container is not None:
+    if not container.container_id:
+        require_host_cgroupns(procfs, f"the cgroup of process {host_pid} shows no container")
+    else:
         name, container_pid = _inside(procfs, process, container.container_id, container.pod_uid)
         if pods is not None and container.pod_uid is not None:
             pods.refresh()
@@ -84,16 +84,16 @@ def _read(procfs: Procfs, process: ProcessIdentity, pods: PodNames | None) -> Re
         host_pid=host_pid,
         tid=None,
         levels=levels,
-        container_id=container.container_id if container else None,
+        container_id=container.container_id or None,
         container_pid=container_pid,
-        pod_uid=container.pod_uid if container else None,
+        pod_uid=container.pod_uid,
         container_name=name,
         namespace=names[0] or None,
         pod=names[1] or None,
-        runtime=container.runtime if container else None,
+        runtime=container.runtime,
         comm=procfs.comm(host_pid),
         start_time=start_time,
-        no_container=None if container else _no_container(cgroup, levels),
+        no_container=None if container.container_id else _no_container(cgroup, levels),
     )
 
 
