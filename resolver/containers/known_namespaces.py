@@ -13,7 +13,6 @@ import heapq
 import math
 import time
 from collections.abc import Callable, Coroutine, Hashable, Iterator, Mapping
-from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -23,13 +22,12 @@ from resolver.base.errors import AccessDenied, CannotKnow, ProcessGone, WorkerFa
 from resolver.containers.namespaces import is_gvisor
 from resolver.linux.procfs import HOST_PIDNS, Procfs
 from resolver.pids.pidmap import PidMap
-from resolver.workers.lanes import begin
 
 _K = TypeVar("_K", bound="Hashable")
 
 #: Seconds of one refresh to place namespaces, some 5 us each by the kernel's map, 15 us without.
 SLICE_SECONDS = 0.02
-#: And to read the cgroups and mounts of first processes, some 120 us each.
+#: And to read the cgroups of first processes; a lane reads their mounts.
 READ_SECONDS = 0.005
 #: Seconds from each look to the next, the last one from then on: a runtime adds no mounts to a container that runs.
 _PAUSES = (0.001, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 120.0, 300.0, 600.0)
@@ -69,7 +67,7 @@ class _Readings:
 
     def __init__(self) -> None:
         self.waiting: dict[int, FirstProcess] = {}
-        self.task: Future[None] | asyncio.Task[None] | None = None
+        self.task: asyncio.Task[None] | None = None
 
 
 class Learned(NamedTuple):
@@ -119,7 +117,7 @@ class KnownNamespaces:
             for _ in self.steps(*((SLICE_SECONDS, READ_SECONDS) if bounded else ())):
                 await slices.yield_if_due()
         for reads in (self._first, *(() if bounded else (self._again,))):
-            if isinstance(reads.task, asyncio.Task):
+            if reads.task is not None and not reads.task.done():
                 await asyncio.wait({reads.task}, timeout=_MOUNTS_SECONDS if bounded else None)
 
     def steps(self, placing: float = math.inf, reading: float = math.inf) -> Iterator[None]:
@@ -205,7 +203,7 @@ class KnownNamespaces:
             reads = self._first if first.reads == 1 else self._again
             reads.waiting[first.host_pid] = first
             if reads.task is None or reads.task.done():
-                reads.task = begin(self._read_mounts(reads.waiting))
+                reads.task = asyncio.create_task(self._read_mounts(reads.waiting))
         return True
 
     async def _read_mounts(self, waiting: dict[int, FirstProcess]) -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from resolver.gpu.sampler import Collection
     from resolver.linux.mounts import Mount
 
-#: More rounds of looking for regions are not made. Each opens a file at least, and as many as 15 ms of CPU allow.
+#: More rounds of looking for regions are not made.
 _ROUNDS = 4096
 _STATUS_SECONDS = 3.0
 
@@ -114,11 +114,16 @@ class Node:
         settings = self.settings
         names = ContainerNames(settings.container_logs_dir, settings.pod_logs_dir)
         finder = DirectoryFinder(settings.containers_dir, self.procfs, names=names)
-        try:
+
+        async def search() -> None:
+            finder.refresh(full=True)
             for _ in range(_ROUNDS):
-                changes = finder.refresh(full=True)
-                if not changes.added and not changes.rejected:
+                if not await finder.settle():
                     break
+                finder.refresh(full=False)
+
+        try:
+            asyncio.run(search())
             listing = sorted(finder.regions.items())
             closed = [
                 path for path, region in listing if not os.access(f"/proc/self/fd/{region.fd}", os.W_OK)

@@ -7,7 +7,6 @@ import asyncio
 import math
 import sys
 from collections.abc import Callable, Coroutine, Iterable
-from concurrent.futures import Future
 from typing import Any, ClassVar, Final, NamedTuple, TypeVar
 
 from msgspec import Struct
@@ -18,7 +17,6 @@ from resolver.hami.region import SharedRegion
 from resolver.linux.mappings import Shown, SuperblockPath
 from resolver.linux.procfs import TooLarge
 from resolver.linux.safe_open import translate
-from resolver.workers.lanes import begin
 
 FIRST_PAUSE = 0.25  # seconds until a refused file is tried again, doubled each time
 LONGEST_PAUSE = 30.0
@@ -126,7 +124,7 @@ class Place:
 
     def __init__(self) -> None:
         self.due = 0.0
-        self.work: Future[None] | asyncio.Task[None] | None = None
+        self.work: asyncio.Task[None] | None = None
 
     def rest(self, until: float, soon: float) -> None:
         """End the work: the next is due then, or ``soon`` if there were news of it meanwhile."""
@@ -162,10 +160,10 @@ class Discovery:
 
     async def settle(self) -> bool:
         """Wait for the places that are searched; True if there were any."""
-        work = [place.work for place in self._places()]
-        if tasks := [task for task in work if isinstance(task, asyncio.Task)]:
-            await asyncio.wait(tasks)
-        return bool(tasks)
+        work = [place.work for place in self._places() if place.work is not None]
+        if work:
+            await asyncio.wait(work)
+        return bool(work)
 
     def _places(self) -> Iterable[Place]:
         raise NotImplementedError
@@ -185,11 +183,10 @@ class Discovery:
         return place.work is None
 
     def _begin(self, place: Place, work: Coroutine[Any, Any, None]) -> None:
-        place.due = math.inf
-        place.work = begin(work, self._answered)
-        self._is_idle(place)  # without an event loop, it is done
+        place.due, place.work = math.inf, asyncio.create_task(work)
+        place.work.add_done_callback(self._answered)
 
-    def _answered(self) -> None:
+    def _answered(self, _: object) -> None:
         self._wants = 0.0
         self._wake()
 

@@ -11,10 +11,9 @@ import asyncio
 import json
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from concurrent.futures import Future
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 from resolver.base import errors
 from resolver.base.budget import Budgets
@@ -28,7 +27,6 @@ from resolver.workers.lane import ALL, LEASES, load
 from resolver.workers.means import shortage_of
 from resolver.workers.supervisor import WorkerProcess
 
-_T = TypeVar("_T")
 #: Time limits of the first and the second lane, in seconds.
 LATE_SECONDS, LONGEST_SECONDS = 0.1, 2.0
 #: A question that takes longer moves its container to the second lane, for so long.
@@ -72,26 +70,6 @@ class TenantReader:
         container that can delay the answer, or `ALL`.
         """
         return function(self._procfs, *arguments)
-
-
-def begin(
-    work: Coroutine[Any, Any, _T], on_end: Callable[[], None] = lambda: None
-) -> Future[_T] | asyncio.Task[_T]:
-    """Begin a lane's work, and call ``on_end`` after it; without an event loop, do it now."""
-    try:
-        task = asyncio.get_running_loop().create_task(work)
-    except RuntimeError:
-        done: Future[_T] = Future()
-    else:
-        task.add_done_callback(lambda _: on_end())
-        return task
-    try:
-        work.send(None)
-    except StopIteration as end:
-        done.set_result(end.value)
-    except Exception as error:  # noqa: BLE001 - it is raised where the result is taken
-        done.set_exception(error)
-    return done
 
 
 class Line:

@@ -2,18 +2,20 @@
 
 import gzip
 import json
+import math
 import os
 import struct
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from resolver.base.reasons import RegionReason
 from resolver.hami.directory_finder import DirectoryFinder
-from resolver.hami.discovery import RegionChanges
+from resolver.hami.discovery import Place, RegionChanges
 from resolver.hami.layout import LAYOUTS
+from tests.fakes.direct import at_once
 
 RECORDED = Path(__file__).parent.parent / "fixtures" / "regions"
 #: Layouts that have a recorded file.
@@ -75,7 +77,15 @@ def poke(path: Path, offset: int, code: str, *values: int | bytes) -> None:
         os.close(fd)
 
 
-class CountingFinder(DirectoryFinder):
+class AtOnce(DirectoryFinder):
+    """Searches within `refresh`, without an event loop."""
+
+    def _begin(self, place: Place, work: Coroutine[Any, Any, None]) -> None:
+        place.due = math.inf
+        at_once(work)
+
+
+class CountingFinder(AtOnce):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.counts = Counter[RegionReason]()

@@ -1,5 +1,6 @@
 """A /proc of files, for owners of slots that nobody has to start."""
 
+import asyncio
 import contextlib
 import math
 import os
@@ -90,9 +91,9 @@ class FakeProc:
             (place / name).write_text(text)
         return place
 
-    def refresh(self, *, bounded: bool = True) -> None:
+    def refresh(self) -> None:
         catch_up(self.pidmap)
-        at_once(self.index.catch_up(Slices(math.inf), bounded=bounded))
+        asyncio.run(self.index.catch_up(Slices(math.inf), bounded=False))
 
     def held(self) -> int:
         """Descriptors into this /proc; other tests' threads have some of their own."""

@@ -40,6 +40,7 @@ class Shown(Procfs):
     def __init__(self) -> None:
         super().__init__()
         self.hidden: set[int] = set()
+        self.cpu = 0.0  # seconds for each cgroup
 
     def ns_pids(self, host_pid: int | str) -> tuple[int, ...]:
         if host_pid in self.hidden:
@@ -50,6 +51,7 @@ class Shown(Procfs):
         return 10**6 + int(host_pid)
 
     def cgroup(self, _host_pid: int | str) -> str:
+        burn(self.cpu)
         return "0::/\n"
 
 
@@ -62,13 +64,12 @@ class Room:
         self.index = KnownNamespaces(self.procfs, self.pidmap, lambda: self.clock())  # noqa: PLW0108 - tests exchange it
         self.index.on_mounts_needed(self.mounts)
         self.read: list[tuple[int, float]] = []  # mount tables: host PID, and when
-        self.cpu = self.wait = 0.0  # seconds for each
+        self.wait = 0.0  # seconds for each
         self.broken = 0  # the process with an unreadable mount table
 
     async def mounts(self, host_pid: int) -> frozenset[Hashable]:
         if host_pid == self.broken:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
-        burn(self.cpu)
         if self.wait:
             await asyncio.sleep(self.wait)
         self.read.append((host_pid, self.clock()))
@@ -77,6 +78,14 @@ class Room:
     def lives(self, host_pids: range) -> None:
         self.source.now = {host_pid: host_pid + 7 for host_pid in host_pids}
         catch_up(self.pidmap)
+
+    def steps(self, *seconds: float) -> None:
+        """Bring the index up to date within so many ``seconds`` for placing and reading, and read all due mounts."""
+        asyncio.run(self.settle(self.index.steps(*seconds)))
+
+    async def settle(self, steps: Iterator[None]) -> None:
+        list(steps)
+        await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()})
 
     def known(self) -> list[int]:
         return sorted(self.index.firsts)
@@ -108,14 +117,14 @@ def test_where_the_map_tells_the_namespaces_they_are_not_read(
     monkeypatch.setattr(room.source, "namespaces_of", namespaces_of)
     room.procfs.hidden.update({1000, 1001, 1002})
     room.lives(range(1000, 1004))
-    list(room.index.steps())
+    room.steps()
     assert room.index.of(0) == {10**6 + 1000, 10**6 + 1001}  # the one below belongs to the container, too
     assert room.index.firsts[1001].level == 2
     assert room.index.of(2) == frozenset()
     assert room.index.of(3) == {10**6 + 1003}
 
 
-def test_two_tasks_that_bring_it_up_to_date_at_once_agree(room: Room) -> None:
+async def test_two_tasks_that_bring_it_up_to_date_at_once_agree(room: Room) -> None:
     room.lives(range(1000, 1300))
     steps = room.index.steps()
     for _ in range(3):
@@ -124,35 +133,34 @@ def test_two_tasks_that_bring_it_up_to_date_at_once_agree(room: Room) -> None:
     other = room.index.steps()
     for _ in range(4):
         next(other)
-    list(steps)  # newer ones, too: ended processes don't come back
+    await room.settle(steps)  # newer ones, too: ended processes don't come back
     assert room.known() == list(range(1200, 1500))
     assert not room.index.behind
-    list(other)
+    await room.settle(other)
     assert room.known() == list(range(1200, 1500))
     assert room.index.of(3) == {10**6 + host_pid for host_pid in range(1203, 1500, 10)}
 
 
 def test_without_time_it_says_that_some_may_be_missing(room: Room) -> None:
     room.lives(range(1000, 1300))
-    steps = room.index.steps(0.0)
-    list(steps)
+    room.steps(0.0)
     assert room.index.behind
-    list(room.index.steps())
+    room.steps()
     assert not room.index.behind
 
 
 def test_one_that_could_not_be_placed_is_tried_again(room: Room) -> None:
     room.procfs.hidden.add(1005)
     room.lives(range(1000, 1010))
-    list(room.index.steps())
+    room.steps()
     assert not room.index.behind  # it may just have ended
     assert 10**6 + 1005 not in room.index.of(5)
     for _ in range(5):
-        list(room.index.steps())
+        room.steps()
     assert len(room.index.not_placed) == 1
     room.procfs.hidden.clear()
     catch_up(room.pidmap)
-    list(room.index.steps())
+    room.steps()
     assert 10**6 + 1005 in room.index.of(5)
 
 
@@ -161,7 +169,7 @@ def test_ended_process_leaves_nothing_behind(room: Room) -> None:
     index = room.index
     for left in (3000, 1600, 900, 500, 260, 140, 80, 45, 25, 14, 10):
         room.lives(range(1000, 1000 + left))
-        list(index.steps())
+        room.steps()
     tables = [kept for kept in vars(index).values() if isinstance(kept, dict | set | list)]
     tables += [kept for table in tables if isinstance(table, dict) for kept in table.values()]
     sizes = [(len(kept), sys.getsizeof(kept)) for kept in tables if isinstance(kept, dict | set | list)]
@@ -172,11 +180,11 @@ def test_ended_process_leaves_nothing_behind(room: Room) -> None:
 
 def test_a_number_that_is_used_again_is_another(room: Room) -> None:
     room.lives(range(1000, 1001))
-    list(room.index.steps())
+    room.steps()
     before = room.index.firsts[1000]
     room.source.now = {1000: 5}
     catch_up(room.pidmap)
-    list(room.index.steps())
+    room.steps()
     assert room.index.firsts[1000] is not before
 
 
@@ -185,7 +193,7 @@ def test_a_mount_table_is_read_ever_more_rarely(room: Room) -> None:
     clock = room.clock = Clock()
     room.lives(range(1000, 1001))
     while clock.now < 1000.0 + 7200.0:
-        list(room.index.steps())
+        room.steps()
         clock.now += 0.25
     assert sum(at < 1010.0 for _, at in room.read) >= 7
     assert sum(at > 1000.0 + 3600.0 for _, at in room.read) <= 6
@@ -195,17 +203,17 @@ def test_new_process_is_read_before_hundreds_of_old_ones(room: Room) -> None:
     clock = room.clock = Clock()
     room.lives(range(1000, 1100))
     for _ in range(20):
-        list(room.index.steps())
+        room.steps()
         clock.now += 600.0
 
     room.read.clear()
-    room.cpu = 0.001
+    room.procfs.cpu = 0.001
     room.lives(range(1000, 1101))
-    list(room.index.steps(SLICE_SECONDS, READ_SECONDS))
+    room.steps(SLICE_SECONDS, READ_SECONDS)
     assert room.read[0][0] == 1100
     assert len(room.read) <= 6
     for _ in range(100):  # the others have their turn all the same
-        list(room.index.steps(SLICE_SECONDS, READ_SECONDS))
+        room.steps(SLICE_SECONDS, READ_SECONDS)
     assert {host_pid for host_pid, _ in room.read} == set(range(1000, 1101))
 
 

@@ -64,7 +64,7 @@ def tree(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def find(tree: Path, kubelet: Kubelet) -> Iterator[DirectoryFinder]:
-    finder = DirectoryFinder([str(tree)], Procfs(), names=kubelet.names)
+    finder = cachefiles.AtOnce([str(tree)], Procfs(), names=kubelet.names)
     yield finder
     finder.close()
 
@@ -128,7 +128,7 @@ def test_a_file_that_was_moved_while_it_was_opened(
 
 def test_directory_given_twice_is_searched_once(tmp_path: Path) -> None:
     file = cachefiles.container(tmp_path, "main")
-    finder = DirectoryFinder([str(tmp_path), f"{tmp_path}/"], Procfs())
+    finder = cachefiles.AtOnce([str(tmp_path), f"{tmp_path}/"], Procfs())
     assert [found.path for found in finder.refresh(full=True).added] == [str(file)]
     file.unlink()
     assert [region.path for region in finder.refresh(full=True).removed] == [str(file)]
@@ -198,7 +198,7 @@ def test_only_lanes_list_tenant_directories(
     kubelet.has(POD, "main")
     file = usage(tree, f"{POD}_main")
     lane = Lane(tree, monkeypatch)
-    finder = DirectoryFinder([str(tree)], Procfs(), names=kubelet.names, reader=lane)
+    finder = cachefiles.AtOnce([str(tree)], Procfs(), names=kubelet.names, reader=lane)
     (found,) = finder.refresh(full=True).added
     assert found.path == str(file)
     file.unlink()
@@ -250,7 +250,7 @@ class Ended(TenantReader):
 
 def test_lane_that_ended_since_its_answer_blames_no_file(tmp_path: Path) -> None:
     lane, clock, file = Ended(Procfs()), Clock(), cachefiles.container(tmp_path)
-    finder = DirectoryFinder([str(tmp_path)], Procfs(), clock, reader=lane)
+    finder = cachefiles.AtOnce([str(tmp_path)], Procfs(), clock, reader=lane)
     with ended_lane() as lane.offered:
         assert finder.refresh(full=True) == ([], [], [])
     lane.offered, clock.now = "", clock.now + SOON
@@ -345,7 +345,7 @@ def searched(finder: DirectoryFinder) -> list[str]:
 def test_auto_uses_existing_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hami, volcano = tmp_path / "hami/containers", tmp_path / "volcano/containers"
     monkeypatch.setattr(directory_finder, "KNOWN_DIRS", (str(hami), str(volcano)))
-    finder = DirectoryFinder([AUTO], Procfs())
+    finder = cachefiles.AtOnce([AUTO], Procfs())
     finder.refresh(full=True)
     assert (finder.dirs, finder.missing_dirs, searched(finder)) == ([AUTO], {AUTO}, [])
     file = cachefiles.container(volcano)
@@ -364,7 +364,7 @@ def test_auto_trusts_no_users_directory_in_tmp(tmp_path: Path, monkeypatch: pyte
     file = cachefiles.container(given)
     monkeypatch.setattr(directory_finder, "KNOWN_DIRS", (str(given),))
     os.chown(given.parent, 4711, 4711)
-    finder = DirectoryFinder([AUTO], Procfs())
+    finder = cachefiles.AtOnce([AUTO], Procfs())
     assert finder.refresh(full=True).added == []
     assert finder.missing_dirs == {AUTO}
     os.chown(given.parent, 0, 0)
@@ -374,7 +374,7 @@ def test_auto_trusts_no_users_directory_in_tmp(tmp_path: Path, monkeypatch: pyte
 
 def test_a_file_that_hami_is_still_making_is_not_reported(tmp_path: Path) -> None:
     clock = Clock()
-    finder = DirectoryFinder([str(tmp_path)], Procfs(), clock)
+    finder = cachefiles.AtOnce([str(tmp_path)], Procfs(), clock)
     path = tmp_path / f"{POD}_main/x.cache"
     cachefiles.write(path, b"")
     try:
@@ -390,7 +390,7 @@ def test_a_file_that_hami_is_still_making_is_not_reported(tmp_path: Path) -> Non
 
 def test_lane_without_resources_rejects_no_file(tmp_path: Path) -> None:
     clock, lane = Clock(), Refusing(Procfs(), hold_file=WorkerFailed("too many open files", waiting=True))
-    finder = DirectoryFinder([str(tmp_path)], Procfs(), clock, reader=lane)
+    finder = cachefiles.AtOnce([str(tmp_path)], Procfs(), clock, reader=lane)
     path = cachefiles.container(tmp_path)
     for _ in range(12):
         changes = finder.refresh(full=True)

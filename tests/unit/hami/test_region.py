@@ -27,7 +27,17 @@ from resolver.linux.procfs import Procfs
 from resolver.linux.safe_open import cached, let_go, open_plain
 from resolver.workers.lanes import TenantReader
 from tests.descriptors import is_open
-from tests.fakes.cachefiles import NAMES, POD_UID, CountingFinder, container, expected, poke, recorded, write
+from tests.fakes.cachefiles import (
+    NAMES,
+    POD_UID,
+    AtOnce,
+    CountingFinder,
+    container,
+    expected,
+    poke,
+    recorded,
+    write,
+)
 from tests.fakes.clock import Clock, burn
 from tests.fakes.direct import Refusing, at_once
 from tests.patience import until
@@ -430,7 +440,7 @@ def test_refused_region_is_closed_and_retried(find: DirectoryFinder, tmp_path: P
 
 def test_a_containers_directory_that_is_not_there_is_waited_for(tmp_path: Path, clock: Clock) -> None:
     late = tmp_path / "hook" / "containers"
-    find = DirectoryFinder([str(late), str(tmp_path / "other")], Procfs(), clock)
+    find = AtOnce([str(late), str(tmp_path / "other")], Procfs(), clock)
     assert find.refresh(full=True) == ([], [], [])
     assert find.missing_dirs == {str(late), str(tmp_path / "other")}
     path = container(late)
