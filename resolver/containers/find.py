@@ -11,7 +11,7 @@ from resolver.linux.cgroup_directories import cgroup_roots, find_directories, pr
 from resolver.linux.mounts import Mount
 from resolver.linux.procfs import Procfs
 
-#: Fewer characters of an id than this are taken for a slip.
+#: Characters that the start of an id needs at least, and those of a complete id.
 SHORTEST_PREFIX, FULL_ID = 6, 64
 _HEX = frozenset("0123456789abcdef")
 #: Inode of the initial cgroup namespace (PROC_CGROUP_INIT_INO in include/linux/proc_ns.h).

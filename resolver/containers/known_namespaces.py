@@ -29,7 +29,7 @@ _K = TypeVar("_K", bound="Hashable")
 SLICE_SECONDS = 0.02
 #: And to read the cgroups of first processes; a lane reads their mounts.
 READ_SECONDS = 0.005
-#: Seconds from each look to the next, the last one from then on: a runtime adds no mounts to a container that runs.
+#: Seconds between two readings of a process; the last pause repeats: a runtime adds no mounts to a running container.
 _PAUSES = (0.001, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 120.0, 300.0, 600.0)
 #: Seconds of one refresh spent waiting for due mounts.
 _MOUNTS_SECONDS = 0.02

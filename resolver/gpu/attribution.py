@@ -35,7 +35,7 @@ class Used(NamedTuple):
     share: int = 0
 
     def with_thread(self, other: Used) -> Used:
-        """Join it with NVML's entry of another of its threads: the load and the memory are the same."""
+        """Merge NVML's entry of another thread of the process: both show the same load and memory."""
         unknown = self.sm_util is None or other.sm_util is None
         return self._replace(
             sm_util=None if unknown else max(self.sm_util or 0, other.sm_util or 0),

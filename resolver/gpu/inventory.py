@@ -132,7 +132,7 @@ def changes(old: Inventory, new: Inventory) -> Iterator[tuple[str, dict[str, Any
     before, now = ({gpu.uuid or gpu.device_index: gpu for gpu in inventory.gpus} for inventory in (old, new))
     places = {gpu.device_index for gpu in new.gpus}
     for key, gpu in before.items():
-        # One that had no name and has one now did not go.
+        # A GPU that has its UUID only now is not gone.
         if key not in now and (gpu.uuid or gpu.device_index not in places):
             yield "gpu_gone", _about(gpu) | {"was": _reasons(gpu) or "healthy"}
     for key, gpu in now.items():

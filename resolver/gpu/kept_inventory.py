@@ -8,9 +8,9 @@ from msgspec.structs import replace
 from resolver.base.reasons import GpuReason
 from resolver.gpu.inventory import NONE, DeviceAnswer, Gpu, Illness, Inventory, Xid
 
-#: While it has one of these it answers nothing.
+#: A GPU with one of these answers nothing.
 SILENT = frozenset((GpuReason.LOST, GpuReason.RESET_REQUIRED, GpuReason.UNREACHABLE))
-#: A GPU is too hot above the one, until it is below the other; degrees Celsius.
+#: A GPU is too hot above `HOT`, until it is below `COOL`; degrees Celsius.
 HOT, COOL = 95, 90
 _BY_VALUE = {
     "memory": GpuReason.MEMORY_QUERY_FAILED,
@@ -40,7 +40,7 @@ OF_PROGRAMS = {
     94: "a contained memory error: the programs that used it ended",
     109: "a context switch took too long",
 }
-#: Unknown of a GPU that is silent now.
+#: Values that are unknown while a GPU is silent.
 _MEASURED = "memory_used", "utilization", "memory_utilization", "temperature", "power", "ecc_uncorrected"
 
 

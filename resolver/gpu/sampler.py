@@ -32,7 +32,7 @@ _RESTART_SECONDS = 10.0
 
 #: NVML's values are of the last second, like those that HAMi's watcher reads.
 SAMPLE_SECONDS = 1.0
-_MOST = 100  # per cent; more has been seen, and PID 0
+_MOST = 100  # per cent; drivers have reported more, and PID 0
 
 OK, UNSUPPORTED, FAILED = "ok", "unsupported", "failed"
 
@@ -253,9 +253,9 @@ class _NvmlError(Exception):
 
 
 async def _wait(task: asyncio.Task[Collection], patience: float) -> None:
-    """Wait for the task, at most ``patience`` seconds, in ticks that count with their nominal length.
+    """Wait for the task, at most ``patience`` seconds of this thread's time.
 
-    A longer tick kept this thread from seeing an answer.
+    Each tick counts with its nominal length: in a longer one the thread did not run, and could not see an answer.
     """
     tick = patience / _TICKS
     for _ in range(_TICKS):

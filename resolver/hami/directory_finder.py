@@ -35,7 +35,7 @@ from resolver.linux.safe_open import let_go
 from resolver.workers.lanes import TenantReader
 
 MAX_STRAYS = 64  # entries of a shared directory that are reported and not opened
-REFRESH_SECONDS = 0.015  # CPU time of one refresh, but for one directory: news of others waits for it
+REFRESH_SECONDS = 0.015  # CPU time after which a refresh leaves the other directories to the next one
 #: Seconds until a directory is read again that failed.
 _NEXT_LOOK = 1.0
 
@@ -114,7 +114,7 @@ class DirectoryFinder(Discovery):
             (self.missing_dirs.discard if any_open else self.missing_dirs.add)(AUTO)
         if full:
             for directory in self._directories():
-                # Where containers make the entries everything is listed often, for kubelet's sake.
+                # A shared root has a full refresh each second, for kubelet's names.
                 if not (directory.root.shared and self._is_watched(directory)):
                     directory.due = min(directory.due, now)
         until = time.thread_time() + REFRESH_SECONDS

@@ -127,7 +127,7 @@ class Place:
         self.work: asyncio.Task[None] | None = None
 
     def rest(self, until: float, soon: float) -> None:
-        """End the work: the next is due then, or ``soon`` if there were news of it meanwhile."""
+        """End the work. The next is due at ``until``, or ``soon`` if an event came meanwhile."""
         self.due = until if self.due == math.inf else soon
 
     def cancel(self) -> None:
@@ -175,7 +175,7 @@ class Discovery:
         return sorted(due, key=lambda place: place.due)
 
     def _is_idle(self, place: Place) -> bool:
-        """Check that no work goes on, and keep its error for `_end_refresh`: the other places are searched."""
+        """Check that no work goes on. An error of ended work waits for `_end_refresh`: other places are searched."""
         if place.work is not None and place.work.done():
             if error := place.work.exception():
                 self._failures.append(error)

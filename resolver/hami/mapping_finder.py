@@ -60,7 +60,7 @@ class MappingFinder(Discovery):
     """Finder of regions by ``<container_id>:<path inside>``."""
 
     dirs: Sequence[str] = ()
-    watched = True  # there is no directory that anything could be new in: NVML lists new processes
+    watched = True  # NVML lists new processes, so there is no directory to watch
 
     def __init__(
         self,

@@ -100,8 +100,8 @@ class OwnerCheck:
         self._refresh = -1  # of the map
         #: By host PID, as read since then.
         self._mounted: dict[int, frozenset[SharedDirectory] | TooLarge] = {}
-        #: Trees (`shared_trees`) that a container was ever seen with: those above a region's directory, which tenants
-        #: can't make, and the latest of the others.
+        #: Trees (`shared_trees`) that any container had: all above a region's directory, which no tenant can make, and
+        #: the latest others.
         self._trees, self._others = set[SharedDirectory](), dict[SharedDirectory, None]()
         self._above = set[SharedDirectory]()  # every directory above a region's
 
@@ -121,7 +121,7 @@ class OwnerCheck:
         proof, payer = search.proof, search.payer
         if proof.mount is None:
             return await self._maps(host_pid, search)
-        # In the host's namespace a process has that number by chance, unless the container is there.
+        # In the host's namespace, a process has this number by chance, unless the container uses that namespace.
         if namespaces and (HOST_PIDNS in namespaces or self.pidns(host_pid) != HOST_PIDNS):
             return True
         if self._procfs.has_host_mounts(host_pid):
@@ -152,9 +152,9 @@ class OwnerCheck:
     async def _check_container(
         self, host_pid: int, proof: SharedDirectory, namespaces: frozenset[int], payer: str
     ) -> None:
-        """Raise `Unfit` unless its cgroup has the id of a process with the mount, or it has the mount itself.
+        """Raise `Unfit` unless its cgroup has an id of the container, or it has the mount itself.
 
-        The cgroup costs a tenth, and processes in a chroot or with private mounts show no such mount.
+        The cgroup costs a tenth, and a process in a chroot or with private mounts does not show the mount.
         """
         if namespaces and self.container_id(host_pid) in self._index.container_ids(proof):
             return
@@ -227,7 +227,7 @@ class OwnerCheck:
         return frozenset(SharedDirectory(*directory) for directory in directories)
 
     def in_shared_tree(self, mount: tuple[str, str]) -> bool:
-        """Check if a container seen with a tree above could mount this directory itself."""
+        """Check if any container had a tree above this directory, so that it could mount the directory itself."""
         device, path = mount
         parts = path.split("/")
         above = {SharedDirectory(device, "/".join(parts[:end])) for end in range(2, len(parts))}

@@ -26,7 +26,7 @@ from resolver.pids.pidmap import PidMap
 from resolver.workers.lane import ALL
 from resolver.workers.lanes import TenantReader
 
-#: One reading answers for many starts: the next one waits for so many times its duration, in seconds at most.
+#: One reading answers for many starts: the next waits for so many times its duration, and at most so many seconds.
 _REST_FACTOR, _MOST_REST_SECONDS = 3, 0.5
 #: Processes with one number that map one file.
 _MOST_USERS = 64
@@ -97,7 +97,7 @@ class PodOwner:
     async def _namesakes(
         self, proof: PodFile, ns_pid: int, payer: str, pause: Pause
     ) -> dict[int, _Mapped] | None:
-        """Return all processes with the number, as of this refresh; None if begun without this file."""
+        """Return all processes with the number, as of this refresh; None if the reading began without this file."""
         shown, refresh = proof.shown, self._pidmap.refreshes
         self._asked.add(shown)
         if self._refresh != refresh and time.monotonic() >= self._again_at:
@@ -159,7 +159,7 @@ class PodOwner:
         return handle
 
     def _may_be_at_home(self, host_pid: int, proof: PodFile) -> bool:
-        """Check if the cgroup, unless unreadable, names the pod."""
+        """Check if it may be in the pod: its cgroup names the pod, or is unreadable."""
         try:
             cgroup = self._procfs.cgroup(host_pid)
         except (AccessDenied, ProcessGone) as error:

@@ -93,7 +93,7 @@ def hami_variables(procfs: Procfs, host_pid: int, start_time: int) -> list[str]:
 
 
 def mount_causes(procfs: Procfs, host_pid: int, causes: list[str]) -> list[str]:
-    """Return the causes by its mount table and ``causes`` known before, which hold without HAMi's library."""
+    """Return the causes by its mount table, and those of ``causes`` that the table doesn't rule out."""
     table = procfs.mount_table(host_pid)
     if not any(b"vgpu" in line.split(b" ", 5)[4] for line in table.split(b"\n") if b"vgpu" in line):
         return [BypassReason.NOT_MOUNTED]
@@ -179,7 +179,7 @@ def written_in(
     inside = f"{directory.rstrip('/')}/"
     held: list[SuperblockPath | None] = []
     for opened, where in _located(procfs, host_pid, list(open_for_writing(procfs, host_pid))):
-        # A path through a missing mount is usually the one at its start.
+        # Without its mount, only the inode can tell, where the kernel shows it.
         here = where is not None and where.device == device and where.path.startswith(inside)
         unknown = where is None and opened.inode == 0
         if (here or unknown or 0 != opened.inode == inode) and where not in held:

@@ -27,11 +27,11 @@ if TYPE_CHECKING:  # lanes and commands do without asyncio
 
 #: Slots per read, some 60 KiB: the allocator would keep larger buffers.
 _CHUNK = 32
-#: Errors of a cached read that would wait, or that the file system can't make (overlay, tmpfs).
+#: Errors of a read that would have to wait, or that the file system doesn't support (overlay, tmpfs).
 _WOULD_WAIT = frozenset({errno.EAGAIN, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
 _buffer = memoryview(bytearray(1 << 17))  # of all such reads
-#: Bytes that file systems allocate beyond a file's end by themselves (XFS). Where there are more, the tenant may free
-#: them, and RWF_NOWAIT waits until that is done: readahead takes the lock, with no regard to the flag (Linux 5.15).
+#: Bytes that a file system may allocate beyond a file's end by itself (XFS). A tenant that frees more makes even
+#: RWF_NOWAIT wait, because readahead takes the lock (Linux 5.15).
 _SPARE_BYTES = 1 << 16
 
 
@@ -165,7 +165,7 @@ class SharedRegion:
         return room.tobytes()
 
     def start_with(self, end: int = layouts.MAX_SLOTS) -> None:
-        """Read the first ``end`` slots next time, or those in use if more: unseen moves may have left copies."""
+        """Read at least the first ``end`` slots next time: moves may have left copies above ``proc_num``."""
         self._end = end
 
     def _parse_header(self, data: bytes) -> None:

@@ -59,9 +59,9 @@ class OwnerFinder:
     ) -> ProcessHandle | UnresolvedReason:
         """Return the only process with the PID ``ns_pid`` in the container of ``proof`` that maps its file.
 
-        ``shown`` is the file as in ``maps``. ``payer`` is charged. ``rival``, the slot's host PID if not the owner's,
-        is checked even in a namespace too new to be known, or that has ended around it. ``pause`` is awaited between
-        processes. The caller closes the handle. A PID reused meanwhile gives NO_SUCH_PROCESS.
+        ``shown`` is the file as in ``maps``. ``payer`` is charged. ``rival`` is the host PID in the slot: this process
+        is checked even if its PID namespace is not known yet or has ended. ``pause`` is awaited between processes. The
+        caller closes the handle. A PID reused meanwhile gives NO_SUCH_PROCESS.
         """
         pause = pause or Slices(math.inf).yield_if_due
         if isinstance(proof, PodFile):
@@ -126,8 +126,8 @@ class OwnerFinder:
     def vacant(self, proof: Proof, ns_pid: int) -> bool:
         """Check that no process of the container has that number, by the kernel; True is never a guess.
 
-        The map must hold every process, and the PID namespace be known by a verified owner: the numbers may be a
-        virtual machine's.
+        The map must be complete, and a verified owner must have shown the PID namespace: without one, the numbers may
+        be a virtual machine's.
         """
         if not proof.alone:
             return False
@@ -216,9 +216,9 @@ class OwnerFinder:
                 continue  # also an unreaped zombie: it owns nothing any more
 
     def _any_beside(self, host_pid: int, others: list[int], beside: set[str]) -> bool:
-        """Check if any other may, by cgroup, be in that process's container or a sibling.
+        """Check if one of the ``others`` may be in its container, or in one ``beside`` it, by cgroup.
 
-        A tenant that makes itself unreadable hides only its slots' owner.
+        So an unreadable process blocks only its own container's slots.
         """
         if not others:
             return False

@@ -67,7 +67,7 @@ class LiveLookup:
     ) -> ContainerProcess | None:
         """Find a process in the container of this first process; without its command (``brief``) it is cheaper.
 
-        ``among`` are likely host PIDs, the only ones that are read if the source doesn't know namespaces.
+        ``among``, the container's host PIDs if known, narrows the choice where the source doesn't know namespaces.
         """
         candidates = self.pidmap.source.candidates(ns_pid, first.pidns)
         if among and len(candidates) > 1:

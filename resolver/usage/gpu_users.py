@@ -29,7 +29,7 @@ from resolver.workers.lanes import TenantReader
 
 #: Seconds that a driver may take; then its last answer is outdated.
 DRIVER_SECONDS = 1.0
-#: Seconds until the next query of NVML: at least, and where a process may be idle or shares a busy GPU.
+#: Seconds until the next query of NVML: the least, and those where a process may be idle or shares a busy GPU.
 _SEEMS_IDLE, _MAY_BE_IDLE = 0.3, 0.5
 #: Seconds until a process's command name is read again.
 _COMM_SECONDS = 5.0
@@ -52,7 +52,7 @@ class GpuUsers:
         self.joined: Joined = NOTHING
         self.inventory = NO_INVENTORY
         self.accounts, self.bypasses = Accounts(), Bypasses(lanes, census)
-        #: After which a container without a cache file counts as one without HAMi.
+        #: Seconds after which a container without a cache file counts as one without HAMi.
         self.search_seconds = 10.0
         self.answer_seconds = 0.0  # from NVML's last request to its answer
         self.collected_at = 0.0
@@ -111,7 +111,7 @@ class GpuUsers:
         return collection
 
     def expect_idleness(self, collection: Collection) -> None:
-        """Schedule the next collection for when NVML can report 0 for a process that seems idle, or report it again."""
+        """Schedule the next collection for the moment when NVML shows if a process that seems idle is idle."""
         devices = collection.devices
         busy = {(uuid, pid) for uuid, device in devices.items() for pid in device.newest}
         absent, self._busy = {uuid for uuid, _ in self._busy - busy}, busy

@@ -22,11 +22,11 @@ from resolver.state import Container
 from resolver.workers.lane import ALL
 from resolver.workers.lanes import TenantReader
 
-#: The map is not brought up to date more often only to hear of containers that use no GPU.
+#: Seconds between two refreshes of the map that only serve containers without a GPU.
 _SCAN_SECONDS = 5.0
-#: The runtime makes a container's mounts after its first process: a name that is not there yet is retried.
+#: Attempts to read a container's name: the runtime makes its mounts after its first process.
 _LOOKS = 5
-#: Seconds after which all are checked again though none came or went.
+#: Seconds after which all are checked again, even if none came or went.
 _LOOK_AGAIN = 30.0
 #: Program of a pod's sandbox, which lacks the mounts that name a container.
 _SANDBOX = "pause"

@@ -51,8 +51,8 @@ class DeviceTime(Generic[K]):
     ) -> tuple[Window, dict[K, float]] | None:
         """Return the time since the last window with its use divided; None while a later answer may tell more.
 
-        A period counts for the process that is active at its end. So a load without one is the end of the last
-        window's burst, or of a process that the next windows show.
+        A period counts for the process that is active at its end. So a load without a process is the end of the last
+        window's burst, or belongs to a process that a later window shows.
         """
         window = self._window(device, now)
         if window is None:
