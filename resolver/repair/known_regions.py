@@ -76,9 +76,8 @@ class KnownRegions:
         """Return when a discovery, or a region of no ``going`` account, is due."""
         due = min(self._list_at, self._refresh_at, *(discovery.wants() for discovery in self.discoveries))
         for repairs in self.by_path.values():  # with few calls: the loop runs for each event
-            schedule = repairs.schedule
-            if (schedule.regular < due or schedule.early < due) and repairs.ownership.account not in going:
-                due = schedule.due
+            if repairs.schedule.due < due and repairs.ownership.account not in going:
+                due = repairs.schedule.due
         return due
 
     def due(self, until: float, going: Container[str]) -> list[RegionRepairs]:
@@ -86,8 +85,7 @@ class KnownRegions:
         due = [
             repairs
             for repairs in self.by_path.values()
-            if (repairs.schedule.regular <= until or repairs.schedule.early <= until)
-            and repairs.ownership.account not in going
+            if repairs.schedule.due <= until and repairs.ownership.account not in going
         ]
         due.sort(key=lambda repairs: repairs.schedule.last)
         return self.budgets.most_left_first(due, lambda repairs: repairs.ownership.account)

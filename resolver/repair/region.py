@@ -56,7 +56,7 @@ class RegionRepairs:
         self.proof, self.shown = location
         self.slots = RegionSlots()
         self.work_at = 0.0  # when there is work though nothing changes; 0 is now
-        self._inputs: tuple[object, ...] = ()  # of the last plan
+        self._pause: UnresolvedReason | None = None  # of the last plan: why nothing was written
         self._mtime_ns = region.mtime_ns
         self.attached = False  # since the last look: it may have taken a dead slot without changing a byte
         self._came = False  # the process that attached last: its slot's owner was found
@@ -69,7 +69,6 @@ class RegionRepairs:
         self.held: list[Order] = []  # of the last plan
         self.conflicts: list[OwnedSlot] = []  # met by the last plan
         self.not_held_until = 0.0  # they changed too often
-        self.planned = 0.0  # at the last plan
         self.right = False  # at the last plan: each hostpid, and that of the process that attached last
         self.started = False  # and each process has guessed, or had a minute for it
         self.finding: WatcherFinding | None = None  # the watcher's evidence on the policy
@@ -107,11 +106,10 @@ class RegionRepairs:
         """Check every slot again, as soon as the region is read."""
         self.work_at = 0.0
 
-    def values_changed(self, host_pids: Container[int] | None, now: float) -> None:
-        """Take news of NVML (None: of all processes): a slot here may be affected, or a hold be reviewed."""
+    def values_changed(self, host_pids: Container[int] | None) -> None:
+        """Take news of NVML (None: of all processes)."""
         owners = (state.owner.process.host_pid for state in self.slots.owned.values())
-        affected = any(host_pids is None or host_pid in host_pids for host_pid in owners)
-        if affected or (self.held and now - self.planned >= REPORT_SECONDS):
+        if any(host_pids is None or host_pid in host_pids for host_pid in owners):
             self._read_soon()
 
     def ended(self, state: OwnedSlot) -> None:
@@ -128,13 +126,15 @@ class RegionRepairs:
         self.unsettle()
         self.schedule.by(time.monotonic())
 
-    def has_work(self, now: float, *inputs: object) -> bool:
-        """Check for work; new ``inputs`` recheck every slot."""
-        inputs = (*inputs, self._paused(now))
-        if inputs != self._inputs:
-            self._inputs = inputs
-            self.unsettle()
-        return now + SOON_SECONDS >= self.work_at
+    def has_work(self, now: float) -> bool:
+        """Check for work: it is due, or may be done again, or no more."""
+        return now + SOON_SECONDS >= self.work_at or self._paused(now) is not self._pause
+
+    def rest(self, interval: float, *, watched: bool) -> None:
+        """Schedule the next read; ``watched``: the kernel reports attaching processes."""
+        self.schedule.looked(
+            interval, watched=watched, work_at=self.work_at, right=self.right, started=self.started
+        )
 
     def _paused(self, now: float) -> UnresolvedReason | None:
         if self.record.quarantined(now):
@@ -162,8 +162,9 @@ class RegionRepairs:
     def plan(self, inputs: Inputs) -> Iterator[list[Order]]:
         """Plan slot by slot, keep what is noted of each, and yield its words to change."""
         now, layout = inputs.now, self.region.layout
-        inputs = inputs._replace(paused=self._paused(now), holds=now >= self.not_held_until)
-        self.work_at, self.planned, self.held, self.conflicts = inf, now, [], []
+        self._pause = self._paused(now)
+        inputs = inputs._replace(paused=self._pause, holds=now >= self.not_held_until)
+        self.work_at, self.held, self.conflicts = inf, [], []
         settled = calm = started = True
         values: list[tuple[OwnedSlot, int, int]] = []  # that may be held, with their devices
         watchers = 0
@@ -189,7 +190,8 @@ class RegionRepairs:
         self.right = settled and self._came and not self.slots.unclear()
         self.started = self.right and started
         calm = calm and now >= self._zeroed_at + _REFILLED_SECONDS
-        values_due = inf if calm else now + TWO_TICKS  # a watcher may put them right until then
+        # A watcher may put values right within two ticks. The writer reports what it held.
+        values_due = inf if calm and not self.held else now + (REPORT_SECONDS if calm else TWO_TICKS)
         self.work_at = min(self.work_at, self.slots.next_look(), values_due) if settled else 0.0
 
     def _hold(self, values: list[tuple[OwnedSlot, int, int]], watchers: int) -> None:

@@ -90,9 +90,14 @@ class Repairer:
         return [self.writing.worker, *self._reader.workers]
 
     def reload(self, settings: Settings) -> None:
-        """Use other settings, and list and read everything in the next pass."""
+        """Use other settings, and list, read and check everything in the next pass."""
         self.settings = settings
+        self._unsettle()
         self.found.start_over()
+
+    def _unsettle(self) -> None:
+        for repairs in self.regions.values():
+            repairs.unsettle()
 
     async def pass_once(
         self, policy: HostpidPolicy, joined: Joined, *, patient: bool = True, everything: bool = True
@@ -105,6 +110,8 @@ class Repairer:
         spent = self.turns.spent
         if everything or policy != self._policy:
             self.found.everything()
+        if policy != self._policy:
+            self._unsettle()
         self._take_in(policy, joined, patient=patient)
         await Metered(self._pass(patient=patient), self.turns.spend)
         # Rest twice as long as the pass took, despite events.
@@ -113,11 +120,10 @@ class Repairer:
 
     def _take_in(self, policy: HostpidPolicy, joined: Joined, *, patient: bool) -> None:
         """Process the policy and NVML's answer, and let the turns have them."""
-        now = time.monotonic()
         if joined is not self._joined:
             changed = joined.changed(self._joined)
             for repairs in self.regions.values():
-                repairs.values_changed(changed, now)
+                repairs.values_changed(changed)
         self._policy, self._joined = policy, joined
         self.turns.take_in(self.settings, policy, joined, patient=patient)
 

@@ -25,16 +25,12 @@ def aligned(now: float, pause: float) -> float:
 
 
 class Schedule:
-    """Times of one region, monotonic: it is due at ``regular``, or at ``early`` after an event since the last read."""
+    """Times of one region, monotonic: when it is ``due``, was read ``last``, and a process ``attached`` last."""
 
-    __slots__ = ("attached", "early", "last", "regular")
+    __slots__ = ("attached", "due", "last")
 
     def __init__(self, attached: float) -> None:
-        self.attached, self.regular, self.early, self.last = attached, -inf, inf, -inf
-
-    @property
-    def due(self) -> float:
-        return min(self.regular, self.early)
+        self.attached, self.due, self.last = attached, -inf, -inf
 
     def attach(self, now: float) -> None:
         self.by(max(now, self.last + _SHORTEST))
@@ -42,39 +38,35 @@ class Schedule:
 
     def by(self, when: float) -> None:
         """Read the region by this time."""
-        self.early = min(self.early, when)
+        self.due = min(self.due, when)
 
     def put_off(self, when: float) -> None:
-        """Read the region no earlier."""
-        self.regular, self.early = max(self.due, when), inf
+        """Read the region at this time, whatever happened."""
+        self.due = when
 
     def taken(self, now: float) -> None:
-        """Note a read; a later event makes the region due again."""
-        self.regular, self.early, self.last = now + _SHORTEST, inf, now
+        """Note a read; the next one is due after a later event, or as `looked` says."""
+        self.due, self.last = inf, now
 
     def looked(
-        self,
-        interval: float,
-        *,
-        watched: bool,
-        quiet_until: float,
-        right: bool = False,
-        started: bool = False,
+        self, interval: float, *, watched: bool, work_at: float, right: bool = False, started: bool = False
     ) -> None:
         """Schedule the next read after the last one and the turn that followed.
 
-        ``watched``: the kernel reports attaching processes. Before ``quiet_until`` (0: now) no work is expected.
-        ``right``: the slot of the last process is right, and only its guess may change that, unless it has ``started``.
+        ``watched``: the kernel reports attaching processes. Without such events there is no work before ``work_at``
+        (0: now). ``right``: the slot of the last process is right, and only its guess may change that, unless it has
+        ``started``.
         """
         now, age = self.last, self.last - self.attached
-        quiet, rarely = max(interval, quiet_until - now), QUIET_INTERVALS * interval
+        quiet, rarely = max(interval, work_at - now), QUIET_INTERVALS * interval
         if watched and (started or age >= STARTED):
-            self.regular = now + quiet if quiet < rarely else aligned(now, rarely)
+            self.by(now + quiet if quiet < rarely else aligned(now, rarely))
             return
         often = next((pause for until, pause in STEPS if age < until), interval)
         # At first as long again as it is since the event: the slot comes milliseconds after it.
-        self.regular = now + min(interval, often, max(_SHORTEST, age))
+        regular = now + min(interval, often, max(_SHORTEST, age))
         if watched and right:
             _, exponent = frexp(max(_SHORTEST, min(_GROWN, _GROWTH * age)))
             shared = aligned(now, 2.0 ** (exponent - 1))
-            self.regular = max(self.regular, min(shared, now + quiet))
+            regular = max(regular, min(shared, now + quiet))
+        self.by(regular)

@@ -141,14 +141,14 @@ class Turns:
         try:
             await Metered(self._turn(account, regions), spend, self._rounds)
         except Exception as error:
+            for repairs, _ in regions:
+                self._put_off(repairs, None)
             if shortage_of(getattr(error, "errno", None)) in (Shortage.DESCRIPTORS, Shortage.MEMORY):
                 raise  # this concerns all containers
             # A defect, or something that a tenant made the kernel refuse: shown, counted, and survived.
             self._counters[CounterName.INTERNAL_ERRORS] += 1
             container = regions[0][0].ownership.container
             self._journal.record("internal_error", level="exception", container=container, step="pass")
-            for repairs, _ in regions:
-                self._put_off(repairs, None)
 
     async def _turn(self, account: str, regions: list[tuple[RegionRepairs, bool]]) -> None:
         pause = Slices().yield_if_due
@@ -177,24 +177,14 @@ class Turns:
 
     def _look(self, repairs: RegionRepairs, view: RegionView) -> bool:
         """Process a region's view; True if it has work."""
-        now, settings = time.monotonic(), self._settings
+        now = time.monotonic()
         for state in repairs.observe(view, watched=repairs.region.path in self._known.watches):
             self._known.owners.unwatch(state)
-        has_work = repairs.has_work(now, self._policy, settings.write_utilization, settings.dry_run)
+        has_work = repairs.has_work(now)
         repairs.schedule.taken(now)
         if not has_work:
-            self._schedule(repairs)
-        return has_work or (settings.hami_metrics and repairs.counts_are_due(now))
-
-    def _schedule(self, repairs: RegionRepairs) -> None:
-        watched = repairs.region.path in self._known.watches
-        repairs.schedule.looked(
-            self._settings.interval,
-            watched=watched,
-            quiet_until=repairs.work_at,
-            right=repairs.right,
-            started=repairs.started,
-        )
+            repairs.rest(self._settings.interval, watched=repairs.region.path in self._known.watches)
+        return has_work or (self._settings.hami_metrics and repairs.counts_are_due(now))
 
     def _put_off(
         self, repairs: RegionRepairs, why: UnresolvedReason | None = UnresolvedReason.OVER_BUDGET
@@ -203,6 +193,7 @@ class Turns:
         now = time.monotonic()
         if why is UnresolvedReason.OVER_BUDGET:
             self._counters[CounterName.OVER_BUDGET] += 1
+        repairs.unsettle()
         repairs.schedule.put_off(now + self._settings.interval)
         if why is not None and repairs.slots.put_off(now, why):
             repairs.write_report(self._joined, self._known.owners.container_id)
@@ -258,10 +249,9 @@ class Turns:
             self._charge(account, corrected * ORDER_SECONDS)
             repairs.note_finding(now, joined.refused)
         self._writing.log(repairs, policy, joined, now, dry_run=self._settings.dry_run)
-        self._schedule(repairs)
+        repairs.rest(self._settings.interval, watched=repairs.region.path in self._known.watches)
         repairs.write_report(joined, self._known.owners.container_id)
         if over:
-            repairs.unsettle()
             self._put_off(repairs)
 
     async def _write(self, repairs: RegionRepairs, orders: list[Order], pause: Pause) -> None:

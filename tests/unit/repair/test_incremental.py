@@ -44,6 +44,7 @@ class Life:
         self.repairs = self.bench.repairs
         self.before: Joined | None = None
         self.answered = 0.0
+        self.inputs: tuple[object, ...] = ()
 
     def step(self, now: float, at: Moment) -> Told:
         repairs = self.repairs
@@ -53,7 +54,7 @@ class Life:
         due: list[int] = []
         if at.over_budget:
             repairs.slots.put_off(now)
-        elif repairs.has_work(now, at.policy, at.writes):
+        elif repairs.has_work(now):
             due = list(repairs.slots.due(now))
             self._find_owners(due, now, at)
             orders = self._carry_out(conflicts, now, at)
@@ -80,7 +81,7 @@ class Life:
         if at.joined is not self.before:
             changed = at.joined.changed(self.before)
             self.before, self.answered = at.joined, now
-            repairs.values_changed(None if self.whole else changed, now)
+            repairs.values_changed(None if self.whole else changed)
         repairs.region.mtime_ns += at.touched
         for state in [each for each in repairs.slots.distinguished() if each.slot.pid in at.ended]:
             state.owner.close()
@@ -94,8 +95,9 @@ class Life:
             state.owner.close()
         if at.unwritable:
             repairs._unwritable_until = now + 0.6
-        if self.whole:
+        if self.whole or (at.policy, at.writes) != self.inputs:
             repairs.unsettle()
+        self.inputs = at.policy, at.writes
         return [state.slot.pid for state in gone]
 
     def _find_owners(self, due: list[int], now: float, at: Moment) -> None:

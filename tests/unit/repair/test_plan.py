@@ -236,7 +236,6 @@ def test_pending_value_is_checked_after_two_ticks(bench: Bench) -> None:
     bench.see((7, 4711, 1, (80, 0)))
     bench.own(7, 4711)
     bench.load = {(4711, "GPU-a"): 42}
-    bench.repairs.has_work(bench.now)
     assert bench.plan() == []
     assert not bench.repairs.has_work(bench.now + TWO_TICKS / 2)
     assert bench.repairs.work_at == bench.now + TWO_TICKS
@@ -445,11 +444,9 @@ def test_region_is_read_after_an_end_until_slot_stays_0(bench: Bench) -> None:
     bench.see((0, 4711, 0, (0, 0)))
     assert bench.plan() == []
     for seconds in (1.9, 0.2):
-        bench.repairs.has_work(bench.now)
         bench.plan()
         assert bench.repairs.work_at == bench.now + TWO_TICKS
         bench.now += seconds
-    bench.repairs.has_work(bench.now)
     bench.plan()
     assert bench.repairs.work_at > bench.now + TWO_TICKS
 
@@ -502,45 +499,42 @@ def test_late_writer_blames_only_repeated_lateness() -> None:
     assert [blame.died(3.0 + 2 * FORGIVEN_SECONDS, guilty=False) for _ in range(2)] == [0.0, 10.0]
 
 
-def quiet(bench: Bench, *inputs: object) -> bool:
+def quiet(bench: Bench) -> bool:
     """Whether nothing is to be done, once all that could be was."""
-    bench.repairs.has_work(bench.now, *inputs)
     assert bench.plan() == []
-    return not bench.repairs.has_work(bench.now, *inputs)
+    return not bench.repairs.has_work(bench.now)
 
 
 def test_a_region_is_quiet_until_anything_changes(bench: Bench) -> None:
     bench.see((7, 4711))
     bench.own(7, 4711)
-    assert quiet(bench, HOST)
+    assert quiet(bench)
     assert bench.repairs.work_at > bench.now
-    assert bench.repairs.has_work(bench.now, CONTAINER)
-    assert quiet(bench, HOST)
     bench.see((7, 4711))  # read again: another view
-    assert bench.repairs.has_work(bench.now, HOST)
-    assert quiet(bench, HOST)
+    assert bench.repairs.has_work(bench.now)
+    assert quiet(bench)
     bench.repairs.unsettle()
-    assert bench.repairs.has_work(bench.now, HOST)
-    assert quiet(bench, HOST)
-    bench.repairs.values_changed({4712}, bench.now)
-    assert not bench.repairs.has_work(bench.now, HOST)
-    bench.repairs.values_changed({4711}, bench.now)
-    assert bench.repairs.has_work(bench.now, HOST)
-    assert quiet(bench, HOST)
+    assert bench.repairs.has_work(bench.now)
+    assert quiet(bench)
+    bench.repairs.values_changed({4712})
+    assert not bench.repairs.has_work(bench.now)
+    bench.repairs.values_changed({4711})
+    assert bench.repairs.has_work(bench.now)
+    assert quiet(bench)
     bench.repairs._unwritable_until = bench.now + 5.0
-    assert bench.repairs.has_work(bench.now, HOST)
-    assert quiet(bench, HOST)
+    assert bench.repairs.has_work(bench.now)
+    assert quiet(bench)
     bench.now += 5.0
-    assert bench.repairs.has_work(bench.now, HOST)
-    assert quiet(bench, HOST)
+    assert bench.repairs.has_work(bench.now)
+    assert quiet(bench)
     bench.repairs.ended(bench.state(7))
-    assert bench.repairs.has_work(bench.now, HOST)
+    assert bench.repairs.has_work(bench.now)
 
 
 def test_process_without_slot_needs_no_work(bench: Bench) -> None:
     bench.see((7, 4711), (0, 0), (8, 0), (8, 0))
     bench.own(7, 4711)
-    assert quiet(bench, HOST)
+    assert quiet(bench)
     assert bench.repairs.slots.unclear()
 
 
@@ -548,7 +542,7 @@ def test_of_a_dead_slot_without_a_load_nothing_is_to_do(bench: Bench) -> None:
     bench.see((7, 815))
     bench.end(7)
     bench.miss(7)
-    assert quiet(bench, HOST)
+    assert quiet(bench)
 
 
 _slots = st.lists(

@@ -38,6 +38,7 @@ from resolver.repair.plan import Order
 from tests.descriptors import is_open, pidfds_of
 from tests.fakes.cachefiles import poke
 from tests.fakes.clock import burn
+from tests.fakes.planned import CONTAINER
 from tests.fakes.repairs import HOST, V1_2, Bench, Lines, slot
 from tests.patience import PATIENCE_S, until
 
@@ -99,6 +100,20 @@ def test_a_region_in_which_all_is_right_is_not_even_asked_about(bench: Bench) ->
         bench.step()
     assert bench.repairer.writing.worker.starts == 0
     assert bench.pidmap.refreshes == 1
+
+
+def test_new_policy_and_settings_check_every_slot(bench: Bench) -> None:
+    path, process = bench.file((7, 0)), bench.child()
+    bench.told.host_pids = {7: process.pid}
+    for policy, wanted in ((HOST, process.pid), (CONTAINER, 7)):
+        bench.step(policy)
+        assert slot(path)[1] == wanted
+    bench.waits()
+    bench.step(CONTAINER)
+    (region,) = bench.repairer.regions.values()
+    assert not region.has_work(0.0)
+    bench.repairer.reload(bench.settings)
+    assert region.has_work(0.0)
 
 
 def test_returned_slot_keeps_container_for_last_samples(bench: Bench) -> None:
@@ -420,6 +435,7 @@ def test_due_regions_are_read_longest_waiting_first(bench: Bench) -> None:
     bench.step()
     for path, last in zip(paths, (200.0, 100.0, 150.0), strict=True):
         bench.repairer.regions[path].schedule.taken(last)
+        bench.repairer.regions[path].schedule.by(last)
     bench.repairer.budgets._kept.clear()
     due = bench.repairer.found.due(300.0, ())
     assert [region.region.path for region in due] == [paths[1], paths[2], paths[0]]

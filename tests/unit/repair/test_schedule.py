@@ -39,7 +39,7 @@ def read(
     started: bool = False,
 ) -> None:
     schedule.taken(at)
-    schedule.looked(INTERVAL, watched=watched, quiet_until=until, right=right, started=started)
+    schedule.looked(INTERVAL, watched=watched, work_at=until, right=right, started=started)
 
 
 def settled() -> Schedule:
@@ -105,7 +105,7 @@ def test_event_during_a_turn_is_read_after_it() -> None:
     schedule.taken(200.0)
     for when in (200.05, 200.09):  # a later event puts nothing off
         schedule.by(when)
-    schedule.looked(INTERVAL, watched=True, quiet_until=NEVER)
+    schedule.looked(INTERVAL, watched=True, work_at=NEVER)
     assert schedule.due == 200.05
     read(schedule, 200.06)
     assert schedule.due == 204.0

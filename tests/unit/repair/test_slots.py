@@ -10,7 +10,7 @@ from resolver.hami.layout import MAX_SLOTS
 from resolver.hami.packed_slots import SlotRecord
 from resolver.linux.procfs import Procfs
 from resolver.repair.slots import EAGER_LOOKS, OwnedSlot, Unowned
-from tests.fakes.planned import HOST, Bench
+from tests.fakes.planned import Bench
 
 NOT_MAPPED, GONE = UnresolvedReason.NOT_MAPPED, UnresolvedReason.NO_SUCH_PROCESS
 OVER_BUDGET = UnresolvedReason.OVER_BUDGET
@@ -140,12 +140,12 @@ def searched(bench: Bench, *ns_pids: int, times: int = EAGER_LOOKS + 2) -> None:
     for ns_pid in ns_pids:
         for _ in range(times):
             bench.miss(ns_pid)
-    bench.repairs.has_work(bench.now, HOST)
+    bench.repairs.has_work(bench.now)
     bench.plan()
 
 
 def has_work(bench: Bench) -> bool:
-    return bench.repairs.has_work(bench.now, HOST)
+    return bench.repairs.has_work(bench.now)
 
 
 def test_searches_are_due_in_their_time_the_last_slot_first(bench: Bench) -> None:
@@ -202,9 +202,9 @@ def test_the_end_of_an_owner_is_looked_into_in_its_own_region(bench: Bench) -> N
     for ns_pid, host_pid in ((7, 4711), (8, 4712)):
         bench.own(ns_pid, host_pid)
     searched(bench)
-    bench.repairs.values_changed({4713}, bench.now)
+    bench.repairs.values_changed({4713})
     assert not has_work(bench)
-    bench.repairs.values_changed({4712}, bench.now)
+    bench.repairs.values_changed({4712})
     assert has_work(bench)
     searched(bench)
     state = bench.state(7)
