@@ -46,19 +46,27 @@ class _Suspect:
     """File without an owned slot."""
 
     def __init__(self, repairs: RegionRepairs) -> None:
-        self.repairs = repairs
-        self.name = os.path.basename(repairs.region.path)
-        self.mtime_ns = repairs.region.mtime_ns
+        self.repairs, self.mtime_ns = repairs, repairs.region.mtime_ns
         self.in_use = False  # or that can't be excluded
         self.pause, self.retry_at = FIRST_PAUSE, 0.0
 
-    def retry(self, now: float) -> None:
-        """Judge it again later, ever more rarely."""
-        self.retry_at, self.pause = now + self.pause, longer(self.pause, FIRST_PAUSE, LONGEST_PAUSE)
+    def untouched(self) -> bool:
+        """Check that no process attached, and no slot has an owner, whose PID namespace would decide."""
+        region = self.repairs.region
+        with suppress(OSError):
+            same = not self.repairs.closed and os.fstat(region.fd).st_mtime_ns == self.mtime_ns
+            return same and not self.repairs.slots.owned
+        return False
+
+    def elsewhere(self, pod_uid: str | None) -> bool:
+        """Check that a pod's processes can't reach it."""
+        of_region = self.repairs.ownership.pod_uid
+        # Where all pods reach it, the directory's name is anybody's word.
+        return bool(pod_uid and of_region and pod_uid != of_region and not self.repairs.proof.open)
 
 
 class Abandoned:
-    """Judge of suspected files."""
+    """Judge of suspected files; ``wake`` is called after a judgement."""
 
     def __init__(
         self,
@@ -68,7 +76,6 @@ class Abandoned:
         wake: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Set ``wake`` to a function to be called when files were judged."""
         self._procfs, self._reader, self._journal = procfs, reader, journal
         self._wake, self._clock = wake, clock
         self._suspects: dict[str, _Suspect] = {}
@@ -85,9 +92,7 @@ class Abandoned:
 
     def wait(self) -> float:
         """Return seconds until `judge` has work; at most 0 is now."""
-        return (
-            min((suspect.retry_at for suspect in self._suspects.values()), default=math.inf) - self._clock()
-        )
+        return min((each.retry_at for each in self._suspects.values()), default=math.inf) - self._clock()
 
     async def judge_due(self, *, patient: bool) -> None:
         """Begin to judge the files that are due, unless that goes on; not ``patient``: wait for its end."""
@@ -110,7 +115,7 @@ class Abandoned:
         due = [suspect for suspect in self._suspects.values() if now >= suspect.retry_at]
         for suspect in due[:MOST_AT_ONCE]:
             region = suspect.repairs.region
-            if suspect.repairs.slots.owned or region.fd < 0 or region.mtime_ns != suspect.mtime_ns:
+            if not suspect.untouched():
                 self.forget(region.path)
             elif abs(time.time() - suspect.mtime_ns / 1e9) < QUIET_SECONDS:
                 suspect.retry_at = now + QUIET_SECONDS
@@ -139,7 +144,7 @@ class Abandoned:
         files: tuple[set[tuple[Any, ...]], set[str]] | None = None
         try:
             cgroup = self._procfs.cgroup(host_pid)
-            if all(self._elsewhere(suspect, pod_uid_of(cgroup)) for suspect in suspects):
+            if all(suspect.elsewhere(pod_uid_of(cgroup)) for suspect in suspects):
                 return
             tenant = self._procfs.container(host_pid).container_id or f"process {host_pid}"
             mapped, names = await self._reader.ask("", tenant, files_of, host_pid)
@@ -151,43 +156,34 @@ class Abandoned:
         except (CannotKnow, OSError):
             pass
         for suspect in suspects:
-            if suspect.in_use or self._elsewhere(suspect, pod_uid_of(cgroup)):
+            repairs = suspect.repairs
+            if suspect.in_use or suspect.elsewhere(pod_uid_of(cgroup)):
                 continue
-            if files is None:
-                unknown = late or not cgroup
-                suspect.in_use = unknown or await self._may_have(host_pid, cgroup, suspect.repairs.proof)
+            if files is not None:
+                suspect.in_use = (
+                    repairs.shown in files[0] or os.path.basename(repairs.region.path) in files[1]
+                )
             else:
-                suspect.in_use = suspect.repairs.shown in files[0] or suspect.name in files[1]
+                suspect.in_use = late or not cgroup or await self._may_have(host_pid, cgroup, repairs.proof)
 
     async def _may_have(self, host_pid: int, cgroup: str, proof: Proof) -> bool:
         """Check if an unreadable process may have the file."""
         if proof.mount is None or pod_uid_of(cgroup) or parse_cgroup(cgroup):
             return True
         try:
-            mounts: bool = await self._reader.ask("", ALL, mounts_near, host_pid, *proof.mount)
+            return bool(await self._reader.ask("", ALL, mounts_near, host_pid, *proof.mount))
         except (ProcessGone, CannotKnow, WorkerFailed, OSError):
             return True
-        return mounts
-
-    @staticmethod
-    def _elsewhere(suspect: _Suspect, pod_uid: str | None) -> bool:
-        if suspect.repairs.proof.open:
-            return False  # the directory's name is anybody's word
-        of_region = suspect.repairs.ownership.pod_uid
-        return bool(pod_uid and of_region and pod_uid != of_region)
 
     def _conclude(self, suspect: _Suspect) -> None:
         """Declare the slots dead if the file is unchanged and unused; else retry later."""
-        repairs, region = suspect.repairs, suspect.repairs.region
-        untouched = False
-        with suppress(OSError):
-            untouched = region.fd >= 0 and os.fstat(region.fd).st_mtime_ns == suspect.mtime_ns
-        alone = untouched and not repairs.slots.owned  # else the owner's PID namespace decides
-        if alone and suspect.in_use:
-            suspect.retry(self._clock())
+        repairs, untouched = suspect.repairs, suspect.untouched()
+        if untouched and suspect.in_use:
+            suspect.retry_at = self._clock() + suspect.pause
+            suspect.pause = longer(suspect.pause, FIRST_PAUSE, LONGEST_PAUSE)
             return
-        self.forget(region.path)
-        if alone:
+        self.forget(repairs.region.path)
+        if untouched:
             repairs.abandon()
-            container = repairs.ownership.container
-            self._journal.record("region_abandoned", container=container, path=region.path)
+            container, path = repairs.ownership.container, repairs.region.path
+            self._journal.record("region_abandoned", container=container, path=path)

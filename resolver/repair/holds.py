@@ -1,8 +1,11 @@
 """Words that the slot writer holds, because watchers set them wrong at each tick."""
 
+import asyncio
 import mmap
 import os
 import time
+from collections.abc import Callable, Iterator
+from functools import partial
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -26,11 +29,12 @@ class HeldRegion(NamedTuple):
     at: float
 
 
-class HeldRegions:
+class Holds:
     """Held words by region. The writer notes the file that it touches in memory that both share."""
 
     def __init__(self, worker: WorkerProcess) -> None:
         self.by_region: dict[int, HeldRegion] = {}
+        self.any = asyncio.Event()  # some words are held
         self._worker = worker
         self._fd = -1
         self._note: mmap.mmap | None = None
@@ -43,58 +47,69 @@ class HeldRegions:
         held = self.by_region.pop(key, None)
         return held.repairs if held is not None else None
 
-    def writer(self) -> int | None:
-        """Return the number of the running writer, if any."""
+    def to_renew(self, over: Callable[[str], bool]) -> Iterator[tuple[RegionRepairs, list[Order]]]:
+        """Yield regions and their words to hold again, none where a container is ``over`` its budget."""
+        running = self._running()
+        for held in [*self.by_region.values()]:
+            gone = held.repairs.closed or over(held.repairs.ownership.account)
+            if gone or held.starts != running:
+                yield held.repairs, [] if gone else held.orders
+        if not self.by_region:
+            self.any.clear()
+
+    def _running(self) -> int | None:
         return self._worker.starts if self._worker.host_pid is not None else None
 
-    def message(self, repairs: RegionRepairs, orders: list[Order]) -> tuple[bytes, list[int]] | None:
-        """Return the message to hold these words alone in a file; None if the writer does that already."""
-        held, now = self.by_region.get(id(repairs)), time.monotonic()
+    async def hold(self, repairs: RegionRepairs, orders: list[Order]) -> int:
+        """Hold these words alone in a file, and take the reports of those before; return their corrections."""
+        held, now, starts = self.by_region.get(id(repairs)), time.monotonic(), self._worker.starts
+        orders = [order for order in orders if order.stands() and not repairs.closed][
+            : slot_writer.MAX_ORDERS
+        ]
         if held is None and not orders:
-            return None
-        recent = held is not None and held.starts == self.writer() and now - held.at < REPORT_SECONDS
+            return 0
+        recent = held is not None and held.starts == self._running() and now - held.at < REPORT_SECONDS
         if recent and held is not None and [*map(_effect, held.orders)] == [*map(_effect, orders)]:
-            return None
+            return 0
         if self._note is None:
             self._fd = os.memfd_create("resolver-holds", os.MFD_CLOEXEC)
             os.ftruncate(self._fd, mmap.PAGESIZE)
             self._note = mmap.mmap(self._fd, mmap.PAGESIZE)
         for order in orders:
-            if order.state and order.device is not None:
-                order.state.evidence.word(order.device, order.expected).hold(order.new)
+            if (word := order.value()) is not None:
+                word.hold(order.new)
         processes = len({id(order.owner) for order in orders})
         allowed = min(_MOST_CHANGES, _CHANGES * processes * len(orders))
         message, handles = encode(orders, repairs.region.layout, (id(repairs), allowed))
-        return message, [repairs.region.fd, self._fd, *handles] if orders else []
-
-    def took(self, repairs: RegionRepairs, orders: list[Order], starts: int, answer: bytes) -> int:
-        """Note that ``orders`` are held, and take the reports of those before; returns their corrections.
-
-        ``starts`` is the writer's number before it was asked.
-        """
-        held, now = self.by_region.pop(id(repairs), None), time.monotonic()
+        answer = await self._worker.request(
+            message, [repairs.region.fd, self._fd, *handles] if orders else []
+        )
+        self.by_region.pop(id(repairs), None)
         if orders:
             self.by_region[id(repairs)] = HeldRegion(repairs, orders, self._worker.starts, now)
+            self.any.set()
         if held is None or len(answer) == 1 or not held.starts == starts == self._worker.starts:
             return 0
-        corrected = 0
-        for order, report in zip(held.orders, slot_writer.REPORT.iter_unpack(answer), strict=False):
-            outcome, corrections, foreign = report
-            corrected += corrections
-            word = order.state.evidence.words.get(order.device or 0) if order.state else None
-            if outcome == slot_writer.TOO_OFTEN:
-                repairs.let_go(now)
-            if word is None:
-                continue
-            if corrections:
-                word.see(foreign, now)
-                word.wrote(order.new)
-            elif outcome == slot_writer.DONE and now - held.at >= REPORT_SECONDS:
-                word.undisturbed()
-        return corrected
+        return sum(map(partial(_report, held), held.orders, slot_writer.REPORT.iter_unpack(answer)))
 
     def close(self) -> None:
         if self._note is not None:
             self._note.close()
             os.close(self._fd)
             self._note = None
+
+
+def _report(held: HeldRegion, order: Order, report: tuple[int, int, int]) -> int:
+    """Take a held word's report; return its corrections."""
+    outcome, corrections, foreign = report
+    now, word = time.monotonic(), order.value()
+    if outcome == slot_writer.TOO_OFTEN:
+        held.repairs.let_go(now)
+    if word is None:
+        return corrections
+    if corrections:
+        word.see(foreign, now)
+        word.wrote(order.new)
+    elif outcome == slot_writer.DONE and now - held.at >= REPORT_SECONDS:
+        word.undisturbed()
+    return corrections

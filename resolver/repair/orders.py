@@ -15,7 +15,7 @@ from resolver.base.journal import Journal
 from resolver.base.reasons import UnresolvedReason
 from resolver.gpu.attribution import Joined
 from resolver.hami.hostpid_policy import HostpidPolicy
-from resolver.repair.holds import HeldRegions
+from resolver.repair.holds import Holds
 from resolver.repair.plan import Order, encode
 from resolver.repair.region import RegionRepairs
 from resolver.repair.slots import OwnedSlot
@@ -43,8 +43,7 @@ class Writing:
             timeout=WRITER_SECONDS,
             rights=frozenset({"DAC_OVERRIDE"}),
         )
-        self.holds = HeldRegions(self.worker)
-        self._holding = asyncio.Event()  # some words are held
+        self.holds = Holds(self.worker)
         # Utilization has a separate queue: a `hostpid` waits for one batch at most.
         self._one_at_a_time, self._utilization = asyncio.Lock(), asyncio.Lock()
         self._read_only: dict[str, tuple[float, float]] = {}  # directories: since when, and last seen to be
@@ -72,41 +71,28 @@ class Writing:
         async with contextlib.nullcontext() if urgent else self._utilization, self._one_at_a_time:
             # Meanwhile the region may have been given up, or an owner let go of: its descriptor is another file's then.
             orders = [order for order in orders if order.stands()]
-            return repairs.region.fd >= 0 and bool(orders) and await self._carry_out(repairs, orders)
+            return not repairs.closed and bool(orders) and await self._carry_out(repairs, orders)
 
     async def hold(self, repairs: RegionRepairs, orders: list[Order]) -> int:
-        """Hold these words of the region and no others; returns the corrections since the last time."""
+        """Hold these words of the region and no others; return the corrections since the last time."""
         async with self._one_at_a_time:
             self._bury()
-            orders = [order for order in orders if order.stands()][: slot_writer.MAX_ORDERS]
-            request = self.holds.message(repairs, orders if repairs.region.fd >= 0 else [])
-            if request is None:
-                return 0
-            starts = self.worker.starts
             try:
-                answer = await self.worker.request(*request)
+                corrected = await self.holds.hold(repairs, orders)
             except WorkerFailed as error:
                 self._failed(repairs, error)
                 return 0
-            corrected = self.holds.took(repairs, orders, starts, answer)
-            self._counters[CounterName.UTILIZATION_WRITES] += corrected
-        if orders:
-            self._holding.set()
+        self._counters[CounterName.UTILIZATION_WRITES] += corrected
         return corrected
 
     async def keep_holds(self, over: Callable[[str], bool]) -> None:
         """Renew the holds when the writer has ended, and release those of containers ``over`` their budget."""
         while True:
-            await self._holding.wait()
+            await self.holds.any.wait()
             self._bury()
-            writer = self.holds.writer()
-            for held in [*self.holds.by_region.values()]:
-                gone = held.repairs.region.fd < 0 or over(held.repairs.ownership.account)
-                if gone or held.starts != writer:
-                    with contextlib.suppress(OSError):  # no descriptors, which the writer has counted
-                        await self.hold(held.repairs, [] if gone else held.orders)
-            if not self.holds.by_region:
-                self._holding.clear()
+            for repairs, orders in self.holds.to_renew(over):
+                with contextlib.suppress(OSError):  # no descriptors, which the writer has counted
+                    await self.hold(repairs, orders)
             await self._until_writer_ends()
 
     async def _until_writer_ends(self) -> None:
@@ -188,8 +174,8 @@ class Writing:
                 self._journal.record("repair", **_about(repairs, order, state))
         elif outcome == slot_writer.DONE:
             self._counters[CounterName.UTILIZATION_WRITES] += 1
-            if state is not None:
-                state.evidence.word(order.device or 0, order.new).wrote(order.new)
+            if (value := order.value()) is not None:
+                value.wrote(order.new)
         elif outcome == slot_writer.NO_MEANS:
             lacks = shortage_of(word) or Shortage.MEMORY
             self.worker.means.refused(lacks, f"the slot writer could not work: {os.strerror(word)}")
@@ -239,28 +225,32 @@ class Writing:
     ) -> None:
         """Log other writers of a ``hostpid``, and once per process values that do not stay right."""
         for state in repairs.conflicts:
-            self._counters[CounterName.CONFLICTS] += 1
-            self._warn(
-                repairs,
-                state,
-                "conflict",
-                hostpid=state.slot.hostpid,
-                why="another writer changed hostpid back",
-                times=state.conflicts,
-                next_try_seconds=state.backoff(),
-            )
+            about = {
+                "hostpid": state.slot.hostpid,
+                "times": state.conflicts,
+                "next_try_seconds": state.backoff(),
+            }
+            why = "another writer changed hostpid back"
+            self._warn(repairs, state, CounterName.CONFLICTS, "conflict", why, **about)
         blind, uuids = repairs.blind(joined.refused), repairs.view.uuids
         for state in () if dry_run else repairs.slots.distinguished():
-            if not state.explain(policy, now, uuids, blind):
-                continue
-            disputed = state.evidence.disputed()
-            self._counters[CounterName.ZEROS_DISPUTED if disputed else CounterName.SLOTS_STUCK] += 1
-            self._warn(
-                repairs, state, "nvml_contradicts_watchers" if disputed else "slot_stuck", why=state.stuck
-            )
+            if state.explain(policy, now, uuids, blind):
+                counter, event = CounterName.SLOTS_STUCK, "slot_stuck"
+                if state.evidence.disputed():
+                    counter, event = CounterName.ZEROS_DISPUTED, "nvml_contradicts_watchers"
+                self._warn(repairs, state, counter, event, state.stuck)
 
-    def _warn(self, repairs: RegionRepairs, state: OwnedSlot, event: str, **fields: Any) -> None:
-        self._journal.record(event, level="warning", **of_slot(repairs, state), **fields)
+    def _warn(
+        self,
+        repairs: RegionRepairs,
+        state: OwnedSlot,
+        counter: CounterName,
+        event: str,
+        why: str,
+        **more: Any,
+    ) -> None:
+        self._counters[counter] += 1
+        self._journal.record(event, level="warning", **of_slot(repairs, state), why=why, **more)
 
 
 def directory_of(path: str) -> str:

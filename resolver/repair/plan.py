@@ -16,7 +16,7 @@ from resolver.hami.layout import Layout
 from resolver.hami.packed_slots import SlotRecord
 from resolver.hami.region import RegionView
 from resolver.linux.procfs import ProcessHandle
-from resolver.repair.reported_values import Verdict
+from resolver.repair.reported_values import ReportedValue, Verdict
 from resolver.repair.slots import OwnedSlot, RegionSlots
 from resolver.workers import slot_writer
 
@@ -38,6 +38,12 @@ class Order(NamedTuple):
     def stands(self) -> bool:
         """Check that the owner was not let go of since then: its descriptor would be another file's."""
         return self.owner is None or self.owner.fd >= 0
+
+    def value(self) -> ReportedValue | None:
+        """Return the evidence on an owned slot's utilization."""
+        if self.state is None or self.device is None:
+            return None
+        return self.state.evidence.word(self.device, self.expected)
 
 
 class Inputs(NamedTuple):

@@ -1,4 +1,4 @@
-"""HeldRegions: words that a watcher sets wrong are set right by a real slot writer."""
+"""Holds: words that a watcher sets wrong are set right by a real slot writer."""
 
 import asyncio
 import os
