@@ -1,4 +1,4 @@
-"""Where the kernel's map cannot be had, a sentence says why; and nothing of it is left behind."""
+"""If the kernel's map can't be loaded, a message says why; nothing of the map is left behind."""
 
 import contextlib
 import ctypes
@@ -24,7 +24,7 @@ from tests.fakes.process import watched
 from tests.kernel.conftest import ROOT
 from tests.patience import PATIENCE_S, until
 
-#: Loads the map and waits, or tells as JSON why it may not.
+#: Loads the map and waits, or prints the reason as JSON.
 CHILD = """
 import json, sys
 from resolver.pids.bpf_map import BpfUnavailable, start
@@ -38,7 +38,7 @@ IDS = {"prog_id": 13, "map_id": 14, "link_id": 30}  # BPF_PROG_, BPF_MAP_, BPF_L
 
 
 def refusal(**constants: Any) -> BpfUnavailable:
-    """What the loader says, with these constants of its module."""
+    """Return the loader's error with these constants of its module."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in constants.items():
             patch.setattr(bpf_load, name, value)
@@ -79,7 +79,7 @@ def test_seccomp_denial_differs_from_missing_rights() -> None:
 def test_refused_programs_are_named_with_detail_for_doctor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The sentence is for people, the compiler's and the verifier's words are for the debug log and for doctor."""
+    """The message is for people; the debug log and doctor have the output of compiler and verifier."""
     subprocess.run(["cp", "-r", bpf_directory(), tmp_path / "bpf"], check=True)
     monkeypatch.setattr("resolver.pids.bpf_load.bpf_directory", lambda: str(tmp_path / "bpf"))
     copied = tmp_path / "bpf" / "pidmap.c"
@@ -127,7 +127,7 @@ def test_refused_programs_are_named_with_detail_for_doctor(
         ("dd bs=65536 count=1 of=/dev/null 2>/dev/null; echo nonsense >&0", "is not JSON"),
     ],
 )
-def test_a_loader_that_fails_is_not_waited_for(tmp_path: Path, script: str, says: str) -> None:
+def test_failed_loader_delays_no_start(tmp_path: Path, script: str, says: str) -> None:
     program = tmp_path / "python"
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o755)
@@ -160,7 +160,7 @@ def still_there(identity: tuple[int, int]) -> bool:
     return True
 
 
-def test_no_llvm_stays_and_nothing_after_the_close() -> None:
+def test_closed_map_leaves_nothing_and_llvm_is_not_loaded() -> None:
     pidmap = start()
     maps = Path("/proc/self/maps").read_text()
     ids = kernel_ids(os.getpid(), [fd for group in pidmap.loaded[:3] for fd in group.values()])
@@ -175,7 +175,7 @@ def test_no_llvm_stays_and_nothing_after_the_close() -> None:
     assert "LLVM" not in maps
 
 
-def test_the_loader_dies_with_its_owner() -> None:
+def test_loader_dies_with_its_owner() -> None:
     for delay in (0.0, 0.2, 0.4, 0.6):
         owner = subprocess.Popen([sys.executable, "-c", CHILD], cwd=ROOT, stdin=subprocess.PIPE)
         until(lambda this=owner: children_of(this.pid), "the loader")  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""The commands that ask a daemon, and a real daemon on a miniature node."""
+"""Commands that ask a real daemon on a miniature node."""
 
 import json
 import signal
@@ -84,7 +84,7 @@ def test_lookup_takes_the_names_that_top_prints(node: Node, start: Start, tmp_pa
 
 
 @EVERY_SOURCE
-def test_containers_come_are_named_and_go(node: Node, start: Start, source: str, tmp_path: Path) -> None:
+def test_container_is_listed_named_and_removed(node: Node, start: Start, source: str, tmp_path: Path) -> None:
     daemon, before = serving(start, node, "--pod-logs-dir", str(tmp_path / "pods")), time.time()
 
     def listed() -> dict[str, dict[str, Any]]:
@@ -102,7 +102,7 @@ def test_containers_come_are_named_and_go(node: Node, start: Start, source: str,
     named = {**found, "namespace": "ml", "pod": "train-0"}.items()
     until(lambda: named <= listed()[container.container_id].items(), "its pod's name")
 
-    # One that shares a namespace is known by its mount's users.
+    # A container that shares a namespace is found by the processes that use its mount.
     sharing = node.container(container.pod_uid, "sharing", pid_namespace=container)
     tenant = sharing.tenant(guess="none").until_repaired()
     until(lambda: sharing.container_id in listed(), "the other one")

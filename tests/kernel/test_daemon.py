@@ -1,4 +1,4 @@
-"""The daemon as an operator meets it: starting, ending, reloading, waiting, refusing, and what it says."""
+"""The daemon as an operator meets it: starting, ending, reloading, waiting, refusing, and its messages."""
 
 import asyncio
 import os
@@ -51,7 +51,7 @@ def test_once_repairs_and_sums_up(node: Node, source: str, program: Path) -> Non
     container, free, left = node.container(), node.container(name="free", watcher=False), node.container()
     tenant, busy = container.tenant(load=20, guess="none"), free.tenant(load=33, guess="wrong")
     left.tenant(guess="none").kill()
-    os.utime(left.cache, (time.time() - 60,) * 2)  # one that changed within a second is not judged
+    os.utime(left.cache, (time.time() - 60,) * 2)  # a file changed within a second is not judged
     done = once(node)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
@@ -65,7 +65,7 @@ def test_once_repairs_and_sums_up(node: Node, source: str, program: Path) -> Non
     assert "repaired: nothing" in again.stdout.splitlines()
 
 
-def test_a_dry_run_lists_each_slot_and_where_a_core_limit_begins(node: Node) -> None:
+def test_dry_run_lists_slots_and_core_limits_that_begin(node: Node) -> None:
     limited, free = node.container(name="limited", sm_limit=30), node.container(name="free", sm_limit=0)
     missing, guessed = limited.tenant(load=20, guess="none"), limited.tenant(load=3, guess="self")
     wrong = free.tenant(load=33, guess="wrong")
@@ -90,7 +90,7 @@ def test_a_dry_run_lists_each_slot_and_where_a_core_limit_begins(node: Node) -> 
     assert missing.hostpid == 0
 
 
-def test_once_without_nvml_says_so(node: Node) -> None:
+def test_once_reports_missing_nvml(node: Node) -> None:
     node.container().tenant(guess="none")
     environment = {k: v for k, v in node.environment().items() if k != "LD_LIBRARY_PATH"}
     done = once(node, environment=environment)
@@ -102,7 +102,7 @@ def test_once_without_nvml_says_so(node: Node) -> None:
 
 
 @with_every_source("number", [signal.SIGINT, signal.SIGTERM])
-def test_it_ends_cleanly(node: Node, start: Start, source: str, number: signal.Signals) -> None:
+def test_signal_ends_daemon_cleanly(node: Node, start: Start, source: str, number: signal.Signals) -> None:
     tenant = node.container().tenant(guess="none")
     daemon = start(node, *FAST)
     tenant.until_repaired()
@@ -117,7 +117,7 @@ def test_it_ends_cleanly(node: Node, start: Start, source: str, number: signal.S
 
 
 @pytest.mark.parametrize("call", [Hang.INIT, Hang.UTILIZATION])
-def test_it_ends_while_nvml_hangs(node: Node, start: Start, call: Hang) -> None:
+def test_daemon_ends_while_nvml_hangs(node: Node, start: Start, call: Hang) -> None:
     node.gpu.set_faults(hang=call)
     daemon = start(node, *FAST)
     assert daemon.child(NVML)
@@ -126,7 +126,7 @@ def test_it_ends_while_nvml_hangs(node: Node, start: Start, call: Hang) -> None:
     until(childless, "the end of the worker")
 
 
-def test_it_ends_whenever_it_is_told_to(node: Node, start: Start) -> None:
+def test_daemon_ends_at_any_moment_of_its_start(node: Node, start: Start) -> None:
     chance = random.Random(11)
     node.container(watcher=False).tenant(load=10, guess="none")
     for _ in range(10):
@@ -136,7 +136,7 @@ def test_it_ends_whenever_it_is_told_to(node: Node, start: Start) -> None:
         assert daemon.stop() == 0
 
 
-def test_a_reload_takes_new_settings_and_refuses_bad_ones(node: Node, start: Start) -> None:
+def test_reload_takes_good_settings_and_refuses_bad_ones(node: Node, start: Start) -> None:
     node.gpu.driver_version = "566.03"
     tenant = node.container(watcher=False).tenant(load=40, guess="none")
     settings = node.root / "resolver.toml"
@@ -176,7 +176,7 @@ def test_a_reload_takes_new_settings_and_refuses_bad_ones(node: Node, start: Sta
 _UNKNOWN = "driver 566.03 lies between those known to differ; set --hostpid-namespace (make gpu-check measures which)"
 
 
-def test_a_second_writer_is_refused_and_a_second_reader_is_not(node: Node, start: Start) -> None:
+def test_second_writer_is_refused_and_dry_run_is_not(node: Node, start: Start) -> None:
     container = node.container()
     first = start(node, *FAST)
     first.wait_for("started")
@@ -193,7 +193,7 @@ def test_a_second_writer_is_refused_and_a_second_reader_is_not(node: Node, start
     assert once(node).returncode == 0
 
 
-def test_it_waits_for_the_containers_directory_and_nvml(node: Node, start: Start) -> None:
+def test_daemon_waits_for_containers_directory_and_nvml(node: Node, start: Start) -> None:
     container = node.container(watcher=False)
     tenant = container.tenant(load=27, guess="none")
     place, libraries = node.root / "later", node.root / "lib"
@@ -218,7 +218,7 @@ def test_it_waits_for_the_containers_directory_and_nvml(node: Node, start: Start
     daemon.wait_for("region_gone")
 
 
-def test_a_container_that_comes_and_goes(node: Node, start: Start) -> None:
+def test_container_that_comes_and_goes_is_followed(node: Node, start: Start) -> None:
     daemon = start(node, *FAST)
     daemon.wait_for("source")
     daemon.wait_for("policy")  # so the NVML worker is there
@@ -280,7 +280,7 @@ def test_daemon_works_with_few_descriptors(node: Node, start: Start) -> None:
     assert soft == 64
 
 
-def test_without_pidfds(node: Node, tmp_path: Path) -> None:
+def test_slots_are_repaired_without_pidfds(node: Node, tmp_path: Path) -> None:
     """Processes are held by their open /proc directories, here and in the writer."""
     container = node.container(watcher=False)
     tenant, victim = container.tenant(load=20, guess="none"), container.tenant(load=30, guess="self")
@@ -317,8 +317,8 @@ def test_without_pidfds(node: Node, tmp_path: Path) -> None:
     asyncio.run(passes())
 
 
-def test_a_full_run_directory_is_a_sentence(node: Node, start: Start, tmp_path: Path) -> None:
-    """The lock can be made in it, and what is to be in the lock has no room."""
+def test_full_run_directory_is_named(node: Node, start: Start, tmp_path: Path) -> None:
+    """The lock file can be made in it, but has no room for its content."""
     full = tmp_path / "full"
     full.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", str(full)], check=True)

@@ -1,4 +1,4 @@
-"""`make demo` is the main job from end to end, and it must be able to fail."""
+"""`make demo` shows repairs from end to end, and must be able to fail."""
 
 import re
 import shlex
@@ -19,7 +19,7 @@ def run(root: Path, *command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
 
 
-def test_every_value_is_right_in_the_end(root: Path) -> None:
+def test_demo_ends_with_right_values(root: Path) -> None:
     done = run(root, *DEMO)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Every value is right" in done.stdout
@@ -39,7 +39,7 @@ def test_help_is_shown_without_a_node(root: Path) -> None:
     assert "Every value" not in done.stdout
 
 
-def test_a_daemon_that_repairs_nothing_is_found_out(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_demo_fails_if_the_daemon_repairs_nothing(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with tempfile.TemporaryDirectory() as short:  # a socket's path may have 107 bytes only
         monkeypatch.setenv("TMPDIR", short)
         done = run(root, *DEMO, "--dry-run")
@@ -68,7 +68,7 @@ WITHOUT: dict[str, tuple[str, tuple[str, ...]]] = {
     "a root that is a mount point": ("{chroot} {demo}", ("a plain chroot", "mount --bind DIR DIR")),
     "root": ("setpriv --reuid 65534 --regid 65534 --clear-groups {demo}", ("sudo make demo",)),
 }
-#: Everything of the root directory mounted below another one, which is no mount point itself, and entered.
+#: Mounts everything in the root directory below another one, which is no mount point, and enters that by chroot.
 CHROOT = """
 for each in /*; do
     if [ -L "$each" ]; then cp -d "$each" "$1/"
@@ -80,7 +80,7 @@ exec chroot "$root" sh -c 'cd "$0" && exec "$@"' "$PWD" "$@"
 """
 
 
-def test_below_a_chroot_two_placements_are_left_out(root: Path, tmp_path: Path) -> None:
+def test_demo_in_a_chroot_leaves_out_two_placements(root: Path, tmp_path: Path) -> None:
     (tmp_path / "enter").write_text('mount --bind "$1" "$1"\n' + CHROOT)
     (tmp_path / "root").mkdir()
     done = run(root, "unshare", "--mount", "sh", f"{tmp_path}/enter", f"{tmp_path}/root", *DEMO)
@@ -105,7 +105,7 @@ def test_demo_names_missing_right_and_remedy(root: Path, tmp_path: Path, what: s
     assert "container-init" not in done.stderr
 
 
-def test_nothing_is_left_of_a_node(tmp_path: Path) -> None:
+def test_ended_node_leaves_nothing(tmp_path: Path) -> None:
     with Node(tmp_path, "550.54.15") as node:
         tenants = [node.container(pid_namespace=where).tenant() for where in ("own", "host")]
         tenants[1].fork()

@@ -1,4 +1,4 @@
-"""`resolver doctor` on a node that is really broken, in one way at a time: it names that way.
+"""`resolver doctor` on a node that is really broken, in one way at a time: it names the cause.
 
 Rights are taken away with setpriv, views with unshare and mounts; daemons are real ones. Nothing is left behind: every
 mount is in a mount namespace that ends with its process.
@@ -27,7 +27,7 @@ RELEASE: Final = tuple(map(int, os.uname().release.split(".")[:2]))
 
 
 def doctor(*checks: str, options: tuple[str, ...] = (), complaint: str = "", **how: Any) -> dict[str, Result]:
-    """What it finds, by check; no check has a defect, and what is not well has a cause and a fix."""
+    """Return the results by check. No check may have a defect, and each problem must have a cause and a fix."""
     only = [word for check in checks for word in ("--only", check)]
     done = run("doctor", "--json", *only, *options, **how)
     assert done.returncode in (0, 1, 4), done.stderr
@@ -58,7 +58,7 @@ NETWORK = ("unshare", "--net", *without("sys_admin", "sys_ptrace", "net_admin"))
 BCC = '$(dirname "$(/usr/bin/python3 -I -c "import bcc; print(bcc.__file__)")")'
 LIBATOMIC = "$(/sbin/ldconfig -p | sed -n 's/.*libatomic.so.1 .*=> //p')"
 HIDDEN = mounted("mount -t proc -o hidepid=2 proc /proc")
-#: The removed capability, and the results of the checks; the option is for both.
+#: By the missing part: the command's wrapper, and words of each check's result.
 TAKEN: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
     "SYS_PTRACE": (PTRACE, {"view": "failed: CAP_SYS_PTRACE is missing"}),
     "BPF": (without("bpf", "sys_admin"), {"bpf": "warning: CAP_BPF is missing"}),
@@ -113,15 +113,15 @@ TAKEN: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
 
 
 @pytest.mark.parametrize("what", TAKEN)
-def test_without(what: str) -> None:
+def test_missing_part_is_named(what: str) -> None:
     wrapper, said = TAKEN[what]
     found = doctor(*said, options=tuple(what.split()) if what.startswith("-") else (), wrapper=wrapper)
     for check, words in said.items():
         names(found[check], *words.split(": "))
 
 
-def test_files_that_cannot_be_written_are_named(tmp_path: Path) -> None:
-    """On a read-only mount; and of a tenant with a umask, for a daemon without its one optional capability."""
+def test_unwritable_files_are_named(tmp_path: Path) -> None:
+    """Files on a read-only mount, and those of a tenant's umask without the capability DAC_OVERRIDE."""
     path, options = cachefiles.container(tmp_path), ("--containers-dir", str(tmp_path))
     wrapper = mounted(f"mount --bind {tmp_path} {tmp_path}; mount -o remount,ro,bind {tmp_path}")
     found = doctor("containers_dir", "regions", options=options, wrapper=wrapper)
@@ -134,10 +134,8 @@ def test_files_that_cannot_be_written_are_named(tmp_path: Path) -> None:
     names(result, "failed", "not writable", "umask", "CAP_DAC_OVERRIDE")
 
 
-def test_beside_a_daemon_it_disturbs_nothing_and_all_is_well(
-    node: Node, start: Start, tmp_path: Path
-) -> None:
-    """Until it is a dry run, has no socket, or runs no more, which it names."""
+def test_doctor_disturbs_no_daemon_and_finds_all_ok(node: Node, start: Start, tmp_path: Path) -> None:
+    """Then a dry run, a missing socket and an ended daemon are named."""
     node.container().tenant(load=50, guess="none")
     daemon = start(node, "--metrics-addr", f"127.0.0.1:{free_port()}", "--source", "auto")
     daemon.wait_for("source", source="bpf")
@@ -149,7 +147,7 @@ def test_beside_a_daemon_it_disturbs_nothing_and_all_is_well(
     options = ("--run-dir", str(daemon.run_dir))
     found = doctor(options=options, env=node.environment())
     said = {line["event"] for line in daemon.lines[lines:]}
-    assert said <= {"capabilities_kept", "policy"} | STARVED  # which it says by itself
+    assert said <= {"capabilities_kept", "policy"} | STARVED  # events that doctor doesn't cause
     if "writer_failed" not in said:
         assert {name: daemon.child(name) for name in children} == children
     assert [slot.hostpid for slot in node.containers[0].region().slots] == before
@@ -179,8 +177,8 @@ def test_beside_a_daemon_it_disturbs_nothing_and_all_is_well(
     names(found["daemon"], "failed", "none runs")
 
 
-def test_a_lock_that_is_looked_at_stays_free(tmp_path: Path) -> None:
-    """A daemon that starts in that very moment must not find it taken."""
+def test_doctor_takes_no_lock(tmp_path: Path) -> None:
+    """Otherwise a daemon that starts at that moment would find its lock taken."""
     (tmp_path / "lock").touch()
     trace = tmp_path / "trace"
     code = (

@@ -1,4 +1,4 @@
-"""A driver that hangs, fails with every error, loses GPUs and gets new ones: the picture is right within two intervals.
+"""A driver that hangs, fails with every error, loses and gets GPUs: the snapshot is right within two intervals.
 
 Nothing here waits for time to pass: an interval is one collection and one pass. Containers, slots, children and
 nvidia-ml-py are real. Both tenants are busy all the time, so every 0 that is said of them is false.
@@ -217,7 +217,7 @@ def test_lost_device_is_unhealthy_and_removed_one_gone(bench: Bench) -> None:
 
 
 def test_disputed_value_is_unknown_with_its_reason(tmp_path: Path, node: Node, start: Start) -> None:
-    """The daemon's driver leaves the process out, and its watcher's fills it in."""
+    """NVML leaves the process out for the daemon, but its watcher gets a value."""
     tenant = node.container(release="2.8.2", sm_limit=0, devices=[FIRST]).tenant(load=30)
     node.state_file = tmp_path / "other-state"
     with Driver(node.state_file, tmp_path / "other.sock", DRIVER, DEFAULT_DEVICES) as other:

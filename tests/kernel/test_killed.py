@@ -1,4 +1,4 @@
-"""Killed in the middle of work, again and again: no tenant is harmed, and all is right again."""
+"""The daemon and its children are killed at work, again and again: no tenant is harmed, and slots get right again."""
 
 import fcntl
 import os
@@ -24,7 +24,7 @@ KILLS = pytest.mark.parametrize("kills", [20, pytest.param(200, marks=pytest.mar
 
 
 class Locked:
-    """A container whose lock a tenant holds all the time: whoever waits for it, or takes it, is seen."""
+    """A container whose lock a tenant holds all the time: a daemon that waits for it or takes it is noticed."""
 
     def __init__(self, node: Node) -> None:
         self.container = node.container(name="locked", layout="v1.2", watcher=False)
@@ -58,7 +58,7 @@ def masked(data: bytes, name: str) -> bytes:
 
 
 class Forker:
-    """A tenant that forks: each child takes a slot that is wrong, and is gone again when it was looked at."""
+    """A tenant that forks: each child takes a wrong slot, and is killed once that was checked."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
@@ -96,7 +96,9 @@ def locked(node: Node) -> Iterator[Locked]:
 
 
 @KILLS
-def test_the_daemon(node: Node, start: Start, locked: Locked, tmp_path: Path, kills: int) -> None:
+def test_slots_are_right_after_kills_of_the_daemon(
+    node: Node, start: Start, locked: Locked, tmp_path: Path, kills: int
+) -> None:
     chance, forker = random.Random(4), Forker(node)
     run_dir = tmp_path / "run"
     arguments = ("--interval", "250ms", "--nvml-interval", "250ms", "--hostpid-namespace", "host")
@@ -109,7 +111,7 @@ def test_the_daemon(node: Node, start: Start, locked: Locked, tmp_path: Path, ki
         kill_and_check(early, run_dir)
         locked.check()
         forker.check()
-        # A fresh one makes everything right, whatever the last one left half done.
+        # A new daemon makes everything right, even writes that the last one left half done.
         daemon = start(node, *arguments)
         daemon.wait_for("started")
         until(lambda: locked.right() and forker.right(), "everything right")
@@ -129,7 +131,7 @@ def kill_and_check(daemon: Daemon, run_dir: Path) -> None:
     until(childless, "the end of the orphans")
     if (run_dir / "lock").exists():
         with (run_dir / "lock").open("rb") as lock:
-            until(lambda: free(lock), "a lock that no one holds")  # a child that it was starting has it, too
+            until(lambda: free(lock), "a free lock")  # a child that it was starting holds it, too
 
 
 def free(lock: BinaryIO) -> bool:
@@ -158,7 +160,7 @@ ALL_SLOW = patched("""
 
 @KILLS
 @pytest.mark.parametrize("child", [WRITER, "reader", "second reader"])
-def test_the_slot_writer_or_a_reader(
+def test_slots_are_right_after_kills_of_a_child(
     node: Node, start: Start, locked: Locked, kills: int, child: str
 ) -> None:
     chance, forker = random.Random(5), Forker(node)
@@ -183,7 +185,9 @@ def test_the_slot_writer_or_a_reader(
 
 
 @KILLS
-def test_the_nvml_worker(node: Node, start: Start, locked: Locked, kills: int) -> None:
+def test_values_are_right_after_kills_of_the_nvml_worker(
+    node: Node, start: Start, locked: Locked, kills: int
+) -> None:
     chance = random.Random(6)
     free = node.container(name="free", watcher=False)
     tenant = free.tenant(load=1, guess="none")

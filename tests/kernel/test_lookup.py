@@ -1,4 +1,4 @@
-"""`resolver lookup` without a daemon, against what the kernel says of processes in real namespaces and cgroups."""
+"""`resolver lookup` without a daemon, compared with the kernel, in real namespaces and cgroups."""
 
 import contextlib
 import json
@@ -28,7 +28,7 @@ from tests.kernel.rights import mounted
 from tests.kernel.serving import SLEEP, THREAD, Orders
 from tests.patience import until
 
-#: Ids that begin alike, and are no other test run's.
+#: Ids that begin alike, and differ from those of other test runs.
 _MARK = f"{os.getpid() & 0xFFFFFF:06x}"
 A, B, C = ((_MARK + end) * 4 for end in ("d4e5f60718", "ffe5f60718", "cccccccccc"))
 UID = str(uuid.uuid4())
@@ -67,7 +67,7 @@ def refused(code: int, *arguments: str | int, prefix: tuple[str, ...] = ()) -> s
 
 
 @pytest.mark.parametrize("cgroup_format", FORMATS)
-def test_every_format(node: Node, cgroup_format: str) -> None:
+def test_container_of_every_cgroup_format_is_found(node: Node, cgroup_format: str) -> None:
     container = node.container(name="trainer", cgroup_format=cgroup_format)
     process = container.spawn(SLEEP)
     assert lookup(Procfs(), container.container_id, 1).host_pid == container.init_host_pid
@@ -88,7 +88,7 @@ def test_every_format(node: Node, cgroup_format: str) -> None:
         lookup(Procfs(), container.container_id, 4000)
 
 
-def test_a_prefix_or_name_that_fits_two_until_one_ends(start_as: StartAs) -> None:
+def test_prefix_of_two_containers_is_ambiguous_until_one_ends(start_as: StartAs) -> None:
     first, second = (start_as(each, pod_uid=UID, name="trainer") for each in (A, B))
     for asked_for in (A[:6], f"{UID}/trainer"):  # or a name: that of the container and its successor
         complaint = refused(3, asked_for, 1)
@@ -104,8 +104,8 @@ def test_a_prefix_or_name_that_fits_two_until_one_ends(start_as: StartAs) -> Non
     assert "is it running" in refused(1, B, 1)
 
 
-def test_by_a_name_alone_and_by_pod_and_name(start_as: StartAs) -> None:
-    """As `ctr` and LXC have it: no id is in the cgroup's path."""
+def test_container_is_found_by_name_and_by_pod_and_name(start_as: StartAs) -> None:
+    """With `ctr` and LXC the cgroup's path has a name and no id."""
     name = f"web-{_MARK}"
     container = start_as(name, cgroup_format="docker-alone-cgroupfs")
     start_as(f"other-{_MARK}", cgroup_format="docker-alone-cgroupfs")
@@ -122,8 +122,8 @@ def test_by_a_name_alone_and_by_pod_and_name(start_as: StartAs) -> None:
     assert "is it running" in refused(1, f"{uuid.uuid4()}/trainer", 1)
 
 
-def test_containers_that_share_a_pid_namespace(start_as: StartAs, node: Node) -> None:
-    """With the host, or with the others of their pod."""
+def test_containers_in_one_pid_namespace_are_distinguished(start_as: StartAs, node: Node) -> None:
+    """They share the host's namespace, or their pod's."""
     container = node.container(pid_namespace="host")
     child = container.spawn(SLEEP)
     assert child.ns_pid == child.host_pid
@@ -142,13 +142,13 @@ def test_containers_that_share_a_pid_namespace(start_as: StartAs, node: Node) ->
     assert f"host PID {stranger.host_pid}" in complaint
     assert f"container {B}" in complaint
     assert f"container {C}" in refused(1, A, 1)
-    # A namespace that one of them makes for itself is not the container's own.
+    # A namespace that a process of the container makes is not the container's.
     nested = first.spawn(SLEEP, nested=True)
     assert f"host PID {sandbox.init_host_pid}" in refused(1, A, 1)
     assert host_pid(A, 1, "--pidns", nested.pidns) == nested.host_pid
 
 
-def test_threads_and_the_dead_are_no_processes(node: Node) -> None:
+def test_threads_and_dead_processes_are_refused(node: Node) -> None:
     container = node.container()
     cid, threads = container.container_id, container.spawn([sys.executable, "-c", THREAD])
     assert "has no process" in refused(1, cid, threads.read_line())
@@ -165,14 +165,14 @@ def test_threads_and_the_dead_are_no_processes(node: Node) -> None:
 NO_CGROUPFS = mounted("umount -R /sys/fs/cgroup")
 
 
-def test_by_a_scan_where_no_cgroup_is_mounted(start_as: StartAs) -> None:
+def test_scan_answers_without_mounted_cgroups(start_as: StartAs) -> None:
     child = start_as(A, cgroup_format="crio-systemd").spawn(SLEEP)
     assert host_pid(A, child.ns_pid, prefix=NO_CGROUPFS) == child.host_pid
     assert json.loads(asked(A[:8], 1, "--json", prefix=NO_CGROUPFS).stdout)["source"] == "scan"
     assert "is it running" in refused(1, B, 1, prefix=NO_CGROUPFS)
 
 
-def test_from_a_private_cgroup_namespace(start_as: StartAs) -> None:
+def test_private_cgroup_namespace_is_named_as_the_cause(start_as: StartAs) -> None:
     container, neighbour = start_as(A), start_as(B)
     enter = f"echo $$ >{neighbour.cgroup}/cgroup.procs && "
     private = ("sh", "-c", f'{enter} exec unshare --cgroup "$@"', "sh", *NO_CGROUPFS)
@@ -181,7 +181,7 @@ def test_from_a_private_cgroup_namespace(start_as: StartAs) -> None:
     assert "private cgroup namespace" in refused(4, B, 1, prefix=private)
 
 
-def test_hidden_processes_need_a_right_or_another_view(node: Node) -> None:
+def test_hidden_process_is_refused_with_its_fix(node: Node) -> None:
     container = node.container()
     for prefix in (("unshare", "--pid", "--fork"), ("unshare", "--pid", "--fork", "--mount-proc")):
         assert "hostPID: true" in refused(4, container.container_id, 1, prefix=prefix)
@@ -191,7 +191,7 @@ def test_hidden_processes_need_a_right_or_another_view(node: Node) -> None:
     assert "hidepid" in refused(4, container.container_id, 1, prefix=(*hidden, *drop))
 
 
-#: The checkout may be where others than root have no way to it: rights are given up after the imports.
+#: Other users may be unable to read the checkout, so rights are given up after the imports.
 GIVE_UP = {
     "root": ("os.setgroups([]); os.setgid(65534); os.setuid(65534)", "CAP_SYS_PTRACE"),
     "descriptors": ("resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))", "the kernel refused"),
@@ -199,7 +199,7 @@ GIVE_UP = {
 
 
 @pytest.mark.parametrize("what", GIVE_UP)
-def test_without(node: Node, root: Path, what: str) -> None:
+def test_missing_right_or_descriptor_is_named(node: Node, root: Path, what: str) -> None:
     give_up, complaint = GIVE_UP[what]
     code = (
         "import os, resource, shutil, locale, sys; from resolver import cli; from resolver.cli import lookup;"
@@ -217,12 +217,12 @@ def test_without(node: Node, root: Path, what: str) -> None:
     "arguments",
     [(), (A,), (A, "one"), (A, "0"), (A, "-1"), ("", "1"), ("a1b2", "1"), (f"{UID}/", "1"), ("x//y", "1")],
 )
-def test_wrong_usage(arguments: tuple[str, ...]) -> None:
+def test_wrong_usage_is_refused(arguments: tuple[str, ...]) -> None:
     refused(2, *arguments)
 
 
 class Interrupted(Procfs):
-    """Lets something happen once, at the moment when the process that was found is about to be held."""
+    """Calls ``happen`` just before the process is held, or just ``after``."""
 
     def __init__(self, happen: Callable[[int], object], *, use_pidfd: bool, after: bool = False) -> None:
         super().__init__(use_pidfd=use_pidfd)
@@ -240,7 +240,7 @@ class Interrupted(Procfs):
 
 @pytest.mark.parametrize("use_pidfd", [True, False])
 @pytest.mark.parametrize("after", [True, False])
-def test_it_ends_while_it_is_looked_at(node: Node, *, use_pidfd: bool, after: bool) -> None:
+def test_process_that_ends_during_lookup_is_gone(node: Node, *, use_pidfd: bool, after: bool) -> None:
     container = node.container()
     order = Orders(container)
     order("as 400")
@@ -251,14 +251,14 @@ def test_it_ends_while_it_is_looked_at(node: Node, *, use_pidfd: bool, after: bo
 
 @pytest.mark.parametrize("use_pidfd", [True, False])
 @pytest.mark.parametrize("where", ["nested", "another container"])
-def test_its_host_pid_is_used_again(node: Node, where: str, *, use_pidfd: bool) -> None:
-    """By the first process of a namespace, or by one with the same number in another container."""
+def test_reused_host_pid_is_not_returned(node: Node, where: str, *, use_pidfd: bool) -> None:
+    """The new process is the first of a namespace, or has the same number in another container."""
     container = node.container()
     order, elsewhere = Orders(container), Orders(node.container(name="other"))
     taken = 0
 
     def used_again() -> bool:
-        """Another process of this machine may be quicker, and get the number."""
+        """Return False if a foreign process got the number first."""
         first = order("as 400")
         with contextlib.ExitStack() as stack:
 

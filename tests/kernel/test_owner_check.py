@@ -1,4 +1,4 @@
-"""KAI's placement, in which every container can reach every file: nobody's process gets into another pod's slot."""
+"""With KAI's placement every container can reach every file: no process gets into another pod's slot."""
 
 import os
 import sys
@@ -38,7 +38,7 @@ class Tree:
         return self.daemon
 
     def numbered(self, container: Container, above: int, cache: str = "", **more: Any) -> Tenant:
-        """A tenant with a PID above that, far from others'; ``cache`` is what it opens in place of its own file."""
+        """Start a tenant with a PID far above the others'; it opens ``cache`` instead of its own file."""
         while container.spawn(["/bin/sleep", "1000"]).ns_pid < above + 10:
             pass
         return container.tenant(guess="none", options=["--cache", cache] if cache else [], **more)
@@ -56,7 +56,7 @@ class Tree:
         until(lambda: any(wanted <= slot.items() for slot in answer(self.daemon, "slots")["slots"]), said)
 
     def exchange(self) -> None:
-        """What a tenant with root's rights does inside: its directory and the victim's change their names."""
+        """Exchange the names of the attacker's and the victim's directory, as root inside can."""
         victims, attackers = self.victim.directory, self.attacker.directory
         victims.rename(self.root / "between")
         attackers.rename(victims)
@@ -68,7 +68,7 @@ def tree(node: Node, start: Start) -> Tree:
     return Tree(node, start)
 
 
-def test_a_guest_in_a_victims_file_is_not_written_into_it(tree: Tree) -> None:
+def test_guest_in_victims_file_is_not_written(tree: Tree) -> None:
     mine = tree.victim.tenant(guess="wrong")
     tree.watch()
     mine.until_repaired()
@@ -82,7 +82,7 @@ def test_a_guest_in_a_victims_file_is_not_written_into_it(tree: Tree) -> None:
     ("number", "reason"), [("another", "other_pod"), ("the same", "other_pod"), ("the same", "ambiguous")]
 )
 def test_guest_from_the_start_leaves_slot_unowned(tree: Tree, number: str, reason: str) -> None:
-    """Of another pod, or of another container of the pod."""
+    """The guest is of another pod, or of another container of the same pod."""
     mine = tree.victim.tenant(guess="wrong")
     host = tree.attacker if reason == "other_pod" else tree.container("beside", tree.victim.pod_uid)
     if number == "another":
@@ -113,7 +113,7 @@ def test_exchanged_directories_change_no_owner(tree: Tree, when: str) -> None:
     tree.exchange()
     if when == "before":
         tree.watch()
-    # The victim's file is where the attacker's belongs now, and the attacker uses it.
+    # The victim's file now has the place of the attacker's, and the attacker uses it.
     guest = tree.numbered(tree.attacker, own.ns_pid, tree.attacker.inside)
     tree.says(tree.attacker.cache, mine.ns_pid, "other_pod")
     tree.says(tree.victim.cache, own.ns_pid, "other_pod")
@@ -132,7 +132,7 @@ def test_exchanged_directories_change_no_owner(tree: Tree, when: str) -> None:
     os.close(attackers)
 
 
-def test_a_living_victims_load_is_not_zeroed_below_another_name(tree: Tree) -> None:
+def test_living_victims_load_stays_under_another_name(tree: Tree) -> None:
     mine = tree.victim.tenant(guess="none", load=64)
     daemon = tree.watch()
     mine.until_load(64)
@@ -160,8 +160,8 @@ def test_forged_directory_names_are_reported(tree: Tree) -> None:
     mine.until_repaired()
 
 
-def test_links_lead_to_no_other_containers_file(tree: Tree) -> None:
-    """A second name for a victim's file; and a victim that is led into the attacker's."""
+def test_links_to_other_containers_files_are_refused(tree: Tree) -> None:
+    """The attacker makes a second name for a victim's file, and leads a victim into its own."""
     mine, linked = tree.victim.tenant(guess="none"), tree.container("linked")
     linked.directory.mkdir()
     os.link(tree.victim.cache, linked.cache)
@@ -200,7 +200,7 @@ def test_neither_neighbour_nor_monitor_owns_a_slot(tree: Tree) -> None:
     mine.until_load(0)
 
 
-def test_without_kubelets_names_nothing_is_touched(node: Node, start: Start, tmp_path: Path) -> None:
+def test_files_stay_untouched_without_kubelets_names(node: Node, start: Start, tmp_path: Path) -> None:
     container = node.container(placement="kai", watcher=False)
     container.tenant(guess="none")
     root = str(node.placement_dir("kai"))

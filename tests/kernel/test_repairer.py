@@ -1,4 +1,4 @@
-"""Every kind of wrong slot is really produced, really repaired, and nothing else is touched, by every source."""
+"""Every kind of wrong slot is produced and repaired with every source, and nothing else is changed."""
 
 import time
 from typing import Any
@@ -71,7 +71,7 @@ def test_each_reason_is_repaired_once(node: Node, start: Start, layout: str) -> 
 
 @EVERY_SOURCE
 def test_duplicate_pid_in_container_is_not_guessed(node: Node, start: Start) -> None:
-    """One slot, two nested processes of PID 1 that map the file: nobody can tell whose it is."""
+    """Two nested processes with PID 1 map the file, so the slot's owner can't be determined."""
     container = node.container()
     container.tenant(guess="none", nested=True)
     other = container.tenant(guess="none", nested=True)
@@ -132,5 +132,5 @@ def test_auto_writes_only_without_another_writer(node: Node, start: Start) -> No
 
         return daemon.counters()["utilization_writes"]
 
-    # 70, and 0: both in the container without a watcher. A watcher that gets no CPU is rightly written for.
+    # 70 and 0, in the container without a watcher. A watcher without a CPU may cause more, so this is repeated.
     until(lambda: writes() == 2, "two writes")

@@ -1,4 +1,4 @@
-"""The loop closed: what HAMi's monitor would report becomes what NVML says, whatever release the tenants have.
+"""The closed loop: the values that HAMi's monitor would report become NVML's, for every release of the tenants.
 
 Where a tenant's watcher undoes that at each of its ticks, it is put right after each, and reported.
 """
@@ -61,16 +61,14 @@ def test_monitor_reports_nvml_values_in_every_release(tmp_path: Path, start: Sta
 
 
 def stuck(daemon: Daemon) -> dict[str, str]:
-    """The containers whose watchers are fought now, and why."""
+    """Return the reason of each container whose slot is stuck now."""
     slots = answer(daemon, "slots")["slots"]
     return {Path(slot["path"]).parent.name: slot["stuck"] for slot in slots if slot["stuck"]}
 
 
 @pytest.mark.parametrize("order", ["1", "1,0", "2,3", "3,2,1,0"])
-def test_gpus_in_another_order_are_right_and_named_as_a_cause(
-    tmp_path: Path, start: Start, order: str
-) -> None:
-    """With CUDA_VISIBLE_DEVICES the watchers from before and after PR 330 mix the numbers up, each in its way."""
+def test_reordered_gpus_have_right_values_and_a_named_cause(tmp_path: Path, start: Start, order: str) -> None:
+    """With CUDA_VISIBLE_DEVICES, watchers from before and after PR 330 mix up GPUs, each in a different way."""
     gpus = 4 if "2" in order else 2
     places = [int(place) for place in order.split(",")]
     with Node(tmp_path, DRIVER, GPUS[:gpus]) as node:
@@ -94,8 +92,8 @@ def test_gpus_in_another_order_are_right_and_named_as_a_cause(
         assert all("CUDA_VISIBLE_DEVICES" in line["why"] for line in lines)
 
 
-def test_a_number_of_the_wrong_namespace_shows(node: Node, start: Start) -> None:
-    """Forced against the driver, the watcher never finds it, and sets 0: said once, and of nobody else."""
+def test_forced_wrong_namespace_is_reported(node: Node, start: Start) -> None:
+    """The watcher never finds the number and sets 0, which is reported once, for that container only."""
     container, idle = node.container(), node.container(name="idle")
     free = node.container(name="free", watcher=False)
     tenant = container.tenant(load=40, guess="none")
@@ -117,7 +115,7 @@ def test_a_number_of_the_wrong_namespace_shows(node: Node, start: Start) -> None
     assert daemon.counters()["slots_stuck"] == len(daemon.said("slot_stuck"))
 
 
-#: A daemon that waits a second instead of half a minute for a watcher that confirms the policy.
+#: A daemon that waits one second for a watcher that confirms the policy, not half a minute.
 IMPATIENT = patched("from resolver.daemon import hostpid_decision; hostpid_decision.DOUBTED_SECONDS = 1.0")
 
 
@@ -188,7 +186,7 @@ def test_working_watcher_confirms_hostpid_and_is_not_stuck(node: Node, start: St
         tenant.until_load(tenant.load)
 
     def calm() -> bool:
-        """For four seconds no slot is called stuck, as one is whose watcher gets no CPU."""
+        """Check that no slot was reported stuck for four seconds; a starved watcher's slot is."""
         said, end = len(daemon.said("slot_stuck")), time.monotonic() + 4.0
         while (
             same := len(daemon.said("slot_stuck")) == said and not stuck(daemon)
@@ -224,9 +222,7 @@ TRUTHS: dict[tuple[str, Fault, str], dict[str, str]] = {
 
 
 @pytest.mark.parametrize("case", TRUTHS, ids=lambda case: f"{case[0]} {case[1].name} {case[2]}")
-def test_commands_name_the_drivers_disease(
-    tmp_path: Path, start: Start, case: tuple[str, Fault, str]
-) -> None:
+def test_commands_name_the_drivers_fault(tmp_path: Path, start: Start, case: tuple[str, Fault, str]) -> None:
     version, fault, release = case
     with Node(tmp_path, version, GPUS[:1]) as node:
         node.gpu.set_faults(fault)

@@ -1,4 +1,4 @@
-"""The sources in the running daemon: the best is taken, one that fails is left, and no repair waits for either."""
+"""Sources in a running daemon: it uses the best, leaves one that fails, and no repair waits for that."""
 
 import contextlib
 import ctypes
@@ -20,7 +20,7 @@ from tests.patience import until
 
 AUTO = ("--source", "auto")
 NO_BPF = "-all,+sys_ptrace,+dac_override,+kill"
-#: Without the right to enter the host's network namespace, nor to load a program.
+#: Without the rights to enter the host's network namespace and to load a program.
 ALONE = ("unshare", "--net", "setpriv", "--inh-caps", "-all", "--bounding-set", NO_BPF)
 
 SAYS = {
@@ -32,7 +32,7 @@ SAYS = {
 
 
 def descendants(host_pid: int, name: str = "") -> set[int]:
-    """The processes below one, or those of that name."""
+    """Return a process's descendants, or only those with this name."""
     processes = psutil.Process(host_pid).children(recursive=True)
     with contextlib.suppress(psutil.NoSuchProcess):
         return {process.pid for process in processes if not name or process.name() == name}
@@ -41,7 +41,7 @@ def descendants(host_pid: int, name: str = "") -> set[int]:
 
 @pytest.fixture
 def orphans() -> Iterator[Callable[[], set[int]]]:
-    """Which processes that this test's programs left behind still run: they become children of this process."""
+    """Return running processes that this test's programs left behind: they become children of this process."""
     libc = ctypes.CDLL(None)
     libc.prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
     before = descendants(os.getpid())
@@ -50,7 +50,7 @@ def orphans() -> Iterator[Callable[[], set[int]]]:
 
 
 @pytest.mark.parametrize("why", ["no bcc", "no BTF", "no capability"])
-def test_without_the_map_the_connector_is_taken(node: Node, start: Start, tmp_path: Path, why: str) -> None:
+def test_connector_is_used_without_the_map(node: Node, start: Start, tmp_path: Path, why: str) -> None:
     if why == "no bcc":
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare"], check=True)
     wrappers = {
@@ -66,7 +66,7 @@ def test_without_the_map_the_connector_is_taken(node: Node, start: Start, tmp_pa
     node.container().tenant(guess="none").until_repaired()
 
 
-def test_where_nothing_else_works_it_stays_with_the_scan(node: Node, start: Start) -> None:
+def test_scan_is_used_if_no_other_source_works(node: Node, start: Start) -> None:
     tenant = node.container().tenant(guess="none")
     daemon = start(node, *FAST, *AUTO, wrapper=ALONE)
     source = daemon.wait_for("source")
@@ -79,7 +79,7 @@ def test_where_nothing_else_works_it_stays_with_the_scan(node: Node, start: Star
 
 
 @pytest.mark.parametrize("source", ["auto", "bpf", "netlink", "scan"])
-def test_outside_of_the_hosts_pid_namespace_nothing_is_known(
+def test_daemon_outside_host_pidns_ends(
     node: Node, start: Start, orphans: Callable[[], set[int]], source: str
 ) -> None:
     wrapper = ("unshare", "--pid", "--fork", "--mount-proc")
@@ -93,14 +93,14 @@ def test_outside_of_the_hosts_pid_namespace_nothing_is_known(
 
 
 @pytest.mark.parametrize("source", ["auto", "bpf"])
-def test_it_can_be_ended_while_the_map_is_made(
+def test_daemon_ends_while_the_map_is_made(
     node: Node, start: Start, tmp_path: Path, orphans: Callable[[], set[int]], source: str
 ) -> None:
     slow = tmp_path / "python"
     slow.write_text("#!/bin/sh\nexec sleep 60\n")
     slow.chmod(0o755)
     daemon = start(node, *FAST, "--source", source, wrapper=with_python(slow))
-    # The loader asks for its end with the daemon's itself; this stand-in cannot, so it is ended here.
+    # The real loader ends with the daemon by itself; this stand-in can't, so it is killed here.
     until(lambda: descendants(daemon.process.pid, "sleep"), "the loader")
     loaders = descendants(daemon.process.pid, "sleep")
     assert daemon.stop() == 0

@@ -1,4 +1,4 @@
-"""What containers used, against what they really did: on one GPU and on several, over a node's real daemon."""
+"""The use that a real daemon reports, compared with the containers' actual use, on one GPU and on several."""
 
 import json
 import struct
@@ -91,7 +91,7 @@ def test_gpu_seconds_equal_use_of_processes(tmp_path: Path) -> None:
 
 
 def test_limit_state_follows_policy_and_switch(node: Node, scraping: Callable[..., Scraper]) -> None:
-    """As HAMi-core decides it: a process's environment wins over its cache file's switch."""
+    """In HAMi-core, a process's environment wins over its cache file's switch."""
     expected = {}
     for name, policy, switch, state, dry in (
         ("force-on", "force", 1, "in_force", "begins at 50 %"),
@@ -132,7 +132,7 @@ def test_whole_gpu_container_has_same_series_as_shared(
     for container, load in ((share, 30), (whole, 40)):
         name_pod(tmp_path, container, "ml", container.name)
         host_pids[container.name] = container.tenant(load=load, devices=devices).host_pid
-    whole.cache.unlink()  # as one that HAMi's device plugin gave no file
+    whole.cache.unlink()  # HAMi's device plugin gives such a container no file
     scraper = scraping("--hami-metrics")
     loads = {"share": 30, "whole": 40}
 
@@ -154,7 +154,7 @@ def test_whole_gpu_container_has_same_series_as_shared(
     began = sums()
 
     def tracked() -> bool:
-        """What NVML didn't tell, for want of a CPU, weighs ever less."""
+        """Compare over a growing time, in which gaps of a starved daemon weigh less."""
         used, seconds, joules = (
             {each: now[each] - before.get(each, 0.0) for each in wanted}
             for now, before in zip(sums(), began, strict=True)
@@ -178,12 +178,12 @@ def test_whole_gpu_container_has_same_series_as_shared(
     assert states == {("share", "in_force"), ("whole", "no_limit")}
 
 
-def test_a_missing_slot_or_file_is_unknown_before_it_is_said(node: Node, start: Start) -> None:
+def test_missing_slot_or_file_is_unknown_at_first(node: Node, start: Start) -> None:
     """One container's only slot has no owner; another has no file, which the daemon searches for ten seconds."""
     main, whole = node.container(name="main"), node.container(name="whole")
     tenant = main.tenant(load=20)
     whole.tenant(load=20)
-    whole.cache.unlink()  # as one that HAMi's device plugin gave no file
+    whole.cache.unlink()  # HAMi's device plugin gives such a container no file
     layout = LAYOUTS[main.layout]
     slot = layout.procs + slot_of(main, tenant.ns_pid).index * layout.slot_size
     write_at(main.cache, slot, struct.pack("<i", -5))

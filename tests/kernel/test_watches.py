@@ -1,6 +1,6 @@
-"""The daemon is woken by what tenants do with their files, and not by its clock: real containers, a real daemon.
+"""Tenants' file events wake a real daemon, and not its clock, in real containers.
 
-Where the interval is a minute, nothing that is seen within seconds was found by the clock.
+The interval is a minute, so changes that are noticed within seconds were not found by the clock.
 """
 
 import mmap
@@ -34,7 +34,7 @@ while most > 0 and time.monotonic() < until:
 print("done", flush=True)
 """
 
-#: A daemon that takes any process for started after 0.2 s, as others are after a minute.
+#: A daemon that checks new processes often for 0.2 s only, instead of a minute.
 AFTER_A_WHILE = patched("""
     from resolver.repair import schedule
     assert (schedule.STARTED, len(schedule.STEPS)) == (60.0, 2)
@@ -67,7 +67,7 @@ def test_attachment_guess_container_and_end_wake_the_daemon(node: Node, start: S
     until(lambda: late.region().slots[index].sm_util == (0,), "that its load is gone", SECONDS)
 
 
-def test_when_events_are_lost_everything_is_looked_at(node: Node, start: Start) -> None:
+def test_lost_events_make_every_file_checked(node: Node, start: Start) -> None:
     good, bad = node.container(name="good"), node.container(name="bad")
     for container in (good, bad):
         container.tenant(guess="none")
@@ -104,8 +104,8 @@ def test_slots_of_six_stopped_seconds_are_repaired(node: Node, start: Start) -> 
         tenant.until_repaired(deadline - time.monotonic())
 
 
-def test_without_inotify_the_clock_does_it(node: Node, start: Start, tmp_path: Path) -> None:
-    """The call fails as the kernel lets it when a user has all instances; the limit itself is the whole machine's."""
+def test_slots_are_repaired_by_the_clock_without_inotify(node: Node, start: Start, tmp_path: Path) -> None:
+    """The call fails as if the user had used up all instances; the real limit applies to the whole machine."""
     source, library = tmp_path / "refused.c", tmp_path / "refused.so"
     source.write_text(
         "#include <errno.h>\nint inotify_init1(int f) { (void)f; errno = EMFILE; return -1; }\n"
@@ -123,7 +123,7 @@ def test_without_inotify_the_clock_does_it(node: Node, start: Start, tmp_path: P
 
 
 def store_sm_util(container: Container, index: int, value: int) -> None:
-    """By a shared mapping, as tenants do, which no event tells. It is not closed while somebody could be told."""
+    """Store it through a shared mapping, as tenants do, and keep the file open, since a close is an event."""
     layout = container.region().layout
     assert layout.device_util is not None
     offset = layout.procs + index * layout.slot_size + layout.device_util + 16

@@ -1,4 +1,4 @@
-"""The image, built from its recipe in a fresh Debian, does the whole job as the pod that is deployed, and is lean."""
+"""The image, built from its recipe in a fresh Debian: it repairs slots as the deployed pod, and is lean."""
 
 import json
 import os
@@ -45,7 +45,7 @@ def without_bpf(builder: Builder) -> Image:
     return builder.build(SUITE, with_bpf=False)
 
 
-def test_image_says_its_version_and_source(image: Image) -> None:
+def test_image_labels_name_version_and_source(image: Image) -> None:
     labels = {
         name.removeprefix("org.opencontainers.image."): text for name, text in image.config["Labels"].items()
     }
@@ -93,7 +93,7 @@ def test_image_has_no_build_tools(image: Image) -> None:
     assert not list((image.root / "usr/include").glob("*.h"))
 
 
-def test_no_start_has_to_compile(image: Image) -> None:
+def test_modules_are_compiled_in_the_image(image: Image) -> None:
     (lib,) = image.root.glob("opt/resolver/lib")
     sources = list(lib.rglob("*.py"))
     assert len(sources) > 500
@@ -104,7 +104,7 @@ def test_no_start_has_to_compile(image: Image) -> None:
 
 
 @pytest.mark.parametrize("machine", ARCHITECTURES)
-def test_every_locked_package_is_published_for_both_machines(builder: Builder, machine: str) -> None:
+def test_locked_packages_have_wheels_for_both_machines(builder: Builder, machine: str) -> None:
     assert list(builder.wheels(SUITES[SUITE], machine).iterdir())
 
 
@@ -117,14 +117,14 @@ def test_only_root_can_change_the_images_files(image: Image) -> None:
 
 @pytest.fixture
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
-    """A node whose driver's library everybody may read, as a real one."""
+    """A node whose driver's library every user may read, like a real node's."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(KEEP))
     with Node(tmp_path / "node", DRIVER) as node:
         yield node
 
 
 @pytest.mark.parametrize(("where", "source"), [("base", "bpf"), ("overlays/netlink", "netlink")])
-def test_the_daemonset_does_the_whole_job_from_it(
+def test_daemonset_repairs_with_the_image(
     node: Node, start_pod: StartPod, image: Image, where: str, source: str
 ) -> None:
     rendered = pod_of(render(KUSTOMIZE / where))
@@ -141,7 +141,7 @@ def test_the_daemonset_does_the_whole_job_from_it(
     assert {path.name for path in pod.run_dir.iterdir()} <= {"bpf-program"}
 
 
-def test_its_commands_are_there_for_exec(node: Node, start_pod: StartPod, image: Image) -> None:
+def test_commands_run_by_exec(node: Node, start_pod: StartPod, image: Image) -> None:
     container = node.container()
     tenant = container.tenant(guess="none", load=30)
     pod = start_pod(fast(pod_of(render(KUSTOMIZE / "base"))), image=image)
@@ -151,14 +151,12 @@ def test_its_commands_are_there_for_exec(node: Node, start_pod: StartPod, image:
     found = pod.inside("resolver", "lookup", container.container_id, str(tenant.ns_pid))
     assert found == f"{tenant.host_pid}\n"
     assert "main" in pod.inside("resolver", "top", "--once")
-    # Of exec `inside` wants a 0, which the doctor gives when nothing has failed.
+    # `inside` requires exit code 0, which doctor gives if no check failed.
     checks = {each["check"]: each["state"] for each in json.loads(pod.inside("resolver", "doctor", "--json"))}
     assert {checks[name] for name in ("view", "bpf", "nvml", "writer", "daemon")} == {"ok"}
 
 
-def test_without_bcc_it_falls_to_the_scan_and_says_why(
-    node: Node, start_pod: StartPod, without_bpf: Image
-) -> None:
+def test_image_without_bcc_scans_and_says_why(node: Node, start_pod: StartPod, without_bpf: Image) -> None:
     pod = start_pod(fast(pod_of(render(KUSTOMIZE / "base"))), image=without_bpf)
     works(node, pod, "scan")
     why = pod.wait_for("source_unavailable", source="bpf")["why"]
@@ -166,7 +164,7 @@ def test_without_bcc_it_falls_to_the_scan_and_says_why(
 
 
 def test_image_outside_host_pidns_ends_with_reason(node: Node, start_pod: StartPod, image: Image) -> None:
-    """As process 1, where nothing ends by a signal that it doesn't handle."""
+    """It is process 1 there, which no unhandled signal ends."""
     pod = start_pod(pod_of(render(KUSTOMIZE / "base")) | {"hostPID": False}, image=image)
     assert pod.wait() == 4
     (sentence,) = pod.other_output

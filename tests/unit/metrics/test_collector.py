@@ -1,4 +1,4 @@
-"""What Prometheus would read of one snapshot: parsed by Prometheus's own library, compared with the truth."""
+"""The metrics of a snapshot, parsed by Prometheus's own library."""
 
 import asyncio
 import time
@@ -132,7 +132,9 @@ OF_NOBODY = process(None, 7, 25)
         ((), (), (region(GHOST, GPUS[:1], slot(7, dead=True)),), {}),
     ],
 )  # fmt: skip
-def test_use_of_gpus_by_containers(containers: Any, processes: Any, regions: Any, shares: Any) -> None:
+def test_containers_use_is_the_sum_of_their_processes(
+    containers: Any, processes: Any, regions: Any, shares: Any
+) -> None:
     found = read(node(containers, processes, regions)).all(UTILIZATION)
     assert len(found) == len(shares)
     assert {f"{has['pod_uid']} {has['device_uuid']}": used for has, used in found} == pytest.approx(shares)
@@ -151,14 +153,14 @@ def test_processes_are_summed_to_at_most_one() -> None:
     assert read(node((ONE,), (), (region(ONE),))).one(MEMORY) == 0
 
 
-def test_without_an_id_and_with_an_unknown_owner_use_is_unknown() -> None:
+def test_use_without_id_and_owner_is_unknown() -> None:
     dark = slot(None, slot=1, unresolved=UnresolvedReason.NOT_MAPPED)
     found = read(node((), (OF_NOBODY,), (region(GHOST, GPUS[:1], slot(7), dark),)))
     assert found.all(UTILIZATION) == []
     assert found.one(UNKNOWN, value="utilization", reason="unresolved") == 1
 
 
-def test_limits_stand_beside_the_use_where_there_are_any() -> None:
+def test_limits_have_the_labels_of_the_use() -> None:
     sliced, unlimited = container(1), container(2)
     limited = region(sliced, GPUS, slot(7), limit=(1 << 30, 0), sm_limit=(30, 100))
     free = region(unlimited, (GPUS[0], "GPU-forged"), limit=(0, 5), sm_limit=(0, 5))
@@ -169,7 +171,7 @@ def test_limits_stand_beside_the_use_where_there_are_any() -> None:
     assert labels in [known for known, _ in found.all(MEMORY)]
 
 
-def test_gpus_that_only_a_file_knows_are_no_labels() -> None:
+def test_gpu_unknown_to_nvml_is_no_label() -> None:
     uuids = ("GPU-a", "GPU-a", "", "GPU-forged", 'GPU-b\\"', "GPU-a")
     cache = region(ONE, uuids, limit=(1 << 30,) * 6)
     found = read(node((ONE,), (), (cache,)))
@@ -179,7 +181,7 @@ def test_gpus_that_only_a_file_knows_are_no_labels() -> None:
     assert "forged" not in asyncio.run(text(away, hami_metrics=True)).decode()
 
 
-def test_where_names_do_not_tell_containers_apart_the_id_does() -> None:
+def test_id_distinguishes_containers_of_equal_names() -> None:
     unnamed = {"pod_uid": "", "container_name": "", "namespace": "", "pod": ""}
     containers = tuple(container(number, **unnamed) for number in (1, 2))
     found = read(node(containers, tuple(process(each, 7 + n, 10 + n) for n, each in enumerate(containers))))
@@ -214,7 +216,7 @@ def test_unknown_value_has_no_series(reason: str, changes: dict[str, Any]) -> No
         assert {labels["reason"]: number for labels, number in unknown if number} == {reason: 1}
 
 
-def test_memory_that_nvml_does_not_tell_is_not_0() -> None:
+def test_unknown_memory_is_not_0() -> None:
     for changes, processes in (
         ({}, (process(ONE, 7, 87, memory=None),)),
         ({"joined": joined(listed=frozenset())}, ()),
@@ -225,7 +227,7 @@ def test_memory_that_nvml_does_not_tell_is_not_0() -> None:
         assert found.one(UTILIZATION) is not None
 
 
-def test_a_mig_instance_in_a_file_belongs_to_its_gpu() -> None:
+def test_mig_instance_in_a_file_belongs_to_its_gpu() -> None:
     instance = MigInstance("MIG-1", 3, 0, 10 << 30, 1 << 30, "2g.10gb")
     mig = gpu("GPU-a", 0, samples="unsupported", mig=True, mig_instances=(instance,), utilization=None)
     found = read(
@@ -247,7 +249,7 @@ def test_a_mig_instance_in_a_file_belongs_to_its_gpu() -> None:
     assert found.one("resolver_gpu_mig_memory_used_bytes", **labels) == 1 << 30
 
 
-def test_processes_are_told_when_asked_for() -> None:
+def test_processes_have_series_if_requested() -> None:
     host = process(None, 9, 12, no_slot=SampleReason.NOT_IN_CONTAINER, memory=None)
     processes = (process(ONE, 7, 30), process(ONE, 8, None), host, host)
     snapshot = node((ONE,), processes, (region(ONE),))
@@ -262,7 +264,7 @@ def test_processes_are_told_when_asked_for() -> None:
     assert read(down, metrics_per_process=True).all(name) == []
 
 
-def test_there_are_only_so_many_series(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_series_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collector, "MAX_SERIES", 10)
     containers = tuple(container(number) for number in range(25))
     regions = tuple(
@@ -335,7 +337,7 @@ def counts(*devices: tuple[int, int, int, int], last_kernel: int = 0) -> HamiCou
     return HamiCounts(tuple(Counted(*each) for each in devices), last_kernel)
 
 
-def test_kinds_of_memory_and_the_last_kernel_are_the_files_word() -> None:
+def test_memory_kinds_and_last_kernel_are_the_files() -> None:
     cache = region(ONE, GPUS, slot(7))
     said = counts((10, 20, 30, 61), (1, 2, 3, 6), last_kernel=int(time.time()) - 100)
     found = read(node((ONE,), (), (cache,), hami_counts={cache.path: said}), hami_metrics=True)
@@ -399,7 +401,7 @@ def test_unknown_or_impossible_counts_have_no_series(
         ("resolver_unresolved_samples", SampleReason),
     ],
 )
-def test_every_reason_is_there_from_the_start(name: str, reasons: Any) -> None:
+def test_every_reason_exists_from_the_start(name: str, reasons: Any) -> None:
     found = read(node(()))
     assert {labels["reason"]: value for labels, value in found.all(name)} == dict.fromkeys(reasons, 0)
 
@@ -461,14 +463,14 @@ def test_daemon_counters_are_published() -> None:
     assert not [name for name, _ in read(snapshot).series if "broker" in name]
 
 
-def test_nvml_that_was_never_heard_is_not_up() -> None:
+def test_nvml_without_an_answer_is_not_up() -> None:
     found = read(picture())
     assert found.one("resolver_nvml_up") == 0
     assert found.one("resolver_nvml_sample_age_seconds") is None
     assert found.all("resolver_unresolved_samples") == []
 
 
-def test_the_age_of_the_last_answer_grows() -> None:
+def test_age_of_last_answer_grows() -> None:
     found = read(node((), joined=joined(at=time.time() - 90), collected_at=time.time() - 90))
     age = found.one("resolver_nvml_sample_age_seconds")
     assert age is not None
@@ -512,7 +514,7 @@ def test_unhealthy_gpu_has_its_reason() -> None:
     assert {name for name, _ in down.series if name.startswith("resolver_gpu_")} == {"resolver_gpu_info"}
 
 
-def test_cost_of_the_daemon_is_told_and_never_falls(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cost_of_the_daemon_never_falls(monkeypatch: pytest.MonkeyPatch) -> None:
     found = read(picture())
     assert (found.one("process_resident_memory_bytes") or 0) > 1 << 20
     for name in ("cpu_seconds_total", "resident_memory_bytes"):
@@ -535,7 +537,7 @@ NAMES = st.text(st.characters() | st.sampled_from('"\\\n\r\t{},= \x00\x85\u2028\
 @settings(max_examples=60)
 @example([("", "", "x" * 5000, "uid", GPUS[0])])
 @given(st.lists(st.tuples(NAMES, NAMES, NAMES, NAMES, st.sampled_from(GPUS) | NAMES), max_size=6))
-def test_names_of_any_kind_come_out_as_they_went_in(named: list[tuple[str, ...]]) -> None:
+def test_names_are_escaped_and_restored(named: list[tuple[str, ...]]) -> None:
     containers, processes, regions = [], [], []
     for number, (namespace, pod, name, uid, uuid) in enumerate(named):
         named_container = container(number, namespace=namespace, pod=pod, container_name=name, pod_uid=uid)
@@ -576,7 +578,9 @@ BLIND = "the self-test has not run yet"
         ("/", {}, 404, "/metrics"),
     ],
 )
-def test_health_and_readiness_say_why_not(path: str, changes: dict[str, Any], status: int, says: str) -> None:
+def test_health_and_readiness_give_a_reason(
+    path: str, changes: dict[str, Any], status: int, says: str
+) -> None:
     now = time.time()
     times = {name: now + value for name, value in changes.items() if name.endswith("_at")}
     shown = picture(**{"interval": 0.25, "passes": 5, "started_at": now - 9000} | changes | times)
