@@ -10,7 +10,7 @@ from math import frexp, inf
 #: Seconds since a process attached -> seconds until the next read. After these the interval, until `STARTED`.
 STEPS = ((3.0, 0.02), (20.0, 0.1))
 #: Where each slot is right the pause grows with the time since then, by this share up to so many seconds.
-_GROWTH, _GROWN = 1 / 4, 4.0
+_GROWTH, _GROWN = 1 / 2, 4.0
 #: Seconds after which a process that attached has surely started.
 STARTED = 60.0
 #: Seconds between two reads of one region, whatever its tenant does; the first one after an attachment comes at once.

@@ -234,8 +234,9 @@ class Lanes(TenantReader):
             (self._second, second),
             *((lane, about in self._slow) for about, lane in self._apart.items()),
         ):
-            if not needed and not lane.busy:
+            if not needed and not lane.busy and lane.host_pid:
                 lane.stop(0)
+            lane.reap()
 
     def close(self) -> None:
         """End all, for good: a task that goes on must not start another one."""

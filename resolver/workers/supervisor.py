@@ -314,6 +314,9 @@ class WorkerProcess:
         self._rest()
         self._child.end(kill=kill)
 
+    def reap(self) -> None:
+        self._child.reap()
+
     async def end(self) -> None:
         """Do as `stop` does, without blocking the loop."""
         self.stop(0)
