@@ -2,7 +2,6 @@
 
 import os
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, MutableMapping
 from typing import Any, TypeVar
@@ -19,8 +18,8 @@ with lean():
 
 T = TypeVar("T")
 
-#: Lines about one container, and about one directory: at once, and per second.
-_CONTAINER_QUOTA, _DIRECTORY_QUOTA = (64.0, 1.0), (4.0, 0.25)
+#: Lines about one container, and about one directory: per second, and at once.
+_CONTAINER_QUOTA, _DIRECTORY_QUOTA = (1.0, 64.0), (0.25, 4.0)
 
 _MOST_CAUSES = 8  # logged per trouble
 
@@ -80,8 +79,8 @@ class Journal:
     def __init__(self, events: EventLog | None = None) -> None:
         #: By trouble: the event that began it, and its causes, the current one last.
         self._troubles: dict[str, tuple[str, tuple[str, ...]]] = {}
-        self._quotas: dict[tuple[str, bool], Bucket] = {}  # by name, with True for a directory
-        self._left_out: dict[tuple[str, bool], Counter[str]] = {}  # lines above the quota, by event
+        #: Quota, and counts of the events above it, by name and if that is a directory's.
+        self._quotas: dict[tuple[str, bool], tuple[Bucket, Counter[str]]] = {}
         self._events = events
 
     @property
@@ -96,13 +95,11 @@ class Journal:
         """
         subject = about or fields.get("container")
         if subject:
-            now, key = time.monotonic(), (subject, bool(about))
-            quota = self._quotas.get(key)
-            if quota is None:
-                burst, rate = _DIRECTORY_QUOTA if about else _CONTAINER_QUOTA
-                quota = self._quotas[key] = Bucket(rate, burst, now=now)
-            if key in self._left_out or quota.take(1, now):
-                self._left_out.setdefault(key, Counter())[event] += 1
+            rates = _DIRECTORY_QUOTA if about else _CONTAINER_QUOTA
+            new = Bucket(*rates), Counter[str]()
+            quota, left_out = self._quotas.setdefault((subject, bool(about)), new)
+            if left_out or quota.take(1):
+                left_out[event] += 1
                 return
         self._say(event, level, fields)
 
@@ -111,18 +108,14 @@ class Journal:
         for output in _outputs.values():
             if lost := output.take_lost():
                 self._say("log_lines_lost", "warning", {"lines": lost})
-        now = time.monotonic()
-        for key, quota in list(self._quotas.items()):
-            if key in self._left_out:
-                if not quota.take(1, now):
-                    kinds = dict(self._left_out.pop(key))
-                    self._say(
-                        "events_left_out",
-                        "info",
-                        {"directory" if key[1] else "container": key[0], "kinds": kinds},
-                    )
-            elif quota.full(now):
-                del self._quotas[key]
+        for (name, directory), (quota, left_out) in list(self._quotas.items()):
+            if not left_out:
+                if quota.full():
+                    del self._quotas[name, directory]
+            elif not quota.take(1):
+                subject = {"directory" if directory else "container": name}
+                self._say("events_left_out", "info", {**subject, "kinds": dict(left_out)})
+                left_out.clear()
 
     def _say(self, event: str, level: str, fields: dict[str, Any]) -> None:
         if self._events is not None and event in KINDS:

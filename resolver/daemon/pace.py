@@ -78,7 +78,7 @@ class Pace:
                     means.refused(lacks, f"the step {name} fails: {error}")
                     self._short_of(lacks)
                 else:
-                    # The daemon logs, counts and survives bugs, and unknown failures of file systems.
+                    # The daemon logs, counts and survives bugs, and failures of file systems.
                     errors += 1
                     self._counters[CounterName.INTERNAL_ERRORS] += 1
                     self._journal.log.exception("internal_error", step=name)

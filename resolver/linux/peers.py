@@ -65,7 +65,7 @@ class Listener(socket.socket):
         with contextlib.suppress(OSError):
             self.setsockopt(socket.SOL_SOCKET, _SO_PASSRIGHTS, 0)
         self.setblocking(False)
-        self._nobody_at = 0.0
+        self._empty_at = 0.0  # when no connection waited
 
     def close(self) -> None:
         """Refuse clients, and close in a thread, as a `ClientSocket`: those not accepted go with it."""
@@ -74,7 +74,7 @@ class Listener(socket.socket):
             let_go(self.detach())
 
     def listen(self, backlog: int = socket.SOMAXCONN, /) -> None:
-        self._nobody_at = time.clock_gettime(time.CLOCK_BOOTTIME)
+        self._empty_at = time.clock_gettime(time.CLOCK_BOOTTIME)
         super().listen(backlog)
 
     def accept(self) -> tuple[ClientSocket, str]:
@@ -83,13 +83,13 @@ class Listener(socket.socket):
         try:
             fd, address = self._accept()  # type: ignore[attr-defined]
         except BlockingIOError:
-            self._nobody_at = now
+            self._empty_at = now
             raise
-        made_after[fd] = self._nobody_at
+        made_after[fd] = self._empty_at
         return ClientSocket(self.family, self.type, self.proto, fd), address
 
 
-#: By descriptor, seconds since boot. One that a connection of another listener has now is too early: that is safe.
+#: By descriptor: the connection was made after this (seconds since boot). An earlier connection's entry is safe.
 made_after: dict[int, float] = {}
 
 

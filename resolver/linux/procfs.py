@@ -88,7 +88,7 @@ def usage(host_pid: int) -> ProcessUsage:
 
 
 # A line: '1934217 83021 12': nanoseconds on a CPU, nanoseconds of waiting for one, turns
-def run_delay(host_pid: int) -> float:
+def run_delay(host_pid: int | str) -> float:
     """Seconds for which a process's main thread was ready and had no CPU; 0 if unknown (CONFIG_SCHED_INFO)."""
     try:
         with open(f"/proc/{host_pid}/schedstat", "rb", buffering=0) as file:
@@ -120,9 +120,9 @@ class ProcessHandle(HeldProcess):
 class Procfs:
     """A mounted ``/proc``; ``use_pidfd=False`` as before Linux 5.3.
 
-    ``careful``, for the daemon's loop: whoever opens a directory of a process that has just ended drops all that the
-    kernel has cached below it, and waits for others that do, for seconds if they have no CPU. So valid cached
-    directories are asked for (Linux 5.16), and others are opened while the process exists: nothing is below them yet.
+    ``careful`` is for the daemon's loop. To open a directory of a process that has just ended makes the kernel drop
+    its cache below it, and wait for others that do so, for seconds if they have no CPU. So cached, valid directories
+    are requested (Linux 5.16), and others are opened only while the process exists: nothing is cached below them yet.
     """
 
     def __init__(self, root: str = "/proc", *, use_pidfd: bool = True, careful: bool = False) -> None:

@@ -171,7 +171,7 @@ class BpfSource(PidSource):
         before, complete = self._gaps, self._read(self.bpf.complete)
         self._gaps = bool(self._trouble) or self._unseen or not complete
         if before and not self._gaps:
-            self.scan = ScanSource(self._procfs)  # it may have known of very many processes
+            self.scan = ScanSource(self._procfs)  # frees the memory of the other one
 
 
 def open_source(procfs: Procfs, room: int, run_dir: str) -> BpfSource:

@@ -114,13 +114,15 @@ class Ladder:
         self._use, self._say, self._open = use, say, opener
         self.present = "scan"
         self._no_canary = "the self-test has not run yet"
-        self._broken = ""  # why the source in use is no good, where it could not even say so
-        self.failed = asyncio.Event()  # the source in use: to bring `tend` forward
+        self._broken = (
+            ""  # why the source in use failed, if it raised an error instead of reporting a trouble
+        )
+        self.failed = asyncio.Event()  # brings `tend` forward
         self._known_failed: PidSource | None = None
         self.next_check = 0.0
-        self._missed = 0  # processes that the source in use was seen to have missed
+        self._missed = 0  # processes that comparisons found missing in the source in use
         self.next_climb = self._wait = 0.0
-        self.used_at = 0.0  # since when the source in use is
+        self.used_at = 0.0  # when the source in use was taken
         self.next_growth, self.growth_wait = 0.0, _FIRST_GROWTH  # 0: the source in use needs none
 
     @property
@@ -144,7 +146,9 @@ class Ladder:
             self._broken = _explanation(error)
         trouble = self.trouble(source)
         if trouble and source is not self._known_failed:
-            self._known_failed = source  # once each: the next try to replace it comes at the usual pace
+            self._known_failed = (
+                source  # once for each source: later attempts to replace it keep the usual pace
+            )
             self.failed.set()
         return trouble
 
@@ -170,7 +174,7 @@ class Ladder:
             canary = await find_canary(source)
             trouble = canary.trouble
             if not (canary.unmade and not self._no_canary):
-                # Found before counts if none can be made any more: a daemon gives up the rights that it takes.
+                # An earlier canary counts if no new one can be made: the daemon may have dropped the rights for it.
                 self._no_canary = trouble or canary.unmade
             self.next_check = now + (_UNMADE_EVERY if canary.unmade else _CHECK_EVERY)
         if trouble and (self.wanted == "auto" or now >= self.next_climb):

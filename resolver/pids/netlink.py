@@ -14,7 +14,7 @@ from resolver.pids.scan import ScanSource
 
 #: Receive buffer. An event takes 768 bytes of it, so it holds some 40,000: 2.7 s of 5,000 processes a second.
 BUFFER_BYTES = 16 << 20
-#: A listing of ``/proc`` costs a third of a look per process.
+#: To read one process costs as much as to list three.
 _LOOK_IN_LISTINGS = 3
 #: More named processes than this between two refreshes are not remembered but scanned for.
 _MOST_NAMED = 1 << 16

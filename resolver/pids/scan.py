@@ -31,7 +31,7 @@ class ScanSource(PidSource):
         self.known: dict[int, Known] = {}
         self.by_inner: dict[int, set[int]] = {}
         self._unreadable: set[int] = set()
-        self._listing: dict[int, int] | None = None  # that `refreshing` is at
+        self._listing: dict[int, int] | None = None  # of the youngest refresh in progress
 
     def __len__(self) -> int:
         return len(self.known)
@@ -47,7 +47,7 @@ class ScanSource(PidSource):
                 yield
             elif number % _AT_ONCE == 0:
                 yield
-        if self._listing is listed:  # else there was a refresh that is younger
+        if self._listing is listed:  # else a younger refresh has begun
             self._listing = None
             self._forget_others(listed)
 

@@ -15,18 +15,16 @@ import signal
 import socket
 import time
 from collections import deque
-from functools import cache
 from importlib import import_module
 from typing import Any
 
 from resolver.base.errors import AccessDenied, CannotKnow, ProcessGone, RegionRejected
 from resolver.linux import seccomp
-from resolver.linux.procfs import Procfs, TooLarge
+from resolver.linux.procfs import Procfs, TooLarge, run_delay
 from resolver.linux.safe_open import let_go
 from resolver.workers.child import LACKING
 
-#: Files kept open until the daemon has them: those of the last and the next answers, at most a third of scarce
-#: descriptors.
+#: Files kept open until the daemon has them: those of the last answers, with at most a third of the descriptors.
 _held: deque[int] = deque()
 _MOST_HELD = min(64, os.sysconf("SC_OPEN_MAX") // 3)
 #: Questions about mount tables, which take one lock for the machine (namespace_sem).
@@ -63,17 +61,8 @@ def _offer(value: Any) -> Any:
 
 
 def awake() -> float:
-    """Seconds on the clock, less those for which this thread was ready and had no CPU (CONFIG_SCHED_INFO)."""
-    try:
-        delayed = int(os.pread(_schedstat(), 64, 0).split()[1]) / 1e9
-    except (OSError, IndexError):
-        delayed = 0.0
-    return time.monotonic() - delayed
-
-
-@cache
-def _schedstat() -> int:
-    return os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+    """Seconds on the clock, less those for which this process was ready and had no CPU."""
+    return time.monotonic() - run_delay("self")
 
 
 def main() -> int:

@@ -139,10 +139,10 @@ class Lanes(TenantReader):
         self._lines = defaultdict[WorkerProcess, Line](lambda: Line(_ROOM, self.budgets.left))
         #: Account of a container's costly question, and the end of its time in the second lane.
         self.costly: dict[str, tuple[str, float]] = {}
-        # Until when a container is not asked (those apart: the first lane is not), and that pause.
+        #: When a late container may be asked again (a lock of the machine: by the first lane), and the last pause.
         self.late: dict[str, tuple[float, float]] = {}
         self._closed = False
-        self._slow = set[str]()  # those that the first lane doesn't serve
+        self._slow = set[str]()  # late ones that the first lane doesn't serve
 
     def too_slow(self) -> frozenset[str]:
         """Containers that were late and not quick since."""

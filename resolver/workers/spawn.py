@@ -28,7 +28,7 @@ _WORKERS = os.path.dirname(os.path.abspath(__file__))
 MAX_MESSAGE, _MAX_DESCRIPTORS = 1 << 18, 32
 #: How long a child may take to end after it has closed its socket, and the pauses of a wait for that.
 ENDING_SECONDS, _PAUSE_SECONDS = 0.2, 0.002
-#: Share of a time: a child that waited longer for a CPU had too little of it.
+#: Share of some time: a child that waited longer for a CPU had too little of it.
 _STARVED_SHARE = 0.2
 
 
@@ -69,8 +69,8 @@ def spawn(
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL if quiet else None,
                 env=variables,
-                # All descriptors are closed by execve(2): vfork(2) would make this thread wait for a last reference
-                # that the child closes before it.
+                # execve(2) closes all descriptors. Before it, vfork(2) suspends this thread: it would wait while the
+                # child drops a last reference.
                 close_fds=False,
                 process_group=0,
             )

@@ -161,7 +161,7 @@ class WorkerProcess:
         if len(self._asked) > 1:
             return
         self._since, self._turns, self._look_every = time.monotonic(), 0, math.inf
-        try:  # asyncio would describe a socket twice for an unseen error
+        try:  # by number: asyncio formats a socket for an error even if no log shows it
             asyncio.get_running_loop().add_reader(channel.fileno(), self._take)
         except OSError as error:
             self.means.counts[shortage_of(error.errno) or Shortage.WATCHES] += 1

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import structlog
 
+from resolver.base import budget
 from resolver.base import journal as log
 from resolver.base.event_log import EventLog
 from resolver.base.reasons import RepairReason
@@ -114,7 +115,7 @@ def test_unused_files_cost_few_lines_per_directory(
 ) -> None:
     """Who makes and removes such a file without end caused a line each time that it was seen."""
     now = 100.0
-    monkeypatch.setattr(log, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(budget, "time", SimpleNamespace(monotonic=lambda: now))
     log.setup_logging("json")
     journal = log.Journal()
     for _ in range(40):

@@ -310,7 +310,7 @@ def test_a_thousand_slots_at_once_cost_a_few_lines(bench: Patient, monkeypatch: 
     before, began = len(said), time.monotonic()
     until(bench, lambda: slot(path, 999)[2] == 0)
     assert len(said) - before <= 3 + (time.monotonic() - began)
-    bench.repairer.journal._quotas["uid_a", False]._at -= 2
+    bench.repairer.journal._quotas["uid_a", False][0]._at -= 2
     bench.repairer.journal.catch_up()
     left_out = re.findall(r"events_left_out .*'repair': (\d+)", "\n".join(said))
     written = sum(line.startswith("repair ") for line in said)
