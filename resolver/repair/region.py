@@ -197,10 +197,9 @@ class RegionRepairs:
     def _hold(self, values: list[tuple[OwnedSlot, int, int]], watchers: int) -> None:
         """Hold contested values; where two watchers may add at once, any."""
         words = [state.evidence.words[device] for state, device, _ in values]
-        add = watchers > 1 and any(word.contested and word.added() for word in words)
+        add = watchers > 1 and any(word.adds() for word in words)
         for word, (state, device, value) in zip(words, values, strict=True):
-            word.doubles(add)
-            if word.contested or add:
+            if word.is_held(may_double=add):
                 self.held.append(value_order(self.region.layout, self.view, state.slot, device, value, state))
 
     def attach(self) -> None:

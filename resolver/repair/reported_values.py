@@ -92,8 +92,8 @@ class ReportedValue:
             self.ours = False
             self.seen = self.own = present
             self.moved_at, self.contradicted = now, None
-            adds = self.contested and self.added()  # it zeroes the first device before
-            if present != MARK and differs(present, self.actual or 0) and (present or not adds):
+            # A watcher that adds zeroes the first device before.
+            if present != MARK and differs(present, self.actual or 0) and (present or not self.adds()):
                 self.fault = present
 
     def judge(
@@ -109,7 +109,8 @@ class ReportedValue:
         self.see(present, now)
         self._weigh(actual, new=new, idle=idle)
         if new and self.contested:
-            self._note_right_answer(actual, now)
+            fresh = now - self.moved_at <= 2 * TWO_TICKS
+            self.undisturbed(right=fresh and self.own != 0 and not differs(self.own, actual))
         if self._grows(before, present, actual, new=new, now=now) or present > MARK:
             self._contest(now)
         if present == actual or (not self.ours and not differs(present, actual)):
@@ -154,15 +155,9 @@ class ReportedValue:
         if not self.contested:
             self.contested, self.contested_since, self.right = True, now, 0
 
-    def _note_right_answer(self, actual: int, now: float) -> None:
-        fresh = now - self.moved_at <= 2 * TWO_TICKS
-        self.right = self.right + 1 if fresh and self.own and not differs(self.own, actual) else 0
-        if self.right >= _PEACE:
-            self.contested = self.lost = False
-
-    def undisturbed(self) -> None:
-        """Note that no watcher set the held value wrong since the last report."""
-        self.right += 1
+    def undisturbed(self, *, right: bool = True) -> None:
+        """Note that a watcher was ``right``, or set the held value wrong at no tick since the last report."""
+        self.right = self.right + 1 if right else 0
         if self.right >= _PEACE:
             self.contested = self.lost = False
 
@@ -174,14 +169,17 @@ class ReportedValue:
             return False
         return self.rising < self.moved_at and self.answered - self.rising >= TWO_TICKS
 
-    def doubles(self, may: bool) -> None:  # noqa: FBT001
-        self.may_double = may
+    def adds(self) -> bool:
+        """Check if its watcher adds to it."""
+        return self.contested and self.fault > (self.actual or 0)
 
-    def added(self) -> bool:
-        return self.fault > (self.actual or 0)
+    def is_held(self, *, may_double: bool) -> bool:
+        """Check if it is to be held; note if two watchers of its container may add to it at once."""
+        self.may_double = may_double
+        return self.contested or may_double
 
     def describe_fault(self) -> str:
-        if self.added():
+        if self.fault > (self.actual or 0):
             return "a watcher adds to sm_util instead of setting it, as HAMi 2.5 and 2.6 do"
         if self.fault == 0:
             return "a watcher sets sm_util to 0 at every tick and fills nothing in, as HAMi 2.4.1 does"
