@@ -73,7 +73,7 @@ class _Readings:
 class Learned(NamedTuple):
     """Namespace of a verified owner. ``init`` is None if unknown."""
 
-    init: tuple[int, tuple[int, int]] | None
+    init: FirstProcess | None
     container_id: str
 
 
@@ -264,10 +264,11 @@ class KnownNamespaces:
         """PID namespaces; empty if unknown."""
         namespaces = self._of.get(key)
         if namespaces is None:
-            learned = (
-                pidns for pidns, learned in self._learned.get(key, {}).items() if self._still_there(learned)
-            )
-            seeds = {*self._with.get(key, ()), *learned}
+            learned = self._learned.get(key, {}).items()
+            seeds = {
+                *self._with.get(key, ()),
+                *(pidns for pidns, entry in learned if self._still_there(entry)),
+            }
             for pidns in tuple(seeds):
                 init = self._by_pidns.get(pidns)
                 if init is not None and pidns != HOST_PIDNS:
@@ -284,8 +285,7 @@ class KnownNamespaces:
 
     def learn(self, key: Hashable, pidns: int, container_id: str) -> None:
         """Note that a slot's verified owner is in that namespace."""
-        init = self._by_pidns.get(pidns)
-        learned = Learned((init.host_pid, init.arrival) if init else None, container_id)
+        learned = Learned(self._by_pidns.get(pidns), container_id)
         before = self._learned.setdefault(key, {})
         if before.get(pidns) != learned:
             if len(before) >= 2 * MAX_NAMESPACES:  # a container may make one after the other
@@ -303,7 +303,7 @@ class KnownNamespaces:
         self._of.pop(key, None)
 
     def _still_there(self, learned: Learned) -> bool:
-        return learned.init is None or self._pidmap.arrival(learned.init[0]) == learned.init[1]
+        return learned.init is None or self._lives(learned.init)
 
     def _add_below(self, pidns: int, namespaces: set[int]) -> None:
         queue = [pidns]

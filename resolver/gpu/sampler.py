@@ -7,7 +7,7 @@ import asyncio
 import sysconfig
 import time
 from collections.abc import Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from msgspec import MsgspecError, Struct, json
 from msgspec.structs import replace
@@ -76,19 +76,12 @@ class DeviceSamples(Struct, frozen=True):
 
 
 class _Answer(Struct):
+    """The worker's answer to ``devices`` or ``several``."""
+
     error: str = ""
     text: str = ""
-
-
-A = TypeVar("A", bound=_Answer)
-
-
-class _Devices(_Answer):
     driver_version: str = ""
     devices: list[DeviceAnswer] = []
-
-
-class _Several(_Answer):
     answers: list[DeviceSamples] = []
     count: int | None = None
     xids: list[tuple[str, int, int]] = []
@@ -183,7 +176,7 @@ class Sampler:
     async def _find_devices(self) -> None:
         # After an error the worker restarts the library, which may take long.
         limit = None if self._complete else max(_START_SECONDS, self.worker.timeout)
-        answer = await self._call(_Devices, {"call": "devices"}, limit)
+        answer = await self._call({"call": "devices"}, limit)
         self._complete = self._keeper.take(answer.driver_version, answer.devices, time.time())
         self._count = len(answer.devices)
         # Soon again after a silent device, and of a driver without devices.
@@ -198,7 +191,7 @@ class Sampler:
         while left := gpus[len(answers) :]:
             limit = self.worker.timeout * max(1.0, len(left) / _IN_ONE_CALL)
             request = {"call": "several", "uuids": [gpu.uuid for gpu in left]}
-            answer = await self._call(_Several, request, limit)
+            answer = await self._call(request, limit)
             if not 0 < len(answer.answers) <= len(left):
                 raise ValueError("no device answered, not even with an error")
             for gpu, samples in zip(left, answer.answers, strict=False):
@@ -231,9 +224,9 @@ class Sampler:
             samples.shares.pop(pid, None)
         return replace(samples, dropped=frozenset(implausible | clients))
 
-    async def _call(self, shape: type[A], request: dict[str, Any], limit: float | None = None) -> A:
+    async def _call(self, request: dict[str, Any], limit: float | None = None) -> _Answer:
         """Ask the worker. Raises NVML's error, if it answers with one."""
-        answer = json.decode(await self.worker.request(json.encode(request), limit=limit), type=shape)
+        answer = json.decode(await self.worker.request(json.encode(request), limit=limit), type=_Answer)
         self.worker.means.recovered()
         if not answer.error:
             return answer

@@ -192,9 +192,8 @@ class Candidates:
         """Return the directory as mounted by containers, or the file in a tree of all. Raises `RegionRejected`."""
         directory, owner = candidate.directory, candidate.directory.ownership(candidate)
         tree = (directory.root.link, directory.name) if candidate.shared else None
-        held = f"/proc/{os.getpid()}/fd/{region.fd}"
         place, (device, inode), opened, above = await self._reader.ask(
-            directory.path, ALL, locate_open, held, region.path, tree
+            directory.path, ALL, locate_open, region.link, region.path, tree
         )
         if not candidate.shared:
             kind = ClaimDirectory if owner.claim else SharedDirectory

@@ -69,6 +69,11 @@ class SharedRegion:
         self.view: RegionView | None = None  # the last one
         self._nowait = False
 
+    @property
+    def link(self) -> str:
+        """Return the path by which a lane opens the daemon's file."""
+        return f"/proc/{os.getpid()}/fd/{self.fd}"
+
     def read(self) -> RegionView:
         """Return the view; the same object if nothing changed.
 
@@ -79,8 +84,12 @@ class SharedRegion:
         layout, fd = self.layout, self.fd
         try:
             info = os.fstat(fd)
-            if info.st_nlink != 1 or info.st_size != layout.file_bytes:
-                self._refuse(info)
+            check_plain(info)
+            if info.st_size < layout.file_bytes:
+                why = f"it was truncated from {layout.file_bytes} to {info.st_size} bytes"
+                raise RegionRejected(RegionReason.TRUNCATED, why)
+            if info.st_size > layout.file_bytes:
+                raise RegionRejected(RegionReason.UNKNOWN_SIZE, f"it grew to {info.st_size} bytes")
             self._check_blocks(info)
             self.mtime_ns = info.st_mtime_ns
             was = self._numbers[0]
@@ -109,9 +118,8 @@ class SharedRegion:
 
     async def read_by(self, reader: TenantReader, payer: str) -> RegionView:
         """Read by a lane at ``payer``'s expense. Raises as `read` does, `TooSlow` and `WorkerFailed`."""
-        where = f"/proc/{os.getpid()}/fd/{self.fd}"
         try:
-            answer = await reader.ask(payer, payer, read_open, where, self.path, self._end)
+            answer = await reader.ask(payer, payer, read_open, self.link, self.path, self._end)
         except OSError as error:
             raise translate(error) from None
         return self.take(*answer[1:])
@@ -194,9 +202,8 @@ class SharedRegion:
             self._check_blocks(os.fstat(self.fd))
             pieces = [self._pread(length, start) for start, length in places]
         except BlockingIOError:
-            where = f"/proc/{os.getpid()}/fd/{self.fd}"
             try:
-                read = await reader.ask(payer, payer, pieces_of_open, where, places)
+                read = await reader.ask(payer, payer, pieces_of_open, self.link, places)
             except (ResolverError, OSError):
                 return {}
             pieces = list(map(binascii.a2b_base64, read))
@@ -218,15 +225,6 @@ class SharedRegion:
         except OSError as error:
             raise translate(error) from None
         return {"path": self.path, **layouts.parse_region(layout, header, slots, tail)}
-
-    def _refuse(self, info: os.stat_result) -> None:
-        check_plain(info)
-        if info.st_size < self.layout.file_bytes:
-            raise RegionRejected(
-                RegionReason.TRUNCATED,
-                f"it was truncated from {self.layout.file_bytes} to {info.st_size} bytes",
-            )
-        raise RegionRejected(RegionReason.UNKNOWN_SIZE, f"it grew to {info.st_size} bytes")
 
     def close(self) -> None:
         if self.fd >= 0:

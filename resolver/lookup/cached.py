@@ -76,10 +76,8 @@ class LiveLookup:
         namespace, source = Namespace(first.pidns, first.level), self.pidmap.source.name
         if len(candidates) > 1:  # to check their namespaces is cheaper than to hold each
             candidates = [process for process in candidates if self._is_in(process, first)]
-        try:
-            return resolve(self._procfs, candidates, namespace, ns_pid, within, source, brief=brief)
-        except AccessDenied:
-            return None  # the walk names the missing right
+        # A missing right is named by the walk.
+        return resolve(self._procfs, candidates, namespace, ns_pid, within, source, brief=brief, lenient=True)
 
     def _is_in(self, host_pid: int, first: FirstProcess) -> bool:
         try:
@@ -103,10 +101,7 @@ def find_own(procfs: Procfs, pidmap: PidMap, own: Namespace, ns_pid: int) -> Con
     else:
         record = kernel.lookup(own.pidns, ns_pid)
         candidates = [record.host_pid] if record else []
-    try:
-        return resolve(procfs, candidates, own, ns_pid, procfs.container, source.name)
-    except AccessDenied:
-        return None
+    return resolve(procfs, candidates, own, ns_pid, procfs.container, source.name, lenient=True)
 
 
 class Hit(NamedTuple):

@@ -104,10 +104,7 @@ def walk_own(procfs: Procfs, own: Namespace, ns_pids: Iterable[int]) -> dict[int
         fitting = [
             process.host_pid for process in members if process.ns_pids[own.level : own.level + 1] == (ns_pid,)
         ]
-        try:
-            answers[ns_pid] = resolve(procfs, fitting, own, ns_pid, procfs.container, "scan")
-        except AccessDenied:
-            answers[ns_pid] = None
+        answers[ns_pid] = resolve(procfs, fitting, own, ns_pid, procfs.container, "scan", lenient=True)
     return answers
 
 
@@ -120,12 +117,12 @@ def resolve(
     source: str,
     *,
     brief: bool = False,
+    lenient: bool = False,
 ) -> ContainerProcess | None:
     """Return the first of these processes with number ``ns_pid`` in the namespace, or None.
 
     ``within`` returns the container of a held process, None for an unwanted one. The container's name is the caller's
-    to add. ``brief`` leaves out the command name.
-    Raises AccessDenied if nothing else is found.
+    to add. ``brief`` leaves out the command name. Raises AccessDenied if nothing else is found, unless ``lenient``.
     """
     refused: AccessDenied | None = None
     for host_pid in host_pids:
@@ -150,7 +147,7 @@ def resolve(
                 comm=comm,
                 source=source,
             )
-    if refused is not None:
+    if refused is not None and not lenient:
         raise refused
     return None
 

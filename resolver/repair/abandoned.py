@@ -122,9 +122,8 @@ class Abandoned:
             else:
                 suspect.in_use = False
                 judged.append(suspect)
-                where = f"/proc/{os.getpid()}/fd/{region.fd}"
                 with suppress(TooSlow, WorkerFailed, OSError):
-                    if await self._reader.ask("", LEASES, unwritten, where):
+                    if await self._reader.ask("", LEASES, unwritten, region.link):
                         continue
                 unclear.append(suspect)
         slices = Slices()

@@ -28,9 +28,6 @@ class Window(NamedTuple):
     unknown: float
     used: float
 
-    def plus(self, other: Window) -> Window:
-        return Window(*map(sum, zip(self, other, strict=True)))
-
     def split(self, shares: Mapping[K, int]) -> dict[K, float]:
         """Divide the use by NVML's values, in per cent: GPU-seconds, never more than the sum."""
         total = sum(shares.values())
@@ -59,7 +56,7 @@ class DeviceTime(Generic[K]):
             return None
         self.at = now
         if self._kept is not None:
-            window, self._kept = self._kept.plus(window), None
+            window, self._kept = Window(*map(sum, zip(self._kept, window, strict=True))), None
         before, self._shares = self._shares, {key: share for key, share in shares.items() if share}
         if window.used and not self._shares:
             if not before and device.memory and window.covered < KEPT_SECONDS:
