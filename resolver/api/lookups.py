@@ -213,14 +213,14 @@ async def look_up_many(context: Context, request: Request) -> Answer:
     return Answer(encode(head)[: -len(b"]}")] + b",".join(answers) + b"]}")
 
 
-def _answer(known: Hit | str) -> PairAnswer:
-    return PairAnswer(*known) if isinstance(known, Hit) else PairAnswer(reason=Reason(known))
+def _answer(result: Hit | str) -> PairAnswer:
+    return PairAnswer(*result) if isinstance(result, Hit) else PairAnswer(reason=Reason(result))
 
 
-def _answers(found: Mapping[int, ContainerProcess | None]) -> Answers:
+def _answers(processes: Mapping[int, ContainerProcess | None]) -> Answers:
     return {
         n: Hit(result.host_pid, result.start_time) if result else NO_SUCH_PROCESS
-        for n, result in found.items()
+        for n, result in processes.items()
     }
 
 

@@ -49,11 +49,11 @@ async def events(context: Context, request: Request) -> Answer | None:
     return None
 
 
-def _number(context: Context, known: str) -> int:
+def _number(context: Context, event_id: str) -> int:
     """Return the number in an event's id; 0, which precedes all, for an earlier daemon's."""
-    epoch, _, number = known.partition("-")
+    epoch, _, number = event_id.partition("-")
     if not number.isdecimal() or len(number) > 18:
-        if known == "0":
+        if event_id == "0":
             return 0
         raise Problem(400, Reason.BAD_REQUEST, "Last-Event-ID is not an event id")
     return int(number) if epoch == str(int(context.view.snapshot().started_at)) else 0

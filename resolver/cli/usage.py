@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
         print("\nWithout a slot, so HAMi-core limits nothing there:")
         print_table(WITHOUT, without, right=WITHOUT[3:5], for_programs=_FOR_PROGRAMS, shorten="POD")
         for cause in sorted({cause for record in answer.without_slot for cause in record.causes}):
-            print(f"{cause}: {'. '.join(cause.for_terminal())}")
+            print(f"{cause}: {'; fix: '.join(cause.for_terminal())}")
     return 0
 
 

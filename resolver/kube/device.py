@@ -163,11 +163,11 @@ def left_out(report: Report, device: Json) -> int:
     return sum(gpu["uuid"] not in present for gpu in report.gpus["gpus"])
 
 
-def _entry(gpu: Json, known: Json, report: Report, now: float) -> Json:
-    """Describe a GPU; constant facts that the driver doesn't give are taken from ``known``."""
-    entry: Json = {name: value for name, value in known.items() if name not in _OURS}
+def _entry(gpu: Json, before: Json, report: Report, now: float) -> Json:
+    """Describe a GPU; constant facts that the driver doesn't give are taken from ``before``."""
+    entry: Json = {name: value for name, value in before.items() if name not in _OURS}
     entry |= {"type": "gpu", "id": gpu["uuid"]}
-    minor = gpu["minor"] if gpu["minor"] is not None else known.get("minor")
+    minor = gpu["minor"] if gpu["minor"] is not None else before.get("minor")
     if minor is not None:
         entry["minor"] = minor
     reasons = [camel(illness["reason"]) for illness in gpu["illnesses"]]
@@ -176,22 +176,22 @@ def _entry(gpu: Json, known: Json, report: Report, now: float) -> Json:
         reasons.append(CORDONED)
     if report.failing:
         reasons.append(NVML_UNAVAILABLE)
-    was_well = report.blind and bool(known.get("health"))
+    was_well = report.blind and bool(before.get("health"))
     entry["health"] = not reasons or (reasons == [NVML_UNAVAILABLE] and was_well)
-    memory = (known.get("resources") or {}).get("koordinator.sh/gpu-memory")
+    memory = (before.get("resources") or {}).get("koordinator.sh/gpu-memory")
     if gpu["memory_total"] is not None:
         memory = quantity(gpu["memory_total"])
     entry["resources"] = {"koordinator.sh/gpu-core": "100", "koordinator.sh/gpu-memory-ratio": "100"}
     if memory is not None:
         entry["resources"]["koordinator.sh/gpu-memory"] = memory
     if model := label_value(gpu["name"]):
-        entry["labels"] = {**(known.get("labels") or {}), MODEL_LABEL: model}
-    if topology := _topology(gpu) or known.get("topology"):
+        entry["labels"] = {**(before.get("labels") or {}), MODEL_LABEL: model}
+    if topology := _topology(gpu) or before.get("topology"):
         entry["topology"] = topology
-    conditions = _other_conditions(known)
+    conditions = _other_conditions(before)
     if reasons:
         status = "Unknown" if reasons == [NVML_UNAVAILABLE] else "False"
-        conditions.append(_condition(status, reasons, known, since))
+        conditions.append(_condition(status, reasons, before, since))
     if conditions:
         entry["conditions"] = conditions
     return entry
@@ -204,10 +204,10 @@ def _unknown(entry: Json, report: Report, now: float) -> Json:
     return {**entry, "health": healthy, "conditions": [*_other_conditions(entry), condition]}
 
 
-def _condition(status: str, reasons: Sequence[str], known: Json, since: float) -> Json:
+def _condition(status: str, reasons: Sequence[str], before: Json, since: float) -> Json:
     """Build the condition; its time is the last change of ``status``, by any reporter."""
-    before = _condition_of(known)
-    at = before["lastTransitionTime"] if before.get("status") == status else rfc3339(since)
+    earlier = _condition_of(before)
+    at = earlier["lastTransitionTime"] if earlier.get("status") == status else rfc3339(since)
     message = "; ".join(MESSAGES.get(reason, reason) for reason in reasons)
     condition = {"type": _CONDITION, "status": status, "reason": reasons[0], "message": message}
     return condition | {"lastTransitionTime": at}

@@ -113,9 +113,9 @@ class Kubectl:
             return None, last
 
 
-def _missing_right(said: str, daemon: DaemonPod) -> str:
+def _missing_right(message: str, daemon: DaemonPod) -> str:
     """Return how to get the right that kubectl reports as missing; empty if it is another error."""
-    if "(Forbidden)" not in said or "pods/exec" not in said:
+    if "(Forbidden)" not in message or "pods/exec" not in message:
         return ""
     return (
         f"you lack the right to create pods/exec in the namespace {daemon.namespace}: an administrator gives it by "
@@ -284,21 +284,21 @@ def status(kubectl: Kubectl, args: argparse.Namespace) -> int:
     return EXIT_WRONG if any(wrong) else 0
 
 
-def _cells(found: Any, why: str) -> list[str]:
-    if found is None:
+def _cells(answer: Any, why: str) -> list[str]:
+    if answer is None:
         return ["?", *"-" * 8, why]
-    source, totals, driver = (found[key] for key in ("source", "totals", "driver"))
+    source, totals, driver = (answer[key] for key in ("source", "totals", "driver"))
     ill = f" ({driver['gpus_unhealthy']} ill)" if driver["gpus_unhealthy"] else ""
     counts = (totals[key] for key in ("slots", "slots_repaired", "slots_unresolved"))
-    idle = found.get("idle_since")
-    troubles = (f"{trouble['what']}: {trouble['why']}" for trouble in found.get("troubles", ()))
+    idle = answer.get("idle_since")
+    troubles = (f"{trouble['what']}: {trouble['why']}" for trouble in answer.get("troubles", ()))
     return [
         "no" if source["not_ready"] else "yes",
-        found["version"],
+        answer["version"],
         source["name"],
         f"{driver['gpus']}{ill}",
         str(totals["containers"]),
-        f"{(found['at'] - idle) / 3600:.1f}h" if idle else "-",
+        f"{(answer['at'] - idle) / 3600:.1f}h" if idle else "-",
         *map(str, counts),
         "; ".join(troubles) or "-",
     ]

@@ -79,8 +79,8 @@ def collect(snapshot: Snapshot, settings: Settings, now: float) -> Iterator[Metr
     yield from _children()
 
 
-def _containers(used: list[Usage], unknown_devices: int, known: Container[str]) -> Iterator[Metric]:
-    """Yield the use now, and HAMi's limits on the ``known`` GPUs: a file may name others, and its text is no label."""
+def _containers(used: list[Usage], unknown_devices: int, listed: Container[str]) -> Iterator[Metric]:
+    """Yield the use now, and HAMi's limits on GPUs that NVML has ``listed``: a file's text is no label."""
     unknown = {(value, reason.value): 0 for value in ("utilization", "memory") for reason in Unknown}
     for value, name in (("utilization", "utilization_ratio"), ("memory", "memory_bytes")):
         unknown[value, Unknown.UNKNOWN_DEVICE.value] = unknown_devices
@@ -95,7 +95,7 @@ def _containers(used: list[Usage], unknown_devices: int, known: Container[str]) 
     wrapped = sum(isinstance(usage.counted, Unknown) for usage in used)
     unknown["hami_memory", Unknown.IMPLAUSIBLE.value] = wrapped
     yield metric("resolver_container_unknown_values", unknown.items())
-    yield from values("limited", [(usage.labels, usage) for usage in used if usage.device.uuid in known])
+    yield from values("limited", [(usage.labels, usage) for usage in used if usage.device.uuid in listed])
 
 
 def _accounts(snapshot: Snapshot, indexes: Mapping[str, str]) -> Iterator[Metric]:

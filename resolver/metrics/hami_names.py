@@ -64,7 +64,7 @@ def _placed(used: Iterable[Usage]) -> Iterator[Usage]:
     listed = list(used)
     with_file = {usage.names for usage in listed if usage.position is not None}
     places: Counter[Names] = Counter()
-    for usage in sorted(listed, key=lambda each: each.device.index.zfill(4)):
+    for usage in sorted(listed, key=lambda usage: usage.device.index.zfill(4)):
         if usage.position is not None:
             yield usage
         elif usage.names not in with_file:

@@ -220,10 +220,6 @@ def test_everything_that_is_wrong_is_told(daemon: Daemon) -> None:
     assert told["repairs"] == "7: 5 stale, 2 missing"
     assert told["contested"] == "1 conflicts"
     assert told["nvml worker"] == "4 starts, 3 failures, the last: it hung"
-
-
-def test_status_in_brief(daemon: Daemon) -> None:
-    daemon.show(sick())
     done = resolver("status", "--brief", "--socket", str(daemon.path))
     assert done.returncode == 1
     assert set(pairs_of(done.stdout)) == {"resolver", "ready", "source", "not bpf", "trouble"}
@@ -361,13 +357,6 @@ def test_following_goes_on_where_the_kept_ones_end(events: Daemon) -> None:
     assert "kind=repair" in events.targets[-1]
     assert done.returncode == 4
     assert "ended" in done.stderr
-
-
-@pytest.mark.parametrize("words", ["--kind nonsense", "--pod a/b/c"])
-def test_events_asked_for_wrongly(words: str) -> None:
-    done = resolver("events", *words.split())
-    assert (done.returncode, done.stdout) == (2, "")
-    assert words.split()[1] in done.stderr
 
 
 WORDS = {"plain": "plain", "": '""', "a b": '"a b"', '"': r'"\""', "a=b": '"a=b"', "\x1b": r'"\u001b"'}

@@ -61,7 +61,7 @@ NEXT_STEPS = {
     ("run", "--interval"): "argument --interval: expected one argument",
     ("run", "--interval", "9h", "--once"): "'9h' is not possible: write a duration from 10ms to",
     ("run", "--config", "/nonexistent.toml"): "the settings file /nonexistent.toml",
-    ("doctor", "--only", "nvlm"): "there is no check 'nvlm'; there are: settings, view",
+    ("doctor", "--only", "nvlm"): "resolver doctor: there is no check 'nvlm'; there are: settings, view",
     ("lookup", "abcdef"): "the following arguments are required: PID",
     ("lookup", "abcdef", "seven"): "'seven' is not a number of at most 40 digits",
     ("status", "now"): "unrecognized arguments: now",
@@ -76,6 +76,14 @@ NEXT_STEPS = {
     ("run", "--metrics-addr", ":99999"): "the highest PORT is 65535",
     ("run", "--run-dir", "/nope/x"): "there is no /nope, and the daemon makes none in /: make it",
     ("lookpu",): "did you mean lookup?",
+    ("events", "--pod", "a/b/c"): "--pod a/b/c: use NAMESPACE/POD, or a pod's UID",
+    ("top", "--interval=50ms"): "it takes a time from 100ms to 1h",
+    ("top", "--interval=2h"): "it takes a time from 100ms to 1h",
+    ("top", "--interval=-1s"): "is not a duration",
+    ("report-devices",): "this is not a pod",
+    ("report-devices", "--api-server", "http://x"): "the token is sent by https",
+    ("report-devices", "--spread", "soon"): "is not a duration",
+    ("report-devices", "--metrics-addr", "x:y"): "write HOST:PORT",
 }
 
 

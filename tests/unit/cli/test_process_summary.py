@@ -29,9 +29,6 @@ def test_summary_has_user_command_and_start() -> None:
         child.kill()
         child.wait()
         assert facts_of(child.pid) == ProcessSummary()
-
-
-def test_summary_of_ended_process_is_empty() -> None:
     assert set(ProcessSummary().in_words().values()) == {None}
 
 

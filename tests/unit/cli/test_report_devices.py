@@ -13,7 +13,6 @@ from resolver.base.version import VERSION
 from resolver.gpu.attribution import NOTHING
 from resolver.gpu.inventory import Inventory
 from resolver.kube.device import health
-from tests.fakes.command import called
 from tests.fakes.kube import DEVICES, KubeServer
 from tests.fakes.reported import AT, NODE, gpu
 from tests.fakes.reporter import Reporter
@@ -63,21 +62,6 @@ def test_reporters_started_together_spread_requests(kube: KubeServer, daemon: Se
         assert not [request for request in kube.asked if request.path.startswith(DEVICES)]
     finally:
         reporter.stop()
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ((), "this is not a pod"),
-        (("--api-server", "http://x"), "the token is sent by https"),
-        (("--spread", "soon"), "is not a duration"),
-        (("--metrics-addr", "x:y"), "write HOST:PORT"),
-    ],
-)
-def test_impossible_options_are_refused(options: tuple[str, ...], words: str) -> None:
-    done = called("report-devices", *options)
-    assert done.returncode == 2
-    assert words in done.stderr
 
 
 def test_missing_extra_names_the_package() -> None:

@@ -16,15 +16,13 @@ from resolver.cli import slots
 from resolver.gpu.inventory import Gpu, Inventory
 from resolver.hami.layout import LAYOUTS
 from tests.fakes.cachefiles import NAMES, POD_UID, container, expected, poke, recorded, write
-from tests.fakes.command import on_terminal
+from tests.fakes.command import called, on_terminal
 from tests.fakes.pictures import picture
 from tests.fakes.served import Served
 
-RESOLVER = (sys.executable, "-m", "resolver", "slots")
-
 
 def call(*args: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*RESOLVER, *args], capture_output=True, text=True, timeout=60, check=False)
+    return called("slots", *map(str, args))
 
 
 def as_json(*args: str | Path) -> tuple[int, list[dict[str, Any]]]:

@@ -494,17 +494,6 @@ def test_json_is_the_tree(tmp_path: Path) -> None:
     assert [item["reason"] for item in answer["unresolved"]] == ["pid_unknown", "ambiguous", "unknown_size"]
 
 
-@pytest.mark.parametrize(
-    ("interval", "why"),
-    [(text, "100ms to 1h") for text in ("50ms", "2h", "0")]
-    + [(text, "is not a duration") for text in ("soon", "-1s")],
-)
-def test_an_interval_that_cannot_be(interval: str, why: str, tmp_path: Path) -> None:
-    done = top("--socket", str(tmp_path / "nowhere"), f"--interval={interval}")
-    assert done.returncode == 2
-    assert why in done.stderr
-
-
 def test_nothing_that_draws_is_loaded_before_the_daemon_answers(tmp_path: Path) -> None:
     code = f"import sys, resolver.cli as c; c.main(['top', '--socket', '{tmp_path}/no']); print(*sys.modules)"
     done = subprocess.run(

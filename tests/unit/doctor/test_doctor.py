@@ -353,12 +353,6 @@ def test_plain_text_is_the_same_for_all_users(tmp_path: Path) -> None:
     assert lines[4:] == ["", "2 checks: 1 ok, 1 failed"]
 
 
-def test_a_check_that_is_not_there() -> None:
-    done = resolver("--only", "knee")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("resolver doctor: there is no check 'knee'; there are: settings, view")
-
-
 def test_a_settings_file_that_is_wrong_is_a_finding(tmp_path: Path) -> None:
     done = resolver("--only", "settings", "--run-dir", str(tmp_path), RESOLVER_INTERVAL="1s")
     assert "interval=1s (environment RESOLVER_INTERVAL), run_dir=" in done.stdout
