@@ -188,33 +188,31 @@ def _entry(gpu: Json, before: Json, report: Report, now: float) -> Json:
         entry["labels"] = {**(before.get("labels") or {}), MODEL_LABEL: model}
     if topology := _topology(gpu) or before.get("topology"):
         entry["topology"] = topology
-    conditions = _other_conditions(before)
-    if reasons:
-        status = "Unknown" if reasons == [NVML_UNAVAILABLE] else "False"
-        conditions.append(_condition(status, reasons, before, since))
-    if conditions:
+    status = "Unknown" if reasons == [NVML_UNAVAILABLE] else "False"
+    if conditions := _conditions(status, reasons, before, since):
         entry["conditions"] = conditions
     return entry
 
 
 def _unknown(entry: Json, report: Report, now: float) -> Json:
     # Only the object knows it while NVML fails.
-    condition = _condition("Unknown", [NVML_UNAVAILABLE], entry, now)
     healthy = report.blind and bool(entry.get("health"))
-    return {**entry, "health": healthy, "conditions": [*_other_conditions(entry), condition]}
+    conditions = _conditions("Unknown", [NVML_UNAVAILABLE], entry, now)
+    return {**entry, "health": healthy, "conditions": conditions}
 
 
-def _condition(status: str, reasons: Sequence[str], before: Json, since: float) -> Json:
-    """Build the condition; its time is the last change of ``status``, by any reporter."""
+def _conditions(status: str, reasons: Sequence[str], before: Json, since: float) -> list[Json]:
+    """Return the conditions of others, then ours; its time is the last change of ``status``, by any reporter."""
+    others = [
+        condition for condition in before.get("conditions") or [] if condition.get("type") != _CONDITION
+    ]
+    if not reasons:
+        return others
     earlier = _condition_of(before)
     at = earlier["lastTransitionTime"] if earlier.get("status") == status else rfc3339(since)
     message = "; ".join(MESSAGES.get(reason, reason) for reason in reasons)
     condition = {"type": _CONDITION, "status": status, "reason": reasons[0], "message": message}
-    return condition | {"lastTransitionTime": at}
-
-
-def _other_conditions(entry: Json) -> list[Json]:
-    return [condition for condition in entry.get("conditions") or [] if condition.get("type") != _CONDITION]
+    return [*others, condition | {"lastTransitionTime": at}]
 
 
 def _condition_of(entry: Json) -> Json:
