@@ -74,6 +74,8 @@ _SECONDS = 0.8
 _MOST_BYTES = 256 << 20
 #: Seconds for reading an answer that has already arrived.
 _AT_ONCE = 0.001
+#: The kernel's number for a user that is not mapped into this user namespace.
+_UNMAPPED = 65534
 #: The daemon writes to an idle stream every 30 s.
 _STREAM_SILENCE = 75.0
 
@@ -228,7 +230,7 @@ def _connect(
     question: bytes = b"",
 ) -> socket.socket:
     """Connect and send the request. Raises OSError, also for an untrusted listener."""
-    if os.stat(socket_path).st_uid not in (0, os.geteuid()):
+    if not _is_trusted(os.stat(socket_path).st_uid):
         raise PermissionError(f"{socket_path} belongs to another user")
     import socket  # only where there is one: it takes longer to load than the rest of a look-up without a daemon
 
@@ -237,7 +239,9 @@ def _connect(
         channel.settimeout(seconds)
         channel.connect(socket_path)
         peer = channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)  # from the kernel, see unix(7)
-        if int.from_bytes(peer[4:8], sys.byteorder) not in (0, os.geteuid()):
+        peer_pid, uid = (int.from_bytes(peer[at : at + 4], sys.byteorder) for at in (0, 4))
+        # A process outside this PID namespace has the number 0 here.
+        if not _is_trusted(uid) or (uid == _UNMAPPED != os.geteuid() and peer_pid):
             raise PermissionError(f"another user listens on {socket_path}")
         headers = f"Accept: {accept}\r\n{headers}Connection: close\r\n"
         if question:
@@ -249,6 +253,14 @@ def _connect(
         channel.close()
         raise
     return channel
+
+
+def _is_trusted(uid: int) -> bool:
+    """Check for root, this user, or a user outside a user namespace that doesn't map the host's root."""
+    if uid != _UNMAPPED or uid == os.geteuid():
+        return uid in (0, os.geteuid())
+    with open("/proc/self/uid_map", encoding="ascii") as file:
+        return all(line.split()[1] != "0" for line in file)
 
 
 def _exchange(

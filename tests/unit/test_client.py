@@ -189,6 +189,42 @@ def test_socket_of_another_user_is_not_asked(where: Path) -> None:
         assert stranger.stdout.readline() == "0\n"
 
 
+IN_USER_NAMESPACE = """
+    import ctypes, os, sys
+    unshare = ctypes.CDLL(None).unshare
+    unshare(0x10000000)  # CLONE_NEWUSER
+    print(flush=True)
+    sys.stdin.readline()  # until its users are mapped
+    os.setgid(0)
+    os.setuid(0)
+    unshare(int(sys.argv[2]))
+    if os.fork() == 0:
+        from resolver import client
+        print(client.get("/v1/usage", socket_path=sys.argv[1]))
+    else:
+        os.wait()
+"""
+CLONE_NEWPID = 0x20000000
+
+
+@pytest.mark.parametrize(("namespace", "answer"), [(CLONE_NEWPID, (200, "4711\n")), (0, None)])
+def test_hosts_root_is_trusted_in_a_user_namespace(
+    root: Path, namespace: int, answer: tuple[int, str] | None
+) -> None:
+    """As the kernel shows it there: of no user, and, in a container, without a PID."""
+    with tempfile.TemporaryDirectory() as place, SocketServer(Path(place) / "s", SETTLED.encode()):
+        os.chmod(place, 0o711)  # noqa: S103 - as the directory that a container mounts
+        os.chmod(f"{place}/s", 0o666)  # noqa: S103 - as the tenants' socket
+        program = [sys.executable, "-c", textwrap.dedent(IN_USER_NAMESPACE), f"{place}/s", str(namespace)]
+        pipe = subprocess.PIPE
+        with subprocess.Popen(program, stdin=pipe, stdout=pipe, text=True, cwd=root) as inside:
+            assert inside.stdout is not None
+            inside.stdout.readline()
+            for ids in ("uid_map", "gid_map"):
+                Path(f"/proc/{inside.pid}/{ids}").write_text("0 100000 65536")
+            assert inside.communicate("\n", timeout=60)[0] == f"{answer}\n"
+
+
 def from_daemon(where: Path, cid: str = CID, ns_pid: int = 7, **more: object) -> str | None:
     options = {"pidns": None, "socket": str(where), "json": False, **more}
     return command._from_daemon(Namespace(cid=cid, ns_pid=ns_pid, **options))
