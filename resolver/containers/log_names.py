@@ -1,14 +1,13 @@
 """Names of pods and containers, from kubelet's log directories, which belong to root."""
 
 import os
-import re
 import time
 from collections.abc import Iterable
 
 from resolver.base.records import NamedTuple
 
 #: Kubelet's link to a container's log; no part holds an underscore (RFC 1123 names).
-_LINK = re.compile(r"([^_]+)_([^_]+)_([^_]+)-([0-9a-f]{12,64})\.log")
+_LINK = r"([^_]+)_([^_]+)_([^_]+)-([0-9a-f]{12,64})\.log"
 #: Kubelet's directory of pods' logs, by default.
 POD_LOGS_DIR = "/var/log/pods"
 #: Kubelet cuts a link's name at so many bytes (``logSymlink`` in pkg/kubelet/kuberuntime/legacy.go), and so its id.
@@ -116,10 +115,12 @@ def parse_names(entries: list[str]) -> dict[str, tuple[str, str]]:
 
 def parse_links(entries: list[str]) -> dict[str, LogName]:
     """Return the names by container id, or by its start where kubelet has cut it; none if it fits two containers."""
+    import re  # slow to load, and a look-up reads no links
+
     names: dict[str, LogName] = {}
     shared: set[str] = set()
     for entry in entries:
-        link = _LINK.fullmatch(entry)
+        link = re.fullmatch(_LINK, entry)
         if link is not None and (len(link[4]) == _ID_DIGITS or len(entry) == _LONGEST_LINK):
             name = LogName(link[2], link[1], link[3])
             if names.setdefault(link[4], name) != name:
