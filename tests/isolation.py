@@ -32,6 +32,8 @@ VARIABLES: Final = (
 SET: Final = {"LANG": "C.UTF-8", "TZ": "UTC0"}
 HOST: Final = "machine-of-the-tests"
 _PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+#: Attribute of directories that `make poisoned` has made, of another checkout perhaps, for as long as it runs.
+POISONED: Final = "trusted.resolver-poisoned"
 _MARK: Final = "TESTS_ARE_ISOLATED"
 _OWN, _PRIVATE = 0x20000 | 0x4000000, 1 << 14 | 1 << 18  # CLONE_NEWNS | CLONE_NEWUTS; MS_REC | MS_PRIVATE
 _BIND = 1 << 12 | 1 << 14  # MS_BIND | MS_REC
@@ -107,8 +109,15 @@ def mount(source: str, place: str, kind: str = "", flags: int = 0, data: str = "
 
 
 def absent() -> set[str]:
-    """The places that this machine doesn't have: a test that makes one writes where it must not."""
-    return {place for place in PLACES if not os.path.lexists(place)}
+    """Places that this machine doesn't have: a test that makes one writes where it must not."""
+    return {place for place in PLACES if not _exists(place)}
+
+
+def _exists(place: str) -> bool:
+    try:
+        return POISONED not in os.listxattr(place, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
 
 
 def _must(result: int, what: str) -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.bench.crowd import crowd, make_regions
-from tests.isolation import PLACES, empty, mount, own_mounts
+from tests.isolation import PLACES, POISONED, empty, mount, own_mounts
 
 CONTAINERS: Final = 30
 PROCESSES: Final = 100  # in each
@@ -35,6 +35,7 @@ def default_places() -> Iterator[None]:
     for place in PLACES:
         if not os.path.isdir(place):
             os.makedirs(place)  # its parents stay: they are every machine's
+            os.setxattr(place, POISONED, b"")
             made.append(place)
         empty(place)
     try:

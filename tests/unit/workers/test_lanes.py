@@ -4,7 +4,7 @@ import asyncio
 import os
 import resource
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -19,24 +19,40 @@ from resolver.workers.lane import ALL, LEASES
 from resolver.workers.lanes import Lanes
 from tests.fakes.cachefiles import region
 from tests.fakes.questions import burn, echo, fail, wait
+from tests.patience import PATIENCE_S
 
 FOR_EVER = 600
 
 
 @pytest.fixture
 def lanes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Lanes]:
-    monkeypatch.setattr(module, "LATE_SECONDS", 0.5)  # a machine that does other things is no slow container
+    monkeypatch.setattr(module, "LATE_SECONDS", 0.5)
     lanes = Lanes()
     yield lanes
     lanes.close()
 
 
-async def test_only_late_container_waits_for_second_lane(lanes: Lanes) -> None:
+@pytest.fixture
+def be_patient(lanes: Lanes, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Let no later question be late because the machine is busy."""
+
+    def be_patient() -> None:
+        monkeypatch.setattr(module, "LATE_SECONDS", PATIENCE_S)
+        for lane in lanes.workers:
+            lane.timeout = PATIENCE_S
+
+    return be_patient
+
+
+async def test_only_late_container_waits_for_second_lane(
+    lanes: Lanes, be_patient: Callable[[], None]
+) -> None:
     first, second, *_ = lanes.workers
     assert await lanes.ask("good", "good", echo, "hello") == "hello"
     child = first.host_pid
     late = asyncio.create_task(lanes.ask("slow", "slow", wait, FOR_EVER))
     await asyncio.sleep(0)  # asked first
+    be_patient()
     assert await lanes.ask("good", "good", echo, "me too") == "me too"
     with pytest.raises(TooSlow, match="makes the kernel wait"):
         await late
@@ -52,12 +68,15 @@ async def test_only_late_container_waits_for_second_lane(lanes: Lanes) -> None:
 
 
 @pytest.mark.parametrize("about", ["slow", ALL])
-async def test_questions_about_late_container_are_late_together(lanes: Lanes, about: str) -> None:
+async def test_questions_about_late_container_are_late_together(
+    lanes: Lanes, be_patient: Callable[[], None], about: str
+) -> None:
     """Each killed the lane once, and other containers' answers waited for four of them."""
     first, *_ = lanes.workers
     await lanes.ask("good", "good", echo, "begun")
     late = [asyncio.create_task(lanes.ask("slow", about, wait, 0.8)) for _ in range(8)]
     await asyncio.sleep(0)
+    be_patient()
     assert await lanes.ask("good", "good", echo, "hello") == "hello"
     assert first.failures == 1
     answers = await asyncio.gather(*late, return_exceptions=True)
@@ -76,9 +95,12 @@ async def test_the_long_time_for_a_start_is_not_the_first_questions(lanes: Lanes
 
 
 @pytest.mark.parametrize(("about", "apart"), [(ALL, 2), (LEASES, 3)])
-async def test_late_lock_of_the_machine_blames_no_container(lanes: Lanes, about: str, apart: int) -> None:
+async def test_late_lock_of_the_machine_blames_no_container(
+    lanes: Lanes, be_patient: Callable[[], None], about: str, apart: int
+) -> None:
     with pytest.raises(TooSlow):
         await lanes.ask("any", about, wait, FOR_EVER)
+    be_patient()
     assert lanes.too_slow() == frozenset()
     first, own = lanes.workers[0], lanes.workers[apart]
     for _ in range(2):  # one quick answer doesn't bring the questions back to the first lane
