@@ -1,7 +1,6 @@
 """Renders the kustomizations in `deploy/kustomize` by kubectl, and validates manifests by Kubernetes' own schemas."""
 
 import json
-import subprocess
 import sys
 from collections.abc import Sequence
 from functools import cache
@@ -14,6 +13,7 @@ import yaml
 
 from resolver.base.version import VERSION
 from scripts.published import published
+from tests.programs import completed
 
 ROOT: Final = Path(__file__).parent.parent
 KUSTOMIZE: Final = ROOT / "deploy/kustomize"
@@ -39,8 +39,7 @@ def kubectl() -> str:
 
 @cache
 def _rendered(directory: Path) -> str:
-    command = [kubectl(), "kustomize", str(directory)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = completed(kubectl(), "kustomize", str(directory))
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 
@@ -52,7 +51,7 @@ def render(directory: Path) -> list[Manifest]:
 def merged(manifest: Manifest, patch: Manifest) -> Manifest:
     options = ("--local", "-f", "-", "--type", "strategic", "-p", json.dumps(patch), "-o", "json")
     command, given = [kubectl(), "patch", *options], json.dumps(manifest)
-    done = subprocess.run(command, input=given, capture_output=True, text=True, check=False)
+    done = completed(*command, input=given)
     assert (done.returncode, done.stderr) == (0, "")
     changed: Manifest = json.loads(done.stdout)
     return changed

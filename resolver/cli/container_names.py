@@ -85,7 +85,7 @@ def resolve(text: str, socket_path: str | None, *, is_no_id: bool = False) -> st
     text = text.strip()
     parts = text.split("/")
     in_pod = len(parts) == 2 and "" not in parts and is_uid(parts[0].replace("_", "-"))
-    if in_pod or "://" in text or (is_id(text) and not is_no_id and _by_kernel(text)):
+    if in_pod or "://" in text or (is_id(text) and not is_no_id and ids_from_kernel(text)):
         return text
     if len(parts) > 3 or (len(parts) > 1 and "" in parts):
         raise UsageError(f"{text!r} is not a container name: {_NAMES}")
@@ -96,7 +96,7 @@ def resolve(text: str, socket_path: str | None, *, is_no_id: bool = False) -> st
     }
     if not matches and "/" in text:
         raise not_found(text)
-    others = _by_kernel(text) - matches.keys() if matches and "/" not in text else set()
+    others = ids_from_kernel(text) - matches.keys() if matches and "/" not in text else set()
     if len(matches) + len(others) > 1:
         raise ambiguous(text, matches.values(), others)
     return next(iter(matches), text)
@@ -106,7 +106,7 @@ def is_id(text: str) -> bool:
     return 6 <= len(text) <= 64 and not text.strip("0123456789abcdef")
 
 
-def _by_kernel(text: str) -> set[str]:
+def ids_from_kernel(text: str) -> set[str]:
     """Return the ids (names if they have none) of the containers that the kernel knows by this name."""
     from resolver.containers.find import Wanted, find_container
     from resolver.linux.procfs import Procfs

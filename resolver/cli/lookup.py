@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     Arguments = argparse.Namespace | SimpleNamespace
 
-_SECONDS = 0.1  # for the daemon's answer, before the kernel is asked
+QUICK_SECONDS = 0.1  # for the daemon's answer, before the kernel is asked
 _PATIENCE = 5.0  # seconds for it when only the daemon can answer
 _SHORTEST_ID, _FULL_ID = 6, 64
 _HEX, _DIGITS = frozenset("0123456789abcdef"), frozenset("0123456789")
@@ -74,7 +74,7 @@ def run(args: Arguments) -> int:
             from resolver.cli.container_names import resolve
 
             args.cid = resolve(args.cid, args.socket)
-        process = {} if (text := _from_daemon(args)) else _by_id_or_name(args)
+        process = {} if (text := ask_daemon(args)) else _by_id_or_name(args)
     except OSError as error:  # out of descriptors or memory, which is no proof of absence
         raise CannotKnow(f"the kernel refused: {error}") from error
     if args.json and not text:
@@ -118,7 +118,7 @@ def _from_kernel(args: Arguments) -> dict[str, Any]:
         return answer
 
 
-def _from_daemon(args: Arguments) -> str | None:
+def ask_daemon(args: Arguments) -> str | None:
     """Return the daemon's answer; None if the kernel has to be asked.
 
     The daemon is asked for a full id only: for a prefix it would read every container. A malformed answer, or one
@@ -131,7 +131,7 @@ def _from_daemon(args: Arguments) -> str | None:
         f"/v1/lookup?container={container_id}&pid={args.ns_pid}",
         socket_path=client.socket_of(args.socket),
         accept="application/json" if args.json else "text/plain",
-        seconds=_SECONDS,
+        seconds=QUICK_SECONDS,
     )
     if answer is None or answer[0] != 200:
         return None

@@ -42,12 +42,12 @@ if TYPE_CHECKING:
     #: A path, and the file there, or why it can't be read.
     _Entry = tuple[str, SharedRegion | RegionRejected]
 
-_COLUMNS = ("CONTAINER", "LAYOUT", "SLOT", "PID", "HOSTPID", "STATUS", "GPU", "SM %", "MEMORY", "HINT")
+COLUMNS = ("CONTAINER", "LAYOUT", "SLOT", "PID", "HOSTPID", "STATUS", "GPU", "SM %", "MEMORY", "HINT")
 _RIGHT = frozenset(("SLOT", "PID", "HOSTPID", "STATUS", "SM %", "MEMORY"))
 #: Useless while slots are right; the rest fits 80 columns.
 _FOR_PROGRAMS = frozenset(("LAYOUT", "STATUS"))
 _FIELDS = itemgetter("index", "pid", "hostpid", "status")
-_DRIVER = "/proc/driver/nvidia/version"
+DRIVER_FILE = "/proc/driver/nvidia/version"
 
 Row = tuple[str, ...]
 
@@ -79,7 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the files; 1 if one of them could not be read, else 0."""
     paths = args.paths or _directories(args.socket)
-    facts = _facts(args.socket)
+    facts = read_facts(args.socket)
     files = [_dump(*entry, facts.memory) for path in paths for entry in read_path(path)]
     rejected = [file for file in files if "error" in file]
     if args.json:
@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
     elif not files:
         print("There are no .cache files: no container with HAMi has used a GPU yet.", file=sys.stderr)
     elif rows := [row for file in files if "error" not in file for row in _rows(file, facts)]:
-        print_table(_COLUMNS, rows, right=_RIGHT, for_programs=_FOR_PROGRAMS, shorten="CONTAINER")
+        print_table(COLUMNS, rows, right=_RIGHT, for_programs=_FOR_PROGRAMS, shorten="CONTAINER")
         sys.stdout.flush()
     for file in () if args.json else rejected:
         print(printable("resolver slots: {path}: {reason}: {error}".format(**file)), file=sys.stderr)
@@ -115,7 +115,7 @@ def _directories(socket_path: str | None) -> tuple[str, ...]:
     return directories
 
 
-def _facts(socket_path: str | None) -> Facts:
+def read_facts(socket_path: str | None) -> Facts:
     """Return the running daemon's facts, else those of the driver's version."""
     if os.path.exists(client.socket_of(socket_path)):
         from resolver.api.shapes import Gpus  # without a daemon no record is loaded
@@ -126,7 +126,7 @@ def _facts(socket_path: str | None) -> Facts:
             gpus = ask(Gpus, "/v1/gpus", socket_path, 1.0).gpus
             return Facts(policy.namespace == "host", {gpu.uuid: gpu.memory_total for gpu in gpus})
     try:
-        with open(_DRIVER, encoding="utf-8") as file:
+        with open(DRIVER_FILE, encoding="utf-8") as file:
             version = re.search(r"Module.*?\s(\d+(?:\.\d+)+)\s", file.read())
     except (OSError, ValueError):
         return Facts()

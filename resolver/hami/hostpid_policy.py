@@ -11,7 +11,7 @@ from resolver.config import HostpidNamespace
 _FORCE = "set --hostpid-namespace (make gpu-check measures which)"
 
 
-_WSL = "microsoft" in os.uname().release.lower()
+WSL = "microsoft" in os.uname().release.lower()
 
 
 class DriverRange(NamedTuple):
@@ -141,7 +141,7 @@ def decide(
         return HostpidPolicy(
             None, "NVML has not reported the driver's version yet; --hostpid-namespace decides without it"
         )
-    if _WSL:
+    if WSL:
         return HostpidPolicy(None, f"under WSL the driver's version, Windows', shows nothing; {_FORCE}")
     if vgpu is None:
         return HostpidPolicy(None, f"only some of the GPUs are virtual (vGPU); {_FORCE}")

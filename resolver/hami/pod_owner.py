@@ -27,7 +27,7 @@ from resolver.workers.lane import ALL
 from resolver.workers.lanes import TenantReader
 
 #: One reading answers for many starts: the next waits for so many times its duration, and at most so many seconds.
-_REST_FACTOR, _MOST_REST_SECONDS = 3, 0.5
+REST_FACTOR, _MOST_REST_SECONDS = 3, 0.5
 #: Processes with one number that map one file.
 _MOST_USERS = 64
 
@@ -117,7 +117,7 @@ class PodOwner:
                     mapped[host_pid] = await self._read(host_pid, files, payer)
                 now = time.monotonic()
                 self._cost += now - began
-                self._again_at = now + min(_MOST_REST_SECONDS, _REST_FACTOR * self._cost)
+                self._again_at = now + min(_MOST_REST_SECONDS, REST_FACTOR * self._cost)
         return {host_pid: mapped[host_pid] for host_pid in host_pids}
 
     def forget(self, proof: PodFile) -> None:

@@ -57,7 +57,7 @@ def find_directories(root: str, match: Match, top: str = "", container_id: str =
         stack.append((root, (), False))
     while stack:
         path, owners, in_pod = stack.pop()
-        for name in _subdirectories(path):
+        for name in subdirectories(path):
             visit(f"{path}/{name}", name, owners, in_pod=in_pod)
         if not stack and not directories:
             stack, pods, container_id = pods, [], ""
@@ -83,7 +83,8 @@ def processes_in(directories: Iterable[str]) -> dict[int, None]:
     return host_pids
 
 
-def _subdirectories(path: str) -> list[str]:
+def subdirectories(path: str) -> list[str]:
+    """Return the names of the control groups directly below."""
     try:
         with os.scandir(path) as listing:
             return [entry.name for entry in listing if entry.is_dir(follow_symlinks=False)]

@@ -33,7 +33,7 @@ from resolver.workers.lanes import TenantReader
 from resolver.workers.means import shortage_of
 
 #: Seconds after which a pass reads no more regions, and waits no more for the turns that it began.
-_READ_SECONDS, _PASS_SECONDS = 0.05, 0.01
+_READ_SECONDS, PASS_SECONDS = 0.05, 0.01
 #: Seconds that no container is charged for: a region was only read.
 _TRIFLE_SECONDS = 5e-5
 
@@ -81,7 +81,7 @@ class Turns:
         """Read due regions and start the turns of those with work; wait for all, or briefly if ``patient``."""
         begun = [self._start(account, regions) for account, regions in (await self._read_due()).items()]
         if begun:
-            _, late = await asyncio.wait(begun, timeout=_PASS_SECONDS if self.patient else None)
+            _, late = await asyncio.wait(begun, timeout=PASS_SECONDS if self.patient else None)
             for task in late:
                 task.add_done_callback(lambda _: self._wake())
         failure, self._failure = self._failure, None

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -32,15 +32,6 @@ def measure(processes: int) -> list[RowValues]:
         return rows + _seeding()
 
 
-@contextlib.contextmanager
-def loaded() -> Iterator[KernelMap]:
-    pidmap = start()
-    try:
-        yield pidmap
-    finally:
-        pidmap.close()
-
-
 def _fork_and_end(count: int) -> None:
     for _ in range(count):
         child = os.fork()
@@ -53,7 +44,7 @@ def _in_the_kernel() -> list[RowValues]:
     before = STATS.read_text()
     STATS.write_text("1")
     try:
-        with loaded() as pidmap:
+        with contextlib.closing(start()) as pidmap:
             rows = _events(pidmap, "on the host", _fork_and_end)
             return rows + _events(pidmap, "in a PID namespace", _in_a_namespace)
     finally:
@@ -95,7 +86,7 @@ def _seeding() -> list[RowValues]:
     seeds, ready, count = [], [], 0
     for _ in range(3):
         began = time.perf_counter()
-        with loaded() as pidmap:
+        with contextlib.closing(start()) as pidmap:
             ready.append(time.perf_counter() - began)
             count = pidmap.report["seeded"]
             for keys in [keys for keys, _ in pidmap.processes.batches()]:  # as before it is seeded
@@ -124,7 +115,7 @@ def _seeding() -> list[RowValues]:
     steps = {"scan": scan, "psutil": through_psutil, "ps": command(["ps", "-e", "-o", "pid,pidns"])}
     beside = {name: seconds * 1e3 for name, seconds in medians(steps, turns=5).items()}
     seed = statistics.median(seeds)
-    with loaded() as pidmap:
+    with contextlib.closing(start()) as pidmap:
         reconciling = medians({"reconcile": lambda: reconcile(pidmap)}, turns=5)["reconcile"]
     return [
         (f"seeding {count} processes", seed, "ms", 30.0, ""),

@@ -9,7 +9,6 @@ import time
 from bisect import bisect
 from collections import Counter
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -186,9 +185,6 @@ class Usage:
         process.read_line()
         return process
 
-    def seen(self, daemon: Daemon) -> bool:
-        return len(uses_of(daemon)) > PLACES[-1]
-
     def live(self, seconds: float) -> None:
         """Start processes of three seconds one after the other, and containers that come and go."""
         self.short_pids.clear()  # those under the previous daemon
@@ -198,9 +194,7 @@ class Usage:
             self.short_pids.add(tenant.host_pid)
             brief = self.node.container(name=f"brief{self.ended}", sm_limit=0, devices=GPUS[:1])
             brief.tenant()
-            began = time.monotonic()
-            while time.monotonic() - began < 3.0:
-                time.sleep(0.1)
+            time.sleep(3.0)
             tenant.kill()
             brief.stop()
             self.node.containers.remove(brief)
@@ -304,7 +298,7 @@ def measure(scratch: Path, seconds: float, release: str = "", *, restart: bool =
                 with Daemon(node, scratch / f"run-{run}", *options, wrapper=BOUND) as daemon:
                     until(daemon.socket.exists, "the daemon")
                     if run == "first":  # the restarted one begins under load
-                        until(partial(usage.seen, daemon), "its accounts")
+                        until(lambda daemon=daemon: len(uses_of(daemon)) > PLACES[-1], "its accounts")  # type: ignore[misc]
                         time.sleep(1)
                     usage.work.paused.clear()
                     usage.live(duration)

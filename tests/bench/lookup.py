@@ -12,6 +12,7 @@ from tests.fakes.cgroups import Hierarchy, hierarchies, remove
 from tests.fakes.daemon import BOUND, RESOLVER, Daemon
 from tests.fakes.node import Node
 from tests.patience import until
+from tests.programs import completed
 
 
 def measure(scratch: Path) -> list[RowValues]:
@@ -26,7 +27,7 @@ def measure(scratch: Path) -> list[RowValues]:
         ask = [str(RESOLVER), "lookup", container.container_id, "1", "--socket"]
         steps = {"pass": command([sys.executable, "-c", "pass"])}
         for name, place in (("no daemon", "/nonexistent"), ("through the daemon", str(daemon.socket))):
-            answer = subprocess.run([*ask, place], capture_output=True, text=True, check=True).stdout
+            answer = completed(*ask, place, check=True).stdout
             if int(answer) != host_pid:
                 raise RuntimeError(f"lookup, {name}, printed {answer.strip()} instead of {host_pid}")
             steps[name] = command([*ask, place])

@@ -2,7 +2,6 @@
 
 import os
 import re
-import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
@@ -12,6 +11,7 @@ from tests.fakes import build
 from tests.fakes.chain import Chain
 from tests.fakes.gpu import Load
 from tests.fakes.nvml_probe import NvmlCallError, Probe, device
+from tests.programs import completed
 from tests.unit.conftest import Driver, driver  # noqa: F401 - a fixture
 
 
@@ -85,8 +85,7 @@ def test_value_is_the_share_of_active_periods(
 
 def test_no_symbol_is_exported_that_nvml_does_not_have() -> None:
     library = build.library_dir(build.build(), "550.54.15") / "libnvidia-ml.so.1"
-    command = ("readelf", "--dyn-syms", "--wide", str(library))
-    table = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    table = completed("readelf", "--dyn-syms", "--wide", str(library), check=True).stdout
     exported = re.findall(r"GLOBAL DEFAULT +\d+ (\S+)", table)
     assert len(exported) > 20
     assert [name for name in exported if not name.startswith("nvml")] == []

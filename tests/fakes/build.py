@@ -14,7 +14,6 @@ import fcntl
 import hashlib
 import os
 import shutil
-import subprocess
 import tempfile
 import time
 from dataclasses import asdict
@@ -23,6 +22,7 @@ from typing import Final
 
 from tests.fakes.layouts import TABLE
 from tests.fakes.regions import LAYOUTS, Layout
+from tests.programs import completed
 
 HERE: Final = Path(__file__).resolve().parent
 FLAGS: Final = ("-O2", "-g", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-pthread")
@@ -129,6 +129,6 @@ def compile_c(*arguments: str) -> None:
         raise BuildError(
             "no C compiler: `cc` is not on PATH. Run `make setup` as root, or install gcc and libc6-dev."
         )
-    done = subprocess.run((compiler, *FLAGS, *arguments), capture_output=True, text=True, check=False)
+    done = completed(compiler, *FLAGS, *arguments)
     if done.returncode != 0:
         raise BuildError(f"{compiler} failed ({done.returncode}) on {arguments[-1]}:\n{done.stderr}")

@@ -12,7 +12,6 @@ import json
 import os
 import shlex
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -32,6 +31,7 @@ from tests.fakes.process import NodeError
 from tests.fakes.rm.fetch import USABLE, library
 from tests.fakes.scene import DRIVERS, PLACED, REFUSING, TOLD_BY_CGROUP, Case, full_scene, settle, short_scene
 from tests.fakes.state import Fault
+from tests.programs import completed
 
 #: Loads of containers without HAMi.
 PLAIN = {"busy": 9, "quiet": 0}
@@ -187,8 +187,7 @@ def _latecomer(like: Case, daemon: Daemon) -> list[Row]:
 
 def _lookup(case: Case) -> bool:
     short_id = case.container.container_id[:12]
-    command = [str(RESOLVER), "lookup", short_id, str(case.tenant.ns_pid)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = completed(str(RESOLVER), "lookup", short_id, str(case.tenant.ns_pid))
     view.heading(f"$ resolver lookup {short_id} {case.tenant.ns_pid}")
     view.say("  " + (done.stdout + done.stderr).strip())
     right = done.returncode == 0 and done.stdout == f"{case.tenant.host_pid}\n"

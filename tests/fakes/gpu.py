@@ -205,7 +205,6 @@ class Gpu:
                     setattr(entry, name, int(getattr(device, name)))
                 entry.ecc_enabled = int(device.ecc is not None)
                 entry.ecc_volatile, entry.ecc_aggregate = device.ecc or (0, 0)
-                entry.nvlinks = device.nvlinks
                 entry.errors[:] = _answers(device.errors)
                 _fill_migs(entry, device.migs)
 

@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 
 from tests.fakes.cachefiles import NAMES, RECORDED
+from tests.programs import completed
 
 TABLE = RECORDED / "layouts.json"
 
@@ -20,7 +21,7 @@ def compiled(name: str) -> dict[str, int]:
     with tempfile.TemporaryDirectory() as scratch:
         program = Path(scratch) / "structs"
         subprocess.run(["gcc", f"-D{define}", "-o", program, RECORDED / "structs.c"], check=True)
-        lines = subprocess.run([program], check=True, capture_output=True, text=True).stdout.splitlines()
+        lines = completed(program, check=True).stdout.splitlines()
     return {field: int(offset) for field, offset in map(str.split, lines)}
 
 

@@ -1,12 +1,12 @@
 """What the demo needs of a machine, tried before anything is started."""
 
 import os
-import subprocess
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from resolver.base.errors import ResolverError
 from resolver.linux.procfs import HOST_PIDNS, Procfs
+from tests.programs import completed
 
 PRIVILEGED: Final = 'docker run --privileged --pid=host -v "$PWD:$PWD" -w "$PWD" IMAGE make demo'
 CAP_SYS_PTRACE: Final = 19
@@ -72,8 +72,7 @@ def missing() -> list[str]:
 
 def in_chroot() -> bool:
     """Compare this root directory with that of its mount namespace, which entering the namespace once more leads to."""
-    command = ("nsenter", "--mount=/proc/self/ns/mnt", "stat", "--format=%d %i", "/")
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = completed("nsenter", "--mount=/proc/self/ns/mnt", "stat", "--format=%d %i", "/")
     here = os.stat("/")
     return done.returncode == 0 and done.stdout.split() != [str(here.st_dev), str(here.st_ino)]
 
@@ -86,7 +85,7 @@ def _effective() -> int:
 def _refused(command: str) -> str:
     """Why this is not possible; empty where it is."""
     try:
-        done = subprocess.run(command.split(), capture_output=True, text=True, check=False)
+        done = completed(*command.split())
     except OSError as error:
         return f"{command.split(maxsplit=1)[0]}: {error.strerror}; util-linux and mount are needed"
     if done.returncode == 0:

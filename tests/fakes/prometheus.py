@@ -9,12 +9,14 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 from urllib.parse import urlencode
 
 import yaml
+from prometheus_client import CollectorRegistry, Metric, start_http_server
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
 
 from tests.fakes.container import Container
 from tests.fakes.daemon import BOUND
@@ -99,14 +101,13 @@ class Prometheus:
         assert (status, answer["status"]) == (200, "success"), f"{path} {parameters}: {text}"
         return answer["data"]
 
-    def query(self, expression: str, at: float | None = None) -> list[Series]:
-        """What it is at Unix time `at`, or now."""
-        found = self._api("query", query=expression, **({} if at is None else {"time": at}))
+    def query(self, expression: str) -> list[Series]:
+        found = self._api("query", query=expression)
         assert found["resultType"] == "vector", found
         return [Series(each["metric"], [_point(each["value"])]) for each in found["result"]]
 
-    def query_range(self, expression: str, start: float, end: float, step_s: float = 1.0) -> list[Series]:
-        found = self._api("query_range", query=expression, start=start, end=end, step=step_s)
+    def query_range(self, expression: str, start: float, end: float) -> list[Series]:
+        found = self._api("query_range", query=expression, start=start, end=end, step=1.0)
         return [Series(each["metric"], list(map(_point, each["values"]))) for each in found["result"]]
 
     def label_values(self, expression: str) -> list[str]:
@@ -120,34 +121,20 @@ def _point(pair: Sequence[Any]) -> tuple[float, float]:
     return float(pair[0]), float(pair[1])
 
 
-class HamiMonitor:
-    """What HAMi's own monitor exports of these containers: what their cache files say, under both of its names.
+class HamiMonitor(Collector):
+    """The exporter of HAMi's own monitor: the utilization in these containers' cache files, under both of its names.
 
     `names` maps a container's pod UID to its namespace and pod.
     """
 
     def __init__(self, containers: Sequence[Container], names: Mapping[str, tuple[str, str]]) -> None:
-        monitor = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                body = monitor.text().encode()
-                self.send_response(200)
-                self.send_header("Content-Type", "text/plain; version=0.0.4")
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (the name is http.server's)
-                pass
-
         self._containers, self._names = containers, names
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.address = f"127.0.0.1:{self._server.server_address[1]}"
-        self._thread = threading.Thread(target=self._server.serve_forever, name="hami monitor")
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        registry = CollectorRegistry()
+        registry.register(self)
+        self._server, self._thread = start_http_server(0, "127.0.0.1", registry)
+        self.address = f"127.0.0.1:{self._server.server_port}"
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -155,16 +142,16 @@ class HamiMonitor:
         self._server.server_close()
         self._thread.join()
 
-    def text(self) -> str:
-        lines = []
+    def collect(self) -> Sequence[Metric]:
+        new = ("namespace", "pod", "container", "vdevice_index", "device_uuid")
+        old = ("podnamespace", "podname", "ctrname", "vdeviceid", "deviceuuid")
+        families = (
+            GaugeMetricFamily("hami_container_device_utilization_ratio", "", labels=new),
+            GaugeMetricFamily("Device_utilization_desc_of_container", "", labels=old),
+        )
         for container in self._containers:
-            namespace, pod = self._names[container.pod_uid]
             for position, (uuid, percent) in enumerate(container.monitor_view().items()):
-                who = f'namespace="{namespace}",pod="{pod}",container="{container.name}",vdevice_index="{position}"'
-                old = f'podnamespace="{namespace}",podname="{pod}",ctrname="{container.name}",vdeviceid="{position}"'
-                for name, labels in (
-                    ("hami_container_device_utilization_ratio", f'{who},device_uuid="{uuid}"'),
-                    ("Device_utilization_desc_of_container", f'{old},deviceuuid="{uuid}"'),
-                ):
-                    lines.append(f"{name}{{{labels}}} {percent}")
-        return "\n".join(lines) + "\n"
+                labels = (*self._names[container.pod_uid], container.name, str(position), uuid)
+                for family in families:
+                    family.add_metric(labels, percent)
+        return families

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.patience import PATIENCE_S
+from tests.programs import completed
 
 #: The whole environment of its programs; a test adds more.
 ENVIRONMENT = {"LANG": "C.UTF-8", "TERM": "screen-256color", "PATH": "/usr/bin:/bin", "PS1": "$ "}
@@ -43,13 +44,7 @@ class Terminal(AbstractContextManager["Terminal"]):
         self._directory.cleanup()
 
     def _tmux(self, *words: str) -> str:
-        done = subprocess.run(
-            ["tmux", "-u", "-S", self._socket, *words],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=60,
-        )
+        done = completed("tmux", "-u", "-S", self._socket, *words, timeout=60)
         assert done.returncode == 0, f"tmux {words}: {done.stderr}"
         return done.stdout
 

@@ -147,10 +147,7 @@ class Tracer(AbstractContextManager["Tracer"]):
             )
         return problems
 
-    def close(self) -> None:
+    def __exit__(self, *_: object) -> None:
         self._orders.close()
         self._process.wait()
         self._answers.close()
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

@@ -9,7 +9,7 @@ import os
 import struct
 import subprocess
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -238,12 +238,6 @@ def lock_words(container: Container) -> bytes:
     """What only tenants may touch of the lock: semaphore and `owner_pid`."""
     layout, data = LAYOUTS[container.layout], container.cache.read_bytes()
     return data[layout.sem : layout.sem + 32] + data[layout.owner_pid : layout.owner_pid + 8]
-
-
-@contextmanager
-def driver(root: Path, version: str) -> Iterator[Node]:
-    with Node(root, version) as node:
-        yield node
 
 
 def right_number(tenant: Tenant, namespace: str) -> int:

@@ -1,11 +1,11 @@
 """A daemon that serves its API, and processes to look up."""
 
 import sys
-from pathlib import Path
 from typing import Any
 
 from resolver import client
 from resolver.linux.procfs import Procfs
+from tests.fakes.bpf.lives import children_of
 from tests.fakes.container import Container
 from tests.fakes.daemon import Daemon
 from tests.fakes.node import Node
@@ -90,6 +90,5 @@ class Orders:
         self.process.write_line(order)
         self.process.read_line()
         number = int(order.split()[1])
-        children = Path(f"/proc/{self.process.host_pid}/task/{self.process.host_pid}/children")
-        pids = map(int, children.read_text().split())
+        pids = children_of(self.process.host_pid)
         return next((pid for pid in pids if Procfs().ns_pids(pid)[-1] == number), 0)

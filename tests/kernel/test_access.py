@@ -21,6 +21,7 @@ from tests.fakes.process import Process
 from tests.kernel.conftest import EVERY_SOURCE, Start, with_every_source
 from tests.kernel.serving import SLEEP
 from tests.patience import until
+from tests.programs import completed
 
 GROUP = 54321
 PYTHON = (sys.executable, "-c")
@@ -96,13 +97,8 @@ def asker(container: Container, path: Path, rights: str = "") -> Asker:
 
 def on_the_host(path: Path, question: str, *, uid: int = 0, groups: str = "0") -> tuple[int, Any]:
     program = ASKER + f"print(json.dumps(ask(connect(path), 'GET', {question!r})))\n"
-    done = subprocess.run(
-        ["setpriv", f"--reuid={uid}", f"--regid={uid}", f"--groups={groups}", *PYTHON, program, str(path)],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd="/",
-    )
+    user = ("setpriv", f"--reuid={uid}", f"--regid={uid}", f"--groups={groups}")
+    done = completed(*user, *PYTHON, program, path, cwd="/")
     assert done.returncode == 0, done.stderr
     status, text = json.loads(done.stdout)
     return status, json.loads(text)
@@ -288,7 +284,7 @@ def test_a_pid_namespace_decides_which_processes_are_shown(node: Node, path: Pat
         f"print(json.dumps([ask(connect(path), 'GET', q) for q in ('/v1/status', '/v1/lookup?pid={process.ns_pid}')]))"
     )
     enter = ["nsenter", f"--target={first.init_host_pid}", "--pid"]
-    done = subprocess.run([*enter, *PYTHON, program, str(path)], capture_output=True, text=True, check=True)
+    done = completed(*enter, *PYTHON, program, path, check=True)
     (refused, _), (status, text) = json.loads(done.stdout)
     assert (refused, status, json.loads(text)["host_pid"]) == (403, 200, process.host_pid)
 

@@ -23,6 +23,7 @@ from tests.fakes.daemon import children_of
 from tests.fakes.process import watched
 from tests.kernel.conftest import ROOT
 from tests.patience import PATIENCE_S, until
+from tests.programs import script
 
 #: Loads the map and waits, or prints the reason as JSON.
 CHILD = """
@@ -119,7 +120,7 @@ def test_refused_programs_are_named_with_detail_for_doctor(
 
 
 @pytest.mark.parametrize(
-    ("script", "says"),
+    ("commands", "says"),
     [
         ("kill -KILL $$", "out of memory"),
         ("exec sleep 1000", "was not done within 0.5 s"),
@@ -127,12 +128,9 @@ def test_refused_programs_are_named_with_detail_for_doctor(
         ("dd bs=65536 count=1 of=/dev/null 2>/dev/null; echo nonsense >&0", "is not JSON"),
     ],
 )
-def test_failed_loader_delays_no_start(tmp_path: Path, script: str, says: str) -> None:
-    program = tmp_path / "python"
-    program.write_text(f"#!/bin/sh\n{script}\n")
-    program.chmod(0o755)
-    began = time.monotonic()
-    assert says in str(refusal(PYTHON=str(program), TIMEOUT=0.5 if "sleep" in script else 60))
+def test_failed_loader_delays_no_start(tmp_path: Path, commands: str, says: str) -> None:
+    program, began = script(tmp_path / "python", commands), time.monotonic()
+    assert says in str(refusal(PYTHON=str(program), TIMEOUT=0.5 if "sleep" in commands else 60))
     assert time.monotonic() - began < PATIENCE_S
 
 

@@ -27,7 +27,6 @@ from tests.fakes.bpf.lives import (
     compare,
     drift,
     firsts,
-    life,
     ns_pids,
     put,
     reconcile,
@@ -64,7 +63,7 @@ def no_drift(pidmap: KernelMap) -> None:
 @pytest.mark.parametrize("forks", [3_000, pytest.param(200_000, marks=pytest.mark.long)])
 def test_forks_in_a_namespace_that_uses_its_numbers_again(pidmap: KernelMap, lives: Path, forks: int) -> None:
     missing, checks, seen, failed = [], 0, 0, pidmap.counters()["update_failed"]
-    with life(lives, "storm", str(forks), "100", "600") as storm:
+    with Life(lives, "storm", str(forks), "100", "600") as storm:
         init = child_of(storm.ready().host_pid)
         pidns = Procfs().pidns(init)
         assert pidmap.lookup(pidns, 1) == pidmap.by_host(init)
@@ -102,7 +101,7 @@ def test_forks_in_a_namespace_that_uses_its_numbers_again(pidmap: KernelMap, liv
 @pytest.mark.alone
 def test_a_crowded_map_has_every_process(lives: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with contextlib.closing(start_with_room_for(4000, monkeypatch)) as crowded:
-        with life(lives, "many", "300") as many:
+        with Life(lives, "many", "300") as many:
             many.ready()
             for host_pid in children_of(many.host_pid):
                 record = crowded.by_host(host_pid)
@@ -111,7 +110,7 @@ def test_a_crowded_map_has_every_process(lives: Path, monkeypatch: pytest.Monkey
                 assert crowded.lookup(*record.levels[-1]) == record
             compared(crowded)
             many.end()
-        with life(lives, "storm", "3000", "100", "600") as storm:
+        with Life(lives, "storm", "3000", "100", "600") as storm:
             storm.ready()
             while not select.select([storm.stdout], [], [], 0.05)[0]:
                 compared(crowded)
@@ -160,7 +159,7 @@ def met_a_walk(pidmap: KernelMap) -> bool:
 
 def test_two_hundred_namespaces_in_a_row(pidmap: KernelMap, lives: Path) -> None:
     inodes = set()
-    with life(lives, "row", "200") as row:
+    with Life(lives, "row", "200") as row:
         for number in range(200):
             row.ready()
             init = child_of(row.host_pid)
@@ -208,7 +207,7 @@ def start_with_room_for(more: int, monkeypatch: pytest.MonkeyPatch) -> KernelMap
 @pytest.mark.alone
 def test_full_map_is_counted_and_holds_no_wrong_entry(lives: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with contextlib.closing(start_with_room_for(100, monkeypatch)) as small:
-        with life(lives, "many", "1500") as many:
+        with Life(lives, "many", "1500") as many:
             many.ready()
             children = children_of(many.host_pid)
             found: list[Record] = [record for record in map(small.by_host, children) if record]

@@ -20,6 +20,7 @@ from tests.fakes.node import Node
 from tests.kernel.conftest import FAST, Start
 from tests.kernel.rights import mounted
 from tests.patience import until
+from tests.programs import script
 
 UNIT_ERROR: Final = "resolver run: RESOLVER_INTERVAL: 'soon' is no time"
 
@@ -54,9 +55,7 @@ class Scene(NamedTuple):
 
 
 def failed_unit(scene: Scene) -> Commands:
-    journalctl = scene.scratch / "journalctl"
-    journalctl.write_text(f'#!/bin/sh\necho "{UNIT_ERROR}"\n')
-    journalctl.chmod(0o755)
+    script(scene.scratch / "journalctl", f'echo "{UNIT_ERROR}"')
     unit = "mount -t tmpfs none /usr/lib/systemd/system; touch /usr/lib/systemd/system/resolver.service"
     setting = "mount -t tmpfs none /etc/default; echo RESOLVER_INTERVAL=soon > /etc/default/resolver"
     return scene.commands(*mounted(f"{unit}; {setting}"), PATH=f"{scene.scratch}:{os.environ['PATH']}")

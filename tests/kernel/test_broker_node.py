@@ -9,7 +9,7 @@ import pytest
 from tests.fakes.broker_client import ask
 from tests.fakes.daemon import Daemon
 from tests.fakes.node import Node
-from tests.kernel.conftest import ROWS, Start, driver, right_number, slot_of
+from tests.kernel.conftest import ROWS, Start, right_number, slot_of
 from tests.kernel.rights import patched
 from tests.patience import until
 
@@ -38,7 +38,7 @@ def pass_now(daemon: Daemon) -> None:
 def test_every_slot_is_right_from_the_beginning(
     tmp_path: Path, start: Start, version: str, namespace: str
 ) -> None:
-    with driver(tmp_path, version) as node:
+    with Node(tmp_path, version) as node:
         daemon, place = start_with_broker(start, node)
         container = node.container(broker_dir=place)
         tenants = [container.tenant(load=load, guess=guess) for load, guess in ((30, "list"), (47, "wrong"))]

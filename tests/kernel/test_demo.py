@@ -2,7 +2,6 @@
 
 import re
 import shlex
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -11,16 +10,13 @@ import pytest
 
 from resolver.base.reasons import RepairReason
 from tests.fakes.node import Node
+from tests.programs import completed
 
 DEMO = (sys.executable, "-m", "tests.fakes.demo")
 
 
-def run(root: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
-
-
 def test_demo_ends_with_right_values(root: Path) -> None:
-    done = run(root, *DEMO)
+    done = completed(*DEMO, cwd=root)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Every value is right" in done.stdout
     words = ("zeroed", "resolver lookup", "570.86.15", "of 6 placements", "Without HAMi", *RepairReason)
@@ -33,7 +29,7 @@ def test_demo_ends_with_right_values(root: Path) -> None:
 
 
 def test_help_is_shown_without_a_node(root: Path) -> None:
-    done = run(root, *DEMO, "--help")
+    done = completed(*DEMO, "--help", cwd=root)
     assert (done.returncode, done.stderr) == (0, "")
     assert "Options go to `resolver run`" in done.stdout
     assert "Every value" not in done.stdout
@@ -42,7 +38,7 @@ def test_help_is_shown_without_a_node(root: Path) -> None:
 def test_demo_fails_if_the_daemon_repairs_nothing(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with tempfile.TemporaryDirectory() as short:  # a socket's path may have 107 bytes only
         monkeypatch.setenv("TMPDIR", short)
-        done = run(root, *DEMO, "--dry-run")
+        done = completed(*DEMO, "--dry-run", cwd=root)
         assert done.returncode == 1, done.stdout + done.stderr
         (log,) = Path(short).glob("resolver-demo-*.log")
         assert f"The daemon's log is in {log}." in done.stdout
@@ -83,7 +79,7 @@ exec chroot "$root" sh -c 'cd "$0" && exec "$@"' "$PWD" "$@"
 def test_demo_in_a_chroot_leaves_out_two_placements(root: Path, tmp_path: Path) -> None:
     (tmp_path / "enter").write_text('mount --bind "$1" "$1"\n' + CHROOT)
     (tmp_path / "root").mkdir()
-    done = run(root, "unshare", "--mount", "sh", f"{tmp_path}/enter", f"{tmp_path}/root", *DEMO)
+    done = completed("unshare", "--mount", "sh", f"{tmp_path}/enter", f"{tmp_path}/root", *DEMO, cwd=root)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Below a chroot, the placements of KAI and without a scheduler can't be proven" in done.stdout
     assert "Every value is right" in done.stdout
@@ -96,7 +92,7 @@ def test_demo_names_missing_right_and_remedy(root: Path, tmp_path: Path, what: s
     command, words = WITHOUT[what]
     chroot = f"unshare --mount sh {tmp_path}/enter {tmp_path}/root"
     line = command.format(demo=shlex.join(DEMO), chroot=chroot)
-    done = run(root, *shlex.split(line))
+    done = completed(*shlex.split(line), cwd=root)
     assert done.returncode == 2, done.stdout + done.stderr
     assert "The demo cannot run here" in done.stderr
     for each in words:

@@ -6,7 +6,6 @@ mount is in a mount namespace that ends with its process.
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any, Final
@@ -21,6 +20,7 @@ from tests.fakes.node import Node
 from tests.kernel.conftest import NVML, ROOT, STARVED, WRITER, Start
 from tests.kernel.rights import mounted
 from tests.patience import until
+from tests.programs import completed
 
 Result = dict[str, str]
 RELEASE: Final = tuple(map(int, os.uname().release.split(".")[:2]))
@@ -190,11 +190,8 @@ def test_doctor_takes_no_lock(tmp_path: Path) -> None:
         "sys.exit(main(sys.argv[1:]))"
     )
     options = ("--only", "daemon", "--run-dir", str(tmp_path), "--containers-dir", str(tmp_path))
-    done = subprocess.run(
-        [sys.executable, "-c", code, "doctor", *options],
-        env=os.environ | {"RESOLVER_METRICS_ADDR": f"127.0.0.1:{free_port()}"},
-        cwd=ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    environment = os.environ | {"RESOLVER_METRICS_ADDR": f"127.0.0.1:{free_port()}"}
+    done = completed(sys.executable, "-c", code, "doctor", *options, env=environment, cwd=ROOT)
     assert done.returncode == 1, done.stderr
     assert not trace.exists()
     assert "none runs" in done.stdout

@@ -12,13 +12,13 @@ from tests.fakes.state import Fault
 from tests.gpu import check
 from tests.gpu.node import StandinNode
 from tests.kernel.conftest import ROOT
+from tests.programs import completed
 
 LIST, SAMPLES = check.CALLS
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "tests.gpu.check", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
+    return completed(sys.executable, "-m", "tests.gpu.check", *arguments, cwd=ROOT, timeout=240)
 
 
 @pytest.mark.parametrize(

@@ -9,14 +9,14 @@ from tests.fakes.gpu import DEFAULT_DEVICES
 from tests.fakes.node import Node
 from tests.fakes.process import watched
 from tests.fakes.state import Hang
-from tests.kernel.conftest import FAST, NVML, ROWS, Start, driver, right_number, write_hostpid
+from tests.kernel.conftest import FAST, NVML, ROWS, Start, right_number, write_hostpid
 from tests.patience import never, until
 
 
 @pytest.mark.parametrize("version", ["560.35.03", "565.57.01"])
 def test_wrong_guess_shows_no_load_until_it_is_corrected(tmp_path: Path, version: str) -> None:
     """Without a daemon: this is what all others mend."""
-    with driver(tmp_path, version) as node:
+    with Node(tmp_path, version) as node:
         container = node.container()
         tenant = container.tenant(load=87)
         assert tenant.hostpid == tenant.ns_pid != tenant.host_pid
@@ -31,7 +31,7 @@ def test_the_tenants_own_watcher_reports_the_truth(
     tmp_path: Path, start: Start, version: str, namespace: str
 ) -> None:
     """The watcher runs in the tenant's namespace and trusts nothing but its own NVML and the slot's number."""
-    with driver(tmp_path, version) as node:
+    with Node(tmp_path, version) as node:
         container, free = node.container(name="watched"), node.container(name="free", watcher=False)
         tenants = {
             guess: container.tenant(load=load, guess=guess) for guess, load in (("none", 30), ("wrong", 47))
@@ -56,7 +56,7 @@ def test_the_tenants_own_watcher_reports_the_truth(
 def test_between_the_known_drivers_nothing_is_written(tmp_path: Path, start: Start, version: str) -> None:
     remedy = "set --hostpid-namespace (make gpu-check measures which)"
     why = f"driver {version} lies between those known to differ; {remedy}"
-    with driver(tmp_path, version) as node:
+    with Node(tmp_path, version) as node:
         container = node.container(watcher=False)
         container.tenant(load=50, guess="none")
         container.tenant(load=30, guess="self")

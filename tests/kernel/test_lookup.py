@@ -27,6 +27,7 @@ from tests.fakes.process import watched
 from tests.kernel.rights import mounted
 from tests.kernel.serving import SLEEP, THREAD, Orders
 from tests.patience import until
+from tests.programs import completed
 
 #: Ids that begin alike, and differ from those of other test runs.
 _MARK = f"{os.getpid() & 0xFFFFFF:06x}"
@@ -206,9 +207,7 @@ def test_missing_right_or_descriptor_is_named(node: Node, root: Path, what: str)
         f"{give_up}; raise SystemExit(cli.main(sys.argv[1:]))"
     )
     words = ["lookup", node.container().container_id, "1"]
-    done = subprocess.run(
-        [sys.executable, "-c", code, *words], cwd=root, capture_output=True, text=True, check=False
-    )
+    done = completed(sys.executable, "-c", code, *words, cwd=root)
     assert (done.returncode, done.stdout) == (4, ""), done
     assert complaint in done.stderr
 

@@ -22,10 +22,11 @@ from resolver.base.errors import CannotKnow
 from resolver.linux.procfs import Procfs
 from resolver.pids.netlink import BUFFER_BYTES, NetlinkSource, open_source
 from tests.descriptors import links
-from tests.fakes.bpf.lives import child_of, children_of, life, truth
+from tests.fakes.bpf.lives import Life, child_of, children_of, truth
 from tests.fakes.pids import reborn
 from tests.fakes.procs import changes, numbers
 from tests.patience import until
+from tests.programs import completed
 
 ROOT: Final = Path(__file__).parent.parent.parent
 
@@ -65,8 +66,7 @@ class Checked:
 
 
 def python(code: str, *wrapper: str) -> tuple[int, str]:
-    command = [*wrapper, sys.executable, "-c", textwrap.dedent(code)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+    done = completed(*wrapper, sys.executable, "-c", textwrap.dedent(code), cwd=ROOT, timeout=60)
     assert done.stderr == ""
     return done.returncode, done.stdout.strip()
 
@@ -87,7 +87,7 @@ def test_thousands_of_forks_and_never_a_difference_to_proc(
     stream = checked.source.stream
     seen = stream.events
     for _ in range(rounds):
-        with life(lives, "storm", "1000", "10", "30000") as storm:
+        with Life(lives, "storm", "1000", "10", "30000") as storm:
             storm.ready()
             while not select.select([storm.stdout], [], [], 0.05)[0]:
                 checked.source.tend()  # others have storms, too
@@ -122,7 +122,7 @@ def test_a_zombie_is_there_until_it_is_reaped(checked: Checked) -> None:
 
 @pytest.mark.parametrize("kind", ["leader-first", "thread-execs"])
 def test_threads_keep_a_process_whose_leader_left(checked: Checked, lives: Path, kind: str) -> None:
-    with life(lives, kind) as process:
+    with Life(lives, kind) as process:
         if kind == "leader-first":
             process.ready()
         checked.agree()

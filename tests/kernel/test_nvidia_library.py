@@ -1,6 +1,5 @@
 """The daemon with NVIDIA's own libnvidia-ml over the simulated resource manager: true values, and nothing zeroed."""
 
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from tests.fakes.rm.fetch import library
 from tests.kernel.conftest import Start
 from tests.kernel.serving import answer
 from tests.patience import until
+from tests.programs import completed
 
 pytestmark = pytest.mark.nvidia
 
@@ -93,8 +93,7 @@ def test_two_processes_in_turn_have_their_halves(real: Node, start: Start) -> No
 
 
 def test_demo_is_right(root: Path) -> None:
-    command = (sys.executable, "-m", "tests.fakes.demo", "--library", "550.163.01")
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    done = completed(sys.executable, "-m", "tests.fakes.demo", "--library", "550.163.01", cwd=root)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Driver 550.163.01" in done.stdout
     assert "Every value is right" in done.stdout

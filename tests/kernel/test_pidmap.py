@@ -10,12 +10,12 @@ import pytest
 from resolver.linux.procfs import HOST_PIDNS, Procfs
 from resolver.pids.bpf_map import KernelMap, Record, start
 from tests.fakes.bpf.lives import (
+    Life,
     candidates,
     child_of,
     drift,
     everybody,
     firsts,
-    life,
     ns_pids,
     reconcile,
     start_time,
@@ -63,7 +63,7 @@ def gone(pidmap: KernelMap, record: Record) -> None:
 @pytest.mark.parametrize("kind", ["leader-first", "thread-execs", "threads 1000"])
 def test_threads_are_one_process_with_the_leaders_number(pidmap: KernelMap, lives: Path, kind: str) -> None:
     """Also when the leader has ended before them, and when one of them takes its place by exec."""
-    with life(lives, *kind.split()) as process:
+    with Life(lives, *kind.split()) as process:
         first = pidmap.by_host(process.host_pid)
         process.ready()
         if kind == "leader-first":
@@ -78,7 +78,7 @@ def test_threads_are_one_process_with_the_leaders_number(pidmap: KernelMap, live
 
 
 def test_a_vforked_child_is_a_process_before_and_after_it_execs(pidmap: KernelMap, lives: Path) -> None:
-    with life(lives, "vfork") as process:
+    with Life(lives, "vfork") as process:
         assert process.line() == "vforked"
         child = child_of(process.host_pid)
         before = found(pidmap, child)
@@ -90,9 +90,9 @@ def test_a_vforked_child_is_a_process_before_and_after_it_execs(pidmap: KernelMa
 
 
 def test_a_process_that_enters_a_namespace_and_forks(pidmap: KernelMap, lives: Path) -> None:
-    with life(lives, "clone") as container:
+    with Life(lives, "clone") as container:
         init = child_of(container.ready().host_pid)
-        with life(lives, "enter", f"/proc/{init}/ns/pid") as guest:
+        with Life(lives, "enter", f"/proc/{init}/ns/pid") as guest:
             child = child_of(guest.ready().host_pid)
             record = found(pidmap, child)
             assert record.levels == ((HOST_PIDNS, child), (Procfs().pidns(init), 2))
@@ -104,7 +104,7 @@ def test_a_process_that_enters_a_namespace_and_forks(pidmap: KernelMap, lives: P
 @pytest.mark.parametrize("depth", [1, 3, 32])
 def test_every_level_of_nested_namespaces(pidmap: KernelMap, lives: Path, depth: int) -> None:
     """The kernel allows 32 levels below its own (MAX_PID_NS_LEVEL)."""
-    with life(lives, "nested", str(depth)) as process:
+    with Life(lives, "nested", str(depth)) as process:
         process.ready()
         innermost = process.host_pid
         chain = [innermost]
@@ -122,7 +122,7 @@ def test_every_level_of_nested_namespaces(pidmap: KernelMap, lives: Path, depth:
 
 
 def test_processes_older_than_the_probes_are_seeded(lives: Path, kept_in: str) -> None:
-    with life(lives, "nested", "3") as nested, life(lives, "leader-first") as headless:
+    with Life(lives, "nested", "3") as nested, Life(lives, "leader-first") as headless:
         nested.ready()
         headless.ready()
         with contextlib.closing(start(kept_in=kept_in)) as late:

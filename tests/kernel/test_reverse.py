@@ -15,6 +15,7 @@ from resolver.base.errors import NotFound, ProcessGone, UsageError
 from resolver.linux.procfs import HOST_PIDNS, Procfs, parse_ns_pids
 from resolver.lookup.forward import lookup
 from resolver.lookup.reverse import reverse
+from tests.fakes.bpf.lives import child_of
 from tests.fakes.command import run
 from tests.fakes.node import Node
 from tests.kernel.rights import mounted
@@ -139,7 +140,7 @@ def test_namespace_without_container_is_unknown() -> None:
     with subprocess.Popen(words, stdout=subprocess.PIPE) as outer:
         assert outer.stdout is not None
         outer.stdout.readline()
-        (inner,) = map(int, Path(f"/proc/{outer.pid}/task/{outer.pid}/children").read_text().split())
+        inner = child_of(outer.pid)
         found = reverse(Procfs(), inner)
         outer.kill()
     assert [level.ns_pid for level in found.levels] == [inner, 1]

@@ -17,6 +17,7 @@ from tests.fakes.node import Node
 from tests.kernel.conftest import FAST, Start
 from tests.kernel.rights import NO_BTF, with_python
 from tests.patience import until
+from tests.programs import script
 
 AUTO = ("--source", "auto")
 NO_BPF = "-all,+sys_ptrace,+dac_override,+kill"
@@ -96,9 +97,7 @@ def test_daemon_outside_host_pidns_ends(
 def test_daemon_ends_while_the_map_is_made(
     node: Node, start: Start, tmp_path: Path, orphans: Callable[[], set[int]], source: str
 ) -> None:
-    slow = tmp_path / "python"
-    slow.write_text("#!/bin/sh\nexec sleep 60\n")
-    slow.chmod(0o755)
+    slow = script(tmp_path / "python", "exec sleep 60")
     daemon = start(node, *FAST, "--source", source, wrapper=with_python(slow))
     # The real loader ends with the daemon by itself; this stand-in can't, so it is killed here.
     until(lambda: descendants(daemon.process.pid, "sleep"), "the loader")

@@ -2,9 +2,10 @@
 
 import os
 import shutil
-import subprocess
 from collections.abc import Iterable
 from pathlib import Path
+
+from tests.programs import completed
 
 
 class Missing(Exception):
@@ -22,6 +23,6 @@ def bootstrap(suite: str, target: Path, *options: str, packages: Iterable[str] =
     if suite == "bookworm":  # otherwise /usr is merged by a package that brings the whole of Perl
         command.append("--hook-dir=/usr/share/mmdebstrap/hooks/maybe-merged-usr")
     command += [suite, str(target), *filter(None, [os.environ.get("DEBIAN_MIRROR")])]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = completed(*command)
     if done.returncode != 0:
         raise Missing(f"mmdebstrap could not make a Debian {suite}: {done.stderr.strip()[-4000:]}")

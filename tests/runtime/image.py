@@ -11,12 +11,12 @@ import hashlib
 import json
 import os
 import shutil
-import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
 
+from tests.programs import completed
 from tests.runtime.debian import bootstrap
 
 ROOT: Final = Path(__file__).parent.parent.parent
@@ -141,6 +141,6 @@ class Builder:
 
 
 def _run(command: list[str]) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = completed(*command)
     assert done.returncode == 0, f"{' '.join(command)} failed:\n{done.stdout[-2000:]}{done.stderr[-6000:]}"
     return done.stdout.strip()

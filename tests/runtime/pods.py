@@ -25,6 +25,7 @@ from tests.fakes.node import Node
 from tests.kernel.rights import rights
 from tests.manifests import ROOT, Manifest, container_of
 from tests.patience import PATIENCE_S, until
+from tests.programs import completed
 from tests.runtime.image import Image
 
 _NAMESPACES: Final = {"pid": "hostPID", "network": "hostNetwork", "ipc": "hostIPC"}
@@ -101,8 +102,7 @@ class Pod(Daemon):
         found: list[int] = []
 
         def started() -> bool:
-            state = ["runc", "--root", str(self._state), "state", self._name]
-            done = subprocess.run(state, capture_output=True, text=True, check=False)
+            done = completed("runc", "--root", str(self._state), "state", self._name)
             if done.returncode == 0 and json.loads(done.stdout)["status"] == "running":
                 found.append(json.loads(done.stdout)["pid"])
             return bool(found)
@@ -112,8 +112,7 @@ class Pod(Daemon):
 
     def inside(self, *command: str) -> str:
         """What a command prints that a kubelet or a person runs in the container."""
-        start = ["runc", "--root", str(self._state), "exec", self._name, *command]
-        done = subprocess.run(start, capture_output=True, text=True, check=False)
+        done = completed("runc", "--root", str(self._state), "exec", self._name, *command)
         assert done.returncode == 0, done
         return done.stdout
 

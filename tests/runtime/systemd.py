@@ -8,7 +8,6 @@ nothing of it meets the machine's. It limits no memory and no tasks where the ma
 import os
 import shlex
 import signal
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,6 +18,7 @@ from tests.fakes.daemon import Daemon, children_of
 from tests.fakes.node import Node
 from tests.kernel.conftest import ROOT
 from tests.patience import PATIENCE_S
+from tests.programs import completed
 
 DEPLOY: Final = ROOT / "deploy/systemd"
 UNIT: Final = "resolver.service"
@@ -65,7 +65,7 @@ class Unit(Daemon):
 
     def systemctl(self, *arguments: str) -> str:
         enter = ["nsenter", "--mount", "--target", str(self.process.pid), "systemctl", "--user", *arguments]
-        done = subprocess.run(enter, env=self._environment, capture_output=True, text=True, check=False)
+        done = completed(*enter, env=self._environment)
         assert done.returncode == 0, done
         return done.stdout.strip()
 

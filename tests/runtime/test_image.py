@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from resolver.base.version import VERSION
+from tests.fakes.bpf import lives
 from tests.fakes.daemon import children_of, runs
 from tests.fakes.node import Node
 from tests.kernel.conftest import DRIVER, NVML, WRITER
@@ -134,8 +135,8 @@ def test_daemonset_repairs_with_the_image(
     until(lambda: pod.get("/readyz") == 200, "ready")
     children = children_of(pod.host_pid)
     assert {WRITER, NVML} <= children.keys()
-    everyone = Path(f"/proc/{pod.host_pid}/task/{pod.host_pid}/children").read_text().split()
-    assert sorted(map(int, everyone)) == sorted(children.values()), "a child has ended and was not waited for"
+    everyone = lives.children_of(pod.host_pid)
+    assert sorted(everyone) == sorted(children.values()), "a child has ended and was not waited for"
     assert pod.stop() == 0
     assert not any(map(runs, children.values()))
     assert {path.name for path in pod.run_dir.iterdir()} <= {"bpf-program"}

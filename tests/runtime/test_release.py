@@ -11,6 +11,7 @@ import pytest
 
 from resolver.base.version import VERSION
 from scripts.published import published
+from tests.programs import completed
 from tests.runtime.image import ARCHITECTURES, ROOT, Builder
 
 #: The image is built, and two distributions' wheels are fetched.
@@ -22,14 +23,9 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("release") / "dist"
     with Builder(tmp_path_factory.mktemp("image")) as builder:
         words = [f"--directory={directory}", f"--image-options='{' '.join(builder.options())}'"]
-        done = subprocess.run(
-            ["make", "release", f"ENGINE={builder.engine}", f"ARGS={' '.join(words)}"],
-            cwd=ROOT,
-            env=os.environ | {"SOURCE_DATE_EPOCH": "1700000000"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        settings = (f"ENGINE={builder.engine}", f"ARGS={' '.join(words)}")
+        environment = os.environ | {"SOURCE_DATE_EPOCH": "1700000000"}
+        done = completed("make", "release", *settings, cwd=ROOT, env=environment)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
     return directory
 

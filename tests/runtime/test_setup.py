@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.programs import completed
+
 NOBODY = 65534
 
 
@@ -42,16 +44,9 @@ def path_without(place: Path, *programs: str) -> str:
 def setup(
     place: Path, user: int = 0, *, before: tuple[str, ...] = (), **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*before, place / "scripts/setup.sh"],
-        env={"PATH": os.environ["PATH"], "HOME": str(place), "TMPDIR": str(place), **environment},
-        user=user,
-        group=user,
-        extra_groups=[],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    variables = {"PATH": os.environ["PATH"], "HOME": str(place), "TMPDIR": str(place), **environment}
+    command = (*before, place / "scripts/setup.sh")
+    return completed(*command, env=variables, user=user, group=user, extra_groups=[])
 
 
 def test_in_a_checkout_that_may_not_be_written_it_says_so(checkout: Path) -> None:
@@ -115,5 +110,5 @@ def test_half_made_environment_is_made_anew(checkout: Path) -> None:
 def test_a_second_run_does_nothing_and_says_nothing(root: Path) -> None:
     command = [str(root / "scripts/setup.sh"), "dev"]
     subprocess.run(command, capture_output=True, check=True)
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = completed(*command)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

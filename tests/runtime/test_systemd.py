@@ -13,6 +13,7 @@ from tests.fakes.node import Node
 from tests.kernel.conftest import NVML, ROOT, SOURCES, WRITER
 from tests.kernel.rights import rights, works
 from tests.patience import until
+from tests.programs import completed, script
 from tests.runtime.systemd import DEPLOY, UNIT, Unit
 
 #: Highest exposure from `systemd-analyze security`: 0 is fully sandboxed, 10 not at all.
@@ -20,9 +21,7 @@ WORST_SCORE = 3.7
 
 
 def installed(directory: Path) -> Path:
-    program = directory / "resolver"
-    program.write_text("#!/bin/sh\n")
-    program.chmod(0o755)
+    program = script(directory / "resolver", "")
     unit = directory / UNIT
     unit.write_text((DEPLOY / UNIT).read_text().replace("/opt/resolver/bin/resolver", str(program)))
     return unit
@@ -30,8 +29,7 @@ def installed(directory: Path) -> Path:
 
 def test_systemd_has_nothing_to_say_against_it(tmp_path: Path) -> None:
     unit = installed(tmp_path)
-    verify = ["systemd-analyze", "verify", "--man=no", str(unit)]
-    done = subprocess.run(verify, capture_output=True, text=True, check=False)
+    done = completed("systemd-analyze", "verify", "--man=no", str(unit))
     # The two keys of the back-off came with systemd 254; before, it waits 2 s each time.
     newer = ("Unknown key 'RestartSteps'", "Unknown key 'RestartMaxDelaySec'")
     lines = [line for line in done.stderr.splitlines() if "resolver" in line]
@@ -41,7 +39,7 @@ def test_systemd_has_nothing_to_say_against_it(tmp_path: Path) -> None:
 
 def test_its_exposure_is_as_documented(tmp_path: Path) -> None:
     rate = ["systemd-analyze", "security", "--offline=true", f"--threshold={WORST_SCORE * 10:.0f}"]
-    done = subprocess.run([*rate, str(installed(tmp_path))], capture_output=True, text=True, check=False)
+    done = completed(*rate, str(installed(tmp_path)))
     assert done.returncode == 0, done
     assert f"rates it {WORST_SCORE} " in (ROOT / "docs/node.md").read_text()
 

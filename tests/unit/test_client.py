@@ -23,6 +23,7 @@ from resolver.cli import lookup as command
 from resolver.cli import main, parser_of
 from tests.fakes.socket_server import SocketServer, http
 from tests.patience import PATIENCE_S
+from tests.programs import completed
 
 CID = "0123456789abcdef" * 4
 SETTLED = "HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n4711\n"
@@ -62,7 +63,7 @@ def test_a_whole_answer_is_believed(serve: Serve, where: Path) -> None:
 
 
 def late(channel: socket.socket) -> None:
-    time.sleep(3 * command._SECONDS)
+    time.sleep(3 * command.QUICK_SECONDS)
     channel.sendall(http('{"host_pid": 4711}'))
 
 
@@ -227,7 +228,7 @@ def test_hosts_root_is_trusted_in_a_user_namespace(
 
 def from_daemon(where: Path, cid: str = CID, ns_pid: int = 7, **more: object) -> str | None:
     options = {"pidns": None, "socket": str(where), "json": False, **more}
-    return command._from_daemon(Namespace(cid=cid, ns_pid=ns_pid, **options))
+    return command.ask_daemon(Namespace(cid=cid, ns_pid=ns_pid, **options))
 
 
 def test_a_number_is_printed(serve: Serve, where: Path) -> None:
@@ -241,7 +242,7 @@ FOUND = {"container_id": CID, "container_pid": 7, "host_pid": 4711}
 
 
 def test_json_is_printed_as_it_came(serve: Serve, where: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("resolver.cli.lookup._SECONDS", 60.0)
+    monkeypatch.setattr("resolver.cli.lookup.QUICK_SECONDS", 60.0)
     serve(http(json.dumps(FOUND)))
     assert from_daemon(where, json=True) == json.dumps(FOUND)
 
@@ -308,9 +309,7 @@ def test_refused_caller_learns_permitted_users(root: Path, command: str) -> None
         os.chmod(place, 0o711)  # noqa: S103 - the socket below it stays closed
         os.chown(path, 0, 54321)
         os.chmod(path, 0o660)
-        done = subprocess.run(
-            [*nobody, sys.executable, "-c", code, path], cwd=root, capture_output=True, text=True, check=False
-        )
+        done = completed(*nobody, sys.executable, "-c", code, path, cwd=root)
     assert (
         f"this user may not ask the daemon at {path}: Permission denied. Ask as root (sudo), or "
         in done.stderr
@@ -320,16 +319,13 @@ def test_refused_caller_learns_permitted_users(root: Path, command: str) -> None
 
 
 def test_refused_directory_of_names_is_no_missing_name(root: Path) -> None:
-    code = "import os; os.setuid(65534); from resolver.cli import main; main('lookup main 7 --socket /no'.split())"
+    code = (
+        "import os, resolver.cli.container_names, resolver.cli.lookup; from resolver.cli import main; "
+        "os.setuid(65534); main('lookup main 7 --socket /no'.split())"
+    )
     with tempfile.TemporaryDirectory() as place:  # which no other user may read
-        done = subprocess.run(
-            [sys.executable, "-c", f"import resolver.cli.container_names, resolver.cli.lookup; {code}"],
-            cwd=root,
-            env=os.environ | {"RESOLVER_POD_LOGS_DIR": place},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        environment = os.environ | {"RESOLVER_POD_LOGS_DIR": place}
+        done = completed(sys.executable, "-c", code, cwd=root, env=environment)
     assert f"{place} may not be read, and has the names of pods: run as root" in done.stderr
 
 
@@ -365,10 +361,10 @@ def test_a_plain_question_loads_no_parser(serve: Serve, where: Path, cid: str, *
     socket_path = where if there else where.with_name("none")
     code = (
         "import sys; from resolver.cli import lookup, main; "
-        "lookup._SECONDS = 60; "  # on a busy machine the server of this test may be late
+        "lookup.QUICK_SECONDS = 60; "  # on a busy machine the server of this test may be late
         f"main(['lookup', '{cid}', '7', '--socket', '{socket_path}']); print(*sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True)
+    done = completed(sys.executable, "-I", "-c", code, check=True)
     loaded = set(done.stdout.splitlines()[-1].split())
     never = {
         *("argparse", "gettext", "shutil", "http", "asyncio", "psutil", "threading", "typing", "re"),

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from tests.programs import completed
 from tests.vm.packages import Unavailable
 from tests.vm.rootfs import unpack_deb
 
@@ -66,9 +67,7 @@ def kernel_of(debs: Sequence[Path], cache: Path, busybox: Path, extra: tuple[str
 
 def package_version(debs: Sequence[Path]) -> str:
     """The kernel's own version, out of the package's: 6.1.148-1 is Debian's first build of 6.1.148."""
-    said = subprocess.run(
-        ("dpkg-deb", "--field", debs[0], "Version"), capture_output=True, text=True, check=True
-    )
+    said = completed("dpkg-deb", "--field", debs[0], "Version", check=True)
     return said.stdout.strip()
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from resolver.base.errors import CannotKnow
 from resolver.pids.bpf_map import start
-from tests.fakes.bpf.lives import compare, compile_lives, life, reconcile
+from tests.fakes.bpf.lives import Life, compare, compile_lives, reconcile
 
 _DETAIL = 1500
 
@@ -27,7 +27,7 @@ def main() -> int:
             print(json.dumps({"ok": False, "why": str(error), "detail": detail[-_DETAIL:]}))
             return 1
         wrong, compared = compare(pidmap)
-        with life(compile_lives(Path(directory)), "storm", sys.argv[1], "100", "600") as storm:
+        with Life(compile_lives(Path(directory)), "storm", sys.argv[1], "100", "600") as storm:
             os.set_blocking(storm.ready().stdout.fileno(), False)
             output = b""
             while not output.endswith(b"\n") and storm.running():

@@ -7,11 +7,12 @@ apt checks the signatures and works out what is needed. Nothing of this machine'
 import fcntl
 import os
 import re
-import subprocess
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
+
+from tests.programs import completed
 
 KEYRING: Final = "/usr/share/keyrings/debian-archive-keyring.gpg"
 #: Debian's names of our machines.
@@ -87,7 +88,7 @@ def configured_mirrors() -> tuple[str, str]:
         return mirrors(named)
     command = ("apt-get", "indextargets", "--format", "$(REPO_URI)")
     try:
-        return mirrors(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+        return mirrors(completed(*command, check=True).stdout)
     except FileNotFoundError:
         raise Unavailable("kernels are fetched with apt-get, and this machine has none") from None
 
@@ -160,10 +161,7 @@ class Apt:
         return [archives / each.file for each in packages]
 
     def _run(self, *arguments: str, cwd: Path | None = None) -> str:
-        command = ["apt-get", *self._options, *arguments]
-        done = subprocess.run(
-            command, capture_output=True, text=True, check=False, cwd=cwd, env={**os.environ, "LC_ALL": "C"}
-        )
+        done = completed("apt-get", *self._options, *arguments, cwd=cwd, env={**os.environ, "LC_ALL": "C"})
         if done.returncode != 0:
             complaints = [line for line in done.stderr.splitlines() if line.startswith(("E:", "Err", "W:"))]
             said = " ".join(complaints[-3:]) or done.stderr.strip()[-300:]

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from tests.programs import completed
 from tests.vm.packages import Apt, Unavailable
 
 ROOT: Final = Path(__file__).parent.parent.parent
@@ -63,9 +64,7 @@ def root_image(
 
 def write_image(tree: Path, image: Path, *, spare_mib: int) -> None:
     """An ext4 file system with this directory in it; appears under its name when it is whole."""
-    used = int(
-        subprocess.run(("du", "-sm", tree), capture_output=True, text=True, check=True).stdout.split()[0]
-    )
+    used = int(completed("du", "-sm", tree, check=True).stdout.split()[0])
     new = image.with_name(image.name + ".new")
     new.unlink(missing_ok=True)
     options = "-q -t ext4 -O ^has_journal,^metadata_csum -m 0 -E root_owner=0:0"
@@ -138,7 +137,7 @@ def unpack_deb(deb: Path, tree: Path) -> None:
     tree.mkdir(parents=True, exist_ok=True)
     with subprocess.Popen(("dpkg-deb", "--fsys-tarfile", deb), stdout=subprocess.PIPE) as reader:
         tar = ("tar", "-x", "--keep-directory-symlink", "--no-same-owner", "-C", tree)
-        done = subprocess.run(tar, stdin=reader.stdout, check=False, capture_output=True, text=True)
+        done = completed(*tar, stdin=reader.stdout)
     if reader.returncode or done.returncode:
         raise Unavailable(f"{deb} could not be unpacked: {done.stderr.strip()[-200:]}")
 
@@ -183,7 +182,7 @@ def _install_wheels(tree: Path, requirements: str, python: str, arch: str) -> No
         command += ["--python-version", python]
         command += ["--only-binary", ":all:", "--no-deps", "--no-compile", "--require-hashes"]
         command += ["-r", file.name]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = completed(*command)
     if done.returncode != 0:
         raise Unavailable(
             f"pip could not fetch the wheels for Python {python} on {arch}: {done.stderr[-500:]}"

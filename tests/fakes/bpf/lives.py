@@ -6,7 +6,6 @@ import errno
 import os
 import struct
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -205,9 +204,3 @@ def _runs(host_pid: int, tid: str) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         return False
     return not int(stat[stat.rindex(b")") + 2 :].split()[6]) & PF_EXITING
-
-
-@contextlib.contextmanager
-def life(program: Path, *arguments: str) -> Iterator[Life]:
-    with Life(program, *arguments) as started:
-        yield started

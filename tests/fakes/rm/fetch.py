@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.fakes import build
+from tests.programs import completed
 from tests.vm.packages import Apt, Suite, configured_mirrors
 
 HERE: Final = Path(__file__).resolve().parent
@@ -74,9 +75,7 @@ def _original(base: Path, version: str) -> Path:
 
 
 def _link(original: Path, made: Path) -> None:
-    symbols = subprocess.run(
-        ["readelf", "--dyn-syms", "--wide", original], capture_output=True, text=True, check=True
-    ).stdout
+    symbols = completed("readelf", "--dyn-syms", "--wide", original, check=True).stdout
     names = sorted(set(re.findall(r"FUNC +GLOBAL +DEFAULT +\d+ (nvml\w+)", symbols)))
     quoted = ", ".join(f'"{name}"' for name in names)
     loader = made / "loader.c"

@@ -16,6 +16,7 @@ from typing import Final, Self
 
 from tests.fakes.cgroups import hierarchies, remove, remove_leftovers
 from tests.patience import until
+from tests.programs import completed
 
 #: Control group hierarchies that an engine sees: all, version 1 only, version 2 only.
 VIEWS: Final = ("hybrid", "v1", "v2")
@@ -122,15 +123,7 @@ class Machine:
 
     def run(self, *words: str | Path) -> str:
         """What a command prints. Fails with its complaint."""
-        done = subprocess.run(
-            self.command(*words),
-            capture_output=True,
-            text=True,
-            check=False,
-            env=ENVIRONMENT,
-            timeout=60,
-            stdin=subprocess.DEVNULL,
-        )
+        done = completed(*self.command(*words), env=ENVIRONMENT, timeout=60, stdin=subprocess.DEVNULL)
         assert done.returncode == 0, f"{shlex.join(map(str, words))}: {done.stdout}{done.stderr}"
         return done.stdout
 

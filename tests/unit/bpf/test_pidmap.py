@@ -10,6 +10,7 @@ import pytest
 from resolver.linux.procfs import HOST_PIDNS
 from resolver.pids.bpf_load import bpf_directory
 from resolver.pids.bpf_map import COUNTERS, LAYOUTS
+from tests.programs import completed
 
 #: Struct, and its members in the order of the Python format; an array stands for its elements.
 MEMBERS = {
@@ -35,7 +36,7 @@ def in_c(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
     (place / "layout.c").write_text(source + "\n".join(lines) + "\nreturn 0;\n}\n")
     command = ["cc", "-Wall", "-Werror", f"-I{bpf_directory()}", "-o", f"{place}/layout", f"{place}/layout.c"]
     subprocess.run(command, check=True)
-    said = subprocess.run([place / "layout"], capture_output=True, text=True, check=True).stdout
+    said = completed(place / "layout", check=True).stdout
     return {name: int(value) for name, value in (line.split("=") for line in said.splitlines())}
 
 

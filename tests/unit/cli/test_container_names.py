@@ -84,7 +84,7 @@ def test_impossible_container_names_are_refused(daemon: str, text: str) -> None:
 
 def test_a_name_that_a_container_without_id_has_as_well(daemon: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ids: dict[str, Any] = {"main": {"main"}, "abcdef": {"abcdef" + "0" * 58}}
-    monkeypatch.setattr(container_names, "_by_kernel", lambda text: ids.get(text, set()))
+    monkeypatch.setattr(container_names, "ids_from_kernel", lambda text: ids.get(text, set()))
     with pytest.raises(Ambiguous) as caught:
         resolve("main", daemon)
     assert caught.value.candidates == (f"{'a' * 64}  research/train-0/main", "main")

@@ -71,7 +71,7 @@ def test_piped_output_is_plain_aligned_and_complete(tmp_path: Path) -> None:
     done = call(tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     header, *rows = done.stdout.splitlines()
-    assert re.split(r"  +", header) == list(slots._COLUMNS)
+    assert re.split(r"  +", header) == list(slots.COLUMNS)
     start = header.index("HINT")
     hints = [row[start:] for row in rows]
     assert hints[::2] == hints[1::2] == ["missing", "-", "-", "ended"]
@@ -113,10 +113,10 @@ def test_equal_numbers_are_a_fault_by_driver_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, decided_by: str, text: str
 ) -> None:
     (tmp_path / "version").write_text(decided_by)
-    monkeypatch.setattr(slots, "_DRIVER", str(tmp_path / "version"))
+    monkeypatch.setattr(slots, "DRIVER_FILE", str(tmp_path / "version"))
     shown = picture(policy={"namespace": decided_by.rpartition(" ")[2]})
     with Served(tmp_path / "socket", shown) as served:
-        facts = slots._facts(served.path if decided_by.startswith("daemon") else str(tmp_path / "none"))
+        facts = slots.read_facts(served.path if decided_by.startswith("daemon") else str(tmp_path / "none"))
     slot = slots.SlotRow(0, 7, 7, 1)
     assert slots.hint(slot, [0], host_pids=facts.host_pids) == text
 

@@ -202,13 +202,13 @@ def test_pods_are_listed_for_unknown_runtimes_only(
     for directory in (other / B, top / "init"):
         directory.mkdir(parents=True)
     seen: list[str] = []
-    subdirectories = cgroup_directories._subdirectories
+    subdirectories = cgroup_directories.subdirectories
 
     def lists(path: str) -> list[str]:
         seen.append(path)
         return subdirectories(path)
 
-    monkeypatch.setattr(cgroup_directories, "_subdirectories", lists)
+    monkeypatch.setattr(cgroup_directories, "subdirectories", lists)
     found = find_directories(str(tmp_path), Wanted(A).match, container_id=A)
     assert (found, str(other) in seen) == ({A: [str(top), f"{top}/init"]}, listed)
 

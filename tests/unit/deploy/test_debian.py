@@ -1,19 +1,18 @@
 """The Debian package's own scripts, run in a mount namespace with an empty /run."""
 
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.manifests import ROOT
+from tests.programs import completed, script
 
 
 def stand_ins(place: Path, **codes: int) -> dict[str, str]:
     """The environment with programs that only end, each with its code."""
     for name, code in codes.items():
-        (place / name.replace("_", "-")).write_text(f"#!/bin/sh\nexit {code}\n")
-        (place / name.replace("_", "-")).chmod(0o755)
+        script(place / name.replace("_", "-"), f"exit {code}")
     return os.environ | {"PATH": f"{place}:{os.environ['PATH']}"}
 
 
@@ -21,11 +20,11 @@ def stand_ins(place: Path, **codes: int) -> dict[str, str]:
 def test_a_daemon_that_cannot_start_is_installed_with_a_sentence(tmp_path: Path, before: str) -> None:
     helpers = {"python3": 0, "systemd_sysusers": 0, "deb_systemd_helper": 0, "systemctl": 0}
     environment = stand_ins(tmp_path, **helpers, deb_systemd_invoke=1)
-    script = (
+    commands = (
         f"mount -t tmpfs none /run; mkdir -p /run/systemd/system; sh {ROOT}/deploy/debian/postinst configure "
     )
-    command = ["unshare", "--mount", "--propagation", "private", "bash", "-ec", script + before]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    command = ["unshare", "--mount", "--propagation", "private", "bash", "-ec", commands + before]
+    done = completed(*command, env=environment)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (0, "", 1)
     assert "is installed, but its daemon does not start yet: `resolver doctor` says why" in done.stderr
 
@@ -42,7 +41,7 @@ def test_a_daemon_that_cannot_start_is_installed_with_a_sentence(tmp_path: Path,
 def test_purge_removes_the_daemons_files(tmp_path: Path, argument: str, begin: str, left: list[str]) -> None:
     """But not what others use: another daemon that holds the lock, another program's directory."""
     environment = stand_ins(tmp_path, deb_systemd_helper=0, getent=2, systemctl=0)
-    script = f"""
+    commands = f"""
         mount -t tmpfs none /etc/systemd/system
         mount -t tmpfs none /run
         rm -rf /run/*
@@ -52,11 +51,7 @@ def test_purge_removes_the_daemons_files(tmp_path: Path, argument: str, begin: s
         sh {ROOT}/deploy/debian/postrm {argument} >&2
         cd /run && find . -mindepth 1 -printf '%P\\n'
     """
-    done = subprocess.run(
-        ["unshare", "--mount", "--propagation", "private", "bash", "-ec", script],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
+    done = completed(
+        "unshare", "--mount", "--propagation", "private", "bash", "-ec", commands, env=environment, check=True
     )
     assert sorted(done.stdout.split()) == left

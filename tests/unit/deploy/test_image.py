@@ -1,13 +1,13 @@
 """The image's recipe by what can be seen without building it; tests/runtime/test_image.py builds it."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from resolver.base.version import VERSION
+from tests.programs import completed, script
 
 BIN = Path(sys.executable).parent
 
@@ -21,14 +21,12 @@ BIN = Path(sys.executable).parent
     ids=lambda command: command[0],
 )
 def test_no_linter_complains(command: tuple[str, ...], root: Path) -> None:
-    done = subprocess.run(
-        [BIN / command[0], *command[1:]], cwd=root, capture_output=True, text=True, check=False
-    )
+    done = completed(BIN / command[0], *command[1:], cwd=root)
     assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr
 
 
 def test_without_an_engine_it_is_said_which_will_do(root: Path) -> None:
-    done = subprocess.run(["make", "image", "ENGINE="], cwd=root, capture_output=True, text=True, check=False)
+    done = completed("make", "image", "ENGINE=", cwd=root)
     assert done.returncode == 2
     assert "neither docker nor podman nor buildah answers" in done.stderr
 
@@ -36,11 +34,8 @@ def test_without_an_engine_it_is_said_which_will_do(root: Path) -> None:
 def test_the_engine_that_answers_is_taken(root: Path, tmp_path: Path) -> None:
     """`docker` is there, and its daemon is not."""
     for name, code in (("docker", 1), ("podman", 1), ("buildah", 0)):
-        (tmp_path / name).write_text(f"#!/bin/sh\nexit {code}\n")
-        (tmp_path / name).chmod(0o755)
+        script(tmp_path / name, f"exit {code}")
     environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    done = subprocess.run(
-        ["make", "--dry-run", "image"], cwd=root, env=environment, capture_output=True, text=True, check=True
-    )
+    done = completed("make", "--dry-run", "image", cwd=root, env=environment, check=True)
     assert f"{tmp_path}/buildah build" in done.stdout
     assert f"/resolver:{VERSION} " in done.stdout

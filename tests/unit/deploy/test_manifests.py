@@ -16,6 +16,7 @@ from resolver.kube.reporter import CONDITION, DEVICES
 from resolver.linux.capabilities import NUMBERS
 from tests.fakes.kube import RULES, rules_of
 from tests.manifests import IMAGE, KUSTOMIZE, ROOT, container_of, load, merged, pod_of, render, validate
+from tests.programs import script
 
 FIXTURES = ROOT / "tests/fixtures/manifests"
 BASE = KUSTOMIZE / "base"
@@ -172,11 +173,9 @@ def test_page_removes_the_reporters_objects(tmp_path: Path) -> None:
     """Its loop, against a kubectl that writes down what it is asked."""
     page = (ROOT / "docs/kubernetes.md").read_text()
     loop = page[page.index("for node in $(kubectl") :].partition("```")[0]
-    asked, kubectl = tmp_path / "asked", tmp_path / "kubectl"
-    kubectl.write_text(
-        f'#!/bin/sh\n[ "$1" != get ] || exec printf "node/a\\nnode/b\\n"\nprintf "%s\\n" "$*" >>{asked}\n'
-    )
-    kubectl.chmod(0o755)
+    asked = tmp_path / "asked"
+    kubectl = f'[ "$1" != get ] || exec printf "node/a\\nnode/b\\n"\nprintf "%s\\n" "$*" >>{asked}'
+    script(tmp_path / "kubectl", kubectl)
     path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
     subprocess.run(["sh", "-ec", loop], env=path, check=True)
     resource = DEVICES.rsplit("/", 1)[1] + "." + API_VERSION.partition("/")[0]

@@ -13,12 +13,11 @@ import pytest
 from resolver.base.version import VERSION
 from resolver.cli import COMMANDS
 from scripts.build_hook import PATHS
+from tests.programs import completed
 
 
 def run(*command: str | Path, **environment: str) -> str:
-    done = subprocess.run(
-        command, env=os.environ | environment, cwd="/", capture_output=True, text=True, check=False
-    )
+    done = completed(*command, env=os.environ | environment, cwd="/")
     assert done.returncode == 0, f"{command} failed:\n{done.stdout}{done.stderr}"
     return done.stdout
 
@@ -106,8 +105,6 @@ def test_source_archive_has_the_files_of_setup(root: Path, tmp_path: Path) -> No
 
 
 def test_debian_package_builds_without_test_dependencies(root: Path) -> None:
-    done = subprocess.run(
-        ["make", "--dry-run", "deb"], cwd=root, capture_output=True, text=True, check=True
-    ).stdout
+    done = completed("make", "--dry-run", "deb", cwd=root, check=True).stdout
     assert "scripts/setup.sh\n" in done
     assert "scripts/setup.sh dev" not in done

@@ -2,7 +2,6 @@
 
 import json
 import re
-import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
@@ -11,6 +10,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from tests.fakes.documents import documents
+from tests.programs import completed
 
 #: Sphinx is slow: `make docs` builds the site and reports its warnings.
 pytestmark = pytest.mark.long
@@ -70,7 +70,7 @@ class Page(HTMLParser):
 def site(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("docs") / "site"
     command: list[str | Path] = [sys.executable, root / "docs/site/conf.py", place]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = completed(*command)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     return place
 
@@ -125,8 +125,7 @@ def test_no_page_scrolls_sideways_from_320_to_2560_pixels(site: Path, tmp_path: 
     browser = ["chromium-headless-shell", "--headless", "--no-sandbox", "--disable-gpu"]
     browser += ["--disable-dev-shm-usage", "--allow-file-access-from-files"]
     browser += [f"--user-data-dir={tmp_path}", "--window-size=2600,900"]
-    command = [*browser, "--virtual-time-budget=120000", "--dump-dom", f"file://{site}/scrolled.html"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = completed(*browser, "--virtual-time-budget=120000", "--dump-dom", f"file://{site}/scrolled.html")
     found = re.search(r"<title>wider: (.*?)</title>", done.stdout)
     assert found, done.stderr[-2000:]
     assert json.loads(found[1].replace("&amp;", "&")) == []

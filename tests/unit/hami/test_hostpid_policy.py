@@ -71,7 +71,7 @@ def test_vgpu_guest_needs_host_pids(driver_version: str) -> None:
 
 
 def test_version_under_wsl_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hostpid_policy, "_WSL", True)
+    monkeypatch.setattr(hostpid_policy, "WSL", True)
     assert decide(AUTO, "526.98").namespace is None
     assert "WSL" in decide(AUTO, "591.44").why
 

@@ -106,7 +106,7 @@ class Room:
 
 @pytest.fixture
 def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Room:
-    monkeypatch.setattr(pod_owner, "_REST_FACTOR", 0)
+    monkeypatch.setattr(pod_owner, "REST_FACTOR", 0)
     (tmp_path / "proc").mkdir()
     return Room(tmp_path)
 

@@ -391,7 +391,7 @@ def test_files_read_by_the_clock_are_read_together(
     files, clock = 6, Clock()
     for module in (repairer_module, regions_module, turns_module):
         monkeypatch.setattr(module, "time", clock)
-    monkeypatch.setattr(turns_module, "_PASS_SECONDS", PATIENCE_S)  # a busy machine makes no turn a late one
+    monkeypatch.setattr(turns_module, "PASS_SECONDS", PATIENCE_S)  # a busy machine makes no turn a late one
     bench.told.host_pids = {number + 7: bench.child().pid for number in range(files) if alive}
     bench.told.runs = True
     passes = quiet_life(bench, clock, files)

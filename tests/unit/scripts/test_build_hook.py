@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from resolver.cli import COMMANDS, parser_of
+from tests.programs import completed
 
 NAMES = ("resolver.1", *(f"resolver-{command}.1" for command in COMMANDS))
 
@@ -24,7 +25,7 @@ def made(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def mandoc(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     if shutil.which("mandoc") is None:
         pytest.fail("mandoc is not installed: make setup-dev installs it", pytrace=False)
-    return subprocess.run(["mandoc", *arguments], capture_output=True, text=True, check=False)
+    return completed("mandoc", *arguments)
 
 
 def shown(page: Path) -> str:

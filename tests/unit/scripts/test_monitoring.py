@@ -2,7 +2,6 @@
 
 import json
 import re
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from resolver.metrics.family import FAMILIES
 from tests.charts import CHART
 from tests.fakes.monitored import dashboard
 from tests.fakes.prometheus import program
+from tests.programs import completed
 
 ALERTS = CHART / "files/resolver.rules.yaml"
 
@@ -55,7 +55,7 @@ def rules() -> list[dict[str, Any]]:
 
 
 def promtool(*arguments: str | Path) -> None:
-    done = subprocess.run([program("promtool"), *arguments], capture_output=True, text=True, check=False)
+    done = completed(program("promtool"), *arguments)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -13,6 +13,7 @@ import yaml
 
 from scripts import published
 from scripts.tables import TABLES, written
+from tests.programs import completed
 
 ADDRESS: Final = "https://git.example.com/gpu/resolver"
 FILES: Final = ("deploy/chart/resolver/Chart.yaml", "security-insights.yml")
@@ -61,8 +62,7 @@ def test_insights_are_valid_with_an_address(root: Path, monkeypatch: pytest.Monk
 
 def test_linter_finds_no_fault_in_a_workflow(root: Path) -> None:
     tools, files = Path(sys.executable).parent, root.glob(".github/workflows/*.yml")
-    command = [str(tools / "actionlint"), "-shellcheck", str(tools / "shellcheck"), *map(str, files)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = completed(str(tools / "actionlint"), "-shellcheck", str(tools / "shellcheck"), *map(str, files))
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
@@ -83,7 +83,7 @@ def test_wheel_has_a_homepage_only_with_an_address(
 def test_image_names_its_source_only_with_an_address(root: Path) -> None:
     for address in ("", ADDRESS):
         command = ["make", "--dry-run", "image", "ENGINE=podman", f"ADDRESS={address}"]
-        text = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout
+        text = completed(*command, cwd=root, check=True).stdout
         assert (f"--label org.opencontainers.image.source={ADDRESS}" in text) is bool(address)
 
 
@@ -101,7 +101,6 @@ def test_each_step_of_a_workflow_is_a_target(root: Path) -> None:
 
 
 def test_release_refuses_the_tag_of_another_version(root: Path) -> None:
-    command = ["make", "release-check", "TAG=v0.0.1"]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    done = completed("make", "release-check", "TAG=v0.0.1", cwd=root)
     assert done.returncode == 2
     assert "the tag is 'v0.0.1'" in done.stderr

@@ -2,7 +2,6 @@
 
 import hashlib
 import runpy
-import subprocess
 import sys
 import tarfile
 from pathlib import Path
@@ -12,6 +11,7 @@ import yaml
 
 from resolver.base.version import VERSION
 from tests.fakes.locks import pinned
+from tests.programs import completed
 
 
 @pytest.fixture(scope="module")
@@ -50,8 +50,7 @@ def test_it_speaks_of_this_version_and_is_the_same_each_time(bill: dict[str, obj
 
 
 def test_without_an_engine_it_says_so_and_makes_nothing(root: Path, tmp_path: Path) -> None:
-    command = [sys.executable, str(root / "scripts/release.py"), "--directory", str(tmp_path / "dist")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = completed(sys.executable, str(root / "scripts/release.py"), "--directory", str(tmp_path / "dist"))
     assert done.returncode == 2
     assert "neither docker nor podman nor buildah" in done.stderr
     assert not (tmp_path / "dist").exists()
@@ -72,10 +71,7 @@ def test_kubectls_plugin_is_an_archive_that_krew_can_check(root: Path, tmp_path:
     assert modes == {platform["bin"]: 0o755, "LICENSE": 0o644}
     assert manifest["spec"]["homepage"] == "https://example.org/there"
     plugin = (sys.executable, "-I", "-S", tmp_path / "krew" / platform["bin"])  # without our package
-    printed = [
-        subprocess.run([*plugin, option], capture_output=True, text=True, check=True).stdout
-        for option in ("--help", "--version")
-    ]
+    printed = [completed(*plugin, option, check=True).stdout for option in ("--help", "--version")]
     assert printed[0].startswith("usage: kubectl resolver")
     assert printed[1] == f"kubectl resolver {VERSION}\n"
     make(tmp_path, "https://example.org/there")

@@ -2,18 +2,17 @@
 
 import ast
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 from resolver.base.reasons import ReasonWithWords
 from resolver.config import SETTINGS
 from resolver.doctor import CHECKS
+from tests.programs import completed
 
 
 def test_no_table_is_stale(root: Path) -> None:
-    command = [sys.executable, "-m", "scripts.tables", "--check"]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    done = completed(sys.executable, "-m", "scripts.tables", "--check", cwd=root)
     assert (done.returncode, done.stdout) == (0, ""), "run: make tables"
 
 

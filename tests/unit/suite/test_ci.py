@@ -2,16 +2,17 @@
 
 import os
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Final
 
 import pytest
 
+from tests.programs import completed, script
+
 PARTS: Final = ("long", "poisoned", "nvml", "engines", "kernels")
 CALLS: Final = ["long", "poisoned", "nvml", "engines ARGS=--check", "kernels ARGS=--check --loader 5.10 6.12"]
 CLOSING: Final = "=== 3 passed, 1 warning in 1.20s (0:15:00) ==================="
-MAKE: Final = """#!/bin/sh
+MAKE: Final = """
 echo "$@" >> "$CALLS"
 case $1 in
 poisoned) echo collected; echo "$CLOSING"; echo after ;;
@@ -25,13 +26,10 @@ def ci(place: Path, root: Path, failing: str = "", closing: str = CLOSING) -> tu
     """Whether it succeeds, its last line, and what `make` was called with."""
     (place / ".ci").mkdir()
     shutil.copy(root / ".ci/run", place / ".ci")
-    (place / "make").write_text(MAKE)
-    (place / "make").chmod(0o755)
+    script(place / "make", MAKE)
     variables = {"CALLS": str(place / "calls"), "FAILING": failing, "CLOSING": closing}
     found = {"PATH": f"{place}:{os.environ['PATH']}"}
-    done = subprocess.run(
-        [place / ".ci/run"], env=variables | found, capture_output=True, text=True, check=False
-    )
+    done = completed(place / ".ci/run", env=variables | found)
     return done.returncode == 0, done.stdout.splitlines()[-1], (place / "calls").read_text().splitlines()
 
 

@@ -1,13 +1,14 @@
 """The import direction of the design; pyproject.toml holds the contracts."""
 
 import ast
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
 
 import grimp
 import pytest
+
+from tests.programs import completed
 
 BIN = Path(sys.executable).parent
 
@@ -20,13 +21,7 @@ CHILDREN = {
 
 
 def test_imports_point_one_way(root: Path) -> None:
-    done = subprocess.run(
-        [BIN / "lint-imports", "--no-cache", "--config", "pyproject.toml"],
-        cwd=root,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = completed(BIN / "lint-imports", "--no-cache", "--config", "pyproject.toml", cwd=root)
     if done.returncode != 0:
         pytest.fail(f"import-linter complains:\n{done.stdout}{done.stderr}", pytrace=False)
 
@@ -42,7 +37,7 @@ def test_children_import_the_standard_library_only() -> None:
 
 def test_importing_the_package_imports_nothing_else(root: Path) -> None:
     code = "import resolver, sys; print(*(name for name in sys.modules if name.startswith('resolver')))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
+    done = completed(sys.executable, "-c", code, cwd=root, check=True)
     assert done.stdout.split() == ["resolver"]
 
 

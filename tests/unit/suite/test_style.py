@@ -1,10 +1,11 @@
 """ruff and mypy, as tests: one run shows everything that is wrong."""
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.programs import completed
 
 BIN = Path(sys.executable).parent
 
@@ -18,6 +19,6 @@ CHECKS = {
 @pytest.mark.parametrize("name", CHECKS)
 def test_style(name: str, root: Path) -> None:
     program, *arguments = CHECKS[name]
-    done = subprocess.run([BIN / program, *arguments], cwd=root, capture_output=True, text=True, check=False)
+    done = completed(BIN / program, *arguments, cwd=root)
     if done.returncode != 0:
         pytest.fail(f"{name} complains:\n{done.stdout}{done.stderr}", pytrace=False)
