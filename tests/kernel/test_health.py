@@ -146,7 +146,7 @@ def reasons(snapshot: Snapshot, uuid: str) -> list[str]:
 @pytest.mark.parametrize(
     "call", [Answer.ANY, Answer.HANDLE, Answer.UUID, Answer.UTILIZATION], ids=lambda call: call.name
 )
-def test_failing_device_is_unknown_and_its_neighbour_known(
+def test_failing_device_leaves_only_its_own_values_unknown(
     bench: Bench, call: Answer, codes: tuple[int, ...]
 ) -> None:
     for code in codes:

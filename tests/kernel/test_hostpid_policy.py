@@ -53,7 +53,7 @@ def test_the_tenants_own_watcher_reports_the_truth(
 
 
 @pytest.mark.parametrize("version", ["566.03", "570.86.10"])
-def test_between_the_known_drivers_nothing_is_written(tmp_path: Path, start: Start, version: str) -> None:
+def test_driver_between_listed_ones_gets_no_write(tmp_path: Path, start: Start, version: str) -> None:
     remedy = "set --hostpid-namespace (make gpu-check measures which)"
     why = f"driver {version} lies between those known to differ; {remedy}"
     with Node(tmp_path, version) as node:

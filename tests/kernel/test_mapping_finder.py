@@ -26,7 +26,7 @@ def repaired(docker: Docker, tenant: Tenant) -> None:
 
 
 @EVERY_SOURCE
-def test_a_region_inside_a_container_is_found_and_repaired(node: Node, start: Start, source: str) -> None:
+def test_region_inside_a_container_is_repaired(node: Node, start: Start, source: str) -> None:
     first = Docker(node)
     before = [first.tenant(load=30) for _ in range(4)]  # each leads to it at once
     daemon = start(node, *FAST)

@@ -121,7 +121,7 @@ def test_a_zombie_is_there_until_it_is_reaped(checked: Checked) -> None:
 
 
 @pytest.mark.parametrize("kind", ["leader-first", "thread-execs"])
-def test_threads_keep_a_process_whose_leader_left(checked: Checked, lives: Path, kind: str) -> None:
+def test_threads_keep_a_process_after_its_leader_ended(checked: Checked, lives: Path, kind: str) -> None:
     with Life(lives, kind) as process:
         if kind == "leader-first":
             process.ready()

@@ -24,7 +24,7 @@ def watching(start: Start, node: Node) -> Daemon:
 
 
 @EVERY_SOURCE
-def test_every_placement_is_found_and_repaired_beside_the_others(node: Node, start: Start) -> None:
+def test_every_placement_is_repaired_beside_the_others(node: Node, start: Start) -> None:
     containers = [node.container(name=f"c-{name}", placement=name) for name in PLACEMENTS]
     tenants = [each.tenant(load=10 + number, guess="wrong") for number, each in enumerate(containers)]
     daemon = watching(start, node)

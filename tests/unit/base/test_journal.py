@@ -91,7 +91,7 @@ def test_a_defect_is_shown_with_where_it_happened(
     assert "test_journal.py" in text
 
 
-def test_a_trouble_is_said_when_it_begins_changes_and_ends(capsys: pytest.CaptureFixture[str]) -> None:
+def test_trouble_is_logged_when_it_begins_changes_and_ends(capsys: pytest.CaptureFixture[str]) -> None:
     log.setup_logging("json")
     events = EventLog()
     journal = log.Journal(events)

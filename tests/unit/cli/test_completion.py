@@ -140,7 +140,7 @@ def test_files_and_directories(complete: Complete) -> None:
     assert complete("resolver slots sett") == {"settings.toml"}
 
 
-def test_where_nothing_can_be_known_nothing_is_offered(complete: Complete) -> None:
+def test_options_with_free_text_complete_to_nothing(complete: Complete) -> None:
     for typed in ("resolver run --interval ", "resolver events --pod "):
         assert complete(typed) == set(), typed
 

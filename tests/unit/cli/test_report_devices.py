@@ -39,7 +39,7 @@ def daemon(tmp_path: Path) -> Iterator[Served]:
         yield running
 
 
-def test_a_daemon_that_is_started_anew_is_found_again(kube: KubeServer, tmp_path: Path) -> None:
+def test_reporter_reconnects_to_a_restarted_daemon(kube: KubeServer, tmp_path: Path) -> None:
     reporter = Reporter(kube, str(tmp_path / "d.sock"))
     try:
         for gpus in ((A, B), (A, ILL)):

@@ -244,7 +244,7 @@ def test_filter_keeps_matches_and_their_parents(needle: str, kept: list[str]) ->
     assert len(titles(shown, "process")) == neighbours.get(needle, len(titles(shown, "process")))
 
 
-def test_unused_gpu_is_shown_only_when_known() -> None:
+def test_gpu_is_called_unused_only_after_an_answer() -> None:
     empty = busy(0)
     texts = [row.title for row in rows(empty) if row.kind == "empty"]
     assert texts == ["no container uses it"] * 3 + ["its users are not known"]

@@ -125,7 +125,7 @@ def test_everything_that_is_wrong_is_told_at_once() -> None:
     assert str(refused.value).count("\n- ") == 3
 
 
-def test_known_environment_that_is_no_setting_is_accepted() -> None:
+def test_environment_that_is_no_setting_is_accepted() -> None:
     given = [{"name": name, "value": "x"} for name in sorted(config.OTHER_VARIABLES)]
     given.append({"name": "TZ", "value": "UTC"})
     assert container_of(pod_of(render({"extraEnv": given})))["env"][-len(given) :] == given

@@ -25,7 +25,7 @@ def test_no_linter_complains(command: tuple[str, ...], root: Path) -> None:
     assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr
 
 
-def test_without_an_engine_it_is_said_which_will_do(root: Path) -> None:
+def test_make_image_without_an_engine_lists_engines(root: Path) -> None:
     done = completed("make", "image", "ENGINE=", cwd=root)
     assert done.returncode == 2
     assert "neither docker nor podman nor buildah answers" in done.stderr

@@ -151,7 +151,7 @@ def listed(load: dict[int, int], memory: dict[int, int | None] | None, **changes
 
 
 @pytest.mark.parametrize("status", [OK, FAILED, UNSUPPORTED])
-def test_process_is_known_by_its_sample_or_by_the_list(tmp_path: Path, status: str) -> None:
+def test_process_comes_from_its_sample_or_from_the_list(tmp_path: Path, status: str) -> None:
     """Where samples are missing, its memory is known all the same."""
     proc = FakeProc(tmp_path)
     proc.put(500, 7, cgroup=f"0::/docker/{CID}")

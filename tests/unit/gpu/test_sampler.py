@@ -237,7 +237,7 @@ def test_hanging_driver_leaves_everything_unknown_early(driver: Driver, bench: B
     assert bench.sampler.worker.failures == 1
 
 
-def test_driver_version_is_known_without_samples(driver: Driver, bench: Bench) -> None:
+def test_driver_version_needs_no_samples(driver: Driver, bench: Bench) -> None:
     """Which number is right depends on it: that of a driver before would write the wrong one."""
     bench.sampler.worker.timeout = 0.3
     driver.gpu.set_faults(hang=Hang.UTILIZATION)

@@ -459,7 +459,9 @@ def test_the_path_inside_the_file_system(
         place_of(Procfs(str(tmp_path)), 5)
 
 
-def test_owner_is_found_while_namespaces_are_placed(proc: FakeProc, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_owner_search_works_while_namespaces_are_placed(
+    proc: FakeProc, monkeypatch: pytest.MonkeyPatch
+) -> None:
     proc.put(101, 7)
     proc.refresh()
     monkeypatch.setattr(KnownNamespaces, "behind", True)  # there was no time yet for one of them

@@ -114,7 +114,7 @@ def test_a_map_with_room_needs_no_help(large: BpfSource, child: int) -> None:
     assert len(large.scan) == 0  # the scan was never asked
 
 
-def test_a_process_is_found_in_one_namespace_after_the_other(large: BpfSource, child: int) -> None:
+def test_process_is_a_candidate_in_each_nested_namespace(large: BpfSource, child: int) -> None:
     procfs, unshared = Procfs(), ["unshare", "--pid", "--fork", "--kill-child"]
     with running(*unshared, *unshared) as first:
         outer = child_of(first)

@@ -152,7 +152,7 @@ def test_one_process_is_looked_at_before_its_event_came(fixture: Fixture) -> Non
     assert fixture.source.listings == 1
 
 
-def test_zombie_with_lost_exit_is_found_by_scan(fixture: Fixture) -> None:
+def test_scan_notices_a_zombie_with_a_lost_exit(fixture: Fixture) -> None:
     fixture.put(100)
     fixture.kernel.fork(100)
     fixture.changes()

@@ -60,7 +60,7 @@ def made(*processes: tuple[int, ...]) -> tuple[Told, PidMap]:
     return source, pidmap
 
 
-def test_container_of_ended_process_is_known_for_seconds(clock: Clock) -> None:
+def test_container_of_ended_process_is_kept_for_seconds(clock: Clock) -> None:
     _, pidmap = made()
     pidmap.name_container(100, "pod_main")
     pidmap.name_container(200, "")  # of the host

@@ -96,7 +96,9 @@ def test_one_process_is_looked_at_without_a_listing(tmp_path: Path, source: Scan
     assert changes(source, look=100) == ([], [100])
 
 
-def test_known_process_is_read_again_only_if_reused(tmp_path: Path, noted: Noted, source: ScanSource) -> None:
+def test_listed_process_is_read_again_only_if_reused(
+    tmp_path: Path, noted: Noted, source: ScanSource
+) -> None:
     for host_pid in (100, 101, 102):
         put(tmp_path, host_pid, host_pid - 99)
     steps = source.refreshing()
@@ -125,9 +127,7 @@ def test_a_refresh_gives_way_and_lists_once(tmp_path: Path, noted: Noted, source
 
 
 @pytest.mark.parametrize("learn", ["look", "refresh"])
-def test_a_process_learned_during_a_listing_stays_known(
-    tmp_path: Path, source: ScanSource, learn: str
-) -> None:
+def test_process_learned_during_a_listing_is_kept(tmp_path: Path, source: ScanSource, learn: str) -> None:
     for host_pid in range(100, 200):
         put(tmp_path, host_pid, host_pid - 99)
     steps = source.refreshing()

@@ -183,7 +183,7 @@ def test_hostpid_changed_by_another_writer_is_unresolved(desk: Desk) -> None:
     assert bench.state(7).written == 4711
 
 
-def test_a_value_that_was_written_is_known_as_ours(desk: Desk) -> None:
+def test_written_value_counts_as_ours(desk: Desk) -> None:
     bench = desk.region((7, 4711, 1, (500, 0)))
     bench.load = {(4711, "GPU-a"): 30}
     assert desk.send(bench, DONE)

@@ -402,7 +402,7 @@ def test_order_of_cuda_visible_devices_is_a_cause(visible: str, *, reordered: bo
     assert bool(reordering(visible, ("GPU-a", "GPU-b", "GPU-c", "GPU-d"))) is reordered
 
 
-def test_another_order_of_gpus_is_said_as_the_cause() -> None:
+def test_another_order_of_gpus_is_the_cause() -> None:
     evidence, now = Evidence(), 100.0
     word = evidence.word(0, 60)
     evidence.word(1, 0)

@@ -135,9 +135,7 @@ def test_impossible_path_is_refused_with_its_option(path: str, cause: str) -> No
     assert not os.path.lexists("/nope")
 
 
-def test_a_group_that_is_not_there_is_said_and_ends_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_missing_group_is_logged_and_ends_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (group_of(""), group_of("4711"), group_of("root")) == (None, 4711, 0)
     settings, _ = load({"run_dir": str(tmp_path), "socket_group": "nobody-has-this-group"})
     assert api.make_sockets(settings, Journal()) == (None, None)

@@ -222,7 +222,7 @@ def test_periods_without_a_value_are_unknown(node: Node) -> None:
     assert use.gpu_seconds == pytest.approx(2.5, abs=0.2)
 
 
-def test_unknown_values_of_one_container_leave_others_known(node: Node) -> None:
+def test_unknown_values_of_one_container_affect_no_other(node: Node) -> None:
     node.begin(PROCESS, OTHER, p100=steady(0.5))
     node.work(PROCESS, replace(OTHER, sm_util=None), seconds=20, power=100.0)
     assert node.use().unknown_seconds == 0
@@ -238,7 +238,7 @@ def test_mig_mode_is_unknown(node: Node) -> None:
     assert (node.use().gpu_seconds, node.use().unknown_seconds) == (0, 9)
 
 
-def test_exceeded_is_said_after_two_minutes_above_the_limit(node: Node) -> None:
+def test_limit_is_exceeded_after_two_minutes_above_it(node: Node) -> None:
     node.begin(PROCESS, p100=steady(0.95))
     node.work(PROCESS, seconds=100)
     use = node.use()

@@ -53,7 +53,7 @@ def test_absent_files_are_unknown(tmp_path: Path) -> None:
     assert place_of(None, str(tmp_path)) == NOTHING
 
 
-def test_unnamed_numa_node_is_known_if_only_one(tmp_path: Path) -> None:
+def test_unnamed_numa_node_is_the_only_one(tmp_path: Path) -> None:
     root = sysfs(tmp_path, numa_node="-1\n", sockets="0000")
     assert place_of(ADDRESS, root)["numa_node"] is None
     (tmp_path / "devices/system/node/online").write_text("0\n")
