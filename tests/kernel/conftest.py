@@ -1,7 +1,7 @@
 """The real daemon on a miniature node.
 
-What a test compares with is never the daemon's own word: PIDs come from the kernel's credentials (the node has
-them), slots from the file through the tests' own table of offsets.
+Tests compare with the kernel and the files, never with the daemon: PIDs come from the kernel's credentials, slots
+from the file by the tests' own table of offsets.
 """
 
 import compileall
@@ -37,29 +37,29 @@ ROWS: Final = (("535.104.05", "host"), ("560.35.03", "host"), ("565.77", "host")
 WRITER: Final = "slot writer"
 NVML: Final = "nvml worker"
 
-#: Events of a daemon that says nothing else: a child of it, or a tenant's watcher, has had no CPU for seconds.
+#: Events that mean only that a child of the daemon or a tenant's watcher had no CPU for seconds.
 STARVED: Final = frozenset({"nvml_unavailable", "nvml_available", "writer_failed", "slot_stuck"})
 
 #: A test's pace.
 FAST: Final = ("--interval", "50ms", "--nvml-interval", "200ms")
 
-#: The sources that the main job is held to, the best first.
+#: The sources in the order of preference.
 SOURCES: Final = ("bpf", "netlink", "scan")
 #: The source for tests of other things: loading the map costs 2 s of CPU.
 USUAL: Final = SOURCES[-1]
-#: For tests that are to pass with each of them; `source` alone takes the usual one.
+#: For tests with every source; the fixture `source` alone takes the usual one.
 EVERY_SOURCE: Final = pytest.mark.parametrize("source", SOURCES, indirect=True)
 
 
 def with_every_source(name: str, values: Iterable[Any]) -> pytest.MarkDecorator:
-    """For tests that are to pass with each of these values, and with the last of them by each source."""
+    """Run a test with each of these values, and with the last of them by every source."""
     *others, last = values
     cases = [*((each, USUAL) for each in others), *((last, source) for source in SOURCES)]
     return pytest.mark.parametrize((name, "source"), cases, indirect=["source"])
 
 
 class Start:
-    """Starts daemons; at the end of the test each is stopped and held to what holds for all of them."""
+    """Starts daemons, stops them at the end of the test, and checks that none showed a defect."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class Start:
 
 
 def without_children(daemon: Daemon) -> Callable[[], bool]:
-    """Tell later whether its children of now have ended; others may have their numbers by then."""
+    """Return a check whether its present children have ended, even if their PIDs are reused."""
     children = list[psutil.Process]()
     for host_pid in daemon.children().values():
         with suppress(psutil.NoSuchProcess):
@@ -137,7 +137,7 @@ def _may_use_bpf(arguments: tuple[str, ...]) -> bool:
 
 
 def hand_on(kept: Path, where: Path) -> None:
-    """A compiled program for who needs one: LLVM takes a second of CPU for each. One that doesn't fit isn't taken."""
+    """Copy a compiled program, which spares LLVM a second of CPU; a daemon ignores one that doesn't fit."""
     if where.exists() or not kept.exists():
         return
     where.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
@@ -223,7 +223,7 @@ def write_sm_util(container: Container, slot: int, value: int) -> None:
 
 
 def write_hostpid(container: Container, tenant: Tenant, hostpid: int) -> None:
-    """Another writer: sets a slot's `hostpid`; the slot stands still."""
+    """Set a slot's `hostpid`, as another writer does; the slot must not move meanwhile."""
     layout = LAYOUTS[container.layout]
     at = layout.procs + tenant.stored.index * layout.slot_size + 4
     write_at(container.cache, at, struct.pack("<i", hostpid))
@@ -235,7 +235,7 @@ def write_at(path: Path, offset: int, data: bytes) -> None:
 
 
 def lock_words(container: Container) -> bytes:
-    """What only tenants may touch of the lock: semaphore and `owner_pid`."""
+    """Return the words of the lock that only tenants may change: semaphore and `owner_pid`."""
     layout, data = LAYOUTS[container.layout], container.cache.read_bytes()
     return data[layout.sem : layout.sem + 32] + data[layout.owner_pid : layout.owner_pid + 8]
 

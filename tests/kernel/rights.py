@@ -1,4 +1,4 @@
-"""Daemons with few rights or with something of them changed: how to start them, and what they must still do."""
+"""How to start daemons with few rights or with patched code, and what they must still do."""
 
 import sys
 import textwrap
@@ -21,7 +21,7 @@ class Rights(NamedTuple):
 
 
 def rights(host_pid: int) -> Rights:
-    """By the kernel's word. A capability that the table does not know goes by its number."""
+    """Return a process's rights from /proc; a capability that the table lacks is named by its number."""
     fields = dict(
         line.split(":\t", 1)
         for line in Path(f"/proc/{host_pid}/status").read_text().splitlines()
@@ -46,7 +46,7 @@ def with_nothing_but(names: frozenset[str]) -> tuple[str, ...]:
 
 
 def works(node: Node, daemon: Daemon, source: str) -> None:
-    """The whole of the main job: repairs in every kind of PID namespace, a load, a dead slot's end."""
+    """Check the main job: repairs in every kind of PID namespace, a load, a dead slot's end."""
     daemon.wait_for("source", source=source)  # on a busy machine it may climb to it
     container, free = node.container(), node.container(name="free", watcher=False)
     nesting, host = node.container(name="nesting"), node.container(name="host", pid_namespace="host")
@@ -78,7 +78,7 @@ def patched(code: str, *arguments: str) -> tuple[str, ...]:
 
 
 def held(go: Path) -> tuple[str, ...]:
-    """The loader takes its time, as a compiler on a busy node does: until there is this file."""
+    """Return a wrapper whose BPF loader waits until this file exists, as a compiler on a busy node may."""
     return patched(
         """
         import os, time

@@ -25,7 +25,7 @@ def serving(start: Start, node: Node, *arguments: str, **options: Any) -> Daemon
 
 
 def answer(daemon: Daemon, route: str) -> Any:
-    """To a question on the API, however long it takes."""
+    """Return the API's answer, however long it takes."""
     return client.get_json(f"/v1/{route}", str(daemon.socket), seconds=PATIENCE_S)
 
 
@@ -35,7 +35,7 @@ import threading, time
 threading.Thread(target=lambda: (print(threading.get_native_id(), flush=True), time.sleep(1000))).start()
 """
 
-#: Takes a slot with a load and tells no one; executes Python, and after a line on its input a program.
+#: Takes a slot with a load, runs Python code, and after a line of input becomes another program.
 CLAIMS = """
 import ctypes, mmap, os, struct, sys
 path, procs, slot_size, proc_num, status, util, load, then, *program = sys.argv[1:]

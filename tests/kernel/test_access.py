@@ -1,4 +1,4 @@
-"""Who asks decides what is answered: root and the group on the host all of it, a container its own PIDs."""
+"""Answers depend on the caller: root and the group see everything, a container sees its own PIDs."""
 
 import contextlib
 import json
@@ -26,7 +26,7 @@ from tests.programs import completed
 GROUP = 54321
 PYTHON = (sys.executable, "-c")
 
-#: Sends one question a line, by `serve` on one connection or each on a new one; prints status and body.
+#: A client: `serve` sends one request per line of input, on one connection or each on a new one, and prints answers.
 ASKER = """
 import http.client, json, os, socket, sys
 def connect(path):
@@ -40,20 +40,20 @@ def ask(channel, method, path, body=""):
     try:
         channel.sendall((head + body).encode())
     except BrokenPipeError:
-        pass  # it said why before it hung up
+        pass  # the daemon answered, then closed the connection
     answer = http.client.HTTPResponse(channel, method=method)
     try:
         answer.begin()
     except ConnectionResetError:
-        return [0, ""]  # hung up before it had read the question
+        return [0, ""]  # closed before it read the request
     return [answer.status, answer.read().decode()]
 def serve(channel=None):
     print("ready", flush=True)
-    for line in sys.stdin:  # silent connections are closed after 10 s, and a busy machine takes longer to look at it
+    for line in sys.stdin:
         print(json.dumps(ask(channel or connect(path), *json.loads(line))), flush=True)
 path = sys.argv[1]
 """
-#: Asks without waiting for answers, and says their statuses once the connection was closed.
+#: Sends requests without waiting, and prints the statuses of the answers when the connection is closed.
 FLOOD = (
     ASKER
     + """
@@ -61,7 +61,7 @@ channel, said = connect(path), b""
 try:
     channel.sendall(b"GET /v1/lookup?pid=1 HTTP/1.1\\r\\nHost: x\\r\\n\\r\\n" * int(sys.argv[2]))
 except BrokenPipeError:
-    pass  # hung up on before all was sent
+    pass  # closed before all was sent
 try:
     while more := channel.recv(65536):
         said += more
@@ -153,7 +153,7 @@ def test_a_container_sees_its_own_and_nothing_else(node: Node, path: Path, sourc
     status, found = ask(f"/v1/reverse?host_pid={processes[0].host_pid}")
     assert (status, found["container_pid"]) == (200, processes[0].ns_pid)
 
-    # Others': the same refusal, word for word, whether it is there or not.
+    # Another container's process is refused in the same words, whether it exists or not.
     refusals = set()
     for question in (
         f"/v1/lookup?pid={theirs.ns_pid}&container={other.container_id}",
@@ -171,13 +171,13 @@ def test_a_container_sees_its_own_and_nothing_else(node: Node, path: Path, sourc
         assert (status, problem["reason"]) == (403, "not_yours"), (question, problem)
         refusals.add(problem["detail"])
     assert len(refusals) == 1
-    # An id that only begins like another's is no id of it.
+    # Five characters of an id are too few.
     assert ask(f"/v1/lookup?pid=1&container={mine.container_id[:5]}")[0] == 403
     for question in EVERYTHING:
         assert (ask(question)[0], ask(question)[1]["reason"]) == (403, "not_yours"), question
     assert ask("/v1/openapi.json")[0] == 200
 
-    # A batch: its processes are answered, others' are refused alike.
+    # In a batch its own processes get answers, all others the same refusal.
     alone = [{"pid": ns_pid} for ns_pid in (processes[1].ns_pid, 4000, outer)]
     pairs = [[mine.container_id, processes[0].ns_pid], *alone]
     pairs += [[other.container_id, theirs.ns_pid], ["ab" * 32, 1], {"pid": 1, "container": "x/y"}]
@@ -195,16 +195,18 @@ def test_host_processes_get_all_by_group_and_none_as_tenants(node: Node, path: P
     assert (root.stat().st_mode & 0o777, root.stat().st_gid) == (0o660, GROUP)
     container = node.container(pid_namespace="host")
     everything = "/v1/containers"
-    for uid, groups in ((0, "0"), (1000, str(GROUP)), (GROUP, "1")):  # the last has it as its first group
+    for uid, groups in ((0, "0"), (1000, str(GROUP)), (GROUP, "1")):  # the last user has it as primary group
         assert on_the_host(root, everything, uid=uid, groups=groups)[0] == 200
-    assert asker(container, root)(everything)[0] == 200  # root with the host's PIDs is root of the host
-    # The root of a container that was given this socket gets through its mode, and no further.
+    assert (
+        asker(container, root)(everything)[0] == 200
+    )  # in the host's PID namespace, root counts as the host's
+    # A container's root can connect to this socket, but gets no answer.
     ask = asker(node.container(name="given"), root)
     for question in (everything, "/v1/lookup?pid=1", f"/v1/reverse?host_pid={os.getpid()}"):
         status, problem = ask(question)
         assert (status, problem["reason"]) == (403, "not_yours")
         assert "--tenant-socket" in problem["detail"]
-    # On the tenants' socket they would be told the names of pods from a directory that they cannot read.
+    # The tenants' socket refuses host processes: answers name pods, from a directory that they can't read.
     questions = (everything, f"/v1/lookup?pid={os.getpid()}", "/v1/openapi.json", *OWN_VIEW)
     for uid, groups in ((0, "0"), (1000, str(GROUP)), (65534, "65534")):
         for question in (*questions, f"/v1/reverse?host_pid={container.init_host_pid}"):
@@ -233,14 +235,14 @@ serve(channel)
 
 @pytest.mark.parametrize("before", ["silent", "asks"])
 def test_connection_of_ended_caller_is_refused(node: Node, path: Path, before: str) -> None:
-    """Whoever holds it now may be anybody, and the namespace's inode may be another's."""
+    """Any process may hold the connection by then, and another namespace may have the inode."""
     container = node.container()
     ask = Asker(container.spawn([*PYTHON, LEAVES_IT_BEHIND, str(path), before]))
     reverse = f"/v1/reverse?host_pid={container.init_host_pid}"
     for question in ("/v1/lookup?pid=1", "/v1/status", reverse, *OWN_VIEW):
         status, problem = ask(question)
         if before == "silent" and not status:
-            break  # it had ended before it was accepted: hung up, without a word
+            break  # the caller ended before the accept: closed without an answer
         assert (status, problem["reason"]) == (403, "peer_unknown"), problem
 
 
@@ -274,7 +276,7 @@ def test_a_namespace_within_sees_only_itself(node: Node, path: Path, source: str
 
 
 def test_a_pid_namespace_decides_which_processes_are_shown(node: Node, path: Path) -> None:
-    """Of a pod's other container; of the host's root, who entered it as a container with too many rights can."""
+    """A container of the same pod and the host's root, inside the namespace, see the namespace's processes."""
     first = node.container()
     second = node.container(first.pod_uid, "second", pid_namespace=first)
     process = first.spawn(SLEEP)
@@ -345,7 +347,7 @@ time.sleep(1000)
 
 
 def test_connections_of_containers_shut_no_other_out(node: Node, path: Path) -> None:
-    """One that takes all it can get; and many, each with as many as one may have."""
+    """One container opens 300 connections; then nine containers open 16 each."""
     greedy = node.container().spawn([*PYTHON, TAKES_THEM_ALL, str(path), "300"])
     statuses = json.loads(greedy.read_line())
     assert statuses.get("200", 0) <= 16
@@ -393,7 +395,7 @@ def test_a_container_that_asks_all_the_time_is_told_to_wait(node: Node, path: Pa
 
 
 def test_group_members_look_up_processes_hidden_from_them(node: Node, path: Path) -> None:
-    """The command, run by somebody without rights: it cannot see the container's namespaces, the daemon can."""
+    """The command runs without rights and can't read the container's namespaces; the daemon can."""
     container = node.container()
     process = container.spawn(SLEEP)
     for asked, groups, code, said in (
@@ -408,7 +410,7 @@ def test_group_members_look_up_processes_hidden_from_them(node: Node, path: Path
 
 
 def test_streams_and_floods_neither_block_nor_log(node: Node, daemon: Daemon, path: Path) -> None:
-    """Clients connect to both sockets and go, all the while it is stopped."""
+    """Clients connect to both sockets and disconnect while the daemon stops."""
     node.container().spawn([*PYTHON, COMES_AND_GOES, str(path)]).read_line()
     ask = b"GET /v1/%s HTTP/1.1\r\nHost: r\r\n\r\n"
     with contextlib.ExitStack() as stack:

@@ -88,7 +88,7 @@ def test_forks_in_a_namespace_that_uses_its_numbers_again(pidmap: KernelMap, liv
     assert checks > 1
     # A hundred are kept alive; one that was replaced between two readings is not compared.
     assert seen > 50 * checks
-    # A fork and a walk that meet at one number count, and no absence proves anything until the next walk has mended it.
+    # A fork that meets a walk at one number is counted; until the next walk repairs it, no absence proves anything.
     met = pidmap.counters()["update_failed"] - failed
     assert met <= 1 + forks // 300
     assert len([each for each in missing if each]) <= 2 * met
@@ -121,7 +121,7 @@ def test_a_crowded_map_has_every_process(lives: Path, monkeypatch: pytest.Monkey
 def test_fork_during_walk_is_counted_and_repaired(pidmap: KernelMap) -> None:
     """A walk enters a process that is reaped meanwhile, a fork finds that entry, and the walk takes back the new one.
 
-    Where this machine gives the next numbers to others, once more.
+    It is repeated if other processes of this machine get the next numbers.
     """
     until(lambda: met_a_walk(pidmap), "a fork that meets a walk")
 
@@ -135,7 +135,7 @@ def met_a_walk(pidmap: KernelMap) -> bool:
     for number in numbers:
         value = LAYOUTS["process"].pack(1, number, 0, 1, HOST_PIDNS, number)
         put(processes, level.pack(HOST_PIDNS, number), value)
-    forked = os.fork()  # without an exec, which would mend it
+    forked = os.fork()  # without an exec, which would repair the entry
     if not forked:
         signal.pause()
         os._exit(0)
@@ -193,7 +193,7 @@ def one_that_ended() -> int:
 
 
 def start_with_room_for(more: int, monkeypatch: pytest.MonkeyPatch) -> KernelMap:
-    """A map with room for so many more processes than there are; again if others have taken it at once."""
+    """Start a map with room for ``more`` further numbers; again if other processes took it meanwhile."""
     while True:
         numbers = sum(map(len, truth().living.values()))  # a process in a container has two
         small_sizes = sizes(32_768) | {"LEVELS": numbers + more}
@@ -218,7 +218,7 @@ def test_full_map_is_counted_and_holds_no_wrong_entry(lives: Path, monkeypatch: 
             assert reconcile(small) > 500
             assert not small.complete()
             many.end()
-        reconcile(small)  # those that came while there was no room, and are not of this test
+        reconcile(small)  # enter other processes that came while there was no room
         until(lambda: reconcile(small) == 0, "a map that has everybody")
         assert small.complete()
         compared(small)

@@ -1,4 +1,4 @@
-"""The host PID broker byte by byte: its protocol, its place, its limits, and everybody who means it ill."""
+"""The host PID broker: its bytes, its path, its limits, and hostile clients."""
 
 import asyncio
 import contextlib
@@ -72,7 +72,7 @@ class Serving:
         self._ready = threading.Event()
         self._thread.start()
         self._ready.wait()
-        until(lambda: self.journal.lines, "what it says when it starts")
+        until(lambda: self.journal.lines, "its first log line")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -87,7 +87,7 @@ class Serving:
 
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The socket's; a client that gets no CPU for a while is not late."""
+    """Return the socket's path; the limit of an exchange is ten minutes, so that no starved client is late."""
     monkeypatch.setattr(broker, "EXCHANGE_SECONDS", 600.0)
     return tmp_path / "hostpid" / "broker.sock"
 
@@ -109,7 +109,11 @@ def raw(path: Path, sent: bytes = b"", *, end: bool = False) -> bytes:
 INVALID_ANSWER = bytes.fromhex("48504944 0001 0001 00000000")
 INVALID = (
     *(b"hpid\x00\x01\x00\x01", b"DIPH\x00\x01\x00\x01", b"HPID\x00\x02\x00\x01", b"HPID\x00\x00\x00\x01"),
-    *(b"HPID\x00\x01\x00\x02", b"HPID\x00\x01\x00\x00", b"HPID\x01\x00\x01\x00"),  # the last in another order
+    *(
+        b"HPID\x00\x01\x00\x02",
+        b"HPID\x00\x01\x00\x00",
+        b"HPID\x01\x00\x01\x00",
+    ),  # the last in another byte order
     *(bytes(8), b"\xff" * 8, b"GET / HTTP/1.1\r\n\r\n"),
 )
 
@@ -127,7 +131,7 @@ def test_the_bytes_of_each_exchange(served: Serving, path: Path) -> None:
     assert raw(path, REQUEST[:5], end=True) == INVALID_ANSWER
     assert raw(path, end=True) == b""
     connect(str(path)).close()
-    # While the policy is unknown, HAMi's client guesses by itself, as without a broker; the repair mends that.
+    # While the policy is unknown, HAMi's client guesses by itself, as without a broker; a repair corrects it.
     served.policy = UNKNOWN
     assert raw(path, REQUEST) == INVALID_ANSWER
     served.policy = HOST
@@ -161,7 +165,7 @@ def test_from_inside_real_namespaces(
                 answer = eval(process.read_line(), {})  # noqa: S307 - our own script's word
                 assert answer.keys() == {"status", "number"}, answer
                 assert answer["number"] == (process.host_pid if policy is HOST else process.ns_pid)
-                # It is in the map already: nothing has refreshed that.
+                # The broker entered the process into the map, without a refresh.
                 assert process.host_pid in serving.pidmap.source
                 assert process.host_pid in serving.pidmap.source.candidates(process.ns_pid)
         assert serving.pidmap.refreshes == 0
@@ -183,13 +187,13 @@ sys.stdin.readline()
 
 
 def test_answer_is_never_about_a_reused_pid(node: Node, path: Path) -> None:
-    """It asks, leaves the connection to another and ends; its number is another container's when we get to it."""
+    """The caller leaves its connection to a child and ends; another container has its PID when the broker answers."""
 
     async def answer_now(listener: socket.socket, counters: Counter[str]) -> None:
         pidmap = PidMap(ScanSource(Procfs()))
         late = Broker(Procfs(), pidmap, lambda: CONTAINER, Told(), counters)
         late.start(listener)
-        while not counters:  # noqa: ASYNC110 - it is no object that could tell
+        while not counters:  # noqa: ASYNC110 - a Counter has no event
             await asyncio.sleep(0.002)
         late.stop()
 
@@ -238,7 +242,7 @@ def test_silent_client_is_closed_after_half_a_second(path: Path, monkeypatch: py
                     return True
             return False
 
-        # A byte now and then gains no time; a broker that gets no CPU for two seconds reads them all at once.
+        # Single bytes gain no time; but a broker without a CPU for two seconds reads all of them at once.
         until(is_closed_before_its_last_byte, "a client closed that sends a byte now and then")
 
 
@@ -248,7 +252,7 @@ def test_silent_clients_delay_no_others(path: Path, many_descriptors: None) -> N
         until(lambda: served.counters["broker_busy"] == 700 - 512, "the first ones sent away")
         for _ in range(20):
             assert ask(str(path)) == (0, os.getpid())
-        for client in silent[:150]:  # the longest silent went
+        for client in silent[:150]:  # those silent for longest were closed
             assert receive(client) == b""
         last = silent[-1]
         last.sendall(REQUEST)
@@ -301,8 +305,8 @@ def test_modes_and_owners(path: Path, umask: int) -> None:
 
 
 @pytest.mark.parametrize("backlog", [16, 0])
-def test_a_live_socket_of_another_is_not(path: Path, backlog: int) -> None:
-    """Not even if it is too busy to answer; when it is gone, the place is ours."""
+def test_live_socket_of_another_process_is_kept(path: Path, backlog: int) -> None:
+    """Even if that process is too busy to answer; when it is gone, the broker takes the path."""
     path.parent.mkdir(mode=0o711)
     with socket.socket(socket.AF_UNIX) as other, socket.socket(socket.AF_UNIX) as waiting:
         other.bind(str(path))
@@ -332,7 +336,7 @@ def test_path_that_is_no_socket_is_kept(path: Path, make: Callable[[Path], None]
     ("spoil", "fix"),
     [
         (lambda folder: folder.chmod(0o777), "go-w"),
-        (lambda folder: folder.chmod(0o1777), "go-w"),  # sticky is enough above it, not for it
+        (lambda folder: folder.chmod(0o1777), "go-w"),  # sticky suffices for the directory above
         (lambda folder: folder.chmod(0o731), "go-w"),
         (lambda folder: os.chown(folder, 65534, 0), "chown root"),
         (lambda folder: folder.chmod(0o700), "chmod 711"),

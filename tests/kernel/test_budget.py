@@ -1,7 +1,7 @@
-"""What one tenant costs, nobody else pays: the attacks of ``make bench ARGS=hostile``, at small sizes.
+"""One tenant's cost delays no other: the attacks of ``make bench ARGS=hostile``, at small sizes.
 
-Measured is the CPU of the loop's own thread, which a busy machine doesn't change, or what is counted; times have bounds
-far above what is aimed at. Each fails on a daemon without budgets, by a factor.
+They measure CPU of the loop's thread, which a busy machine doesn't change, or count; bounds of times are far above the
+aims. A daemon without budgets fails each by a factor.
 """
 
 import time

@@ -142,7 +142,7 @@ print(*asyncio.run(find_canary(Narrow(Procfs()))))
     [("sound", ""), ("blind", "it did not see process"), ("host only", "in its PID namespace")],
 )
 def test_other_namespaces_stand_in_for_the_canary(node: Node, eyes: str, said: str) -> None:
-    """The other one may be any process of this machine: if it ends before it was searched for, nothing is said."""
+    """Any process of this machine may stand in; if it ends before the search, the canary reports nothing."""
     node.container()
     command = [*CONFINED, sys.executable, "-c", NARROW, eyes]
 

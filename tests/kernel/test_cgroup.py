@@ -1,4 +1,4 @@
-"""Control groups that a tenant makes below its own: their names and their depth cost nobody else anything."""
+"""Control groups that a tenant makes below its own: their names and depth affect no other tenant."""
 
 import json
 import os
@@ -20,7 +20,7 @@ DEEP = [(b"\xff\x1b[31m %d " % number).ljust(255, b"\xe9") for number in range(1
 
 @contextmanager
 def moved_down(container: Container, names: list[bytes]) -> Iterator[None]:
-    """All its processes are below its control group, in nested ones of these names."""
+    """Move all its processes into nested control groups of these names, below its own."""
     levels = [os.open(container.cgroup, os.O_RDONLY)]
     everybody = [container.init_host_pid, *(process.host_pid for process in container.processes)]
     try:

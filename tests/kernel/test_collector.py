@@ -105,7 +105,7 @@ def test_while_nvml_hangs_metrics_answer_and_say_so(
         until(lambda: scraper.read().one("resolver_worker_failures_total", worker="nvml_worker"), "a failure")
 
         def answered() -> bool:
-            """One and the same worker waits for the driver, and answers come."""
+            """Return True if one worker keeps waiting for the driver while the daemon answers."""
             worker, age = scraper.daemon.children().get(NVML), "resolver_nvml_sample_age_seconds"
             ages = [scraper.read().one(age) or 0.0 for _ in range(5)]
             return worker == scraper.daemon.children().get(NVML) and min(ages) > 0.5

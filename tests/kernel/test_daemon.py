@@ -107,7 +107,7 @@ def test_signal_ends_daemon_cleanly(node: Node, start: Start, source: str, numbe
     daemon = start(node, *FAST)
     tenant.until_repaired()
     daemon.wait_for("repair")  # the slot is right before the writer's answer has come
-    assert daemon.children().keys() >= {WRITER, NVML, "reader"}  # a slow reader gets another beside it
+    assert daemon.children().keys() >= {WRITER, NVML, "reader"}  # a slow reader gets a second one
     childless = without_children(daemon)
     daemon.signal(number)
     assert daemon.wait() == 0

@@ -26,7 +26,7 @@ Result = dict[str, str]
 RELEASE: Final = tuple(map(int, os.uname().release.split(".")[:2]))
 
 
-def doctor(*checks: str, options: tuple[str, ...] = (), complaint: str = "", **how: Any) -> dict[str, Result]:
+def doctor(*checks: str, options: tuple[str, ...] = (), **how: Any) -> dict[str, Result]:
     """Return the results by check. No check may have a defect, and each problem must have a cause and a fix."""
     only = [word for check in checks for word in ("--only", check)]
     done = run("doctor", "--json", *only, *options, **how)

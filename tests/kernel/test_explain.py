@@ -1,4 +1,4 @@
-"""`resolver explain` on the demo's node: with nobody who repairs, and beside a real daemon."""
+"""`resolver explain` on the demo's node, without a daemon and beside one."""
 
 import json
 import os
@@ -50,7 +50,7 @@ def test_node_is_explained_with_and_without_daemon(cases: list[Case], tmp_path: 
     _, text = explain(cases[0], tmp_path / "run", pods, "research/train-0")
     assert f"2, but must be {cases[0].tenant.host_pid}: wrong_namespace" in text
     assert "By a read-only check" in text
-    # It has not so much as touched them.
+    # The check wrote nothing.
     assert before == [case.tenant.hostpid for case in cases if not case.ended]
 
     daemon = start(train.node, "--pod-logs-dir", str(pods), "--interval", "50ms", "--nvml-interval", "200ms")

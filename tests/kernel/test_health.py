@@ -1,7 +1,7 @@
 """A driver that hangs, fails with every error, loses and gets GPUs: the snapshot is right within two intervals.
 
 Nothing here waits for time to pass: an interval is one collection and one pass. Containers, slots, children and
-nvidia-ml-py are real. Both tenants are busy all the time, so every 0 that is said of them is false.
+nvidia-ml-py are real. Both tenants are always busy, so every 0 that is reported is false.
 """
 
 import asyncio
@@ -154,7 +154,7 @@ def test_failing_device_leaves_only_its_own_values_unknown(
         if samples and code == NOT_FOUND:
             continue  # NVML's sign for no process
         bench.node.gpu.set_devices([replace(FIRST, errors={call: code}), SECOND])
-        if call is Answer.UUID:  # only asked when devices are looked at
+        if call is Answer.UUID:  # asked only when devices are listed
             bench.seconds += 61
         snapshot = bench.intervals()
         utilization = bench.utilization(snapshot)

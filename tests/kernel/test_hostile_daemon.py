@@ -1,4 +1,4 @@
-"""Everything hostile at once, beside two good containers, under the running daemon: nobody else notices."""
+"""Hostile files of every kind at once, beside two good containers, which the daemon serves as before."""
 
 import contextlib
 import os
@@ -37,7 +37,7 @@ SM_UTIL: Final = V1_2.device_util + 16
 
 @contextmanager
 def unseen(place: Path) -> Iterator[Path]:
-    """A name for a file that isn't hostile yet: as a sound one, the daemon would clear its dead slots."""
+    """Yield another name to make the file under: the daemon would clear dead slots of a valid one."""
     new = place.with_name("new")
     yield new
     new.rename(place)
@@ -51,9 +51,9 @@ def region(place: Path, *changes: tuple[int, str, int | bytes]) -> None:
 
 
 def slots(place: Path, *pids: int) -> BinaryIO:
-    """A region whose slots claim these PIDs, all in use. Those that cannot be a dead process's have a load.
+    """Write a region whose slots claim these PIDs; only PIDs that can't be a dead process's have a load.
 
-    The file is open before it has its name: the daemon may call the slots of a file dead that no process has open.
+    The file is open before it has its name: slots of a file that no process has open may be called dead.
     """
     sound = place.with_name("sound")
     region(sound, (V1_2.proc_num, "i", len(pids)))
@@ -104,7 +104,7 @@ def named(name: str | bytes) -> Callable[[Path], object]:
 
 
 def mounted_over(place: Path) -> None:
-    """Of the same file system, where device numbers tell nothing."""
+    """Mount something of the same file system over it, so that device numbers don't differ."""
     elsewhere = place.parents[2] / "elsewhere" / place.name
     if not elsewhere.exists():
         write(elsewhere, recorded("v1.2"))
@@ -115,7 +115,7 @@ def mounted_over(place: Path) -> None:
     subprocess.run(["mount", "--bind", elsewhere, place], check=True)
 
 
-#: Each in a separate directory; the reason of its rejection.
+#: By the name of its directory: how the file is made, and the reason for its rejection.
 HOSTILE: Final[dict[str, tuple[Callable[[Path], object], str]]] = {
     "link-to-file": (lambda place: place.symlink_to("/etc/passwd"), "symlink"),
     "link-to-directory": (lambda place: place.symlink_to("/etc"), "symlink"),
@@ -243,7 +243,7 @@ def test_everything_at_once(node: Node, start: Start, source: str, request: pyte
 
 
 def _liars(node: Node, victim: Good) -> dict[Path, BinaryIO]:
-    # In the victim's own PID namespace, as another container of its pod: the PID is there, and it is not his.
+    # Another container of the victim's pod, in its PID namespace, claims the victim's PID.
     beside = node.container(
         victim.container.pod_uid, "liar-beside", pid_namespace=victim.container, watcher=False
     )
@@ -294,7 +294,7 @@ def cut(cache: Path) -> None:
 
 
 def punch(cache: Path) -> None:
-    """Give the first page back, and fill the file system: there is no room for the page any more."""
+    """Free the file's first page, and fill the file system so that the page can't come back."""
     with cache.with_name("filler").open("wb", buffering=0) as filler, contextlib.suppress(OSError):
         subprocess.run(["fallocate", "--punch-hole", "--length", "4096", str(cache)], check=True)
         while True:
@@ -313,7 +313,7 @@ def small(node: Node) -> Iterator[Node]:
 def test_tenant_that_truncates_its_file_is_quarantined(
     small: Node, start: Start, spoil: Callable[[Path], None]
 ) -> None:
-    """Between the writer's mapping and its write, which kills the writer and nobody else."""
+    """The file is cut between the writer's mapping and its write, which kills only the writer."""
     good, other = Good(small, "good", PATIENCE_S), small.container(name="other", watcher=False)
     subprocess.run(["fallocate", "--length", str(V1_2.size), str(good.container.cache)], check=True)
     tenant = other.tenant(guess="none")
@@ -335,7 +335,7 @@ def test_tenant_that_truncates_its_file_is_quarantined(
 
 
 def test_hanging_writer_is_killed_and_replaced(node: Node, start: Start) -> None:
-    """Stopped in the middle of a request: nobody knows whether the file or the machine is to blame."""
+    """A writer that stops in a request proves neither the file nor the machine guilty."""
     good, other = Good(node, "good", PATIENCE_S), node.container(name="other", watcher=False)
     first: Tenant = other.tenant(guess="none")
     daemon = start(node, "--interval", "100ms")

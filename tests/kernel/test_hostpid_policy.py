@@ -15,7 +15,7 @@ from tests.patience import never, until
 
 @pytest.mark.parametrize("version", ["560.35.03", "565.57.01"])
 def test_wrong_guess_shows_no_load_until_it_is_corrected(tmp_path: Path, version: str) -> None:
-    """Without a daemon: this is what all others mend."""
+    """Without a daemon: the fault that the other tests repair."""
     with Node(tmp_path, version) as node:
         container = node.container()
         tenant = container.tenant(load=87)

@@ -1,4 +1,4 @@
-"""A compiled program that is kept for the next start: when it is taken, when not, and that it is the same."""
+"""The compiled program that is kept for the next start: when it is used, and when not."""
 
 import contextlib
 import json
@@ -25,7 +25,7 @@ def kept_in(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a start keeps, for the tests that spoil it: LLVM takes a second of CPU for each."""
+    """Return a kept program for tests to spoil: compiling one takes a second of CPU."""
     directory = tmp_path_factory.mktemp("compiled")
     with loaded(directory):
         pass

@@ -1,4 +1,4 @@
-"""Look-ups through a running daemon, one or many: what its map answers is what the kernel says, or it is silent."""
+"""Look-ups by a running daemon, single and in batches: an answer equals the kernel's, or there is none."""
 
 import random
 import time
@@ -110,7 +110,7 @@ def test_each_answer_is_that_of_a_single_look_up(node: Node, start: Start, sourc
 
 
 def test_answers_stay_right_while_processes_come_and_go(node: Node, start: Start, source: str) -> None:
-    """A storm of short processes in the container: whoever is found has that number, there and then."""
+    """In a storm of short processes, each process in an answer has the number that was asked for."""
     container = node.container()
     kept = [container.spawn(SLEEP) for _ in range(10)]
     storm = container.spawn(["/bin/sh", "-c", "read line; while :; do /bin/true & /bin/true & wait; done"])
@@ -130,7 +130,7 @@ def test_answers_stay_right_while_processes_come_and_go(node: Node, start: Start
 
 
 def _must_be(answer: dict[str, Any], ns_pid: int, container: Container) -> None:
-    """The process may have ended by now; if it has not, that is its number."""
+    """Check that the process has this number, unless it has ended."""
     procfs = Procfs()
     try:
         with procfs.open_handle(answer["host_pid"]) as handle:
@@ -143,7 +143,7 @@ def _must_be(answer: dict[str, Any], ns_pid: int, container: Container) -> None:
 
 
 def test_two_thousand_unknown_names_delay_no_other_lookup(node: Node, start: Start) -> None:
-    """Each takes a walk of its own. What is not reached in time says so."""
+    """Each needs its own walk; a pair that is not reached in time is answered with too_slow."""
     pairs = [(f"{number:064x}", 1) for number in range(2_000)]
     answers = ask(serving(start, node, "--source", "scan"), pairs)
     reasons = {each["reason"] for each in answers}

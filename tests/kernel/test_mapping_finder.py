@@ -38,7 +38,7 @@ def test_region_inside_a_container_is_repaired(node: Node, start: Start, source:
     assert not daemon.said("region_rejected")
 
 
-def test_it_is_kept_as_long_as_anybody_maps_it(node: Node, start: Start) -> None:
+def test_region_is_kept_while_a_process_maps_it(node: Node, start: Start) -> None:
     """An upper directory on a file system of its own has other inode numbers than one beside the lower ones."""
     docker, other = Docker(node), Docker(node, "other", upper="tmpfs")
     daemon = start(node, *FAST, "--source", "scan")
@@ -49,13 +49,13 @@ def test_it_is_kept_as_long_as_anybody_maps_it(node: Node, start: Start) -> None
     repaired(other, third)
     both = {docker.container.container_id, other.container.container_id}
     until(lambda: {line["container"] for line in daemon.said("region_found")} == both, "both in the log")
-    one.kill()  # through which it was found
+    one.kill()  # the region was found through this process
     never(lambda: daemon.said("region_gone"), "its end", 1.2)
     four = docker.tenant(load=10)
     repaired(docker, four)
     for tenant in (two, four):
         tenant.kill()
-    # With the last process nothing of the container's is kept open.
+    # After the last process, no file of the container stays open.
     daemon.wait_for("region_gone", container=docker.container.container_id)
     until(lambda: opened(daemon) == 1, "the end of the descriptor")
     assert not daemon.said("region_rejected")
@@ -127,7 +127,7 @@ print('ready', flush=True); time.sleep(600)
 
 
 def other_file_systems(node: Node) -> set[tuple[str, str]]:
-    """Containers whose files may ask a tenant's program, or never answer, or lie in mounts of its own, with reasons."""
+    """Start containers with files on ramfs, on a tenant's FUSE and in its own mounts; return them with the reasons."""
     ramfs, fuse, mounts = (Docker(node, name) for name in ("ramfs", "fuse", "mounts"))
     ramfs.run(f"mkdir {PLACE}", f"mount -t ramfs none {PLACE}", f"chmod 1777 {PLACE}")
     ramfs.tenant(load=30, cache=f"{PLACE}/cudevshr.cache")
@@ -144,7 +144,7 @@ def other_file_systems(node: Node) -> set[tuple[str, str]]:
 
 
 def test_files_that_prove_no_owner_are_refused(node: Node, start: Start) -> None:
-    """Every trick at once, and one container without any: once its second process is repaired, all were looked at."""
+    """All tricks at once, beside an honest container: when its second process is repaired, all files were checked."""
     sums = f"find {PLACE} -type f -exec sha256sum {{}} + || true"
     made = hostile(node, {trick: commands for trick, (commands, _) in REFUSED.items()})
     before = {trick: docker.run(sums) for trick, (docker, _) in made.items()}
@@ -177,7 +177,7 @@ def test_files_that_prove_no_owner_are_refused(node: Node, start: Start) -> None
 
 
 def test_a_file_that_two_containers_share_is_never_guessed(node: Node, start: Start) -> None:
-    """Two processes with one number in two PID namespaces map it: which one the slot means, nothing tells."""
+    """Processes with one number in two PID namespaces map the file: nothing shows which one owns the slot."""
     docker, other = Docker(node), Docker(node, "two")
     shared = node.root / "shared"
     shared.mkdir(mode=0o777)

@@ -1,4 +1,4 @@
-"""Shortages of the daemon's own that others use up: it goes on if it can, says so if not, and blames no container."""
+"""Other processes use up what the daemon needs: it goes on if it can, reports it if not, and blames no container."""
 
 import contextlib
 import os
@@ -18,7 +18,7 @@ from tests.kernel.rights import patched
 from tests.kernel.serving import answer, serving
 from tests.patience import PATIENCE_S, until
 
-#: The daemon's limit in these tests, and as many descriptors of its user in flight as it takes.
+#: The daemon's limit of descriptors in these tests.
 _LIMIT = 512
 
 

@@ -1,6 +1,6 @@
 """The proc connector on this kernel: held against `/proc` while processes come and go, flooded, refused.
 
-What it is compared with is never the source's own word: `/proc` is listed here by `truth`.
+It is compared with `/proc`, as listed by `truth`, and never with the source's own data.
 """
 
 import contextlib
@@ -49,8 +49,8 @@ class Checked:
         assert {pid: known.get(pid) for pid, _ in throughout} == {
             each[0]: tuple(number for _, number in before.living[each]) for each in throughout
         }
-        # Absent from both listings: only this refresh can have seen it, or it has left /proc and waits for a CPU to
-        # report its exit, which the kernel does afterwards.
+        # In neither listing: it came and went between them, or it has left /proc and the kernel has yet to report
+        # its exit.
         present = {pid for seen in (before, after) for pid, _ in (*seen.living, *seen.ending)}
         leaving = known.keys() - present - came - {1}
         until(lambda: self.left(leaving, came, went), f"the exits of {leaving}")

@@ -1,4 +1,4 @@
-"""Two daemons on one node: the second is ready, and begins in the moment the first ends."""
+"""Two daemons on one node: the second is ready, and takes over when the first ends."""
 
 import signal
 
@@ -23,7 +23,7 @@ def first_and_second(node: Node, start: Start) -> tuple[Daemon, Daemon]:
 
 
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL], ids=["ended", "killed"])
-def test_it_takes_over(node: Node, start: Start, end: signal.Signals) -> None:
+def test_waiting_daemon_takes_over(node: Node, start: Start, end: signal.Signals) -> None:
     container = node.container()
     tenant = container.tenant(load=40)
     first, second = first_and_second(node, start)
@@ -45,7 +45,7 @@ def test_it_takes_over(node: Node, start: Start, end: signal.Signals) -> None:
     until((second.run_dir / "resolver.sock").exists, "its socket")
 
 
-def test_back_again(node: Node, start: Start) -> None:
+def test_waiting_daemons_take_turns(node: Node, start: Start) -> None:
     container = node.container()
     tenants = [container.tenant() for _ in range(2)]
     first, second = first_and_second(node, start)
@@ -73,7 +73,7 @@ def test_back_again(node: Node, start: Start) -> None:
 
 
 def test_lock_that_fails_ends_the_one_that_waits(node: Node, start: Start) -> None:
-    """It was a standby for ever, which nothing said."""
+    """It stayed a standby for ever, without a word in the log."""
     first, second = first_and_second(node, start)
     run_dir = first.run_dir
     run_dir.rename(run_dir.with_name("moved"))

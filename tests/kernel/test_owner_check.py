@@ -241,7 +241,7 @@ def test_open_file_without_path_hides_no_other(tree: Tree, tmp_path: Path) -> No
 def test_closed_and_later_opened_directories_keep_all_files(tree: Tree) -> None:
     """Kubelet's names were read every two minutes where a directory is closed.
 
-    Libsync opens it when the first of KAI's containers comes: HAMi's were dropped until a full listing.
+    Libsync opens KAI's when its first container starts: HAMi's files were dropped then until a full listing.
     """
     hami = tree.node.container(name="hami", watcher=False)
     repaired_first = tree.victim.tenant(guess="wrong")

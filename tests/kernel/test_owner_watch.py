@@ -1,4 +1,4 @@
-"""A slot is dead when the kernel says that nobody can own it, and never because a process was not seen."""
+"""A slot is dead if the kernel shows that no process can own it, never because a process was not seen."""
 
 import os
 import subprocess
@@ -16,7 +16,7 @@ from tests.patience import never, until
 
 FAST = ("--interval", "50ms", "--nvml-interval", "100ms", "--hostpid-namespace", "host")
 
-#: Leaves the mounts that its container is found by.
+#: Leaves the mounts by which its container is identified.
 LEAVES = """
 libc = ctypes.CDLL(None, use_errno=True)
 os.makedirs("/tmp/jail/old", exist_ok=True)
@@ -129,7 +129,7 @@ def test_process_ended_before_start_is_dead_once_file_is_closed(node: Node, star
         until(lambda: daemon.said("region_abandoned"), "a word of it")
         never(lambda: sm_util(served) != 64, "a served file written to", 2.0)
     until(lambda: sm_util(served) == 0, "the end of the other one's load")
-    # The guest comes back: its claims look as before and are alive.
+    # The guest returns: its claims are unchanged, and their processes live.
     with served.cache.open("r+b") as file:
         file.seek(-1, os.SEEK_END)
         file.write(b"\0")

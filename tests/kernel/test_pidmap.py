@@ -32,7 +32,7 @@ def pidmap(kept_in: str) -> Iterator[KernelMap]:
 
 @pytest.fixture(autouse=True)
 def no_drift(pidmap: KernelMap) -> Iterator[None]:
-    """Whatever the life was, the map has neither lost nor kept anything because of it."""
+    """Check after each test that the map has neither lost nor kept a process."""
     reconcile(pidmap)
     failed = pidmap.counters()["update_failed"]
     yield
@@ -40,7 +40,7 @@ def no_drift(pidmap: KernelMap) -> Iterator[None]:
 
 
 def found(pidmap: KernelMap, host_pid: int) -> Record:
-    """The record of a process, the same by host PID and by each of its numbers, and as /proc has it."""
+    """Return a process's record; check that each of its numbers leads to it, and that /proc agrees."""
     record = pidmap.by_host(host_pid)
     assert record is not None, f"process {host_pid} is not in the map"
     procfs = Procfs()
@@ -53,7 +53,7 @@ def found(pidmap: KernelMap, host_pid: int) -> Record:
 
 
 def gone(pidmap: KernelMap, record: Record) -> None:
-    """By none of its numbers; other processes may have them by now."""
+    """Check that no number leads to the record; other processes may have the numbers."""
     assert record not in [
         pidmap.by_host(record.host_pid),
         *(pidmap.lookup(*level) for level in record.levels),
@@ -96,7 +96,9 @@ def test_a_process_that_enters_a_namespace_and_forks(pidmap: KernelMap, lives: P
             child = child_of(guest.ready().host_pid)
             record = found(pidmap, child)
             assert record.levels == ((HOST_PIDNS, child), (Procfs().pidns(init), 2))
-            assert len(found(pidmap, guest.host_pid).levels) == 1, "who enters stays in its own namespace"
+            assert len(found(pidmap, guest.host_pid).levels) == 1, (
+                "the entering process stays in its namespace"
+            )
             guest.end()
             gone(pidmap, record)
 

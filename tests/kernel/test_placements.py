@@ -35,7 +35,7 @@ def test_every_placement_is_repaired_beside_the_others(node: Node, start: Start)
 
 
 @pytest.mark.parametrize("placement", ["volcano", "koordinator", "hami"])
-def test_a_directory_that_is_made_anew_below_a_running_container(
+def test_recreated_directory_of_running_container_is_repaired(
     node: Node, start: Start, placement: str
 ) -> None:
     """Their plugins remove it at each allocation: the container that runs still maps the deleted file."""
@@ -49,7 +49,7 @@ def test_a_directory_that_is_made_anew_below_a_running_container(
     again = node.container(old.pod_uid, "main", placement=placement, watcher=False)
     assert again.directory == old.directory
     after = again.tenant(load=20, guess="wrong")
-    assert after.ns_pid == before.ns_pid  # and it lives, with the deleted file
+    assert after.ns_pid == before.ns_pid  # which still runs, with the deleted file
     after.until_repaired()
     after.until_load(20)
     region = read_file(Path(f"/proc/self/fd/{kept.fileno()}"))
@@ -58,7 +58,7 @@ def test_a_directory_that_is_made_anew_below_a_running_container(
 
 
 def share(node: Node, placement: str = "dra") -> tuple[Container, Container]:
-    """Two containers of different pods that have one claim, and one file in it; or of one pod that share a file."""
+    """Start two containers of different pods with one claim and its file, or of one pod with one file."""
     first = node.container(name="first", placement=placement, watcher=False)
     claimed: dict[str, Any] = {"name": "second", "claim": first.claim}
     own = claimed if placement == "dra" else {"pod_uid": first.pod_uid, "name": "first"}
@@ -81,7 +81,7 @@ def test_process_hanging_in_ended_namespace_keeps_slot(node: Node, start: Start)
 
 
 @EVERY_SOURCE
-def test_a_claim_that_two_pods_share(node: Node, start: Start) -> None:
+def test_slots_of_a_shared_claim_have_their_own_pods(node: Node, start: Start) -> None:
     first, second = share(node)
     of_first = first.tenant(load=30, guess="wrong")
     while second.spawn(["/bin/sleep", "1000"]).ns_pid < of_first.ns_pid + 10:
@@ -109,7 +109,7 @@ def test_a_claim_that_two_pods_share(node: Node, start: Start) -> None:
         tenant.ns_pid: (each.container_id, each.pod_uid, each.name)
         for tenant, each in ((of_first, first), (of_second, second))
     }
-    until(lambda: slots() == owners, "whose each slot of the claim is")
+    until(lambda: slots() == owners, "the owner of each slot")
     for line in daemon.said("repair"):
         assert (line["pod_uid"], line["container_name"]) == owners[line["ns_pid"]][1:]
 
@@ -129,7 +129,7 @@ def test_a_claim_that_two_pods_share(node: Node, start: Start) -> None:
 
 @pytest.mark.parametrize("placement", ["dra", "hami", "volcano"])
 def test_right_hostpid_of_duplicate_pid_is_kept(node: Node, start: Start, placement: str) -> None:
-    """It takes the first one's slot again, and writes its own number there: neither is more the owner."""
+    """The second process takes the first one's slot and writes its own number: neither is proven to be the owner."""
     first, second = share(node, placement)
     of_first = first.tenant(guess="none")
     daemon = watching(start, node)
@@ -142,7 +142,7 @@ def test_right_hostpid_of_duplicate_pid_is_kept(node: Node, start: Start, placem
         slots = answer(daemon, "slots")["slots"]
         return [slot["unresolved"] for slot in slots]
 
-    until(lambda: unresolved() == ["ambiguous"], "that nobody knows who owns it")
+    until(lambda: unresolved() == ["ambiguous"], "a slot without a certain owner")
     never(lambda: of_first.hostpid != of_second.host_pid, "a write into the other one's slot", 1.0)
     of_first.kill()
     of_second.command(f"hostpid {of_first.host_pid}")

@@ -68,7 +68,9 @@ def test_every_query_of_the_dashboard_returns_data(
 
         until(lambda: loads() == wanted, "every container's true load")
         (nameless,) = prometheus.query(f'{UTILIZATION}{{container="legacy"}}')
-        assert not {"pod", "namespace"} & nameless.labels.keys(), "the target's own pod is nobody else's"
+        assert not {"pod", "namespace"} & nameless.labels.keys(), (
+            "a sample without a pod gets none from its target"
+        )
         until(
             lambda: prometheus.query("resolver_source == 1")[0].labels["resolver_source"] == source,
             f"source {source}",

@@ -14,7 +14,7 @@ from tests.kernel.conftest import EVERY_SOURCE, FAST, Start, lock_words, slot_of
 from tests.kernel.serving import claiming
 from tests.patience import until
 
-pytestmark = pytest.mark.usefixtures("source")  # the best, unless a test wants each of them
+pytestmark = pytest.mark.usefixtures("source")  # the usual one, unless a test has every source
 
 WITH_UTILIZATION = [name for name in LAYOUTS if name != "v0-no-util"]
 
@@ -88,7 +88,7 @@ def test_duplicate_pid_in_container_is_not_guessed(node: Node, start: Start) -> 
 
 
 @EVERY_SOURCE
-def test_restarted_and_executing_ones_keep_right_slots(node: Node, start: Start) -> None:
+def test_restart_and_exec_keep_slots_right(node: Node, start: Start) -> None:
     container, other = node.container(), node.container(name="other")
     before, first = container.tenant(guess="none"), other.tenant(guess="none")  # they make the files
     process = claiming(other, *other.tenant_arguments(load=35, guess="none"))

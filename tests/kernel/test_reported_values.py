@@ -1,6 +1,6 @@
 """The closed loop: the values that HAMi's monitor would report become NVML's, for every release of the tenants.
 
-Where a tenant's watcher undoes that at each of its ticks, it is put right after each, and reported.
+If a tenant's watcher overwrites them at each tick, they are corrected after each, and the slot is reported.
 """
 
 import itertools
@@ -56,7 +56,7 @@ def test_monitor_reports_nvml_values_in_every_release(tmp_path: Path, start: Sta
                 line = daemon.wait_for("slot_stuck", container=name)
                 assert line["level"] == "warning"
                 assert word in line["why"]
-        # No other watcher is fought, but for one that gets no CPU.
+        # No other watcher overwrites values, except one without a CPU.
         until(lambda: stuck(daemon).keys() <= undone.keys(), "right values left to their watchers")
 
 
@@ -125,7 +125,7 @@ def watchers(daemon: Daemon) -> dict[str, int]:
 
 @pytest.mark.parametrize(("release", "shown"), [("2.8.0", "doubts"), ("2.9.0", "contradicts")])
 def test_watchers_expose_a_lying_driver(node: Node, start: Start, release: str, shown: str) -> None:
-    """Its version decides, wrongly. Watchers of HAMi 2.4.1 would look the same in a file of 2.8.0."""
+    """The version decides wrongly. In a file of 2.8.0, a watcher of HAMi 2.4.1 would look the same."""
     environment = {**node.environment(), "NVML_STANDIN_SAYS": "570.86.15"}
 
     def tenants(*names: str) -> list[Tenant]:

@@ -1,4 +1,4 @@
-"""`resolver reverse` beside what the kernel's credentials and the node in miniature know."""
+"""`resolver reverse`, compared with the kernel's credentials and the miniature node."""
 
 import json
 import os
@@ -42,7 +42,7 @@ def as_json(*arguments: object, wrapper: tuple[str, ...] = ()) -> dict[str, Any]
     return dict(json.loads(done.stdout))
 
 
-def test_every_level_is_told_and_leads_back(node: Node) -> None:
+def test_reverse_lists_every_level_and_leads_back(node: Node) -> None:
     first = node.container(name="first")
     plain, nested = first.spawn(SLEEP), first.spawn(SLEEP, nested=True)
     found = reverse(Procfs(), plain.host_pid)
@@ -167,7 +167,7 @@ def test_missing_pids_exit_1_and_wrong_numbers_2() -> None:
 
 
 def hidden(level: int) -> tuple[str, ...]:
-    """A mount of its own, not a remount: that would change the one that everybody uses."""
+    """Mount a new /proc: a remount would change the one of the whole machine."""
     return (*mounted(f"mount -t proc -o hidepid={level} proc /proc"), *NOBODY)
 
 
@@ -180,9 +180,7 @@ def hidden(level: int) -> tuple[str, ...]:
         (hidden(2), "hidepid"),
     ],
 )
-def test_where_it_cannot_be_seen_it_is_not_called_gone(
-    node: Node, wrapper: tuple[str, ...], why: str
-) -> None:
+def test_process_out_of_sight_is_not_called_gone(node: Node, wrapper: tuple[str, ...], why: str) -> None:
     host_pid = node.container().spawn(SLEEP).host_pid if why == "hidepid" else os.getpid()
     done = command(1 if "--pid" in wrapper else host_pid, wrapper=wrapper)
     assert (done.returncode, done.stdout, why in done.stderr) == (4, "", True)
