@@ -59,7 +59,7 @@ static __always_inline int read_level(u64 pid, u64 level, struct level *to)
     u32 ns_pid = 0, pidns = 0;
     u64 ns = 0, upid;
     int error;
-    /* Nearly always. Before Linux 6.5 the array has one element in BTF, and a verifier refuses to read the second. */
+    /* Nearly always level 1. Before Linux 6.5 BTF gives the array one element, and a verifier refuses the second one. */
     if (level == 1 && PID_SIZE <= PID_NUMBERS) {
         ns = MEMBER(u64, pid, PID_NUMBERS + UPID_SIZE + UPID_NS);
         to->ns_pid = MEMBER(u32, pid, PID_NUMBERS + UPID_SIZE + UPID_NR);
@@ -95,9 +95,9 @@ static __always_inline bool same(const struct process *one, const struct process
     return !((one->start_time ^ other->start_time) | (one->host_tgid ^ other->host_tgid));
 }
 
-/* Gives a PID to its process; true if it was missing. An update of a right entry would hide it from a reader for a
- * moment. An entry of another process was left by an exit that was missed, or by a walk that is about to take it back
- * and may take this one: it counts, and no absence proves anything until the next walk.
+/* Enters a process under one of its PIDs; true if it was missing. A right entry isn't updated, which would hide it from
+ * a reader for a moment. An entry of another process is left from a missed exit, or from a walk that is about to remove
+ * it and may remove this one: that is counted, and until the next walk an absent entry proves nothing.
  */
 static __always_inline bool enter(struct level *level, struct process *process)
 {
@@ -113,7 +113,7 @@ static __always_inline bool enter(struct level *level, struct process *process)
     return !error;
 }
 
-/* Takes a PID back; with `mine` only from that process. */
+/* Removes the entry of a PID; with `mine` only that process's. */
 static __always_inline void leave(struct level *level, const struct process *mine)
 {
     int error;
@@ -160,8 +160,8 @@ static __always_inline bool store(u64 leader, u64 pid, u32 host_tgid, struct pro
     return fresh | enter(&host, process);
 }
 
-/* Removes a process that ended. It keeps its PIDs until it is reaped, so all entries under them are its own; not so
- * for the iterator, whose process (`mine`) may have been reaped meanwhile.
+/* Removes a process that ended. It keeps its PIDs until it is reaped, so all entries under them are its own. Only the
+ * iterator's process (`mine`) may have been reaped meanwhile.
  */
 static __always_inline void bury(u64 pid, u32 host_tgid, const struct process *mine)
 {
@@ -191,8 +191,8 @@ int on_fork(struct bpf_raw_tracepoint_args *ctx)
     return 0;
 }
 
-/* args: struct task_struct *task, pid_t old_pid, struct linux_binprm *. A thread that calls exec takes over its leader's
- * PID and start time (de_thread in fs/exec.c), so nothing changes but for a process that was missed.
+/* args: struct task_struct *task, pid_t old_pid, struct linux_binprm *. A thread that calls exec takes over its
+ * leader's PID and start time (de_thread in fs/exec.c), so only a process that was missed changes the map.
  */
 int on_exec(struct bpf_raw_tracepoint_args *ctx)
 {
@@ -206,8 +206,8 @@ int on_exec(struct bpf_raw_tracepoint_args *ctx)
     return 0;
 }
 
-/* args: struct task_struct *. The last thread of a group finds signal->live at 0, because do_exit counts down before. Two
- * may find it so: the second repeats what the first did, and the leader is reaped after both.
+/* args: struct task_struct *. The last thread of a group finds signal->live at 0, because do_exit counts down before.
+ * If two threads find that, the second repeats the first one's work, and the leader is reaped after both.
  */
 int on_exit(struct bpf_raw_tracepoint_args *ctx)
 {
@@ -220,7 +220,7 @@ int on_exit(struct bpf_raw_tracepoint_args *ctx)
 }
 
 /* Runs over every task when its descriptor is read: seeds and repairs. Writes a byte for each process that is not
- * reaped: 1 if its last thread ends or has ended, so that it is not in the maps, or not for long.
+ * reaped: 1 if its last thread is ending or has ended, so the maps don't have the process, or soon won't.
  * `signal` is read once: a leader whose thread calls exec lets go of it, and the process goes on.
  */
 int bpf_iter__task(struct bpf_iter__task *ctx)
@@ -242,6 +242,6 @@ int bpf_iter__task(struct bpf_iter__task *ctx)
         else if (fresh && !(MEMBER(u32, task, TASK_STATE) & TASK_NEW)) /* the fork event of a new one is under way */
             COUNT(seeded);
     }
-    bpf_seq_write(seq, &ends, sizeof(ends)); /* that it did not fit, the kernel sees, and calls again */
+    bpf_seq_write(seq, &ends, sizeof(ends)); /* if it doesn't fit, the kernel notices and calls again */
     return 0;
 }
