@@ -59,7 +59,7 @@ static __always_inline int read_level(u64 pid, u64 level, struct level *to)
     u32 ns_pid = 0, pidns = 0;
     u64 ns = 0, upid;
     int error;
-    /* Nearly always level 1. Before Linux 6.5 BTF gives the array one element, and a verifier refuses the second one. */
+    /* Nearly always level 1. Before Linux 6.5 BTF gives the array one element, and a verifier refuses the second. */
     if (level == 1 && PID_SIZE <= PID_NUMBERS) {
         ns = MEMBER(u64, pid, PID_NUMBERS + UPID_SIZE + UPID_NS);
         to->ns_pid = MEMBER(u32, pid, PID_NUMBERS + UPID_SIZE + UPID_NR);
