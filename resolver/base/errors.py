@@ -1,18 +1,4 @@
-"""All errors that this project raises on purpose. Code that makes system calls translates OSError to these.
-
-ResolverError
-├── UsageError          a wrong command line, environment or settings file
-├── CannotKnow          a prerequisite of the answer is missing
-│   ├── AccessDenied    the kernel or a daemon refused
-│   ├── TooSlow         the kernel is late
-│   └── NoDaemon        no daemon answers
-├── ProcessGone         the process ended
-├── NotFound            everything was read: it does not exist
-├── Ambiguous           several things fit
-├── RegionRejected      a file is no shared region
-├── ApiServerFailed     the Kubernetes API server gave no result
-└── WorkerFailed        a child process gave no result
-"""
+"""All errors that this project raises on purpose. Code that makes system calls translates OSError to these."""
 
 from __future__ import annotations
 

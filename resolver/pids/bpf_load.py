@@ -29,19 +29,15 @@ class BpfUnavailable(CannotKnow):
 
 
 class Loaded(NamedTuple):
-    """Descriptors by name; ``report`` is the loader's answer."""
+    """Descriptors of maps, programs and links by name; ``report`` is the loader's answer."""
 
-    maps: dict[str, int]
-    programs: dict[str, int]
-    links: dict[str, int]
+    descriptors: dict[str, int]
     report: dict[str, Any]
 
     def close(self) -> None:
         """Close all; the kernel removes programs, maps and links with the last descriptor."""
-        for group in (self.links, self.programs, self.maps):
-            for fd in group.values():
-                os.close(fd)
-            group.clear()
+        while self.descriptors:
+            os.close(self.descriptors.popitem()[1])
 
 
 def bpf_directory() -> str:
@@ -94,18 +90,12 @@ def load(constants: dict[str, int], kept_in: str) -> Loaded:
         raise BpfUnavailable(f"the BPF loader ended with code {code} and gave no answer")
     if "error" in answer:
         raise BpfUnavailable(answer["error"], answer["detail"], answer["cause"])
-    return _named(answer, descriptors)
-
-
-def _named(answer: dict[str, Any], descriptors: list[int]) -> Loaded:
-    names = [kernel_map["name"] for kernel_map in answer["maps"]], answer["programs"], answer["links"]
-    named, fds = sum(map(len, names)), iter(descriptors)
-    if named != len(descriptors):
+    names = [*(kernel_map["name"] for kernel_map in answer["maps"]), *answer["programs"], *answer["links"]]
+    if len(names) != len(descriptors):
         for fd in descriptors:
             os.close(fd)
         raise BpfUnavailable(
-            f"the BPF loader named {named} descriptors and sent {len(descriptors)}: the limit of open files "
+            f"the BPF loader named {len(names)} descriptors and sent {len(descriptors)}: the limit of open files "
             "(ulimit -n) may be too low"
         )
-    maps, programs, links = ({name: next(fds) for name in some} for some in names)
-    return Loaded(maps, programs, links, answer)
+    return Loaded(dict(zip(names, descriptors, strict=True)), answer)

@@ -188,7 +188,7 @@ class KernelMap:
         #: Number of processes with two levels that the map has room for.
         self.room: int = described["processes"]["max_entries"] // 2
         self.processes, self.namespaces, self._counters = (
-            BpfMap(self._kernel, loaded.maps[name], *layouts) for name, layouts in _MAPS.items()
+            BpfMap(self._kernel, loaded.descriptors[name], *layouts) for name, layouts in _MAPS.items()
         )
         self._lost_then = 0
 
@@ -265,8 +265,7 @@ class KernelMap:
 
     def missed_events(self) -> int:
         """Count events that a probe missed because one ran on that CPU (Linux 5.12)."""
-        programs = self.loaded.programs
-        return sum(run_stats(programs[name])["recursion_misses"] for name in _PROBES)
+        return sum(run_stats(self.loaded.descriptors[name])["recursion_misses"] for name in _PROBES)
 
     def complete(self) -> bool:
         """Check that every process has found room since the last walk."""
@@ -279,7 +278,7 @@ class KernelMap:
     def reconciling(self) -> Iterator[int | None]:
         """Walk over all processes and add missing ones. Yield None between steps, then the number of repairs."""
         lost, seeded, living = self._lost(), self.counters()["seeded"], 0
-        for some in self._kernel.run_iterator(self.loaded.links["iterator"]):
+        for some in self._kernel.run_iterator(self.loaded.descriptors["iterator"]):
             living += some.count(0)
             yield None
         self.living = living

@@ -44,12 +44,8 @@ _LOADED = (
 _RIGHTS = frozenset({"SYS_PTRACE", "DAC_OVERRIDE"})
 
 
-class _TooCostly(Exception):
-    """The first lane gave the question up."""
-
-
-class _Late(Exception):
-    """The container was late while the question waited for the first lane."""
+class _Elsewhere(Exception):
+    """The first lane gave the question up, or its container was late while the question waited for that lane."""
 
 
 class TenantReader:
@@ -153,19 +149,17 @@ class Lanes(TenantReader):
         if self._closed:
             raise asyncio.CancelledError
         message = json.dumps([f"{function.__module__}:{function.__qualname__}", *arguments]).encode()
-        question = payer, about, message
         try:
-            return await self._answer(self._lane(payer, about), *question)
-        except _TooCostly:
-            return await self._answer(self._second, *question)
-        except _Late:
-            return await self._answer(self._lane(payer, about), *question)
+            return await self._answer(self._lane(payer, about), payer, about, message)
+        except _Elsewhere:
+            lane = self._lane(payer, about) if about in self._slow else self._second
+            return await self._answer(lane, payer, about, message)
 
     async def _answer(self, lane: WorkerProcess, payer: str, about: str, message: bytes) -> Any:
         try:
             async with self._lines[lane].turn(payer):
                 if lane is self._first and about in self._slow:
-                    raise _Late
+                    raise _Elsewhere
                 text = await lane.request(message, on_late=self._was_late, about=about)
             wall, own_cpu, error, value = json.loads(text)
         except ValueError:
@@ -250,5 +244,5 @@ def _raised(error: str, value: list[Any]) -> Exception:
         return RegionRejected(RegionReason(value[0]), value[1])
     if error == "OSError":
         return OSError(*value)
-    kind = {"TooLarge": TooLarge, "TooCostly": _TooCostly}.get(error) or getattr(errors, error)
+    kind = {"TooLarge": TooLarge, "TooCostly": _Elsewhere}.get(error) or getattr(errors, error)
     return kind(*value)

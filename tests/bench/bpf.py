@@ -64,9 +64,9 @@ def _events(pidmap: KernelMap, where: str, work: Callable[[int], None]) -> list[
     """The median over turns of the mean: a busy neighbour makes the caches cold for some of them."""
     found: dict[str, list[float]] = {"on_fork": [], "on_exit": []}
     for _ in range(9):
-        before = {name: run_stats(fd) for name, fd in pidmap.loaded.programs.items()}
+        before = {name: run_stats(pidmap.loaded.descriptors[name]) for name in found}
         work(500)
-        after = {name: run_stats(fd) for name, fd in pidmap.loaded.programs.items()}
+        after = {name: run_stats(pidmap.loaded.descriptors[name]) for name in found}
         for name, values in found.items():
             spent, runs = (after[name][field] - before[name][field] for field in ("run_time_ns", "run_cnt"))
             values.append(spent / runs / 1e3)

@@ -103,8 +103,8 @@ FRAGILE = patched("""
         nothing = os.open("/dev/null", os.O_RDONLY)
         for each in gc.get_objects():
             if type(each).__name__ == "KernelMap":
-                for fd in each.loaded.maps.values():
-                    os.dup2(nothing, fd)
+                for kernel_map in (each.processes, each.namespaces, each._counters):
+                    os.dup2(nothing, kernel_map.fd)
         os.close(nothing)
     signal.signal(signal.SIGUSR1, break_down)
 """)

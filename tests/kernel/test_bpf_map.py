@@ -261,7 +261,7 @@ def test_a_map_without_its_probes_is_left_at_the_next_walk(kept_in: str) -> None
     source = BpfSource(start(kept_in=kept_in), Procfs())
     assert source.tend_at <= time.monotonic() + 10
     for hook in ("sched_process_fork", "sched_process_exec", "sched_process_exit"):
-        os.close(source.bpf.loaded.links.pop(hook))
+        os.close(source.bpf.loaded.descriptors.pop(hook))
     used: list[PidSource] = []
     ladder = Ladder("auto", Procfs(), 1024, used.append, lambda *_, **__: None)
     ladder.present, ladder.next_check = "bpf", math.inf

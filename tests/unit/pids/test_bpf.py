@@ -27,9 +27,13 @@ def maps() -> Iterator[tuple[KernelMap, KernelMap]]:
         each.close()
 
 
+def descriptors(pidmap: KernelMap) -> tuple[int, ...]:
+    return pidmap.processes.fd, pidmap.namespaces.fd, pidmap._counters.fd
+
+
 @pytest.fixture
 def large(maps: tuple[KernelMap, KernelMap]) -> Iterator[BpfSource]:
-    kept = {fd: os.dup(fd) for fd in maps[0].loaded.maps.values()}
+    kept = {fd: os.dup(fd) for fd in descriptors(maps[0])}
     yield BpfSource(maps[0], Procfs())
     for fd, copy in kept.items():  # of a test that took it away
         os.dup2(copy, fd, inheritable=False)
@@ -63,7 +67,7 @@ def child() -> Iterator[int]:
 def break_down(source: BpfSource) -> None:
     """Every descriptor of a map becomes one of something else, as if the kernel had taken the map away."""
     nothing = os.open("/dev/null", os.O_RDONLY)
-    for fd in source.bpf.loaded.maps.values():
+    for fd in descriptors(source.bpf):
         os.dup2(nothing, fd)
     os.close(nothing)
 
