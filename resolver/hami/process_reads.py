@@ -92,6 +92,21 @@ def hami_variables(procfs: Procfs, host_pid: int, start_time: int) -> list[str]:
     return [value[:_LONGEST_VARIABLE] for value in values]
 
 
+def reordering(visible: str, uuids: tuple[str, ...]) -> str:
+    """Explain the effect of CUDA_VISIBLE_DEVICES if it gives the GPUs another order than NVML's; empty if not."""
+    for place, entry in enumerate(device.strip() for device in visible.split(",")):
+        by_uuid = [index for index, uuid in enumerate(uuids) if entry and uuid.startswith(entry)]
+        number = int(entry) if entry.isdecimal() else by_uuid[0] if len(by_uuid) == 1 else None
+        if number is None or number >= len(uuids):  # CUDA ignores the rest
+            return ""
+        if number != place:
+            return (
+                "its CUDA_VISIBLE_DEVICES gives its GPUs another order than NVML's, so HAMi's watcher writes one GPU's "
+                "value into another's place: start it without the variable, in a pod that asks for fewer GPUs"
+            )
+    return ""
+
+
 def mount_causes(procfs: Procfs, host_pid: int, causes: list[str]) -> list[str]:
     """Return the causes by its mount table, and those of ``causes`` that the table doesn't rule out."""
     table = procfs.mount_table(host_pid)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from resolver.base.errors import RegionRejected, ResolverError
 from resolver.base.reasons import RegionReason
 from resolver.hami import layout as layouts
-from resolver.hami.packed_slots import Columns, PackedSlots, without_idle
+from resolver.hami.packed_slots import Columns, PackedSlots, SlotRecord, without_idle
 from resolver.linux.procfs import Procfs
 from resolver.linux.safe_open import cached, check_plain, closing, let_go, open_offered, open_plain, translate
 
@@ -213,6 +213,29 @@ class SharedRegion:
             self._nowait = False
         whole = zip(places, pieces, strict=True)
         return {start: piece for (start, length), piece in whole if len(piece) == length}
+
+    async def counts(
+        self, reader: TenantReader, payer: str, slots: Sequence[SlotRecord], device_num: int
+    ) -> tuple[list[tuple[int, ...]], int]:
+        """Return HAMi-core's counts of these slots by device, none if one changed, and its last kernel's time."""
+        layout, devices = self.layout, range(device_num)
+        places = [
+            (layout.slot_offset(slot.index), layout.used + device_num * layout.used_size)
+            for slot in slots
+            if devices
+        ]
+        if layout.last_kernel_time is not None:
+            places.append((layout.last_kernel_time, 8))
+        pieces = await self.pieces(reader, payer, places)
+        last_kernel = int.from_bytes(pieces.get(layout.last_kernel_time or 0, b""), "little")
+        sums: list[tuple[int, ...]] = [(0, 0, 0, 0) for _ in devices]
+        for slot in slots if devices else ():
+            data = pieces.get(layout.slot_offset(slot.index), b"")
+            if int.from_bytes(data[:4], "little", signed=True) != slot.pid:
+                return [], last_kernel
+            used = layouts.parse_used(layout, data, device_num)
+            sums = [(*map(sum, zip(*both, strict=True)),) for both in zip(sums, used, strict=True)]
+        return sums, last_kernel
 
     def dump(self) -> dict[str, Any]:
         """Return everything for display, see `layout.parse_region`. Raises as `read` does."""

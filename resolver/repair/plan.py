@@ -76,7 +76,7 @@ class SlotPlan(NamedTuple):
 
 def plan_slot(layout: Layout, view: RegionView, state: OwnedSlot, inputs: Inputs) -> SlotPlan:
     """Plan one owned slot. It changes nothing."""
-    slot, after, orders, values = state.slot, state.copy(), list[Order](), list[tuple[int, int]]()
+    slot, after, orders, values = state.slot, state.twin(), list[Order](), list[tuple[int, int]]()
     wrong = after.weigh(inputs.policy, inputs.now, view.slots.crowded)
     if wrong is not None and inputs.paused is not None:
         after.waits(inputs.paused)

@@ -10,7 +10,6 @@ from resolver.config import HostpidNamespace, WriteUtilization
 from resolver.gpu.attribution import Joined
 from resolver.hami.discovery import Location, Ownership
 from resolver.hami.hostpid_policy import FILLS_NOTHING, WatcherFinding
-from resolver.hami.layout import parse_used
 from resolver.hami.region import RegionView, SharedRegion
 from resolver.repair.plan import Inputs, Order, plan_slot, value_order, zeroes
 from resolver.repair.reported_values import TWO_TICKS
@@ -212,26 +211,11 @@ class RegionRepairs:
         """Read HAMi-core's counts if they are due; they are unknown while any slot's owner is."""
         if not self.counts_are_due(now := time.monotonic()):
             return
-        self._counts_due, layout = now + _COUNTS_SECONDS, self.region.layout
+        self._counts_due = now + _COUNTS_SECONDS
         device_num = 0 if self.slots.unclear() else self.view.device_num
-        owned = [state.slot for state in self.slots.distinguished() if device_num]
-        length = layout.used + device_num * layout.used_size
-        places = [(layout.slot_offset(slot.index), length) for slot in owned]
-        if layout.last_kernel_time is not None:
-            places.append((layout.last_kernel_time, 8))
-        pieces = await self.region.pieces(reader, self.ownership.account, places)
-        sums = [(0, 0, 0, 0)] * device_num
-        for slot in owned:
-            data = pieces.get(layout.slot_offset(slot.index), b"")
-            if int.from_bytes(data[:4], "little", signed=True) != slot.pid:
-                sums = []
-                break
-            used = parse_used(layout, data, device_num)
-            sums = [
-                (a + e, b + f, c + g, d + h) for (a, b, c, d), (e, f, g, h) in zip(sums, used, strict=True)
-            ]
-        last_kernel = int.from_bytes(pieces.get(layout.last_kernel_time or 0, b""), "little")
-        self.counts = HamiCounts(tuple(Counted(*count) for count in sums), last_kernel)
+        slots = [state.slot for state in self.slots.distinguished()]
+        sums, last_kernel = await self.region.counts(reader, self.ownership.account, slots, device_num)
+        self.counts = HamiCounts(tuple(Counted(*each) for each in sums), last_kernel)
 
     def let_go(self, now: float) -> None:
         """Hold no value for a while: they changed too often."""

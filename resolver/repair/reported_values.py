@@ -15,7 +15,10 @@ Values within `NEAR` points are equal because samples jitter, but 0 equals only 
 """
 
 from collections.abc import Container
+from copy import copy
 from enum import Enum
+
+from msgspec import Struct
 
 from resolver.hami.hostpid_policy import HostpidPolicy, WatcherFinding, contradiction
 from resolver.workers.slot_writer import MARK, NEAR, differs
@@ -43,36 +46,31 @@ class Verdict(Enum):
     WRONG = "wrong"
 
 
-class ReportedValue:
+class ReportedValue(Struct, eq=False):
     """History of a slot's ``sm_util`` on one device. Times are monotonic."""
 
-    def __init__(self, present: int) -> None:
-        self.seen = self.own = present  # own: the last value that resolver didn't write
-        self.fault = present  # the last wrong one of them: it shows the watcher's behaviour
-        self.actual: int | None = None  # NVML's, when it was last judged
-        self.moved_at = _NEVER  # by itself
-        self.answered = _NEVER
-        self.ours = False  # the value that stands there
-        self.written: int | None = None  # the last value that resolver wrote
-        self.held: list[int] = []  # the last two that were held
-        self.found_at = _NEVER  # when a watcher last wrote a value that agrees with NVML's
-        self.lost = False  # our value was replaced, and no later one was right by itself
-        self.rising: float | None = None  # since then it never fell, and was above NVML's at every look
-        self.contradicted: float | None = None  # when NVML's answer first differed from this older value
-        self.contested = False
-        self.may_double = False  # its container's watchers add: two that tick at once do so on every device
-        self.contested_since = 0.0
-        self.wrong_since: float | None = None
-        self.right = 0
-        self.idle = False  # the device is idle by its samples
-        self.absences = 0  # NVML's answers in a row without the process
-        self.zeroed = False  # by us, and the process was not busy since then
-        self.disputed = False  # a watcher filled in a value after our 0
-
-    def copy(self) -> "ReportedValue":
-        twin = object.__new__(ReportedValue)
-        twin.__dict__.update(self.__dict__)
-        return twin
+    seen: int
+    own: int  # the last value that resolver didn't write
+    fault: int  # the last wrong one of them: it shows the watcher's behaviour
+    actual: int | None = None  # NVML's, when it was last judged
+    moved_at: float = _NEVER  # by itself
+    answered: float = _NEVER
+    ours: bool = False  # the value that stands there
+    written: int | None = None  # the last value that resolver wrote
+    held: tuple[int, ...] = ()  # the last two that were held
+    found_at: float = _NEVER  # when a watcher last wrote a value that agrees with NVML's
+    lost: bool = False  # our value was replaced, and no later one was right by itself
+    rising: float | None = None  # since then it never fell, and was above NVML's at every look
+    contradicted: float | None = None  # when NVML's answer first differed from this older value
+    contested: bool = False
+    may_double: bool = False  # its container's watchers add: two that tick at once do so on every device
+    contested_since: float = 0.0
+    wrong_since: float | None = None
+    right: int = 0
+    idle: bool = False  # the device is idle by its samples
+    absences: int = 0  # NVML's answers in a row without the process
+    zeroed: bool = False  # by us, and the process was not busy since then
+    disputed: bool = False  # a watcher filled in a value after our 0
 
     def wrote(self, value: int) -> None:
         self.seen, self.ours, self.rising, self.contradicted, self.wrong_since = value, True, None, None, None
@@ -81,7 +79,7 @@ class ReportedValue:
 
     def hold(self, value: int) -> None:
         """Note a value that the slot writer is to keep from now on; the one before may still be there."""
-        self.held = [*self.held[-1:], value] if self.held[-1:] != [value] else self.held
+        self.held = (*self.held[-1:], value) if self.held[-1:] != (value,) else self.held
 
     def see(self, present: int, now: float) -> None:
         """Note the present value; another program wrote one that is not the last known."""
@@ -186,33 +184,16 @@ class ReportedValue:
         return "another program writes sm_util, too"
 
 
-def reordering(visible: str, uuids: tuple[str, ...]) -> str:
-    """Explain the effect of CUDA_VISIBLE_DEVICES if it gives the GPUs another order than NVML's; empty if not."""
-    for place, entry in enumerate(device.strip() for device in visible.split(",")):
-        by_uuid = [index for index, uuid in enumerate(uuids) if entry and uuid.startswith(entry)]
-        number = int(entry) if entry.isdecimal() else by_uuid[0] if len(by_uuid) == 1 else None
-        if number is None or number >= len(uuids):  # CUDA ignores the rest
-            return ""
-        if number != place:
-            return (
-                "its CUDA_VISIBLE_DEVICES gives its GPUs another order than NVML's, so HAMi's watcher writes one GPU's "
-                "value into another's place: start it without the variable, in a pod that asks for fewer GPUs"
-            )
-    return ""
-
-
-class Evidence:
+class Evidence(Struct, eq=False):
     """One slot's values."""
 
-    def __init__(self) -> None:
-        self.words: dict[int, ReportedValue] = {}  # by device
-        self.since: float | None = None  # its hostpid is right from then on
-        self.logged = False
+    words: dict[int, ReportedValue] = {}  # by device
+    since: float | None = None  # its hostpid is right from then on
+    logged: bool = False
 
-    def copy(self) -> "Evidence":
-        twin, words = object.__new__(Evidence), self.words.items()
-        twin.__dict__.update(self.__dict__, words={device: word.copy() for device, word in words})
-        return twin
+    def twin(self) -> "Evidence":
+        words = {device: copy(word) for device, word in self.words.items()}
+        return Evidence(words, self.since, self.logged)
 
     def begins(self, now: float) -> float:
         """Return since when the hostpid is right: at the latest, from now on."""
@@ -230,7 +211,7 @@ class Evidence:
         """Return a device's value, created from ``present`` if new."""
         word = self.words.get(device)
         if word is None:
-            word = self.words[device] = ReportedValue(present)
+            word = self.words[device] = ReportedValue(present, present, present)
         return word
 
     def calm(self, *, held: bool) -> bool:

@@ -6,17 +6,21 @@ A tenant fills 1,024 slots of a file at no cost.
 from __future__ import annotations
 
 from collections.abc import Callable, Container
+from copy import copy
 from functools import lru_cache
 from math import inf
 from typing import NamedTuple
+
+from msgspec import Struct, field
 
 from resolver.base.reasons import RepairReason, UnresolvedReason
 from resolver.base.retry import doubled
 from resolver.hami.hostpid_policy import HostpidPolicy, classify
 from resolver.hami.packed_slots import PackedSlots, SlotRecord
+from resolver.hami.process_reads import reordering
 from resolver.hami.region import RegionView
 from resolver.linux.procfs import ProcessHandle
-from resolver.repair.reported_values import Evidence, reordering
+from resolver.repair.reported_values import Evidence
 
 _FIRST_BACKOFF, _LONGEST_BACKOFF = 0.5, 300.0
 #: Seconds after which an environment that could not be read is read again.
@@ -43,36 +47,38 @@ _NOT_FOUND = (UnresolvedReason.NO_SUCH_PROCESS, UnresolvedReason.OVER_BUDGET)
 SOON_SECONDS = 0.005
 
 
-class OwnedSlot:
+class OwnedSlot(Struct, eq=False):
     """A PID's slot and its owner in one region."""
 
-    def __init__(self, slot: SlotRecord, owner: ProcessHandle) -> None:
-        self.slot, self.owner = slot, owner
-        self.names = ("", "")  # pod UID and kubelet's name of the owner's container
-        self.variables: tuple[str, str] | None = None  # of `hami_variables`, None until they were read
-        self.read_again = 0.0  # monotonic; infinity once they were read
-        self.reason: UnresolvedReason | None = None
-        self.repaired: RepairReason | None = None
-        self.doubted = False  # its hostpid may be another owner's: nothing is written before a search
-        self.followed = False  # a process attached to the file since its owner was found
-        self.written: int | None = None  # the hostpid of our one write to this generation
-        self.written_at: int | None = None  # the slot's index at that time
-        self.announced: int | None = None  # the hostpid that a dry run has announced for this generation
-        self.guessed = False  # changed since our write, once, as the process's own guess does: its last store
-        self.conflicts = 0
-        self.not_before = 0.0
-        self.wrong = False  # its hostpid, and it was not written since
-        self.stuck = ""  # why its sm_util does not stay right
-        self.evidence = Evidence()
+    slot: SlotRecord
+    owner: ProcessHandle
+    names: tuple[str, str] = ("", "")  # pod UID and kubelet's name of the owner's container
+    variables: tuple[str, str] | None = None  # of `hami_variables`, None until they were read
+    read_again: float = 0.0  # monotonic; infinity once they were read
+    reason: UnresolvedReason | None = None
+    repaired: RepairReason | None = None
+    doubted: bool = False  # its hostpid may be another owner's: nothing is written before a search
+    followed: bool = False  # a process attached to the file since its owner was found
+    written: int | None = None  # the hostpid of our one write to this generation
+    written_at: int | None = None  # the slot's index at that time
+    announced: int | None = None  # the hostpid that a dry run has announced for this generation
+    guessed: bool = False  # changed since our write, once, as the process's own guess does: its last store
+    conflicts: int = 0
+    not_before: float = 0.0
+    wrong: bool = False  # its hostpid, and it was not written since
+    stuck: str = ""  # why its sm_util does not stay right
+    evidence: Evidence = field(default_factory=Evidence)
 
-    def copy(self) -> OwnedSlot:
+    def twin(self) -> OwnedSlot:
         """Return a copy to plan with: it becomes the slot's state by `become`."""
-        twin = object.__new__(OwnedSlot)
-        twin.__dict__.update(self.__dict__, evidence=self.evidence.copy())
+        twin = copy(self)
+        twin.evidence = self.evidence.twin()
         return twin
 
     def become(self, planned: OwnedSlot) -> None:
-        self.__dict__.update(planned.__dict__)
+        self.reason, self.wrong, self.evidence = planned.reason, planned.wrong, planned.evidence
+        self.written, self.written_at, self.guessed = planned.written, planned.written_at, planned.guessed
+        self.conflicts, self.not_before = planned.conflicts, planned.not_before
 
     def observe(self, slot: SlotRecord) -> None:
         """Update the slot's content.

@@ -11,7 +11,7 @@ import pytest
 
 from resolver.base.errors import ProcessGone
 from resolver.base.reasons import BypassReason
-from resolver.hami.process_reads import hami_variables, library_causes, mount_causes
+from resolver.hami.process_reads import hami_variables, library_causes, mount_causes, reordering
 from resolver.linux.procfs import Procfs, usage
 from tests.fakes.procs import OURS, mountinfo
 from tests.patience import until
@@ -137,3 +137,12 @@ def test_mounts_and_preload_tell_if_library_is_there(
     (inside / "opt/vgpu/libvgpu.so").touch()
     (inside / "link").symlink_to("/opt")
     assert mount_causes(Procfs(str(tmp_path)), 100, earlier) == causes
+
+
+@pytest.mark.parametrize(
+    ("visible", "reordered"),
+    [("1", True), ("2,3", True), ("0, 2", True), ("GPU-c,GPU-a", True), ("", False), ("0,1", False), ("GPU-a", False),
+     ("-1", False), ("7,1", False), ("GPU-", False), ("x", False)],
+)  # fmt: skip
+def test_order_of_cuda_visible_devices_is_a_cause(visible: str, *, reordered: bool) -> None:
+    assert bool(reordering(visible, ("GPU-a", "GPU-b", "GPU-c", "GPU-d"))) is reordered
