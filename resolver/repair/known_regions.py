@@ -18,7 +18,7 @@ from resolver.hami.region import SharedRegion
 from resolver.hami.watches import Watches
 from resolver.linux.inotify import MODIFY
 from resolver.repair.orders import directory_of
-from resolver.repair.owner_watch import Owners
+from resolver.repair.owners import Owners
 from resolver.repair.region import RegionRepairs
 from resolver.repair.schedule import QUIET_INTERVALS, aligned
 

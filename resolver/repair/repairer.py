@@ -23,7 +23,7 @@ from resolver.pids.pidmap import PidMap
 from resolver.repair.abandoned import Abandoned
 from resolver.repair.known_regions import Discovery, KnownRegions
 from resolver.repair.orders import Writing
-from resolver.repair.owner_watch import Owners
+from resolver.repair.owners import Owners
 from resolver.repair.turns import Turns
 from resolver.state import HamiCounts, RegionReport
 from resolver.workers.lanes import TenantReader

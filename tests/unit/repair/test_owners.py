@@ -15,7 +15,7 @@ from resolver.linux.procfs import Procfs
 from resolver.pids.pidmap import PidMap
 from resolver.pids.scan import ScanSource
 from resolver.repair.abandoned import Abandoned
-from resolver.repair.owner_watch import Owners
+from resolver.repair.owners import Owners
 from resolver.repair.slots import OwnedSlot
 from resolver.workers.lanes import TenantReader
 from tests.fakes.planned import Bench
