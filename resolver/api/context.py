@@ -52,7 +52,7 @@ class Context:
         self.own = OwnView(view.snapshot, view.procfs, self.tenants_walks)
 
     def name_of(self, container_id: str) -> str | None:
-        """Return a container's name in its pod; None if it isn't known, or not yet."""
+        """Return a container's name in its pod; None while it isn't known."""
         containers = self.view.snapshot().containers
         return next(
             (container.container_name for container in containers if container.container_id == container_id),

@@ -190,7 +190,7 @@ class Account:
         self._account, self._kept = account, kept
         self.seconds = Bucket(SHARE, BURST_SECONDS, now=now)
         self.events = Bucket(EVENT_RATE, EVENT_BURST, now=now)
-        self.overdrawn = 0.0  # since when (Unix time) its seconds are not full again after a debt
+        self.overdrawn = 0.0  # Unix time of the first debt since its budget was last full; 0 without one
         self.deaf_until = 0.0  # its events are ignored before this
         self._deaths = self._quarantines = 0  # deaths in a row, without an answer in between
         self._last = self.until = -inf  # the files are skipped before the second one
@@ -201,7 +201,7 @@ class Account:
             self.overdrawn = self.overdrawn or time.time()
 
     def flooded(self, events: int, now: float) -> bool:
-        """Count events; True, and ignore it for a while, if they are too many."""
+        """Count events. If there are too many, return True, and ignore further ones for a while."""
         self._kept[self._account] = self
         debt = self.events.charge(events, now)
         if debt:
@@ -234,7 +234,7 @@ class Account:
         return now - max(self.until, self._last) > FORGIVEN_SECONDS
 
     def idle(self, now: float) -> bool:
-        """Check if nothing is held against it."""
+        """Check if the record has nothing to remember."""
         if full := self.seconds.full(now):
             self.overdrawn = 0.0
         return full and self.events.full(now) and self.forgiven(now)
@@ -257,7 +257,7 @@ class Budgets:
         return {account: record.overdrawn for account, record in self._kept.items() if record.overdrawn}
 
     def of(self, account: str) -> Account:
-        """Return the account's record, the same as long as it matters."""
+        """Return the account's record: the same one while it is in use, or has something to remember."""
         record = self._records.get(account)
         if record is None:
             record = self._records[account] = Account(account, self._kept, self._clock())
@@ -279,7 +279,7 @@ class Budgets:
         self.of(account).spend(seconds, self._clock())
 
     def tidy(self) -> None:
-        """Forget those with nothing held against them."""
+        """Drop records that have nothing to remember."""
         now = self._clock()
         for account in [account for account, record in self._kept.items() if record.idle(now)]:
             del self._kept[account]

@@ -121,7 +121,7 @@ async def _forever(
 
 
 async def _take_over(service: Service, run_dir: str, held: contextlib.ExitStack) -> None:
-    """Wait for the right to write, in a thread: the kernel wakes it at the other daemon's end, and nothing before.
+    """Wait for the right to write, in a thread that only the other daemon's end wakes.
 
     A failure stops the service.
     """
@@ -198,11 +198,11 @@ def _print_left_out(left_out: list[_LeftOut], snapshot: Snapshot) -> None:
     print_table(_LEFT_OUT, sorted(rows), right=("PID",), shorten="CONTAINER")
     limited = sum(row[-1].startswith(_BEGINS) for row in rows)
     if limited:
-        print(f"\nIn {limited} of them a core limit begins to bite: HAMi needs the right hostpid for it.")
+        print(f"\nIn {limited} of them a core limit takes effect: HAMi needs the right hostpid for it.")
 
 
 def _core_limit(view: RegionView, state: OwnedSlot) -> str:
-    """Return the core limit per device that HAMi will enforce with a right `hostpid`, if so; empty without one."""
+    """Return the core limit per device, and if HAMi will enforce it with a right `hostpid`; empty without one."""
     from resolver.state import LimitState
 
     limits = view.sm_limit

@@ -11,7 +11,7 @@ class PidSource(ABC):
     """Source of host PIDs."""
 
     name: str
-    #: Whether `candidates` makes use of a namespace that it is given.
+    #: True if `candidates` uses ``pidns``.
     namespaced = False
     #: Capacity of the kernel's map in processes; 0 without a map.
     room = 0

@@ -28,7 +28,7 @@ _WORKERS = os.path.dirname(os.path.abspath(__file__))
 MAX_MESSAGE, _MAX_DESCRIPTORS = 1 << 18, 32
 #: How long a child may take to end after it has closed its socket, and the pauses of a wait for that.
 ENDING_SECONDS, _PAUSE_SECONDS = 0.2, 0.002
-#: Share of some time: a child that waited longer for a CPU had too little of it.
+#: A child that waited for a CPU for a larger share of a time was starved.
 _STARVED_SHARE = 0.2
 
 
@@ -112,13 +112,13 @@ class ChildProcess:
         return self._process.poll() if self._process else 0
 
     def ending(self) -> bool:
-        """Check if a process that has closed its socket still runs, and has done so for a short time only."""
+        """Check if the process still runs, and closed its socket only a short time ago."""
         now = time.monotonic()
         self._closed_at = min(self._closed_at, now)
         return self.poll() is None and now - self._closed_at < ENDING_SECONDS
 
     def how_it_ended(self) -> tuple[str, int]:
-        """Return a verb phrase, and the signal that killed it, else 0; it has closed its socket."""
+        """Describe the end of a process that closed its socket: a verb phrase, and the signal that killed it or 0."""
         code = self.poll()
         if code is None:
             return "closed its socket", 0
@@ -175,7 +175,7 @@ class ChildProcess:
 def ask_once(
     argv: Sequence[str], request: bytes, timeout: float, **how: Any
 ) -> tuple[dict[str, Any] | None, list[int], int]:
-    """Ask a child, started for this: its JSON answer if any, the descriptors sent with it, and its exit code.
+    """Start a child, ask it, and return its JSON answer if any, descriptors sent with that, and its exit code.
 
     ``fetch`` in an answer has their numbers in the child instead, if too many are in flight. Raises OSError and
     ValueError.

@@ -86,7 +86,7 @@ def test_dry_run_lists_slots_and_core_limits_that_begin(node: Node) -> None:
             (f"{free.pod_uid}/free", wrong, 999999, "stale", "-"),
         )
     )
-    assert "In 2 of them a core limit begins to bite" in done.stdout
+    assert "In 2 of them a core limit takes effect" in done.stdout
     assert missing.hostpid == 0
 
 
