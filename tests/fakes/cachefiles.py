@@ -5,15 +5,13 @@ import json
 import math
 import os
 import struct
-from collections import Counter
 from collections.abc import Coroutine, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from resolver.base.reasons import RegionReason
 from resolver.hami.directory_finder import DirectoryFinder
-from resolver.hami.discovery import Place, RegionChanges
+from resolver.hami.discovery import Place
 from resolver.hami.layout import LAYOUTS
 from tests.fakes.direct import at_once
 
@@ -83,14 +81,3 @@ class AtOnce(DirectoryFinder):
     def _begin(self, place: Place, work: Coroutine[Any, Any, None]) -> None:
         place.due = math.inf
         at_once(work)
-
-
-class CountingFinder(AtOnce):
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self.counts = Counter[RegionReason]()
-
-    def refresh(self, *, full: bool) -> RegionChanges:
-        changes = super().refresh(full=full)
-        self.counts.update(why.reason for _, why in changes.rejected)
-        return changes
