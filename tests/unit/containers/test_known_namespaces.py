@@ -11,12 +11,14 @@ import pytest
 
 from resolver.base.budget import Slices
 from resolver.base.errors import ProcessGone
+from resolver.containers import known_namespaces
 from resolver.containers.known_namespaces import READ_SECONDS, SLICE_SECONDS, KnownNamespaces
 from resolver.linux.procfs import HOST_PIDNS, Procfs
 from resolver.pids.pidmap import PidMap
 from resolver.pids.scan import ScanSource
 from tests.fakes.clock import Clock, burn
 from tests.fakes.direct import catch_up
+from tests.patience import PATIENCE_S
 
 
 class Firsts(ScanSource):
@@ -224,7 +226,8 @@ async def test_unreadable_mount_table_hides_no_other(room: Room) -> None:
     assert [len(room.index.of(digit)) for digit in range(10)] == [0, *[1] * 9]
 
 
-async def test_only_mounts_of_new_processes_are_awaited(room: Room) -> None:
+async def test_only_mounts_of_new_processes_are_awaited(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(known_namespaces, "_MOUNTS_SECONDS", PATIENCE_S)
     clock = room.clock = Clock()
     room.wait = 0.001
     room.lives(range(1000, 1100))
