@@ -11,7 +11,6 @@ HAMi's monitor maps every file and holds none.
 import asyncio
 import time
 from collections import defaultdict
-from typing import NamedTuple
 
 from resolver.base.errors import AccessDenied, ProcessGone
 from resolver.base.reasons import UnresolvedReason
@@ -30,14 +29,8 @@ from resolver.workers.lanes import TenantReader
 REST_FACTOR, _MOST_REST_SECONDS = 3, 0.5
 #: Processes with one number that map one file.
 _MOST_USERS = 64
-
-
-class _Mapped(NamedTuple):
-    """A process's pod and its mapped files in question; ``hidden`` if unreadable."""
-
-    files: set[Shown]
-    pod_uid: str = ""
-    hidden: UnresolvedReason | None = None
+#: Mapped files in question of a process, or why it is unreadable.
+_Mapped = set[Shown] | UnresolvedReason
 
 
 class PodOwner:
@@ -62,13 +55,13 @@ class PodOwner:
         namesakes = await self._namesakes(proof, ns_pid, payer, pause)
         if namesakes is None:
             return UnresolvedReason.OVER_BUDGET  # known with the next refresh
-        users = [host_pid for host_pid, namesake in namesakes.items() if proof.shown in namesake.files]
+        users = [pid for pid, files in namesakes.items() if isinstance(files, set) and proof.shown in files]
         if len(users) > _MOST_USERS:
             return UnresolvedReason.TOO_LARGE
         reasons = {
-            namesake.hidden
-            for host_pid, namesake in namesakes.items()
-            if namesake.hidden is not None and self._may_be_at_home(host_pid, proof)
+            unread
+            for host_pid, unread in namesakes.items()
+            if isinstance(unread, UnresolvedReason) and self._may_be_at_home(host_pid, proof)
         }
         own: list[ProcessHandle] = []
         try:
@@ -90,7 +83,7 @@ class PodOwner:
         if len(own) > 1 or (own and UnresolvedReason.OTHER_CONTAINER in reasons):
             reasons.add(UnresolvedReason.AMBIGUOUS)
         if not reasons:
-            in_pod = any(namesake.pod_uid == proof.pod_uid for namesake in namesakes.values())
+            in_pod = any(self._may_be_at_home(host_pid, proof) for host_pid in namesakes)
             return UnresolvedReason.NOT_MAPPED if in_pod else UnresolvedReason.NO_SUCH_PROCESS
         return worst(reasons)
 
@@ -125,14 +118,13 @@ class PodOwner:
 
     async def _read(self, host_pid: int, files: frozenset[Shown], payer: str) -> _Mapped:
         try:
-            container = self._container(host_pid)
-            tenant = container.container_id or f"process {host_pid}"
+            tenant = self._container(host_pid).container_id or f"process {host_pid}"
             answer = await self._reader.ask(payer, tenant, shared_files, host_pid)
         except ProcessGone:
-            return _Mapped(set())
+            return set()
         except UNREADABLE as error:
-            return _Mapped(set(), hidden=unreadable(error))
-        return _Mapped({(device, inode) for device, inode in answer} & files, container.pod_uid or "")
+            return unreadable(error)
+        return {(device, inode) for device, inode in answer} & files
 
     async def _hold(self, host_pid: int, proof: PodFile, ns_pid: int, payer: str) -> ProcessHandle:
         """Hold the owner, with everything checked while held. Raises `Unfit` and ProcessGone, if unrelated."""
