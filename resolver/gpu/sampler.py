@@ -107,9 +107,8 @@ class Sampler:
         self.devices_until = 0.0
         self._count = 0  # of the devices, when they were last read
         self._well = set[str]()  # UUIDs of devices that answered in full
-        self._answered = False  # all of the last collection
         self._complete = False  # every device answered
-        self._error = STARTING  # of the last complete collection
+        self._error = STARTING  # of the last complete collection; empty if all answered
         self._pending: asyncio.Task[Collection] | None = None
         self._next_restart = 0.0
         self._clients: dict[str, tuple[int, ...]] = {}  # of MPS servers, which have their samples, by UUID
@@ -120,7 +119,7 @@ class Sampler:
         Without an answer within ``patience`` seconds everything is unknown; the next call goes on waiting. The error is
         then the last one while a worker starts, `STARTING` at first.
         """
-        if not self._answered:
+        if self._error:
             patience = max(patience, CALL_SECONDS)
         pending = self._pending = self._pending or asyncio.create_task(self._collect())
         try:
@@ -132,10 +131,10 @@ class Sampler:
         if not pending.done():
             late = f"the driver did not answer within {patience:g} s"
             # A worker that starts is no news.
-            return self._collection(late if self._answered else self._error, {})
+            return self._collection(self._error or late, {})
         self._pending = None
         collection = pending.result()
-        self._answered, self._error = not collection.error, collection.error
+        self._error = collection.error
         return collection
 
     def stop(self) -> None:

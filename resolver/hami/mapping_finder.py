@@ -118,8 +118,6 @@ class MappingFinder(Discovery):
         for name in list(self._users):
             self._drop(name)
         self._processes.clear()
-        self._changes = RegionChanges([], [], [])
-        self.rejected.clear()
 
     def _drop(self, name: str) -> None:
         del self._users[name]

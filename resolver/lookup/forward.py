@@ -4,7 +4,8 @@ The container is found by its cgroup directory, or else by every process's ``/pr
 candidate while it is held, so a candidate from the daemon's map (`cached`) can't make an answer wrong.
 """
 
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 
@@ -83,29 +84,30 @@ def lookup_many(procfs: Procfs, cid: str, ns_pids: Iterable[int]) -> dict[int, C
     """Look several PIDs of one container up, without names; a missing process is None. Raises as `lookup`."""
     wanted = Wanted(cid)
     container, source, members = _found(procfs, wanted)
-    namespace = own_namespace(procfs, members)
-    by_number: dict[int, list[Member]] = {}
-    for member in members:
-        if len(member.ns_pids) > namespace.level:
-            by_number.setdefault(member.ns_pids[namespace.level], []).append(member)
     within = partial(_within, procfs, wanted, container)
-    answers: dict[int, ContainerProcess | None] = {}
-    for ns_pid in ns_pids:
-        host_pids = [candidate.host_pid for candidate in by_number.get(ns_pid, ())]
-        answers[ns_pid] = resolve(procfs, host_pids, namespace, ns_pid, within, source, brief=True)
-    return answers
+    candidates = _by_number(members, namespace := own_namespace(procfs, members))
+    return {
+        ns_pid: resolve(procfs, candidates[ns_pid], namespace, ns_pid, within, source, brief=True)
+        for ns_pid in ns_pids
+    }
 
 
 def walk_own(procfs: Procfs, own: Namespace, ns_pids: Iterable[int]) -> dict[int, ContainerProcess | None]:
     """Look PIDs up in the namespace of a process that the caller holds, by reading every process of the node."""
-    members = members_of(procfs, procfs.entries())
-    answers: dict[int, ContainerProcess | None] = {}
-    for ns_pid in ns_pids:
-        fitting = [
-            process.host_pid for process in members if process.ns_pids[own.level : own.level + 1] == (ns_pid,)
-        ]
-        answers[ns_pid] = resolve(procfs, fitting, own, ns_pid, procfs.container, "scan", lenient=True)
-    return answers
+    candidates = _by_number(members_of(procfs, procfs.entries()), own)
+    return {
+        ns_pid: resolve(procfs, candidates[ns_pid], own, ns_pid, procfs.container, "scan", lenient=True)
+        for ns_pid in ns_pids
+    }
+
+
+def _by_number(members: Iterable[Member], namespace: Namespace) -> Mapping[int, list[int]]:
+    """Return host PIDs by their number at the namespace's level; it may be of a sibling namespace."""
+    by_number = defaultdict[int, list[int]](list)
+    for member in members:
+        if len(member.ns_pids) > namespace.level:
+            by_number[member.ns_pids[namespace.level]].append(member.host_pid)
+    return by_number
 
 
 def resolve(

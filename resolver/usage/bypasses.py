@@ -41,15 +41,13 @@ class Bypasses:
         due = {
             process.container_id: process.host_pid
             for process in without
-            if process.container_id and process.no_slot in _HAMIS and self._lacks_causes(process, now)
+            if process.container_id
+            and process.no_slot in _HAMIS
+            and now - self._since[process.host_pid, process.device_uuid] >= _HELD_SECONDS
+            and BypassReason.UNREADABLE in self._causes.get(process.host_pid, (BypassReason.UNREADABLE,))
         }
         if due and (self._reading is None or self._reading.done()):
             self._reading = asyncio.create_task(self._read(due))
-
-    def _lacks_causes(self, process: Process, now: float) -> bool:
-        causes = self._causes.get(process.host_pid, (BypassReason.UNREADABLE,))
-        held = now - self._since[process.host_pid, process.device_uuid] >= _HELD_SECONDS
-        return held and BypassReason.UNREADABLE in causes
 
     async def _read(self, due: dict[str, int]) -> None:
         """Read one process of each container: a tenant with many waits longer."""
