@@ -66,6 +66,7 @@ class RegionRepairs:
         self.counts: HamiCounts | None = None  # of HAMi-core
         self._counts_due = 0.0
         self.held: list[Order] = []  # of the last plan
+        self._adds = False  # watchers add to values instead of setting them
         self.conflicts: list[OwnedSlot] = []  # met by the last plan
         self.not_held_until = 0.0  # they changed too often
         self.right = False  # at the last plan: each hostpid, and that of the process that attached last
@@ -194,11 +195,14 @@ class RegionRepairs:
         self.work_at = min(self.work_at, self.slots.next_look(), values_due) if settled else 0.0
 
     def _hold(self, values: list[tuple[OwnedSlot, int, int]], watchers: int) -> None:
-        """Hold contested values; where two watchers may add at once, any."""
+        """Hold contested values; where two watchers may add at once, any.
+
+        A container whose watchers were seen to add has that library while any process lives.
+        """
         words = [state.evidence.words[device] for state, device, _ in values]
-        add = watchers > 1 and any(word.adds() for word in words)
+        self._adds = watchers > 0 and (self._adds or any(word.grew for word in words))
         for word, (state, device, value) in zip(words, values, strict=True):
-            if word.is_held(may_double=add):
+            if word.is_held(may_double=self._adds and watchers > 1):
                 self.held.append(value_order(self.region.layout, self.view, state.slot, device, value, state))
 
     def attach(self) -> None:

@@ -63,6 +63,7 @@ class ReportedValue(Struct, eq=False):
     rising: float | None = None  # since then it never fell, and was above NVML's at every look
     contradicted: float | None = None  # when NVML's answer first differed from this older value
     contested: bool = False
+    grew: bool = False  # past NVML's values or a device's limit: a watcher adds to it
     may_double: bool = False  # its container's watchers add: two that tick at once do so on every device
     contested_since: float = 0.0
     wrong_since: float | None = None
@@ -91,7 +92,7 @@ class ReportedValue(Struct, eq=False):
             self.seen = self.own = present
             self.moved_at, self.contradicted = now, None
             # A watcher that adds zeroes the first device before.
-            if present != MARK and differs(present, self.actual or 0) and (present or not self.adds()):
+            if present != MARK and differs(present, self.actual or 0) and (present or not self.grew):
                 self.fault = present
 
     def judge(
@@ -110,6 +111,7 @@ class ReportedValue(Struct, eq=False):
             fresh = now - self.moved_at <= 2 * TWO_TICKS
             self.undisturbed(right=fresh and self.own != 0 and not differs(self.own, actual))
         if self._grows(before, present, actual, new=new, now=now) or present > MARK:
+            self.grew = True
             self._contest(now)
         if present == actual or (not self.ours and not differs(present, actual)):
             if present and not self.ours:
@@ -166,10 +168,6 @@ class ReportedValue(Struct, eq=False):
             self.rising = now if above and not self.ours else None
             return False
         return self.rising < self.moved_at and self.answered - self.rising >= TWO_TICKS
-
-    def adds(self) -> bool:
-        """Check if its watcher adds to it."""
-        return self.contested and self.fault > (self.actual or 0)
 
     def is_held(self, *, may_double: bool) -> bool:
         """Check if it is to be held; note if two watchers of its container may add to it at once."""

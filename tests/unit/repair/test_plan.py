@@ -365,10 +365,28 @@ def test_all_values_are_held_while_two_watchers_add(bench: Bench) -> None:
     assert state.evidence.finding(bench.now) is None
 
     bench.end(8)
+    for held_devices in ([1], []):
+        bench.plan()
+        assert [order.device for order in bench.repairs.held] == held_devices, (
+            "one watcher sets the first device"
+        )
+        for _ in range(2):
+            state.evidence.word(1, 10).undisturbed()
+    bench.see((9, 4713, 1, (20, 0)), (7, 4711, 1, (40, 10)))
+    bench.own(9, 4713)
     bench.plan()
-    assert [order.device for order in bench.repairs.held] == [1], (
-        "a single watcher is right on the first device"
-    )
+    assert len(bench.repairs.held) == 4, "the library is the same while a process lives"
+
+    bench.end(7, 9)
+    bench.plan()
+    bench.see((10, 4714, 1, (0, 0)), (11, 4715, 1, (0, 0)))
+    bench.own(10, 4714)
+    bench.own(11, 4715)
+    bench.plan()
+    assert bench.repairs.held == []
+    bench.state(10).evidence.word(0, 0).contested = True  # by short bursts
+    bench.plan()
+    assert [(order.slot, order.device) for order in bench.repairs.held] == [(0, 0)]
 
 
 def test_hostpid_precedes_utilization_by_a_pass(bench: Bench) -> None:
