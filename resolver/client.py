@@ -365,4 +365,4 @@ def _decode(body: bytes, where: str) -> Any:
     try:
         return json.loads(body)
     except ValueError:
-        raise NoDaemon(f"what answered at {where} is no JSON: is it a resolver?") from None
+        raise NoDaemon(f"the answer from {where} is no JSON: does another program listen there?") from None

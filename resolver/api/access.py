@@ -64,8 +64,8 @@ _NOT_FOR_CONTAINERS = (
     "own (resolver run --tenant-socket)"
 )
 _NOT_FOR_THE_HOST = (
-    "on this socket a process may ask about its own PID namespace only, and this peer is in the host's: root and the "
-    "group of the daemon's other socket ask there"
+    "this socket answers only about the caller's PID namespace, which must not be the host's: on the host, ask on the "
+    "daemon's other socket, as root or with its group"
 )
 
 

@@ -176,8 +176,8 @@ class OwnView:
     def _part(self, tenant: Tenant) -> _Part:
         """Return the container's part of the newest snapshot."""
         if not tenant.container_id:
-            why = "this container's cgroup has no container id, so its processes can't be told from others': look up "
-            raise Problem(503, Reason.CANNOT_KNOW, why + "single ones by GET /v1/lookup?pid=<n>")
+            why = "this container's cgroup has no container id, so its processes can't be distinguished from others': "
+            raise Problem(503, Reason.CANNOT_KNOW, why + "look up single ones by GET /v1/lookup?pid=<n>")
         picture = self._snapshot()
         if picture is not self._picture:
             self._picture, self._uses, self._parts = picture, picture.used().containers, {}

@@ -70,7 +70,7 @@ def _foreign(path: str, why: str) -> Finding:
         return unknown(finding, "root and the socket's group may ask", fix)
     return failed(
         finding,
-        "a daemon replaces no file of others, and clients trust root's sockets only (api_off)",
+        "a daemon replaces no other program's file, and clients trust only root's sockets (api_off)",
         f"ls -ln {path}; ss -xlp | grep {path} shows its process. If it is no daemon's: rm {path}",
     )
 

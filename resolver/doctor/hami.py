@@ -62,7 +62,7 @@ def _directory(path: str, daemon_root: str) -> Finding:
             if os.statvfs(place).f_flag & os.ST_RDONLY:
                 return failed(
                     f"{path} is mounted read-only{suffix}",
-                    "no slot there is repaired (not_writable): it was made after the daemon started, or is mounted so",
+                    "no slot there is repaired (not_writable): made after the daemon's start, or mounted read-only",
                     f"restart the daemon; if that doesn't help: mount -o remount,rw {path}, ReadWritePaths in its "
                     "unit, or readOnly: false in its volumeMounts",
                 )
@@ -125,7 +125,7 @@ def writer(node: Node) -> Finding:  # noqa: ARG001
     except OSError as error:
         return failed(
             "it cannot write, for lack of a library",
-            f"{_LIBATOMIC} is what it compares and swaps with, and it cannot be loaded: {error}",
+            f"it compares and swaps words with {_LIBATOMIC}, which cannot be loaded: {error}",
             "apt-get install libatomic1 (Debian, Ubuntu) or dnf install libatomic (Fedora)",
         )
     rights = frozenset({"DAC_OVERRIDE"})

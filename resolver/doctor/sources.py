@@ -64,8 +64,8 @@ def _try(name: SourceName, node: Node) -> Finding:
         if canary.unmade:
             return unknown(
                 f"it runs, but no canary could be made to test it: {canary.unmade}",
-                "no new process could be made to be found, so whether it would be seen is not known",
-                "see why it could not, and try again: the node may be short of processes or descriptors",
+                "the test looks up a new process, and none could be started",
+                "raise the limit that the error names, or end processes of this node; then try again",
             )
         shortage = source.shortage() or source.trouble()
     node.works.add(name)

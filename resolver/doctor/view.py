@@ -51,7 +51,7 @@ def _rights() -> Iterator[Finding]:
 
     if Path("/proc/self/uid_map").read_text(encoding="ascii").split() != ["0", "0", "4294967295"]:
         yield failed(
-            "a user namespace of its own",
+            "a user namespace other than the host's",
             "capabilities count only within it: BPF, process events and other containers' processes are out of reach",
             "run it without one (Kubernetes: hostUsers: true; Docker: --userns=host; not rootless)",
         )

@@ -40,7 +40,7 @@ _KEEPALIVE = [
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
     (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 25_000),
 ]
-#: Errors that another try does not fix by itself; it is made all the same, but rarely.
+#: Errors that a retry alone does not fix, so retries are rare.
 _REFUSALS = frozenset((400, 401, 403, 404, 405, 406, 413, 415, 422))
 
 

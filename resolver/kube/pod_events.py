@@ -117,7 +117,7 @@ class PodEvents:
             )
             usage = msgspec.json.decode(body, type=ContainerUses)
         except (ResolverError, msgspec.DecodeError):
-            return  # the reporter's other task says so; a restarted daemon proves nothing about a pod
+            return  # the reporter's other task logs it; a restarted daemon proves nothing about a pod
         now, texts = time.monotonic(), self._texts(usage)
         # A state that came back within the time is the same event, and is counted on.
         self._states = {

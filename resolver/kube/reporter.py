@@ -174,7 +174,7 @@ class Reporter:
             asyncio.get_running_loop().call_later(
                 NVML_PATIENCE_SECONDS, self._changed, "NVML does not answer"
             )
-        self._changed("the daemon said something new")
+        self._changed("the daemon reported a change, which is not written yet")
 
     def _report(self) -> Report | None:
         """Return the report; None before the first answer, or while NVML fails only briefly."""
@@ -258,7 +258,7 @@ class Reporter:
         report, node = self._report(), self._node
         marked = sorted(self._cordoned)
         if self._gpus is not None and node is not None and self._gpus["cordoned"] != marked:
-            with contextlib.suppress(ResolverError):  # the other task says that the daemon does not answer
+            with contextlib.suppress(ResolverError):  # the other task logs that the daemon does not answer
                 await self._daemon.cordon(marked)
         if report is None or node is None:
             return

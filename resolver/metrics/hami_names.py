@@ -28,7 +28,7 @@ def collect(snapshot: Snapshot, used: Iterable[Usage], *, known: bool) -> Iterat
     # A pod and the one of the same name before it may both be there for a moment: the labels hold one of them.
     rows: defaultdict[str, dict[tuple[str, ...], float]] = defaultdict(dict)
     instances = {part.uuid: part for gpu in snapshot.inventory.gpus for part in gpu.mig_instances}
-    gpus_of_node = devices(snapshot)  # a file may name others, and its word is no label
+    gpus_of_node = devices(snapshot)  # a file may name others, and its text is no label
     for usage in _placed(used):
         names = usage.names
         if names.pod and names.container and usage.device.uuid in gpus_of_node:

@@ -15,8 +15,8 @@ from resolver.gpu.sampler import FAILED, OK, UNSUPPORTED
 from resolver.hami.layout import is_plausible
 from resolver.state import Container, ContainerUse, Counted, Process, RegionReport, Snapshot
 
-#: Of a process that ended, or that is no container's, a container's series say nothing.
-_NOBODYS = (SampleReason.NOT_IN_CONTAINER, SampleReason.PROCESS_ENDED, SampleReason.PID_UNKNOWN)
+#: Processes in no container's series: they ended, or run on the host.
+_OF_NO_CONTAINER = (SampleReason.NOT_IN_CONTAINER, SampleReason.PROCESS_ENDED, SampleReason.PID_UNKNOWN)
 
 
 class Unknown(StrEnum):
@@ -27,7 +27,7 @@ class Unknown(StrEnum):
     DEVICE_FAILED = "device_failed"  # NVML answers, but not for this GPU
     UNSUPPORTED = "unsupported"  # NVML does not report it for this GPU (MIG mode, for example)
     UNKNOWN_DEVICE = "unknown_device"  # the cache file names a GPU that NVML does not
-    IMPLAUSIBLE = "implausible"  # a sample or count of this container cannot be true, or a sample be dated
+    IMPLAUSIBLE = "implausible"  # a sample or count of this container can't be true, or has no date
     NOT_TOLD = "not_told"  # NVML lists no processes of this GPU, or one without its memory
     UNRESOLVED = "unresolved"  # a slot has no known owner, and no cgroup identifies its container
 
@@ -182,7 +182,7 @@ def _groups(snapshot: Snapshot) -> dict[Names, _Group]:
             by_name.setdefault((region.pod_uid, region.container_name or ""), []).append(region)
     processes: dict[str, list[Process]] = {}
     for process in snapshot.gpu_processes:
-        if process.container_id and process.no_slot not in _NOBODYS:
+        if process.container_id and process.no_slot not in _OF_NO_CONTAINER:
             processes.setdefault(process.container_id, []).append(process)
     for container in snapshot.containers:
         paths = [by_path[path] for path in container.regions if path in by_path]

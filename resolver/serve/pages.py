@@ -87,7 +87,7 @@ class Pages(http.Gatekeeper):
         credentials = self._credentials if connection.path not in _WITHOUT_TOKEN else None
         if credentials and not credentials.authorized(connection.headers.get("authorization", "")):
             status, kind = 401, PLAIN
-            body = b"this takes the header Authorization: Bearer and the right token\n"
+            body = b"send the header Authorization: Bearer with the right token\n"
             headers["www-authenticate"] = 'Bearer realm="resolver"'
         elif connection.method in ("GET", "HEAD"):
             status, kind, body = await self._answer(connection.path)

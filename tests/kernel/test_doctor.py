@@ -82,7 +82,10 @@ TAKEN: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
     ),
     "the host's users": (
         ("unshare", "--user", "--map-root-user"),
-        {"view": "failed: a user namespace of its own: hostUsers: true", "bpf": "warning: user namespace"},
+        {
+            "view": "failed: a user namespace other than the host's: hostUsers: true",
+            "bpf": "warning: user namespace",
+        },
     ),
     "the host's network": (NETWORK, {"netlink": "warning: hostNetwork: true: falls back to scan"}),
     "nothing but hidepid": (HIDDEN, {"view": "ok: "}),

@@ -94,7 +94,7 @@ def explain(documents: Documents, container: Container) -> Explained:
 def _processes(view: ContainerView) -> Link:
     summary = f"{len(view.processes)} on a GPU, {several(len(view.slots), 'slot')} in use"
     if not view.container.container_id:
-        cause = "no process of it is known: it has ended, or none of its slots has an owner yet"
+        cause = "none of its processes is known: they have ended, or no slot has an owner yet"
         fix = "kubectl get pod shows whether it runs; the slots below say what is known of each"
         return _unknown("processes", summary, cause, fix)
     return _ok("processes", summary)
@@ -104,7 +104,7 @@ def _namespace(view: ContainerView) -> Link:
     pidns, init = view.container.pidns, view.container.init_host_pid
     if not view.container.container_id:
         return _after("namespace", "not known")
-    shared = "none of its own: it shares another container's, or the host's"
+    shared = "shared with another container, or with the host"
     return _ok("namespace", f"{pidns}; its first process is {init} on the host" if pidns else shared)
 
 
@@ -261,7 +261,7 @@ def _sample(view: ContainerView, samples: Sequence[tuple[str, int | None]]) -> L
     elif gpu is not None and gpu.samples != "ok":
         why = gpu.samples_why or gpu.samples
         cause = f"the driver has no samples of processes there: {why}"
-        fix = "docs/compatibility.md#gpus says what can be had; nvidia-smi shows the GPU as a whole"
+        fix = "docs/compatibility.md#gpus lists the available values; nvidia-smi shows the whole GPU's"
     else:
         cause, fix = "NVML has not reported this process yet", "ask again in a few seconds"
     return _unknown("sample", f"NVML: {summary}", cause, fix)
@@ -278,10 +278,10 @@ def _value(view: ContainerView, slot: Slot, values: Sequence[tuple[str, int | No
     pairs = [(device.sm_util, device.utilization) for device in slot.device_util]
     if not any(value is not None and nvml is not None and differs(value, nvml) for value, nvml in pairs):
         return _ok("value", summary)
-    cause = "it differs from NVML's at this moment; HAMi's watcher takes it in at its next tick"
+    cause = "it differs from NVML's value now; HAMi's watcher writes a new one at its next tick"
     if view.documents.writes:
         return _soon("value", summary, cause, "nothing: the daemon corrects a value that stays wrong")
-    fix = "explain it again: a value that stays wrong needs a daemon that writes"
+    fix = "run explain again: if the value stays wrong, start a daemon that writes"
     return _unknown("value", summary, cause, fix)
 
 
