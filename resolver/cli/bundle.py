@@ -6,8 +6,7 @@ users and this host, the same in every part. Of tenants' files it contains only 
 files.
 """
 
-from __future__ import annotations
-
+import argparse
 import io
 import json
 import os
@@ -16,8 +15,9 @@ import subprocess
 import sys
 import tarfile
 import time
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple, cast
+from typing import BinaryIO, NamedTuple, cast
 
 from resolver import client
 from resolver.base.errors import ResolverError, UsageError
@@ -26,11 +26,6 @@ from resolver.base.version import VERSION
 from resolver.cli._bundle import facts
 from resolver.cli._bundle.redaction import Redactor
 from resolver.cli.ask_daemon import add_socket
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable, Iterator, Sequence
-
 
 MOST_LETTERS = 8 << 20
 _SECONDS = 10.0

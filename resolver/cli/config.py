@@ -4,22 +4,16 @@ Shows a running daemon's settings. Without a daemon, or with any option of `reso
 which `resolver run` would start: `--config FILE` tries out a file.
 """
 
-from __future__ import annotations
-
+import argparse
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 from resolver import client, config
 from resolver.api.status import Status
 from resolver.base.errors import ResolverError
 from resolver.cli.ask_daemon import ask
 from resolver.cli.show import print_json, print_table
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Iterable
-
-    from resolver.config import Setting
+from resolver.config import Setting
 
 COLUMNS = ("NAME", "VALUE", "FROM")
 

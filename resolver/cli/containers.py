@@ -3,19 +3,12 @@
 Leaves out containers that share another's PID namespace and use neither a GPU nor HAMi.
 """
 
-from __future__ import annotations
-
+import argparse
 import sys
-from typing import TYPE_CHECKING
 
 from resolver.api.shapes import Containers
 from resolver.cli.ask_daemon import AS_IT_IS, add_socket, ask, print_answer
-from resolver.cli.show import print_table, short_id, since
-
-if TYPE_CHECKING:
-    import argparse
-
-    from resolver.cli.show import Cell
+from resolver.cli.show import Cell, print_table, short_id, since
 
 _NUMBERS = ("PIDNS", "HOST PID", "REGIONS")
 COLUMNS = ("CONTAINER", "NAMESPACE", "POD", "NAME", "POD UID", *_NUMBERS, "SINCE")

@@ -3,23 +3,16 @@
 Needs a running daemon.
 """
 
-from __future__ import annotations
-
+import argparse
 import re
 import sys
 import time
-from typing import TYPE_CHECKING
 
 from resolver.api.shapes import Gpus
 from resolver.base.reasons import NO_MEMORY
 from resolver.cli.ask_daemon import AS_IT_IS, add_socket, ask, print_answer
-from resolver.cli.show import duration, print_table, since
-
-if TYPE_CHECKING:
-    import argparse
-
-    from resolver.cli.show import Cell
-    from resolver.gpu.inventory import Gpu, Illness
+from resolver.cli.show import Cell, duration, print_table, since
+from resolver.gpu.inventory import Gpu, Illness
 
 COLUMNS = (
     *("INDEX", "UUID", "MINOR", "MODEL", "MEMORY", "NUMA", "PCI", "MIG", "HEALTH", "REASON", "SINCE"),

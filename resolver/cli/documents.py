@@ -1,11 +1,9 @@
 """Documents of the API for `explain` and `top`: from the daemon, or read here without writing anything."""
 
-from __future__ import annotations
-
 import os
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
-from msgspec import convert
+from msgspec import Struct, convert
 from msgspec.structs import replace
 
 from resolver.api import shapes
@@ -13,12 +11,8 @@ from resolver.api.status import Status, state_of
 from resolver.base.errors import CannotKnow, NoDaemon
 from resolver.cli.ask_daemon import ask
 from resolver.cli.show import duration
-
-if TYPE_CHECKING:
-    from msgspec import Struct
-
-    from resolver.gpu.inventory import Gpu
-    from resolver.state import Container, ContainerUse, Process, Snapshot, WithoutSlot
+from resolver.gpu.inventory import Gpu
+from resolver.state import Container, ContainerUse, Process, Snapshot, WithoutSlot
 
 #: A daemon that takes longer to answer hangs.
 _SECONDS = 2.0
@@ -66,7 +60,7 @@ class Documents(NamedTuple):
         """Return True if a daemon makes repairs."""
         return not self.no_daemon and not self.status.dry_run
 
-    def without_old_values(self) -> Documents:
+    def without_old_values(self) -> "Documents":
         """Return the documents with None for values that NVML gave too long ago."""
         if not self.age:
             return self

@@ -3,10 +3,9 @@
 Prints one event per line: time, kind and fields. The daemon keeps the last 1024.
 """
 
-from __future__ import annotations
-
+import argparse
 import json
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
 
 from msgspec import convert
 from msgspec.structs import asdict
@@ -18,10 +17,6 @@ from resolver.base.event_log import KINDS, Event
 from resolver.base.text import printable
 from resolver.cli.ask_daemon import add_socket, ask
 from resolver.cli.show import moment
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Iterable, Mapping
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,9 +1,8 @@
 """The settings that a command uses: the running daemon's, or else those of a daemon started here."""
 
-from __future__ import annotations
-
 import os
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -11,12 +10,8 @@ from resolver import client, config
 from resolver.base.errors import ResolverError, UsageError
 from resolver.base.lock_holder import UNIT_SETTINGS
 from resolver.cli.ask_daemon import ask
+from resolver.config import Settings
 from resolver.config.settings import PREFIX
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from resolver.config import Settings
 
 _SECONDS = 1.0
 

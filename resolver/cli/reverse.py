@@ -3,11 +3,9 @@
 Needs no running daemon. A thread's id stands for its process; standard error then says so.
 """
 
-from __future__ import annotations
-
+import argparse
 import os
 import sys
-from typing import TYPE_CHECKING
 
 from resolver.base.errors import CannotKnow
 from resolver.cli import EXIT_CANNOT_KNOW
@@ -15,9 +13,6 @@ from resolver.cli.ask_daemon import add_socket
 from resolver.cli.parser import number
 from resolver.cli.process_summary import facts_of
 from resolver.cli.show import NONE, print_json, print_pairs
-
-if TYPE_CHECKING:
-    import argparse
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -4,15 +4,15 @@ Only reads and takes no locks, so it is safe while containers run. Exit code 1 i
 shows the others.
 """
 
-from __future__ import annotations
-
+import argparse
 import contextlib
 import os
 import re
 import sys
+from collections.abc import Iterator
 from itertools import islice
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from resolver import client
 from resolver.base.errors import RegionRejected, ResolverError
@@ -30,17 +30,12 @@ from resolver.hami.placements import (
     list_caches,
     searched,
 )
-from resolver.hami.region import open_region
+from resolver.hami.region import SharedRegion, open_region
 from resolver.linux.safe_open import open_directory, translate
 
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Iterator
+#: A path, and the file there, or why it can't be read.
+_Entry = tuple[str, SharedRegion | RegionRejected]
 
-    from resolver.hami.region import SharedRegion
-
-    #: A path, and the file there, or why it can't be read.
-    _Entry = tuple[str, SharedRegion | RegionRejected]
 
 COLUMNS = ("CONTAINER", "LAYOUT", "SLOT", "PID", "HOSTPID", "STATUS", "GPU", "SM %", "MEMORY", "HINT")
 _RIGHT = frozenset(("SLOT", "PID", "HOSTPID", "STATUS", "SM %", "MEMORY"))

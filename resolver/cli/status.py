@@ -3,9 +3,8 @@
 Exit code 1 if the daemon is not ready or leaves work undone, as its red problems say.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+import argparse
+from collections.abc import Iterator, Mapping
 
 from msgspec.structs import asdict
 
@@ -20,11 +19,8 @@ from resolver.cli.show import duration, print_json, print_pairs
 from resolver.hami.placements import BY_NAME
 from resolver.state import LimitState
 
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Iterator, Mapping
+Line = tuple[str, str] | tuple[str, str, str]
 
-    Line = tuple[str, str] | tuple[str, str, str]
 
 EXIT_NOT_READY = 1
 

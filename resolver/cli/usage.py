@@ -6,21 +6,14 @@ Counts from when the daemon first saw the container on the GPU. ERROR is the lar
 Energy is an estimate: the GPU's, shared by use.
 """
 
-from __future__ import annotations
-
+import argparse
 import sys
 import time
-from typing import TYPE_CHECKING
 
 from resolver.api.shapes import ContainerUses, Gpus
 from resolver.cli.ask_daemon import AS_IT_IS, add_socket, ask, print_answer
-from resolver.cli.show import duration, print_table, size
-
-if TYPE_CHECKING:
-    import argparse
-
-    from resolver.cli.show import Cell
-    from resolver.state import ContainerUse, Process, WithoutSlot
+from resolver.cli.show import Cell, duration, print_table, size
+from resolver.state import ContainerUse, Process, WithoutSlot
 
 _NAMES = ("NAMESPACE", "POD", "NAME", "GPU")
 COLUMNS = (

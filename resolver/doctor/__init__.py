@@ -1,17 +1,12 @@
 """Checks of ``resolver doctor``, each with a time limit: a finding, and the cause and fix of each problem."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 from resolver.base.retry import started
 from resolver.doctor import daemon, gpu, hami, sources, view
 from resolver.doctor.findings import Finding, failed, unknown
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from resolver.doctor.node import Node
+from resolver.doctor.node import Node
 
 _SECONDS = 15.0
 

@@ -1,16 +1,11 @@
 """The driver as NVML shows it: whether it answers, which GPUs, and which number ``hostpid`` must be."""
 
-from __future__ import annotations
-
 import time
-from typing import TYPE_CHECKING
 
 from resolver.base.reasons import KERNEL_LOG, NO_MEMORY, DriverError, GpuReason
 from resolver.base.text import several, some
 from resolver.doctor.findings import Finding, failed, ok, together, unknown, warning
-
-if TYPE_CHECKING:
-    from resolver.doctor.node import Node
+from resolver.doctor.node import Node
 
 
 def nvml(node: Node) -> Finding:

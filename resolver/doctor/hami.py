@@ -1,20 +1,15 @@
 """Checks of HAMi's cache files, as the daemon would find them, of the slot writer, and of pod names."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections import Counter
-from typing import TYPE_CHECKING
 
 from resolver.base.errors import WorkerFailed
 from resolver.base.reasons import RegionReason
 from resolver.base.text import several, some
 from resolver.doctor.findings import Finding, State, failed, ok, together, unknown, warning
+from resolver.doctor.node import Node
 from resolver.hami.placements import AUTO, KNOWN_DIRS
-
-if TYPE_CHECKING:
-    from resolver.doctor.node import Node
 
 _LIBATOMIC = "libatomic.so.1"
 

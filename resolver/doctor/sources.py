@@ -1,18 +1,13 @@
 """Checks that start each source of PIDs, look up a new process with it, and close it."""
 
-from __future__ import annotations
-
 import contextlib
 import time
-from typing import TYPE_CHECKING
 
 from resolver.base.errors import ResolverError
 from resolver.base.source_records import SOURCE_RECORDS, SourceFailure, SourceName
 from resolver.base.text import several
 from resolver.doctor.findings import Finding, failed, ok, unknown, warning
-
-if TYPE_CHECKING:
-    from resolver.doctor.node import Node
+from resolver.doctor.node import Node
 
 _LAST_LINES = 30
 

@@ -1,21 +1,15 @@
 """View of the node from this process, on which every other check rests."""
 
-from __future__ import annotations
-
 import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from resolver.base.errors import CannotKnow, ResolverError
 from resolver.base.text import several
 from resolver.doctor.findings import Finding, failed, together, unknown, warning
+from resolver.doctor.node import Node
 from resolver.linux.cgroup_directories import cgroup_roots
 from resolver.linux.host_view import require_host_view
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from resolver.doctor.node import Node
 
 
 def view(node: Node) -> Finding:

@@ -1,7 +1,5 @@
 """Parts of a bundle that no command prints."""
 
-from __future__ import annotations
-
 import gzip
 import http.client
 import os
@@ -9,14 +7,11 @@ import platform
 import re
 import sys
 import urllib.request
+from collections.abc import Callable
 from importlib import metadata
-from typing import TYPE_CHECKING
 
 from resolver.base.errors import ResolverError
 from resolver.base.version import VERSION
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _OPTIONS = re.compile(
     r"CONFIG_(BPF\w*|DEBUG_INFO_BTF\w*|PID_NS|USER_NS|CGROUP\w*|SECCOMP\w*|SECURITY_LOCKDOWN\w*|LSM|PROC_EVENTS|CONNECTOR"

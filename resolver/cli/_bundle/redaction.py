@@ -1,13 +1,8 @@
 """Replaces names by pseudonyms, the same in every part of a bundle; rather too often than too rarely."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from collections.abc import Iterable
 
 _UUID = r"[0-9a-fA-F]{8}[-_](?:[0-9a-fA-F]{4}[-_]){3}[0-9a-fA-F]{12}"
 _ID = r"(?<![0-9a-fA-F])[0-9a-f]{64}(?![0-9a-fA-F])"

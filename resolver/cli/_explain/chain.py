@@ -1,25 +1,20 @@
 """Chain from a container's processes to the reported number, link by link; after a break no link is judged."""
 
-from __future__ import annotations
-
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from resolver.api.shapes import Slot
 from resolver.base.reasons import STARTING, DriverError, RepairReason, SampleReason, UnresolvedReason
 from resolver.base.text import several
 from resolver.cli._explain.container_view import ContainerView, Reported, percent
+from resolver.cli.documents import Documents
 from resolver.hami.hostpid_policy import classify
 from resolver.hami.layout import DROPPED_FIX, DROPPED_WHY
 from resolver.hami.placements import searched
+from resolver.state import Container
 from resolver.workers.slot_writer import differs
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from resolver.api.shapes import Slot
-    from resolver.cli.documents import Documents
-    from resolver.state import Container
 
 
 class LinkState(StrEnum):

@@ -1,17 +1,12 @@
 """One container in the daemon's documents, and the values that HAMi's monitors report, by release."""
 
-from __future__ import annotations
+from collections.abc import Collection, Iterator
+from typing import NamedTuple
 
-from typing import TYPE_CHECKING, NamedTuple
-
+from resolver.api.shapes import Region, Slot
+from resolver.cli.documents import Documents
 from resolver.hami.layout import DROPPED
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
-
-    from resolver.api.shapes import Region, Slot
-    from resolver.cli.documents import Documents
-    from resolver.state import Container, ContainerUse, Process
+from resolver.state import Container, ContainerUse, Process
 
 
 class Reported(NamedTuple):

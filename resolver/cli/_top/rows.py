@@ -1,26 +1,21 @@
 """The daemon's answers as rows, from the top down: GPU > container > process. Unknown values are None, never 0."""
 
-from __future__ import annotations
-
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
+from resolver.api.shapes import Region, Slot
+from resolver.api.status import Status
 from resolver.base.reasons import SampleReason
 from resolver.base.text import printable
 from resolver.cli.container_names import HOST, Named
+from resolver.cli.documents import Documents
 from resolver.cli.show import as_json, duration, size
-from resolver.state import Process
+from resolver.gpu.inventory import Gpu
+from resolver.state import Container, ContainerUse, Process
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+Pids = tuple[int | None, int | None]
 
-    from resolver.api.shapes import Region, Slot
-    from resolver.api.status import Status
-    from resolver.cli.documents import Documents
-    from resolver.gpu.inventory import Gpu
-    from resolver.state import Container, ContainerUse
-
-    Pids = tuple[int | None, int | None]
 
 #: Sort keys of a list. The largest values come first; names ascend.
 SORTS = ("utilization", "memory", "name", "idle time")
@@ -51,7 +46,7 @@ class Row(NamedTuple):
     key: str
     title: str
     facts: Mapping[str, object]
-    below: list[Row]
+    below: list["Row"]
     note: str = ""
     tone: str = ""
     detail: str = ""
