@@ -11,17 +11,16 @@ import sys
 import time
 import unicodedata
 from itertools import compress
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Any, List, Tuple, Union
 
 from resolver.base.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    #: Texts, each with the name of its style; `screen` knows how the styles look.
-    Line = list[tuple[str, str]]
-
 Cell = Union[str, int, None]
+#: Texts, each with the name of its style; `screen` knows how the styles look.
+Line = List[Tuple[str, str]]
 #: Shown for unknown and missing values.
 NONE = "-"
 _LABEL = 8  # cells of a label and the blanks after it

@@ -1,7 +1,5 @@
 """The terminal: a frame of rows, painted by curses, and the action of each key, until the user quits."""
 
-from __future__ import annotations
-
 import contextlib
 import curses
 import locale
@@ -11,21 +9,17 @@ import sys
 import termios
 import textwrap
 import time
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
+from types import FrameType
+from typing import Final, NamedTuple, NoReturn
 
+from resolver.api.status import Status
 from resolver.base.errors import ResolverError
 from resolver.base.retry import started
 from resolver.base.text import several
 from resolver.cli._top.rows import SORTS, Choice, Row, chosen, no_gpu
-from resolver.cli.show import cells, clip, fit
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from types import FrameType
-
-    from resolver.api.status import Status
-    from resolver.cli.show import Line
+from resolver.cli.show import Line, cells, clip, fit
 
 _POLL_MILLISECONDS: Final = 100
 #: Cells: the least width without sideways scrolling, that of each column there, and of one scrolling step.
@@ -55,7 +49,7 @@ class Reading(NamedTuple):
     error: str = ""
     since: float = 0.0
 
-    def next(self, read: Callable[[], tuple[Status, list[Row]]], interval: float) -> Reading:
+    def next(self, read: Callable[[], tuple[Status, list[Row]]], interval: float) -> "Reading":
         """Return the reading after a pause: this one with an error if the daemon does not answer."""
         time.sleep(interval)
         now = time.time()
