@@ -4,8 +4,6 @@ On root's socket, root and the socket's group may ask everything, from the host'
 container has UID 0, too. On the tenants' socket a process of any other PID namespace may ask about that namespace.
 """
 
-from __future__ import annotations
-
 import contextlib
 import socket
 from collections import Counter, OrderedDict
@@ -88,7 +86,7 @@ class Tenant(NamedTuple):
 class Access(NamedTuple):
     """Rights of one connection. ``tenant`` is None for root and the group; ``refusal`` refuses all requests."""
 
-    gatekeeper: ApiGatekeeper
+    gatekeeper: "ApiGatekeeper"
     key: _Key
     tenant: Tenant | None = None
     refusal: Problem | None = None

@@ -4,8 +4,6 @@ The snapshot's own records are sent as they are; regions and slots get the field
 unknown. Fields of a shared region carry their upstream C names. ``/v1/openapi.json`` is made from these classes.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable
 from operator import attrgetter
@@ -46,7 +44,7 @@ class Region(RegionFacts, frozen=True, kw_only=True):
     sm_limit: list[int | None]
 
     @classmethod
-    def of(cls, report: RegionReport) -> Region:
+    def of(cls, report: RegionReport) -> "Region":
         counted, devices = tally(report.slots), range(len(report.device_uuids))
         return cls(
             *_region_facts(report),
@@ -87,7 +85,7 @@ class Slot(SlotFacts, frozen=True, kw_only=True):
     device_util: list[DeviceUtil]
 
     @classmethod
-    def of(cls, region: RegionReport, slot: SlotReport, owner: Container | None = None) -> Slot:
+    def of(cls, region: RegionReport, slot: SlotReport, owner: Container | None = None) -> "Slot":
         """Convert the daemon's records; ``owner`` is the container of a slot in a claim's file, if it is known."""
         return cls(
             *_slot_facts(slot),

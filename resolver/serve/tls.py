@@ -1,7 +1,5 @@
 """TLS and a bearer token for a port, from files that are read again when they change."""
 
-from __future__ import annotations
-
 import os
 import ssl
 from collections.abc import Callable
@@ -57,7 +55,7 @@ class PortCredentials:
         self._token = _Files((token,), token_in) if token else None
         self._refused = refused
 
-    def session(self) -> Session | None:
+    def session(self) -> "Session | None":
         self._refresh()
         return Session(self._context.content) if self._context else None
 

@@ -1,7 +1,5 @@
 """`status`, `containers`, `events` and `config`, asking a daemon that serves the API's real shapes."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

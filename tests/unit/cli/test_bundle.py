@@ -1,7 +1,5 @@
 """`resolver bundle`: parts that hang or are too long cost their own time only, and no name survives --redact."""
 
-from __future__ import annotations
-
 import errno
 import io
 import json

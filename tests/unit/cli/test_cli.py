@@ -1,7 +1,5 @@
 """The front of the command line: help, versions, exit codes, and readers that go away."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Completion in the real shells: what is typed, then the Tab of a person, then what the shell made of it."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import shutil

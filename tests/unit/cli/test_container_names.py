@@ -1,7 +1,5 @@
 """Which container people mean by a name; that it is the right one is the look-up's own affair."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

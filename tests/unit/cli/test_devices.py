@@ -1,7 +1,5 @@
 """`resolver devices`, and waiting for another version of `/v1/gpus`, against the real API over pictures."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

@@ -1,7 +1,5 @@
 """`resolver explain` over pictures that a daemon's own API serves: where the chain breaks, and the words for it."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

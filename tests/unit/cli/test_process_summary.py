@@ -1,7 +1,5 @@
 """What people are told of a process: by the kernel, of that process and no other, and nothing where it is not known."""
 
-from __future__ import annotations
-
 import getpass
 import os
 import subprocess

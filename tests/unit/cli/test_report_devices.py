@@ -1,7 +1,5 @@
 """`resolver report-devices` as a process: between the daemon's real API and the stand-in API server."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """`resolver slots` as a person and as a program see it."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """What `resolver top` makes of the daemon's answers: the tree, the rows, the frame, and what a program gets."""
 
-from __future__ import annotations
-
 import functools
 import json
 import re

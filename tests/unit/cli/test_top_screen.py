@@ -1,7 +1,5 @@
 """`resolver top` in a real terminal: what is on the screen, what keys do, and what it leaves behind."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re
