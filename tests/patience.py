@@ -19,11 +19,11 @@ def until(condition: Callable[[], object], what: str = "it", timeout_s: float = 
     return waited
 
 
-async def happens(condition: Callable[[], object], what: Callable[[], str] = lambda: "it") -> None:
-    """The same for the tasks of a loop, with the words of the moment at which it fails."""
+async def happens(condition: Callable[[], object]) -> None:
+    """The same for the tasks of a loop."""
     deadline = time.monotonic() + PATIENCE_S
     while not condition():
-        assert time.monotonic() < deadline, f"within {PATIENCE_S} s not seen: {what()}"
+        assert time.monotonic() < deadline, f"not within {PATIENCE_S} s"
         await asyncio.sleep(0.01)
 
 

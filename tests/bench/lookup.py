@@ -44,8 +44,9 @@ def measure(scratch: Path) -> list[RowValues]:
     return rows
 
 
-def measure_containers(count: int = 250) -> Iterator[RowValues]:
-    """Look up an existing and a missing container among ``count``, without a daemon, in the mounted cgroups."""
+def measure_containers() -> Iterator[RowValues]:
+    """Look up an existing and a missing container among many, without a daemon, in the mounted cgroups."""
+    count = 250
     for version, has_controllers in (("v1", True), ("v2", False)):
         mounted = [mount for mount in hierarchies() if bool(mount.controllers) is has_controllers]
         if not mounted:

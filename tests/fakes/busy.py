@@ -65,8 +65,8 @@ GPUS: Final = (
 class Builder:
     """Collects containers, their processes and slots: `named` or `container`, then `process` for what is in it."""
 
-    def __init__(self, seed: int = 7) -> None:
-        self._random = random.Random(seed)
+    def __init__(self) -> None:
+        self._random = random.Random(7)
         self.containers: list[Container] = []
         self.processes: list[Process] = []
         self.regions: list[RegionReport] = []
@@ -153,9 +153,9 @@ class Builder:
         return picture(**usual | changes)
 
 
-def busy(containers: int, seed: int = 7) -> Snapshot:
-    """So many containers on two GPUs, with one to three processes each. Another seed: another load."""
-    build = Builder(seed)
+def busy(containers: int) -> Snapshot:
+    """So many containers on two GPUs, with one to three processes each."""
+    build = Builder()
     for number in range(containers):
         build.container(GPUS[number % 2], processes=1 + number % 3)
     return build.picture()

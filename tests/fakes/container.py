@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Final, Literal
 from tests.fakes.cgroups import remove
 from tests.fakes.gpu import Device
 from tests.fakes.placements import EVERY
-from tests.fakes.process import START_TIMEOUT_S, NodeError, Process, Tenant, readable
+from tests.fakes.process import NodeError, Process, Tenant, readable
 from tests.fakes.regions import SLOTS, Region, monitor_view, monitor_views, read_file
 from tests.fakes.releases import BY_LAYOUT, RELEASES
-from tests.patience import until
+from tests.patience import PATIENCE_S, until
 
 if TYPE_CHECKING:
     from tests.fakes.node import Node
@@ -111,7 +111,7 @@ class Container:
         ]
         if self.rights is not None:
             arguments += ["--rights", f"{self.rights:x}"]
-        environment = self.node.tenant_environment()
+        environment = {"PATH": os.environ["PATH"], **self.node.stand_in()}
         if self.broker_dir is not None:
             arguments += ["--broker", str(self.broker_dir)]
             environment["LIBVGPU_HOSTPID_BROKER"] = "1"
@@ -138,8 +138,8 @@ class Container:
 
     def _started(self, what: str) -> int:
         """Waits for a new process to report; its host PID is the one in the kernel's credentials."""
-        if not readable(self._control.fileno(), START_TIMEOUT_S):
-            raise NodeError(f"{what} did not start within {START_TIMEOUT_S} s")
+        if not readable(self._control.fileno(), PATIENCE_S):
+            raise NodeError(f"{what} did not start within {PATIENCE_S} s")
         text, ancillary, _, _ = self._control.recvmsg(64, socket.CMSG_SPACE(_CREDENTIALS.size))
         if text != b"started":
             raise NodeError(f"{what} did not start; the reason is on standard error")
@@ -160,7 +160,7 @@ class Container:
         self.processes.clear()
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._init_pidfd, signal.SIGKILL)
-        self._launcher.wait(START_TIMEOUT_S)
+        self._launcher.wait(PATIENCE_S)
         os.close(self._init_pidfd)
         self._control.close()
         remove(self.cgroup, kill=True)  # only the container's level: its pod may have others

@@ -169,18 +169,18 @@ class Daemon:
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
-    def stop(self, *, within_s: float = PATIENCE_S) -> int:
+    def stop(self) -> int:
         if self.alive:
             self.process.terminate()
-        return self.wait(within_s)
+        return self.wait()
 
-    def wait(self, within_s: float = PATIENCE_S) -> int:
+    def wait(self) -> int:
         """Until it has ended by itself; returns its exit code. Raises DaemonError after the time limit."""
         try:
-            code = self.process.wait(within_s)
+            code = self.process.wait(PATIENCE_S)
         except subprocess.TimeoutExpired:
             self.kill()
-            raise DaemonError(f"it did not end within {within_s} s: {self.tail()}") from None
+            raise DaemonError(f"it did not end within {PATIENCE_S} s: {self.tail()}") from None
         self._reader.join()
         return code
 

@@ -51,7 +51,10 @@ def main() -> int:
         return 0
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the node and its processes are removed
     try:
-        _need_root()
+        if os.geteuid() != 0:
+            raise CannotRun("it makes namespaces and containers: run it as root: sudo make demo")
+        if absent := missing():
+            raise CannotRun("".join(f"\n  - {requirement}" for requirement in absent))
         with tempfile.TemporaryDirectory(prefix="resolver-demo-") as root:
             Path(root).chmod(0o755)
             return 0 if _show_nodes(Path(root), options, chosen.library) else 1
@@ -63,13 +66,6 @@ def main() -> int:
         return 1
     except KeyboardInterrupt:
         return 130
-
-
-def _need_root() -> None:
-    if os.geteuid() != 0:
-        raise CannotRun("it makes namespaces and containers: run it as root: sudo make demo")
-    if absent := missing():
-        raise CannotRun("".join(f"\n  - {requirement}" for requirement in absent))
 
 
 def _show_nodes(root: Path, options: list[str], release: str | None) -> bool:

@@ -15,7 +15,7 @@ import shutil
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from tests.fakes import build
 from tests.fakes.cgroups import CgroupTree
@@ -23,12 +23,6 @@ from tests.fakes.container import Container
 from tests.fakes.gpu import DEFAULT_DEVICES, Device, Gpu
 from tests.fakes.placements import EVERY, PLACEMENTS
 from tests.fakes.process import NodeError
-
-
-class Logged(Protocol):
-    pod_uid: str
-    name: str
-    container_id: str
 
 
 class Node:
@@ -102,7 +96,7 @@ class Node:
             *("--container-logs-dir", str(self.container_logs_dir)),
         ]
 
-    def log(self, container: Logged) -> None:
+    def log(self, container: Container) -> None:
         """What kubelet makes when a container starts: a directory for its pod's logs, and a link to its own."""
         pod, namespace = f"pod-{container.pod_uid[:8]}", "default"
         logs = self.pod_logs_dir / f"{namespace}_{pod}_{container.pod_uid}" / container.name
@@ -120,9 +114,6 @@ class Node:
 
     def environment(self) -> dict[str, str]:
         return os.environ | self.stand_in()
-
-    def tenant_environment(self) -> dict[str, str]:
-        return {"PATH": os.environ["PATH"], **self.stand_in()}
 
     def container(self, *arguments: Any, **options: Any) -> Container:
         container = Container(self, *arguments, **options)

@@ -1,15 +1,14 @@
 """What the demo needs of a machine, tried before anything is started."""
 
 import os
-from pathlib import Path
 from typing import Final, NamedTuple
 
 from resolver.base.errors import ResolverError
+from resolver.linux import capabilities
 from resolver.linux.procfs import HOST_PIDNS, Procfs
 from tests.programs import completed
 
 PRIVILEGED: Final = 'docker run --privileged --pid=host -v "$PWD:$PWD" -w "$PWD" IMAGE make demo'
-CAP_SYS_PTRACE: Final = 19
 
 
 class _Step(NamedTuple):
@@ -59,7 +58,7 @@ def missing() -> list[str]:
             )
     except (OSError, ResolverError) as error:
         found.append(f"this PID namespace can't be read from /proc ({error}): mount -t proc proc /proc")
-    if not _effective() >> CAP_SYS_PTRACE & 1:
+    if "SYS_PTRACE" not in capabilities.held():
         found.append(
             f"CAP_SYS_PTRACE is missing: nobody else's namespaces can be read. In a container: {PRIVILEGED}"
         )
@@ -75,11 +74,6 @@ def in_chroot() -> bool:
     done = completed("nsenter", "--mount=/proc/self/ns/mnt", "stat", "--format=%d %i", "/")
     here = os.stat("/")
     return done.returncode == 0 and done.stdout.split() != [str(here.st_dev), str(here.st_ino)]
-
-
-def _effective() -> int:
-    status = Path("/proc/self/status").read_text()
-    return int(status.partition("CapEff:")[2].split()[0], 16)
 
 
 def _refused(command: str) -> str:

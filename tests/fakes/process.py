@@ -13,7 +13,6 @@ from tests.fakes.chain import read_chain
 from tests.fakes.regions import ProcSlot, Region
 from tests.patience import PATIENCE_S, until
 
-START_TIMEOUT_S: Final = PATIENCE_S
 #: The kernel reaps a container's processes a moment after their end, on a busy machine a long one.
 _REAPED_S: Final = 60.0
 
@@ -51,12 +50,12 @@ class Process:
         self._stdin, self.stdout = stdin, stdout
         self._pending = b""
 
-    def read_line(self, timeout_s: float = START_TIMEOUT_S) -> str:
+    def read_line(self) -> str:
         """The next line of its standard output. Raises NodeError when it ends or stays silent."""
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + PATIENCE_S
         while b"\n" not in self._pending:
             if not readable(self.stdout, deadline - time.monotonic()):
-                raise NodeError(f"process {self.host_pid} said nothing for {timeout_s} s")
+                raise NodeError(f"process {self.host_pid} wrote nothing for {PATIENCE_S} s")
             data = os.read(self.stdout, 65536)
             if not data:
                 raise NodeError(f"process {self.host_pid} has ended; its message is on standard error")
@@ -76,10 +75,10 @@ class Process:
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
         self.wait()
 
-    def wait(self, timeout_s: float = START_TIMEOUT_S) -> None:
+    def wait(self) -> None:
         """Until it has ended, and its number is free. Raises NodeError after the time limit."""
-        if not readable(self._pidfd, timeout_s):
-            raise NodeError(f"process {self.host_pid} has not ended within {timeout_s} s")
+        if not readable(self._pidfd, PATIENCE_S):
+            raise NodeError(f"process {self.host_pid} has not ended within {PATIENCE_S} s")
         deadline = time.monotonic() + _REAPED_S
         with contextlib.suppress(ProcessLookupError):
             while time.monotonic() < deadline:

@@ -54,8 +54,8 @@ class Told:
         self._answer, self._why = msgspec.to_builtins(answer), ""
         self._news.set()
 
-    def down(self, why: str = "nobody listens there") -> None:
-        self._why, self._given = why, 0
+    def down(self) -> None:
+        self._why, self._given = "nothing listens there", 0
         self._news.set()
 
     async def cordon(self, uuids: list[str]) -> None:
@@ -72,18 +72,18 @@ class Told:
 
 
 class Run:
-    def __init__(self, kube: KubeServer, node: str = NODE, **plan: Any) -> None:
-        self.kube, self.node = kube, node
+    def __init__(self, kube: KubeServer, **plan: Any) -> None:
+        self.kube = kube
         self.server = ApiServer(kube.url, str(kube.account))
         self.daemon, self.tally = Told(), Tally(self.server.requests)
-        chosen = Plan(node, **{"spread": 0.0} | plan)
+        chosen = Plan(NODE, **{"spread": 0.0} | plan)
         self.reporter = Reporter(
             self.server, cast("InventorySocket", self.daemon), chosen, self.tally, Journal()
         )
 
     @property
     def device(self) -> Any:
-        return self.kube.devices.get(self.node)
+        return self.kube.devices.get(NODE)
 
     def health(self) -> dict[str, bool]:
         return {uuid: state[0] for uuid, state in health(self.device).items()}
@@ -99,8 +99,8 @@ class Run:
             )
             await asyncio.sleep(0.01)
 
-    async def in_sync(self, seconds: float = PATIENCE_S) -> None:
-        await self.until(lambda: not self.tally.not_in_sync, seconds)
+    async def in_sync(self) -> None:
+        await self.until(lambda: not self.tally.not_in_sync)
 
 
 @contextlib.asynccontextmanager

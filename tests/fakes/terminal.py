@@ -71,14 +71,14 @@ class Terminal(AbstractContextManager["Terminal"]):
         """One of tmux's own words about it: `alternate_on`, `cursor_flag`, `wrap_flag`, `pane_pid`."""
         return self._tmux("display-message", "-p", f"#{{{name}}}").strip()
 
-    def wait(self, what: str | Callable[[str], object], timeout_s: float = PATIENCE_S) -> str:
+    def wait(self, what: str | Callable[[str], object]) -> str:
         """The screen once it has a text, or once something is true of it."""
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + PATIENCE_S
         while True:
             text = self.text()
             if (what in text) if isinstance(what, str) else what(text):
                 return text
             assert time.monotonic() < deadline, (
-                f"within {timeout_s} s not seen: {what}; on the screen:\n{text}"
+                f"within {PATIENCE_S} s not seen: {what}; on the screen:\n{text}"
             )
             time.sleep(0.03)

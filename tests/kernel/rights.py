@@ -45,6 +45,14 @@ def with_nothing_but(names: frozenset[str]) -> tuple[str, ...]:
     return ("setpriv", "--inh-caps", "-all", "--bounding-set", kept)
 
 
+def without(*names: str) -> tuple[str, ...]:
+    lost = ",".join(f"-{name.lower()}" for name in names)
+    return ("setpriv", "--inh-caps", lost, "--bounding-set", lost)
+
+
+UNPRIVILEGED = ("setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups")
+
+
 def works(node: Node, daemon: Daemon, source: str) -> None:
     """Check the main job: repairs in every kind of PID namespace, a load, a dead slot's end."""
     daemon.wait_for("source", source=source)  # on a busy machine it may climb to it

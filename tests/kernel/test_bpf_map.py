@@ -127,7 +127,9 @@ def test_fork_during_walk_is_counted_and_repaired(pidmap: KernelMap) -> None:
 
 
 def met_a_walk(pidmap: KernelMap) -> bool:
-    processes, level, last = pidmap.processes, LAYOUTS["level"], one_that_ended()
+    processes, level = pidmap.processes, LAYOUTS["level"]
+    last = os.posix_spawn("/bin/true", ["true"], {})  # os.fork would copy this whole Python
+    os.waitpid(last, 0)
     numbers = [
         number for number in range(last + 1, last + 400) if processes.lookup(HOST_PIDNS, number) is None
     ]
@@ -183,13 +185,6 @@ def test_two_hundred_namespaces_in_a_row(pidmap: KernelMap, lives: Path) -> None
                 compared(pidmap)
     assert len(inodes) < 200, "the kernel did not use a namespace's number again, so nothing was shown"
     no_drift(pidmap)
-
-
-def one_that_ended() -> int:
-    """Host PID of a process that has come and gone; `os.fork` would copy this whole Python for it."""
-    host_pid = os.posix_spawn("/bin/true", ["true"], {})
-    os.waitpid(host_pid, 0)
-    return host_pid
 
 
 def start_with_room_for(more: int, monkeypatch: pytest.MonkeyPatch) -> KernelMap:

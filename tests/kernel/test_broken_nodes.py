@@ -18,14 +18,11 @@ from tests.fakes.container import Container
 from tests.fakes.daemon import Daemon, free_port
 from tests.fakes.node import Node
 from tests.kernel.conftest import FAST, Start
-from tests.kernel.rights import mounted
+from tests.kernel.rights import mounted, without
 from tests.patience import until
 from tests.programs import script
 
 UNIT_ERROR: Final = "resolver run: RESOLVER_INTERVAL: 'soon' is no time"
-
-
-NO_PTRACE: Final = ("setpriv", "--inh-caps", "-sys_ptrace", "--bounding-set", "-sys_ptrace")
 
 
 class Commands(NamedTuple):
@@ -124,7 +121,7 @@ BROKEN: Final[dict[str, tuple[Callable[[Scene], Commands], tuple[str, str, str]]
     "no driver": (no_driver, ("install the driver", "no driver", "install the driver")),
     "stopped daemon": (stopped_daemon, ("kill -CONT",) * 3),
     "wrong token": (wrong_token, ("/token",) * 3),
-    "no rights": (lambda scene: scene.beside(wrapper=NO_PTRACE), ("CAP_SYS_PTRACE",) * 3),
+    "no rights": (lambda scene: scene.beside(wrapper=without("SYS_PTRACE")), ("CAP_SYS_PTRACE",) * 3),
     "no /proc": (
         lambda scene: scene.commands(*mounted("mount -t tmpfs none /proc")),
         ("mount -t proc", "mount -t proc", "mount -t proc"),

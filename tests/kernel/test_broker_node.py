@@ -10,7 +10,7 @@ from tests.fakes.broker_client import ask
 from tests.fakes.daemon import Daemon
 from tests.fakes.node import Node
 from tests.kernel.conftest import ROWS, Start, right_number, slot_of
-from tests.kernel.rights import patched
+from tests.kernel.rights import UNPRIVILEGED, patched
 from tests.patience import until
 
 #: A tenant that gets no CPU for half a second is not late.
@@ -71,18 +71,18 @@ def test_a_container_lives_through_a_restart_of_the_daemon(node: Node, start: St
         assert tenant.hostpid == tenant.host_pid
 
 
-#: The user nobody, with the right to read everything.
-NOBODY = (
-    *("setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"),
+#: An unprivileged user with the right to read everything.
+READER = (
+    *UNPRIVILEGED,
     *("--inh-caps", "+sys_ptrace,+dac_override", "--ambient-caps", "+sys_ptrace,+dac_override"),
 )
 
 
 def test_without_root_it_is_off_and_the_daemon_works(node: Node, start: Start, open_place: Path) -> None:
-    path, run_dir = open_place / "hostpid" / "broker.sock", open_place / "run of nobody"
+    path, run_dir = open_place / "hostpid" / "broker.sock", open_place / "run of the reader"
     run_dir.mkdir()
     os.chown(run_dir, 65534, 65534)
-    daemon = start(node, *LAZY, "--source", "scan", "--broker", str(path), run_dir=run_dir, wrapper=NOBODY)
+    daemon = start(node, *LAZY, "--source", "scan", "--broker", str(path), run_dir=run_dir, wrapper=READER)
     line = daemon.wait_for("broker_off", socket=str(path))
     assert "must run as root" in line["why"]
     pass_now(daemon)

@@ -10,6 +10,7 @@ import pytest
 
 from resolver.base.reasons import RepairReason
 from tests.fakes.node import Node
+from tests.kernel.rights import UNPRIVILEGED, without
 from tests.programs import completed
 
 DEMO = (sys.executable, "-m", "tests.fakes.demo")
@@ -54,15 +55,15 @@ WITHOUT: dict[str, tuple[str, tuple[str, ...]]] = {
         ("a PID namespace of its own", "docker run --privileged --pid=host"),
     ),
     "SYS_ADMIN": (
-        "setpriv --inh-caps -sys_admin --bounding-set -sys_admin {demo}",
+        f"{shlex.join(without('SYS_ADMIN'))} {{demo}}",
         ("PID namespaces can't be made", "CAP_SYS_ADMIN is missing", "docker run --privileged"),
     ),
     "SYS_PTRACE": (
-        "setpriv --inh-caps -sys_ptrace --bounding-set -sys_ptrace {demo}",
+        f"{shlex.join(without('SYS_PTRACE'))} {{demo}}",
         ("CAP_SYS_PTRACE is missing",),
     ),
     "a root that is a mount point": ("{chroot} {demo}", ("a plain chroot", "mount --bind DIR DIR")),
-    "root": ("setpriv --reuid 65534 --regid 65534 --clear-groups {demo}", ("sudo make demo",)),
+    "root": (f"{shlex.join(UNPRIVILEGED)} {{demo}}", ("sudo make demo",)),
 }
 #: Mounts everything in the root directory below another one, which is no mount point, and enters that by chroot.
 CHROOT = """

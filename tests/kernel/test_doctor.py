@@ -18,7 +18,7 @@ from tests.fakes.daemon import free_port
 from tests.fakes.gpu import DEFAULT_DEVICES
 from tests.fakes.node import Node
 from tests.kernel.conftest import NVML, ROOT, STARVED, WRITER, Start
-from tests.kernel.rights import mounted
+from tests.kernel.rights import mounted, without
 from tests.patience import until
 from tests.programs import completed
 
@@ -46,11 +46,6 @@ def names(result: Result, state: str, *words: str) -> None:
     assert result["state"] == state, result
     text = f"{result['found']}\n{result['cause']}\n{result['fix']}"
     assert [word for word in words if word not in text] == [], result
-
-
-def without(*capabilities: str) -> tuple[str, ...]:
-    lost = ",".join(f"-{name}" for name in capabilities)
-    return ("setpriv", "--inh-caps", lost, "--bounding-set", lost)
 
 
 PTRACE = without("sys_ptrace")

@@ -16,7 +16,7 @@ from tests.fakes.node import Node
 from tests.kernel.conftest import ROOT, USUAL, WRITER, Start, slot_of, write_hostpid
 from tests.kernel.rights import patched
 from tests.kernel.serving import answer, serving
-from tests.patience import PATIENCE_S, until
+from tests.patience import until
 
 #: The daemon's limit of descriptors in these tests.
 _LIMIT = 512
@@ -117,5 +117,5 @@ def test_a_reader_of_the_log_that_stands_still_stops_nothing(node: Node, tmp_pat
         os.close(writing)
         tenant.until_repaired()
         daemon.terminate()
-        assert daemon.wait(PATIENCE_S) == 0
+        assert daemon.wait() == 0
     os.close(reading)

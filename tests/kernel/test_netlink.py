@@ -25,6 +25,7 @@ from tests.descriptors import links
 from tests.fakes.bpf.lives import Life, child_of, children_of, truth
 from tests.fakes.pids import reborn
 from tests.fakes.procs import changes, numbers
+from tests.kernel.rights import with_nothing_but
 from tests.patience import until
 from tests.programs import completed
 
@@ -193,13 +194,8 @@ OPEN: Final = """
 """
 
 
-def without(*capabilities: str) -> tuple[str, ...]:
-    kept = ",".join(["-all", *(f"+{name}" for name in capabilities)])
-    return ("setpriv", "--inh-caps", "-all", "--bounding-set", kept)
-
-
 def test_network_namespaces_are_left_and_user_ones_refused() -> None:
-    for rights in ((), without("sys_admin", "sys_ptrace")):
+    for rights in ((), with_nothing_but(frozenset({"SYS_ADMIN", "SYS_PTRACE"}))):
         assert python(OPEN, "unshare", "--net", *rights) == (0, "True False True True")
     code, said = python(OPEN, "unshare", "--user", "--map-root-user")
     assert code == 4

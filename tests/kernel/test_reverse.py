@@ -18,10 +18,9 @@ from resolver.lookup.reverse import reverse
 from tests.fakes.bpf.lives import child_of
 from tests.fakes.command import run
 from tests.fakes.node import Node
-from tests.kernel.rights import mounted
+from tests.kernel.rights import UNPRIVILEGED, mounted
 from tests.kernel.serving import SLEEP, THREAD
 
-NOBODY = ("setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups")
 #: Above the kernel's highest PID.
 NEVER = 2**22 + 7
 HOSTILE = """
@@ -36,8 +35,8 @@ def command(*arguments: object, wrapper: tuple[str, ...] = ()) -> subprocess.Com
     return run("reverse", *arguments, wrapper=wrapper)
 
 
-def as_json(*arguments: object, wrapper: tuple[str, ...] = ()) -> dict[str, Any]:
-    done = command("--json", *arguments, wrapper=wrapper)
+def as_json(host_pid: int) -> dict[str, Any]:
+    done = command("--json", host_pid)
     assert done.returncode == 0, done.stderr
     return dict(json.loads(done.stdout))
 
@@ -168,7 +167,7 @@ def test_missing_pids_exit_1_and_wrong_numbers_2() -> None:
 
 def hidden(level: int) -> tuple[str, ...]:
     """Mount a new /proc: a remount would change the one of the whole machine."""
-    return (*mounted(f"mount -t proc -o hidepid={level} proc /proc"), *NOBODY)
+    return (*mounted(f"mount -t proc -o hidepid={level} proc /proc"), *UNPRIVILEGED)
 
 
 @pytest.mark.parametrize(
@@ -189,7 +188,7 @@ def test_process_out_of_sight_is_not_called_gone(node: Node, wrapper: tuple[str,
 def test_reverse_without_rights_says_unknown(node: Node) -> None:
     container = node.container()
     process = container.spawn(SLEEP)
-    done = command("--json", process.host_pid, wrapper=NOBODY)
+    done = command("--json", process.host_pid, wrapper=UNPRIVILEGED)
     assert done.returncode == 4
     assert "hidden from this user: ask as root" in done.stderr
     found = json.loads(done.stdout)

@@ -15,14 +15,14 @@ import pytest
 from tests.fakes.daemon import runs
 from tests.fakes.node import Node
 from tests.kernel.conftest import FAST, Start
-from tests.kernel.rights import NO_BTF, with_python
+from tests.kernel.rights import NO_BTF, with_nothing_but, with_python
 from tests.patience import until
 from tests.programs import script
 
 AUTO = ("--source", "auto")
-NO_BPF = "-all,+sys_ptrace,+dac_override,+kill"
 #: Without the rights to enter the host's network namespace and to load a program.
-ALONE = ("unshare", "--net", "setpriv", "--inh-caps", "-all", "--bounding-set", NO_BPF)
+NO_RIGHT = with_nothing_but(frozenset({"SYS_PTRACE", "DAC_OVERRIDE", "KILL"}))
+ALONE = ("unshare", "--net", *NO_RIGHT)
 
 SAYS = {
     "no bcc": "bcc is not installed: apt-get install python3-bpfcc",
@@ -57,7 +57,7 @@ def test_connector_is_used_without_the_map(node: Node, start: Start, tmp_path: P
     wrappers = {
         "no bcc": with_python(tmp_path / "bare/bin/python"),
         "no BTF": NO_BTF,
-        "no capability": ("setpriv", "--inh-caps", "-all", "--bounding-set", NO_BPF),
+        "no capability": NO_RIGHT,
     }
     daemon = start(node, *FAST, *AUTO, wrapper=wrappers[why])
     not_used = daemon.wait_for("source", source="netlink")["not_used"]  # on a busy machine it may climb to it

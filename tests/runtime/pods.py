@@ -24,7 +24,7 @@ from tests.fakes.daemon import Daemon
 from tests.fakes.node import Node
 from tests.kernel.rights import rights
 from tests.manifests import ROOT, Manifest, container_of
-from tests.patience import PATIENCE_S, until
+from tests.patience import until
 from tests.programs import completed
 from tests.runtime.image import Image
 
@@ -130,12 +130,12 @@ class Pod(Daemon):
     def signal(self, number: signal.Signals) -> None:
         os.kill(self.host_pid, number)
 
-    def stop(self, *, within_s: float = PATIENCE_S) -> int:
+    def stop(self) -> int:
         """SIGTERM to its first process, as a kubelet does; returns its exit code."""
         if self.process.poll() is None:
             with contextlib.suppress(ProcessLookupError, AssertionError):
                 self.signal(signal.SIGTERM)
-        return self.wait(within_s)
+        return self.wait()
 
     def close(self) -> None:
         """Ends it, whatever it does, and removes what runc and the kernel keep of it."""
@@ -173,6 +173,8 @@ def _config(
         path = _host_path(volume["hostPath"], paths)
         read_only = volume_mount.get("readOnly", False)
         config["mounts"].append(_bind(path, volume_mount["mountPath"], read_only=read_only))
+    memory = container["resources"]["limits"]["memory"]
+    assert memory.endswith("Mi"), memory
     namespaces = ["mount", "uts", "cgroup"]
     namespaces += [kind for kind, field in _NAMESPACES.items() if not pod.get(field, False)]
     config["process"] = {
@@ -183,7 +185,7 @@ def _config(
     }
     config["linux"] |= {
         "namespaces": [{"type": kind} for kind in namespaces],
-        "resources": {"memory": {"limit": _bytes(container["resources"]["limits"]["memory"])}},
+        "resources": {"memory": {"limit": int(memory[:-2]) << 20}},
         "seccomp": _seccomp(security["seccompProfile"], seccomp, capabilities),
     }
     return config
@@ -201,11 +203,6 @@ def _host_path(volume: Mapping[str, str], paths: Mapping[str, Path]) -> Path:
 def _bind(source: Path, destination: str, *, read_only: bool) -> dict[str, Any]:
     options = ["rbind", "rprivate", "ro" if read_only else "rw"]
     return {"destination": destination, "type": "bind", "source": str(source), "options": options}
-
-
-def _bytes(quantity: str) -> int:
-    assert quantity.endswith("Mi"), quantity
-    return int(quantity[:-2]) << 20
 
 
 def _seccomp(

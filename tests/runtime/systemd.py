@@ -17,7 +17,6 @@ from tests.fakes import cgroups
 from tests.fakes.daemon import Daemon, children_of
 from tests.fakes.node import Node
 from tests.kernel.conftest import ROOT
-from tests.patience import PATIENCE_S
 from tests.programs import completed
 
 DEPLOY: Final = ROOT / "deploy/systemd"
@@ -76,12 +75,12 @@ class Unit(Daemon):
     def children(self) -> dict[str, int]:
         return children_of(self.host_pid) if self.process.poll() is None else {}
 
-    def stop(self, *, within_s: float = PATIENCE_S) -> int:
+    def stop(self) -> int:
         """As `systemctl stop`; returns the daemon's exit code, then ends the manager as well."""
         self.systemctl("stop", UNIT)
         code = int(self.systemctl("show", "--property", "ExecMainStatus", "--value", UNIT))
         self.process.send_signal(signal.SIGKILL)
-        self.wait(within_s)
+        self.wait()
         return code
 
     def close(self) -> None:

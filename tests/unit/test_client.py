@@ -22,6 +22,7 @@ from resolver.base.errors import AccessDenied, Ambiguous, CannotKnow, NoDaemon, 
 from resolver.cli import lookup as command
 from resolver.cli import main, parser_of
 from tests.fakes.socket_server import SocketServer, http
+from tests.kernel.rights import UNPRIVILEGED
 from tests.patience import PATIENCE_S
 from tests.programs import completed
 
@@ -301,7 +302,6 @@ def test_a_plain_file_is_no_socket(where: Path) -> None:
 @pytest.mark.parametrize("command", ["status", "lookup main 7", "lookup research/train-0 7"])
 def test_refused_caller_learns_permitted_users(root: Path, command: str) -> None:
     code = f"import sys; from resolver.cli import main; main([*{command.split()}, '--socket', sys.argv[1]])"
-    nobody = ("setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups")
     with tempfile.TemporaryDirectory() as place, socket.socket(socket.AF_UNIX) as listener:
         path = f"{place}/d.sock"
         listener.bind(path)
@@ -309,7 +309,7 @@ def test_refused_caller_learns_permitted_users(root: Path, command: str) -> None
         os.chmod(place, 0o711)  # noqa: S103 - the socket below it stays closed
         os.chown(path, 0, 54321)
         os.chmod(path, 0o660)
-        done = completed(*nobody, sys.executable, "-c", code, path, cwd=root)
+        done = completed(*UNPRIVILEGED, sys.executable, "-c", code, path, cwd=root)
     assert (
         f"this user may not ask the daemon at {path}: Permission denied. Ask as root (sudo), or "
         in done.stderr

@@ -62,13 +62,9 @@ def kernel_of(debs: Sequence[Path], cache: Path, busybox: Path, extra: tuple[str
                 made.mkdir()
                 _take(tree, made, busybox, modules)
                 made.rename(place)
-    return Kernel((place / "release").read_text(), package_version(debs), place / "vmlinuz", place / "initrd")
-
-
-def package_version(debs: Sequence[Path]) -> str:
-    """The kernel's own version, out of the package's: 6.1.148-1 is Debian's first build of 6.1.148."""
-    said = completed("dpkg-deb", "--field", debs[0], "Version", check=True)
-    return said.stdout.strip()
+    # 6.1.148-1 is Debian's first build of 6.1.148
+    version = completed("dpkg-deb", "--field", debs[0], "Version", check=True).stdout.strip()
+    return Kernel((place / "release").read_text(), version, place / "vmlinuz", place / "initrd")
 
 
 def _take(tree: Path, made: Path, busybox: Path, wanted: Sequence[str]) -> None:
