@@ -61,7 +61,7 @@ def render(
 
 
 def with_image(values: Mapping[str, Any]) -> dict[str, Any]:
-    """These values with an image, if they do not say which."""
+    """Add an image to values that name none."""
     image = values.get("image", {})
     return {**values, "image": {**IMAGE["image"], **image} if isinstance(image, dict) else image}
 

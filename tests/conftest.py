@@ -1,7 +1,7 @@
-"""Rules for every test: nothing is skipped, nothing hangs, what needs root says so, and what needs the machine has it.
+"""Rules for every test: none is skipped, none hangs; it names its need of root, and gets the machine if it needs it.
 
-`make test` runs several files at a time. A test marked `alone` runs while no other one does, in any of the workers: it
-counts what there is of something in the whole kernel. So does one that failed beside others and is run once more.
+`make test` runs several files at a time. A test marked `alone` runs while no other test does, in any worker, because it
+counts objects of the whole kernel. So does a test that failed beside others and is run once more.
 """
 
 import asyncio
@@ -138,7 +138,7 @@ def pytest_make_collect_report(
 
 @pytest.fixture(scope="session")
 def doors(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Two files to lock: whoever wants to be alone holds the first one, and so lets nobody in after itself."""
+    """Two files to lock. A test that must run alone also holds the first, so that no later test passes it."""
     place = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         place = place.parent  # of all workers
@@ -179,6 +179,6 @@ def open_place() -> Iterator[Path]:
 
 @pytest.fixture(autouse=True)
 def log_of_its_own() -> Iterator[None]:
-    """What a test says where log lines go is forgotten with it: the place may be closed by then."""
+    """Reset where log lines go after each test: the test's place may be closed by then."""
     yield
     structlog.reset_defaults()

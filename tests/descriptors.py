@@ -1,4 +1,4 @@
-"""What a process has open, by what it is: numbers are used again, and threads close at their own time."""
+"""A process's open files by their targets: descriptors are reused, and threads close theirs at their own time."""
 
 import contextlib
 import os
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def links(host_pid: int | str = "self") -> list[str]:
-    """What each descriptor of a process leads to."""
+    """Return the target of each descriptor of a process."""
     found = list[str]()
     for number in os.listdir(f"/proc/{host_pid}/fd"):
         with contextlib.suppress(OSError):  # closed since

@@ -42,7 +42,7 @@ _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 
 
 def isolate() -> None:
-    """Put this process and its children onto a machine of their own; for a worker, what brought it up has done that."""
+    """Put this process and its children onto a machine of their own; a worker inherits that of its starter."""
     cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     pip = Path.home() / ".config/pip/pip.conf"  # where this machine's packages come from
     for name in [name for name in os.environ if name.startswith(VARIABLES)]:
@@ -75,7 +75,7 @@ def isolate() -> None:
 
 
 def own_mounts() -> None:
-    """Mounts and a host name of our own: no other process sees what is mounted from now on."""
+    """Take own mounts and an own host name, so that later mounts show in no other process."""
     _must(_LIBC.unshare(_OWN), "a mount namespace of the tests' own")
     mount("none", "/", flags=_PRIVATE)
     _must(_LIBC.sethostname(HOST.encode(), len(HOST)), "a host name of the tests' own")

@@ -80,7 +80,7 @@ def container_of(pod: Manifest, name: str = "resolver") -> Manifest:
 
 
 def validate(manifests: Sequence[Manifest], releases: Sequence[str] = RELEASES) -> None:
-    """Raises `kubernetes_validate.ValidationError` for what a server of one of these releases would refuse."""
+    """Raises `kubernetes_validate.ValidationError` for a manifest that a server of one of these releases refuses."""
     for release in releases:
         for manifest in manifests:
             if manifest["kind"] in FOREIGN:

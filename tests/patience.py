@@ -1,4 +1,4 @@
-"""How long a test waits for what must come: many times what it takes, so that a busy machine fails nothing."""
+"""A test's patience: many times the usual time of an event, so that a busy machine fails no test."""
 
 import asyncio
 import time
@@ -10,7 +10,7 @@ PATIENCE_S: Final = 180.0
 
 
 def until(condition: Callable[[], object], what: str = "it", timeout_s: float = PATIENCE_S) -> float:
-    """Polls until it is so; returns after how many seconds. Fails with `what` after the time limit."""
+    """Poll until the condition holds; return the seconds that took. Fails with `what` after the time limit."""
     began, waited = time.monotonic(), 0.0
     while not condition():
         assert waited < timeout_s, f"within {timeout_s} s not seen: {what}"

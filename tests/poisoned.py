@@ -1,11 +1,11 @@
-"""Run a command on a machine that has in the way what tests must not depend on: `make poisoned`.
+"""Run a command on a machine full of obstacles that tests must not depend on: `make poisoned`.
 
     python -m tests.poisoned make test
 
 A dead socket and foreign cache files in the default places, a live daemon that repairs them and has port 9395, another
-program on port 9396, 30 foreign containers with 3,000 processes, one that not even root can read, settings in the
-environment, a home whose settings are broken, and a monotonic clock as after a boot. Nothing of it outlives the
-command: files lie in file systems of this process's own, and processes die with it.
+program on port 9396, 30 foreign containers with 3,000 processes, a process that not even root can read, settings in
+the environment, a home with broken settings, and a monotonic clock as after a boot. All of it ends with the command:
+files lie in file systems of this process's own, and processes die with it.
 """
 
 import contextlib
@@ -48,7 +48,7 @@ def default_places() -> Iterator[None]:
 
 
 def is_taken(port: int) -> bool:
-    """Whether another program of this machine has this port already, which serves as well."""
+    """Tell if another program of this machine has this port; that serves as well."""
     try:
         socket.create_server(("", port)).close()
     except OSError:
@@ -58,7 +58,7 @@ def is_taken(port: int) -> bool:
 
 @contextlib.contextmanager
 def foreign_daemon() -> Iterator[str]:
-    """A daemon with the default settings; gives its socket, as the default one is a dead one's."""
+    """Run a daemon with default settings; yield its socket. The default socket is a dead daemon's."""
     directory = Path("/run/resolver")
     path = str(directory / "live.sock")
     command = [*_BOUND, sys.executable, "-m", "resolver", "run", "--socket", path]
@@ -79,7 +79,7 @@ def foreign_daemon() -> Iterator[str]:
 
 @contextlib.contextmanager
 def unreadable_process() -> Iterator[None]:
-    """A process whose namespaces root can't read: a stranger's FUSE is mounted over them, if there is none already."""
+    """Start a process whose namespaces root can't read, because another user's FUSE covers them."""
     if any(map(is_closed, filter(str.isdecimal, os.listdir("/proc")))):
         yield
         return

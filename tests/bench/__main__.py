@@ -1,7 +1,7 @@
-"""``make bench``: speed and memory, each beside what it is to be compared with, in one run.
+"""``make bench``: speed and memory, beside their comparisons, in one run.
 
 A table for people, and all numbers as JSON in ``bench.json``. Nothing here passes or fails: the bounds in the
-table are what is aimed at.
+table are aims.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Attacks by tenants on everybody else's time: each costs the daemon as much as it can, at a size of choice.
+"""Attacks by tenants on the time of all others: each costs the daemon as much as possible, at a chosen size.
 
 Attackers are containers with the rights that a runtime gives by default, and programs in them (`hostile/hostile.c`).
 Each attack is a context: it goes on while it is entered, for ``SECONDS`` at most, and leaves nothing behind.
@@ -43,7 +43,7 @@ _NOBODY: Final = 20_000
 
 
 class Scene(NamedTuple):
-    """What there is to attack: the node, the socket that containers reach, the port of /metrics."""
+    """The targets of an attack: the node, the socket that containers reach, the port of /metrics."""
 
     node: Node
     tenant_socket: Path
@@ -82,7 +82,7 @@ def claims(path: Path, pids: Sequence[int], *, devices: int = 1, load: int = 0) 
 
 
 def run(container: Container, *arguments: object) -> None:
-    """Start the hostile program in a container; returns when it is at work."""
+    """Start the hostile program in a container; return once the program works."""
     program = str(container.node.built / "hostile")
     container.spawn([program, str(SECONDS), *map(str, arguments)]).read_line()
 
@@ -132,7 +132,7 @@ def flip(container: Container, what: str, names: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def _lowest_weight() -> Iterator[None]:
-    """Let what starts have the lowest CPU weight, as a node's control groups give it to pods without requests."""
+    """Give new processes the lowest CPU weight, as a node's control groups give it to pods without requests."""
     os.setpriority(os.PRIO_PROCESS, 0, 19)
     try:
         yield
@@ -271,7 +271,7 @@ def _make_events(_scene: Scene, container: Container, _size: int) -> None:
 
 @contextlib.contextmanager
 def _tree(scene: Scene, size: int) -> Iterator[None]:
-    """All who have a PID namespace have a PID 1, and in that tree any of them could be meant by any file.
+    """Every PID namespace has a PID 1, and each file in KAI's tree could belong to any of them.
 
     One of them changes all its slots, and lets its file look as if processes attached to it without end.
     """

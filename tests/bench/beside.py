@@ -21,7 +21,7 @@ PATIENCE_SECONDS = 10.0
 
 
 def ask(place: str | tuple[str, int], path: str, *, queue: bool = False) -> tuple[bytes, str]:
-    """Status line and body, and what was wrong on the way to them, if it came to an answer all the same.
+    """Return status line and body, and a trouble that an answer followed all the same.
 
     ``queue``: wait for room in the listener's queue, as a blocking socket does; else a full one is EAGAIN.
     """

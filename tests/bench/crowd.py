@@ -17,7 +17,7 @@ FILE = "11111111-2222-3333-4444-555555555555.cache"
 
 @contextlib.contextmanager
 def crowd(containers: int, processes: int, directory: Path | None = None) -> Iterator[int]:
-    """Start that many PID namespaces with that many processes each; gives the host PID of the starter."""
+    """Start PID namespaces with as many processes in each; yield the host PID of their starter."""
     with tempfile.TemporaryDirectory() as scratch:
         program = f"{scratch}/crowd"
         subprocess.run(["cc", "-O2", "-Wall", "-Werror", "-o", program, HERE / "crowd.c"], check=True)
@@ -40,7 +40,7 @@ def make_regions(directory: Path, containers: int, slots: int) -> None:
 
 
 def host_pids(starter: int) -> dict[int, list[int]]:
-    """The truth, from the kernel's own list of children: each container's host PIDs in order of their PID there."""
+    """Return each container's host PIDs by the kernel's list of children, in order of the PIDs in the container."""
     procfs = Procfs()
     found: dict[int, list[int]] = {}
     for number, init in enumerate(children_of(starter)):

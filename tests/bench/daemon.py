@@ -1,4 +1,4 @@
-"""The whole daemon: from a slot's appearance to its right ``hostpid``, and what it weighs."""
+"""The whole daemon: from a slot's appearance to its right ``hostpid``, and its memory."""
 
 import contextlib
 import ssl
@@ -41,7 +41,7 @@ def _memory_rows(what: str, bound: float | None, taken: float, peak: float, agai
 def _memory(
     scratch: Path, containers: int, processes: int, *, tls: bool = False
 ) -> tuple[float, float, float]:
-    """What a daemon takes a while after its start, every page of it asked for; what it took at most before.
+    """Return a daemon's memory a while after its start and a question for every page, and its maximum before.
 
     The last is that of its next start, which compiles nothing.
     """

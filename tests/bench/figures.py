@@ -1,4 +1,4 @@
-"""``make figures``: what ``make bench`` measured, as tables in the documents.
+"""``make figures``: write the measurements of ``make bench`` as tables in the documents.
 
     make bench && make figures ARGS=bench.json
 

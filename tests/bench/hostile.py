@@ -1,9 +1,8 @@
-"""What one tenant can cost everybody else: each attack at its size and at twice that, beside those who behave.
+"""The cost of one hostile tenant to all others: each attack at its size and at twice that, beside good clients.
 
-Beside it are a container whose process forks again and again (time from a slot to its right ``hostpid``), a client of
-root's and a container's own on the API, and a scraper. The daemon's loop is watched (`tests.bench.watched`).
-CPU of the loop in one go doesn't depend on what else the machine does; all times do, the loop's longest wait by the
-wall among them.
+These are a container whose process forks again and again (time from a slot to its right ``hostpid``), root's client and
+a container's client of the API, and a scraper. The daemon's loop is watched (`tests.bench.watched`). The CPU time of a
+single stretch of the loop doesn't depend on other load of the machine; all other times do.
 """
 
 import contextlib
@@ -50,7 +49,7 @@ _BOUNDS = {
 
 
 class Sample(NamedTuple):
-    """One answer or repair: when it was asked for, how many seconds it took, what was wrong."""
+    """One answer or repair: the time of the request, seconds until it was done, and its error."""
 
     at: float
     seconds: float
@@ -74,7 +73,7 @@ class Client:
                     self.samples.append(Sample(*json.loads(line)))
 
     def end(self) -> None:
-        """One on the host ends after the answer that it waits for."""
+        """End; a client on the host first awaits the answer to its last request."""
         self._end()
         self._reader.join()
 
@@ -96,7 +95,7 @@ class Good:
         return slot.hostpid if slot else None
 
     def repair(self) -> None:
-        """Once more: a process takes a slot, the daemon writes its ``hostpid``, the process goes."""
+        """Start a process that takes a slot, await that the daemon writes its ``hostpid``, and end the process."""
         ns_pid = self.parent.fork()
         host_pid = self.node.gpu.host_pid(self.container.pidns, ns_pid)
         assert host_pid is not None
@@ -175,7 +174,7 @@ class Stage:
         )
 
     def adopt(self, daemon: WatchedDaemon) -> None:
-        """Take it for the one that is attacked; it ends with the stage."""
+        """Take this daemon as the attacked one; it ends with the stage."""
         self.daemon = self._stack.enter_context(contextlib.closing(daemon))
 
     def client(self, *arguments: str) -> Client:
@@ -192,7 +191,7 @@ class Stage:
             return Client(process.stdin.close, os.dup(process.stdout.fileno()))
 
     def root_client(self) -> Client:
-        """Asks for the good container's process, and knows the answer."""
+        """Start a client that asks for the good container's process and compares the answer with the right one."""
         parent, container = self.good.parent, self.good.container
         question = f"/v1/lookup?container={container.container_id}&pid={parent.ns_pid}"
         return self.client("api", str(self.daemon.socket), question, f"{parent.host_pid}")
@@ -206,7 +205,7 @@ class Stage:
 
 @contextlib.contextmanager
 def open_directory() -> Iterator[Path]:
-    """A temporary directory that everybody can get through, also who has no rights at all in it."""
+    """A temporary directory that users without any rights in it can pass."""
     with tempfile.TemporaryDirectory(prefix="resolver-hostile-") as name:
         os.chmod(name, 0o755)  # noqa: S103 - containers ask at a socket below it
         yield Path(name)
@@ -274,7 +273,7 @@ def repair_for(good: Sequence[Good], seconds: float) -> None:
 
 
 def _settled(host_pid: int, before: float) -> float:
-    """MiB, as soon as they are what they were, or after some seconds."""
+    """Return the MiB once they are as before, or after some seconds."""
     until = time.monotonic() + _SETTLE_SECONDS
     while (now := rss(host_pid)) > before + 1.0 and time.monotonic() < until:
         time.sleep(0.25)
@@ -282,7 +281,7 @@ def _settled(host_pid: int, before: float) -> float:
 
 
 def by_container(lines: list[dict[str, Any]]) -> Counter[str]:
-    """How many lines of the log are about each hostile container."""
+    """Count the log's lines about each hostile container."""
     found: Counter[str] = Counter()
     for line in lines:
         about = f"{line.get('container', '')} {line.get('path', '')}"
@@ -328,7 +327,7 @@ def wrong_values(repairs: list[Sample], api: list[Sample]) -> list[str]:
 
 
 def most(samples: list[Sample]) -> float:
-    """Seconds within which 99 % came."""
+    """Return the seconds within which 99 % of the samples were done."""
     ordered = sorted(each.seconds for each in samples)
     return ordered[len(ordered) * 99 // 100] if ordered else _PATIENCE
 

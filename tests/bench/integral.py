@@ -135,7 +135,7 @@ class Work(threading.Thread):
         self.join()
 
     def used(self, host_pids: set[int], device: int, since: float, to: float) -> float:
-        """GPU-seconds of these processes between two times."""
+        """Return the GPU-seconds of these processes between two times."""
         began, ended = (
             sum(
                 self._used[max(0, bisect(self._at, at) - 1)].get((host_pid, device), 0.0)

@@ -1,14 +1,13 @@
-"""``make soak ARGS=30m``: a node that never comes to rest, and whether the daemon's weight stays what it is.
+"""``make soak ARGS=30m``: a node that never rests, on which the daemon's memory and descriptors must not grow.
 
-Containers come, go and restart, processes fork, everybody asks, and a quarter of the time a tenant attacks, another way
-each time (`tests.bench.attacks`, at small sizes). For the first quarter the daemon is restarted or taken over from
-after each round; then one daemon lives to the end. Each round ends in a quiet moment, in which a line is printed:
-memory, descriptors, the longest block of the loop in the round, and how the well-behaved fared.
+Containers come, go and restart, processes fork, clients ask, and a quarter of the time a tenant attacks, another way
+each time (`tests.bench.attacks`, at small sizes). In the first quarter each round ends with a restart or a takeover;
+then one daemon runs to the end. Each round ends without load, and with a line: memory, descriptors, the longest block
+of the loop in the round, and the results of the good clients.
 
-Exit code 1 if a wrong value was seen, or if memory or descriptors grew over the last life, from when each attack had
-been seen once: Python keeps the memory that the first ones took, and uses it again for the next. That is said only of
-a life that saw each attack three times, which takes some 22m. Killed by nobody, it ends by itself: all of it is
-bounded.
+Exit code 1 if a value was wrong, or if memory or descriptors of the last daemon grew after the first turn of each
+attack: Python keeps the memory of that turn and reuses it. Growth counts only after three turns of each attack, some
+22m. The program always ends by itself.
 """
 
 import argparse
@@ -35,7 +34,7 @@ _MOST_MIB, _MOST_DESCRIPTORS = 3.0, 4
 
 
 class Weight(NamedTuple):
-    """Of the daemon, in a quiet moment."""
+    """The daemon's use of resources while nothing happens."""
 
     mib: float
     of_children: float
@@ -132,7 +131,7 @@ class Soak:
         return Weight(rss(pid), sum(map(rss, children(pid))), len(os.listdir(f"/proc/{pid}/fd")))
 
     def grown(self) -> list[str]:
-        """What the last life gained, in sentences; empty if that is nothing."""
+        """Return a sentence for each resource of which the last daemon took ever more."""
         if len(self.life) < 3 * len(_ROUNDS):
             print(
                 "make soak: too short to say whether anything grew: that takes each attack three times, some 22m"

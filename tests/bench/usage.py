@@ -23,14 +23,14 @@ class Cpu(NamedTuple):
 
 
 def cpu(host_pid: int) -> Cpu:
-    """What a process and its children have used, from the scheduler's nanoseconds."""
+    """Return the CPU time of a process and of its children, by the scheduler's nanoseconds."""
     fields = Path(f"/proc/{host_pid}/stat").read_text().rpartition(")")[2].split()
     reaped = sum(map(int, fields[13:15])) * _TICK  # cutime and cstime, in ticks of 10 ms
     return Cpu(_on_cpu(host_pid), reaped + sum(map(_on_cpu, children(host_pid))))
 
 
 def children(host_pid: int) -> list[int]:
-    """Its living children, of whichever of its threads."""
+    """Return the living children of all threads of a process."""
     found: list[int] = []
     for task in Path(f"/proc/{host_pid}/task").iterdir():
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):

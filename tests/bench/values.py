@@ -1,9 +1,9 @@
-"""What each monitor would report beside what NVML says, for each release's behaviour: how wrong, and for how long.
+"""Each monitor's reports against NVML's values, for each release's behaviour: the error and its duration.
 
 Processes of one container start, work, change, idle, end cleanly, one of two and the last one, are killed, and come
 again, on one, two and four GPUs; the cache files are read all the while as the monitors read them, each by its rule. A
 value counts as right within 3 points of NVML's, 0 as 0 only. With NVIDIA's own library each container has its own GPUs,
-where its processes take turns as on hardware, and NVML's values are what the ring of periods says.
+where its processes take turns as on hardware, and NVML's values are those of the ring of periods.
 """
 
 import time
@@ -70,7 +70,7 @@ ON_EACH_DRIVER: Final = "2.8.2", "2.9.0", "2.10"
 
 
 class Case:
-    """A container of one release on some GPUs, and what was seen of it under each rule."""
+    """A container of one release on some GPUs, and its observed values under each rule."""
 
     def __init__(self, container: Container) -> None:
         self.container, self.gpus = container, len(container.devices)
@@ -145,7 +145,7 @@ class Case:
                 self.worst[rule] = max(self.worst[rule], (error, self._phase))
 
     def end_phase(self) -> None:
-        """Note how long the phase took to be right; all of it, if it never was."""
+        """Record the seconds until the values were right; the phase's length if they never were."""
         for rule in RULES if self._phase else ():
             took = self._first.get(rule, PHASE_S)
             self.longest[rule] = max(self.longest[rule], (took, self._phase))
@@ -192,7 +192,7 @@ def _compare(scratch: Path, release: str) -> Iterator[RowValues]:
 
 
 def _groups(every: Sequence[tuple[Release, int]]) -> list[list[tuple[Release, int]]]:
-    """As many at a time as there are GPUs for."""
+    """Split the cases into groups that have enough GPUs."""
     groups: list[list[tuple[Release, int]]] = [[]]
     for each in every:
         if sum(gpus for _, gpus in (*groups[-1], each)) > len(EVERY_GPU):

@@ -166,7 +166,7 @@ class Pair:
 
 
 def alike(one: Any, other: Any) -> bool:
-    """Equal, but for the order of processes and what the library's arithmetic adds.
+    """Tell if answers are equal, except for the order of processes and the library's rounding.
 
     It translates stamps by a correlation of clocks, some microseconds off, and rounds sums of floating point up.
     """

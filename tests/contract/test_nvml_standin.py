@@ -64,7 +64,7 @@ def test_value_is_the_share_of_active_periods(
     probe: Callable[[str], Probe],
     call: str,
 ) -> None:
-    nvml, start = probe("550.54.15"), 2 * 10**15  # later than what the driver itself samples
+    nvml, start = probe("550.54.15"), 2 * 10**15  # later than the driver's own samples
     for after, pid, sm in ((100, 11, 1), (200, 12, 2), (300, 11, 3), (400, 13, 4)):
         driver.gpu.add_sample(_host(pid), 0, Load(sm=sm, mem=5, enc=6, dec=7), start + after)
     driver.gpu.add_sample(_host(99), 1, Load(sm=9), start + 500)

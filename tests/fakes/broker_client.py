@@ -1,6 +1,6 @@
-"""A client of the host PID broker, as strict as HAMi's: it believes only what can come from the node's root.
+"""A client of the host PID broker, as strict as HAMi's: it trusts only answers of the node's root.
 
-Only the standard library, and no word of the daemon's code: it also runs inside containers, as a script.
+It uses only the standard library, because it also runs inside containers, as a script.
 
     python broker_client.py PATH [--read-only]   prints {"status": 0, "number": 4711} or {"error": "..."}
 """
@@ -17,7 +17,7 @@ TIMEOUT_S = 60.0
 
 
 class Distrust(Exception):
-    """The place, the server or its answer is not what the protocol says."""
+    """The place, the server or its answer breaks the protocol."""
 
 
 def connect(path: str, *, read_only: bool = False) -> socket.socket:
@@ -50,7 +50,7 @@ def receive(connection: socket.socket) -> bytes:
 
 
 def parse(answer: bytes) -> tuple[int, int]:
-    """Status and number of an answer, which is twelve bytes and no more."""
+    """Return the status and number of an answer of exactly twelve bytes."""
     if len(answer) != 12 or answer[:6] != b"HPID\x00\x01":
         raise Distrust(f"no answer of this protocol: {answer!r}")
     status, number = int.from_bytes(answer[6:8], "big"), int.from_bytes(answer[8:], "big")

@@ -117,7 +117,7 @@ def _compile_all(out: Path) -> None:
 
 
 def _initializer(layout: Layout) -> str:
-    """A row of the tenant's table: a ``struct layout``."""
+    """Return a row of the tenant's table, a ``struct layout`` in C."""
     offsets = {key: value for key, value in asdict(layout).items() if key not in _UNUSED_BY_TENANT}
     fields = (f".{key} = {'ABSENT' if value is None else value}" for key, value in offsets.items())
     return f'{{.name = "{layout.name}", {", ".join(fields)}}},\n'

@@ -63,7 +63,7 @@ GPUS: Final = (
 
 
 class Builder:
-    """Collects containers, their processes and slots: `named` or `container`, then `process` for what is in it."""
+    """Collects containers, their processes and slots: call `named` or `container`, then `process` for its processes."""
 
     def __init__(self) -> None:
         self._random = random.Random(7)
@@ -154,7 +154,7 @@ class Builder:
 
 
 def busy(containers: int) -> Snapshot:
-    """So many containers on two GPUs, with one to three processes each."""
+    """Return a snapshot with as many containers on two GPUs, and one to three processes in each."""
     build = Builder()
     for number in range(containers):
         build.container(GPUS[number % 2], processes=1 + number % 3)
@@ -162,7 +162,7 @@ def busy(containers: int) -> Snapshot:
 
 
 def troubled() -> Snapshot:
-    """A node on which everything is as `resolver top` has to mark it."""
+    """Return a snapshot with every state that `resolver top` marks."""
     build = Builder()
     build.named(GPUS[0], "ml-prod/bert-trainer-7f9c8d-x2x9k/main")
     build.process("torchrun", 40010, 7, 52, 2.6, RepairReason.MISSING)

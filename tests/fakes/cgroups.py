@@ -1,4 +1,4 @@
-"""Cgroups for containers in miniature: the runtimes' path formats, on whatever hierarchies this node has."""
+"""Cgroups for containers in miniature: the runtimes' path formats, on all hierarchies of this node."""
 
 import contextlib
 import os

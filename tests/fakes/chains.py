@@ -37,7 +37,7 @@ def region(*slots: SlotReport, **changes: Any) -> RegionReport:
 
 
 def whole(*slots: SlotReport, **changes: Any) -> dict[str, Any]:
-    """A node where the chain of one container holds, with these slots instead of a right one, and these changes."""
+    """Return a node on which a container's chain holds, with other slots and fields if given."""
     fields: dict[str, Any] = {
         "containers": (MAIN,),
         "regions": (region(*(slots or (RIGHT,))),),

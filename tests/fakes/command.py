@@ -16,7 +16,7 @@ from tests.fakes.warm import ROOT
 
 
 def called(*arguments: str, **environ: str) -> CompletedProcess[str]:
-    """What it prints and its exit code; what it raises beside that is raised here."""
+    """Call a command; return its exit code and output. Exceptions other than SystemExit pass through."""
     out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
     with patch.dict(os.environ, environ), redirect_stdout(out), redirect_stderr(err):
         try:
@@ -37,7 +37,7 @@ def run(
 
 
 def on_terminal(*arguments: str, code: int = 0, **environ: str) -> str:
-    """What a person sees, 80 columns wide; an empty variable is left out."""
+    """Return a command's output on a terminal of 80 columns; leave out empty variables."""
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (40, 80))
     environment = {**os.environ, "COLUMNS": "", "TERM": "xterm-256color", **environ}

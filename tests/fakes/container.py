@@ -1,4 +1,4 @@
-"""A container in miniature: namespaces, a cgroup, the bind mount, and what runs in it."""
+"""A container in miniature: namespaces, a cgroup, the bind mount, and processes."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ class Container:
         remove(self.cgroup, kill=True)  # only the container's level: its pod may have others
 
     def restart(self) -> None:
-        """What a kubelet does: all killed, a new id, new namespaces; same directory, same cache file."""
+        """Restart as a kubelet does: new processes, id and namespaces, but the same directory and cache file."""
         self.stop()
         self._start()
 
@@ -178,18 +178,18 @@ class Container:
 
     @property
     def known_as(self) -> str:
-        """What the daemon's log calls the container of its file."""
+        """The container's name in the daemon's log."""
         return self.container_id if self.placement.alone else self.directory.name
 
     def region(self) -> Region:
         return read_file(self.cache)
 
     def monitor_view(self) -> dict[str, int]:
-        """What every monitor would report now: per device UUID, percent; -1 where they differ."""
+        """The percentage that all monitors would report now, by device UUID; -1 if they differ."""
         return monitor_view(self.region())
 
     def monitor_views(self, slots: int = SLOTS) -> dict[str, dict[str, int]]:
-        """The same by the rule of each monitor, from no more than so many slots."""
+        """Return the percentages by the rule of each monitor, from at most ``slots`` slots."""
         return monitor_views(read_file(self.cache, slots))
 
     def spawn(self, arguments: Sequence[str], *, nested: bool = False) -> Process:

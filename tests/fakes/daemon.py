@@ -19,7 +19,7 @@ from tests.fakes.warm import ROOT, Process, Stock
 from tests.patience import PATIENCE_S, until
 
 RESOLVER: Final = Path(sys.executable).parent / "resolver"
-#: A wrapper: whatever becomes of its parent, no daemon stays behind.
+#: A wrapper: the daemon dies with its parent.
 BOUND: Final = ("setpriv", "--pdeathsig", "KILL")
 
 Line = dict[str, Any]

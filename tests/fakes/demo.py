@@ -169,7 +169,7 @@ def _kept(daemon: Daemon) -> Iterator[list[str]]:
 
 
 def _latecomer(like: Case, daemon: Daemon) -> list[Row]:
-    """Start a process while the daemon runs: its delay is the one that a user sees."""
+    """Start a process while the daemon runs, and show the delay of its repair, as users meet it."""
     view.progress("one more process starts while the daemon runs")
     begin = time.monotonic()
     tenant = like.container.tenant(load=5, devices=[like.device])

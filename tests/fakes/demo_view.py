@@ -26,7 +26,7 @@ WHO: Final = {
 
 
 def percent(value: int | None) -> str:
-    """A dash where the layout has no such field."""
+    """Format a percentage; a dash if the layout lacks the field."""
     return "-" if value is None else str(value)
 
 
@@ -54,7 +54,7 @@ def _cells(row: Row) -> list[str]:
 
 
 def bars(rows: Sequence[Row]) -> list[tuple[str, int, int, str]]:
-    """Per container: its names, and what HAMi's monitor reported before, reports after, and should (percent)."""
+    """Draw bars per container: its names, and the monitor's percentages before and after, and the right one."""
     sums: dict[str, tuple[int, ...]] = {}
     for row in rows:
         if row.case.load is None:

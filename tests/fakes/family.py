@@ -9,7 +9,7 @@ from resolver.linux.procfs import Procfs
 
 
 class Family(Procfs):
-    """The real `/proc`, where only these are listed; whoever is asked for by number is there all the same."""
+    """The real `/proc`, which lists only some processes, but still shows every process by its number."""
 
     def each_entry(self) -> Iterator[tuple[int, int]]:
         mine, children = os.getpid(), set[int]()

@@ -1,13 +1,13 @@
-"""The kernel driver's side of the GPU stand-in: it knows which process really uses which device.
+"""The kernel driver's side of the GPU stand-in: it has the actual processes of each device.
 
-A tenant connects to a Unix socket and says what a CUDA program would do:
+A tenant connects to a Unix socket and sends what a CUDA program would do:
 
     context <device uuid> <bytes>              -> ok          (-1: the driver does not tell)
     mps <device uuid> <bytes>                  -> ok          (a context through the MPS server)
     load <device uuid> <sm> [<mem> <enc> <dec>] -> ok          (percent; 0 is idle)
 
-Who it is comes from the kernel (SO_PEERCRED), as it does for a real driver, never from what it says. A closed
-connection is a process that has ended: its entry leaves the process list, its samples stay in the buffer.
+The kernel names the sender (SO_PEERCRED), as for a real driver; the tenant can't. A closed connection is an ended
+process: its entry leaves the process list, its samples stay in the buffer.
 """
 
 import os
@@ -98,7 +98,7 @@ class Load:
 
 @dataclass(slots=True)
 class Client:
-    """A connected process. `on` maps a device's index to what the process does there."""
+    """A connected process. `on` maps a device's index to the process's load there."""
 
     chain: Chain
     on: dict[int, Load] = field(default_factory=dict)
@@ -118,10 +118,9 @@ class Gpu:
         *,
         turns: bool = False,
     ) -> None:
-        """Take ``turns`` to sample as drivers do: a period has the GPU's mean load and counts whole for one process.
+        """Take ``turns`` to sample as drivers do: a period has the GPU's mean load and counts for one active process.
 
-        That is one that was active at its end: each in proportion to its load. Without, a period counts for all, as if
-        it were short.
+        Each process gets periods in proportion to its load. Without ``turns``, a period counts for all processes.
         """
         if len(devices) > DEVICES:
             raise ValueError(f"{len(devices)} devices: the state file has room for {DEVICES}")
@@ -190,7 +189,7 @@ class Gpu:
             s.faults, s.hang, s.grow = faults, hang, grow
 
     def set_errors(self, errors: Mapping[Answer, int] | None = None) -> None:
-        """Replaces what calls answer instead of the truth, on any device: an nvmlReturn_t each."""
+        """Replace the errors (nvmlReturn_t) that calls return, on any device."""
         with self._state.writing() as s:
             s.errors[:] = _answers(errors or {})
 
@@ -230,7 +229,7 @@ class Gpu:
             s.samples_total += 1
 
     def _period_of(self, device: int, time_us: int) -> int:
-        """The number of the period that ends then: the last one's, or the next."""
+        """Return the number of the period that ends at this time: the last one's, or the next."""
         number, end = self._last.get(device, (0, 0))
         if time_us != end:
             number += 1
@@ -283,7 +282,7 @@ class Gpu:
         return next((c.chain.host_pid for c in self.clients() if c.chain.levels[-1] == (pidns, ns_pid)), None)
 
     def span(self, host_pid: int, device: int, seconds: float = LATE_S) -> tuple[int, int]:
-        """The least and the most that NVML said of a process in the last second, at any time in these ``seconds``."""
+        """Return the lowest and highest utilization of a process's last second, by NVML, in these ``seconds``."""
         with self._lock:
             periods, now = list(self._periods[device]), self._now_us()
         start, values = now - int(seconds * 1e6), []
@@ -296,7 +295,7 @@ class Gpu:
         return min(values), max(values)
 
     def _run(self) -> None:
-        # A GPU takes its samples whether or not anybody on the node has a CPU.
+        # A GPU takes its samples even if the node's CPUs are busy.
         with suppress(PermissionError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), -20)
         with selectors.DefaultSelector() as selector:
@@ -378,7 +377,7 @@ class Gpu:
         return "ok"
 
     def _sample(self, only: Client | None = None) -> None:
-        """Ends a period of every device; or adds a process that was idle in the last one to it."""
+        """End a period of every device, or add to the last period a process that was idle in it."""
         with self._lock, self._state.writing():
             self._integrate()
             if self.turns:

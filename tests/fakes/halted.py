@@ -15,7 +15,7 @@ from tests.patience import until
 
 @contextmanager
 def halted_when_it_maps(path: Path, host_pid: int) -> Iterator[None]:
-    """Halt a process as soon as it has mapped a file; the block begins before that, and at its end it runs on.
+    """Halt a process as soon as it maps a file, and let it run on after the block. The block begins before the map.
 
     `wait_until_halted` says when it has happened.
     """
@@ -48,7 +48,7 @@ def _stands_still(host_pid: int) -> bool:
 
 @contextmanager
 def stopped_in_its_exit(host_pid: int) -> Iterator[None]:
-    """A container's process that doesn't end with the container, as if it hung in a driver; it ends with the block."""
+    """Yield a container's process that hangs in its exit, as in a driver, until the block ends."""
     ptrace = ctypes.CDLL(None, use_errno=True).ptrace
     assert ptrace(0x4206, host_pid, None, ctypes.c_void_p(0x40)) == 0  # PTRACE_SEIZE, PTRACE_O_TRACEEXIT
     os.kill(psutil.Process(host_pid).ppid(), signal.SIGKILL)

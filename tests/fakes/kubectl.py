@@ -45,7 +45,7 @@ def fail(text: str, code: int = 1) -> NoReturn:
 
 
 def selected(pod: dict[str, Any], selector: str) -> bool:
-    """By equality, as `name=value` with commas."""
+    """Tell if a pod has all labels of a selector (`name=value`, separated by commas)."""
     labels = pod["metadata"].get("labels", {})
     wanted = [part.replace("==", "=").split("=", 1) for part in selector.split(",") if part]
     return all(labels.get(name) == value for name, value in wanted)
@@ -83,7 +83,7 @@ def get(cluster: dict[str, Any], options: argparse.Namespace) -> None:
 
 
 def execute(cluster: dict[str, Any], options: argparse.Namespace, command: list[str]) -> None:
-    """`kubectl exec`: the program's exit code is kubectl's, which says so on standard error."""
+    """Run `kubectl exec`, which ends with the program's exit code and prints that code to standard error."""
     (name,), namespace = options.names, options.namespace or "default"
     place = f"{namespace}/{name}"
     authorize(cluster, "get", "pods", namespace)

@@ -16,7 +16,7 @@ TABLE = RECORDED / "layouts.json"
 
 
 def compiled(name: str) -> dict[str, int]:
-    """Every offset and size of a layout; what it does not have is not there."""
+    """Return the offsets and sizes of a layout's fields, by the compiler."""
     define = name.upper().replace("-", "_").replace(".", "_")
     with tempfile.TemporaryDirectory() as scratch:
         program = Path(scratch) / "structs"

@@ -1,4 +1,4 @@
-"""A TCP socket whose last reference waits: unsent data, SO_LINGER, and a peer that reads nothing."""
+"""A TCP socket whose close waits: unsent data, SO_LINGER, and a peer that reads nothing."""
 
 import contextlib
 import socket
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def lingering(seconds: int) -> Iterator[int]:
-    """Its descriptor, which the block has to close; the peer lives as long as the block."""
+    """Yield the socket's descriptor, which the block has to close; the peer lives as long as the block."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         channel = socket.create_connection(server.getsockname())
         peer, _ = server.accept()

@@ -7,5 +7,5 @@ CONDITION = r"(?: ; platform_machine == \"x86_64\")?"
 
 
 def pinned(lock: str) -> dict[str, str]:
-    """Package to version, names in the index's own spelling."""
+    """Return the locked versions by package, spelled as in the index."""
     return dict(re.findall(rf"^([a-z0-9][a-z0-9.-]*)==(\S+){CONDITION} \\$", lock, re.MULTILINE))

@@ -12,7 +12,7 @@ _Call = TypeVar("_Call", bound=tuple[str, str])
 
 
 class Allowed(NamedTuple):
-    """Calls, by name and by what they are about (a pattern), and why they may be made."""
+    """Calls that the loop may make, by name and pattern of their objects, and the reason."""
 
     names: str
     about: str
@@ -108,7 +108,7 @@ LOOP_CALLS: Final = (
 
 
 def unlisted(calls: Iterable[_Call]) -> list[_Call]:
-    """Return those of these calls, by name and by what they are about, that no line allows."""
+    """Return the calls, by name and object, that no line allows."""
     return [
         call
         for call in calls

@@ -37,7 +37,7 @@ class Row:
 
 
 def look(case: Case) -> tuple[ProcSlot, int | None]:
-    """A case's slot as it is now, and its utilization on its device. Raises LookupError when it is gone."""
+    """Return a case's present slot, and its utilization on its device. Raises LookupError without a slot."""
     region = case.container.region()
     slot = region.slot(case.tenant.ns_pid)
     if slot is None:
@@ -96,14 +96,14 @@ def until_true(rows: Sequence[Row], since: float, daemon: Daemon) -> None:
 
 
 def announced(rows: Sequence[Row], daemon: Daemon) -> bool:
-    """Whether the daemon has said of each slot that needs it that it is repaired, or would be."""
+    """Tell if the daemon logged a repair, or in a dry run an intended one, for each slot that needs it."""
     events = (*daemon.said("repair"), *daemon.said("would_repair"))
     repaired = {(event["container"], event["ns_pid"]) for event in events}
     return all((r.case.container.known_as, r.case.tenant.ns_pid) in repaired for r in rows if r.case.reason)
 
 
 def verdict(rows: Sequence[Row], daemon: Daemon) -> None:
-    """Fills in what each slot is now and what is wrong with it; nothing may be."""
+    """Fill in each slot's present values and faults; without a fault all is right."""
     for _ in range(LOOKS):  # a stalled machine delays a watcher's tick, and the reader of the log
         for row, values in zip(rows, steady([row.case for row in rows]), strict=True):
             row.hostpid_after, row.sm_after = values

@@ -36,7 +36,7 @@ class Query(NamedTuple):
     instant: bool
 
     def concrete(self, window: str = "10s", **chosen: str) -> str:
-        """With values for the dashboard's variables; those that are not chosen are "All"."""
+        """Put values in place of the dashboard's variables, "All" if none is chosen."""
         text = self.expression.replace("$__rate_interval", window)
         text = re.sub(r"\$([a-z]\w*)", lambda found: chosen.get(found[1], ".*"), text)
         assert "$" not in text.replace('"$1"', ""), text
@@ -68,7 +68,7 @@ def legend(template: str, labels: Mapping[str, str]) -> str:
 
 
 def name_pods(containers: Sequence[Container], directory: Path) -> dict[str, tuple[str, str]]:
-    """Makes kubelet's directories of logs, by which pods are known; gives namespace and pod by UID."""
+    """Make kubelet's log directories, which name pods; return namespace and pod by UID."""
     names = {}
     for container in containers:
         names[container.pod_uid] = PODS.get(container.name, ("", ""))
@@ -79,7 +79,7 @@ def name_pods(containers: Sequence[Container], directory: Path) -> dict[str, tup
 
 
 def jobs(resolver: str, monitor: str, reporter: str) -> list[dict[str, Any]]:
-    """The scrape jobs as docs/monitoring.md says, by the addresses of the daemon, HAMi's monitor, and the reporter."""
+    """Return the scrape jobs of docs/monitoring.md with the addresses of daemon, HAMi's monitor, and reporter."""
     node = {"node": TARGET["node"]}
     return [
         {

@@ -70,7 +70,7 @@ class Node:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with contextlib.ExitStack() as stack:  # each step runs, whatever the one before ran into
+        with contextlib.ExitStack() as stack:  # each step runs, even if the one before fails
             for name in ("vgpu", "volcano", "kai", "bare", "log"):
                 stack.callback(shutil.rmtree, self.root / name, ignore_errors=True)
             stack.callback(self.cgroups.close)
@@ -79,7 +79,7 @@ class Node:
                 stack.callback(container.stop)
 
     def placement_dir(self, placement: str) -> Path:
-        """The directory of the host in which that scheduler's containers, or claims, have theirs; it is made."""
+        """Make and return the host's directory for the containers, or claims, of a scheduler."""
         row = EVERY[placement]
         directory = self.root / row.root
         if not directory.exists():
@@ -88,7 +88,7 @@ class Node:
         return directory
 
     def placement_options(self) -> list[str]:
-        """What makes a daemon search the directories of all placements, and read kubelet's names."""
+        """Return options by which a daemon searches the directories of all placements, and reads kubelet's names."""
         roots = dict.fromkeys(str(self.placement_dir(name)) for name in PLACEMENTS)
         return [
             *(word for root in roots for word in ("--containers-dir", root)),
@@ -97,7 +97,7 @@ class Node:
         ]
 
     def log(self, container: Container) -> None:
-        """What kubelet makes when a container starts: a directory for its pod's logs, and a link to its own."""
+        """Make the directory for a pod's logs and the link to a container's log, as kubelet does at its start."""
         pod, namespace = f"pod-{container.pod_uid[:8]}", "default"
         logs = self.pod_logs_dir / f"{namespace}_{pod}_{container.pod_uid}" / container.name
         logs.mkdir(parents=True, exist_ok=True)
@@ -105,7 +105,7 @@ class Node:
         link.symlink_to(logs / "0.log")
 
     def stand_in(self) -> dict[str, str]:
-        """What makes `libnvidia-ml.so.1` the stand-in, which speaks for this node's driver."""
+        """Return variables by which a program loads the stand-in as `libnvidia-ml.so.1`, with this node's driver."""
         paths = [str(self.library_dir), os.environ.get("LD_LIBRARY_PATH", "")]
         return {
             "LD_LIBRARY_PATH": ":".join(path for path in paths if path),

@@ -80,7 +80,7 @@ def _plain(value: object) -> object:
 
 
 def room(pynvml: Any, name: str, handle: Any, places: int, since: int) -> list[int]:
-    """The code and the number that a call for samples answers to a buffer with so many places (0: none)."""
+    """Return code and count of a call for samples with a buffer of so many places (0: none)."""
     function = pynvml._nvmlGetFunctionPointer(name)  # nvidia-ml-py asks for the right size only
     if name == "nvmlDeviceGetProcessUtilization":
         count = ctypes.c_uint(places)

@@ -16,7 +16,7 @@ CACHE = "/tmp/cudevshr.cache"  # noqa: S108 - where HAMi-core has it
 
 @contextmanager
 def btrfs(image: Path, place: Path) -> Iterator[Path]:
-    """A btrfs of its own on a loop device, mounted at this place."""
+    """Mount a new btrfs from a loop device at this place."""
     with image.open("wb") as file:
         file.truncate(256 << 20)
     place.mkdir(parents=True, exist_ok=True)
@@ -77,7 +77,7 @@ class Docker:
         return Path(f"/proc/{self.container.init_host_pid}/root{cache}")
 
     def claim(self, ns_pid: int) -> None:
-        """A slot more with that PID, as a tenant could write it."""
+        """Write another slot with that PID, as a tenant can."""
         layout, file = LAYOUTS[self.container.layout], self.file()
         count = len(read_file(file).slots)
         with file.open("r+b") as opened:

@@ -1,4 +1,4 @@
-"""Snapshots for tests of what reads them: an empty node, with what the test changes."""
+"""Snapshots for tests of their readers: an empty node with a test's changes."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Processes with a chosen number: what a wrap of the PID space does by chance, done at once.
+"""Processes with a chosen PID, as a wrap of the PID space makes them by chance.
 
 clone3(2) takes the numbers as ``set_tid`` (Linux 5.5), innermost namespace first. The number must be free.
 """
@@ -19,7 +19,7 @@ _TIMEOUT_S = 60.0
 
 @contextlib.contextmanager
 def reborn(host_pid: int) -> Iterator[int]:
-    """A process that has this host PID now, in a PID namespace of its own; gives the inode of that.
+    """Start a process with this freed host PID in a new PID namespace; yield that namespace's inode.
 
     Whoever had the number must have been reaped, or be about to be.
     """

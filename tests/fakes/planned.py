@@ -76,7 +76,7 @@ class Bench:
         return index
 
     def odd(self) -> dict[int, UnresolvedReason | None]:
-        """The slots that can't have an owner, by index."""
+        """Return the slots that can't have an owner, by index."""
         odd = enumerate(self.repairs.slots.unowned)
         return {at: state.why for at, state in odd if state and state.due == inf}
 
@@ -98,7 +98,7 @@ class Bench:
         self.repairs.slots.not_found(self.index(ns_pid), why, self.now)
 
     def end(self, *ns_pids: int) -> None:
-        """The slots' owners have ended, after they were found."""
+        """Let the slots' owners end after their look-up."""
         for ns_pid in ns_pids:
             if ns_pid not in self.repairs.slots.owned:
                 self.own(ns_pid, 4704 + ns_pid)
@@ -129,7 +129,7 @@ class Bench:
         return orders
 
     def done(self, order: Order) -> None:
-        """What the daemon notes when the writer succeeded."""
+        """Note an order that the writer carried out, as the daemon does."""
         assert order.state is not None
         order.state.written, order.state.reason = order.new >> 32, None
 

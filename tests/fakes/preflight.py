@@ -1,4 +1,4 @@
-"""What the demo needs of a machine, tried before anything is started."""
+"""The demo's requirements of a machine, checked before its start."""
 
 import os
 from typing import Final, NamedTuple
@@ -12,7 +12,7 @@ PRIVILEGED: Final = 'docker run --privileged --pid=host -v "$PWD:$PWD" -w "$PWD"
 
 
 class _Step(NamedTuple):
-    """Something that every container of the demo does, what it is called, and what helps where it is refused."""
+    """A step that every container of the demo takes, the fault's name, and the remedy if it is refused."""
 
     command: str
     what: str
@@ -45,7 +45,7 @@ _STEPS: Final = (
 
 
 def missing() -> list[str]:
-    """What is not there, each in a sentence with what helps; empty where the demo can run. Takes some 30 ms."""
+    """Return a sentence with a remedy for each missing requirement. Takes some 30 ms."""
     procfs = Procfs()
     if not os.path.isdir("/proc/self"):
         return ["/proc is not mounted: mount -t proc proc /proc"]
@@ -77,7 +77,7 @@ def in_chroot() -> bool:
 
 
 def _refused(command: str) -> str:
-    """Why this is not possible; empty where it is."""
+    """Return why a command fails; empty if it succeeds."""
     try:
         done = completed(*command.split())
     except OSError as error:

@@ -18,12 +18,12 @@ _REAPED_S: Final = 60.0
 
 
 class NodeError(RuntimeError):
-    """The miniature node cannot do what was asked: what happened, why, and what to do."""
+    """The miniature node cannot do a step; the message names the failure, its cause, and the remedy."""
 
 
 @contextlib.contextmanager
 def watched(host_pid: int) -> Iterator[Callable[[], bool]]:
-    """Tells whether this process has ended and been reaped. By then `/proc` may show another one with its number."""
+    """Yield a check whether this process is reaped; then `/proc` may show another one with its number."""
     pidfd = os.pidfd_open(host_pid)
 
     def gone() -> bool:
@@ -51,7 +51,7 @@ class Process:
         self._pending = b""
 
     def read_line(self) -> str:
-        """The next line of its standard output. Raises NodeError when it ends or stays silent."""
+        """Return the next line of its standard output. Raises NodeError if it ends or writes nothing."""
         deadline = time.monotonic() + PATIENCE_S
         while b"\n" not in self._pending:
             if not readable(self.stdout, deadline - time.monotonic()):
@@ -76,7 +76,7 @@ class Process:
         self.wait()
 
     def wait(self) -> None:
-        """Until it has ended, and its number is free. Raises NodeError after the time limit."""
+        """Wait until it has ended, and its number is free. Raises NodeError after the time limit."""
         if not readable(self._pidfd, PATIENCE_S):
             raise NodeError(f"process {self.host_pid} has not ended within {PATIENCE_S} s")
         deadline = time.monotonic() + _REAPED_S
@@ -86,7 +86,7 @@ class Process:
                 time.sleep(0.001)
 
     def close(self) -> None:
-        """Lets go of the descriptors; the process itself belongs to its container."""
+        """Close the descriptors; the process itself ends with its container."""
         for fd in (self._pidfd, self._stdin, self.stdout):
             with contextlib.suppress(OSError):
                 os.close(fd)
@@ -137,12 +137,12 @@ class Tenant(Process):
         return answer
 
     def init(self) -> None:
-        """Starts CUDA, for one that was started with `init_waits`; returns when it has guessed its host PID."""
+        """Start CUDA in a tenant started with `init_waits`; return after its guess of its host PID."""
         self.write_line("init")
         self.read_line()
 
     def set_load(self, load: int, *others: int) -> None:
-        """The percentage it uses of each of its devices from now on; with `others`, of each one in order."""
+        """Set its load in percent on all of its devices; with `others`, on each device in order."""
         self.command(" ".join(map(str, ("load", load, *others))))
         self.load = load
 
@@ -152,7 +152,7 @@ class Tenant(Process):
         return ns_pid
 
     def stop(self) -> None:
-        """A clean exit, which leaves pid 0 and status 0 in the slot."""
+        """Let it exit cleanly, which leaves pid 0 and status 0 in the slot."""
         if self.alive:
             self.write_line("quit")
         self.wait()

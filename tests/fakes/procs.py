@@ -1,4 +1,4 @@
-"""A /proc of files, for owners of slots that nobody has to start."""
+"""A /proc of files, with owners of slots that are no real processes."""
 
 import asyncio
 import contextlib
@@ -38,7 +38,7 @@ def maps(inode: int = INODE, device: str = "08:01", path: str = "/usr/local/vgpu
 
 
 def changes(source: ScanSource, look: int = 0) -> tuple[list[int], list[int]]:
-    """Refresh, or look at one process: the PIDs that came, and those that went."""
+    """Refresh the source, or look at one process; return the PIDs that came and that went."""
     before = {host_pid: known.inode for host_pid, known in source.known.items()}
     source.read(look) if look else source.refresh()
     after = {host_pid: known.inode for host_pid, known in source.known.items()}
@@ -96,7 +96,7 @@ class FakeProc:
         asyncio.run(self.index.catch_up(Slices(math.inf), bounded=False))
 
     def held(self) -> int:
-        """Descriptors into this /proc; other tests' threads have some of their own."""
+        """Return descriptors into this /proc, since other tests' threads have descriptors of their own."""
         count = 0
         for fd in os.listdir("/proc/self/fd"):
             with contextlib.suppress(FileNotFoundError):
@@ -104,7 +104,7 @@ class FakeProc:
         return count
 
     def find(self, ns_pid: int = 7, directory: SharedDirectory = OURS, inode: int = INODE) -> object:
-        """The host PID of the owner, or the reason why there is none."""
+        """Return the owner's host PID, or the reason for having none."""
         self.refresh()
         return self.ask(ns_pid, directory, inode)
 

@@ -1,7 +1,7 @@
-"""The shared region as the tests know it: the layouts, and what HAMi's monitor would report.
+"""The shared region of the tests: its layouts, and the reports of HAMi's monitors.
 
 The offsets are a C compiler's (`tests.fakes.layouts`), for the tenant as well; the files in
-`tests/fixtures/regions` hold them to account.
+`tests/fixtures/regions` prove them.
 """
 
 import json
@@ -98,7 +98,7 @@ RULES: Final[dict[str, Counted]] = {
 
 
 def monitor_views(region: Region) -> dict[str, dict[str, int]]:
-    """What each monitor reports for one container: by rule, per device, the sum of the slots that it counts.
+    """Return each monitor's report of one container, by rule and device: the sum of the slots that the rule counts.
 
     Neither `pid` nor `hostpid` matters to any of them.
     """
@@ -109,7 +109,7 @@ def monitor_views(region: Region) -> dict[str, dict[str, int]]:
 
 
 def monitor_view(region: Region) -> dict[str, int]:
-    """What every monitor reports; where they differ, -1: that equals no utilization."""
+    """Return the report of all monitors; -1, which equals no utilization, if they differ."""
     views = list(monitor_views(region).values())
     return {uuid: -1 if len({view[uuid] for view in views}) > 1 else views[0][uuid] for uuid in views[0]}
 

@@ -7,7 +7,7 @@ from typing import Final, Literal, NamedTuple
 
 
 class Release(NamedTuple):
-    """One release. Each tick of its watcher first zeroes, then fills in what NVML's samples say."""
+    """One release. At each tick its watcher zeroes utilization, then fills in that of NVML's samples."""
 
     name: str
     layout: str

@@ -1,4 +1,4 @@
-"""Passes over real files with the real writer; the test says who owns a slot."""
+"""Passes over real files with the real writer; the test sets the owners of slots."""
 
 import asyncio
 import struct
@@ -96,11 +96,11 @@ class Bench:
         return process
 
     def has_open(self, path: Path) -> None:
-        """Somebody has the file open from now on, as HAMi does: what nobody has open is called dead in the end."""
+        """Hold the file open, as HAMi does; the daemon takes a file that no process holds as dead in the end."""
         self.child(self.stack.enter_context(path.open("r+b")))
 
     def sees(self, load: int | None = None) -> None:
-        """What NVML says of every owner from now on; None: nothing."""
+        """Set the utilization that NVML reports of every owner; None for no samples."""
         values = {} if load is None else {(host_pid, UUID): load for host_pid in self.told.host_pids.values()}
         idle = frozenset({UUID} if not values else ())
         self.joined = Joined(1.0, "", values, frozenset({UUID}), (), idle=idle, answered=time.monotonic())

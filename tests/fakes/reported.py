@@ -1,4 +1,4 @@
-"""The real reporter against the stand-in API server, with a daemon that says what a test tells it to."""
+"""The real reporter against the stand-in API server, with a daemon whose answers a test sets."""
 
 import asyncio
 import contextlib
@@ -35,7 +35,7 @@ def gpu(uuid: str, minor: int, *reasons: str, **more: Any) -> Gpu:
 
 
 class Told:
-    """A daemon: `say` changes its answer, `down` makes it one that does not answer."""
+    """A daemon: `say` changes its answer, `down` lets it answer no more."""
 
     def __init__(self) -> None:
         self._answer: Any = None
@@ -120,6 +120,6 @@ async def reporting(kube: KubeServer, **plan: Any) -> AsyncIterator[Run]:
 
 
 def impatient(monkeypatch: Any) -> None:
-    """What is waited for on purpose takes a moment only."""
+    """Shorten the reporter's deliberate waits."""
     monkeypatch.setattr(reporter_module, "NVML_PATIENCE_SECONDS", 0.3)
     monkeypatch.setattr(reporter_module, "APART_SECONDS", 0.05)

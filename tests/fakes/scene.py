@@ -25,7 +25,7 @@ REFUSING: Final = DRIVERS[-1][0]
 
 @dataclass(slots=True)
 class Case:
-    """One slot and what must become of it. `load` is the truth in percent, None where no field holds it."""
+    """One slot and its required state. `load` is the actual load in percent, None if the layout has no field for it."""
 
     container: Container
     tenant: Tenant
@@ -38,14 +38,14 @@ class Case:
     idles: bool = False  # on this device, and it lives
 
     def span(self) -> tuple[int, int]:
-        """The least and the most that is right: its load, or what the periods say of it, where processes take turns."""
+        """Return the lowest and highest right value: its load, or by the periods if processes take turns."""
         gpu = self.container.node.gpu
         if not (self.load and gpu.turns):
             return self.load or 0, self.load or 0
         return gpu.span(self.tenant.host_pid, gpu.devices.index(self.device), LATE_S + STEADY_S)
 
     def right(self, sm: int | None) -> bool:
-        """Whether that is a right value; NVIDIA's library rounds up, sometimes to one more."""
+        """Tell if a value is right; NVIDIA's library rounds up, sometimes to one more."""
         if sm is None or self.load is None:
             return sm == self.load
         low, high = self.span()
@@ -128,7 +128,7 @@ def _duplicates(container: Container, device: Device) -> list[Case]:
 
 
 def _common(container: Container, first: Device, second: Device) -> list[Case]:
-    """As most are: HAMi 2.9.0, no core limit set, two GPUs; its number is right, and its watcher runs."""
+    """Return the usual case: HAMi 2.9.0, no core limit, two GPUs, a right number, and a watcher that runs."""
     process = container.tenant(load=38, guess="none")
     process.command(f"hostpid {process.host_pid}")
     idle = _case(process, container, second, "idles on its second GPU", "")
@@ -150,7 +150,7 @@ def _oldest_layout(container: Container, device: Device) -> Case:
 
 
 def short_scene(node: Node, listed: str, samples: str) -> list[Case]:
-    """Two containers on any driver, with what a tenant there gets wrong."""
+    """Return the cases of two containers on any driver, with the mistakes of tenants there."""
     (device,) = node.gpu.devices[:1]
     limited = node.container(name="limited", cgroup_format="docker-systemd", devices=[device])
     missing = limited.tenant(load=41, guess="none")
@@ -171,7 +171,7 @@ def short_scene(node: Node, listed: str, samples: str) -> list[Case]:
 
 
 def settle(cases: Sequence[Case]) -> None:
-    """What has to happen after the watchers have filled the region: the killing, and idling."""
+    """Kill and idle the processes that the cases name, once the watchers have filled the regions."""
     for case in cases:
         if case.ended:
             case.tenant.kill()

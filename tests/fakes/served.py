@@ -26,7 +26,7 @@ from tests.fakes.pictures import picture
 
 
 class Served:
-    """The API over ``shown`` at ``path``; entered it runs, `stop` and `start` are a daemon's restart.
+    """The API over ``shown`` at ``path``. It runs in its ``with`` block; `stop` and `start` restart it.
 
     ``hang`` makes it take connections and answer nothing. ``asked`` counts requests. With ``now`` the picture is always
     of now, as a living daemon's is.
@@ -117,7 +117,7 @@ def serving(path: Path, *, group: int | None = None, **changes: object) -> Serve
 def _api(
     snapshot: Callable[[], Snapshot], group: int | None, events: EventLog, inventories: EventLog
 ) -> tuple[Api, ApiGatekeeper]:
-    """The API of a daemon that scans; the user of the tests may ask everything, unless there is a ``group``."""
+    """Return the API of a daemon that scans; without a ``group`` the tests' user may ask everything."""
     procfs = Procfs()
     gatekeeper = ApiGatekeeper(procfs, os.getgid() if group is None else group)
     live = LiveLookup(procfs, PidMap(ScanSource(procfs)))

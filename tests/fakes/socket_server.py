@@ -16,7 +16,7 @@ def http(body: bytes | str, status: str = "200 OK") -> bytes:
 
 
 class SocketServer:
-    """Takes connections one by one, reads a request, and sends the answer or calls it."""
+    """Accept connections one by one, read a request, and send the answer, or call it if it is a function."""
 
     def __init__(self, path: Path | str, answer: Answer | bytes) -> None:
         self.requests: list[bytes] = []

@@ -75,7 +75,7 @@ _U32, _U64, _TEXT = ctypes.c_uint32, ctypes.c_uint64, ctypes.c_char * 96
 
 
 def _fields(*groups: tuple[Any, str]) -> tuple[tuple[str, Any], ...]:
-    """The fields of a structure, of each type and the names that have it, in order."""
+    """Return a structure's fields in order, from types and their names."""
     return tuple((name, kind) for kind, names in groups for name in names.split())
 
 

@@ -1,4 +1,4 @@
-"""A real terminal that nobody sits at: tmux, with its own server, a size of its own, and its screen as text."""
+"""A real terminal without a user: tmux with its own server and size, and its screen as text."""
 
 import shlex
 import shutil
@@ -55,7 +55,7 @@ class Terminal(AbstractContextManager["Terminal"]):
         return "\n".join(self.lines())
 
     def styled(self) -> str:
-        """What is on the screen, with the sequences that make it look so."""
+        """Return the screen with its escape sequences."""
         return self._tmux("capture-pane", "-p", "-e")
 
     def press(self, *keys: str) -> None:
@@ -68,11 +68,11 @@ class Terminal(AbstractContextManager["Terminal"]):
         self._tmux("resize-window", "-x", str(width), "-y", str(height))
 
     def get(self, name: str) -> str:
-        """One of tmux's own words about it: `alternate_on`, `cursor_flag`, `wrap_flag`, `pane_pid`."""
+        """Return a variable of tmux: `alternate_on`, `cursor_flag`, `wrap_flag`, `pane_pid`."""
         return self._tmux("display-message", "-p", f"#{{{name}}}").strip()
 
     def wait(self, what: str | Callable[[str], object]) -> str:
-        """The screen once it has a text, or once something is true of it."""
+        """Wait until the screen has a text, or fulfills a condition; return the screen."""
         deadline = time.monotonic() + PATIENCE_S
         while True:
             text = self.text()

@@ -1,4 +1,4 @@
-"""System calls of a thread, traced in the kernel: each by its name, what it is about, and its first Python stack."""
+"""System calls of a thread, traced in the kernel: the names, the objects, and the first Python stack of each."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ _KINDS: Final = {
 
 
 class Call(NamedTuple):
-    """System call: its name, and what it is about, as ``file of ext4``, ``/proc/#/cgroup`` or ``stat in proc``."""
+    """System call: its name and object, such as ``file of ext4``, ``/proc/#/cgroup`` or ``stat in proc``."""
 
     name: str
     about: str

@@ -1,8 +1,8 @@
-"""Starts `python -m resolver` at a third of the cost: forked from a process that has imported what the daemon imports.
+"""Starts `python -m resolver` at a third of the cost: forked from a process that has imported the daemon's modules.
 
-Most tests start a daemon, and most of a start is Python making the same modules again. All else is as it is with
-`subprocess.Popen`: a process of its own, with its own environment, directory, descriptors and children. A test of the
-start itself (under a wrapper, or by the command line that others see) needs `exec`.
+Most tests start a daemon, and imports are most of a start. All else is as with `subprocess.Popen`: an own process with
+its own environment, directory, descriptors and children. A test of the start itself (under a wrapper, or of the command
+line in /proc) needs `exec`.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Process:
 
 
 class Stock:
-    """The process that has imported everything; it ends with this one, and takes what it has started along."""
+    """A process that has imported every module; it ends with this process, and so do the processes it started."""
 
     def __init__(self) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

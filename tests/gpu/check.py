@@ -1,9 +1,9 @@
-"""`make gpu-check`: what a real GPU's driver says inside and outside of a PID namespace, and the whole repair on it.
+"""`make gpu-check`: a real GPU driver's answers inside and outside of a PID namespace, and the whole repair on it.
 
-A tenant in a container of its own (namespaces, cgroup, HAMi's cache file) keeps the GPU busy through CUDA's driver
-API. NVML is asked from the node and from inside the tenant's PID namespace; then the daemon repairs the tenant's slot,
-and the tenant's own watcher has to see its load. It decides by the driver's version, or is told what was seen if it
-does not know that. No CUDA toolkit is needed; the driver brings all of it.
+A tenant in its own container (namespaces, cgroup, HAMi's cache file) keeps the GPU busy through CUDA's driver API.
+NVML is asked from the node and from inside the tenant's PID namespace; then the daemon repairs the tenant's slot, and
+the tenant's own watcher has to see its load. The daemon decides by the driver's version; for an unknown version it is
+told the observed behaviour. No CUDA toolkit is needed; the driver brings all of it.
 
 Exit status: 0 if the repair is right, 1 if it is not, 2 if this machine cannot run it, 4 if it has no GPU.
 """
@@ -50,7 +50,7 @@ _MODES: Final = ("none", "passthrough", "vgpu", "host_vgpu", "host_vsga")
 
 
 class NoGpu(Exception):
-    """There is none here, and how that shows."""
+    """No GPU is usable here; the message names the reason."""
 
 
 class Seen(NamedTuple):
@@ -81,7 +81,7 @@ class Duty(NamedTuple):
 
     @property
     def error(self) -> float:
-        """Per cent of what was measured."""
+        """Return the error in percent of the measured use."""
         return 100 * (self.shown / self.measured - 1)
 
 
@@ -177,7 +177,7 @@ def _first_gpu(wanted: str | None) -> tuple[str, Device]:
 
 
 def examine(node: Node, gpu: Device, version: str, seconds_each: float) -> Findings:
-    """Start a tenant, look at it from both sides, have it repaired, and measure its use."""
+    """Start a tenant, call NVML inside and outside of its container, await its repair, and measure its use."""
     container = node.container(name=_NAME, sm_limit=90, devices=[gpu])
     tenant = container.tenant(load=LOAD, guess="none", memory=MEMORY)
     inside = ("nsenter", "--target", str(container.init_host_pid), "--pid")
@@ -288,14 +288,14 @@ def _virtualization(nvml: Probe, gpu: Device) -> str:
 
 
 def samples_inside(seen: Iterable[Seen]) -> str:
-    """Which of the tenant's numbers its own samples carry, which is what its slot needs."""
+    """Return which of the tenant's PIDs its samples carry inside; the slot needs that one."""
     return next(each.which for each in seen if (each.call, each.where) == (CALLS[1], "inside"))
 
 
 def _look(
     environment: dict[str, str], prefix: Sequence[str], where: str, gpu: Device, tenant: Tenant
 ) -> list[Seen]:
-    """Both calls, from one side. Samples come late on some drivers: they are waited for."""
+    """Make both calls inside or outside. Some drivers have samples late: wait for them."""
     with Probe(environment, prefix) as nvml:
         nvml("nvmlInit")
         uuids = {nvml("nvmlDeviceGetUUID", device(i)): i for i in range(nvml("nvmlDeviceGetCount"))}
@@ -323,7 +323,7 @@ def _look(
 
 
 def which(numbers: Iterable[int], host_pid: int, ns_pid: int) -> str:
-    """Which of a process's two numbers is among those: ``host``, ``container``, ``both`` or ``neither``.
+    """Return which of a process's two PIDs is among the numbers: ``host``, ``container``, ``both`` or ``neither``.
 
     The number of one of its threads counts as its own.
     """
@@ -356,7 +356,7 @@ def _wrong(seen: Sequence[Seen], wanted: str, written: str, watched: int) -> Ite
 
 
 def report(findings: Findings) -> str:
-    """For people: what was seen, and the line for docs/compatibility.md."""
+    """Print the findings, and the line for docs/compatibility.md."""
     lines = [f"driver {findings.driver}, {findings.gpu}"]
     lines += [f"the tenant is {findings.ns_pid} in its container, {findings.host_pid} on the node", ""]
     lines += [f"  {'call':40}{'asked':10}{'shows':12}numbers"]

@@ -16,7 +16,7 @@ CUDA: Final = Path("cuda")
 
 
 class StandinNode(Node):
-    """No GPU: CUDA and NVML are stand-ins over one driver. Everything above them is as on a real one."""
+    """A node without a GPU: CUDA and NVML are stand-ins over one driver, all else is as on a real node."""
 
     def __enter__(self) -> Self:
         super().__enter__()
@@ -31,7 +31,7 @@ class StandinNode(Node):
 
 
 class RealNode(Node):
-    """The GPU and its driver are this machine's; what is made is containers, a cgroup each, and HAMi's directory."""
+    """The GPU and driver of this machine, with made containers, cgroups, and HAMi's directory."""
 
     def __init__(self, root: Path, driver_version: str, device: Device) -> None:
         super().__init__(root, driver_version, (device,))

@@ -1,4 +1,4 @@
-"""How to start daemons with few rights or with patched code, and what they must still do."""
+"""Daemons with few rights or with patched code, and the main job that they must still do."""
 
 import sys
 import textwrap

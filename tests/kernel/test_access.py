@@ -304,7 +304,7 @@ with socket.socket(socket.AF_UNIX) as to:
 
 
 def test_a_connection_that_is_handed_over_is_still_its_makers(node: Node, path: Path, tmp_path: Path) -> None:
-    """SCM_RIGHTS: the host's root holds a container's connection, and sees what the container may see."""
+    """SCM_RIGHTS: the host's root with a container's connection gets the container's view."""
     container, other = node.container(), node.container(name="other")
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "to"))

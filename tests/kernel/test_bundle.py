@@ -1,4 +1,4 @@
-"""`resolver bundle` of the demo's node beside a real daemon: what is in it, and that --redact leaves no name."""
+"""`resolver bundle` of the demo's node beside a real daemon: its contents, and that --redact leaves no name."""
 
 import json
 import re

@@ -167,7 +167,7 @@ def test_ending_namespace_gives_no_canary(node: Node) -> None:
 
 
 def test_remaining_rights_suffice_to_fall_and_climb(node: Node, start: Start) -> None:
-    """The loader and the opener are root's children: they get what stayed permitted."""
+    """The loader and the opener are root's children: they get the permitted capabilities."""
     container = node.container()
     daemon = start(node, *FAST, "--source", "auto", wrapper=FRAGILE, anew=False)
     daemon.wait_for("source", source="bpf")

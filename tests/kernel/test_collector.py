@@ -1,4 +1,4 @@
-"""What Prometheus reads of the real daemon on a miniature node, against what the tenants really do."""
+"""The real daemon's metrics on a miniature node, against the tenants' actual use."""
 
 import time
 from collections.abc import Callable

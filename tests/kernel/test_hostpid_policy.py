@@ -1,4 +1,4 @@
-"""Which number a slot must hold depends on the driver; what NVML cannot say is unknown, never 0."""
+"""The driver decides which PID a slot must hold; a value that NVML lacks is unknown, never 0."""
 
 from dataclasses import replace
 from pathlib import Path

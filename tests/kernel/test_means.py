@@ -1,4 +1,4 @@
-"""Other processes use up what the daemon needs: it goes on if it can, reports it if not, and blames no container."""
+"""Other processes use up memory or descriptors: the daemon goes on or reports that, and blames no container."""
 
 import contextlib
 import os

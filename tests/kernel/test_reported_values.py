@@ -1,6 +1,6 @@
 """The closed loop: the values that HAMi's monitor would report become NVML's, for every release of the tenants.
 
-If a tenant's watcher overwrites them at each tick, they are corrected after each, and the slot is reported.
+If a tenant's watcher overwrites the values at each tick, the daemon corrects them each time, and reports the slot.
 """
 
 import itertools

@@ -1,4 +1,4 @@
-"""`resolver top` with the real daemon on a miniature node: what it shows is what the kernel and the driver say."""
+"""`resolver top` with the real daemon on a miniature node: it shows the values of kernel and driver."""
 
 import re
 import sys

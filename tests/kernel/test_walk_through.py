@@ -121,7 +121,7 @@ def follow(user: User, step: Command) -> None:
 
 
 def parts(step: Command, home: Path) -> Iterator[str]:
-    """What is shown between what is left out, as patterns: numbers, ids and times vary, and where lines break."""
+    """Yield a pattern for each shown part between omissions: numbers, ids, times and line breaks vary."""
     shown = "\n".join(step.shown).replace("/usr/local/vgpu", f"{home}/vgpu")
     for part in re.split(r"(?m)^\[\.\.\.\]$", shown):
         if part.strip():

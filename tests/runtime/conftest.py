@@ -28,14 +28,14 @@ def fast(pod: Manifest, **environment: str) -> Manifest:
 
 @pytest.fixture
 def node(open_place: Path) -> Iterator[Node]:
-    """A node with the driver that makes every guess of HAMi's wrong."""
+    """A node whose driver makes every guess of HAMi's wrong."""
     with Node(open_place / "node", DRIVER) as node:
         yield node
 
 
 @pytest.fixture
 def node_paths(tmp_path: Path, node: Node) -> dict[str, Path]:
-    """Where the test has what pods mount of the node."""
+    """The test's paths in place of the node's paths that pods mount."""
     (tmp_path / "pods").mkdir()
     (tmp_path / "containers").mkdir()
     (tmp_path / "tmpfs").mkdir()

@@ -13,7 +13,7 @@ class Missing(Exception):
 
 
 def bootstrap(suite: str, target: Path, *options: str, packages: Iterable[str] = ()) -> None:
-    """Make one, a directory or an archive by the target's name. Raises `Missing`."""
+    """Make a Debian, as a directory or an archive by the target's name. Raises `Missing`."""
     if shutil.which("mmdebstrap") is None:
         raise Missing("mmdebstrap is not there: run `make setup-dev` as root")
     command = ["mmdebstrap", "--quiet", "--variant=minbase", "--dpkgopt=force-unsafe-io", *options]

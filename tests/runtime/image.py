@@ -1,8 +1,8 @@
 """Builds the image as its page says, by `make image`, with a real builder, buildah, in a fresh Debian.
 
-Two things stand in, because no registry has to be within reach: the Debian that the image starts from is bootstrapped
-here, without what the slim images leave out, and pip finds its wheels in a directory. What was made is kept for a week
-in /var/cache/resolver-image (IMAGE_CACHE), layer by layer: a second build takes seconds.
+No registry has to be within reach: the image's Debian is bootstrapped here, without the files that slim images leave
+out, and pip finds its wheels in a directory. Layers are kept for a week in /var/cache/resolver-image (IMAGE_CACHE): a
+second build takes seconds.
 """
 
 import contextlib
@@ -41,10 +41,10 @@ class Image(NamedTuple):
 
 
 class Builder:
-    """One at a time on a machine: ``with`` waits for the other, and takes away what is mounted."""
+    """An image builder. ``with`` waits for another builder on this machine, and unmounts everything at its end."""
 
     def __init__(self, work: Path, keep: Path = KEEP) -> None:
-        """``work`` is for what must not be there at the next boot; it ends with the test."""
+        """``work`` holds the builder's state that may not outlive a boot; it ends with the test."""
         self._keep, self._work = keep, work
         self._store = keep / time.strftime("store-%G-%V")
         keep.mkdir(parents=True, exist_ok=True)
@@ -71,7 +71,7 @@ class Builder:
         with_bpf: bool = True,
         revision: str = "unknown",
     ) -> Image:
-        """The image that this checkout makes on that Debian, for that machine."""
+        """Build this checkout's image on that Debian, for that machine."""
         name = f"localhost/resolver-{suite}-{machine}:{'bpf' if with_bpf else 'without-bpf'}"
         settings_of_make = {
             "ENGINE": self.engine,
@@ -93,7 +93,7 @@ class Builder:
         return " ".join(self._buildah(self._store))
 
     def options(self, suite: str = "trixie", machine: str = os.uname().machine) -> list[str]:
-        """What keeps a build from every registry: a base of our own, and wheels from a directory."""
+        """Return options by which a build asks no registry: an own base, and wheels from a directory."""
         settings = self._work / "pip.conf"
         settings.write_text(f"[global]\nno-index = true\nfind-links = {_WHEELS_INSIDE}\n")
         options = ["--isolation=chroot", "--pull=never", "--layers", f"--arch={ARCHITECTURES[machine]}"]
@@ -101,7 +101,7 @@ class Builder:
         return [*options, f"--volume={self.wheels(SUITES[suite], machine)}:{_WHEELS_INSIDE}:ro"]
 
     def wheels(self, python: str, machine: str) -> Path:
-        """Every package that the recipe installs, for that Python on that machine, by this machine's own pip."""
+        """Return a directory of the recipe's packages, fetched by this machine's pip for that Python and machine."""
         locks = [ROOT / "requirements-kubernetes.lock", ROOT / "requirements-build.lock"]
         digest = hashlib.sha256(b"".join(lock.read_bytes() for lock in locks)).hexdigest()[:16]
         place = self._keep / f"wheels-{python}-{machine}-{digest}"

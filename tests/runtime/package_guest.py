@@ -60,7 +60,7 @@ def shown(name: str) -> str:
 
 
 def serves(version: str = "") -> None:
-    """Assert that root and a member of the group are answered, and nobody else."""
+    """Assert that only root and a member of the group are answered."""
     until("active", "systemctl", "is-active", "resolver")
     status = json.loads(until("{", "resolver", "status", "--json"))
     if version and status["version"] != version:

@@ -1,8 +1,8 @@
 """Runs the daemon in a real container by runc, made from a rendered pod's spec as a kubelet and containerd make it.
 
-Capabilities, seccomp, mounts, namespaces and the read-only root are the manifest's. What stands in: the image is this
-machine's own root directory (through an overlay, so that nothing is made in it), the node's paths are a test's, and
-what NVIDIA's toolkit mounts is the stand-in for the driver.
+Capabilities, seccomp, mounts, namespaces and the read-only root are the manifest's. Three things differ: the image is
+this machine's root directory (through an overlay, which leaves it unchanged), the node's paths are a test's, and the
+stand-in for the driver is mounted in place of NVIDIA's toolkit.
 """
 
 import contextlib
@@ -111,13 +111,13 @@ class Pod(Daemon):
         return found[0]
 
     def inside(self, *command: str) -> str:
-        """What a command prints that a kubelet or a person runs in the container."""
+        """Return the output of a command in the container, as by a kubelet's probe or `kubectl exec`."""
         done = completed("runc", "--root", str(self._state), "exec", self._name, *command)
         assert done.returncode == 0, done
         return done.stdout
 
     def get(self, path: str) -> int:
-        """The status that a probe gets from the metrics' port, in the pod's network; 0 while nobody listens."""
+        """Return the status of a probe at the metrics' port in the pod's network; 0 without a listener."""
         code = (
             "import sys, urllib.request as r, urllib.error as e\n"
             f"try: print(r.urlopen('http://127.0.0.1:9395{path}', timeout=3).status)\n"
@@ -138,7 +138,7 @@ class Pod(Daemon):
         return self.wait()
 
     def close(self) -> None:
-        """Ends it, whatever it does, and removes what runc and the kernel keep of it."""
+        """Kill the container, and remove its state of runc and its cgroups."""
         delete = ["runc", "--root", str(self._state), "delete", "--force", self._name]
         subprocess.run(delete, capture_output=True, check=False)
         self.kill()
@@ -192,7 +192,7 @@ def _config(
 
 
 def _host_path(volume: Mapping[str, str], paths: Mapping[str, Path]) -> Path:
-    """As a kubelet has it: a directory is there, or is made, or the pod does not start."""
+    """Return a volume's path as a kubelet does: the directory exists, or is made, or the pod does not start."""
     path = paths[volume["path"]]
     if volume["type"] == "DirectoryOrCreate":
         path.mkdir(mode=0o755, parents=True, exist_ok=True)
@@ -245,7 +245,7 @@ def _resolved(default: dict[str, Any], capabilities: set[str]) -> dict[str, Any]
 
 
 def runtime_default(directory: Path, *, knows_bpf: bool) -> Path:
-    """The profile that is meant by RuntimeDefault: a distribution's, held to what containerd and Docker forbid.
+    """Write the profile for RuntimeDefault: a distribution's, with the prohibitions of containerd and Docker.
 
     That of Podman and CRI-O lets everybody make namespaces and mounts; containerd's and Docker's only who has
     CAP_SYS_ADMIN. ``knows_bpf``: one from the time when they began to let CAP_BPF and CAP_PERFMON count.
@@ -285,7 +285,7 @@ def distribution_profile() -> Path:
 
 
 def confined(pod: Pod, given: set[str]) -> None:
-    """By the kernel's word: these capabilities, a seccomp filter, and a root that cannot be written."""
+    """Assert by /proc: only these capabilities, a seccomp filter, and a read-only root."""
     own, possible = rights(pod.host_pid), given & rights(os.getpid()).bounding
     assert own.bounding == possible
     early = SOURCE_RECORDS["bpf"].early

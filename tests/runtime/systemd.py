@@ -1,8 +1,8 @@
 """Runs the daemon as a unit of a real systemd, with everything that the unit's file forbids.
 
-What reads the unit and applies it is systemd's own manager, as root, in its form for one user: that one does not have
-to be the machine's first process. It lives in a mount namespace and a cgroup of its own, on a /run of its own, so
-nothing of it meets the machine's. It limits no memory and no tasks where the machine gives it no such controllers.
+systemd's manager applies the unit, as root, in its form for one user, which doesn't have to be the machine's first
+process. Its mount namespace, cgroup and /run are its own, so that it meets nothing of the machine's systemd. It limits
+neither memory nor tasks if the machine gives it no such controllers.
 """
 
 import os

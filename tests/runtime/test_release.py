@@ -1,4 +1,4 @@
-"""`make release`, all of it: what comes out can be checked, loaded and installed, and is the same the second time."""
+"""`make release`: its files can be checked, loaded and installed, and are the same the second time."""
 
 import hashlib
 import json

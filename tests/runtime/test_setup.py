@@ -16,7 +16,7 @@ NOBODY = 65534
 
 @pytest.fixture
 def checkout(root: Path) -> Iterator[Path]:
-    """What setup reads, in a directory that everybody may enter."""
+    """The files that setup reads, in a directory that every user may enter."""
     place = Path(tempfile.mkdtemp(prefix="a checkout "))
     try:
         place.chmod(0o755)
@@ -65,7 +65,7 @@ def test_setup_without_root_names_package_and_command(checkout: Path) -> None:
 
 
 def without_bcc(place: Path) -> tuple[str, ...]:
-    """What to put before a command so that it finds no bcc: in a mount namespace, under an empty directory."""
+    """Return a wrapper in whose mount namespace an empty directory covers bcc."""
     empty = place / "empty"
     empty.mkdir(exist_ok=True)
     found = [str(path) for path in Path("/usr/lib").glob("python3*/*-packages/bcc")]

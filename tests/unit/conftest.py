@@ -1,4 +1,4 @@
-"""A driver in miniature for the tests of what talks to NVML."""
+"""A driver in miniature for the tests of NVML's callers."""
 
 import os
 import socket
@@ -15,7 +15,7 @@ from tests.fakes.gpu import DEFAULT_DEVICES, Gpu, Load
 
 
 class Client:
-    """A connection to the driver, which takes its caller for a CUDA program."""
+    """A connection to the driver, which takes the test process for a CUDA program."""
 
     host_pid = os.getpid()
 
@@ -42,7 +42,7 @@ class Client:
         assert self._socket.recv(256) == b"ok\n"
 
     def close(self) -> None:
-        """The process has ended, as far as the driver knows."""
+        """End the process in the driver's view."""
         if self._socket.fileno() >= 0:
             connected = len(self._gpu.clients())
             self._socket.close()
@@ -59,7 +59,7 @@ class Driver:
         self.install(gpu.driver_version)
 
     def install(self, version: str) -> None:
-        """Another driver and its library, as an upgrade leaves them."""
+        """Install another driver and its library, as an upgrade does."""
         self.gpu.driver_version = version
         self._library.unlink(missing_ok=True)
         self._library.parent.mkdir(exist_ok=True)
@@ -71,11 +71,11 @@ class Driver:
             self._library.parent.rmdir()
 
     def client(self) -> Client:
-        """The test process, as one that uses a GPU."""
+        """Connect the test process as a user of a GPU."""
         return Client(self.gpu)
 
     def sample(self, host_pid: int, sm: int, device: int = 0, age_s: float = 0.0) -> int:
-        """The driver notes a process's load ``age_s`` ago; returns the time stamp in us."""
+        """Add a sample of a process's load ``age_s`` ago; return its time stamp in us."""
         stamp = time.time_ns() // 1000 - int(age_s * 1e6)
         chain = Chain(((os.stat("/proc/self/ns/pid").st_ino, host_pid),))
         self.gpu.add_sample(chain, device, Load(sm=sm), stamp)

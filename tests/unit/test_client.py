@@ -1,4 +1,4 @@
-"""What asks a daemon, against servers that are slow, silent, broken or somebody else's."""
+"""The client of a daemon, against servers that are slow, silent, broken or foreign."""
 
 import contextlib
 import json

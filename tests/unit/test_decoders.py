@@ -94,7 +94,7 @@ OUTCOMES: Final = st.lists(st.tuples(st.integers(0, 255), st.integers(0, 2**64 -
     | OUTCOMES.map(lambda each: b"".join(slot_writer.RESULT.pack(*result) for result in each))
 )
 def test_only_confirmed_writes_are_called_repaired(answer: bytes) -> None:
-    """Two orders; what is not one result for each is a failure of the writer, and nothing is noted of either."""
+    """Any answer but one result for each of the two orders is a failure of the writer, and notes neither."""
     counters = Counter[str]()
     writing = Writing(counters, log.Journal())
 

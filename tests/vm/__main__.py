@@ -51,7 +51,7 @@ def steps_of(options: argparse.Namespace) -> tuple[str, ...]:
 
 
 class Workshop:
-    """Makes guests ready, boots them, and tells how far it is."""
+    """Prepare guests, boot them, and print the progress."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
@@ -69,7 +69,7 @@ class Workshop:
             print(f"kernels: {time.monotonic() - self._began:5.0f} s  {text}", file=sys.stderr, flush=True)
 
     def prepare(self, guest: Guest) -> Ready:
-        """Download and build what is not there yet. Raises `Unavailable` and `machine.Missing`."""
+        """Download and build the guest's missing files. Raises `Unavailable` and `machine.Missing`."""
         machine.qemu(guest.arch)
         variant = VARIANTS[guest.variant]
         own = Apt(self._cache, SUITES[guest.userspace], guest.arch, self._archives)
@@ -102,7 +102,7 @@ class Workshop:
         return kernel_of(debs, self._cache, self._busybox(arch), modules)
 
     def kvm_works(self, kernel: Kernel, arch: str) -> bool:
-        """Tried once for each start of this machine: to see that it does not work takes 15 s."""
+        """Try KVM once per boot of this machine, because a failure takes 15 s."""
         boot, note = Path("/proc/sys/kernel/random/boot_id").read_text(), self._cache / f"kvm-{arch}"
         known = {f"{boot}works": True, f"{boot}fails": False}
         said = note.read_text() if note.exists() else ""
@@ -112,7 +112,7 @@ class Workshop:
         return known[said]
 
     def _busybox(self, arch: str) -> Path:
-        """For the initial RAM disk: one that needs no library, always of one release, so that kernels are kept."""
+        """Return a static busybox for the initial RAM disk, always of one release, so that kernels stay cached."""
         apt = Apt(self._cache, SUITES["trixie"], arch, self._archives)
         apt.update()
         (deb,) = apt.fetch([each for each in apt.wanted("busybox-static") if each.name == "busybox-static"])
@@ -228,7 +228,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _all(shop: Workshop, options: argparse.Namespace) -> tuple[list[Row], list[str]]:
-    """Every guest's row, and why those that have none could not be booted."""
+    """Return the guests' rows, and a reason for each guest without one."""
     failed: list[str] = []
     with tempfile.TemporaryDirectory(prefix="resolver-kernels-") as scratch, ThreadPoolExecutor(
         max(1, options.jobs)

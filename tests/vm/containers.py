@@ -1,4 +1,4 @@
-"""In the guest, under systemd: real containers in scopes that systemd makes, and what the command line answers.
+"""In the guest, under systemd: real containers in scopes that systemd makes, and the commands' answers.
 
 Prints one line of JSON: ``ok``, ``said`` when it is not, and ``engines``, a row for each container. The truth is what
 /proc says: the processes of the container's cgroup, each with its PIDs in ``NSpid:``.
@@ -28,7 +28,7 @@ _NAMESPACES: Final = ("pid", "mount", "ipc", "uts", "network", "cgroup")
 
 
 class Case(NamedTuple):
-    """A container as an engine asks the runtime for it (``slice:prefix:id``), and how that is told."""
+    """A container as an engine asks the runtime for it (``slice:prefix:id``), and its name in the report."""
 
     runtime: str
     how: str
@@ -102,7 +102,7 @@ def _start_podman() -> str:
 
 
 def _run(*command: str) -> str:
-    """Return its output, through files: what it starts keeps them open."""
+    """Return a command's output, through files, because its children keep the output open."""
     with (PLACE / "said").open("w+") as said, (PLACE / "complaints").open("w+") as complaints:
         done = subprocess.run(
             command,

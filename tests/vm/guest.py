@@ -1,10 +1,10 @@
-"""PID 1 of the guest, or a unit of systemd's, and what is tried there.
+"""PID 1 of the guest, or a unit of systemd, and the steps that run there.
 
 Standard library only: it runs under the guest's own Python.
 
-The host wants a report: lines of JSON, written to the raw disk /dev/vdc as they come. Each has ``step``; the last is
-``end``. The kernel's command line says what to do: ``resolver.steps=loader,auto,doctor,demo`` and, if a variant
-has one, ``resolver.script=PATH``, which is run by ``sh -e`` before the steps.
+The report consists of lines of JSON, written to the raw disk /dev/vdc at once. Each has ``step``; the last is ``end``.
+The kernel's command line has the steps, ``resolver.steps=loader,auto,doctor,demo``, and a variant's script,
+``resolver.script=PATH``, which ``sh -e`` runs before the steps.
 """
 
 import ctypes
@@ -54,7 +54,7 @@ _WORDS = 4000  # of a program's last output go into the report
 
 
 def main() -> None:
-    """As PID 1: let a child do the work, reap whatever becomes an orphan, then switch the machine off.
+    """As PID 1: let a child do the work, reap orphans, then switch the machine off.
 
     Under systemd it is a unit, at whose end systemd switches the machine off.
     """
@@ -152,14 +152,14 @@ def run(command: list[str], seconds: float) -> dict[str, Any]:
 
 
 def loader() -> dict[str, Any]:
-    """Does the program load, and is its map right? See `tests.vm.loader`, which prints one line of JSON."""
+    """Check that the program loads and its map is right, by `tests.vm.loader`, which prints one line of JSON."""
     forks = _wishes().get("resolver.forks", "3000")
     done = run([PYTHON, "-m", "tests.vm.loader", forks], 240 + int(forks) / 50)
     return {**done, **_last_json(done["said"])}
 
 
 def auto() -> dict[str, Any]:
-    """Which source the daemon takes by itself, and why not the better ones."""
+    """Return the source that the daemon chooses, and why it chose none of the better ones."""
     os.makedirs("/run/auto/containers", exist_ok=True)
     command = [RESOLVER, "run", "--containers-dir", "/run/auto/containers"]
     command += ["--run-dir", "/run/auto/run", "--metrics-addr", "off", "--source", "auto"]
@@ -188,7 +188,7 @@ def auto() -> dict[str, Any]:
 
 
 def doctor() -> dict[str, Any]:
-    """What ``resolver doctor`` says of the checks that a kernel decides."""
+    """Return the results of the checks in ``resolver doctor`` that depend on the kernel."""
     begun = time.monotonic()
     only = [word for name in CHECKS for word in ("--only", name)]
     done = subprocess.run(
@@ -209,7 +209,7 @@ def demo() -> dict[str, Any]:
 
 
 def containers() -> dict[str, Any]:
-    """Real containers in systemd's scopes: see `tests.vm.containers`, which prints one line of JSON."""
+    """Check real containers in systemd's scopes, by `tests.vm.containers`, which prints one line of JSON."""
     done = run([PYTHON, "-m", "tests.vm.containers"], 1200)
     return {**done, **_last_json(done["said"])}
 

@@ -37,7 +37,7 @@ exec /bin/busybox switch_root /root ${first:-/usr/bin/python3 /resolver/tests/vm
 
 
 class Kernel(NamedTuple):
-    """What QEMU starts. ``release`` is what ``uname -r`` will say, ``version`` the package's."""
+    """A kernel for QEMU. ``release`` is that of ``uname -r``, ``version`` the package's."""
 
     release: str
     version: str
@@ -94,7 +94,7 @@ def _take(tree: Path, made: Path, busybox: Path, wanted: Sequence[str]) -> None:
 
 
 def _add(name: str, modules: dict[str, Path], order: dict[str, bytes]) -> None:
-    """A module after those that it needs; one that has no file is built in."""
+    """Append a module after those that it needs; a module without a file is built in."""
     path = modules.get(name)
     if path is None or name in order:
         return
@@ -105,7 +105,7 @@ def _add(name: str, modules: dict[str, Path], order: dict[str, bytes]) -> None:
 
 
 def module_name(file: str) -> str:
-    """The kernel's name of a module, by its file's: ``virtio-rng.ko.xz`` is ``virtio_rng``."""
+    """Return the kernel's name of a module's file: ``virtio_rng`` for ``virtio-rng.ko.xz``."""
     return file.split(".ko", 1)[0].replace("-", "_")
 
 

@@ -16,7 +16,7 @@ from tests.vm.kernel import Kernel
 from tests.vm.report import Line, parse
 
 REPORT_BYTES: Final = 8 << 20
-#: It ends with this program, however that ends, and leaves the machine to whoever works at it.
+#: QEMU ends with this program, and yields the machine's CPUs to other programs.
 _POLITELY: Final = ("setpriv", "--pdeathsig", "KILL", "nice", "-n", "10")
 _PROBE_SECONDS: Final = 15
 _MEMORY: Final = "3G"
@@ -29,11 +29,11 @@ _PACKAGE: Final = {"x86_64": "qemu-system-x86", "aarch64": "qemu-system-arm"}
 
 
 class Missing(Exception):
-    """What has to be installed here, and how."""
+    """A program is not installed; the message names it and the command to install it."""
 
 
 class Outcome(NamedTuple):
-    """What came of a run: the guest's lines, and if it did not end by itself, why and its last words."""
+    """A run's result: the guest's lines, and if it did not end by itself, the reason and the console's last lines."""
 
     lines: list[Line]
     trouble: str
@@ -105,7 +105,7 @@ def run(
     news: Callable[[Line], None],
     stop: threading.Event,
 ) -> Outcome:
-    """Start it and wait until it is off. ``news`` is called with each line of the guest as it comes."""
+    """Start the machine and wait until it is off. ``news`` is called with each line of the guest as it comes."""
     with report.open("wb") as file:
         file.truncate(REPORT_BYTES)
     began, reported = time.monotonic(), 0

@@ -23,7 +23,7 @@ _KERNEL: Final = re.compile(r"^linux-(image|binary|modules)-\d")
 
 
 class Unavailable(Exception):
-    """What cannot be had from this machine's mirror, and why: a whole sentence."""
+    """A package is not on this machine's mirror; the message is a sentence with the reason."""
 
 
 class Package(NamedTuple):
@@ -63,7 +63,7 @@ def parse_uris(text: str) -> list[Package]:
 
 
 def kernel_packages(wanted: Iterable[Package]) -> list[Package]:
-    """Those with a kernel and its modules in them: one up to 7.0, since then split into -binary and -modules."""
+    """Return the packages of a kernel and its modules: one up to 7.0, then split into -binary and -modules."""
     return [package for package in wanted if _KERNEL.match(package.name)]
 
 
@@ -140,7 +140,7 @@ class Apt:
             stamp.write_text(sources)
 
     def wanted(self, *names: str) -> list[Package]:
-        """Everything that installing these on an empty machine would fetch. Raises `Unavailable`."""
+        """Return the packages that installing these on an empty machine fetches. Raises `Unavailable`."""
         release = ("-t", self._suite.name) if self._suite.backports else ()
         said = self._run(*release, "--no-install-recommends", "--print-uris", "-qq", "install", *names)
         return parse_uris(said)

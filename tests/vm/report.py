@@ -1,4 +1,4 @@
-"""What the guests saw: their lines, the rows of docs/kernels.json, what is wrong with one, and the documents' table."""
+"""The guests' results: their lines, the rows of docs/kernels.json, a row's faults, and the documents' table."""
 
 import json
 import re
@@ -31,7 +31,7 @@ _FIRST_WITH_BPF: Final = (5, 8)
 
 
 class Expected(NamedTuple):
-    """What a guest has to come to: whether the program loads, which source ``auto`` takes, and what is said.
+    """A guest's required results: if the program loads, the source that ``auto`` takes, and the messages.
 
     ``why`` is by source, ``told`` by check of doctor: see `tests.vm.variants`.
     """
@@ -43,19 +43,19 @@ class Expected(NamedTuple):
 
 
 def expected(release: str) -> Expected:
-    """Of a stock kernel, by its release."""
+    """Return the requirements of a stock kernel by its release."""
     found = re.match(r"(\d+)\.(\d+)", release)
     loads = found is not None and (int(found[1]), int(found[2])) >= _FIRST_WITH_BPF
     return Expected(loads, "bpf" if loads else "netlink")
 
 
 def parse(report: bytes) -> list[Line]:
-    """The whole lines at the beginning of the report disk; what follows is zeros, or a line that is being written."""
+    """Return the complete lines at the beginning of the report disk; zeros or an incomplete line follow."""
     return [json.loads(text) for text in report.split(b"\0", 1)[0].split(b"\n")[:-1]]
 
 
 def make_row(about: Row, lines: Sequence[Line], trouble: str) -> Row:
-    """A row of the file: what is known of the guest beforehand, what it said of itself, and what came of each step."""
+    """Make a row of the file: the guest's settings, its own report of itself, and the result of each step."""
     row = dict(about)
     said = {line["step"]: line for line in lines}
     boot = said.get("boot", {})
@@ -71,7 +71,7 @@ def make_row(about: Row, lines: Sequence[Line], trouble: str) -> Row:
 
 
 def problems(row: Row, steps: Iterable[str], wish: Expected | None = None) -> list[str]:
-    """What is not as it has to be, a sentence each; empty if all is well."""
+    """Return a sentence for each result that is not as required."""
     if row.get("trouble"):
         return [f"the guest did not come to its end: {row['trouble']}"]
     wish = wish or expected(row["kernel"])
@@ -94,7 +94,7 @@ def problems(row: Row, steps: Iterable[str], wish: Expected | None = None) -> li
 
 
 def _unsaid(row: Row, wish: Expected) -> list[str]:
-    """What the daemon and doctor should have said, and did not."""
+    """Return the required messages that daemon and doctor lack."""
     found = []
     for source, words in wish.why.items() if "auto" in row else ():
         if words not in (said := row["auto"].get("not_used", {}).get(source, "")):

@@ -63,7 +63,7 @@ def root_image(
 
 
 def write_image(tree: Path, image: Path, *, spare_mib: int) -> None:
-    """An ext4 file system with this directory in it; appears under its name when it is whole."""
+    """Write an ext4 file system with this directory; it gets its name once it is complete."""
     used = int(completed("du", "-sm", tree, check=True).stdout.split()[0])
     new = image.with_name(image.name + ".new")
     new.unlink(missing_ok=True)
@@ -76,7 +76,7 @@ def write_image(tree: Path, image: Path, *, spare_mib: int) -> None:
 
 
 def checkout_image(place: Path, root: Path, arch: str, *, programs: bool) -> Path:
-    """The working tree as git sees it, with what is not committed, in a file system of its own.
+    """Write a file system with git's working tree, uncommitted files included.
 
     Its Python is compiled there, and with ``programs`` the stand-ins' C parts, by that root's own Python and compiler
     where they run here: every emulated guest would take minutes for it. Where that fails, they do it for themselves.
@@ -143,7 +143,7 @@ def unpack_deb(deb: Path, tree: Path) -> None:
 
 
 def _configure(tree: Path) -> None:
-    """The little of what the packages' own scripts would do that is needed here."""
+    """Do the needed part of the packages' own scripts."""
     for name in ("passwd", "group"):
         shutil.copy(tree / "usr/share/base-passwd" / f"{name}.master", tree / "etc" / name)
     (tree / "etc/hostname").write_text("guest\n")
@@ -158,7 +158,7 @@ def _configure(tree: Path) -> None:
 
 
 def _requirements() -> str:
-    """Of the lock file for development, what the daemon needs and what runs its tests."""
+    """Return the requirements of the daemon and its tests, out of the lock file for development."""
     daemon = re.findall(r"^([a-zA-Z0-9._-]+)==", (ROOT / "requirements.lock").read_text(), re.MULTILINE)
     stanzas = re.split(r"\n(?=[a-zA-Z0-9._-]+==)", (ROOT / "requirements-dev.lock").read_text())
     return "\n".join(text for text in stanzas if text.split("==")[0] in {*daemon, *_WHEELS}) + "\n"

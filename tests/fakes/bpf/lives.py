@@ -1,4 +1,4 @@
-"""Starts the odd lives of ``lives.c``, and tells from ``/proc`` what is true of every process."""
+"""Starts the odd processes of ``lives.c``, and reads every process's numbers from ``/proc``."""
 
 import contextlib
 import ctypes
@@ -22,14 +22,14 @@ Identity = tuple[int, int]
 
 
 def compile_lives(directory: Path) -> Path:
-    """The program, compiled; raises CalledProcessError with the compiler's words on standard error."""
+    """Compile the program, and return its path; the compiler's complaint goes to standard error."""
     program = directory / "lives"
     subprocess.run(["cc", *FLAGS, "-o", program, SOURCE], check=True)
     return program
 
 
 class Life(contextlib.AbstractContextManager["Life"]):
-    """One run of the program. ``host_pid`` is that of the process that was started, not of who says "ready"."""
+    """One run of the program. ``host_pid`` belongs to the started process, which is not the one that prints "ready"."""
 
     def __init__(self, program: Path, *arguments: str) -> None:
         self._process = subprocess.Popen(
@@ -79,12 +79,12 @@ def children_of(host_pid: int) -> list[int]:
 
 
 def reconcile(pidmap: KernelMap) -> int:
-    """Compare a map with all processes, in one go; how many were missing."""
+    """Compare a map with all processes at once; return the number of missing ones."""
     return next(missing for missing in pidmap.reconciling() if missing is not None)
 
 
 def drift(pidmap: KernelMap, failed: int) -> int:
-    """How many a walk finds missing; 0 if a fork has met a walk since ``update_failed`` was ``failed``."""
+    """Return the number of processes that a walk misses in the map; 0 if ``update_failed`` exceeds ``failed``."""
     missing = reconcile(pidmap)
     return missing if pidmap.counters()["update_failed"] == failed else 0
 
@@ -137,7 +137,7 @@ def candidates(pidmap: KernelMap, ns_pid: int) -> list[int]:
 
 
 class Truth(NamedTuple):
-    """What ``/proc`` says: ``(host_pid, start time in ticks)`` to levels, and who has begun to exit."""
+    """Processes by ``/proc``: levels by ``(host_pid, start time in ticks)``, and those that have begun to exit."""
 
     living: dict[Identity, tuple[tuple[int, int], ...]]
     ending: set[Identity]

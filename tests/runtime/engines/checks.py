@@ -1,4 +1,4 @@
-"""What holds under every engine: look-ups by every id, both ways, what is listed, and the repair of slots."""
+"""The checks of every engine: look-ups by every id, reverse look-ups, the list of containers, repairs."""
 
 import json
 import re
@@ -20,14 +20,14 @@ Row = dict[str, Any]
 
 
 def answer(*words: object) -> Any:
-    """Its answer in JSON, which has to be there."""
+    """Return a command's answer, parsed; it must succeed."""
     done = run(*words, "--json")
     assert done.returncode == 0, done
     return json.loads(done.stdout)
 
 
 def alone(tenants: Tenants, start: Start, *, known: Known = "id") -> Row:
-    """The whole of it for a container with two tenants, or one where none can enter it; it is ended."""
+    """Run all checks for a container with two tenants, or one if the engine enters no container; end it."""
     tenants.main()
     if tenants.engine.enters:
         tenants.another()
@@ -110,7 +110,7 @@ def asked(tenants: Tenants, daemon: Daemon, *, known: Known = "id") -> Row:
 
 
 def cgroup_of(tenants: Tenants, host_pid: int) -> str:
-    """The cgroup's path as the engine made it, without the part of the hierarchies that is the test's."""
+    """Return the cgroup's path that the engine chose, without the test's part of it."""
     with open(f"/proc/{host_pid}/cgroup") as file:
         paths = [line.rstrip("\n").split(":", 2)[2] for line in file]
     deepest = "/" + max(paths, key=lambda path: path.count("/")).split("/", 2)[-1].removeprefix("engines/")

@@ -18,10 +18,10 @@ address = "/run/containerd.sock"
 
 
 class Containerd(Engine):
-    """One of its own, with the namespace that Kubernetes has."""
+    """An own containerd, with the namespace that Kubernetes uses."""
 
     def __init__(self, machine: Machine, cri: str = "") -> None:
-        """``cri`` are the settings of its CRI, which is off without any."""
+        """``cri`` are the settings of its CRI; without them the CRI is off."""
         super().__init__(machine)
         self._ctr = ("ctr", "--address", "/run/containerd.sock", "--namespace", "k8s.io")
         config = machine.work / "containerd.toml"

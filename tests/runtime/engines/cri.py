@@ -41,7 +41,7 @@ def encode(message: Message) -> bytes:
 
 
 def decode(wire: bytes) -> dict[int, list[Any]]:
-    """Its fields: numbers, and bytes, which may be a message."""
+    """Return a message's fields: numbers, and bytes, which may be a message."""
     found: dict[int, list[Any]] = {}
     at = 0
     while at < len(wire):
@@ -72,7 +72,7 @@ def _read_varint(wire: bytes, at: int) -> tuple[int, int]:
 
 
 class Cri(Containerd):
-    """One pod; ``pid`` says who shares its PID namespace."""
+    """One pod; ``pid`` is the mode of its PID namespace."""
 
     def __init__(self, machine: Machine, pod_uid: str, pid: int = CONTAINER) -> None:
         super().__init__(machine, _CONFIG)

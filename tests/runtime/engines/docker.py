@@ -10,7 +10,7 @@ from tests.runtime.engines.machine import Machine
 
 
 class Cli(Engine):
-    """What Docker and Podman have in common: the words of their commands. ``_command`` is how one begins."""
+    """The common commands of Docker and Podman, which begin with ``_command``."""
 
     _program: str
     _command: tuple[str, ...]
@@ -46,7 +46,7 @@ class Cli(Engine):
 
 
 class Docker(Cli):
-    """One without a network, with a containerd of its own."""
+    """A Docker without a network, with an own containerd."""
 
     _program = "docker"
     _command = ("docker", "--host", "unix:///run/docker.sock")

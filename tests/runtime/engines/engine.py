@@ -26,7 +26,7 @@ class Mount(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """What a container is to have, in the words that all engines share."""
+    """The settings of a container that all engines have."""
 
     name: str
     command: Sequence[str]
@@ -35,7 +35,7 @@ class Asked(NamedTuple):
 
 
 class Engine(ABC):
-    """A running engine. A container is called by the name that it was asked for with."""
+    """A running engine. Its containers have the names of their requests."""
 
     enters = True
 
@@ -48,19 +48,19 @@ class Engine(ABC):
 
     @abstractmethod
     def enter(self, name: str, command: Sequence[str], env: Mapping[str, str]) -> None:
-        """Runs a command in it in the background."""
+        """Run a command in a container in the background."""
 
     @abstractmethod
     def ids(self, name: str) -> dict[str, str]:
-        """Every id of it that the engine's own tools print, by the command; the full one first."""
+        """Return every id of a container by the engine's command that prints it, the full id first."""
 
     def names(self, name: str) -> list[str]:  # noqa: ARG002 - others have some
-        """What else the engine calls it: names that the kernel is never told."""
+        """Return the engine's other names of a container, which the kernel lacks."""
         return []
 
     @abstractmethod
     def stop(self, name: str) -> None:
-        """Ends and removes it."""
+        """End and remove a container."""
 
 
 def volume(mount: Mount) -> str:
@@ -110,7 +110,7 @@ class Tenants:
         return self._started(lambda: self.engine.enter(self.name, self._command(), self.env))
 
     def unseen(self) -> ProcSlot:
-        """Starts the container or one more tenant where no driver can be reached from; the new slot."""
+        """Start the container, or one more tenant, without a driver; return the new slot."""
         before = len(self.slots())
         self._driver = False
         if before:
@@ -133,7 +133,7 @@ class Tenants:
 
     @property
     def file(self) -> Path:
-        """The cache file as the host can reach it."""
+        """The host's path of the cache file."""
         if self._in_hami:
             return self.directory / os.path.basename(self._in_container)
         return Path(f"/proc/{self.found[0].host_pid}/root{ALONE}")
@@ -142,7 +142,7 @@ class Tenants:
         self.engine.stop(self.name)
 
     def _command(self) -> list[str]:
-        """A tenant whose standard input never ends: whoever has both ends of a FIFO open waits for himself."""
+        """Return the command of a tenant whose standard input, a FIFO that it also writes to, never ends."""
         tenant = [str(self.node.built / "tenant"), "--cache", "$CUDA_DEVICE_MEMORY_SHARED_CACHE"]
         tenant += ["--uuid", self.node.gpu.devices[0].uuid, "--guess", "wrong", "--load", "30"]
         if self._driver:

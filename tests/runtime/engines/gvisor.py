@@ -12,7 +12,7 @@ OPTIONS = ("--network=none", "--platform=ptrace")
 
 
 class GVisor(Engine):
-    """Containers of runsc; the option of one is its cgroup."""
+    """Containers of runsc; a container's option is its cgroup."""
 
     def __init__(self, machine: Machine) -> None:
         super().__init__(machine)

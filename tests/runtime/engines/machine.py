@@ -78,7 +78,7 @@ class Machine:
             daemon.wait()
 
     def _script(self) -> str:
-        """Mounts, and a root of their own: what Docker does with its layers goes by ``pivot_root``."""
+        """Return a script of mounts with an own root, which Docker needs to use ``pivot_root`` for its layers."""
         layers, root = self._scratch / "layers", self._scratch / "root"
         lines = [
             *(f"echo $$ >{each.mount / self._top / 'engines/cgroup.procs'}" for each in self._hierarchies),
@@ -112,7 +112,7 @@ class Machine:
                 yield f"mkdir {where}; mount -t cgroup -o {each.controllers} none {where}"
 
     def _enter_cgroups(self, below: str) -> list[str]:
-        """A prefix: a command that is a process of this machine from its start."""
+        """Return a prefix that starts a command as a process of this machine."""
         places = [each.mount / self._top / below / "cgroup.procs" for each in self._hierarchies]
         entered = "; ".join(f"echo $$ >{shlex.quote(str(place))}" for place in places)
         return ["sh", "-ec", f'{entered}; exec "$@"', "sh"]
@@ -122,13 +122,13 @@ class Machine:
         return [*self._enter_cgroups("engines"), *enter, "--", *map(str, words)]
 
     def run(self, *words: str | Path) -> str:
-        """What a command prints. Fails with its complaint."""
+        """Return a command's output. Fails with its complaint."""
         done = completed(*self.command(*words), env=ENVIRONMENT, timeout=60, stdin=subprocess.DEVNULL)
         assert done.returncode == 0, f"{shlex.join(map(str, words))}: {done.stdout}{done.stderr}"
         return done.stdout
 
     def daemon(self, *words: str | Path) -> None:
-        """A command that ends with the machine; what it says is in ``daemon.log`` in the working directory."""
+        """Start a command that ends with the machine; its output goes to ``daemon.log`` in the working directory."""
         with (self.work / "daemon.log").open("a") as log:
             started = subprocess.Popen(
                 self.command(*words),

@@ -45,4 +45,4 @@ class Nspawn(Engine):
         return {"--machine": name}
 
     def stop(self, name: str) -> None:
-        """See the class."""
+        """Leave the container to the end of the machine."""

@@ -60,7 +60,7 @@ def table(rows: Sequence[Row]) -> list[str]:
 
 
 def asked(rows: Sequence[Row]) -> str:
-    """The engines' commands whose ids were looked up, and what found nothing."""
+    """Return the engines' commands whose ids were looked up, and the options without an answer."""
     parts = []
     for engine in _ORDER:
         found = dict.fromkeys(each for row in rows if row["engine"] == engine for each in row["ids"])

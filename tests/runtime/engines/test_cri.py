@@ -36,7 +36,7 @@ def test_shared_pid_namespaces(
 
 
 def test_a_restart_with_the_same_directory(machine: Machine, node: Node, start: Start, tell: Tell) -> None:
-    """The killed container leaves its slots, and the new one's first process has the same number as the old one's."""
+    """The killed container leaves its slots, and the new container's first process has the PID of the old one's."""
     tenants = of_pod(machine, node, CONTAINER)
     old, _ = tenants.main(), tenants.another()
     daemon = repaired(tenants, start)

@@ -1,4 +1,4 @@
-"""Docker: what it makes of PID and user namespaces, HAMi's directory, and the file in the container without one."""
+"""Docker: its PID and user namespaces, HAMi's directory, and a cache file in a container without that directory."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -79,7 +79,7 @@ def test_the_file_in_a_container_on_btrfs(
 def test_file_in_user_namespace_container_is_skipped(
     machine: Machine, node: Node, start: Start, tell: Tell
 ) -> None:
-    """Whoever is root in a user namespace can make mounts in which looking up a name never ends."""
+    """Root in a user namespace can make mounts in which looking up a name never ends."""
     tenants = Tenants(node, Docker(machine, "--userns-remap=default"), in_hami=False)
     main = tenants.main()
     before = tenants.slot(main).hostpid

@@ -21,7 +21,7 @@ from tests.runtime.engines.machine import Machine
 
 
 def refused(tenants: Tenants, ids: Iterable[str], *options: object) -> None:
-    """By none of them is any number answered, not even 1, which a process of gVisor's own has on the host."""
+    """Assert that no id gives an answer for any PID, not even for 1, which a process of gVisor has on the host."""
     for each in ids:
         for slot in tenants.slots():
             done = run("lookup", each, slot.pid, *options)
@@ -59,7 +59,7 @@ def unwritten(tenants: Tenants, start: Start) -> Row:
 
 
 def processes(container_id: str) -> tuple[int, int]:
-    """The host PIDs of the container's gofer and sandbox, by what they call themselves."""
+    """Return the host PIDs of the container's gofer and sandbox by their names."""
     found = {}
     for each in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):

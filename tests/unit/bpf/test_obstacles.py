@@ -1,7 +1,7 @@
-"""What stands in the way of the BPF map, told from what a kernel answers to programs of a few instructions.
+"""Obstacles of the BPF map, by a kernel's answers to programs of a few instructions.
 
-The kernels are stand-ins behind ``bpf(2)``. Real ones are booted by ``make kernels``; what can be broken on the running
-one is broken in tests/kernel/test_bpf_load.py.
+The kernels are stand-ins behind ``bpf(2)``. ``make kernels`` boots real kernels; tests/kernel/test_bpf_load.py breaks
+the running one as far as that is possible.
 """
 
 import ctypes

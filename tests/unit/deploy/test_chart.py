@@ -1,4 +1,4 @@
-"""The chart, rendered by Helm: what the API server would take, and what the DaemonSet in deploy/kustomize has."""
+"""The chart, rendered by Helm: valid for API servers, and the same as the kustomizations."""
 
 import copy
 import subprocess
@@ -147,7 +147,7 @@ def test_helms_own_linter_finds_no_fault(case: str) -> None:
 
 
 def comparable(made: list[Manifest]) -> tuple[Manifest, dict[str, str]]:
-    """The DaemonSet without its names and labels, volumes in the same order, and its environment."""
+    """Return the DaemonSet without names and labels, its volumes sorted, and its environment."""
     spec = copy.deepcopy(the("DaemonSet", made)["spec"])
     spec["template"]["metadata"].pop("labels")
     spec.pop("selector")

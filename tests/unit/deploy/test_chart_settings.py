@@ -1,4 +1,4 @@
-"""The chart's settings are the daemon's: their names, defaults and limits, and what arrives."""
+"""The chart's settings are the daemon's: their names, defaults and limits, and the container's values."""
 
 import json
 from functools import cache
@@ -31,7 +31,7 @@ TEXTS: dict[str, Any] = {
 
 
 def other(name: str) -> tuple[Any, Any]:
-    """Another value than the chart's default: as in the chart's values, and as the daemon has it."""
+    """Return a value that is not the chart's default, as in the chart's values and as in the daemon's settings."""
     setting = SETTINGS[name]
     default = CHART_DEFAULTS.get(name, setting.default)
     if setting.kind is bool:

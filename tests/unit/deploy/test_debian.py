@@ -39,7 +39,7 @@ def test_a_daemon_that_cannot_start_is_installed_with_a_sentence(tmp_path: Path,
 )
 @pytest.mark.parametrize("argument", ["remove", "purge"])
 def test_purge_removes_the_daemons_files(tmp_path: Path, argument: str, begin: str, left: list[str]) -> None:
-    """But not what others use: another daemon that holds the lock, another program's directory."""
+    """It leaves another program's directory, and all files while another daemon holds the lock."""
     environment = stand_ins(tmp_path, deb_systemd_helper=0, getent=2, systemctl=0)
     commands = f"""
         mount -t tmpfs none /etc/systemd/system

@@ -1,4 +1,4 @@
-"""The image's recipe by what can be seen without building it; tests/runtime/test_image.py builds it."""
+"""The image's recipe, checked without a build; tests/runtime/test_image.py builds it."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""The manifests: rendered as kustomize renders them, valid for every server, and no wider than what the code needs."""
+"""The manifests: rendered as kustomize renders them, valid for every server, and without superfluous rights."""
 
 import json
 import os
@@ -170,7 +170,7 @@ def test_cleanup_removes_only_the_daemons_files(tmp_path: Path) -> None:
 
 
 def test_page_removes_the_reporters_objects(tmp_path: Path) -> None:
-    """Its loop, against a kubectl that writes down what it is asked."""
+    """Run the page's loop against a kubectl that records its arguments."""
     page = (ROOT / "docs/kubernetes.md").read_text()
     loop = page[page.index("for node in $(kubectl") :].partition("```")[0]
     asked = tmp_path / "asked"

@@ -1,4 +1,4 @@
-"""`make docs`: the site is built without a warning, is complete, and asks nobody else for anything."""
+"""`make docs`: the site is built without a warning, is complete, and loads nothing from other sites."""
 
 import json
 import re
@@ -48,7 +48,7 @@ FETCHED |= {"link": "href", "object": "data"}
 
 
 class Page(HTMLParser):
-    """One page: ids, links, and what is fetched with it."""
+    """One page: its ids, links, and loaded files."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

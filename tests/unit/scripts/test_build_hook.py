@@ -29,7 +29,7 @@ def mandoc(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 
 def shown(page: Path) -> str:
-    """As a person reads it, in one line, without bold and italics."""
+    """Return a page's text in one line, without bold and italics."""
     done = mandoc("-Tascii", "-Owidth=1000", page)
     assert (done.returncode, done.stderr) == (0, "")
     text = done.stdout

@@ -23,7 +23,7 @@ esac
 
 
 def ci(place: Path, root: Path, failing: str = "", closing: str = CLOSING) -> tuple[bool, str, list[str]]:
-    """Whether it succeeds, its last line, and what `make` was called with."""
+    """Return if it succeeds, its last line, and the arguments of `make`."""
     (place / ".ci").mkdir()
     shutil.copy(root / ".ci/run", place / ".ci")
     script(place / "make", MAKE)

@@ -1,4 +1,4 @@
-"""The machine of the tests' own: what `tests/isolation.py` takes out of their way."""
+"""The tests' own machine, which `tests/isolation.py` makes."""
 
 import os
 import socket

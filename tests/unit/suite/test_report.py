@@ -1,4 +1,4 @@
-"""Reports of `make kernels` and `make engines`, and the documents' tables of what they saw."""
+"""Reports of `make kernels` and `make engines`, and the documents' tables of their results."""
 
 from typing import Any
 
