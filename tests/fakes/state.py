@@ -28,21 +28,15 @@ class Fault(IntFlag):
     DRIVER_NOT_LOADED = 1
     PROCESS_UTILIZATION_UNSUPPORTED = 2
     PROCESSES_INFO_UNSUPPORTED = 4
-    VALUES_ABOVE_100 = 8
-    PID_ZERO = 16
-    VGPU = 32
+    PID_ZERO = 8
+    VGPU = 16
 
 
 class Hang(IntFlag):
     """Calls that hang while their bit is set: `enum standin_call`."""
 
     INIT = 1
-    COUNT = 2
-    PROCESS_LIST = 4
-    UTILIZATION = 8
-    DEVICE = 16
-    SHUTDOWN = 32
-    EVENTS = 64
+    UTILIZATION = 2
 
 
 class Answer(IntEnum):

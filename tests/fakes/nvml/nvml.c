@@ -226,7 +226,7 @@ static unsigned collect_samples(unsigned device, uint64_t since_us, struct row *
 {
     struct period ring[RING];
     struct collected c;
-    unsigned active, above = state->faults & STANDIN_VALUES_ABOVE_100 ? 200 : 0;
+    unsigned active;
     uint64_t seq;
     do {
         seq = read_begin();
@@ -238,7 +238,7 @@ static unsigned collect_samples(unsigned device, uint64_t since_us, struct row *
     for (unsigned i = UNSEEN + 1; i < RING; i++)
         active += ring[i].time_us > since_us && ring[i].busy;
     for (unsigned i = 0; i < c.n; i++) {
-        rows[i].sm = (rows[i].sm + active - 1) / active + above;
+        rows[i].sm = (rows[i].sm + active - 1) / active;
         rows[i].mem = (rows[i].mem + active - 1) / active;
         rows[i].enc = (rows[i].enc + active - 1) / active;
         rows[i].dec = (rows[i].dec + active - 1) / active;
@@ -261,11 +261,12 @@ static unsigned grow_before_fetch(unsigned n)
 
 /* ---- checks that every call starts with ------------------------------------------------------------------ */
 
-static nvmlReturn_t ready(unsigned hang, enum standin_answer call)
+static nvmlReturn_t ready(enum standin_answer call)
 {
     if (!atomic_load(&init_count))
         return NVML_ERROR_UNINITIALIZED;
-    hang_while(hang);
+    if (call == STANDIN_UTILIZATION || call == STANDIN_PERIODS)
+        hang_while(STANDIN_HANG_UTILIZATION);
     if (state->faults & STANDIN_DRIVER_NOT_LOADED)
         return NVML_ERROR_DRIVER_NOT_LOADED;
     return (nvmlReturn_t)__atomic_load_n(&state->errors[call], __ATOMIC_ACQUIRE);
@@ -287,9 +288,9 @@ static int is_handle(nvmlDevice_t device)
            (device >= &mig_handles[0][0] && device < &mig_handles[0][0] + STANDIN_DEVICES * STANDIN_MIGS);
 }
 
-static nvmlReturn_t ready_device(nvmlDevice_t device, unsigned hang, enum standin_answer call)
+static nvmlReturn_t ready_device(nvmlDevice_t device, enum standin_answer call)
 {
-    nvmlReturn_t ret = ready(hang, call);
+    nvmlReturn_t ret = ready(call);
     if (ret == NVML_SUCCESS && call != STANDIN_HANDLE)
         ret = (nvmlReturn_t)__atomic_load_n(&state->errors[STANDIN_ANY], __ATOMIC_ACQUIRE);
     if (ret != NVML_SUCCESS)
@@ -307,9 +308,9 @@ static nvmlReturn_t give_text(const char *text, char *out, unsigned length)
     return NVML_SUCCESS;
 }
 
-#define DEVICE_CALL(device, hang, call, argument)                                                               \
+#define DEVICE_CALL(device, call, argument)                                                                     \
     do {                                                                                                        \
-        nvmlReturn_t ret_ = ready_device(device, hang, call);                                                   \
+        nvmlReturn_t ret_ = ready_device(device, call);                                                         \
         if (ret_ != NVML_SUCCESS)                                                                               \
             return ret_;                                                                                        \
         if (!(argument))                                                                                        \
@@ -317,16 +318,16 @@ static nvmlReturn_t give_text(const char *text, char *out, unsigned length)
     } while (0)
 
 /* A call that knows whole devices only. */
-#define WHOLE_DEVICE_CALL(device, hang, call, argument)                                                         \
+#define WHOLE_DEVICE_CALL(device, call, argument)                                                               \
     do {                                                                                                        \
-        DEVICE_CALL(device, hang, call, argument);                                                              \
+        DEVICE_CALL(device, call, argument);                                                                    \
         if ((device)->mig != NO_MIG)                                                                            \
             return NVML_ERROR_NOT_SUPPORTED;                                                                    \
     } while (0)
 
 #define SYSTEM_CALL(call, argument)                                                                             \
     do {                                                                                                        \
-        nvmlReturn_t ret_ = ready(STANDIN_HANG_COUNT, call);                                                    \
+        nvmlReturn_t ret_ = ready(call);                                                                        \
         if (ret_ != NVML_SUCCESS)                                                                               \
             return ret_;                                                                                        \
         if (!(argument))                                                                                        \
@@ -377,7 +378,6 @@ API nvmlReturn_t nvmlShutdown(void)
 {
     if (!atomic_load(&init_count))
         return NVML_ERROR_UNINITIALIZED;
-    hang_while(STANDIN_HANG_SHUTDOWN);
     pthread_mutex_lock(&init_lock);
     nvmlReturn_t ret = init_count > 0 ? NVML_SUCCESS : NVML_ERROR_UNINITIALIZED;
     if (ret == NVML_SUCCESS)
@@ -483,14 +483,14 @@ API nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *devic
 
 API nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t device, char *uuid, unsigned int length)
 {
-    DEVICE_CALL(device, STANDIN_HANG_DEVICE, STANDIN_UUID, uuid);
+    DEVICE_CALL(device, STANDIN_UUID, uuid);
     const struct standin_device *d = &state->devices[device->index];
     return give_text(device->mig == NO_MIG ? d->uuid : d->migs[device->mig].uuid, uuid, length);
 }
 
 API nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t device, char *name, unsigned int length)
 {
-    DEVICE_CALL(device, STANDIN_HANG_DEVICE, STANDIN_NAME, name);
+    DEVICE_CALL(device, STANDIN_NAME, name);
     const struct standin_device *d = &state->devices[device->index];
     if (device->mig == NO_MIG)
         return give_text(d->name, name, length);
@@ -503,21 +503,21 @@ API nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t device, char *name, unsigned int
 
 API nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t device, unsigned int *index)
 {
-    WHOLE_DEVICE_CALL(device, STANDIN_HANG_DEVICE, STANDIN_OTHER, index);
+    WHOLE_DEVICE_CALL(device, STANDIN_OTHER, index);
     *index = device->index;
     return NVML_SUCCESS;
 }
 
 API nvmlReturn_t nvmlDeviceGetMinorNumber(nvmlDevice_t device, unsigned int *minor)
 {
-    WHOLE_DEVICE_CALL(device, STANDIN_HANG_DEVICE, STANDIN_MINOR, minor);
+    WHOLE_DEVICE_CALL(device, STANDIN_MINOR, minor);
     *minor = state->devices[device->index].minor;
     return NVML_SUCCESS;
 }
 
 API nvmlReturn_t nvmlDeviceGetVirtualizationMode(nvmlDevice_t device, unsigned int *mode)
 {
-    WHOLE_DEVICE_CALL(device, STANDIN_HANG_DEVICE, STANDIN_OTHER, mode);
+    WHOLE_DEVICE_CALL(device, STANDIN_OTHER, mode);
     *mode = state->faults & STANDIN_VGPU ? 2 : 0; /* a guest's, or none */
     return NVML_SUCCESS;
 }
@@ -533,14 +533,14 @@ static void place_of(unsigned minor, nvmlPciInfo_t *pci)
 
 API nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t *pci)
 {
-    WHOLE_DEVICE_CALL(device, STANDIN_HANG_DEVICE, STANDIN_OTHER, pci);
+    WHOLE_DEVICE_CALL(device, STANDIN_OTHER, pci);
     place_of(state->devices[device->index].minor, pci);
     return NVML_SUCCESS;
 }
 
 API nvmlReturn_t nvmlDeviceGetNvLinkState(nvmlDevice_t device, unsigned link, unsigned *active)
 {
-    WHOLE_DEVICE_CALL(device, STANDIN_HANG_DEVICE, STANDIN_OTHER, active);
+    WHOLE_DEVICE_CALL(device, STANDIN_OTHER, active);
     unsigned links = state->devices[device->index].nvlinks;
     if (!links)
         return NVML_ERROR_NOT_SUPPORTED;
@@ -552,7 +552,7 @@ API nvmlReturn_t nvmlDeviceGetNvLinkState(nvmlDevice_t device, unsigned link, un
 
 API nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo_v2(nvmlDevice_t device, unsigned link, nvmlPciInfo_t *pci)
 {
-    WHOLE_DEVICE_CALL(device, STANDIN_HANG_DEVICE, STANDIN_OTHER, pci);
+    WHOLE_DEVICE_CALL(device, STANDIN_OTHER, pci);
     const struct standin_device *d = &state->devices[device->index];
     if (link >= d->nvlinks)
         return NVML_ERROR_INVALID_ARGUMENT;
@@ -570,7 +570,7 @@ static void memory_of(nvmlDevice_t device, uint64_t *total, uint64_t *used)
 API nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
 {
     uint64_t total, used;
-    DEVICE_CALL(device, STANDIN_HANG_DEVICE, STANDIN_MEMORY, memory);
+    DEVICE_CALL(device, STANDIN_MEMORY, memory);
     memory_of(device, &total, &used);
     *memory = (nvmlMemory_t){.total = total, .used = used, .free = total - used};
     return NVML_SUCCESS;
@@ -580,7 +580,7 @@ API nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memo
 API nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *memory)
 {
     uint64_t total, used;
-    DEVICE_CALL(device, STANDIN_HANG_DEVICE, STANDIN_MEMORY, memory);
+    DEVICE_CALL(device, STANDIN_MEMORY, memory);
     if (memory->version != MEMORY_V2)
         return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
     memory_of(device, &total, &used);
@@ -595,7 +595,7 @@ API nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t
 API nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_t *utilization)
 {
     struct row rows[MAX_ROWS];
-    WHOLE_DEVICE_CALL(device, STANDIN_HANG_DEVICE, STANDIN_RATES, utilization);
+    WHOLE_DEVICE_CALL(device, STANDIN_RATES, utilization);
     if (state->devices[device->index].mig_enabled)
         return NVML_ERROR_NOT_SUPPORTED;
     unsigned n = collect_samples(device->index, wall_us() - 1000000u, rows), gpu = 0, memory = 0;
@@ -610,7 +610,7 @@ API nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilizat
 
 API nvmlReturn_t nvmlDeviceGetTemperature(nvmlDevice_t device, int sensor, unsigned int *celsius)
 {
-    WHOLE_DEVICE_CALL(device, STANDIN_HANG_DEVICE, STANDIN_TEMPERATURE, celsius);
+    WHOLE_DEVICE_CALL(device, STANDIN_TEMPERATURE, celsius);
     if (sensor != 0)
         return NVML_ERROR_INVALID_ARGUMENT;
     *celsius = state->devices[device->index].temperature_c;
@@ -619,14 +619,14 @@ API nvmlReturn_t nvmlDeviceGetTemperature(nvmlDevice_t device, int sensor, unsig
 
 API nvmlReturn_t nvmlDeviceGetPowerUsage(nvmlDevice_t device, unsigned int *milliwatts)
 {
-    WHOLE_DEVICE_CALL(device, STANDIN_HANG_DEVICE, STANDIN_POWER, milliwatts);
+    WHOLE_DEVICE_CALL(device, STANDIN_POWER, milliwatts);
     *milliwatts = state->devices[device->index].power_mw;
     return NVML_SUCCESS;
 }
 
 API nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned int *current, unsigned int *pending)
 {
-    WHOLE_DEVICE_CALL(device, STANDIN_HANG_DEVICE, STANDIN_MIG_MODE, current && pending);
+    WHOLE_DEVICE_CALL(device, STANDIN_MIG_MODE, current && pending);
     *current = *pending = state->devices[device->index].mig_enabled;
     return NVML_SUCCESS;
 }
@@ -635,7 +635,7 @@ API nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned int *current
 
 static nvmlReturn_t ecc_count(nvmlDevice_t device, unsigned type, unsigned counter, unsigned long long *count)
 {
-    WHOLE_DEVICE_CALL(device, STANDIN_HANG_DEVICE, STANDIN_ECC, count);
+    WHOLE_DEVICE_CALL(device, STANDIN_ECC, count);
     const struct standin_device *d = &state->devices[device->index];
     if (type > 1 || counter > 1)
         return NVML_ERROR_INVALID_ARGUMENT;
@@ -665,7 +665,7 @@ API nvmlReturn_t nvmlDeviceGetMemoryErrorCounter(nvmlDevice_t device, unsigned t
 
 API nvmlReturn_t nvmlDeviceGetEccMode(nvmlDevice_t device, unsigned *current, unsigned *pending)
 {
-    WHOLE_DEVICE_CALL(device, STANDIN_HANG_DEVICE, STANDIN_ECC, current && pending);
+    WHOLE_DEVICE_CALL(device, STANDIN_ECC, current && pending);
     *current = *pending = state->devices[device->index].ecc_enabled;
     return NVML_SUCCESS;
 }
@@ -702,14 +702,14 @@ API nvmlReturn_t nvmlEventSetFree(nvmlEventSet_t set)
 
 API nvmlReturn_t nvmlDeviceGetSupportedEventTypes(nvmlDevice_t device, unsigned long long *types)
 {
-    WHOLE_DEVICE_CALL(device, STANDIN_HANG_DEVICE, STANDIN_EVENTS, types);
+    WHOLE_DEVICE_CALL(device, STANDIN_EVENTS, types);
     *types = EVENTS;
     return NVML_SUCCESS;
 }
 
 API nvmlReturn_t nvmlDeviceRegisterEvents(nvmlDevice_t device, unsigned long long types, nvmlEventSet_t set)
 {
-    WHOLE_DEVICE_CALL(device, STANDIN_HANG_DEVICE, STANDIN_EVENTS, set);
+    WHOLE_DEVICE_CALL(device, STANDIN_EVENTS, set);
     if (types & ~EVENTS)
         return NVML_ERROR_NOT_SUPPORTED;
     set->registered[device->index] = 1;
@@ -743,7 +743,7 @@ static int next_event(nvmlEventSet_t set, nvmlEventData_t *data, nvmlReturn_t *r
 
 API nvmlReturn_t nvmlEventSetWait_v2(nvmlEventSet_t set, nvmlEventData_t *data, unsigned timeout_ms)
 {
-    nvmlReturn_t ret = ready(STANDIN_HANG_EVENTS, STANDIN_EVENTS);
+    nvmlReturn_t ret = ready(STANDIN_EVENTS);
     if (ret != NVML_SUCCESS)
         return ret;
     if (!set || !data)
@@ -761,14 +761,14 @@ API nvmlReturn_t nvmlEventSetWait_v2(nvmlEventSet_t set, nvmlEventData_t *data, 
 
 API nvmlReturn_t nvmlDeviceGetMaxMigDeviceCount(nvmlDevice_t device, unsigned *count)
 {
-    WHOLE_DEVICE_CALL(device, STANDIN_HANG_DEVICE, STANDIN_MIG_DEVICES, count);
+    WHOLE_DEVICE_CALL(device, STANDIN_MIG_DEVICES, count);
     *count = state->devices[device->index].mig_enabled ? STANDIN_MIGS - 1 : 0;
     return NVML_SUCCESS;
 }
 
 API nvmlReturn_t nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t device, unsigned index, nvmlDevice_t *mig)
 {
-    WHOLE_DEVICE_CALL(device, STANDIN_HANG_DEVICE, STANDIN_MIG_DEVICES, mig);
+    WHOLE_DEVICE_CALL(device, STANDIN_MIG_DEVICES, mig);
     const struct standin_device *d = &state->devices[device->index];
     if (!d->mig_enabled)
         return NVML_ERROR_NOT_SUPPORTED;
@@ -782,7 +782,7 @@ API nvmlReturn_t nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t device, unsign
 
 static nvmlReturn_t instance_id(nvmlDevice_t device, int compute, unsigned *id)
 {
-    DEVICE_CALL(device, STANDIN_HANG_DEVICE, STANDIN_MIG_DEVICES, id);
+    DEVICE_CALL(device, STANDIN_MIG_DEVICES, id);
     if (device->mig == NO_MIG)
         return NVML_ERROR_NOT_SUPPORTED;
     const struct standin_mig *m = &state->devices[device->index].migs[device->mig];
@@ -807,7 +807,7 @@ API nvmlReturn_t nvmlDeviceGetComputeInstanceId(nvmlDevice_t device, unsigned *i
 static nvmlReturn_t list_processes(nvmlDevice_t device, int mps, unsigned *count, const void *infos,
                                    struct row *rows)
 {
-    WHOLE_DEVICE_CALL(device, STANDIN_HANG_PROCESS_LIST, mps ? STANDIN_MPS_LIST : STANDIN_PROCESS_LIST, count);
+    WHOLE_DEVICE_CALL(device, mps ? STANDIN_MPS_LIST : STANDIN_PROCESS_LIST, count);
     if (*count && !infos)
         return NVML_ERROR_INVALID_ARGUMENT;
     unsigned room = *count, n = collect_processes(device->index, mps, rows);
@@ -890,7 +890,7 @@ API nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProces
                                                  unsigned int *count, unsigned long long since)
 {
     struct row rows[MAX_ROWS];
-    WHOLE_DEVICE_CALL(device, STANDIN_HANG_UTILIZATION, STANDIN_UTILIZATION, count);
+    WHOLE_DEVICE_CALL(device, STANDIN_UTILIZATION, count);
     if (state->devices[device->index].mig_enabled || (state->faults & STANDIN_PROCESS_UTILIZATION_UNSUPPORTED))
         return NVML_ERROR_NOT_SUPPORTED;
     nvmlReturn_t ret = list_samples(device->index, count, samples, since, rows);
@@ -908,7 +908,7 @@ API nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProces
 API nvmlReturn_t nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t device, nvmlProcessesUtilizationInfo_v1_t *info)
 {
     struct row rows[MAX_ROWS];
-    WHOLE_DEVICE_CALL(device, STANDIN_HANG_UTILIZATION, STANDIN_UTILIZATION, info);
+    WHOLE_DEVICE_CALL(device, STANDIN_UTILIZATION, info);
     if (info->version != PROCESSES_UTILIZATION_V1)
         return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
     if (state->devices[device->index].mig_enabled || (state->faults & STANDIN_PROCESSES_INFO_UNSUPPORTED))
@@ -953,7 +953,7 @@ API nvmlReturn_t nvmlDeviceGetSamples(nvmlDevice_t device, unsigned type, unsign
                                       unsigned *count, nvmlSample_t *samples)
 {
     nvmlSample_t found[RING];
-    WHOLE_DEVICE_CALL(device, STANDIN_HANG_UTILIZATION, STANDIN_PERIODS, kind && count);
+    WHOLE_DEVICE_CALL(device, STANDIN_PERIODS, kind && count);
     if (state->devices[device->index].mig_enabled || type != 1)
         return NVML_ERROR_NOT_SUPPORTED;
     unsigned n = collect_periods(device->index, since, found), room = *count;

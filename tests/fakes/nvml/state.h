@@ -84,20 +84,14 @@ enum standin_fault {
     STANDIN_DRIVER_NOT_LOADED = 1 << 0,
     STANDIN_PROCESS_UTILIZATION_UNSUPPORTED = 1 << 1,   /* nvmlDeviceGetProcessUtilization only */
     STANDIN_PROCESSES_INFO_UNSUPPORTED = 1 << 2,        /* nvmlDeviceGetProcessesUtilizationInfo only */
-    STANDIN_VALUES_ABOVE_100 = 1 << 3,                  /* every sm value reads 200 too high */
-    STANDIN_PID_ZERO = 1 << 4,                          /* one more entry, with PID 0, in both lists */
-    STANDIN_VGPU = 1 << 5,                              /* a vGPU guest, whose samples are not translated */
+    STANDIN_PID_ZERO = 1 << 3,                          /* one more entry, with PID 0, in both lists */
+    STANDIN_VGPU = 1 << 4,                              /* a vGPU guest, whose samples are not translated */
 };
 
 /* Calls that can be made to hang, as bits of `hang`. A hung call goes on when its bit is cleared. */
 enum standin_call {
     STANDIN_HANG_INIT = 1 << 0,
-    STANDIN_HANG_COUNT = 1 << 1,
-    STANDIN_HANG_PROCESS_LIST = 1 << 2,
-    STANDIN_HANG_UTILIZATION = 1 << 3,
-    STANDIN_HANG_DEVICE = 1 << 4, /* any other call that takes a device */
-    STANDIN_HANG_SHUTDOWN = 1 << 5,
-    STANDIN_HANG_EVENTS = 1 << 6, /* waiting for events */
+    STANDIN_HANG_UTILIZATION = 1 << 1,
 };
 
 /* Calls that can be made to answer with an error, as indexes of `errors`. */
