@@ -45,7 +45,7 @@ class PodOwner:
         self._asked: set[Shown] = set()  # files in question
         self._refresh, self._files = -1, frozenset(self._asked)  # the present reading, and its files
         self._mapped: dict[int, _Mapped] = {}  # by host PID
-        self._cost = self._again_at = 0.0  # seconds of the present reading, and when the next one may begin
+        self._cost = self.again_at = 0.0  # seconds of the present reading, and when the next one may begin
         self._turns = defaultdict[int, asyncio.Lock](asyncio.Lock)  # by host PID: one search reads for all
 
     async def owner(
@@ -93,7 +93,7 @@ class PodOwner:
         """Return all processes with the number, as of this refresh; None if the reading began without this file."""
         shown, refresh = proof.shown, self._pidmap.refreshes
         self._asked.add(shown)
-        if self._refresh != refresh and time.monotonic() >= self._again_at:
+        if self._refresh != refresh and time.monotonic() >= self.again_at:
             self._refresh, self._files, self._mapped = refresh, frozenset(self._asked), {}
             self._turns, self._cost = defaultdict(asyncio.Lock), 0.0
         mapped, files, turns = self._mapped, self._files, self._turns
@@ -110,7 +110,7 @@ class PodOwner:
                     mapped[host_pid] = await self._read(host_pid, files, payer)
                 now = time.monotonic()
                 self._cost += now - began
-                self._again_at = now + min(_MOST_REST_SECONDS, REST_FACTOR * self._cost)
+                self.again_at = now + min(_MOST_REST_SECONDS, REST_FACTOR * self._cost)
         return {host_pid: mapped[host_pid] for host_pid in host_pids}
 
     def forget(self, proof: PodFile) -> None:

@@ -44,20 +44,20 @@ class KnownRegions:
         self.watches = Watches(budgets, counters)
         self.owners, self.budgets = owners, budgets
         self._counters, self._journal = counters, journal
-        self._list_at = self._refresh_at = 0.0  # all directories, and the discoveries by the clock
+        self.list_at = self.refresh_at = 0.0  # all directories, and the discoveries by the clock
         self._lost_at = 0.0  # when everything was, or is to be, checked for want of events
 
     # -- times --------------------------------------------------------------------------------------
 
     def everything(self, when: float = 0.0) -> None:
         """Refresh the discoveries and read every region by this time."""
-        self._refresh_at = min(self._refresh_at, when)
+        self.refresh_at = min(self.refresh_at, when)
         for repairs in self.by_path.values():
             repairs.schedule.by(when)
 
     def start_over(self) -> None:
         """List and read everything in the next pass."""
-        self._list_at = 0.0
+        self.list_at = 0.0
         self.everything()
 
     def take_events(self) -> None:
@@ -67,14 +67,14 @@ class KnownRegions:
         now = time.monotonic()
         if now > self._lost_at:  # else the check that is to come will do
             self._lost_at = max(now, self._lost_at + _LIST_EVERY)
-        self._list_at = min(self._list_at, self._lost_at)
+        self.list_at = min(self.list_at, self._lost_at)
         self.everything(self._lost_at)
         for repairs in self.by_path.values():
             repairs.attach()
 
     def wants(self, going: Container[str]) -> float:
         """Return when a discovery, or a region of no ``going`` account, is due."""
-        due = min(self._list_at, self._refresh_at, *(discovery.wants() for discovery in self.discoveries))
+        due = min(self.list_at, self.refresh_at, *(discovery.wants() for discovery in self.discoveries))
         for repairs in self.by_path.values():  # with few calls: the loop runs for each event
             if repairs.schedule.due < due and repairs.ownership.account not in going:
                 due = repairs.schedule.due
@@ -99,7 +99,7 @@ class KnownRegions:
     async def discover(self, slices: Slices, interval: float, *, patient: bool) -> None:
         """Search for new regions where due; not ``patient``: until nothing more is to come."""
         now = time.monotonic()
-        full, by_clock = now >= self._list_at, now >= min(self._list_at, self._refresh_at)
+        full, by_clock = now >= self.list_at, now >= min(self.list_at, self.refresh_at)
         if full and all(len(discovery.regions) < discovery.max_regions for discovery in self.discoveries):
             self._journal.trouble("descriptors", "", "out_of_descriptors", "means_restored")
         for discovery in self.discoveries:
@@ -113,9 +113,9 @@ class KnownRegions:
                 await self._refresh(discovery, slices, full=False)
         if by_clock:
             watched = all(discovery.watched for discovery in self.discoveries)
-            self._refresh_at = aligned(now, interval * QUIET_INTERVALS) if watched else now + interval
+            self.refresh_at = aligned(now, interval * QUIET_INTERVALS) if watched else now + interval
             if full:
-                self._list_at = now + (_LIST_WATCHED if watched else _LIST_EVERY)
+                self.list_at = now + (_LIST_WATCHED if watched else _LIST_EVERY)
 
     async def _refresh(self, discovery: Discovery, slices: Slices, *, full: bool) -> None:
         changes = discovery.refresh(full=full)

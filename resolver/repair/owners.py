@@ -32,7 +32,7 @@ class Owners:
     ) -> None:
         self.finder, self._abandoned = finder, abandoned
         self._procfs, self._pidmap, self._names = procfs, pidmap, names
-        self._exits = select.epoll()
+        self.exits = select.epoll()
         self._watched: dict[int, tuple[RegionRepairs, OwnedSlot]] = {}  # by the handle's descriptor
         self._unregistered = set[int]()  # polled, for lack of a pidfd or of an epoll watch
         self.means = Shortages("the watch over owners")
@@ -61,7 +61,7 @@ class Owners:
     @property
     def fd(self) -> int:
         """Descriptor, readable when an owner with a pidfd has ended."""
-        return self._exits.fileno()
+        return self.exits.fileno()
 
     @property
     def polled(self) -> bool:
@@ -102,7 +102,7 @@ class Owners:
         self._unregistered.add(owner.fd)
         try:
             if owner.is_pidfd:
-                self._exits.register(owner.fd, select.EPOLLIN)
+                self.exits.register(owner.fd, select.EPOLLIN)
                 self._unregistered.remove(owner.fd)
                 self.means.recovered()
         except OSError as error:
@@ -125,7 +125,7 @@ class Owners:
         if self._watched.pop(owner.fd, None) is not None:
             self.changes += 1
             if owner.fd not in self._unregistered:
-                self._exits.unregister(owner.fd)
+                self.exits.unregister(owner.fd)
             self._unregistered.discard(owner.fd)
             host_pid = owner.process.host_pid
             self._slots[host_pid] -= 1
@@ -146,7 +146,7 @@ class Owners:
         """Note ends of owners in their regions."""
         if not self._watched:
             return
-        ended = [self._watched[fd] for fd, _ in self._exits.poll(0)]
+        ended = [self._watched[fd] for fd, _ in self.exits.poll(0)]
         polled = [self._watched[fd] for fd in self._unregistered]
         ended += [(repairs, state) for repairs, state in polled if not state.owner.alive()]
         for repairs, state in ended:
@@ -155,4 +155,4 @@ class Owners:
 
     def close(self) -> None:
         """Close the epoll; the handles belong to the slots."""
-        self._exits.close()
+        self.exits.close()

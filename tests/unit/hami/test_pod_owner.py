@@ -114,7 +114,7 @@ def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Room:
 def test_many_starts_share_a_reading(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
     room.put(100)
     assert room.find(100) == 100
-    monkeypatch.setattr(room.owner, "_again_at", time.monotonic() + 60)
+    monkeypatch.setattr(room.owner, "again_at", time.monotonic() + 60)
     assert room.find(100) is UnresolvedReason.OVER_BUDGET
 
 

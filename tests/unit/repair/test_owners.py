@@ -27,7 +27,7 @@ def test_an_owner_that_epoll_does_not_take_is_polled(stack: ExitStack) -> None:
     pidmap, names = PidMap(ScanSource(procfs)), ContainerNames("", "")
     finder = OwnerFinder(procfs, pidmap, KnownNamespaces(procfs, pidmap))
     owners = Owners(procfs, pidmap, names, finder, Abandoned(procfs, TenantReader(procfs), Journal()))
-    exits = owners._exits
+    exits = owners.exits
 
     def refused(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -42,7 +42,7 @@ def test_an_owner_that_epoll_does_not_take_is_polled(stack: ExitStack) -> None:
         owners.note_ends()
         return not benches[1].repairs.slots.owned
 
-    owners._exits = SimpleNamespace(register=refused, unregister=exits.unregister, poll=exits.poll)  # type: ignore[assignment]
+    owners.exits = SimpleNamespace(register=refused, unregister=exits.unregister, poll=exits.poll)  # type: ignore[assignment]
     first, second = (subprocess.Popen(["sleep", "600"]) for _ in range(2))
     with first, second:
         forgotten, _ = map(watched, benches, (first, second))
@@ -53,7 +53,7 @@ def test_an_owner_that_epoll_does_not_take_is_polled(stack: ExitStack) -> None:
         second.kill()
         until(has_ended, "the owner's end")
         assert not owners.polled
-        owners._exits = exits
+        owners.exits = exits
         watched(benches[1], first)
         assert (owners.means.short(), owners.polled) == ("", False)
         first.kill()

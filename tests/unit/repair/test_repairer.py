@@ -420,7 +420,7 @@ def test_repeated_losses_are_checked_once_a_second(bench: Bench, monkeypatch: py
     for hundredth in range(1000):
         clock.now = 1000.0 + hundredth / 100
         region.schedule.put_off(1e9)
-        found._list_at = found._refresh_at = 1e9
+        found.list_at = found.refresh_at = 1e9
         found.take_events()
         if found.wants(()) <= clock.now:
             assert found.due(clock.now, ()) == [region]

@@ -246,7 +246,7 @@ def test_news_during_a_late_turn_is_read_after_it(bench: Patient, monkeypatch: p
     schedule.attach(time.monotonic())
     bench.step()
     assert schedule.due <= time.monotonic()
-    bench.repairer.found._refresh_at = math.inf
+    bench.repairer.found.refresh_at = math.inf
     assert bench.repairer.next_pass() > time.monotonic() + 30.0
     woken = bench.woken
     answers.set()
