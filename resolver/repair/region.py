@@ -13,7 +13,7 @@ from resolver.hami.hostpid_policy import FILLS_NOTHING, WatcherFinding
 from resolver.hami.region import RegionView, SharedRegion
 from resolver.repair.plan import Inputs, Order, plan_slot, value_order, zeroes
 from resolver.repair.reported_values import TWO_TICKS
-from resolver.repair.schedule import STARTED, Schedule
+from resolver.repair.schedule import STARTED, Schedule, aligned
 from resolver.repair.slots import SOON_SECONDS, OwnedSlot, RegionSlots
 from resolver.state import Counted, HamiCounts, LimitState, RegionReport, SlotReport, SlotReports
 from resolver.workers.lanes import TenantReader
@@ -135,6 +135,9 @@ class RegionRepairs:
         self.schedule.looked(
             interval, watched=watched, work_at=self.work_at, right=self.right, started=self.started
         )
+        last = self.schedule.last
+        if last < self._zeroed_at + _REFILLED_SECONDS:  # a watcher may fill a value in: that would be work
+            self.schedule.by(aligned(last, interval))
 
     def _paused(self, now: float) -> UnresolvedReason | None:
         if self.record.quarantined(now):
@@ -189,7 +192,6 @@ class RegionRepairs:
                 yield orders
         self.right = settled and self._came and not self.slots.unclear()
         self.started = self.right and started
-        calm = calm and now >= self._zeroed_at + _REFILLED_SECONDS
         # A watcher may put values right within two ticks. The writer reports what it held.
         values_due = inf if calm and not self.held else now + (REPORT_SECONDS if calm else TWO_TICKS)
         self.work_at = min(self.work_at, self.slots.next_look(), values_due) if settled else 0.0

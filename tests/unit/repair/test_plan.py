@@ -461,12 +461,14 @@ def test_region_is_read_after_an_end_until_slot_stays_0(bench: Bench) -> None:
     assert sorted(order.slot for order in bench.plan()) == [0, 1]
     bench.see((0, 4711, 0, (0, 0)))
     assert bench.plan() == []
-    for seconds in (1.9, 0.2):
-        bench.plan()
-        assert bench.repairs.work_at == bench.now + TWO_TICKS
+    repairs, interval = bench.repairs, 0.25
+    assert repairs.work_at > bench.now + 2.0, "only a value that is filled in again is work"
+    repairs.schedule.attached = bench.now - STARTED
+    for seconds, soon in ((0.0, True), (1.9, True), (0.2, False)):
         bench.now += seconds
-    bench.plan()
-    assert bench.repairs.work_at > bench.now + TWO_TICKS
+        repairs.schedule.taken(bench.now)
+        repairs.rest(interval, watched=True)
+        assert (repairs.schedule.due <= bench.now + interval) is soon
 
 
 def test_a_plan_gives_way_after_every_slot(bench: Bench) -> None:
