@@ -70,8 +70,8 @@ class Writing:
         urgent = any(order.device is None for order in orders)
         async with contextlib.nullcontext() if urgent else self._utilization, self._one_at_a_time:
             # Meanwhile the region may have been given up, or an owner let go of: its descriptor is another file's then.
-            orders = [order for order in orders if order.stands()]
-            return not repairs.closed and bool(orders) and await self._carry_out(repairs, orders)
+            orders = [order for order in orders if order.stands() and not repairs.closed]
+            return bool(orders) and await self._carry_out(repairs, orders)
 
     async def hold(self, repairs: RegionRepairs, orders: list[Order]) -> int:
         """Hold these words of the region and no others; return the corrections since the last time."""
@@ -165,7 +165,8 @@ class Writing:
 
     def _written(self, repairs: RegionRepairs, order: Order, outcome: int, word: int) -> None:
         state, why = order.state, None
-        self._writable(repairs, outcome, word)
+        if outcome in (slot_writer.DONE, slot_writer.NOT_WRITABLE):
+            self._writable(repairs, word if outcome == slot_writer.NOT_WRITABLE else None)
         if outcome == slot_writer.DONE and state is not None and order.reason is not None:
             # Written, and that once, even if another writer changed it back before it was read back.
             self._counters[CounterByReason.REPAIRS.of(order.reason)] += 1
@@ -193,20 +194,18 @@ class Writing:
         if why is not None and state is not None:
             state.waits(why)
 
-    def _writable(self, repairs: RegionRepairs, outcome: int, word: int) -> None:
-        """Log once when a file becomes unwritable or writable again."""
-        if outcome not in (slot_writer.DONE, slot_writer.NOT_WRITABLE):
-            return
+    def _writable(self, repairs: RegionRepairs, error: int | None) -> None:
+        """Log once when a file becomes unwritable, by this errno, or writable again: None."""
         path, why, now = repairs.region.path, "", time.monotonic()
         directory = os.path.dirname(os.path.dirname(path))
-        if word == errno.EROFS and outcome == slot_writer.NOT_WRITABLE:  # which no tenant can cause
+        if error == errno.EROFS:  # which no tenant can cause
             self._read_only[directory] = self._read_only.get(directory, (now, now))[0], now
         else:
             self._read_only.pop(directory, None)
-        if outcome == slot_writer.NOT_WRITABLE:
-            why = f"it cannot be opened for writing ({os.strerror(word)}); mount the containers directory read-write"
-            if word == errno.EAGAIN:
-                why = "it cannot be opened for writing: a process holds a lease on it"
+        if error is not None:
+            why = f"it cannot be opened for writing ({os.strerror(error)}); mount the containers directory read-write"
+        if error == errno.EAGAIN:
+            why = "it cannot be opened for writing: a process holds a lease on it"
         about = directory_of(path)
         self._journal.trouble(path, why, "write_failed", "write_works_again", about=about, path=path)
 

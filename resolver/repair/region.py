@@ -140,19 +140,13 @@ class RegionRepairs:
             self.schedule.by(aligned(last, interval))
 
     def _paused(self, now: float) -> UnresolvedReason | None:
+        """Return why nothing may be written now.
+
+        A file that all pods reach may be another container's: directories may have been exchanged before the daemon
+        started. After a slot of the container without one of another pod, other pods are only guests.
+        """
         if self.record.quarantined(now):
             return UnresolvedReason.QUARANTINED
-        uncertain = self._uncertain()
-        if uncertain is not None:
-            return uncertain
-        return self._unwritable if now < self._unwritable_until else None
-
-    def _uncertain(self) -> UnresolvedReason | None:
-        """Return why the file may not be its container's; None once that was certain.
-
-        Directories may have been exchanged before the daemon started. After a slot of the container without one of
-        another pod, other pods are only guests.
-        """
         if not self._certain:
             reasons = self.slots.reasons()
             if UnresolvedReason.OTHER_POD in reasons:
@@ -160,7 +154,7 @@ class RegionRepairs:
             if reasons & _NOT_LOOKED:
                 return UnresolvedReason.OVER_BUDGET
             self._certain = bool(self.slots.distinguished())
-        return None
+        return self._unwritable if now < self._unwritable_until else None
 
     def plan(self, inputs: Inputs) -> Iterator[list[Order]]:
         """Plan slot by slot, keep what is noted of each, and yield its words to change."""

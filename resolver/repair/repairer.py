@@ -13,7 +13,7 @@ from resolver.base.reasons import SampleReason
 from resolver.config import HostpidNamespace, Settings
 from resolver.containers.known_namespaces import KnownNamespaces
 from resolver.containers.log_names import ContainerNames
-from resolver.gpu.attribution import NOTHING, Joined
+from resolver.gpu.attribution import Joined
 from resolver.hami.directory_finder import DirectoryFinder
 from resolver.hami.hostpid_policy import HostpidPolicy, WatcherFinding
 from resolver.hami.mapping_finder import MappingFinder
@@ -56,10 +56,8 @@ class Repairer:
         self.found = KnownRegions(self.owners, self.budgets, counters, journal)
         self.regions, self.watches = self.found.by_path, self.found.watches
         self.found.discoveries.extend(self._discoveries(procfs))
-        self.turns = Turns(self.found, reader, self.writing, self._refresh, wake, counters, journal)
+        self.turns = Turns(settings, self.found, reader, self.writing, self._refresh, wake, counters, journal)
         self.not_before = 0.0  # events bring no pass further forward
-        self._policy: HostpidPolicy | None = None
-        self._joined: Joined | None = None  # NVML's last answer
         self._refreshing, self._refreshed = asyncio.Lock(), -inf  # the map, and when that began
         self._resident = Resident()
 
@@ -68,7 +66,7 @@ class Repairer:
 
             def users_without_slot() -> set[int]:
                 owned_or_ended = (None, SampleReason.PROCESS_ENDED)
-                used = (self._joined or NOTHING).used
+                used = self.turns.joined.used
                 return {use.host_pid for use in used if use.no_slot not in owned_or_ended}
 
             arrival, in_use = self.pidmap.arrival, self.found.in_use
@@ -92,12 +90,7 @@ class Repairer:
     def reload(self, settings: Settings) -> None:
         """Use other settings, and list, read and check everything in the next pass."""
         self.settings = settings
-        self._unsettle()
         self.found.start_over()
-
-    def _unsettle(self) -> None:
-        for repairs in self.regions.values():
-            repairs.unsettle()
 
     async def pass_once(
         self, policy: HostpidPolicy, joined: Joined, *, patient: bool = True, everything: bool = True
@@ -108,24 +101,13 @@ class Repairer:
         """
         self._resident.trim(time.monotonic())  # some 20 ms, rarely: no reason to rest after the pass
         spent = self.turns.spent
-        if everything or policy != self._policy:
+        if everything:
             self.found.everything()
-        if policy != self._policy:
-            self._unsettle()
-        self._take_in(policy, joined, patient=patient)
+        self.turns.take_in(self.settings, policy, joined, patient=patient)
         await Metered(self._pass(patient=patient), self.turns.spend)
         # Rest twice as long as the pass took, despite events.
         rest = min(2 * (self.turns.spent - spent), self.settings.interval)
         self.not_before = time.monotonic() + rest
-
-    def _take_in(self, policy: HostpidPolicy, joined: Joined, *, patient: bool) -> None:
-        """Process the policy and NVML's answer, and let the turns have them."""
-        if joined is not self._joined:
-            changed = joined.changed(self._joined)
-            for repairs in self.regions.values():
-                repairs.values_changed(changed)
-        self._policy, self._joined = policy, joined
-        self.turns.take_in(self.settings, policy, joined, patient=patient)
 
     async def _pass(self, *, patient: bool) -> None:
         self.found.take_events()

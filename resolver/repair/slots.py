@@ -32,7 +32,7 @@ EAGER_LOOKS, _LONGEST_LOOK = 4, 60.0
 _TOGETHER = 4.0
 _SETTLED_LOOKS = EAGER_LOOKS + 6  # from then on the pauses are as long as they get
 #: Answers without a search, and seconds until a container that makes the kernel wait is asked again.
-NOT_SEARCHED, _SLOW_SEARCH = {UnresolvedReason.OVER_BUDGET, UnresolvedReason.TOO_SLOW}, 1.0
+_NOT_SEARCHED, _SLOW_SEARCH = {UnresolvedReason.OVER_BUDGET, UnresolvedReason.TOO_SLOW}, 1.0
 #: Answers after which a dead slot may have an owner again.
 _MAY_LIVE = {
     UnresolvedReason.AMBIGUOUS,
@@ -177,7 +177,7 @@ class Unowned(NamedTuple):
 
     def not_found(self, why: UnresolvedReason, now: float) -> Unowned:
         """Note a search in vain."""
-        if why in NOT_SEARCHED:
+        if why in _NOT_SEARCHED:
             due = now + _SLOW_SEARCH if why is UnresolvedReason.TOO_SLOW else self.due
             return self._replace(why=why, due=due)
         looks, dead, due = self.looks, self.dead, self.due
@@ -311,7 +311,7 @@ class RegionSlots:
     def keeps_owner(self, state: OwnedSlot, found: ProcessHandle | UnresolvedReason) -> bool:
         """Check if the owner stays after a search, which settles a doubt; else forget it."""
         if isinstance(found, UnresolvedReason):
-            if found in NOT_SEARCHED:
+            if found in _NOT_SEARCHED:
                 return True
         elif found.process == state.owner.process:
             found.close()
@@ -338,20 +338,19 @@ class RegionSlots:
         """Mark slots without a process as dead: no process has the file open."""
         self._change(Unowned.abandon)
 
-    def ended(self, state: OwnedSlot) -> bool:
-        """Note an owner's end; False if its slot has gone.
+    def ended(self, state: OwnedSlot) -> None:
+        """Note an owner's end.
 
         One search shows if another process took it. Later ones, which may walk all processes, are rare unless a process
         has attached.
         """
         ns_pid, index = state.slot.pid, state.slot.index
         if self.owned.get(ns_pid) is not state:
-            return False
+            return  # its slot has gone
         del self.owned[ns_pid]
         if ns_pid not in self._twice:
             looks = EAGER_LOOKS if state.followed else _SETTLED_LOOKS
             self.unowned[index] = _shared(Unowned(looks=looks, dead=True))
-        return True
 
     def touched(self, *, attached: bool) -> None:
         """Note a write to the file; ``attached``: by a process that attaches, as each does."""

@@ -17,7 +17,7 @@ from resolver.base.errors import RegionRejected, ResolverError, TooSlow, WorkerF
 from resolver.base.journal import Journal
 from resolver.base.reasons import UnresolvedReason
 from resolver.config import Settings
-from resolver.gpu.attribution import Joined
+from resolver.gpu.attribution import NOTHING, Joined
 from resolver.hami.hostpid_policy import HostpidPolicy
 from resolver.hami.owner_check import Pause
 from resolver.hami.process_reads import hami_variables
@@ -47,6 +47,7 @@ class Turns:
 
     def __init__(
         self,
+        settings: Settings,
         known: KnownRegions,
         reader: TenantReader,
         writing: Writing,
@@ -62,10 +63,24 @@ class Turns:
         self._wake, self._counters, self._journal = wake, counters, journal
         self._rounds = Rounds()
         self._failure: BaseException | None = None  # of a turn, until a pass raises it
+        self._settings, self._policy, self.joined, self.patient = (
+            settings,
+            HostpidPolicy(None, ""),
+            NOTHING,
+            True,
+        )
 
     def take_in(self, settings: Settings, policy: HostpidPolicy, joined: Joined, *, patient: bool) -> None:
         """Use these from now on; not ``patient``: without regard to budgets."""
-        self._settings, self._policy, self._joined, self.patient = settings, policy, joined, patient
+        if joined is not self.joined:
+            changed = joined.changed(self.joined)
+            for repairs in self._known.by_path.values():
+                repairs.values_changed(changed)
+        if policy != self._policy or settings is not self._settings:
+            self._known.everything()
+            for repairs in self._known.by_path.values():
+                repairs.unsettle()
+        self._settings, self._policy, self.joined, self.patient = settings, policy, joined, patient
 
     def spend(self, seconds: float) -> None:
         self.spent += seconds
@@ -196,7 +211,7 @@ class Turns:
         repairs.unsettle()
         repairs.schedule.put_off(now + self._settings.interval)
         if why is not None and repairs.slots.put_off(now, why):
-            repairs.write_report(self._joined, self._known.owners.container_id)
+            repairs.write_report(self.joined, self._known.owners.container_id)
 
     # -- owners -------------------------------------------------------------------------------------
 
@@ -229,7 +244,7 @@ class Turns:
     async def _repair(self, repairs: RegionRepairs, pause: Pause) -> None:
         """Plan, write and report: begun work ends somehow, to give a result for its cost."""
         await self._read_variables(repairs)
-        policy, joined, now = self._policy, self._joined, time.monotonic()
+        policy, joined, now = self._policy, self.joined, time.monotonic()
         account = repairs.ownership.account
         orders: list[Order] = []
         for planned in repairs.plan(Inputs(now, policy, joined, self._settings.write_utilization)):

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from resolver.base import journal as log
 from resolver.base.budget import Slices
@@ -112,7 +113,7 @@ def test_new_policy_and_settings_check_every_slot(bench: Bench) -> None:
     bench.step(CONTAINER)
     (region,) = bench.repairer.regions.values()
     assert not region.has_work(0.0)
-    bench.repairer.reload(bench.settings)
+    bench.repairer.turns.take_in(structs.replace(bench.settings), CONTAINER, bench.joined, patient=False)
     assert region.has_work(0.0)
 
 

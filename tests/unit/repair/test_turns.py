@@ -264,7 +264,7 @@ def test_turn_plans_with_the_newest_answer_of_nvml(bench: Patient, monkeypatch: 
 
     async def meanwhile(_repairs: RegionRepairs) -> None:
         bench.sees(55)
-        bench.repairer._take_in(HOST, bench.joined, patient=True)
+        turns.take_in(bench.settings, HOST, bench.joined, patient=True)
 
     monkeypatch.setattr(turns, "_read_variables", meanwhile)
     until(bench, lambda: bool(bench.reports()))
