@@ -148,15 +148,11 @@ class KnownRegions:
 
     def watch(self, repairs: RegionRepairs) -> None:
         """Subscribe to kernel events on the file, before it is read."""
-        region = repairs.region
-        if region.path in self.watches:
-            return
-
-        def on_event(_: int) -> None:
-            repairs.attach()
-            repairs.schedule.attach(time.monotonic())
-
-        if self.watches.watch(region.path, repairs.ownership.account, region.fd, MODIFY, on_event):
+        region, account = repairs.region, repairs.ownership.account
+        on_event = lambda _: repairs.attach(time.monotonic())  # noqa: E731
+        if region.path not in self.watches and self.watches.watch(
+            region.path, account, region.fd, MODIFY, on_event
+        ):
             repairs.attach()  # maybe, while it was not watched
 
     def rejected(self) -> dict[str, RegionReason]:

@@ -201,8 +201,11 @@ class RegionRepairs:
             if word.is_held(may_double=self._adds and watchers > 1):
                 self.held.append(value_order(self.region.layout, self.view, state.slot, device, value, state))
 
-    def attach(self) -> None:
+    def attach(self, now: float | None = None) -> None:
+        """Note an attachment, if not its time: it may have been missed."""
         self.attached = True
+        if now is not None:
+            self.schedule.attach(now)
 
     def counts_are_due(self, now: float) -> bool:
         return now >= self._counts_due

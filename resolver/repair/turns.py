@@ -94,7 +94,11 @@ class Turns:
 
     async def take(self) -> None:
         """Read due regions and start the turns of those with work; wait for all, or briefly if ``patient``."""
-        begun = [self._start(account, regions) for account, regions in (await self._read_due()).items()]
+        begun = list[asyncio.Task[None]]()
+        for account, regions in (await self._read_due()).items():
+            task = self.going[account] = asyncio.create_task(self._alone(account, regions))
+            task.add_done_callback(partial(self._ended, account))
+            begun.append(task)
         if begun:
             _, late = await asyncio.wait(begun, timeout=PASS_SECONDS if self.patient else None)
             for task in late:
@@ -135,11 +139,6 @@ class Turns:
                 now = time.thread_time()
             since = now
         return busy
-
-    def _start(self, account: str, regions: list[tuple[RegionRepairs, bool]]) -> asyncio.Task[None]:
-        task = self.going[account] = asyncio.create_task(self._alone(account, regions))
-        task.add_done_callback(partial(self._ended, account))
-        return task
 
     def _ended(self, account: str, task: asyncio.Task[None]) -> None:
         self.going.pop(account, None)
