@@ -73,12 +73,14 @@ class Owners:
         slots, proof, payer = repairs.slots, repairs.proof, repairs.ownership.account
         ns_pid, hostpid, _ = slots.at(index)
         found = await self.finder.owner(proof, repairs.shown, ns_pid, payer, hostpid, pause)
-        *_, state = slots.at(index)
-        if repairs.closed or (state is not None and slots.keeps_owner(state, found)):
-            if repairs.closed and isinstance(found, ProcessHandle):
+        if repairs.closed:
+            if isinstance(found, ProcessHandle):
                 found.close()
             return
+        *_, state = slots.at(index)
         if state is not None:
+            if slots.keeps_owner(state, found):
+                return
             self.unwatch(state)
         if isinstance(found, ProcessHandle):
             self.watch(repairs, slots.own(index, found))

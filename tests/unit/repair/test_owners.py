@@ -6,12 +6,13 @@ import subprocess
 from contextlib import ExitStack
 from types import SimpleNamespace
 
+from resolver.base.budget import Slices
 from resolver.base.counters import Shortage
 from resolver.base.journal import Journal
 from resolver.containers.known_namespaces import KnownNamespaces
 from resolver.containers.log_names import ContainerNames
 from resolver.hami.slot_owner import OwnerFinder
-from resolver.linux.procfs import Procfs
+from resolver.linux.procfs import ProcessHandle, Procfs
 from resolver.pids.pidmap import PidMap
 from resolver.pids.scan import ScanSource
 from resolver.repair.abandoned import Abandoned
@@ -22,11 +23,32 @@ from tests.fakes.planned import Bench
 from tests.patience import PATIENCE_S, until
 
 
+def owners_by(finder: OwnerFinder) -> Owners:
+    procfs = Procfs()
+    abandoned = Abandoned(procfs, TenantReader(procfs), Journal())
+    return Owners(procfs, PidMap(ScanSource(procfs)), ContainerNames("", ""), finder, abandoned)
+
+
+async def test_search_in_a_region_that_goes_leaves_no_handle(bench: Bench) -> None:
+    """Of a slot with a doubted owner: the region has forgotten it."""
+    bench.see((7, 4711))
+    bench.own(7, 4711)
+    handle = bench.hold(7, 4722)
+
+    async def owner(*_: object) -> ProcessHandle:
+        bench.repairs.close()
+        return handle
+
+    owners = owners_by(SimpleNamespace(owner=owner))  # type: ignore[arg-type]
+    await owners.search(bench.repairs, 0, bench.now, Slices().yield_if_due)
+    assert handle.fd == -1
+    owners.close()
+
+
 def test_an_owner_that_epoll_does_not_take_is_polled(stack: ExitStack) -> None:
     procfs, benches = Procfs(), (Bench(stack), Bench(stack))
-    pidmap, names = PidMap(ScanSource(procfs)), ContainerNames("", "")
-    finder = OwnerFinder(procfs, pidmap, KnownNamespaces(procfs, pidmap))
-    owners = Owners(procfs, pidmap, names, finder, Abandoned(procfs, TenantReader(procfs), Journal()))
+    pidmap = PidMap(ScanSource(procfs))
+    owners = owners_by(OwnerFinder(procfs, pidmap, KnownNamespaces(procfs, pidmap)))
     exits = owners.exits
 
     def refused(*_: object) -> None:
