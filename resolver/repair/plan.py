@@ -116,20 +116,16 @@ def plan_slot(layout: Layout, view: RegionView, state: OwnedSlot, inputs: Inputs
     return SlotPlan(after, orders, values, right=True, calm=calm)
 
 
-def zeroes(layout: Layout, slots: RegionSlots) -> Iterator[list[Order]]:
-    """Yield, slot by slot, orders to zero values of ended processes, and of copies that moves left.
+def leftovers(slots: RegionSlots) -> Iterator[SlotRecord]:
+    """Yield ended processes' slots with a load, and copies that moves left: HAMi's monitors up to 2.9 add them up."""
+    packed = slots.view.slots
+    return (packed[index] for index in packed.loaded() if packed.vacant(index) or slots.dead(index))
 
-    HAMi's monitors up to 2.9 add them up.
-    """
-    view = slots.view
-    for index in view.slots.loaded():
-        if view.slots.vacant(index) or slots.dead(index):
-            slot = view.slots[index]
-            yield [
-                value_order(layout, view, slot, device, 0)
-                for device, present in enumerate(slot.sm_util)
-                if present
-            ]
+
+def zeroes(layout: Layout, view: RegionView, slot: SlotRecord) -> list[Order]:
+    """Return the orders to zero a slot's values."""
+    loaded = [device for device, present in enumerate(slot.sm_util) if present]
+    return [value_order(layout, view, slot, device, 0) for device in loaded]
 
 
 def value_order(

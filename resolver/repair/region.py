@@ -11,7 +11,7 @@ from resolver.gpu.attribution import Joined
 from resolver.hami.discovery import Location, Ownership
 from resolver.hami.hostpid_policy import FILLS_NOTHING, WatcherFinding
 from resolver.hami.region import RegionView, SharedRegion
-from resolver.repair.plan import Inputs, Order, plan_slot, value_order, zeroes
+from resolver.repair.plan import Inputs, Order, leftovers, plan_slot, value_order, zeroes
 from resolver.repair.reported_values import TWO_TICKS
 from resolver.repair.schedule import STARTED, Schedule, aligned
 from resolver.repair.slots import SOON_SECONDS, OwnedSlot, RegionSlots
@@ -178,12 +178,12 @@ class RegionRepairs:
             settled, calm = settled and planned.right, calm and planned.calm
             yield planned.orders
         self._hold(values, watchers)
-        zeroed_at, writes = self._zeroed_at, inputs.writes is not WriteUtilization.NEVER
-        for orders in zeroes(layout, self.slots) if writes and inputs.paused is None else ():
+        writes = inputs.writes is not WriteUtilization.NEVER and inputs.paused is None
+        waits = self._zeroed_at < now < self._zeroed_at + _ZERO_AGAIN_SECONDS
+        for slot in leftovers(self.slots) if writes else ():
             calm = False  # they are checked again until they are 0
-            if not zeroed_at < now < zeroed_at + _ZERO_AGAIN_SECONDS:
-                self._zeroed_at = now
-                yield orders
+            self._zeroed_at = self._zeroed_at if waits else now
+            yield [] if waits else zeroes(layout, self.view, slot)
         self.right = settled and self._came and not self.slots.unclear()
         self.started = self.right and started
         # A watcher may put values right within two ticks. The writer reports what it held.

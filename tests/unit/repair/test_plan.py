@@ -478,6 +478,10 @@ def test_a_plan_gives_way_after_every_slot(bench: Bench) -> None:
         bench.own(ns_pid, 4711)
     plan = bench.repairs.plan(Inputs(bench.now, HOST, bench.joined(), ALWAYS))
     assert len(list(plan)) >= 50
+    bench.see(*((0, 4711, 0, (64, 0)) for _ in range(50)))  # left behind
+    for later in (0.0, 0.1):
+        plan = bench.repairs.plan(Inputs(bench.now + later, HOST, bench.joined(), AUTO))
+        assert len(list(plan)) >= 50
 
 
 def test_in_quarantine_nothing_is_written(bench: Bench) -> None:
