@@ -87,7 +87,7 @@ class Serving:
 
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the socket's path; the limit of an exchange is ten minutes, so that no starved client is late."""
+    """Return the socket's path; an exchange may take ten minutes, because clients may be starved."""
     monkeypatch.setattr(broker, "EXCHANGE_SECONDS", 600.0)
     return tmp_path / "hostpid" / "broker.sock"
 
@@ -118,7 +118,7 @@ INVALID = (
 )
 
 
-def test_the_bytes_of_each_exchange(served: Serving, path: Path) -> None:
+def test_exchange_has_the_bytes_of_the_protocol(served: Serving, path: Path) -> None:
     answer = raw(path, bytes.fromhex("48504944 0001 0001"))
     assert answer == bytes.fromhex("48504944 0001 0000") + struct.pack(">I", os.getpid())
     assert served.said("broker_on") == [{"socket": str(path)}]
@@ -126,7 +126,7 @@ def test_the_bytes_of_each_exchange(served: Serving, path: Path) -> None:
         with connect(str(path)) as connection:
             connection.sendall(request)
             assert connection.recv(64) == INVALID_ANSWER
-            with contextlib.suppress(ConnectionResetError):  # more than was read is a reset, after the answer
+            with contextlib.suppress(ConnectionResetError):  # unread bytes cause a reset, after the answer
                 assert connection.recv(64) == b""
     assert raw(path, REQUEST[:5], end=True) == INVALID_ANSWER
     assert raw(path, end=True) == b""
@@ -148,7 +148,7 @@ ASK = (sys.executable, "-I", broker_client.__file__)
 
 @pytest.mark.parametrize("policy", [HOST, CONTAINER])
 @pytest.mark.parametrize("old_kernel", [False, True])
-def test_from_inside_real_namespaces(
+def test_process_in_real_namespaces_gets_its_pid(
     node: Node, path: Path, policy: HostpidPolicy, monkeypatch: pytest.MonkeyPatch, *, old_kernel: bool
 ) -> None:
     if old_kernel:
@@ -162,7 +162,7 @@ def test_from_inside_real_namespaces(
                 process = container.spawn(
                     [*ASK, "/usr/local/hostpid/broker.sock", "--read-only"], nested=nested
                 )
-                answer = eval(process.read_line(), {})  # noqa: S307 - our own script's word
+                answer = eval(process.read_line(), {})  # noqa: S307 - printed by this test's script
                 assert answer.keys() == {"status", "number"}, answer
                 assert answer["number"] == (process.host_pid if policy is HOST else process.ns_pid)
                 # The broker entered the process into the map, without a refresh.
@@ -242,7 +242,7 @@ def test_silent_client_is_closed_after_half_a_second(path: Path, monkeypatch: py
                     return True
             return False
 
-        # Single bytes gain no time; but a broker without a CPU for two seconds reads all of them at once.
+        # Single bytes gain no time, unless the broker has no CPU for two seconds and reads all of them at once.
         until(is_closed_before_its_last_byte, "a client closed that sends a byte now and then")
 
 
@@ -269,7 +269,7 @@ def test_no_descriptor_is_kept(served: Serving, path: Path) -> None:
     until(lambda: len(os.listdir("/proc/self/fd")) <= before, "as many descriptors as before")
 
 
-def test_when_descriptors_run_out_clients_wait(served: Serving, path: Path) -> None:
+def test_clients_wait_while_descriptors_are_used_up(served: Serving, path: Path) -> None:
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     with socket.socket(socket.AF_UNIX) as client, contextlib.ExitStack() as stack:
         client.settimeout(60)
@@ -306,7 +306,7 @@ def test_modes_and_owners(path: Path, umask: int) -> None:
 
 @pytest.mark.parametrize("backlog", [16, 0])
 def test_live_socket_of_another_process_is_kept(path: Path, backlog: int) -> None:
-    """Even if that process is too busy to answer; when it is gone, the broker takes the path."""
+    """The process may be too busy to answer. Once it is gone, the broker takes the path."""
     path.parent.mkdir(mode=0o711)
     with socket.socket(socket.AF_UNIX) as other, socket.socket(socket.AF_UNIX) as waiting:
         other.bind(str(path))
@@ -336,7 +336,10 @@ def test_path_that_is_no_socket_is_kept(path: Path, make: Callable[[Path], None]
     ("spoil", "fix"),
     [
         (lambda folder: folder.chmod(0o777), "go-w"),
-        (lambda folder: folder.chmod(0o1777), "go-w"),  # sticky suffices for the directory above
+        (
+            lambda folder: folder.chmod(0o1777),
+            "go-w",
+        ),  # the sticky bit is enough only for the directory above
         (lambda folder: folder.chmod(0o731), "go-w"),
         (lambda folder: os.chown(folder, 65534, 0), "chown root"),
         (lambda folder: folder.chmod(0o700), "chmod 711"),
@@ -344,7 +347,7 @@ def test_path_that_is_no_socket_is_kept(path: Path, make: Callable[[Path], None]
         (lambda folder: os.chown(folder.parent, 65534, 0), "chown root"),
     ],
 )
-def test_a_place_that_others_can_change_is_refused(tmp_path: Path, spoil: Any, fix: str) -> None:
+def test_directory_that_others_can_change_is_refused(tmp_path: Path, spoil: Any, fix: str) -> None:
     folder = tmp_path / "up" / "hostpid"
     folder.mkdir(parents=True, mode=0o711)
     spoil(folder)

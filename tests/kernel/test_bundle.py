@@ -31,7 +31,7 @@ def bundle(node: Node, run_dir: Path, pods: Path, file: Path, *words: str) -> di
     return files
 
 
-def test_a_whole_node_in_a_file_and_without_its_names(node: Node, start: Start, tmp_path: Path) -> None:
+def test_bundle_has_every_part_and_redacted_no_name(node: Node, start: Start, tmp_path: Path) -> None:
     container = node.container(name="sequencer")
     tenant = container.tenant(load=40)
     pods = tmp_path / "pods"

@@ -20,7 +20,7 @@ DEEP = [(b"\xff\x1b[31m %d " % number).ljust(255, b"\xe9") for number in range(1
 
 @contextmanager
 def moved_down(container: Container, names: list[bytes]) -> Iterator[None]:
-    """Move all its processes into nested control groups of these names, below its own."""
+    """Move the container's processes into nested control groups with these names, below its own."""
     levels = [os.open(container.cgroup, os.O_RDONLY)]
     everybody = [container.init_host_pid, *(process.host_pid for process in container.processes)]
     try:
@@ -42,7 +42,7 @@ def _move(host_pids: list[int], directory: int) -> None:
         Path(f"/proc/self/fd/{directory}/cgroup.procs").write_text(str(host_pid))
 
 
-#: A daemon on a kernel that refuses to show a path that is too long, as older ones do; newer ones show its beginning.
+#: A daemon on an older kernel, which refuses to show too long paths; newer kernels show the beginning.
 REFUSED = patched("""
     import errno, os
     read = os.read
@@ -81,7 +81,7 @@ def lookup(node: Node, container: Container, tenant: Tenant) -> int:
 
 
 def test_forged_cgroup_name_belongs_to_its_maker(node: Node, start: Start) -> None:
-    """A tenant with a writable cgroupfs took a victim's id for a cgroup of its own, and its load went to the victim."""
+    """A tenant with a writable cgroupfs once named its cgroup after a victim's id, which got the tenant's load."""
     victim, evil = node.container(name="victim"), node.container(name="evil")
     good, bad = victim.tenant(load=10, guess="none"), evil.tenant(load=90, guess="none")
     with moved_down(evil, [victim.container_id.encode()]):

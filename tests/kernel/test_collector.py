@@ -19,7 +19,7 @@ UNKNOWN = "resolver_container_unknown_values"
 FIRST, SECOND = (device.uuid for device in DEFAULT_DEVICES)
 
 
-def test_a_busy_container_is_never_0(
+def test_busy_container_never_reads_0(
     node: Node, scraping: Callable[..., Scraper], source: str, tmp_path: Path
 ) -> None:
     busy, idle, without_slot = node.container(name="train"), node.container(), node.container(name="etl")
@@ -75,7 +75,7 @@ def test_a_busy_container_is_never_0(
     until(lambda: 60 <= (scraper.read().one(elapsed, **train) or 0) < 3600, "the last kernel")
 
 
-def test_while_nvml_hangs_metrics_answer_and_say_so(
+def test_metrics_answer_and_name_a_hanging_nvml(
     node: Node, scraping: Callable[..., Scraper], source: str
 ) -> None:
     busy, idle = node.container(), node.container()
@@ -105,7 +105,7 @@ def test_while_nvml_hangs_metrics_answer_and_say_so(
         until(lambda: scraper.read().one("resolver_worker_failures_total", worker="nvml_worker"), "a failure")
 
         def answered() -> bool:
-            """Return True if one worker keeps waiting for the driver while the daemon answers."""
+            """Check that one worker keeps waiting for the driver while the daemon answers."""
             worker, age = scraper.daemon.children().get(NVML), "resolver_nvml_sample_age_seconds"
             ages = [scraper.read().one(age) or 0.0 for _ in range(5)]
             return worker == scraper.daemon.children().get(NVML) and min(ages) > 0.5

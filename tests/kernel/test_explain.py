@@ -60,7 +60,7 @@ def test_node_is_explained_with_and_without_daemon(cases: list[Case], tmp_path: 
         found: dict[str, Any] = {}
 
         def is_settled(case: Case = case, broken: str | None = broken, found: dict[str, Any] = found) -> bool:
-            """No slot is being repaired, and its chain breaks where it must, or holds."""
+            """Check that no slot is being repaired, and that each chain breaks where it must, or holds."""
             _, document = explain(case, daemon.run_dir, pods, case.container.pod_uid, "--json")
             if not document:
                 return False  # the daemon didn't answer in time

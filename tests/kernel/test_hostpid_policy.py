@@ -15,7 +15,7 @@ from tests.patience import never, until
 
 @pytest.mark.parametrize("version", ["560.35.03", "565.57.01"])
 def test_wrong_guess_shows_no_load_until_it_is_corrected(tmp_path: Path, version: str) -> None:
-    """Without a daemon: the fault that the other tests repair."""
+    """No daemon runs here: this is the fault that other tests repair."""
     with Node(tmp_path, version) as node:
         container = node.container()
         tenant = container.tenant(load=87)
@@ -27,10 +27,10 @@ def test_wrong_guess_shows_no_load_until_it_is_corrected(tmp_path: Path, version
 
 
 @pytest.mark.parametrize(("version", "namespace"), ROWS)
-def test_the_tenants_own_watcher_reports_the_truth(
+def test_tenants_own_watcher_reports_its_load(
     tmp_path: Path, start: Start, version: str, namespace: str
 ) -> None:
-    """The watcher runs in the tenant's namespace and trusts nothing but its own NVML and the slot's number."""
+    """The watcher runs in the tenant's namespace, and uses only its NVML and the slot's number."""
     with Node(tmp_path, version) as node:
         container, free = node.container(name="watched"), node.container(name="free", watcher=False)
         tenants = {
@@ -70,7 +70,7 @@ def test_driver_between_listed_ones_gets_no_write(tmp_path: Path, start: Start, 
         assert container.cache.read_bytes() == before
 
 
-def test_a_call_that_hangs_costs_a_worker_and_no_repair(node: Node, start: Start) -> None:
+def test_hanging_call_costs_a_worker_and_no_repair(node: Node, start: Start) -> None:
     tenant = node.container(name="free", watcher=False).tenant(load=50, guess="none")
     daemon = start(node, *FAST)
     tenant.until_load(50)
@@ -79,14 +79,14 @@ def test_a_call_that_hangs_costs_a_worker_and_no_repair(node: Node, start: Start
         node.gpu.set_faults(hang=Hang.UTILIZATION)
         tenant.set_load(0)
         began = daemon.lines[-1]["at"]
-        # Now, not when a call of five seconds has timed out.
+        # At once, not after the call's time-out of five seconds.
         node.container(name="while-it-hangs").tenant(guess="none").until_repaired()
         line = daemon.wait_for("nvml_unavailable")
         assert line["why"] == "the driver did not answer within 1 s"  # its older answers don't count
         line = daemon.wait_for("nvml_unavailable", why="the nvml worker did not answer within 5 s")
         assert line["at"] - began > 4.5
         until(gone, "the end of the first")
-    # Idle for five seconds without evidence: the last value stays, 0 is not claimed.
+    # The process is idle for five seconds without evidence: its last value stays, and no 0 is written.
     assert tenant.slot()["sm_util"] == [50]
     node.container(name="after-the-kill").tenant(guess="none").until_repaired()
     assert tenant.slot()["sm_util"] == [50]

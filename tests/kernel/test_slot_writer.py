@@ -1,4 +1,4 @@
-"""Slots that move as fast as a tenant can move them, and a writer that never hits the wrong one.
+"""Slots that move as fast as a tenant can move them, and a writer that never writes a wrong one.
 
 Two movers. The C one (`tests/fakes/tenant/mover.c`) moves slots of invented processes and judges every byte after
 every move; the slot writer is driven against it with orders as the daemon makes them, as fast as it can, while a
@@ -49,7 +49,7 @@ def layouts(names: Iterable[str]) -> pytest.MarkDecorator:
 
 
 def right_values(fd: int, container: Container, slots: int) -> Iterator[tuple[bytes, list[int]]]:
-    """What a daemon would order for each slot as it is now: the right hostpid, and a utilization."""
+    """Yield a daemon's orders for each slot in its current state: the right hostpid, and a utilization."""
     layout = LAYOUTS[container.layout]
     for index in itertools.cycle(range(slots)):
         at = layout.procs + index * layout.slot_size
@@ -67,7 +67,7 @@ def right_values(fd: int, container: Container, slots: int) -> Iterator[tuple[by
 
 
 async def send(mover: Process, messages: Iterable[tuple[bytes, list[int]]]) -> Counter[int]:
-    """To the slot writer, until the mover is done; how often each outcome came."""
+    """Send the messages to the slot writer until the mover is done; return the number of each outcome."""
     outcomes: Counter[int] = Counter()
     child = WorkerProcess("slot writer", "resolver.workers.writer_child", timeout=60)
     try:
@@ -91,7 +91,7 @@ def test_no_write_lands_on_another_owner(node: Node, start: Start, layout: str, 
     start(node, "--interval", "10ms", "--nvml-interval", "100ms", "--write-utilization", "always")
     first.until_repaired()
     slots, landed, moved_away, seen = 20, 0, 0, 0
-    # Until it was a race: writes landed, and slots moved away under others. One isn't enough on a busy machine.
+    # Repeat until some writes landed and others met a moved slot: one mover isn't enough on a busy machine.
     for number in itertools.count():
         container = node.container(name=f"moving{number}", layout=layout, watcher=False)
         mover = container.mover(moves, slots=slots)
@@ -107,7 +107,7 @@ def test_no_write_lands_on_another_owner(node: Node, start: Start, layout: str, 
         assert verdict["owner_pid_violations"] == 0
         if LAYOUTS[layout].device_util is None:
             assert verdict["wrong_util"] == verdict["right_util_seen"] == 0
-        # A utilization is guarded and taken back: it can be seen, or moved along, for a moment. A `hostpid` can't.
+        # A wrong utilization is undone, so it can be seen, or moved along, for a moment. A wrong `hostpid` can't.
         assert verdict["wrong_util"] <= max(5, outcomes[slot_writer.DONE] // 50)
         landed += outcomes[slot_writer.DONE]
         moved_away += outcomes[slot_writer.DIFFERENT]
@@ -118,7 +118,7 @@ def test_no_write_lands_on_another_owner(node: Node, start: Start, layout: str, 
 
 
 def zeroes(container: Container, stack: contextlib.ExitStack) -> Iterator[tuple[bytes, list[int]]]:
-    """The daemon's own orders for slots that no process has, with no pause between two."""
+    """Yield the daemon's orders for slots without a process, without a pause between two."""
     directory = os.open(container.directory, os.O_RDONLY | os.O_DIRECTORY)
     stack.callback(os.close, directory)
     region = open_region(directory, container.cache_name, str(container.cache))
@@ -160,8 +160,8 @@ def test_process_taking_a_slot_loses_no_value(node: Node, layout: str, lives: in
 
 
 @EVERY_SOURCE
-def test_tenants_that_compact_while_the_daemon_repairs(node: Node, start: Start, source: str) -> None:
-    """Real tenants, their real lock: born, killed, compacted, while the daemon repairs every 10 ms."""
+def test_compacting_tenants_are_repaired(node: Node, start: Start, source: str) -> None:
+    """Real tenants with their lock fork, die and compact slots, while the daemon repairs every 10 ms."""
     container = node.container()
     elders = [container.tenant(load=1 + n, guess="none") for n in range(3)]
     daemon = start(node, "--interval", "10ms", "--nvml-interval", "100ms", "--write-utilization", "always")

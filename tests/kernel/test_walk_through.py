@@ -28,7 +28,7 @@ class Command(NamedTuple):
 
 
 def commands(text: str) -> list[Command]:
-    """The commands of all `console` blocks: lines that begin with ``$ ``."""
+    """Return the commands of all `console` blocks: lines that begin with ``$ ``."""
     found: list[Command] = []
     for block in re.findall(r"^```console\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
         for line in block.splitlines():
@@ -88,12 +88,12 @@ def user(tmp_path: Path) -> Iterator[User]:
                 process.wait(PATIENCE_S)
 
 
-def test_every_command_that_needs_root_says_sudo() -> None:
+def test_commands_of_the_page_begin_with_sudo() -> None:
     calls = [call for step in STEPS for call in re.findall(r"(?:\w+ )?\bresolver (?=[a-z])", step.text)]
     assert set(calls) == {"sudo resolver "}
 
 
-def test_the_page_holds_from_its_first_command_to_its_last(user: User) -> None:
+def test_commands_of_the_page_answer_as_shown(user: User) -> None:
     assert len(STEPS) > 10
     train = user.cases[0]
     assert train.tenant.hostpid == train.tenant.ns_pid
@@ -108,7 +108,7 @@ def test_the_page_holds_from_its_first_command_to_its_last(user: User) -> None:
 
 
 def follow(user: User, step: Command) -> None:
-    """Until it answers as the page shows: a person looks twice as well, and the daemon needs a moment."""
+    """Repeat the command until it answers as the page shows: the daemon needs a moment."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
         out, err = user.types(step.text)

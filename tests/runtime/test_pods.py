@@ -1,4 +1,4 @@
-"""The DaemonSet's pod as it is rendered: its privileges and mounts are enough for the whole job, and no more."""
+"""The rendered DaemonSet's pod: its privileges and mounts are enough to repair slots, and no more."""
 
 import json
 import os
@@ -50,7 +50,7 @@ def test_rendered_pod_does_the_whole_job(node: Node, start_pod: StartPod, what: 
 
 
 def test_mounts_suffice_for_lookup_by_container(node: Node, start_pod: StartPod) -> None:
-    """From a cgroup namespace of its own, with nothing but the pod's mounts."""
+    """The pod has a cgroup namespace and only its mounts."""
     container = node.container()
     tenant = container.tenant(guess="none")
     pod = start_pod(fast(pod_of(render(KUSTOMIZE / "base"))))
@@ -86,11 +86,11 @@ def test_dry_run_writes_nothing_and_could_not(node: Node, start_pod: StartPod) -
 def test_daemon_started_before_hami_repairs_later_slots(
     node: Node, start_pod: StartPod, directory: Path
 ) -> None:
-    """HAMi's containers make the directory, and in the sidecar's pod they start after every volume is there."""
+    """HAMi's containers make the directory; in the sidecar's pod they start after all volumes are mounted."""
     node.containers_dir.rmdir()
     pod = start_pod(fast(pod_of(render(directory))), anew=True)
     until(lambda: pod.get("/readyz") == 200, "ready")
-    # As a runtime makes it for HAMi's monitor: its volume has no type.
+    # A runtime makes it like this for HAMi's monitor, whose volume has no type.
     made = node.containers_dir.stat()
     assert (made.st_uid, made.st_gid, made.st_mode & 0o7777) == (0, 0, 0o755)
     container = node.container()

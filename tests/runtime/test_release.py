@@ -14,7 +14,7 @@ from scripts.published import published
 from tests.programs import completed
 from tests.runtime.image import ARCHITECTURES, ROOT, Builder
 
-#: The image is built, and two distributions' wheels are fetched.
+#: Time to build the image, and to fetch the wheels of two distributions.
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 
@@ -30,7 +30,7 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def test_everything_is_there_with_its_checksum(dist: Path) -> None:
+def test_release_has_every_file_with_its_checksum(dist: Path) -> None:
     machine = ARCHITECTURES[os.uname().machine]
     names = {
         f"hami_resolver-{VERSION}-py3-none-any.whl",
@@ -49,7 +49,7 @@ def test_everything_is_there_with_its_checksum(dist: Path) -> None:
     subprocess.run(["sha256sum", "--check", "--quiet", "SHA256SUMS"], cwd=dist, check=True)
 
 
-def test_the_image_can_be_loaded_and_says_which_version_it_is(dist: Path) -> None:
+def test_released_image_loads_and_names_its_version(dist: Path) -> None:
     with tarfile.open(dist / f"resolver-{VERSION}-image.tar.gz") as archive:
         (manifest,) = json.load(archive.extractfile("manifest.json"))  # type: ignore[arg-type]
         config = json.load(archive.extractfile(manifest["Config"]))  # type: ignore[arg-type]

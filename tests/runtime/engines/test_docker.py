@@ -16,7 +16,7 @@ from tests.runtime.engines.engine import Tenants
 from tests.runtime.engines.machine import Machine
 
 
-def test_in_the_host_pid_namespace(machine: Machine, node: Node, start: Start, tell: Tell) -> None:
+def test_container_in_host_pid_namespace(machine: Machine, node: Node, start: Start, tell: Tell) -> None:
     tenants = Tenants(node, Docker(machine), "--pid=host")
     assert tenants.main().host_pid == tenants.found[0].ns_pid
     tenants.another()
@@ -24,7 +24,9 @@ def test_in_the_host_pid_namespace(machine: Machine, node: Node, start: Start, t
     tenants.stop()
 
 
-def test_in_another_containers_pid_namespace(machine: Machine, node: Node, start: Start, tell: Tell) -> None:
+def test_container_in_another_ones_pid_namespace(
+    machine: Machine, node: Node, start: Start, tell: Tell
+) -> None:
     docker = Docker(machine)
     first = Tenants(node, docker, name="first-of-two")
     first.main()
@@ -38,7 +40,7 @@ def test_in_another_containers_pid_namespace(machine: Machine, node: Node, start
         tenants.stop()
 
 
-def test_in_a_user_namespace(machine: Machine, node: Node, start: Start, tell: Tell) -> None:
+def test_container_in_a_user_namespace(machine: Machine, node: Node, start: Start, tell: Tell) -> None:
     tenants = Tenants(node, Docker(machine, "--userns-remap=default"))
     main = tenants.main()
     assert Path(f"/proc/{main.host_pid}/ns/user").stat().st_ino != Path("/proc/self/ns/user").stat().st_ino
@@ -66,11 +68,13 @@ def mapped(machine: Machine, node: Node, start: Start, tell: Tell, driver: str) 
 
 
 @pytest.mark.parametrize("driver", ["overlay2", "vfs"])
-def test_the_file_in_a_container(machine: Machine, node: Node, start: Start, tell: Tell, driver: str) -> None:
+def test_file_inside_a_container_is_repaired(
+    machine: Machine, node: Node, start: Start, tell: Tell, driver: str
+) -> None:
     mapped(machine, node, start, tell, driver)
 
 
-def test_the_file_in_a_container_on_btrfs(
+def test_file_inside_a_container_on_btrfs_is_repaired(
     on_btrfs: Path, machine: Machine, node: Node, start: Start, tell: Tell
 ) -> None:
     mapped(machine, node, start, tell, "btrfs")

@@ -1,4 +1,4 @@
-"""The names of metrics keep Prometheus's rules, and every counter is one."""
+"""Metrics' names keep Prometheus's rules, and every counter is a metric."""
 
 import re
 from pathlib import Path
@@ -21,7 +21,7 @@ TYPES = ("gauge", "counter", "histogram", "info", "stateset")
     [family for family in FAMILIES.values() if family.section != "hami"],
     ids=lambda family: family.name,
 )
-def test_names_keep_the_rules(family: Family) -> None:
+def test_metric_name_keeps_prometheus_rules(family: Family) -> None:
     name = family.name
     assert re.fullmatch(r"resolver_[a-z][a-z0-9_]*", name)
     assert "__" not in name
@@ -45,7 +45,7 @@ def test_every_counter_of_the_daemon_is_a_metric() -> None:
 
 
 @pytest.mark.parametrize("counted", [*CounterName, *CounterByReason])
-def test_every_counter_counts_something(root: Path, counted: CounterName | CounterByReason) -> None:
+def test_every_counter_is_used(root: Path, counted: CounterName | CounterByReason) -> None:
     name = re.compile(rf"\b{type(counted).__name__}\.{counted.name}\b")
     paths = (
         path for path in root.glob("resolver/*/**/*.py") if path.relative_to(root).parts[1] not in READERS

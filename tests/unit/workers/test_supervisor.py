@@ -88,14 +88,14 @@ async def fails(asking: Awaitable[object]) -> WorkerFailed:
 
 
 def gone(host_pid: int) -> bool:
-    """Whether that process has ended; a zombie has."""
+    """Check if a process has ended; a zombie has."""
     try:
         return ") Z " in Path(f"/proc/{host_pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return True
 
 
-async def test_it_starts_on_first_use_and_stays(puppet: Make) -> None:
+async def test_child_starts_on_first_use_and_stays(puppet: Make) -> None:
     worker = puppet()
     assert (worker.host_pid, worker.starts) == (None, 0)
     assert await ask(worker, "hello") == "hello"
@@ -110,7 +110,7 @@ async def test_it_starts_on_first_use_and_stays(puppet: Make) -> None:
     assert (worker.starts, worker.failures) == (2, 0)
 
 
-def test_how_a_child_runs(puppet: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_child_has_name_group_and_no_descriptors(puppet: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", "/evil")
     monkeypatch.setenv("LD_LIBRARY_PATH", "/where/the/driver/is")
     monkeypatch.setenv("RESOLVER_METRICS_TOKEN", "secret")
@@ -146,7 +146,7 @@ async def test_timely_answer_counts_despite_busy_loop(puppet: Make) -> None:
 
 
 @pytest.mark.parametrize("stopped", [False, True])
-async def test_a_child_that_hangs_is_killed_in_time(puppet: Make, *, stopped: bool) -> None:
+async def test_hanging_child_is_killed_in_time(puppet: Make, *, stopped: bool) -> None:
     worker = puppet()
     await ask(worker, "warm up")
     host_pid, usual, worker.timeout = worker.host_pid, worker.timeout, 0.2
@@ -163,8 +163,8 @@ async def test_a_child_that_hangs_is_killed_in_time(puppet: Make, *, stopped: bo
     assert await ask(worker, "next") == "next"
 
 
-def test_a_child_that_gets_no_cpu_is_waited_for(puppet: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The node is overloaded: its successor would be as late, and each of them would cost its start."""
+def test_starved_child_is_given_more_time(puppet: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On an overloaded node its successor would be as late, and cost another start."""
     worker = puppet()
     asyncio.run(ask(worker, "begin"))
     child, worker.timeout = worker.host_pid, 0.2
@@ -207,7 +207,7 @@ def test_child_without_cpu_is_not_late() -> None:
             assert starved_after(idle, 0.5)
             delayed = run_delay(idle.pid)
             os.sched_setscheduler(idle.pid, os.SCHED_OTHER, os.sched_param(0))
-            assert starved_after(idle, 0.5)  # with half of a CPU, and late for want of the other
+            assert starved_after(idle, 0.5)  # it got half of the CPU that it needed
             assert run_delay(idle.pid) > delayed
             idle.send_signal(signal.SIGSTOP)
             os.waitpid(idle.pid, os.WUNTRACED)
@@ -231,7 +231,7 @@ def test_child_without_cpu_is_not_late() -> None:
         ("close", "closed its socket", False),
     ],
 )
-async def test_how_it_died_is_told(
+async def test_error_names_how_the_child_died(
     puppet: Make, monkeypatch: pytest.MonkeyPatch, order: str, what: str, *, own_fault: bool
 ) -> None:
     monkeypatch.setattr(spawn, "ENDING_SECONDS", 0.2 if order == "close" else PATIENCE_S)
@@ -245,7 +245,7 @@ async def test_how_it_died_is_told(
 
 @pytest.fixture
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The thread never stands still for a child; what its end takes on a busy machine fails nothing."""
+    """Fail if the thread blocks for a child; a child's end may take long on a busy machine."""
 
     def wait(_process: object, timeout: float | None = None) -> None:
         assert timeout == 0
@@ -308,7 +308,7 @@ async def test_refused_process_is_a_shortage_and_retried(
     assert await ask(worker, "hello") == "hello"
 
 
-def test_a_shortage_that_nothing_runs_into_any_more_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shortage_without_new_refusals_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [5.0]
     monkeypatch.setattr(means, "time", SimpleNamespace(monotonic=lambda: now[0]))
     own = means.Shortages("this test")
@@ -322,7 +322,7 @@ def test_a_shortage_that_nothing_runs_into_any_more_is_forgotten(monkeypatch: py
     assert (own.short(), own.lacking()) == ("", "")
 
 
-async def test_an_answer_is_seen_without_epoll(puppet: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_answer_is_received_without_epoll(puppet: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -334,9 +334,7 @@ async def test_an_answer_is_seen_without_epoll(puppet: Make, monkeypatch: pytest
     assert (await fails(ask(worker, "hang"))).late
 
 
-async def test_one_that_cannot_even_start_says_how_it_ended(
-    puppet: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_error_names_why_a_child_did_not_start(puppet: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     error = await fails(ask(puppet(module="no_such_module"), "hello"))
     assert ("ended with code 1" in str(error), error.own_fault) == (True, False)
     monkeypatch.setattr(sys, "executable", "/nonexistent/python3")
@@ -345,7 +343,7 @@ async def test_one_that_cannot_even_start_says_how_it_ended(
     assert worker.host_pid is None
 
 
-async def test_one_that_was_killed_while_idle_is_replaced_at_once(puppet: Make) -> None:
+async def test_child_killed_while_idle_is_replaced_at_once(puppet: Make) -> None:
     worker = puppet()
     for turn in range(5):
         await ask(worker, "warm up")
@@ -357,9 +355,7 @@ async def test_one_that_was_killed_while_idle_is_replaced_at_once(puppet: Make) 
         assert (worker.failures, worker.starts) == (turn + 1, turn + 2)
 
 
-async def test_several_failures_in_a_row_wait_ever_longer(
-    puppet: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_pause_grows_with_failures_in_a_row(puppet: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
     monkeypatch.setattr(supervisor, "time", SimpleNamespace(monotonic=lambda: now))
 
@@ -381,7 +377,7 @@ async def test_several_failures_in_a_row_wait_ever_longer(
     assert await ask(worker, "an answer made it forget") == "an answer made it forget"
 
 
-async def test_an_answer_of_a_cancelled_request_is_nobodys(puppet: Make) -> None:
+async def test_answer_of_a_cancelled_request_is_dropped(puppet: Make) -> None:
     worker = puppet()
     await ask(worker, "warm up")
     task = asyncio.create_task(ask(worker, "late 0.1"))
@@ -403,15 +399,15 @@ async def test_reusable_descriptors_are_not_sent_again(puppet: Make, files: list
     assert await ask(worker, "next") == "next"
 
 
-async def test_a_cancellation_is_never_lost(puppet: Make) -> None:
-    """It can come in the very turn of the loop in which the answer came."""
+async def test_cancellation_is_never_lost(puppet: Make) -> None:
+    """The cancellation may come in the same turn of the loop as the answer."""
     worker = puppet()
     answered = 0
     for turns in range(12):
         await ask(worker, "warm up")
         task = asyncio.create_task(ask(worker, "hello"))
         await asyncio.sleep(0)
-        # The answer lies in the socket before the loop looks again.
+        # The answer is in the socket before the loop polls it again.
         assert worker._child.channel
         assert select.select([worker._child.channel], [], [], PATIENCE_S)[0]
         for _ in range(turns):
