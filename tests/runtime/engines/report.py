@@ -70,7 +70,7 @@ def asked(rows: Sequence[Row]) -> str:
         if found:
             names = ", ".join(f"`{each}`" for each in found)
             parts.append(f"{engine}: {names}" + "".join(f"; not `{each}`" for each in refused))
-    return "Looked up. " + ". ".join(parts) + "."
+    return "`lookup` finds the ids of these commands. " + ". ".join(parts) + "."
 
 
 def put_table(page: str, whole: Mapping[str, Any]) -> str:
