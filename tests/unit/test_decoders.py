@@ -1,4 +1,4 @@
-"""What reads bytes that others write takes any bytes: netlink's messages, BTF, and the answers of children."""
+"""Decoders of foreign bytes accept any bytes: netlink's messages, BTF, and the answers of children."""
 
 import asyncio
 import contextlib
@@ -44,7 +44,7 @@ def event(sequence: int, what: int, *words: int) -> bytes:
 
 @PATIENT
 @given(st.lists(st.binary(max_size=300), max_size=12))
-def test_any_datagram_is_an_event_or_brings_a_scan(messages: list[bytes]) -> None:
+def test_any_datagram_is_an_event_or_causes_a_scan(messages: list[bytes]) -> None:
     stream = drained(messages)
     assert stream.incomplete or all(len(message) >= 76 for message in messages)
 

@@ -15,7 +15,7 @@ MIB = 1 << 20
 
 
 def test_memory_goes_back_when_it_no_longer_grows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was needed may be free later only: it is tried again, ever more rarely."""
+    """Memory may become free later, so it is tried again, ever more rarely."""
     now, size = 0, 30
     given: list[int] = []
     monkeypatch.setattr(memory, "resident_bytes", lambda: size * MIB)
@@ -39,7 +39,7 @@ resident, before = memory.Resident(), memory.resident_bytes()
 resident.trim(0.0)
 pinned = [[bytes(1 << 10) for _ in range(1 << 6)] for _ in range(1 << 9)]
 assert memory.resident_bytes() > before + 24 * MIB
-last = pinned[-1][-1]  # at the heap's end: without a trim what lies before it stays
+last = pinned[-1][-1]  # at the heap's end: without a trim everything before it stays
 del pinned
 for now in (10.0, 20.0, 30.0):
     resident.trim(now)
@@ -48,7 +48,7 @@ assert last
 """
 
 
-def test_a_large_list_that_is_gone_is_gone_from_the_process() -> None:
+def test_memory_of_a_dropped_list_is_returned() -> None:
     done = subprocess.run(
         [sys.executable, "-c", LARGE_LIST], cwd=ROOT, capture_output=True, text=True, check=False
     )

@@ -27,7 +27,7 @@ def raised(
     profile: str = "",
     filtered: bool = False,
 ) -> Any:
-    """The error that is raised on a kernel with these answers, each an error number."""
+    """Return the error that a kernel with these answers (error numbers) causes."""
 
     class Answering(obstacles.Kernel):  # type: ignore[misc, name-defined]
         def call(self, command: int, attributes: bytes, size: int) -> int:
@@ -85,20 +85,20 @@ def raised(
         ({"to_every_program": errno.EPERM}, "module", "before Linux 5.11 by the limit on locked memory"),
     ],
 )  # fmt: skip
-def test_each_obstacle_has_its_name(how: dict[str, Any], cause: str, says: str) -> None:
+def test_obstacle_is_named(how: dict[str, Any], cause: str, says: str) -> None:
     error = raised(**how)
     assert (error.cause, says in str(error)) == (cause, True), error
     assert [*how.get("to_calls_of", {}).values()] in ([], [error.detail])  # the kernel's message
 
 
-def test_a_machine_without_the_map_is_named() -> None:
+def test_unsupported_machine_is_named() -> None:
     kernel = obstacles.Kernel()
     kernel.machine = "riscv64"
     with pytest.raises(obstacles.LoadError, match=r"runs on x86_64 and aarch64, and this is riscv64"):
         obstacles.require(kernel)
 
 
-def test_doctor_has_a_remedy_for_every_cause() -> None:
+def test_every_cause_has_a_fix() -> None:
     named = set(
         obstacles.LoadError.__doc__.split("``cause`` is one of")[1].replace("``", "`").split("`")[1::2]
     )

@@ -62,7 +62,7 @@ class Daemon(SocketServer):
         channel.sendall(http(body, "200 OK" if served else "404 Not Found"))
 
     def show(self, snapshot: Snapshot) -> None:
-        """What a daemon with this picture answers."""
+        """Answer as a daemon with this snapshot."""
         names = ("containers", "processes", "slots", "regions", "usage", "status", "gpus")
         self.documents |= {f"/v1/{name}": answer(snapshot, name) for name in names}
         self.documents["/v1/unresolved"] = shapes.unresolved(snapshot)[0]
@@ -104,10 +104,8 @@ NONSENSE: tuple[Any, ...] = ({}, [], None, 7, ODD, {"events": [[]]})
 
 @pytest.mark.parametrize("command", ["status", "containers", "events", "devices", "top"])
 @pytest.mark.parametrize("document", NONSENSE, ids=str)
-def test_a_daemon_of_another_kind_is_told_and_no_traceback(
-    daemon: Daemon, command: str, document: Any
-) -> None:
-    """None: it does not know the route at all."""
+def test_daemon_of_another_version_is_named(daemon: Daemon, command: str, document: Any) -> None:
+    """With None the daemon doesn't know the route."""
     for path in ("/v1/status", "/v1/unresolved", "/v1/containers", "/v1/events", "/v1/gpus"):
         daemon.documents[path] = document
     done = resolver(command, "--socket", str(daemon.path))
@@ -142,7 +140,7 @@ def sick() -> Snapshot:
     )
 
 
-def test_a_healthy_daemon(daemon: Daemon) -> None:
+def test_status_of_a_healthy_daemon(daemon: Daemon) -> None:
     daemon.show(picture(started_at=AT - 11_520, collected_at=AT - 0.4, joined=NOTHING._replace(error="")))
     done = resolver("status", "--socket", str(daemon.path))
     assert (done.returncode, done.stderr) == (0, "")
@@ -196,7 +194,7 @@ def test_status_shows_a_state(daemon: Daemon, changes: dict[str, Any], shown: di
     assert {name: told.get(name) for name in shown} == shown
 
 
-def test_everything_that_is_wrong_is_told(daemon: Daemon) -> None:
+def test_status_lists_every_problem(daemon: Daemon) -> None:
     daemon.show(sick())
     done = resolver("status", "--socket", str(daemon.path))
     assert done.returncode == 1
@@ -223,7 +221,7 @@ def test_everything_that_is_wrong_is_told(daemon: Daemon) -> None:
     assert set(pairs_of(done.stdout)) == {"resolver", "ready", "source", "not bpf", "trouble"}
 
 
-def test_status_as_json_is_the_daemons_with_the_reasons(daemon: Daemon) -> None:
+def test_status_as_json_adds_the_reasons(daemon: Daemon) -> None:
     daemon.show(sick())
     done = resolver("status", "--json", "--socket", str(daemon.path))
     told = json.loads(done.stdout)
@@ -232,7 +230,7 @@ def test_status_as_json_is_the_daemons_with_the_reasons(daemon: Daemon) -> None:
     assert told == json.loads(msgspec.json.encode(state_of(sick(), {})))
 
 
-def test_colour_needs_a_terminal_and_no_objection(daemon: Daemon) -> None:
+def test_colour_needs_a_terminal_without_no_color(daemon: Daemon) -> None:
     arguments = ("status", "--socket", str(daemon.path))
     assert "\x1b[32myes\x1b[0m" in on_terminal(*arguments, NO_COLOR="")
     plain = on_terminal(*arguments, NO_COLOR="1")
@@ -250,7 +248,7 @@ RUNNING = (
 )
 
 
-def test_a_table_of_containers_for_programs(daemon: Daemon) -> None:
+def test_containers_in_a_pipe_have_full_ids(daemon: Daemon) -> None:
     daemon.show(picture(containers=RUNNING))
     done = resolver("containers", "--socket", str(daemon.path))
     assert (done.returncode, done.stderr) == (0, "")
@@ -263,7 +261,7 @@ def test_a_table_of_containers_for_programs(daemon: Daemon) -> None:
     ]
 
 
-def test_a_name_cannot_speak_to_the_terminal(daemon: Daemon) -> None:
+def test_control_characters_of_names_are_escaped(daemon: Daemon) -> None:
     evil = replace(RUNNING[0], container_name="a\x1b[2J\nb\u202e", pod="x y")
     daemon.show(picture(containers=(evil,)))
     for text in (
@@ -289,7 +287,7 @@ def events(daemon: Daemon) -> Daemon:
     return daemon
 
 
-def test_events_a_line_each(events: Daemon) -> None:
+def test_events_are_printed_one_per_line(events: Daemon) -> None:
     done = resolver("events", "--socket", str(events.path))
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
@@ -307,7 +305,7 @@ def test_events_a_line_each(events: Daemon) -> None:
         ("--kind source", []),
     ],
 )
-def test_some_events(events: Daemon, arguments: str, numbers: list[int]) -> None:
+def test_events_are_filtered_by_kind(events: Daemon, arguments: str, numbers: list[int]) -> None:
     done = resolver("events", "--json", "--socket", str(events.path), *arguments.split())
     assert done.returncode == 0, done.stderr
     assert [json.loads(line)["number"] for line in done.stdout.splitlines()] == numbers
@@ -345,7 +343,7 @@ def test_events_of_a_pod_that_runs_or_ran(daemon: Daemon, pod: str, expected: li
     )
 
 
-def test_following_goes_on_where_the_kept_ones_end(events: Daemon) -> None:
+def test_follow_continues_after_the_kept_events(events: Daemon) -> None:
     kept = events.documents["/v1/events"]["events"]
     events.stream = [*kept, event(22, slot=5), event(23, "policy"), event(24, slot=6)]
     done = resolver("events", "-f", "--json", "--kind", "repair", "--socket", str(events.path))
@@ -361,7 +359,7 @@ WORDS = {"plain": "plain", "": '""', "a b": '"a b"', '"': r'"\""', "a=b": '"a=b"
 
 
 @pytest.mark.parametrize(("value", "shown"), WORDS.items())
-def test_a_field_is_one_word(daemon: Daemon, value: str, shown: str) -> None:
+def test_event_field_is_one_word(daemon: Daemon, value: str, shown: str) -> None:
     daemon.documents["/v1/events"] = {"at": AT, "events": [event(1, "repair", why=value)]}
     line = resolver("events", "--socket", str(daemon.path)).stdout
     assert line == f"2023-11-14T22:13:20.001Z  repair              why={shown}\n"
@@ -376,7 +374,7 @@ def table(text: str) -> dict[str, tuple[str, str]]:
     return {name: (value, origin) for name, value, origin in rows}
 
 
-def test_each_setting_with_its_place(tmp_path: Path) -> None:
+def test_config_shows_the_origin_of_each_setting(tmp_path: Path) -> None:
     file = tmp_path / "r.toml"
     file.write_text('interval = "500ms"\nnvml-interval = 2\nrun_dir = "/run/file"\n')
     done = resolver("config", "--config", str(file), "--run-dir", "/run/flag", RESOLVER_NVML_INTERVAL="3")
@@ -412,7 +410,7 @@ def with_settings(daemon: Daemon, **flags: object) -> None:
     daemon.show(picture(settings=config.described(*config.load(flags, environ={}))))
 
 
-def test_slots_are_those_of_the_daemons_directories(daemon: Daemon, tmp_path: Path) -> None:
+def test_slots_reads_the_daemons_directories(daemon: Daemon, tmp_path: Path) -> None:
     cachefiles.container(tmp_path / "daemon")
     with_settings(daemon, containers_dir=[str(tmp_path / "daemon")])
     done = resolver("slots", "--json", "--socket", str(daemon.path), RESOLVER_CONTAINERS_DIR="/elsewhere")
@@ -422,7 +420,7 @@ def test_slots_are_those_of_the_daemons_directories(daemon: Daemon, tmp_path: Pa
     assert f"{tmp_path}/daemon, containers_dir of the daemon at {daemon.path}" in done.stderr
 
 
-def test_without_a_daemon_slots_go_by_file_and_environment(tmp_path: Path) -> None:
+def test_slots_without_daemon_reads_configured_directories(tmp_path: Path) -> None:
     cachefiles.container(tmp_path / "file")
     (tmp_path / "r.toml").write_text(f'containers_dir = "{tmp_path}/file"\n')
     none = {"RESOLVER_SOCKET": f"{tmp_path}/none.sock", "RESOLVER_CONFIG": f"{tmp_path}/r.toml"}
@@ -438,7 +436,7 @@ def test_without_a_daemon_slots_go_by_file_and_environment(tmp_path: Path) -> No
         assert (done.returncode, done.stdout) == (2, "")
 
 
-def test_daemon_without_settings_is_passed_over(daemon: Daemon, tmp_path: Path) -> None:
+def test_daemon_without_settings_is_ignored(daemon: Daemon, tmp_path: Path) -> None:
     cachefiles.container(tmp_path / "here")
     documents: tuple[Any, ...] = ({}, [], {"settings": 5}, {"settings": {"tea": 1}})
     for document in documents:

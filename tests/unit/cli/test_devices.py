@@ -87,7 +87,7 @@ def test_caller_with_current_version_waits_for_next(served: Served) -> None:
         target=lambda: answers.append(client.get_changed("/v1/gpus", served.path, tag=tag, wait=60))
     )
     waiting.start()
-    served.call(lambda: served.inventories.publish("inventory", {}))  # nothing that is another version
+    served.call(lambda: served.inventories.publish("inventory", {}))  # no new version
     waiting.join(0.2)
     assert waiting.is_alive()
     change(served, FIRST)
@@ -111,7 +111,7 @@ def test_caller_that_hangs_up_leaves_nothing_behind(served: Served) -> None:
     until(lambda: not served.gatekeeper.inside and not served.gatekeeper.streams, "the end of all")
 
 
-def test_a_wait_has_its_bounds(served: Served) -> None:
+def test_wait_is_bounded(served: Served) -> None:
     for wait in (0, 601):
         with pytest.raises(Exception, match=r"Expected `int` [<>]= \d+ - at `\$\.wait`"):
             client.get_changed("/v1/gpus", served.path, tag="x", wait=wait)
@@ -122,7 +122,7 @@ def test_a_wait_has_its_bounds(served: Served) -> None:
 # ---- the command --------------------------------------------------------------------------------------------------
 
 
-def test_a_table_for_programs(served: Served) -> None:
+def test_table_in_a_pipe_has_every_column(served: Served) -> None:
     done = resolver(served)
     assert (done.returncode, done.stderr) == (0, "")
     head, *rows = rows_of(done.stdout)
@@ -135,7 +135,7 @@ def test_a_table_for_programs(served: Served) -> None:
     ]  # fmt: skip
 
 
-def test_while_nvml_fails_no_gpu_is_called_healthy(served: Served) -> None:
+def test_no_gpu_is_healthy_while_nvml_fails(served: Served) -> None:
     change(served, FIRST, SECOND, error="it hangs")
     done = resolver(served)
     assert done.returncode == 0
@@ -155,7 +155,7 @@ def test_operators_mark_is_shown(served: Served, marks: list[str]) -> None:
     assert [row[8:10] for row in rows] == [["cordoned", "cordoned"], ["unhealthy", "too_hot,cordoned"]]
 
 
-def test_a_node_without_gpus(served: Served) -> None:
+def test_node_without_gpus_has_no_table(served: Served) -> None:
     change(served)
     done = resolver(served)
     assert (done.returncode, done.stdout) == (0, "")

@@ -1,4 +1,4 @@
-"""Settings: who wins, and a sentence for everything that is wrong."""
+"""Settings: the precedence of their origins, and one message for each mistake."""
 
 import os
 from pathlib import Path
@@ -36,7 +36,7 @@ def test_flag_beats_environment_beats_file_beats_default(tmp_path: Path) -> None
     assert settings.hostpid_namespace is HostpidNamespace.AUTO
 
 
-def test_settings_that_differ_are_one_line() -> None:
+def test_changed_settings_are_one_line() -> None:
     line = changed(described(*config.load({}, environ={"RESOLVER_INTERVAL": "250ms"})))
     assert line == "all at their defaults"
     line = changed(described(*config.load({"dry_run": True}, environ={"RESOLVER_INTERVAL": "1s"})))
@@ -53,14 +53,14 @@ def test_settings_that_differ_are_one_line() -> None:
         *(("dry_run", text, False) for text in ("0", "false", "No", "off")),
     ],
 )
-def test_values_in_the_environment(tmp_path: Path, name: str, text: str, *, meant: object) -> None:
+def test_value_in_the_environment_is_parsed(tmp_path: Path, name: str, text: str, *, meant: object) -> None:
     file = tmp_path / "resolver.toml"
     file.write_text(f"dry_run = {str(not meant).lower()}")
     settings = load(file=str(file), environ={f"RESOLVER_{name.upper()}": text})
     assert getattr(settings, name) == meant
 
 
-def test_several_directories_as_flags_or_as_a_list(tmp_path: Path) -> None:
+def test_several_directories_are_flags_or_a_list(tmp_path: Path) -> None:
     assert load({"containers_dir": ["/a", "/b:c"]}, environ={}).containers_dir == ("/a", "/b:c")
     assert from_file(tmp_path, 'containers_dir = ["/a", "/b"]').containers_dir == ("/a", "/b")
 
@@ -153,7 +153,7 @@ def test_error_in_a_file_is_one_sentence(tmp_path: Path, text: str | bytes, word
             "RESOLVER_INTERVAL",
             "soon",
             "RESOLVER_INTERVAL",
-        ),  # though a better one would win
+        ),  # although another origin would override it
     ],
 )
 def test_wrong_value_is_refused_under_its_written_name(
@@ -171,7 +171,7 @@ def test_too_long_socket_path_is_refused(name: str) -> None:
         load({name: f"/run/{'x' * 9}/".ljust(room + 1, "x")}, environ={})
 
 
-def test_a_file_that_is_not_there_or_is_none(tmp_path: Path) -> None:
+def test_missing_file_and_directory_are_refused(tmp_path: Path) -> None:
     for path, why in ((tmp_path / "nothing.toml", "No such file"), (tmp_path, "Is a directory")):
         with pytest.raises(UsageError, match=why) as caught:
             load(file=str(path), environ={})
@@ -181,9 +181,7 @@ def test_a_file_that_is_not_there_or_is_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("user", "mode", "why"), [(0, 0o646, "chmod o-w"), (4711, 0o644, "belongs to user 4711: chown")]
 )
-def test_a_file_that_another_user_can_change_is_refused(
-    tmp_path: Path, user: int, mode: int, why: str
-) -> None:
+def test_file_that_another_user_can_change_is_refused(tmp_path: Path, user: int, mode: int, why: str) -> None:
     path = tmp_path / "resolver.toml"
     path.write_text("dry_run = false\n")
     path.chmod(mode)
@@ -192,7 +190,7 @@ def test_a_file_that_another_user_can_change_is_refused(
         load(file=str(path), environ={})
 
 
-def test_the_same_setting_under_both_spellings_is_refused(tmp_path: Path) -> None:
+def test_setting_in_both_spellings_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="twice"):
         from_file(tmp_path, "nvml-interval = 1\nnvml_interval = 2\n")
 
@@ -203,7 +201,7 @@ _VALUES: st.SearchStrategy[Any] = st.one_of(
 
 
 @given(st.dictionaries(st.sampled_from([*Settings.__struct_fields__, "other"]), _VALUES, max_size=3))
-def test_whatever_is_given_settings_or_one_sentence(values: dict[str, Any]) -> None:
+def test_any_value_gives_settings_or_one_message(values: dict[str, Any]) -> None:
     try:
         settings = load(values, environ={})
     except UsageError:
@@ -215,11 +213,11 @@ def test_whatever_is_given_settings_or_one_sentence(values: dict[str, Any]) -> N
 
 
 @pytest.mark.parametrize("path", ["/run/resolver/tenants.sock", "/run/tenants.sock", "/tenants.sock"])
-def test_a_tenants_socket_that_would_show_them_roots_is_refused(path: str) -> None:
+def test_tenant_socket_in_roots_directory_is_refused(path: str) -> None:
     with pytest.raises(UsageError, match=r"tenant_socket: .* /run/resolver/tenants/resolver.sock"):
         load({"tenant_socket": path}, environ={})
 
 
 @pytest.mark.parametrize("path", ["/run/resolver/tenants/resolver.sock", "/run/tenants/resolver.sock"])
-def test_a_tenants_socket_in_a_directory_of_its_own(path: str) -> None:
+def test_tenant_socket_in_a_separate_directory_is_accepted(path: str) -> None:
     assert load({"tenant_socket": path}, environ={}).tenant_socket == path

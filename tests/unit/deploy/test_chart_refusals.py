@@ -1,4 +1,4 @@
-"""What the chart does not render: values that are not there, not possible, or that do not go together."""
+"""Values that the chart refuses: unknown, impossible, or impossible together."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
     (
         {"settings": {"socket_group": "operators"}},
         "settings.socket_group",
-    ),  # a name of the node's is not the image's
+    ),  # the image doesn't know names of the node's groups
     ({"settings": {"broker": "/broker.sock"}}, "settings.broker"),
     ({"scheduler": "yunikorn"}, "scheduler must be one of the following"),
     ({"source": "ebpf"}, "source must be one of the following"),
@@ -48,7 +48,7 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
     ({"serviceMonitor": {"interval": "15"}}, "serviceMonitor.interval"),
 ]
 
-#: Values that the schema takes, and the sentence that says why they cannot be together.
+#: Values that the schema accepts, and the message that says why they can't be combined.
 TOGETHER: list[tuple[dict[str, Any], str]] = [
     ({"hostPID": False}, "hostPID is off: in a separate PID namespace the daemon sees no tenant"),
     ({"source": "netlink", "hostNetwork": False}, "source is netlink and hostNetwork is off"),
@@ -108,18 +108,18 @@ def refused(values: dict[str, Any], words: str) -> str:
 
 
 @pytest.mark.parametrize(("values", "words"), IMPOSSIBLE, ids=str)
-def test_the_schema_refuses(values: dict[str, Any], words: str) -> None:
+def test_schema_refuses_value(values: dict[str, Any], words: str) -> None:
     assert "values don't meet the specifications of the schema" in refused(values, words)
 
 
 @pytest.mark.parametrize(("values", "words"), TOGETHER, ids=str)
-def test_a_sentence_refuses(values: dict[str, Any], words: str) -> None:
+def test_combination_is_refused_with_a_message(values: dict[str, Any], words: str) -> None:
     text = refused(values, words)
     assert "The chart can't be rendered with these values:\n- " in text
     assert text.count("\n- ") == 1
 
 
-def test_everything_that_is_wrong_is_told_at_once() -> None:
+def test_all_wrong_values_are_named_at_once() -> None:
     with pytest.raises(RefusedError) as refused:
         render({"hostPID": False, "source": "netlink", "hostNetwork": False, "extraArgs": ["--wait"]})
     assert str(refused.value).count("\n- ") == 3

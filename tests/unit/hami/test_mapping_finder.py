@@ -1,4 +1,4 @@
-"""Regions that processes lead to, read by a lane that answers for any process."""
+"""Regions found through processes, read by a lane that answers for any process."""
 
 import asyncio
 import os
@@ -27,7 +27,7 @@ class Containers(Procfs):
 
 
 class Lane(TenantReader):
-    """Keeps the files of the container A waiting until it is let go."""
+    """Delays questions about files of container A until it is released."""
 
     def __init__(self, files: dict[str, Path]) -> None:
         super().__init__(Procfs())
@@ -64,7 +64,7 @@ def finder_of(lane: Lane, clock: Callable[[], float] = time.monotonic) -> Mappin
     return MappingFinder(Containers(), lambda: pids, lambda _: 1, lambda _: False, clock, lane)
 
 
-async def test_container_that_makes_the_lane_wait_delays_no_other(tmp_path: Path) -> None:
+async def test_slow_container_delays_no_other(tmp_path: Path) -> None:
     lane = Lane({A: cachefiles.container(tmp_path, "a"), B: cachefiles.container(tmp_path, "b")})
     finder = finder_of(lane)
     assert await refresh(finder) == [B]
@@ -73,7 +73,7 @@ async def test_container_that_makes_the_lane_wait_delays_no_other(tmp_path: Path
     finder.close()
 
 
-async def test_lane_that_ended_since_its_answer_blames_no_container(tmp_path: Path) -> None:
+async def test_ended_lane_blames_no_container(tmp_path: Path) -> None:
     lane = Lane({A: cachefiles.container(tmp_path, "a"), B: cachefiles.container(tmp_path, "b")})
     finder = finder_of(lane, clock := Clock())
     lane.go.set()
@@ -85,7 +85,7 @@ async def test_lane_that_ended_since_its_answer_blames_no_container(tmp_path: Pa
     finder.close()
 
 
-async def test_file_that_two_processes_lead_to_at_once_is_one_region(tmp_path: Path) -> None:
+async def test_file_of_two_processes_is_one_region(tmp_path: Path) -> None:
     file = cachefiles.container(tmp_path, "shared")
     lane = Lane({A: file, B: file})
     finder = finder_of(lane)

@@ -1,4 +1,4 @@
-"""Slots as columns of words: what is put in comes out, and what is asked of all is true of each."""
+"""Slots as columns of words: they keep every field, and queries over all slots equal those of single ones."""
 
 import pytest
 
@@ -23,7 +23,7 @@ def test_packed_slots_equal_read_slots() -> None:
         packed([SLOTS[0], SLOTS[1]._replace(sm_util=(1,))])
 
 
-def test_queries_over_all_slots() -> None:
+def test_queries_cover_all_slots() -> None:
     slots = packed(SLOTS, 4)
     assert list(slots.in_use()) == [(0, 10), (2, 0), (3, 12)]
     assert slots.loaded() == [0, 2]
@@ -55,7 +55,7 @@ def test_idle_slots_behind_the_last_one_are_left_out(proc_num: int, end: int) ->
     assert PackedSlots(columns) == packed(SLOTS[:end])
 
 
-def test_a_load_in_any_byte_of_a_word_keeps_its_slot() -> None:
+def test_slot_with_a_load_in_any_byte_is_kept() -> None:
     for load in (1, 1 << 40, 1 << 63):
         slots = [*SLOTS[:4], SLOTS[4]._replace(sm_util=(0, load))]
         assert without_idle(packed(slots).columns, 0)[0] == 5

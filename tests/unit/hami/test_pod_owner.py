@@ -1,4 +1,4 @@
-"""Who owns a slot in a tree that every container has, by a /proc of files."""
+"""Owners of slots in a directory that every container has, read from a fake /proc."""
 
 import asyncio
 import math
@@ -31,7 +31,7 @@ PROOF = PodFile(SuperblockPath(DEVICE, PATH), (DEVICE, INODE), 77, SuperblockPat
 
 
 class Namesakes:
-    """As much of a `PidMap` as is asked: the processes with one number."""
+    """A `PidMap` that only finds the processes with one number."""
 
     def __init__(self) -> None:
         self.refreshes = 0
@@ -78,14 +78,14 @@ class Room:
         return place
 
     def find(self, *host_pids: int, proof: PodFile = PROOF) -> int | UnresolvedReason:
-        """The answer with the next refresh."""
+        """Return the owner after the next refresh."""
         self.names.refresh()
         self.map.host_pids = list(host_pids)
         self.map.refreshes += 1
         return self.ask(proof)
 
     def ask(self, proof: PodFile = PROOF) -> int | UnresolvedReason:
-        """The answer in the same refresh."""
+        """Return the owner within the same refresh."""
         found = at_once(self.owner.owner(proof, 7, "", Slices(math.inf).yield_if_due))
         if isinstance(found, ProcessHandle):
             with found:
@@ -93,7 +93,7 @@ class Room:
         return found
 
     def count_reads(self, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-        """The processes whose mappings are read from now on, one for each time."""
+        """Return a list that gets a process for each reading of its mappings."""
         read: list[int] = []
 
         def counting(procfs: Procfs, host_pid: int) -> set[tuple[str, int]]:
@@ -136,7 +136,7 @@ def test_many_starts_share_a_reading(room: Room, monkeypatch: pytest.MonkeyPatch
         ({"pod": OTHER, "container": B, "opened": f"{TREE}/x/usage.cache"}, UnresolvedReason.OTHER_POD),
     ],
 )
-def test_another_one_that_could_be_meant(
+def test_second_candidate_decides_the_answer(
     room: Room, second: dict[str, str | int], expected: int | UnresolvedReason
 ) -> None:
     room.put(100)
@@ -145,13 +145,13 @@ def test_another_one_that_could_be_meant(
     assert room.find(200, 100) == expected
 
 
-def test_one_that_holds_another_file_of_the_tree_is_not_proven(room: Room) -> None:
+def test_process_holding_another_file_is_not_proven(room: Room) -> None:
     room.put(100, opened=f"{TREE}/{POD}_other/usage.cache", inode=78)
     assert room.find(100) is UnresolvedReason.UNPROVEN
 
 
 def test_unreadable_process_blocks_only_its_own_pod(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Such as the host's first process, under some security modules: it has the number of very many slots."""
+    """Some security modules hide the host's first process, whose number very many slots have."""
     room.put(100)
     for host_pid, pod in ((200, ""), (300, OTHER), (400, POD)):
         room.put(host_pid, pod, B)
@@ -166,8 +166,8 @@ def test_unreadable_process_blocks_only_its_own_pod(room: Room, monkeypatch: pyt
     assert room.find(100, 400) is UnresolvedReason.ACCESS_DENIED
 
 
-def test_a_process_is_read_once_for_all_files(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With 100 containers and a process of the same number in each, all were read for each of their slots."""
+def test_process_is_read_once_for_all_files(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once, with a process of the same number in each of 100 containers, all were read for each slot."""
     pods = [f"{number:08x}-8f5e-4d0c-9b1d-2f7c0d9a4e01" for number in range(50)]
     for number, pod in enumerate(pods):
         path, container = f"{TREE}/{pod}_main/usage.cache", f"{number:064x}"
@@ -209,7 +209,7 @@ def test_a_process_is_read_once_for_all_files(room: Room, monkeypatch: pytest.Mo
         each.close()
 
 
-async def test_process_that_makes_the_lane_wait_delays_its_namesakes(room: Room) -> None:
+async def test_slow_process_delays_processes_of_its_number(room: Room) -> None:
     room.put(100)
     room.put(200, OTHER, B)
     room.names.refresh()
@@ -229,7 +229,7 @@ async def test_process_that_makes_the_lane_wait_delays_its_namesakes(room: Room)
 
 
 def test_unused_file_is_checked_on_every_refresh(room: Room) -> None:
-    """A child takes a slot through the mapping that it has from its parent, and writes no byte."""
+    """A child takes a slot through the mapping inherited from its parent, and writes no byte."""
     room.put(200, OTHER, B, opened="")
     (room.proc.root / "200/maps").write_text("")
     assert room.find(200) is UnresolvedReason.NO_SUCH_PROCESS
@@ -241,7 +241,7 @@ def test_unused_file_is_checked_on_every_refresh(room: Room) -> None:
 
 
 def test_file_locks_delay_no_mount_table_question(room: Room) -> None:
-    """A description prints each lock: who is slow there is so alone, before the mount table is read."""
+    """A descriptor's description lists its locks. It is read first, so a slow one delays only its process."""
     room.put(100)
     reader = room.owner._reader = Refusing(room.proc.procfs, describe_written=TooSlow("its files have locks"))
     assert room.find(100) is UnresolvedReason.TOO_SLOW

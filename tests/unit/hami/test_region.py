@@ -74,7 +74,7 @@ def refused(region: SharedRegion) -> RegionReason:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_quick_view_and_dump_equal_the_json(name: str, tmp_path: Path) -> None:
+def test_read_and_dump_equal_the_json(name: str, tmp_path: Path) -> None:
     content = expected(name)
     path = container(tmp_path, layout=name)
     with opened(path) as region:
@@ -105,7 +105,7 @@ def test_quick_view_and_dump_equal_the_json(name: str, tmp_path: Path) -> None:
         assert used == tuple(tuple(device[kind] for kind in kinds) for device in wanted["used"])
 
 
-def test_nothing_changed_gives_the_same_object(region: SharedRegion, file: Path) -> None:
+def test_unchanged_region_is_the_same_object(region: SharedRegion, file: Path) -> None:
     view = region.read()
     assert region.read() is view
     poke(file, V1_2.slot_offset(0) + V1_2.used, "Q", 12345)  # memory is nothing that this view shows
@@ -127,7 +127,7 @@ def test_nothing_changed_gives_the_same_object(region: SharedRegion, file: Path)
         (V1_2.proc_num, "i", 2, "proc_num"),
     ],
 )
-def test_a_change_shows_in_the_next_view(
+def test_change_shows_in_the_next_read(
     region: SharedRegion, file: Path, offset: int, code: str, value: int | bytes, field: str
 ) -> None:
     before = region.read()
@@ -137,8 +137,8 @@ def test_a_change_shows_in_the_next_view(
     assert changed == ({field, "slots"} if field == "proc_num" else {field})
 
 
-def test_missing_pages_are_a_lanes_to_read(region: SharedRegion) -> None:
-    """RWF_NOWAIT begins to read ahead, and waits there for the lock of a process that punches holes."""
+def test_missing_pages_are_read_by_a_lane(region: SharedRegion) -> None:
+    """A read with RWF_NOWAIT starts readahead, which waits for the lock of a process that punches holes."""
     region.read()
     os.fsync(region.fd)
     os.posix_fadvise(region.fd, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -152,7 +152,7 @@ def test_missing_pages_are_a_lanes_to_read(region: SharedRegion) -> None:
 
 
 def test_slowly_freed_blocks_are_left_to_a_lane(region: SharedRegion, file: Path) -> None:
-    """Readahead waits for the lock of who frees them, also where the page cache alone is asked for."""
+    """Readahead waits for the lock of the process that frees them, even for reads of the page cache only."""
     subprocess.run(["fallocate", "--keep-size", "--offset", "4M", "--length", "4M", file], check=True)
     assert region.read_at_once() is None
     reader = Refusing(Procfs())
@@ -160,7 +160,7 @@ def test_slowly_freed_blocks_are_left_to_a_lane(region: SharedRegion, file: Path
     assert reader.asked == [("", "pieces_of_open")]
 
 
-def test_a_changed_device_count_changes_the_lists(region: SharedRegion, file: Path) -> None:
+def test_changed_device_count_changes_the_lists(region: SharedRegion, file: Path) -> None:
     region.read()
     poke(file, V1_2.device_num, "Q", 1)
     view = region.read()
@@ -176,10 +176,10 @@ def sm_util(slot: int, value: int) -> tuple[int, str, int]:
 
 
 @pytest.mark.parametrize("left", [1, 30, 900])
-def test_slots_above_proc_num_are_shown_while_they_say_a_load(
+def test_slots_above_proc_num_are_read_while_they_have_a_load(
     region: SharedRegion, file: Path, left: int
 ) -> None:
-    """What a move leaves behind is seen by proc_num alone, or when all are looked at."""
+    """A copy that a move leaves is noticed by a changed proc_num, or when all slots are read."""
     in_use = region.read().proc_num
     poke(file, *sm_util(in_use + left, 58))
     poke(file, V1_2.slot_offset(in_use + left), "i", 77)
@@ -196,7 +196,7 @@ def test_slots_above_proc_num_are_shown_while_they_say_a_load(
     assert len(region.read().slots) == in_use
 
 
-def test_the_copy_of_a_slot_that_moved_is_seen_by_proc_num(region: SharedRegion, file: Path) -> None:
+def test_proc_num_reveals_the_copy_of_a_moved_slot(region: SharedRegion, file: Path) -> None:
     in_use = region.read().proc_num
     poke(file, *sm_util(in_use - 1, 41))
     poke(file, V1_2.proc_num, "i", in_use - 1)
@@ -230,7 +230,7 @@ def poked(offset: int, code: str, value: int) -> Callable[[Path], None]:
         *((poked(V1_2.proc_num, "i", count), RegionReason.BAD_HEADER) for count in (-1, 1025, 2**31 - 1)),
     ],
 )
-def test_a_file_that_is_not_as_it_was_is_refused_every_time(
+def test_changed_file_is_refused_every_time(
     region: SharedRegion, file: Path, change: Callable[[Path], None], reason: RegionReason
 ) -> None:
     region.read()
@@ -239,14 +239,14 @@ def test_a_file_that_is_not_as_it_was_is_refused_every_time(
     assert refused(region) is reason
 
 
-def test_closing_twice_does_no_harm(region: SharedRegion) -> None:
+def test_region_can_be_closed_twice(region: SharedRegion) -> None:
     region.close()
     region.close()
     assert refused(region) is RegionReason.IO_ERROR
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../main", "a/b.cache"])
-def test_only_a_single_name_is_opened(tmp_path: Path, name: str) -> None:
+def test_only_a_plain_file_name_is_opened(tmp_path: Path, name: str) -> None:
     dir_fd = os.open(tmp_path, os.O_RDONLY)
     try:
         with pytest.raises(RegionRejected, match="is not the name of a file"):
@@ -269,7 +269,7 @@ def find(tmp_path: Path, clock: Clock) -> Iterator[AtOnce]:
     finder = AtOnce([str(tmp_path)], Procfs(), clock)
     yield finder
     finder.close()
-    # Others may be collected meanwhile; new ones would be the finder's. A thread closes them.
+    # Foreign descriptors may be closed meanwhile; new ones would be the finder's. A thread closes them.
     until(lambda: set(os.listdir("/proc/self/fd")) <= before, "all descriptors to be closed")
 
 
@@ -279,7 +279,7 @@ def test_regions_come_and_go_with_their_files(find: AtOnce, tmp_path: Path) -> N
 
     added = [
         found for _ in range(2) for found in find.refresh(full=True).added
-    ]  # the second one, if time ran out
+    ]  # only the second directory, if time ran out
     assert {found.path: found.ownership for found in added} == {
         str(path): Ownership(
             account=str(path.parent),
@@ -328,7 +328,7 @@ def test_new_directory_precedes_relisted_ones(
     assert len(listed) >= 41  # the others have had their turn
 
 
-def test_a_removed_file_is_closed_in_a_thread(
+def test_removed_file_is_closed_in_a_thread(
     find: DirectoryFinder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last close frees its blocks: 17 s for 20,000 extents on a disk that discards."""
@@ -349,7 +349,7 @@ def test_a_removed_file_is_closed_in_a_thread(
     assert closed[fd] != threading.get_ident()
 
 
-def test_a_replaced_file_is_another_region(find: DirectoryFinder, tmp_path: Path) -> None:
+def test_replaced_file_is_another_region(find: DirectoryFinder, tmp_path: Path) -> None:
     path = container(tmp_path)
     ((old, *_),) = find.refresh(full=True).added
     write(path.parent / "new", recorded("v1.1")).rename(path)
@@ -365,7 +365,7 @@ def watches(find: DirectoryFinder) -> Iterator[Watches]:
     find._watches.close()
 
 
-def test_other_news_does_not_delay_a_retry(
+def test_other_events_do_not_delay_a_retry(
     find: DirectoryFinder, watches: Watches, tmp_path: Path, clock: Clock
 ) -> None:
     path, other = container(tmp_path, "broken"), container(tmp_path, "other")
@@ -436,7 +436,7 @@ def test_refused_region_is_closed_and_retried(find: DirectoryFinder, tmp_path: P
     assert find.regions.keys() == {str(path)}
 
 
-def test_a_containers_directory_that_is_not_there_is_waited_for(tmp_path: Path, clock: Clock) -> None:
+def test_missing_containers_directory_is_waited_for(tmp_path: Path, clock: Clock) -> None:
     late = tmp_path / "hook" / "containers"
     find = AtOnce([str(late), str(tmp_path / "other")], Procfs(), clock)
     assert find.refresh(full=True) == ([], [], [])
@@ -454,7 +454,7 @@ def test_a_containers_directory_that_is_not_there_is_waited_for(tmp_path: Path, 
     assert find.regions == {}
 
 
-def test_a_fifo_with_a_writer_and_a_device_are_never_even_opened(find: AtOnce, tmp_path: Path) -> None:
+def test_fifo_and_device_are_never_opened(find: AtOnce, tmp_path: Path) -> None:
     (tmp_path / HOSTILE).mkdir()
     os.mkfifo(tmp_path / HOSTILE / "pipe.cache")
     waiting = "import os, sys; os.open(sys.argv[1], os.O_WRONLY)"  # until the other end is opened
@@ -469,7 +469,7 @@ def test_a_fifo_with_a_writer_and_a_device_are_never_even_opened(find: AtOnce, t
         writer.wait()
 
 
-def test_a_region_stays_when_its_directory_is_flooded(find: AtOnce, tmp_path: Path) -> None:
+def test_region_stays_when_its_directory_is_flooded(find: AtOnce, tmp_path: Path) -> None:
     path = write(tmp_path / HOSTILE / "first.cache", recorded("v1.2"))
     ((region, *_),) = find.refresh(full=True).added
     for number in range(1000):
@@ -527,16 +527,14 @@ def test_opening_with_few_descriptors_leaks_nothing(
     until(lambda: set(os.listdir("/proc/self/fd")) <= before, "the end of every descriptor")
 
 
-def test_a_file_that_the_lane_can_not_open_is_rejected_alone(region: SharedRegion) -> None:
+def test_file_that_the_lane_cannot_open_is_rejected_alone(region: SharedRegion) -> None:
     reader = Refusing(Procfs(), read_open=OSError(errno.EIO, os.strerror(errno.EIO)))
     with pytest.raises(RegionRejected) as refusal:
         at_once(region.read_by(reader, ""))
     assert refusal.value.reason is RegionReason.IO_ERROR
 
 
-def test_without_a_thread_a_file_is_closed_with_the_next_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_file_is_closed_later_if_no_thread_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last close of a removed file can take seconds, so no caller does it."""
 
     def refuse(*_: object) -> int:

@@ -1,4 +1,4 @@
-"""Samples by what the calls promise: a value, idle or unknown, whatever the stamps and the driver's clock."""
+"""Samples read only as the calls promise: a value, idle or unknown, for any time stamps and clock of the driver."""
 
 import random
 import time
@@ -135,7 +135,7 @@ def test_idle_device_is_idle_by_its_own_samples(driver: Driver) -> None:
     driver.run(1.2)
     assert driver.ask()["idle"]
     driver.run(20.0, asleep=True)
-    assert not driver.ask()["idle"]  # there is no sample that says so
+    assert not driver.ask()["idle"]  # no sample shows it
 
 
 @pytest.mark.parametrize("ahead", [0.2, -0.2, 3.0, -3.0, 50.0, -50.0])

@@ -112,7 +112,7 @@ def changed(before: bytes, after: bytes) -> list[int]:
 
 
 @pytest.mark.parametrize("use_pidfd", [True, False], ids=["pidfd", "proc directory"])
-def test_a_hostpid_is_changed_and_read_back(bench: Bench, *, use_pidfd: bool) -> None:
+def test_hostpid_is_changed_and_read_back(bench: Bench, *, use_pidfd: bool) -> None:
     before = bench.path.read_bytes()
     with sleeper(use_pidfd=use_pidfd) as (process, handle):
         assert handle.is_pidfd == use_pidfd
@@ -124,7 +124,7 @@ def test_a_hostpid_is_changed_and_read_back(bench: Bench, *, use_pidfd: bool) ->
 
 
 @pytest.mark.parametrize("use_pidfd", [True, False], ids=["pidfd", "proc directory"])
-def test_for_a_process_that_ended_the_change_is_taken_back(bench: Bench, *, use_pidfd: bool) -> None:
+def test_change_for_an_ended_process_is_undone(bench: Bench, *, use_pidfd: bool) -> None:
     before = bench.path.read_bytes()
     with sleeper(use_pidfd=use_pidfd) as (process, handle):
         process.kill()
@@ -144,7 +144,7 @@ def test_for_a_process_that_ended_the_change_is_taken_back(bench: Bench, *, use_
 def test_ended_process_changes_no_word_even_briefly(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, *, meanwhile: bool, value: bool
 ) -> None:
-    """Its successor with the same PID keeps the guard. If it ends after the first check, the word is taken back."""
+    """A successor with the same PID keeps the guard. If the process ends after the first check, the write is undone."""
     before, swap = bench.path.read_bytes(), Words.swap
 
     def touched(words: Words, offset: int, expected: int, new: int) -> int:
@@ -184,7 +184,7 @@ def test_unexpected_value_is_not_changed(bench: Bench) -> None:
 
 
 def test_slot_moving_during_write_gets_value_back(bench: Bench) -> None:
-    """A guard that lies in the word that is written sees the move at the only moment that matters."""
+    """A guard in the written word notices the move at the moment of the write."""
     before = bench.path.read_bytes()
     target = V1_2.sm_util_offset(0, 0)
     assert target is not None
@@ -224,7 +224,7 @@ class Zeroing:
 def test_slot_filled_during_zeroing_keeps_new_value(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, moved_in: int, fills_at_check: int
 ) -> None:
-    """Before the first check, between that and the change, or after it; also what equals the old value or the new."""
+    """The slot fills before the first check, between check and change, or after; with the old, new or another value."""
     zeroing, read, swapped, checks = Zeroing(bench), Words.load, Words.swap, iter(range(9))
 
     def checked(words: Words, offset: int) -> int:
@@ -250,10 +250,10 @@ def test_slot_filled_during_zeroing_keeps_new_value(
 
 
 @pytest.mark.parametrize("begins_at_read", [0, 3])
-def test_a_move_that_copies_the_pid_last_loses_no_value(
+def test_move_that_copies_the_pid_last_loses_no_value(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, begins_at_read: int
 ) -> None:
-    """Under its lock it has copied the value, which equals the old one, and not yet the PID."""
+    """The move has copied the value, which equals the old one, and not yet the PID."""
     zeroing, read, reads = Zeroing(bench), Words.load, iter(range(9))
 
     def moving(words: Words, offset: int) -> int:
@@ -270,8 +270,8 @@ def test_a_move_that_copies_the_pid_last_loses_no_value(
 
 
 @pytest.mark.parametrize(("used", "outcome", "value"), [(0, DIFFERENT, 50), (1, DONE, 0)])
-def test_copy_that_a_move_left_gets_no_value(bench: Bench, used: int, outcome: int, value: int) -> None:
-    """It has the guard, too, but stands above ``proc_num``, where nothing would find the value again."""
+def test_copy_left_by_a_move_gets_no_value(bench: Bench, used: int, outcome: int, value: int) -> None:
+    """The copy has the guard, too, but is above ``proc_num``, where the value would never be corrected."""
     zeroing = Zeroing(bench)
     cachefiles.poke(bench.path, V1_2.proc_num, "i", used)
     with mapped(bench) as words:
@@ -300,7 +300,7 @@ def test_only_writable_words_of_layouts_are_written(tmp_path: Path, name: str) -
         bench.close()
 
 
-def test_a_full_message_of_orders_each_with_a_handle(bench: Bench) -> None:
+def test_full_message_of_orders_with_handles_is_done(bench: Bench) -> None:
     with sleeper() as (process, handle):
         orders, hostpid = [], 0
         for turn in range(slot_writer.MAX_ORDERS):
@@ -312,7 +312,7 @@ def test_a_full_message_of_orders_each_with_a_handle(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 1856, V1_2.size, V1_2.file_bytes + 1, 1 << 40])
-def test_a_file_of_another_size_is_not_mapped(bench: Bench, size: int) -> None:
+def test_file_of_another_size_is_not_mapped(bench: Bench, size: int) -> None:
     os.truncate(bench.path, size)
     start = os.pread(bench.fd, 4096, 0)
     assert bench.carry_out([bench.hostpid(0, 7, 0, 4711)] * 2) == [(WRONG_SIZE, 0)] * 2
@@ -327,8 +327,8 @@ def test_deleted_file_is_harmless(bench: Bench) -> None:
     assert not bench.path.exists()
 
 
-def test_a_file_that_may_not_be_written(tmp_path: Path) -> None:
-    """A running program is one, even for root; a read-only mount refuses at the same call."""
+def test_unwritable_file_is_refused(tmp_path: Path) -> None:
+    """Here a running program's file, which even root can't write; a read-only mount refuses the same call."""
     program = tmp_path / "program"
     shutil.copy2(shutil.which("sleep") or "sleep", program)
     before = program.read_bytes()
@@ -345,8 +345,8 @@ def test_a_file_that_may_not_be_written(tmp_path: Path) -> None:
     assert program.read_bytes() == before
 
 
-def test_a_tenants_lease_is_no_lack_of_ours(bench: Bench) -> None:
-    """The kernel says EAGAIN, as it does where it allows no further process."""
+def test_tenants_lease_is_no_shortage(bench: Bench) -> None:
+    """The kernel answers EAGAIN, as it does if no further process is allowed."""
     before = signal.signal(signal.SIGIO, signal.SIG_IGN)
     with bench.path.open("rb") as file:
         fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_RDLCK)
@@ -384,7 +384,7 @@ def test_child_keeps_no_descriptor_and_no_mapping(bench: Bench) -> None:
         assert process.poll() is None
 
 
-def test_the_child_is_small(root: Path) -> None:
+def test_writer_imports_neither_typing_nor_asyncio(root: Path) -> None:
     """Standard library without ``typing`` or ``asyncio``: it lives as long as the daemon does."""
     code = "import sys, resolver.workers.writer_child; print(*sorted(sys.modules))"
     done = subprocess.run(
