@@ -104,14 +104,14 @@ def _gpu(gpu: OwnGpu, numbers: Mapping[str, int]) -> Row:
         *(_percent(None if mean is None else round(100 * mean)) for mean in means),
         "none" if limit is None and state else _percent(limit),
         state and state.replace("_", " "),
-        _size(gpu.memory_used),
-        _size(gpu.memory_limit or gpu.memory_total),
+        size(gpu.memory_used),
+        size(gpu.memory_limit or gpu.memory_total),
     )
 
 
 def _process(process: OwnProcess, numbers: Mapping[str, int]) -> Row:
     gpu, note = numbers.get(process.device_uuid), _NOTES.get(process.no_slot, "HAMi does not limit it")
-    values = process.comm or "?", _percent(process.sm_util), _size(process.memory), note
+    values = process.comm or "?", _percent(process.sm_util), size(process.memory), note
     return process.pid, process.device_uuid if gpu is None else gpu, *values
 
 
@@ -144,10 +144,6 @@ _TABLES: dict[str, tuple[tuple[str, ...], Callable[..., Row], str]] = {
 
 def _percent(value: int | None) -> str:
     return "?" if value is None else f"{value}%"
-
-
-def _size(number: int | None) -> str:
-    return "?" if number is None else size(number)
 
 
 def _ask(path: str, route: str) -> bytes:

@@ -93,8 +93,10 @@ def cell(value: Cell) -> str:
     return NONE if value is None or value == "" else printable(str(value))
 
 
-def size(count: int) -> str:
-    """Format bytes in the largest unit with a whole part."""
+def size(count: int | None) -> str:
+    """Format bytes in the largest unit with a whole part; ``?`` is unknown."""
+    if count is None:
+        return "?"
     number, unit = float(count), 0
     while number >= 1024 and unit < 4:
         number, unit = number / 1024, unit + 1

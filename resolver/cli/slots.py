@@ -220,7 +220,7 @@ def _rows(file: dict[str, Any], facts: Facts) -> Iterator[Row]:
             numbers.setdefault(slot.hostpid, []).append(slot.number)
     for slot, fields in zip(slots, file["slots"], strict=True):
         fault = hint(slot, numbers.get(slot.hostpid, []), host_pids=facts.host_pids)
-        memory = ["?" if used["total"] is None else size(used["total"]) for used in fields["used"]]
+        memory = [size(used["total"]) for used in fields["used"]]
         utils = [str(device["sm_util"]) for device in fields.get("device_util", ())] or [NONE] * len(memory)
         for values in [*zip(uuids, utils, memory, strict=True)] or [(NONE, NONE, NONE)]:
             yield (container, file["layout"], *map(str, slot), *values, fault)
