@@ -37,6 +37,11 @@ class _Known(NamedTuple):
     host_pid: int
     looks: int
 
+    @property
+    def settled(self) -> bool:
+        """Whether another look tells no more: a missing name may be known next time."""
+        return bool(self.report.container_name) or not self.report.pod_uid or self.looks >= _LOOKS
+
 
 class Census:
     """List of running containers."""
@@ -91,11 +96,7 @@ class Census:
             self._journal.record("container_ended", level="debug", **_about(report))
         for container_id, (host_pid, pidns) in present.items():
             container = self._known.get(container_id)
-            if (
-                container is None
-                or container.host_pid != host_pid
-                or (container.looks < _LOOKS and not _named(container))
-            ):
+            if container is None or container.host_pid != host_pid or not container.settled:
                 await slices.yield_if_due()
                 await self.identify(container_id, host_pid, pidns, container)
         await slices.yield_if_due()
@@ -106,8 +107,7 @@ class Census:
             if (seen.namespace, seen.pod, seen.regions) != (namespace, pod, paths):
                 report = structs.replace(seen, namespace=namespace, pod=pod, regions=paths)
                 self._known[container_id] = container._replace(report=report)
-        # Missing names may be known next time.
-        complete = all(_named(container) or container.looks >= _LOOKS for container in self._known.values())
+        complete = all(container.settled for container in self._known.values())
         self._made_of, self._again_at = (made_of if complete else ()), now + _LOOK_AGAIN
         return again or self.containers() != before
 
@@ -149,13 +149,12 @@ class Census:
             return
         except (CannotKnow, WorkerFailed, OSError):
             pass
-        namespace, pod = self.pods.of(pod_uid)
         report = Container(
             container_id=container_id,
             pod_uid=pod_uid or None,
             container_name=name or None,
-            namespace=namespace or None,
-            pod=pod or None,
+            namespace=None,
+            pod=None,
             runtime=runtime or None,
             pidns=pidns,
             init_host_pid=host_pid if pidns is not None else None,
@@ -172,10 +171,6 @@ class Census:
     def get(self, container_id: str) -> Container | None:
         container = self._known.get(container_id)
         return container.report if container else None
-
-
-def _named(known: _Known) -> bool:
-    return bool(known.report.container_name) or not known.report.pod_uid
 
 
 def _about(report: Container) -> dict[str, str]:
