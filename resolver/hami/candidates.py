@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-import time
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from resolver.base.errors import CannotKnow, RegionRejected, WorkerFailed
 from resolver.base.reasons import RegionReason
@@ -47,31 +46,28 @@ HALF_MADE_SECONDS = 2.0  # after a file was made, HAMi may not have written its 
 
 
 class Candidate:
-    """A name ending in .cache; ``path`` is printable."""
+    """A file of a name ending in .cache; ``path`` is printable. ``shared``: every container may reach it."""
 
-    def __init__(self, directory: Directory, name: str) -> None:
-        self.directory = directory
-        self.name = name
+    def __init__(
+        self, directory: Directory, name: str, identity: tuple[int, int], now: float, age: float
+    ) -> None:
+        """Take the file that the directory has by this name ``now``, changed ``age`` seconds ago."""
+        self.directory, self.name, self.identity = directory, name, identity
         self.path = f"{directory.path}/{printable(name)}"
-        self.placement = placement_of(self.path)
         self.region: SharedRegion | None = None
-        self.pause = FIRST_PAUSE
-        self.accepted_at = 0.0
+        self.seen_at, self.half_made_until = now, now + HALF_MADE_SECONDS - max(0.0, age)
         self.half_made = False  # if this lasts, the refusal is reported
-        self.start_anew(NOWHERE, 0.0)
-
-    @property
-    def shared(self) -> bool:
-        """True if every container may reach the file."""
-        kai = self.placement is not None and self.placement.proof is ContainerProof.POD
-        return kai or self.directory.root.shared
-
-    def start_anew(self, identity: tuple[int, int], now: float, age: float = HALF_MADE_SECONDS) -> None:
-        """Start over with another file, made ``age`` seconds ago."""
-        self.identity = identity
-        self.seen_at = now
-        self.half_made_until = now + HALF_MADE_SECONDS - max(0.0, age)
-        self.retry_at = 0.0
+        self.pause, self.retry_at, self.accepted_at = FIRST_PAUSE, 0.0, 0.0
+        row = placement_of(self.path)
+        self.shared = directory.root.shared or (row is not None and row.proof is ContainerProof.POD)
+        #: By the directory's name, confirmed by kubelet where all containers reach it.
+        self.ownership = Ownership(directory.path, directory.name, placement=row.name if row else "")
+        # Neither a UID nor a Kubernetes container name can hold an underscore.
+        uid, _, container = directory.name.partition("_")
+        if row is not None and row.proof is ContainerProof.CLAIM:
+            self.ownership = self.ownership._replace(claim=uid)
+        else:
+            self.ownership = self.ownership._replace(pod_uid=uid, container_name=container)
 
 
 class Directory(Place):
@@ -84,16 +80,6 @@ class Directory(Place):
         self.root = root
         self.name = name
         self.candidates: dict[str, Candidate] = {}
-
-    def ownership(self, candidate: Candidate) -> Ownership:
-        """Return a file's owner by its directory's name, confirmed by kubelet where all containers reach it."""
-        row = candidate.placement
-        placement = row.name if row else ""
-        if row is not None and row.proof is ContainerProof.CLAIM:
-            return Ownership(self.path, self.name, claim=self.name.partition("_")[0], placement=placement)
-        # Neither a UID nor a Kubernetes container name can hold an underscore.
-        pod_uid, _, name = self.name.partition("_")
-        return Ownership(self.path, self.name, pod_uid=pod_uid, container_name=name, placement=placement)
 
 
 class Root(Place):
@@ -142,17 +128,10 @@ class Candidates:
     ) -> None:
         self._discovery, self._clock = discovery, clock
         self._names, self._reader = names, reader
-        self.accepted: dict[str, Candidate] = {}
 
-    async def check(self, candidate: Candidate, identity: tuple[int, int], changed: float) -> None:
-        """Compare a name with its present file, and open a new one.
-
-        `SharedRegion.read` checks the content.
-        """
+    async def check(self, candidate: Candidate) -> None:
+        """Open the file if it is new, or due again. `SharedRegion.read` checks the content."""
         now = self._clock()
-        if identity != candidate.identity:
-            self.release(candidate)
-            candidate.start_anew(identity, now, time.time() - changed)
         if candidate.region is not None or (now < candidate.retry_at and not candidate.half_made):
             return
         try:
@@ -164,15 +143,13 @@ class Candidates:
                 self.refuse(candidate, refusal(error))
             return
         candidate.region, candidate.identity, candidate.accepted_at = region, region.identity, now
-        self.accepted[candidate.path] = candidate
-        self._discovery.accept(FoundRegion(region, candidate.directory.ownership(candidate), location))
+        self._discovery.accept(FoundRegion(region, candidate.ownership, location))
 
     async def _open(self, candidate: Candidate) -> tuple[SharedRegion, Location]:
         if not candidate.name.isprintable():
             raise RegionRejected(RegionReason.BAD_NAME, "its name has characters that cannot be printed")
-        directory = candidate.directory
-        if candidate.shared:  # all containers reach it
-            ownership = directory.ownership(candidate)
+        directory, ownership = candidate.directory, candidate.ownership
+        if candidate.shared:
             self._names.refresh()
             if not self._names.has(ownership.pod_uid, ownership.container_name):
                 raise RegionRejected(RegionReason.NOT_ON_NODE, self._names.trouble or STRAY)
@@ -190,7 +167,7 @@ class Candidates:
 
     async def locate(self, candidate: Candidate, region: SharedRegion) -> Location:
         """Return the directory as mounted by containers, or the file in a tree of all. Raises `RegionRejected`."""
-        directory, owner = candidate.directory, candidate.directory.ownership(candidate)
+        directory, owner = candidate.directory, candidate.ownership
         tree = (directory.root.link, directory.name) if candidate.shared else None
         place, (device, inode), opened, above = await self._reader.ask(
             directory.path, ALL, locate_open, region.link, region.path, tree
@@ -206,8 +183,10 @@ class Candidates:
         """Reject a file for now and schedule a retry."""
         now, rejected = self._clock(), self._discovery.rejected
         if why.reason is RegionReason.GONE:
-            candidate.start_anew(NOWHERE, now)  # the next listing takes it off, or finds its successor
-            candidate.retry_at = now + SOON
+            candidate.identity, candidate.retry_at = (
+                NOWHERE,
+                now + SOON,
+            )  # the next listing drops it, or replaces it
             return
         if candidate.half_made:
             rejected.pop(candidate.path, None)
@@ -225,13 +204,12 @@ class Candidates:
     def release(self, candidate: Candidate) -> None:
         if candidate.region is not None:
             candidate.region = None
-            del self.accepted[candidate.path]
             self._discovery.release(candidate.path)
 
-    def drop(self, directory: Directory, listed: Container[str] = ()) -> None:
-        """Drop all names of a directory but those ``listed``."""
+    def drop(self, directory: Directory, listed: Mapping[str, tuple[int, int]] | None = None) -> None:
+        """Drop all files of a directory but those ``listed`` by name and identity."""
         for name, candidate in list(directory.candidates.items()):
-            if name not in listed:
+            if (listed or {}).get(name) != candidate.identity:
                 self.release(candidate)
                 self._discovery.rejected.pop(candidate.path, None)
                 del directory.candidates[name]

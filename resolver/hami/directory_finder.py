@@ -128,7 +128,8 @@ class DirectoryFinder(Discovery):
         return self._end_refresh()
 
     def _refuse(self, path: str, why: RegionRejected) -> None:
-        candidate = self._candidates.accepted[path]
+        candidates = (file for directory in self._directories() for file in directory.candidates.values())
+        candidate = next(file for file in candidates if file.region is self.regions[path])
         self._candidates.release(candidate)
         self._candidates.refuse(candidate, why)
         candidate.directory.due = min(candidate.directory.due, candidate.retry_at)
@@ -255,15 +256,15 @@ class DirectoryFinder(Discovery):
                 self._forget(directory)
                 directory.due = 0.0  # to be watched, too
             directory.identity = device, inode
-        listed = {name: ((device, inode), changed) for name, device, inode, changed in files}
-        candidates = directory.candidates
+        listed = {name: (device, inode) for name, device, inode, _ in files}
+        candidates, now = directory.candidates, self._clock()
         self._candidates.drop(directory, listed)
         new, room = listed.keys() - candidates.keys(), MAX_CACHES - len(candidates)
         self._report_unless(complete and len(new) <= room, directory.path, MAX_ENTRIES)
-        for name in [name for name in listed if name in new][:room]:
-            candidates[name] = Candidate(directory, name)
+        for name, *_, changed in [file for file in files if file[0] in new][:room]:
+            candidates[name] = Candidate(directory, name, listed[name], now, time.time() - changed)
         for candidate in list(candidates.values()):
-            await self._candidates.check(candidate, *listed[candidate.name])
+            await self._candidates.check(candidate)
         retries = (candidate.retry_at for candidate in candidates.values() if candidate.region is None)
         directory.rest(min(retries, default=math.inf), self._clock() + SOON)
 

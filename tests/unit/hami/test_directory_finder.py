@@ -118,11 +118,11 @@ def test_a_file_that_was_moved_while_it_was_opened(
     kubelet.has(POD, "side", "b" * 64)
     mine, other = usage(tree, f"{POD}_main"), usage(tree, f"{POD}_side")
     regions = {found.path: found.region for found in find.refresh(full=True).added}
-    candidates = find._candidates
+    (candidate,) = find._roots[0].directories[mine.parent.name].candidates.values()
     mine.parent.rename(tree / "between")
     other.parent.rename(mine.parent)
     with pytest.raises(RegionRejected) as refused:
-        at_once(candidates.locate(candidates.accepted[str(mine)], regions[str(mine)]))
+        at_once(find._candidates.locate(candidate, regions[str(mine)]))
     assert refused.value.reason is RegionReason.GONE
 
 
