@@ -48,7 +48,7 @@ def _stands_still(host_pid: int) -> bool:
 
 @contextmanager
 def stopped_in_its_exit(host_pid: int) -> Iterator[None]:
-    """Yield a container's process that hangs in its exit, as in a driver, until the block ends."""
+    """Halt a container's process in its exit, as in a driver, until the block ends."""
     ptrace = ctypes.CDLL(None, use_errno=True).ptrace
     assert ptrace(0x4206, host_pid, None, ctypes.c_void_p(0x40)) == 0  # PTRACE_SEIZE, PTRACE_O_TRACEEXIT
     os.kill(psutil.Process(host_pid).ppid(), signal.SIGKILL)

@@ -80,7 +80,6 @@ class Faults:
     def __init__(self) -> None:
         self.refuse: list[tuple[int, Json]] = []
         self.hang = False  # requests are read and never answered
-        self.stale: Json | None = None  # the cache for reads at version 0; {} is an empty cache
         self.drop_answer = 0  # number of next writes that are carried out without an answer
         self.no_definition = False  # the kind Device is not installed
         self.expire_in_stream = False  # report an expired version by an event instead of the status
@@ -330,8 +329,6 @@ class KubeServer:
 
     def _on_device(self, verb: str, name: str, query: Json, content: Json) -> Json:
         if verb == "get":
-            if query.get("resourceVersion") == "0" and self.faults.stale is not None:
-                return self._get({name: self.faults.stale} if self.faults.stale else {}, name)
             return self._get(self.devices, name)
         if verb == "create":
             return self._create(content)

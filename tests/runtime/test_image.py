@@ -142,7 +142,7 @@ def test_daemonset_repairs_with_the_image(
     assert {path.name for path in pod.run_dir.iterdir()} <= {"bpf-program"}
 
 
-def test_commands_run_by_exec(node: Node, start_pod: StartPod, image: Image) -> None:
+def test_image_commands_run_by_exec(node: Node, start_pod: StartPod, image: Image) -> None:
     container = node.container()
     tenant = container.tenant(guess="none", load=30)
     pod = start_pod(fast(pod_of(render(KUSTOMIZE / "base"))), image=image)

@@ -49,7 +49,7 @@ def setup(
     return completed(*command, env=variables, user=user, group=user, extra_groups=[])
 
 
-def test_in_a_checkout_that_may_not_be_written_it_says_so(checkout: Path) -> None:
+def test_setup_names_a_read_only_checkout(checkout: Path) -> None:
     done = setup(checkout, user=NOBODY)
     assert done.returncode == 1
     assert f"everything Python goes into {checkout}/.venv, and nobody may not write there." in done.stderr
@@ -87,7 +87,7 @@ def test_setup_without_bcc_names_the_loss_and_goes_on(checkout: Path) -> None:
 
 
 @pytest.mark.long
-def test_without_a_network_it_says_so_in_its_own_words(checkout: Path) -> None:
+def test_setup_without_network_names_the_cause(checkout: Path) -> None:
     offline = setup(checkout, before=("unshare", "--net"), PIP_CONFIG_FILE=os.devnull)
     assert offline.returncode == 1
     assert "setup: pip could not install the Python packages" in offline.stderr
@@ -96,7 +96,7 @@ def test_without_a_network_it_says_so_in_its_own_words(checkout: Path) -> None:
     assert "HTTPSConnection" not in offline.stderr
 
 
-def test_half_made_environment_is_made_anew(checkout: Path) -> None:
+def test_setup_replaces_an_incomplete_environment(checkout: Path) -> None:
     leftover = checkout / ".venv/bin/python"
     leftover.parent.mkdir(parents=True)
     leftover.symlink_to("/usr/bin/python3")  # Ctrl-C came before pip
@@ -107,7 +107,7 @@ def test_half_made_environment_is_made_anew(checkout: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_second_run_does_nothing_and_says_nothing(root: Path) -> None:
+def test_second_setup_changes_and_prints_nothing(root: Path) -> None:
     command = [str(root / "scripts/setup.sh"), "dev"]
     subprocess.run(command, capture_output=True, check=True)
     done = completed(*command)

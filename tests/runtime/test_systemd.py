@@ -27,7 +27,7 @@ def installed(directory: Path) -> Path:
     return unit
 
 
-def test_systemd_has_nothing_to_say_against_it(tmp_path: Path) -> None:
+def test_systemd_verifies_the_unit_without_complaint(tmp_path: Path) -> None:
     unit = installed(tmp_path)
     done = completed("systemd-analyze", "verify", "--man=no", str(unit))
     # The two keys of the back-off came with systemd 254; before, it waits 2 s each time.
@@ -37,7 +37,7 @@ def test_systemd_has_nothing_to_say_against_it(tmp_path: Path) -> None:
     assert (done.returncode, ours) == (0, [])
 
 
-def test_its_exposure_is_as_documented(tmp_path: Path) -> None:
+def test_unit_exposure_is_as_documented(tmp_path: Path) -> None:
     rate = ["systemd-analyze", "security", "--offline=true", f"--threshold={WORST_SCORE * 10:.0f}"]
     done = completed(*rate, str(installed(tmp_path)))
     assert done.returncode == 0, done
@@ -45,7 +45,7 @@ def test_its_exposure_is_as_documented(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("source", SOURCES)
-def test_it_does_the_whole_job(node: Node, open_place: Path, source: str) -> None:
+def test_unit_does_the_whole_job(node: Node, open_place: Path, source: str) -> None:
     with contextlib.closing(Unit(node, open_place, environment={"RESOLVER_SOURCE": source})) as unit:
         works(node, unit, source)
         own = rights(unit.host_pid)
@@ -59,7 +59,7 @@ def test_it_does_the_whole_job(node: Node, open_place: Path, source: str) -> Non
         assert unit.stop() == 0
 
 
-def test_it_sees_the_system_read_only(node: Node, open_place: Path) -> None:
+def test_unit_has_a_read_only_system(node: Node, open_place: Path) -> None:
     with contextlib.closing(Unit(node, open_place, environment={"RESOLVER_SOURCE": "scan"})) as unit:
         unit.wait_for("source")
         inside = ["nsenter", "--mount", "--target", str(unit.host_pid)]
@@ -74,7 +74,7 @@ def test_it_sees_the_system_read_only(node: Node, open_place: Path) -> None:
             assert not writable(path), path
 
 
-def test_systemd_is_told_that_it_is_ready_and_how_it_is(node: Node, open_place: Path) -> None:
+def test_unit_notifies_readiness_and_status(node: Node, open_place: Path) -> None:
     with contextlib.closing(Unit(node, open_place, environment={"RESOLVER_SOURCE": "scan"})) as unit:
 
         def shown(name: str) -> str:
@@ -91,7 +91,7 @@ def test_systemd_is_told_that_it_is_ready_and_how_it_is(node: Node, open_place: 
         assert unit.stop() == 0
 
 
-def test_one_that_stands_still_is_started_again(node: Node, open_place: Path) -> None:
+def test_unit_restarts_a_hanging_daemon(node: Node, open_place: Path) -> None:
     with contextlib.closing(
         Unit(node, open_place, environment={"RESOLVER_SOURCE": "scan"}, lines=("WatchdogSec=4s",))
     ) as unit:

@@ -57,7 +57,7 @@ def ask(where: Path) -> tuple[int, str] | None:
     return answer
 
 
-def test_a_whole_answer_is_believed(serve: Serve, where: Path) -> None:
+def test_complete_answer_is_returned(serve: Serve, where: Path) -> None:
     server = serve(SETTLED)
     assert ask(where) == (200, "4711\n")
     assert server.requests[0].startswith(b"GET /v1/lookup?container=x&pid=1 HTTP/1.1\r\nHost: resolver\r\n")
@@ -106,9 +106,7 @@ def test_incomplete_answer_in_time_is_none(serve: Serve, where: Path, answer: An
 
 
 @pytest.mark.parametrize("answers", [["403 Forbidden", "200 OK"], ["403 Forbidden", "403 Forbidden"]])
-def test_a_caller_that_could_not_be_determined_asks_once_more(
-    serve: Serve, where: Path, answers: list[str]
-) -> None:
+def test_undetermined_caller_asks_again(serve: Serve, where: Path, answers: list[str]) -> None:
     """Before Linux 6.5 a caller is known to the daemon if it is older than its connection."""
     left = [http('{"detail": "why", "reason": "peer_unknown"}', status) for status in answers]
     server = serve(lambda channel: channel.sendall(left.pop(0)))
@@ -149,7 +147,7 @@ def test_missing_daemon_is_reported(where: Path) -> None:
     assert ask(Path("a\0b")) is None
 
 
-def test_a_crowd_before_the_door_is_not_joined(where: Path) -> None:
+def test_client_leaves_a_full_backlog(where: Path) -> None:
     """The backlog is full: connecting would wait."""
     with socket.socket(socket.AF_UNIX) as listener, contextlib.ExitStack() as crowd:
         listener.bind(str(where))
@@ -162,7 +160,7 @@ def test_a_crowd_before_the_door_is_not_joined(where: Path) -> None:
         assert ask(where) is None
 
 
-def test_a_strangers_socket_is_not_believed(serve: Serve, where: Path) -> None:
+def test_socket_of_another_user_is_not_trusted(serve: Serve, where: Path) -> None:
     server = serve(SETTLED)
     os.chown(where, 65534, 65534)
     assert ask(where) is None
@@ -232,7 +230,7 @@ def from_daemon(where: Path, cid: str = CID, ns_pid: int = 7, **more: object) ->
     return command.ask_daemon(Namespace(cid=cid, ns_pid=ns_pid, **options))
 
 
-def test_a_number_is_printed(serve: Serve, where: Path) -> None:
+def test_number_is_printed(serve: Serve, where: Path) -> None:
     server = serve(SETTLED)
     assert from_daemon(where) == "4711"
     assert from_daemon(where, cid=f"containerd://{CID}") == "4711"
@@ -283,7 +281,7 @@ def test_only_plain_questions_are_put_to_a_daemon(
     assert server.requests == []
 
 
-def test_where_one_hangs_no_other_is_started(tmp_path: Path) -> None:
+def test_no_daemon_is_suggested_if_one_hangs(tmp_path: Path) -> None:
     path = tmp_path / "silent.sock"
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
@@ -293,7 +291,7 @@ def test_where_one_hangs_no_other_is_started(tmp_path: Path) -> None:
     assert "Start one" not in str(caught.value)
 
 
-def test_a_plain_file_is_no_socket(where: Path) -> None:
+def test_plain_file_is_no_socket(where: Path) -> None:
     where.touch()
     with pytest.raises(NoDaemon, match="another kind of file, and no socket"):
         client.get_json("/v1/status", str(where))
@@ -350,12 +348,12 @@ LEFT = f"""{CID}; {CID} seven; {CID} -7; {CID} \u0667; {CID} 7 8; {CID} 7 --js; 
 
 
 @pytest.mark.parametrize("words", [[], ["", "7"], *(each.split() for each in re.split("; |\n", LEFT))])
-def test_everything_else_is_left_to_argparse(words: list[str]) -> None:
+def test_other_arguments_go_to_argparse(words: list[str]) -> None:
     assert command.parsed(words) is None
 
 
 @pytest.mark.parametrize(("cid", "there"), [(CID, True), (CID, False), (CID[:12], False)])
-def test_a_plain_question_loads_no_parser(serve: Serve, where: Path, cid: str, *, there: bool) -> None:
+def test_plain_look_up_loads_no_parser(serve: Serve, where: Path, cid: str, *, there: bool) -> None:
     """Each of them takes long to load."""
     serve(SETTLED)
     socket_path = where if there else where.with_name("none")

@@ -58,7 +58,7 @@ def blob() -> Blob:
     return blob
 
 
-def test_offsets_and_sizes(blob: Blob) -> None:
+def test_btf_gives_offsets_and_sizes(blob: Blob) -> None:
     read = btf.Btf(blob.bytes())
     assert read.offset("task", "pid") == 4
     assert read.offset("task", "deep") == 36, "a member of an anonymous union is the structure's own"
@@ -81,7 +81,7 @@ def test_missing_type_or_field_is_named(blob: Blob, names: tuple[str, ...], says
 
 
 @pytest.mark.parametrize("how", ["empty", "magic", "version", "cut", "kind", "dangling"])
-def test_a_broken_description_is_refused(blob: Blob, how: str) -> None:
+def test_broken_btf_is_refused(blob: Blob, how: str) -> None:
     if how == "kind":
         blob.add(30, "", 0)
     if how == "dangling":
@@ -96,7 +96,7 @@ def test_a_broken_description_is_refused(blob: Blob, how: str) -> None:
         btf.Btf(broken).offset("far", "nearer")
 
 
-def test_type_ids_by_name_and_kind(blob: Blob) -> None:
+def test_btf_gives_type_ids_by_name_and_kind(blob: Blob) -> None:
     prototype = blob.add(13, "", 0)
     traced = blob.add(TYPEDEF, "btf_trace_a", blob.add(PTR, "", prototype))
     blob.add(12, "pid", prototype)

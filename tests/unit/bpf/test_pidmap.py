@@ -41,7 +41,7 @@ def in_c(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("name", MEMBERS)
-def test_every_member_is_where_python_reads_it(in_c: dict[str, int], name: str) -> None:
+def test_c_members_are_at_pythons_offsets(in_c: dict[str, int], name: str) -> None:
     layout, members = LAYOUTS[name], MEMBERS[name]
     codes = "".join(
         code * int(count or 1) for count, code in re.findall(r"(\d*)([A-Za-z])", layout.format.lstrip("="))

@@ -97,6 +97,7 @@ TOGETHER: list[tuple[dict[str, Any], str]] = [
     ({"extraArgs": ["--source=bpf"]}, "write source instead"),
     ({"image": {"repository": ""}}, "image.repository is empty: no image of resolver is published"),
     ({"extraArgs": ["--metrics-addr", ":1"]}, "write settings.metrics_addr instead"),
+    ({"tenantsView": {"policy": True}}, "set it to /run/resolver/tenants/resolver.sock"),
 ]
 
 
@@ -123,6 +124,11 @@ def test_all_wrong_values_are_named_at_once() -> None:
     with pytest.raises(RefusedError) as refused:
         render({"hostPID": False, "source": "netlink", "hostNetwork": False, "extraArgs": ["--wait"]})
     assert str(refused.value).count("\n- ") == 3
+
+
+def test_unknown_disabled_alert_is_refused() -> None:
+    values = {"prometheusRule": {"enabled": True, "disabled": ["Nothing"]}}
+    refused(values, "has Nothing, and there is no such alert; there are ResolverAbsent")
 
 
 def test_environment_that_is_no_setting_is_accepted() -> None:

@@ -69,18 +69,18 @@ def schema() -> dict[str, Any]:
     return settings
 
 
-def test_every_setting_of_the_daemon_is_one_of_the_chart() -> None:
+def test_chart_has_all_settings_of_the_daemon() -> None:
     assert defaults().keys() == schema().keys() == set(SETTINGS)
 
 
-def test_the_defaults_are_the_daemons() -> None:
+def test_chart_defaults_equal_the_daemons() -> None:
     loaded = untouched()
     assert msgspec.structs.asdict(loaded) == msgspec.structs.asdict(Settings()) | CHART_DEFAULTS
     for name, default in defaults().items():
         assert config.load({name: default})[0] == config.load({name: getattr(loaded, name)})[0], name
 
 
-def test_every_setting_arrives() -> None:
+def test_chart_settings_reach_the_daemon() -> None:
     others = {name: other(name) for name in SETTINGS}
     settings = {name: given for name, (given, _) in others.items()}
     source = settings.pop("source")
@@ -90,7 +90,7 @@ def test_every_setting_arrives() -> None:
     assert [name for name in loaded if loaded[name] == before[name]] == []
 
 
-def test_a_setting_that_is_taken_away_is_the_daemons_default() -> None:
+def test_removed_setting_becomes_the_default() -> None:
     variables = arrived({"settings": {"interval": None, "wait": None, "map_size": None}})
     assert {"RESOLVER_INTERVAL", "RESOLVER_WAIT", "RESOLVER_MAP_SIZE"} & variables.keys() == set()
     assert config.load(environ=variables)[0] == Settings(containers_dir=CHART_DEFAULTS["containers_dir"])

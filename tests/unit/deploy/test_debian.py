@@ -17,7 +17,7 @@ def stand_ins(place: Path, **codes: int) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("before", ["", "0.0.1"])
-def test_a_daemon_that_cannot_start_is_installed_with_a_sentence(tmp_path: Path, before: str) -> None:
+def test_package_of_a_failing_daemon_installs_with_a_message(tmp_path: Path, before: str) -> None:
     helpers = {"python3": 0, "systemd_sysusers": 0, "deb_systemd_helper": 0, "systemctl": 0}
     environment = stand_ins(tmp_path, **helpers, deb_systemd_invoke=1)
     commands = (

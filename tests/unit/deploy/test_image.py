@@ -20,7 +20,7 @@ BIN = Path(sys.executable).parent
     ],
     ids=lambda command: command[0],
 )
-def test_no_linter_complains(command: tuple[str, ...], root: Path) -> None:
+def test_linter_accepts_the_image_recipe(command: tuple[str, ...], root: Path) -> None:
     done = completed(BIN / command[0], *command[1:], cwd=root)
     assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr
 
@@ -31,7 +31,7 @@ def test_make_image_without_an_engine_lists_engines(root: Path) -> None:
     assert "neither docker nor podman nor buildah answers" in done.stderr
 
 
-def test_the_engine_that_answers_is_taken(root: Path, tmp_path: Path) -> None:
+def test_make_image_takes_an_engine_that_answers(root: Path, tmp_path: Path) -> None:
     """`docker` is there, and its daemon is not."""
     for name, code in (("docker", 1), ("podman", 1), ("buildah", 0)):
         script(tmp_path / name, f"exit {code}")

@@ -81,13 +81,13 @@ def test_privileges_equal_the_needs_of_the_source(name: str) -> None:
     }
 
 
-def test_the_namespace_allows_its_pod() -> None:
+def test_namespace_allows_the_pod() -> None:
     namespace = load(BASE / "namespace.yaml")[0]
     assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "privileged"
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_the_settings_in_it_are_settings(name: str) -> None:
+def test_manifest_variables_are_settings(name: str) -> None:
     container = container_of(pod_of(render(EVERY[name])))
     assert container["image"] == IMAGE
     assert container["args"] == ["run"]

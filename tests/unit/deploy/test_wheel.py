@@ -44,7 +44,7 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return interpreter
 
 
-def test_the_command_runs_from_the_wheel(python: Path) -> None:
+def test_command_runs_from_the_wheel(python: Path) -> None:
     dependencies = sysconfig.get_path("purelib")
     version = run(python.parent / "resolver", "--version", PYTHONPATH=dependencies)
     assert version == f"resolver {VERSION}\n"
@@ -52,7 +52,7 @@ def test_the_command_runs_from_the_wheel(python: Path) -> None:
     assert imported.startswith(str(python.parent.parent))
 
 
-def test_kubectls_plugin_runs_from_the_wheel_and_as_a_copy(python: Path, root: Path, tmp_path: Path) -> None:
+def test_kubectl_plugin_runs_from_wheel_and_as_a_copy(python: Path, root: Path, tmp_path: Path) -> None:
     copy = tmp_path / "kubectl-resolver"
     copy.write_bytes((root / "resolver/kube/kubectl_plugin.py").read_bytes())
     # Alone it has nothing but the standard library.
@@ -71,7 +71,7 @@ def test_every_module_imports_from_the_wheel(python: Path, wheel: Path) -> None:
     run(python, "-c", code, *wanted, PYTHONPATH=sysconfig.get_path("purelib"))
 
 
-def test_the_wheel_holds_the_kernel_side_and_no_tests(wheel: Path, root: Path) -> None:
+def test_wheel_has_the_bpf_source_and_no_tests(wheel: Path, root: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
     bpf = {

@@ -11,7 +11,7 @@ from tests.fakes.documents import documents
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_option_is_told(command: str, root: Path) -> None:
+def test_every_option_is_documented(command: str, root: Path) -> None:
     text = "".join(path.read_text() for path in documents(root))
     listed = re.findall(r"(?m)^  +(-\S.*?)(?:  |$)", parser_of(command)[0].format_help())
     options = {flag for line in listed for flag in re.findall(r"(?<![\w-])--?[a-z][\w-]*", line)}
@@ -19,7 +19,7 @@ def test_every_option_is_told(command: str, root: Path) -> None:
     assert {flag for flag in options if not re.search(rf"(?<![\w-]){flag}(?![\w-])", text)} == set()
 
 
-def test_every_link_and_path_leads_somewhere(root: Path) -> None:
+def test_links_and_paths_of_pages_exist(root: Path) -> None:
     linked = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)|src(?:set)?=\"([^\":]+)\"")
     named = re.compile(r"`((?:resolver|tests|scripts|docs|bpf|deploy)/[\w./-]+)`")
     for document in documents(root):

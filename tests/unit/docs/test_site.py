@@ -80,14 +80,14 @@ def pages(site: Path) -> dict[Path, Page]:
     return {path: Page(path.read_text()) for path in site.rglob("*.html")}
 
 
-def test_every_page_is_on_it(site: Path, root: Path) -> None:
+def test_site_has_every_page(site: Path, root: Path) -> None:
     for document in documents(root):
         if "tests" not in document.relative_to(root).parts:
             assert (site / document.relative_to(root).with_suffix(".html")).exists()
     assert (site / "index.html").read_bytes() == (site / "README.html").read_bytes()
 
 
-def test_every_link_and_its_anchor_are_there(pages: dict[Path, Page]) -> None:
+def test_site_links_and_anchors_exist(pages: dict[Path, Page]) -> None:
     followed = 0
     for path, page in pages.items():
         for link in page.links:
@@ -103,7 +103,7 @@ def test_every_link_and_its_anchor_are_there(pages: dict[Path, Page]) -> None:
     assert followed > 100
 
 
-def test_nothing_is_fetched_from_elsewhere(site: Path, pages: dict[Path, Page]) -> None:
+def test_site_loads_nothing_from_other_sites(site: Path, pages: dict[Path, Page]) -> None:
     for path, page in pages.items():
         for what in page.fetched:
             address = urlsplit(what)

@@ -163,7 +163,6 @@ async def test_conflicting_write_is_read_and_retried(kube: KubeServer) -> None:
     async with synced(kube) as run:
         changed = copy.deepcopy(run.device)
         changed["metadata"]["labels"]["theirs"] = "y"
-        kube.faults.stale = copy.deepcopy(run.device)  # the cache does not have it yet
         kube.set_device(changed)
         await falls_ill(run)
         assert run.tally.writes["conflict"] == 1

@@ -39,13 +39,13 @@ def shown(page: Path) -> str:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_linter_finds_no_fault(made: Path, name: str) -> None:
+def test_linter_accepts_the_man_pages(made: Path, name: str) -> None:
     done = mandoc("-Tlint", "-Wwarning", made / name)
     assert (done.returncode, done.stdout) == (0, "")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_page_tells_all(made: Path, command: str) -> None:
+def test_man_page_has_every_option(made: Path, command: str) -> None:
     parser, module = parser_of(command)
     text = shown(made / f"resolver-{command}.1")
     assert f"resolver-{command} - {COMMANDS[command]}" in text
@@ -56,7 +56,7 @@ def test_a_page_tells_all(made: Path, command: str) -> None:
     assert COMMANDS[command][1:] in shown(made / "resolver.1")
 
 
-def test_lines_like_requests_are_text(tmp_path: Path, root: Path) -> None:
+def test_man_page_escapes_lines_like_requests(tmp_path: Path, root: Path) -> None:
     text_of = runpy.run_path(str(root / "scripts/build_hook.py"))["_text"]
     odd = (".so /etc/passwd", "'tis a `quote' -- \\n")
     page = tmp_path / "x.1"

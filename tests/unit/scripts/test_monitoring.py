@@ -35,7 +35,7 @@ def lost(there: Any, understood: Any, place: str = "") -> list[str]:
     return [] if there == understood else [f"{place}: {there!r} is read as {understood!r}"]
 
 
-def test_grafana_understands_every_word_of_it() -> None:
+def test_grafana_accepts_every_field_of_the_dashboard() -> None:
     """Grafana's published types of dashboards decide: Grafana drops a field that they lack."""
     register_default_plugins()
     read = Dashboard.from_json(dashboard())
@@ -43,7 +43,7 @@ def test_grafana_understands_every_word_of_it() -> None:
     assert dashboard()["schemaVersion"] == Dashboard().schema_version
 
 
-def test_no_panel_makes_a_figure_out_of_no_data() -> None:
+def test_panels_show_no_figure_without_data() -> None:
     text = json.dumps(dashboard())
     assert "resolver_build_info" in text
     assert not re.search(r"\bvector\(", text)
@@ -64,7 +64,7 @@ def test_every_alert_fires_when_it_must_and_not_before(root: Path) -> None:
     promtool("test", "rules", root / "tests/fixtures/alerts/resolver.test.yaml")
 
 
-def test_every_alert_asks_for_metrics_that_there_are() -> None:
+def test_alerts_use_only_existing_metrics() -> None:
     asked = {name for rule in rules() for name in re.findall(r"\bresolver_\w+", rule["expr"])}
     assert asked <= FAMILIES.keys()
 

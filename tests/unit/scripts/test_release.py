@@ -38,7 +38,7 @@ def test_sbom_has_every_locked_package_with_hashes(bill: dict[str, object], root
     assert all(digest in text for digest in hashes)
 
 
-def test_it_speaks_of_this_version_and_is_the_same_each_time(bill: dict[str, object], root: Path) -> None:
+def test_sbom_names_the_version_and_is_reproducible(bill: dict[str, object], root: Path) -> None:
     assert (bill["spdxVersion"], bill["dataLicense"]) == ("SPDX-2.3", "CC0-1.0")
     packages, relations = bill["packages"], bill["relationships"]
     assert isinstance(packages, list)
@@ -49,14 +49,14 @@ def test_it_speaks_of_this_version_and_is_the_same_each_time(bill: dict[str, obj
     assert again((root / "requirements-kubernetes.lock").read_text()) == bill
 
 
-def test_without_an_engine_it_says_so_and_makes_nothing(root: Path, tmp_path: Path) -> None:
+def test_release_without_engine_makes_nothing(root: Path, tmp_path: Path) -> None:
     done = completed(sys.executable, str(root / "scripts/release.py"), "--directory", str(tmp_path / "dist"))
     assert done.returncode == 2
     assert "neither docker nor podman nor buildah" in done.stderr
     assert not (tmp_path / "dist").exists()
 
 
-def test_kubectls_plugin_is_an_archive_that_krew_can_check(root: Path, tmp_path: Path) -> None:
+def test_krew_can_check_the_plugins_archive(root: Path, tmp_path: Path) -> None:
     make = runpy.run_path(str(root / "scripts/release.py"))["plugin"]
     make(tmp_path, "https://example.org/there")
     manifest = yaml.safe_load((tmp_path / "krew-resolver.yaml").read_text())

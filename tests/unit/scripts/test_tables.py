@@ -24,7 +24,7 @@ def test_every_reason_has_a_meaning() -> None:
             assert "`" not in "".join(reason.for_terminal("/a path")), reason
 
 
-def test_every_check_that_a_text_names_exists(root: Path) -> None:
+def test_checks_named_in_texts_exist(root: Path) -> None:
     files = (*root.glob("docs/*.md"), *root.glob("resolver/**/*.py"), *root.glob("deploy/**/*.yaml"))
     named = {name for file in files for name in re.findall(r"--only ([a-z_]+)", file.read_text())}
     assert named

@@ -33,15 +33,15 @@ def ci(place: Path, root: Path, failing: str = "", closing: str = CLOSING) -> tu
     return done.returncode == 0, done.stdout.splitlines()[-1], (place / "calls").read_text().splitlines()
 
 
-def test_each_part_runs_and_pytests_line_is_the_last(tmp_path: Path, root: Path) -> None:
+def test_ci_runs_every_part_and_pytest_last(tmp_path: Path, root: Path) -> None:
     assert ci(tmp_path, root) == (True, CLOSING, CALLS)
 
 
 @pytest.mark.parametrize("failing", PARTS)
-def test_it_fails_when_any_part_does_and_nothing_runs_twice(tmp_path: Path, root: Path, failing: str) -> None:
+def test_ci_fails_with_any_part_and_repeats_none(tmp_path: Path, root: Path, failing: str) -> None:
     assert ci(tmp_path, root, failing) == (False, CLOSING, CALLS)
 
 
 @pytest.mark.parametrize("failing", ["", "poisoned"])
-def test_a_run_that_never_closed_has_failed(tmp_path: Path, root: Path, failing: str) -> None:
+def test_ci_fails_if_a_run_never_closed(tmp_path: Path, root: Path, failing: str) -> None:
     assert ci(tmp_path, root, failing, "Segmentation fault")[:2] == (False, "0 passed, 1 failed")

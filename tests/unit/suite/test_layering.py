@@ -41,7 +41,7 @@ def test_importing_the_package_imports_nothing_else(root: Path) -> None:
     assert done.stdout.split() == ["resolver"]
 
 
-def test_no_class_is_called_as_another_one(root: Path) -> None:
+def test_class_names_are_unique(root: Path) -> None:
     names = Counter[str]()
     for path in root.glob("resolver/**/*.py"):
         tree = ast.parse(path.read_text())

@@ -29,14 +29,14 @@ def run_pytest(source: str, place: pytest.Pytester, root: Path) -> pytest.RunRes
 
 
 @pytest.mark.parametrize("way", WAYS_OUT)
-def test_a_skipped_test_has_failed(way: str, pytester: pytest.Pytester, root: Path) -> None:
+def test_skipped_test_fails(way: str, pytester: pytest.Pytester, root: Path) -> None:
     done = run_pytest(WAYS_OUT[way], pytester, root)
     assert done.ret != 0
     assert "proves nothing" in done.stdout.str()
     assert not done.parseoutcomes().keys() & {"skipped", "xfailed"}
 
 
-def test_a_test_that_ran_has_passed(pytester: pytest.Pytester, root: Path) -> None:
+def test_executed_test_passes(pytester: pytest.Pytester, root: Path) -> None:
     done = run_pytest("def test():\n    assert True\n", pytester, root)
     assert done.ret == 0
     assert done.parseoutcomes() == {"passed": 1}

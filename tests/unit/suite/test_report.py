@@ -41,15 +41,15 @@ def test_kernel_with_16k_pages_is_booted_on_arm64(arch: str, *, there: bool) -> 
         ),
     ],
 )
-def test_deviations_are_named(fields: Row, found: list[str]) -> None:
+def test_deviations_of_a_row_are_named(fields: Row, found: list[str]) -> None:
     assert problems(row(**fields), STEPS) == found
 
 
-def test_a_step_that_was_not_tried_is_no_success() -> None:
+def test_untried_step_is_a_problem() -> None:
     assert problems(row(), ["doctor"]) == ["doctor: it was not tried"]
 
 
-def test_containers_in_scopes_of_systemd_have_their_own_table() -> None:
+def test_containers_in_scopes_have_their_own_table() -> None:
     engine = {"engine": "crun 1.21, as CRI-O calls it", "cgroup": "/kubepods.slice/crio-<id>.scope"}
     lines = report.table([row(), row(containers={"ok": True, "engines": [engine]})])
     assert "crun" not in "".join(lines[:-3])
