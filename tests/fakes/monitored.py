@@ -30,14 +30,13 @@ class Query(NamedTuple):
     """A query of a panel, as it is in the dashboard; `legend` may be empty."""
 
     panel: str
-    ref: str
     expression: str
     legend: str
     instant: bool
 
-    def concrete(self, window: str = "10s", **chosen: str) -> str:
+    def concrete(self, **chosen: str) -> str:
         """Put values in place of the dashboard's variables, "All" if none is chosen."""
-        text = self.expression.replace("$__rate_interval", window)
+        text = self.expression.replace("$__rate_interval", "10s")
         text = re.sub(r"\$([a-z]\w*)", lambda found: chosen.get(found[1], ".*"), text)
         assert "$" not in text.replace('"$1"', ""), text
         return text
@@ -54,7 +53,6 @@ def queries(panels: Sequence[Mapping[str, Any]]) -> Iterator[Query]:
             legend = target["legendFormat"]
             yield Query(
                 panel["title"],
-                target["refId"],
                 target["expr"],
                 "" if legend == "__auto" else legend,
                 target.get("instant", False),

@@ -43,16 +43,16 @@ class Image(NamedTuple):
 class Builder:
     """An image builder. ``with`` waits for another builder on this machine, and unmounts everything at its end."""
 
-    def __init__(self, work: Path, keep: Path = KEEP) -> None:
+    def __init__(self, work: Path) -> None:
         """``work`` holds the builder's state that may not outlive a boot; it ends with the test."""
-        self._keep, self._work = keep, work
-        self._store = keep / time.strftime("store-%G-%V")
-        keep.mkdir(parents=True, exist_ok=True)
+        self._work = work
+        self._store = KEEP / time.strftime("store-%G-%V")
+        KEEP.mkdir(parents=True, exist_ok=True)
 
     def __enter__(self) -> Self:
-        self._lock = os.open(self._keep / "lock", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._lock = os.open(KEEP / "lock", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
-        for store in {self._store, *self._keep.glob("store-*")}:
+        for store in {self._store, *KEEP.glob("store-*")}:
             self._tell("rm", "--all", store=store)  # of a run that was killed
             if store != self._store:
                 shutil.rmtree(store)
@@ -104,9 +104,9 @@ class Builder:
         """Return a directory of the recipe's packages, fetched by this machine's pip for that Python and machine."""
         locks = [ROOT / "requirements-kubernetes.lock", ROOT / "requirements-build.lock"]
         digest = hashlib.sha256(b"".join(lock.read_bytes() for lock in locks)).hexdigest()[:16]
-        place = self._keep / f"wheels-{python}-{machine}-{digest}"
+        place = KEEP / f"wheels-{python}-{machine}-{digest}"
         if not place.is_dir():
-            for old in self._keep.glob(f"wheels-{python}-{machine}-*"):
+            for old in KEEP.glob(f"wheels-{python}-{machine}-*"):
                 shutil.rmtree(old)
             fetched = place.with_name(f"{place.name}.new")
             command = [sys.executable, "-m", "pip", "download", "--quiet", "--dest", str(fetched)]

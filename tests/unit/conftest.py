@@ -65,10 +65,8 @@ class Driver:
         self._library.parent.mkdir(exist_ok=True)
         self._library.symlink_to(build.library_dir(build.build(), version) / self._library.name)
 
-    def remove(self, *, directory: bool = False) -> None:
+    def remove(self) -> None:
         self._library.unlink()
-        if directory:
-            self._library.parent.rmdir()
 
     def client(self) -> Client:
         """Connect the test process as a user of a GPU."""
