@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Writes the four lock files from pyproject.toml. Every hash of every published wheel goes in, so that one
 # lock serves Python 3.11 to 3.14 on x86-64 and arm64; the oldest of them resolves (PYTHON=... for another).
-# No index, host or local path gets into a lock file, which tests/unit/scripts/test_locks.py checks.
+# No index, host or local path gets into a lock file, which tests/unit/scripts/test_lock.py checks.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
