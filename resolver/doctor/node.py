@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
@@ -92,6 +91,8 @@ class Node:
     @cached_property
     def collection(self) -> Collection:
         """Return NVML's answer, from a worker like the daemon's; a hanging driver costs its time limit, once."""
+        import asyncio
+
         from resolver.gpu.sampler import Sampler
 
         async def collect() -> Collection:
@@ -108,6 +109,8 @@ class Node:
     @cached_property
     def regions(self) -> NodeRegions:
         """Return all that the daemon would find, read as it reads: no lock, no write, every step bounded."""
+        import asyncio
+
         from resolver.containers.log_names import ContainerNames
         from resolver.hami.directory_finder import DirectoryFinder
 
