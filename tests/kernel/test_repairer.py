@@ -93,7 +93,7 @@ def test_restart_and_exec_keep_slots_right(node: Node, start: Start) -> None:
     before, first = container.tenant(guess="none"), other.tenant(guess="none")  # they make the files
     process = claiming(other, *other.tenant_arguments(load=35, guess="none"))
     daemon = start(node, *FAST)
-    before.until_repaired()
+    repairs_of(daemon, container, before)  # seen in the file alone, it could be undone as its owner ends
     container.restart()
     after = container.tenant(guess="none")
     assert (after.ns_pid, after.host_pid != before.host_pid) == (before.ns_pid, True)
