@@ -1,4 +1,4 @@
-"""Finding files in a directory in which every container makes entries: by kubelet's names, and by nobody else's."""
+"""Discovery in a directory that every container can write: only kubelet's names for containers count."""
 
 import asyncio
 import math
@@ -36,7 +36,7 @@ A = "a" * 64
 
 
 class Kubelet:
-    """Its two directories of logs."""
+    """Kubelet's two directories of logs."""
 
     def __init__(self, root: Path) -> None:
         self.links, self.pods = root / "log/containers", root / "log/pods"
@@ -85,7 +85,7 @@ def test_only_entries_of_kubelets_containers_are_opened(
         POD,
         "main",
     )
-    assert found.ownership.account == str(mine.parent)  # its account: no other name is charged
+    assert found.ownership.account == str(mine.parent)  # charged to the real directory, not to the forged one
     assert find.rejected == {str(forged.parent): RegionReason.NOT_ON_NODE}
     place = found.location.proof
     assert isinstance(place, PodFile)
@@ -104,7 +104,7 @@ def test_a_flood_of_entries_hides_none(
     for number in range(500):
         (tree / f"{POD}_x{number:03}").mkdir()
     mine = usage(tree, f"{POD}_main")
-    for number in range(200):  # files in its directory neither
+    for number in range(200):  # files in the container's directory cost no budget either
         (mine.parent / f"{number}.cache").touch()
     assert [each.path for each in find.refresh(full=True).added] == [str(mine)]
     strays = [path for path, why in find.rejected.items() if why is RegionReason.NOT_ON_NODE]
@@ -136,7 +136,7 @@ def test_directory_given_twice_is_searched_once(tmp_path: Path) -> None:
 
 
 def test_once_shared_it_stays_so(find: DirectoryFinder, tree: Path, kubelet: Kubelet) -> None:
-    """A tenant with root's rights can change the mode of what it has mounted."""
+    """A root tenant can change the mode of a directory that it mounts."""
     kubelet.has(POD, "main")
     usage(tree, f"{POD}_main")
     find.refresh(full=True)
@@ -162,7 +162,7 @@ def test_kai_name_comes_from_pod_of_closed_directory(
 
 
 class Lane(TenantReader):
-    """A lane that notes who walks a name below ``tree`` or lists it elsewhere."""
+    """A lane that records calls outside the lane which open or list a name below ``tree``."""
 
     def __init__(self, tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__(Procfs())
@@ -193,7 +193,7 @@ class Lane(TenantReader):
 def test_only_lanes_list_tenant_directories(
     tree: Path, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch, mode: int
 ) -> None:
-    """The kernel makes that wait: for a directory's former size, and while a large one in it is removed."""
+    """The kernel delays a listing by the directory's former size, and while a large entry is removed."""
     tree.chmod(mode)
     kubelet.has(POD, "main")
     file = usage(tree, f"{POD}_main")
@@ -208,7 +208,7 @@ def test_only_lanes_list_tenant_directories(
 
 
 class Halting(TenantReader):
-    """A lane that keeps each listing of such a directory back until it is let go."""
+    """A lane that holds back each listing of the directory ``name`` until the test releases it."""
 
     def __init__(self, name: str = "") -> None:
         super().__init__(Procfs())
@@ -236,7 +236,7 @@ async def test_a_directory_that_makes_its_lane_wait_holds_up_no_other(tmp_path: 
 
 
 class Ended(TenantReader):
-    """A lane that has ended since it answered with the file ``offered``."""
+    """A lane that ended after it answered with the file ``offered``."""
 
     offered = ""
 
@@ -289,7 +289,7 @@ async def test_defects_in_some_directories_fail_one_refresh(tmp_path: Path) -> N
 
 
 async def test_each_answer_of_a_lane_wakes_the_next_refresh(tmp_path: Path) -> None:
-    """And nothing else: no time is spent, or waited, for looking whether it is there."""
+    """Only an answer wakes it: no refresh polls for one, and none waits for a timer."""
     path, woken = cachefiles.container(tmp_path, "new"), asyncio.Event()
     finder = DirectoryFinder([str(tmp_path)], Procfs(), reader=Waiting(Procfs()), wake=woken.set)
     finder.refresh(full=True)
@@ -302,7 +302,7 @@ async def test_each_answer_of_a_lane_wakes_the_next_refresh(tmp_path: Path) -> N
         assert finder.wants() == 0.0
         finder.refresh(full=False)
         refreshes += 1
-    assert refreshes == 3  # two answers: the root's entries, the directory's opened files
+    assert refreshes == 3  # one more for each answer: the root's entries, and the directory's opened files
     finder.close()
 
 
@@ -321,7 +321,7 @@ async def test_news_during_a_listing_is_followed_at_once(tmp_path: Path) -> None
     lane.go.clear()
     (tmp_path / "uid_first/other").touch()
     watches.take()
-    await refresh()  # it is being listed: later files are not in the answer
+    await refresh()  # the listing has begun, so it lacks files made later
     made = cachefiles.write(tmp_path / "uid_first/x.cache", cachefiles.recorded("v1.2"))
     watches.take()
     lane.go.set()
@@ -352,7 +352,7 @@ def test_auto_uses_existing_directories(tmp_path: Path, monkeypatch: pytest.Monk
     assert [each.path for each in finder.refresh(full=True).added] == [str(file)]
     assert (finder.missing_dirs, searched(finder)) == (set(), [str(volcano)])
     hami.parent.mkdir()
-    hami.symlink_to(volcano)  # the same one by another name is not searched twice
+    hami.symlink_to(volcano)  # the same directory by another name is not searched twice
     assert finder.refresh(full=True).added == []
     assert searched(finder) == [str(volcano)]
     finder.close()

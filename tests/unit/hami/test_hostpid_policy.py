@@ -1,4 +1,4 @@
-"""Which number ``hostpid`` must be, by the driver's version; and why a number is wrong."""
+"""The PID that ``hostpid`` must hold, determined by the driver version; reasons for a wrong one."""
 
 import re
 
@@ -26,7 +26,7 @@ AUTO, HOST, CONTAINER = HostpidNamespace.AUTO, HostpidNamespace.HOST, HostpidNam
 @pytest.mark.parametrize(
     ("driver_version", "namespace"),
     [
-        # the four rows: first and last release of each that was seen
+        # the four rows: the first and last tested release of each
         ("470.256.02", HOST),
         ("535.104.05", HOST),
         ("560.35.03", HOST),
@@ -38,7 +38,7 @@ AUTO, HOST, CONTAINER = HostpidNamespace.AUTO, HostpidNamespace.HOST, HostpidNam
         # two paths for samples; NVML uses either
         ("590.48.01", None),
         ("595.45.04", None),
-        # between the last that is known to do one thing and the first that is known to do the other
+        # between the last version known to behave one way and the first known to behave the other way
         ("565.77.01", None),
         ("566.36", None),
         ("570", None),
@@ -112,7 +112,7 @@ def test_the_number_a_slot_must_hold(namespace: HostpidNamespace | None, wanted:
     ("hostpid", "wanted", "other", "shared", "reason"),
     [
         (4711, 4711, 7, False, None),
-        (4711, 4711, 7, True, None),  # right is right, whoever else claims it
+        (4711, 4711, 7, True, None),  # right, even if another slot claims the same number
         (0, 4711, 7, False, RepairReason.MISSING),
         (0, 4711, 7, True, RepairReason.MISSING),  # many slots hold 0
         (7, 4711, 7, False, RepairReason.WRONG_NAMESPACE),

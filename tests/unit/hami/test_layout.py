@@ -1,4 +1,4 @@
-"""The layouts: against recorded files, against a C compiler, and against nonsense."""
+"""The layouts, tested on recorded files, against a C compiler, and on random bytes."""
 
 import json
 import struct
@@ -123,7 +123,7 @@ def test_any_size_and_start_is_a_layout_or_refused(size: int, start: bytes) -> N
 
 
 def repeated(noise: bytes, length: int) -> bytes:
-    """That many bytes; none if it is negative."""
+    """Return ``length`` bytes of the repeated noise; none if ``length`` is negative."""
     return (noise * (max(length, 0) // len(noise) + 1))[: max(length, 0)]
 
 

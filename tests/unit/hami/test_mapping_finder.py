@@ -1,4 +1,4 @@
-"""Regions found through processes, read by a lane that answers for any process."""
+"""Discovery of regions through processes' mappings, which a fake lane reads."""
 
 import asyncio
 import os
@@ -27,12 +27,12 @@ class Containers(Procfs):
 
 
 class Lane(TenantReader):
-    """Delays questions about files of container A until it is released."""
+    """A lane that delays requests about container A's files until the test releases it."""
 
     def __init__(self, files: dict[str, Path]) -> None:
         super().__init__(Procfs())
         self.files, self.go, self.opened = files, asyncio.Event(), list[str]()
-        self.offered = ""  # instead of the held file
+        self.offered = ""  # a path to answer with instead of the held file
 
     async def ask(self, payer: str, about: str, function: Callable[..., Any], *arguments: Any) -> Any:
         file = self.files[payer]

@@ -1,4 +1,4 @@
-"""Slots as columns of words: they keep every field, and queries over all slots equal those of single ones."""
+"""Slots as columns of words keep every field; a query over all slots equals queries of single slots."""
 
 import pytest
 

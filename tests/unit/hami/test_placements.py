@@ -1,4 +1,4 @@
-"""The table of placements, against where the projects really have their files."""
+"""The table of placements, checked against the projects' real paths."""
 
 import pytest
 

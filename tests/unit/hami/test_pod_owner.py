@@ -1,4 +1,4 @@
-"""Owners of slots in a directory that every container has, read from a fake /proc."""
+"""Owners of slots in a directory that every container mounts, found in a fake /proc."""
 
 import asyncio
 import math
@@ -31,7 +31,7 @@ PROOF = PodFile(SuperblockPath(DEVICE, PATH), (DEVICE, INODE), 77, SuperblockPat
 
 
 class Namesakes:
-    """A `PidMap` that only finds the processes with one number."""
+    """A `PidMap` that returns the same processes for each PID."""
 
     def __init__(self) -> None:
         self.refreshes = 0
@@ -44,7 +44,7 @@ class Namesakes:
 
 
 class Room:
-    """Processes in containers that have the whole tree."""
+    """Processes in containers that mount the whole tree."""
 
     def __init__(self, root: Path) -> None:
         self.proc = FakeProc(root / "proc")
@@ -78,14 +78,14 @@ class Room:
         return place
 
     def find(self, *host_pids: int, proof: PodFile = PROOF) -> int | UnresolvedReason:
-        """Return the owner after the next refresh."""
+        """Refresh, and return the owner."""
         self.names.refresh()
         self.map.host_pids = list(host_pids)
         self.map.refreshes += 1
         return self.ask(proof)
 
     def ask(self, proof: PodFile = PROOF) -> int | UnresolvedReason:
-        """Return the owner within the same refresh."""
+        """Return the owner without another refresh."""
         found = at_once(self.owner.owner(proof, 7, "", Slices(math.inf).yield_if_due))
         if isinstance(found, ProcessHandle):
             with found:
@@ -93,7 +93,7 @@ class Room:
         return found
 
     def count_reads(self, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-        """Return a list that gets a process for each reading of its mappings."""
+        """Return a list that grows by the host PID at each read of a process's mappings."""
         read: list[int] = []
 
         def counting(procfs: Procfs, host_pid: int) -> set[tuple[str, int]]:
@@ -123,11 +123,11 @@ def test_many_starts_share_a_reading(room: Room, monkeypatch: pytest.MonkeyPatch
     [
         ({"pod": OTHER, "container": B}, UnresolvedReason.OTHER_POD),
         ({"pod": "", "container": B}, UnresolvedReason.OTHER_POD),  # of the host
-        ({"container": B}, UnresolvedReason.UNPROVEN),  # kubelet has no log of it
-        ({}, UnresolvedReason.AMBIGUOUS),  # in a PID namespace below
+        ({"container": B}, UnresolvedReason.UNPROVEN),  # kubelet has no log of this container
+        ({}, UnresolvedReason.AMBIGUOUS),  # in a child PID namespace
         ({"pod": OTHER, "container": B, "opened": ""}, 100),  # a monitor
         ({"pod": OTHER, "container": B, "opened": "/tmp/log", "inode": 5, "mount": 99}, 100),  # noqa: S108
-        # The file itself, whatever it is called by now, or through a mount that is gone.
+        # The file itself under another name, or through a mount that is gone.
         ({"pod": OTHER, "container": B, "opened": "/moved", "mount": 99}, UnresolvedReason.OTHER_POD),
         (
             {"pod": OTHER, "container": B, "opened": "/old", "inode": 0, "mount": 99},
@@ -151,7 +151,7 @@ def test_process_holding_another_file_is_not_proven(room: Room) -> None:
 
 
 def test_unreadable_process_blocks_only_its_own_pod(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some security modules hide the host's first process, whose number very many slots have."""
+    """Some security modules hide the host's PID 1, a PID that very many slots have."""
     room.put(100)
     for host_pid, pod in ((200, ""), (300, OTHER), (400, POD)):
         room.put(host_pid, pod, B)
@@ -167,7 +167,7 @@ def test_unreadable_process_blocks_only_its_own_pod(room: Room, monkeypatch: pyt
 
 
 def test_process_is_read_once_for_all_files(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once, with a process of the same number in each of 100 containers, all were read for each slot."""
+    """With one PID in each of 100 containers, every slot once caused a read of all 100 processes."""
     pods = [f"{number:08x}-8f5e-4d0c-9b1d-2f7c0d9a4e01" for number in range(50)]
     for number, pod in enumerate(pods):
         path, container = f"{TREE}/{pod}_main/usage.cache", f"{number:064x}"
@@ -186,12 +186,12 @@ def test_process_is_read_once_for_all_files(room: Room, monkeypatch: pytest.Monk
     ]
     everybody = range(100, 150)
     assert room.find(*everybody, proof=proofs[0]) == 100
-    assert [room.ask(proof) for proof in proofs[1:]] == [UnresolvedReason.OVER_BUDGET] * 49  # not known then
+    assert [room.ask(proof) for proof in proofs[1:]] == [UnresolvedReason.OVER_BUDGET] * 49  # for now
     read = room.count_reads(monkeypatch)
     assert room.find(*everybody, proof=proofs[0]) == 100
     assert [room.ask(proof) for proof in proofs[1:]] == list(everybody)[1:]
     assert sorted(read) == list(everybody)
-    # And by turns that go on at once.
+    # The same holds for turns that run concurrently.
     read.clear()
     room.owner._reader = Waiting(room.proc.procfs)
     room.map.refreshes += 1
@@ -229,7 +229,7 @@ async def test_slow_process_delays_processes_of_its_number(room: Room) -> None:
 
 
 def test_unused_file_is_checked_on_every_refresh(room: Room) -> None:
-    """A child takes a slot through the mapping inherited from its parent, and writes no byte."""
+    """A child can take a slot through a mapping inherited from its parent, without a write to the file."""
     room.put(200, OTHER, B, opened="")
     (room.proc.root / "200/maps").write_text("")
     assert room.find(200) is UnresolvedReason.NO_SUCH_PROCESS
@@ -241,7 +241,7 @@ def test_unused_file_is_checked_on_every_refresh(room: Room) -> None:
 
 
 def test_file_locks_delay_no_mount_table_question(room: Room) -> None:
-    """A descriptor's description lists its locks. It is read first, so a slow one delays only its process."""
+    """A descriptor's fdinfo lists its locks and is read first, so slow fdinfo delays only its process."""
     room.put(100)
     reader = room.owner._reader = Refusing(room.proc.procfs, describe_written=TooSlow("its files have locks"))
     assert room.find(100) is UnresolvedReason.TOO_SLOW

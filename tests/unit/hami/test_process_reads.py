@@ -1,4 +1,4 @@
-"""Why a process has no slot: real programs, with and without HAMi's library, and mount tables."""
+"""Causes of a process without a slot: real programs with and without HAMi's library, and mount tables."""
 
 import contextlib
 import os
@@ -45,7 +45,7 @@ def _compile(directory: Path) -> None:
 
 @contextlib.contextmanager
 def started(*command: Path, user: int = 0, **environment: str) -> Iterator[int]:
-    """A program that has been loaded and waits."""
+    """Start a program; yield its PID once it is loaded and sleeps."""
     running = subprocess.Popen(command, env=environment, user=user, stderr=subprocess.DEVNULL)
     try:
         until(lambda: usage(running.pid).state == b"S", "its pause")
@@ -119,8 +119,8 @@ UNUSED = [BypassReason.NOT_LOADED]
         (BOTH, "", [BypassReason.STATIC, BypassReason.NOT_PRELOADED], [BypassReason.STATIC]),
         (BOTH, "/usr/local/vgpu/libvgpu.so", [], LACKED),
         (BOTH, "/lib/other.so /usr/local/vgpu/libvgpu.so\n", [], LACKED),
-        (BOTH, "/opt/vgpu/libvgpu.so", [], UNUSED),  # it is there
-        (BOTH, "/link/vgpu/libvgpu.so", [], UNUSED),  # a link may lead to it
+        (BOTH, "/opt/vgpu/libvgpu.so", [], UNUSED),  # the library is listed
+        (BOTH, "/link/vgpu/libvgpu.so", [], UNUSED),  # a link may lead to the library
         (BOTH, "/lib/other.so", [], UNUSED),
     ],
 )

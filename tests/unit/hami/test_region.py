@@ -1,4 +1,4 @@
-"""Reading one region again and again, and finding regions, on real files."""
+"""Repeated reads of one region, and discovery of regions, on real files."""
 
 import errno
 import os
@@ -108,7 +108,7 @@ def test_read_and_dump_equal_the_json(name: str, tmp_path: Path) -> None:
 def test_unchanged_region_is_the_same_object(region: SharedRegion, file: Path) -> None:
     view = region.read()
     assert region.read() is view
-    poke(file, V1_2.slot_offset(0) + V1_2.used, "Q", 12345)  # memory is nothing that this view shows
+    poke(file, V1_2.slot_offset(0) + V1_2.used, "Q", 12345)  # the view does not show memory use
     poke(file, V1_2.proc_num + 8, "i", 77)  # nor is recent_kernel
     poke(file, V1_2.owner_pid, "Q", 23)  # current lock owner
     assert region.read() is view
@@ -179,7 +179,7 @@ def sm_util(slot: int, value: int) -> tuple[int, str, int]:
 def test_slots_above_proc_num_are_read_while_they_have_a_load(
     region: SharedRegion, file: Path, left: int
 ) -> None:
-    """A copy that a move leaves is noticed by a changed proc_num, or when all slots are read."""
+    """A moved slot's old copy is noticed if proc_num changes, or when all slots are read."""
     in_use = region.read().proc_num
     poke(file, *sm_util(in_use + left, 58))
     poke(file, V1_2.slot_offset(in_use + left), "i", 77)
@@ -222,7 +222,7 @@ def poked(offset: int, code: str, value: int) -> Callable[[Path], None]:
         (Path.unlink, RegionReason.GONE),
         (lambda file: (file.parent / "second").hardlink_to(file), RegionReason.HARD_LINK),
         (poked(0, "i", 0), RegionReason.NOT_INITIALIZED),
-        (poked(8, "I", 1), RegionReason.UNKNOWN_VERSION),  # another layout than at its opening
+        (poked(8, "I", 1), RegionReason.UNKNOWN_VERSION),  # not the layout that the file was opened with
         (poked(8, "I", 9), RegionReason.UNKNOWN_VERSION),
         (poked(V1_2.device_num, "Q", 17), RegionReason.BAD_HEADER),
         (poked(V1_2.device_num, "Q", 2**64 - 1), RegionReason.BAD_HEADER),
@@ -269,7 +269,7 @@ def find(tmp_path: Path, clock: Clock) -> Iterator[AtOnce]:
     finder = AtOnce([str(tmp_path)], Procfs(), clock)
     yield finder
     finder.close()
-    # Foreign descriptors may be closed meanwhile; new ones would be the finder's. A thread closes them.
+    # Other code may close descriptors meanwhile; a new one would be the finder's. A thread closes those.
     until(lambda: set(os.listdir("/proc/self/fd")) <= before, "all descriptors to be closed")
 
 
@@ -279,7 +279,7 @@ def test_regions_come_and_go_with_their_files(find: AtOnce, tmp_path: Path) -> N
 
     added = [
         found for _ in range(2) for found in find.refresh(full=True).added
-    ]  # only the second directory, if time ran out
+    ]  # the second refresh finds only the second directory, if time ran out
     assert {found.path: found.ownership for found in added} == {
         str(path): Ownership(
             account=str(path.parent),
@@ -325,13 +325,13 @@ def test_new_directory_precedes_relisted_ones(
     assert 2 <= len(listed) <= 12
     while find.wants() <= clock():
         find.refresh(full=False)
-    assert len(listed) >= 41  # the others have had their turn
+    assert len(listed) >= 41  # the other directories have had their turn
 
 
 def test_removed_file_is_closed_in_a_thread(
     find: DirectoryFinder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The last close frees its blocks: 17 s for 20,000 extents on a disk that discards."""
+    """The last close frees the file's blocks: 17 s for 20,000 extents on a disk with discard."""
     closed = dict[int, int]()
     close = os.close
 
@@ -432,7 +432,7 @@ def test_refused_region_is_closed_and_retried(find: DirectoryFinder, tmp_path: P
     poke(path, V1_2.device_num, "Q", 2)
     clock.now += 0.25
     assert [again.path for again in find.refresh(full=False).added] == [str(path)]
-    find.reject(region, caught.value)  # of the one that was closed long ago
+    find.reject(region, caught.value)  # about a region that was closed long ago
     assert find.regions.keys() == {str(path)}
 
 
@@ -457,7 +457,7 @@ def test_missing_containers_directory_is_waited_for(tmp_path: Path, clock: Clock
 def test_fifo_and_device_are_never_opened(find: AtOnce, tmp_path: Path) -> None:
     (tmp_path / HOSTILE).mkdir()
     os.mkfifo(tmp_path / HOSTILE / "pipe.cache")
-    waiting = "import os, sys; os.open(sys.argv[1], os.O_WRONLY)"  # until the other end is opened
+    waiting = "import os, sys; os.open(sys.argv[1], os.O_WRONLY)"  # blocks until the other end is opened
     writer = subprocess.Popen([sys.executable, "-c", waiting, tmp_path / HOSTILE / "pipe.cache"])
     try:
         for _ in range(10):

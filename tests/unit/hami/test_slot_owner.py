@@ -1,4 +1,4 @@
-"""Whose slot it is, on directories that look like /proc; real namespaces are in tests/kernel."""
+"""Slots' owners, found in a fake /proc; tests/kernel has real namespaces."""
 
 import asyncio
 import errno
@@ -34,7 +34,7 @@ def proc(tmp_path: Path) -> FakeProc:
 
 
 class Counting(Procfs):
-    """Counts readings of mount tables."""
+    """A `Procfs` that counts reads of mount tables."""
 
     def __init__(self, root: str) -> None:
         super().__init__(root, use_pidfd=False)
@@ -87,16 +87,16 @@ def test_one_process_and_its_number(
         *(
             (mount, UnresolvedReason.NO_SUCH_PROCESS)
             for mount in (
-                (DEVICE, OURS.path + "/sub", "/usr/local/vgpu"),  # a bind mount of something inside
+                (DEVICE, OURS.path + "/sub", "/usr/local/vgpu"),  # a bind mount of a subdirectory
                 (DEVICE, OURS.path + "x", "/usr/local/vgpu"),
-                (DEVICE, "/home/evil" + OURS.path, "/usr/local/vgpu"),  # ends like it
+                (DEVICE, "/home/evil" + OURS.path, "/usr/local/vgpu"),  # a path with the same ending
                 ("8:2", OURS.path, "/usr/local/vgpu"),  # another file system with the same names
                 ("0:45", OURS.path, "/usr/local/vgpu"),  # a tmpfs of the tenant's own
-                (DEVICE, HOOK, "/usr/local/vgpu"),  # all containers: a monitor, not a tenant
-                (DEVICE, "/", OURS.path),  # the mount point tells nothing
+                (DEVICE, HOOK, "/usr/local/vgpu"),  # all containers' directories: a monitor's mount
+                (DEVICE, "/", OURS.path),  # the mount point proves nothing
             )
         ),
-        # The kernel writes no such escape; read as one it is the very path.
+        # The kernel never writes this escape, but it decodes to exactly the directory's path.
         ((DEVICE, OURS.path.replace("/uid", "\\057uid"), "/usr/local/vgpu"), 100),
         ((*OURS, "/somewhere/else"), 100),
     ],
@@ -134,7 +134,7 @@ def test_a_process_that_does_not_map_the_file_is_not_the_owner(proc: FakeProc, m
 
 
 async def test_searches_of_all_processes_run_one_by_one(proc: FakeProc) -> None:
-    """As when all containers of a node start: what one reads, the others need, too."""
+    """When all containers of a node start, each search needs what the others read."""
     directories = [SharedDirectory(DEVICE, f"{HOOK}/uid-{number}_main") for number in range(20)]
     for number, directory in enumerate(directories):
         proc.put(100 + number, 7, mounts=mountinfo(directory))
@@ -145,7 +145,7 @@ async def test_searches_of_all_processes_run_one_by_one(proc: FakeProc) -> None:
     )
     handles = [each for each in owners if isinstance(each, ProcessHandle)]
     assert [each.process.host_pid for each in handles] == list(range(100, 120))
-    assert max(procfs.tables.values()) <= 3  # by whoever came first, and when the owner is held
+    assert max(procfs.tables.values()) <= 3  # by the first search, and when the owner is held
     for each in handles:
         each.close()
 
@@ -169,7 +169,7 @@ async def test_process_that_makes_the_lane_wait_delays_no_other_search(proc: Fak
 
 @contextmanager
 def unreadable(monkeypatch: pytest.MonkeyPatch, *names: str) -> Iterator[None]:
-    """Root may read everything, so the refusal is the system call's."""
+    """Refuse reads of these files in the system call, because root may read everything."""
     real = os.open
 
     def refusing(path: str, flags: int, *args: int, **kwargs: int | None) -> int:
@@ -187,7 +187,7 @@ def test_one_that_fits_and_one_that_cannot_be_seen_is_no_answer(
     proc: FakeProc, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     proc.put(100, 7)
-    proc.put(101, 9, 7)  # nested: it knows itself as 7, too
+    proc.put(101, 9, 7)  # nested: also PID 7 in its own namespace
     with unreadable(monkeypatch, f"/101/{name}"):
         assert proc.find(7) is UnresolvedReason.ACCESS_DENIED
     assert proc.find(7) is UnresolvedReason.AMBIGUOUS
@@ -221,7 +221,7 @@ def test_a_file_that_is_blown_up_is_not_read(proc: FakeProc, name: str) -> None:
 def test_unreadable_neighbour_hides_no_other_process(proc: FakeProc) -> None:
     proc.put(100, 7)
     hostile = proc.put(101, 7, mounts="x" * (1 << 18) + "\n")
-    assert proc.find(7) is UnresolvedReason.TOO_LARGE  # neither is known to be in a container
+    assert proc.find(7) is UnresolvedReason.TOO_LARGE  # the container of both processes is unknown
     (proc.root / "100" / "cgroup").write_text(f"0::/docker/{'a' * 64}\n")
     assert proc.find(7) is UnresolvedReason.TOO_LARGE
     (hostile / "cgroup").write_text(f"0::/docker/{'b' * 64}\n")
@@ -256,7 +256,7 @@ def test_one_that_ends_while_it_is_looked_at(proc: FakeProc, missing: str) -> No
 def test_a_number_that_is_used_again_between_map_and_look(proc: FakeProc) -> None:
     proc.put(100, 7)
     proc.refresh()
-    proc.put(100, 8)  # same directory: the map still believes in 7
+    proc.put(100, 8)  # same process directory: the map still has PID 7
     assert proc.pidmap.source.candidates(7) == [100]
     assert proc.find(7) is UnresolvedReason.NO_SUCH_PROCESS
 
@@ -280,7 +280,7 @@ def with_container(proc: FakeProc, pidns: int = 5001) -> None:
 def test_only_the_containers_namespace_is_searched(proc: FakeProc) -> None:
     with_container(proc)
     proc.put(101, 7, pidns=5001, cgroup=CONTAINER)
-    proc.put(102, 7, pidns=5002, cgroup=CONTAINER)  # it would fit, but its namespace is unknown
+    proc.put(102, 7, pidns=5002, cgroup=CONTAINER)  # its PID fits, but its namespace is unknown
     assert proc.find(7) == 101
     proc.put(103, 1, mounts=mountinfo(OTHERS), pidns=5002, cgroup=OTHER)
     assert proc.find(7) == 101
@@ -297,7 +297,7 @@ def test_a_process_of_the_hosts_namespace_is_asked_for_too(proc: FakeProc) -> No
 
 
 def test_host_mounts_are_recognized_without_mount_table(proc: FakeProc) -> None:
-    """Reading any mount table waits for whoever copies another one (namespace_sem)."""
+    """A read of any mount table waits while another process copies one (namespace_sem)."""
     procfs = counting(proc)
     with_container(proc)
     proc.put(101, 7, pidns=5001, cgroup=CONTAINER)
@@ -311,7 +311,7 @@ def test_host_mounts_are_recognized_without_mount_table(proc: FakeProc) -> None:
 
 
 def test_a_process_that_shows_no_mount_is_told_by_its_cgroup(proc: FakeProc) -> None:
-    """After chroot, or in a mount namespace of its own."""
+    """Such a process called chroot, or has a mount namespace of its own."""
     with_container(proc)
     place = proc.put(101, 7, mounts=mountinfo(), pidns=5001, cgroup=CONTAINER)
     assert proc.find(7) == 101
@@ -322,7 +322,7 @@ def test_a_process_that_shows_no_mount_is_told_by_its_cgroup(proc: FakeProc) -> 
 
 
 def test_named_process_in_unknown_namespace_is_checked(proc: FakeProc) -> None:
-    """Two containers share the directory; the second one is too new to be in the index."""
+    """Two containers share the directory, and the second is too new to be in the index."""
     with_container(proc)
     proc.put(101, 7, pidns=5001, cgroup=CONTAINER)
     place = proc.put(201, 7, pidns=6001, cgroup=OTHER)
@@ -342,7 +342,7 @@ def test_named_process_in_unknown_namespace_is_checked(proc: FakeProc) -> None:
 def test_named_process_in_unlisted_namespace_is_checked(
     proc: FakeProc, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A process that hangs outlives its namespace's first one; another container may share its claim."""
+    """A hung process can outlive its namespace's PID 1; another container may share its claim."""
     with_container(proc)
     proc.put(101, 7, pidns=5001, cgroup=CONTAINER)
     proc.put(102, 7, pidns=5002, cgroup=OTHER)
@@ -356,7 +356,7 @@ def test_named_process_in_unlisted_namespace_is_checked(
     [
         ("nothing", 100),
         ("its end", UnresolvedReason.NO_SUCH_PROCESS),
-        ("another source", UnresolvedReason.OVER_BUDGET),  # it proves nothing
+        ("another source", UnresolvedReason.OVER_BUDGET),  # another source proves nothing
     ],
 )
 def test_walk_among_all_processes_pauses_after_each(proc: FakeProc, happens: str, expected: object) -> None:
@@ -378,7 +378,7 @@ def test_walk_among_all_processes_pauses_after_each(proc: FakeProc, happens: str
 
 
 def test_a_walk_that_fails_loses_no_descriptor(proc: FakeProc, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Others may share a claim, so one that fits is held while all processes are searched."""
+    """Several processes may fit a claim, so the first that fits is held while the rest are searched."""
     with_container(proc)
     proc.put(101, 7, pidns=5001, cgroup=CONTAINER)
     assert proc.find() == 101
@@ -403,7 +403,7 @@ def test_pid_is_vacant_only_after_a_seen_owner(proc: FakeProc) -> None:
     owner = proc.put(101, 7, pidns=5001, cgroup=CONTAINER)
     proc.put(102, 8, mounts=mountinfo(), mapped="", pidns=5001, cgroup=CONTAINER)
     proc.refresh()
-    assert not proc.containers.vacant(OURS, 9)  # no PID is known to be of this kernel
+    assert not proc.containers.vacant(OURS, 9)  # no owner is proven yet: the PIDs may be another kernel's
     assert proc.find(7) == 101
     assert proc.containers.vacant(OURS, 9)
     assert not proc.containers.vacant(OURS, 7)
@@ -417,7 +417,7 @@ def test_pid_is_vacant_only_after_a_seen_owner(proc: FakeProc) -> None:
 
 
 def test_process_ending_during_vacancy_check(proc: FakeProc, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A container that forks without end ended the pass of all of them with it, and the daemon after ten."""
+    """A container that forks endlessly once ended the pass of all containers, and after ten the daemon."""
     with_container(proc)
     proc.put(101, 7, pidns=5001, cgroup=CONTAINER)
     proc.refresh()
@@ -464,7 +464,7 @@ def test_owner_search_works_while_namespaces_are_placed(
 ) -> None:
     proc.put(101, 7)
     proc.refresh()
-    monkeypatch.setattr(KnownNamespaces, "behind", True)  # there was no time yet for one of them
+    monkeypatch.setattr(KnownNamespaces, "behind", True)  # one namespace has not been read yet
     assert proc.ask() == 101
     assert not proc.containers.vacant(OURS, 8)
 
@@ -488,9 +488,9 @@ def test_endless_namespaces_are_not_remembered_forever(
 
 @pytest.mark.parametrize("first", [False, True], ids=["after", "before"])
 def test_trees_of_a_tenants_making_hide_no_other(proc: FakeProc, *, first: bool) -> None:
-    """Whoever has a tree as a whole can mount any directory of it as a device plugin does, so mounts prove nothing.
+    """A tenant with a whole tree can mount any directory of it like a device plugin: mounts prove nothing.
 
-    64 made ones filled the memory for all trees, and mounts below the real one proved owners again.
+    64 forged trees once filled the table of trees, and mounts below the real tree counted as proof again.
     """
     preload = (DEVICE, "/usr/local/vgpu/ld.so.preload", "/etc/ld.so.preload")
 

@@ -1,4 +1,4 @@
-"""What the kernel tells of tenants' files: real inotify on real files; only what it refuses is made up."""
+"""Events of tenants' files: real inotify on real files; only the kernel's refusals are faked."""
 
 import errno
 import os
@@ -23,12 +23,12 @@ from tests.patience import until
 QUEUE = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
 
 
-#: That a program has closed it: the kernel merges events of one kind.
+#: Writes and closes: two kinds alternate, because the kernel merges equal events.
 OF_A_FILE = MODIFY | 0x8
 
 
 class Scene:
-    """Watches, and files in a directory for each container."""
+    """Watches, and files in one directory per container."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -54,7 +54,7 @@ class Scene:
         return path
 
     def drain(self) -> bool:
-        """Everything that is queued; whether events were lost."""
+        """Take all queued events; return True if any were lost."""
         lost = False
         while True:
             before = self.counters["watch_events"]
@@ -76,7 +76,7 @@ def test_names_that_come_and_go_in_a_directory_are_told(scene: Scene, tmp_path: 
     directory = tmp_path / "container"
     directory.mkdir()
     assert scene.watch(directory, mask=OF_A_DIRECTORY)
-    for name in ("x", "a-name-of-any-length.cache"):  # read at once: each event says how long its name is
+    for name in ("x", "a-name-of-any-length.cache"):  # read at once: each event holds its name's length
         (directory / name).touch()
     scene.drain()
     assert [mask & CREATE for mask in scene.told[str(directory)]] == [CREATE]
@@ -98,7 +98,7 @@ def test_the_same_inode_under_two_keys_is_told_to_both(scene: Scene) -> None:
     scene.watches.forget(str(path))
     path.write_bytes(b"and more")
     scene.drain()
-    assert len(seen) == 2  # it is watched for the other one still
+    assert len(seen) == 2  # the other watch on the file remains
     assert len(scene.told[str(path)]) == 1
 
 
@@ -125,7 +125,7 @@ def test_flood_is_merged_charged_and_muted(scene: Scene) -> None:
     flood(bad, 2000)
     good.write_bytes(b"x")
     assert not scene.drain()
-    assert len(scene.told[str(bad)]) <= 3  # merged, and then not told at all
+    assert len(scene.told[str(bad)]) <= 3  # events are merged, then suppressed
     assert scene.told[str(good)]
     assert scene.budgets.left("bad") < scene.budgets.left("good") <= BURST_SECONDS
     assert scene.counters["watch_floods"] == 1
@@ -176,7 +176,7 @@ def test_one_read_takes_no_more_than_some_thousand_events(scene: Scene) -> None:
 
 
 class Refusing(Inotify):
-    """As a kernel whose limit is used up: the calls fail with what it says then."""
+    """An inotify whose limit is exhausted: calls fail with the kernel's error code."""
 
     def __init__(self, code: int, room: int) -> None:
         super().__init__()
@@ -235,7 +235,7 @@ def test_an_instance_that_was_refused_is_asked_for_again(scene: Scene, tmp_path:
 
 
 def flood(path: Path, count: int) -> None:
-    """At least so many events: the kernel makes one of two that are the same, so they alternate."""
+    """Cause at least ``count`` events; they alternate, because the kernel merges equal ones."""
     for _ in range(count // 2 + 1):
         fd = os.open(path, os.O_WRONLY)
         os.write(fd, b"x")

@@ -1,4 +1,4 @@
-"""A region's repairs for a test."""
+"""Fixtures: a region whose repairs a test drives step by step."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack

@@ -1,4 +1,4 @@
-"""Which cache files nobody has open any more, on directories that look like /proc; real ones are in tests/kernel."""
+"""Abandoned cache files, which no process has open, on a fake /proc; tests/kernel has real processes."""
 
 import asyncio
 import math
@@ -33,7 +33,7 @@ READ_ONLY = MAPPED.replace("rw-s", "r--p")
 
 
 class Scene:
-    """A claim without a process, in a file that somebody has open for writing, so that no lease is given."""
+    """A claim without a process, in a file that is open for writing, so the kernel refuses a lease."""
 
     def __init__(self, tmp_path: Path) -> None:
         self.file = tmp_path / f"{OURS}_main" / "a.cache"
@@ -68,7 +68,7 @@ class Scene:
         return place
 
     def judge(self) -> bool:
-        """Whether the claim is called dead, after all processes were looked at once."""
+        """Scan all processes once; return True if the claim is judged dead."""
         self.abandoned.suspect(self.repairs)
         self.repairs.schedule.put_off(math.inf)
         asyncio.run(self.abandoned.judge())
@@ -104,7 +104,7 @@ def test_one_that_a_process_has_is_not(scene: Scene, pod: str, opened: str) -> N
 
 
 def test_a_lease_tells_it_from_another_file_of_that_name(scene: Scene) -> None:
-    """All of KAI's files have one name, and each pod can reach them."""
+    """All of KAI's cache files have the same name, so a process may have another file of that name open."""
     scene.writer.close()
     scene.put(11, OURS, opened="/other/a.cache")
     assert scene.judge()
@@ -142,7 +142,7 @@ class Late(TenantReader):
 
 
 def test_one_that_answers_too_late_leaves_it_open(scene: Scene) -> None:
-    """Without the directory's mount, too: a process of the host can have any file open."""
+    """Even without a mount of the directory, a process of the host can have the file open."""
     (scene.put(11) / "mountinfo").write_text("20 1 0:30 / / rw - overlay overlay rw\n")
     scene.read_by(Late)
     assert not scene.judge()
@@ -151,10 +151,10 @@ def test_one_that_answers_too_late_leaves_it_open(scene: Scene) -> None:
 @pytest.mark.parametrize(
     ("pod", "root", "expected"),
     [
-        ("", None, False),  # nor are its mounts readable
-        ("", "/", True),  # as the host's first process, where a security module closes it
+        ("", None, False),  # its mounts are unreadable, too
+        ("", "/", True),  # like the host's first process if a security module hides it
         ("", "/elsewhere", True),
-        ("", "/c", False),  # the directory itself: served to a virtual machine
+        ("", "/c", False),  # the directory itself, served to a virtual machine
         ("", "/c/below", False),
         (OURS, "/", False),
         (ANOTHER, "/c", True),
@@ -207,7 +207,7 @@ def test_young_process_is_judged_after_a_quiet_while(scene: Scene, monkeypatch: 
 def test_used_file_is_checked_rarely_by_any_clock(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, hours: int
 ) -> None:
-    """A file of the time before may be of the future: the next change has another time in any case."""
+    """The wall clock may step back, so an mtime may lie ahead of it; any further change alters the mtime."""
     place = scene.put(11, maps=MAPPED)
     assert not scene.judge()
     (place / "maps").write_text(READ_ONLY)
@@ -224,5 +224,5 @@ def test_lease_is_granted_only_without_writers(tmp_path: Path) -> None:
         with path.open("r+b"):
             assert not unwritten(Procfs(), f"/proc/self/fd/{reader.fileno()}")
         assert unwritten(Procfs(), f"/proc/self/fd/{reader.fileno()}")
-        with path.open("r+b") as again:  # nothing is left of the lease that could hold up an open
+        with path.open("r+b") as again:  # no lease is left that could delay an open
             again.write(b"y")

@@ -1,4 +1,4 @@
-"""Holds: words that a watcher sets wrong are set right by a real slot writer."""
+"""Holds: a real slot writer corrects each word that a watcher sets wrong."""
 
 import asyncio
 import os
@@ -69,7 +69,7 @@ class Desk:
         self.one, self.other = (Region(stack, scratch / f"{name}.cache", name) for name in ("one", "other"))
 
     async def until(self, condition: Callable[[], bool]) -> float:
-        """Wait; returns the seconds."""
+        """Wait until the condition holds; return the seconds that it took."""
         began = time.monotonic()
         while not condition():
             assert time.monotonic() - began < PATIENCE_S

@@ -1,4 +1,4 @@
-"""Only what changed is looked at: what comes of it is exactly what looking at everything, always, would give."""
+"""Passes that check only changes give exactly the same results as passes that check everything."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from resolver.state import SlotReport, SlotReports, tally
 from tests.fakes.planned import CONTAINER, HOST, UNKNOWN, UUIDS, Bench, view
 
 POLICIES = (HOST, CONTAINER, UNKNOWN)
-PIDS = range(1, 6)  # 5 is no living process
+PIDS = range(1, 6)  # 5 is never a live process
 
 
 class Told(NamedTuple):
-    """What a step of a region's life did, as the writer and the picture's readers see it."""
+    """The results of one step: orders to the writer, and the region's report."""
 
     orders: list[tuple[int, int | None, int, int, int]]
     gone: list[int]
@@ -37,7 +37,7 @@ class Told(NamedTuple):
 
 
 class Life:
-    """One region's, with passes as the repairer makes them. ``whole``: everything is looked at in each of them."""
+    """The life of one region, with the repairer's passes. ``whole``: each pass checks everything."""
 
     def __init__(self, stack: ExitStack, *, whole: bool) -> None:
         self.whole, self.bench = whole, Bench(stack)
@@ -76,7 +76,7 @@ class Life:
         )
 
     def _take_in(self, now: float, at: Moment) -> list[int]:
-        """What happened since the last pass; PIDs of the slots that are gone."""
+        """Apply the changes since the last pass; return the PIDs of slots that are gone."""
         repairs = self.repairs
         if at.joined is not self.before:
             changed = at.joined.changed(self.before)
@@ -89,7 +89,7 @@ class Life:
         if at.abandoned:
             repairs.abandon()
         if self.whole:
-            repairs.slots.view = repairs.view._replace(uuids=())  # so nothing is taken over from it
+            repairs.slots.view = repairs.view._replace(uuids=())  # no state is taken over from this view
         gone = repairs.observe(at.view)
         for state in gone:
             state.owner.close()
@@ -138,7 +138,7 @@ class Life:
 
 
 class Moment(NamedTuple):
-    """What there is to see in one pass, and what happens in it."""
+    """The inputs of one pass, and the events during it."""
 
     seconds: float
     view: RegionView
@@ -172,7 +172,7 @@ _pids = st.frozensets(st.integers(1, 4), max_size=4)
 
 @st.composite
 def moments(draw: st.DrawFn) -> list[Moment]:
-    """A life: mostly one thing changes from one moment to the next, as in a tenant's."""
+    """Draw a life in which mostly one thing changes from moment to moment, as in a real region."""
     slots = draw(st.lists(_slot, min_size=1, max_size=6))
     values, unknown = draw(_values), draw(st.frozensets(st.sampled_from([(4001, "GPU-a"), (4002, "GPU-b")])))
     asked, policy = frozenset(UUIDS), POLICIES[0]

@@ -1,4 +1,4 @@
-"""Orders on their way to the slot writer, and what becomes of its answers."""
+"""Orders sent to the slot writer, and the handling of its answers."""
 
 import asyncio
 import errno
@@ -33,7 +33,7 @@ BUS = WorkerFailed("it was killed by SIGBUS", own_fault=True)
 
 
 class Noted(Journal):
-    """Its events, instead of their lines."""
+    """A journal that keeps events instead of logging them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Noted(Journal):
 
 
 class Desk:
-    """Regions of one account each, and a writer that answers as a test says."""
+    """Regions of one account each, and a writer whose answers the test chooses."""
 
     def __init__(self, stack: ExitStack) -> None:
         self.stack = stack
@@ -54,7 +54,7 @@ class Desk:
         self.writing = Writing(self.counters, self.journal)
 
     def region(self, *slots: SlotValues, account: str = "uid_main") -> Bench:
-        """A region with these slots, each with an owner that is 4704 more."""
+        """A region with these slots; each owner's host PID is the slot's PID plus 4704."""
         bench = Bench(self.stack)
         bench.repairs.region.fd = os.dup(0)
         bench.repairs.record = self.budgets.of(account)
@@ -90,7 +90,7 @@ def desk(stack: ExitStack) -> Desk:
 
 @pytest.mark.parametrize("gone", ["region", "owner", "nothing"])
 def test_waiting_orders_of_gone_slots_are_dropped(desk: Desk, gone: str) -> None:
-    """A descriptor that was closed meanwhile may be another file's."""
+    """A descriptor closed meanwhile may already belong to another file."""
     sent: list[int] = []
 
     async def request(_message: bytes, descriptors: list[int]) -> bytes:
@@ -274,7 +274,7 @@ def test_writer_shortage_blames_no_file_and_is_reported(desk: Desk, code: int, l
 
 
 def test_writer_shortage_of_ten_seconds_is_not_ready(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It answers each time, and did none of the work."""
+    """The writer answers each time, but carries out no order."""
     bench, now, lacking = desk.region((7, 0), (8, 0)), 1000.0, (slot_writer.NO_MEANS, errno.EMFILE)
     monkeypatch.setattr(means, "time", SimpleNamespace(monotonic=lambda: now))
     for _ in range(4):
@@ -309,7 +309,7 @@ def test_killed_or_unstartable_writer_blames_no_file(desk: Desk) -> None:
 
 
 def test_log_lines_of_unwritable_file_are_limited(desk: Desk) -> None:
-    """A lease that its container takes and gives back makes it so at will."""
+    """A container can make its file unwritable at will: it takes a lease and gives it back."""
     bench = desk.region((7, 4711, 1, (500, 0)))
     bench.load = {(4711, "GPU-a"): 30}
     (order,) = bench.plan()

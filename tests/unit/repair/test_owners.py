@@ -1,4 +1,4 @@
-"""The watch over slots' owners where the kernel refuses it."""
+"""Watches on slots' owners, and polling if the kernel refuses a watch."""
 
 import errno
 import select
@@ -30,7 +30,7 @@ def owners_by(finder: OwnerFinder) -> Owners:
 
 
 async def test_search_in_a_region_that_goes_leaves_no_handle(bench: Bench) -> None:
-    """Of a slot with a doubted owner: the region has forgotten it."""
+    """The slot's owner is in doubt, and the region is closed during the search for another."""
     bench.see((7, 4711))
     bench.own(7, 4711)
     handle = bench.hold(7, 4722)

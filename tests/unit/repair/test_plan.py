@@ -1,4 +1,4 @@
-"""What is decided about the slots of one region: pure, so every state is set up by hand."""
+"""Plans for the slots of one region: planning is pure, so each test sets up its state by hand."""
 
 import gc
 import tracemalloc
@@ -49,7 +49,7 @@ def test_a_wrong_hostpid_gives_one_exact_order(
 
 @pytest.mark.parametrize(("hostpid", "policy"), [(4711, HOST), (7, CONTAINER)])
 def test_a_right_hostpid_gives_none(bench: Bench, hostpid: int, policy: HostpidPolicy) -> None:
-    bench.see((9, hostpid), (7, hostpid))  # whoever else claims the number
+    bench.see((9, hostpid), (7, hostpid))  # another slot claims the same number
     bench.own(7, 4711)
     assert bench.plan(policy) == []
     assert bench.reason(7) is None
@@ -92,7 +92,7 @@ def test_the_same_pid_more_than_once_is_ambiguous(bench: Bench, times: int) -> N
     assert [order.slot for order in bench.plan()] == [times]
     assert bench.odd() == dict.fromkeys(range(times), UnresolvedReason.AMBIGUOUS)
     assert [state.slot.pid for state in bench.repairs.slots.distinguished()] == [9]
-    # the move is over: the owner is still known
+    # the slot's move is over, and its owner is still known
     bench.see((9, 0), (7, 0))
     assert {(order.slot, order.new >> 32) for order in bench.plan()} == {(0, 4713), (1, 4711)}
     assert bench.odd() == {}
@@ -143,7 +143,7 @@ def test_own_guess_is_no_conflict_and_is_repaired(bench: Bench) -> None:
     bench.see((7, 0))
     bench.own(7, 4711)
     bench.done(bench.plan()[0])
-    bench.see((7, 7))  # the container's number, seconds later
+    bench.see((7, 7))  # the container's number is back, seconds later
     (order,) = bench.plan()
     assert (order.reason, order.new >> 32) == (RepairReason.WRONG_NAMESPACE, 4711)
     bench.done(order)
@@ -197,7 +197,7 @@ def test_doubted_hostpid_waits_for_a_new_search(bench: Bench, hostpid: int, *, a
 
 @pytest.mark.parametrize("after", [(7, 5), (7, 0, 2)])
 def test_attachment_is_read_early_and_a_change_is_not(bench: Bench, after: SlotValues) -> None:
-    """A tenant flips its words as fast as it likes; who attaches writes a byte, and the file's time changes."""
+    """A tenant can flip its words at any rate; a process that attaches also changes the file's mtime."""
     bench.see((7, 0))
     for _ in range(10):
         bench.miss(7)
@@ -222,7 +222,7 @@ def test_utilization_is_written_where_no_watcher_puts_it_right(bench: Bench) -> 
     bench.see((9, 0), (7, 4711, 1, (80, 3)))
     bench.own(7, 4711)
     bench.load = {(4711, "GPU-a"): 42}
-    assert bench.plan() == []  # one may yet
+    assert bench.plan() == []  # a watcher may still correct the value
     bench.now += TWO_TICKS + 0.01
     first, second = bench.plan()
     word = slot_word(7, 4711)
@@ -265,7 +265,7 @@ def test_process_has_started_when_its_guess_was_seen(bench: Bench) -> None:
     bench.plan()
     assert not bench.repairs.started
     bench.now += STARTED
-    bench.see((8, 4712), (7, 33))  # old releases take a new slot with the number that is left there
+    bench.see((8, 4712), (7, 33))  # old releases keep the number left in a slot that they take
     bench.own(7, 4711)
 
     def repair(hostpid: int) -> None:
@@ -312,7 +312,7 @@ def test_a_watcher_has_two_ticks_from_when_its_hostpid_is_right(bench: Bench) ->
     assert bench.plan() == []
     bench.now += TWO_TICKS + 0.01
     assert [(order.device, order.new) for order in bench.plan()] == [(0, 80)]
-    bench.see((7, 7, 1, (0, 0)))  # the process's guess: no watcher could work meanwhile
+    bench.see((7, 7, 1, (0, 0)))  # the process's own guess, under which no watcher could work
     bench.done(bench.plan()[0])
     bench.see((7, 4711, 1, (0, 0)))
     bench.now += TWO_TICKS + 0.01
@@ -342,7 +342,7 @@ def test_contested_values_are_held(stack: ExitStack) -> None:
 
 
 def test_all_values_are_held_while_two_watchers_add(bench: Bench) -> None:
-    """As 2.5.0: each zeroes the first device before it adds, but not those of two watchers that tick at once."""
+    """As 2.5.0: a watcher zeroes the first device before it adds, but two that tick at once add twice."""
     bench.load = {(4711, "GPU-a"): 40, (4712, "GPU-a"): 10, (4711, "GPU-b"): 10}
     bench.see((8, 4712, 1, (20, 0)), (7, 4711, 1, (80, 500)))
     bench.own(8, 4712)
@@ -351,7 +351,7 @@ def test_all_values_are_held_while_two_watchers_add(bench: Bench) -> None:
     held = [(order.slot, order.device, order.new) for order in bench.repairs.held]
     assert held == [(0, 0, 10), (0, 1, 0), (1, 0, 40), (1, 1, 10)]
 
-    # Their reports: the slot writer met the moment between a zero and the sum.
+    # The slot writer reports a value that it read between the zero and the sum.
     word = state.evidence.word(0, 80)
     for device, load in enumerate((40, 10)):
         state.evidence.word(device, 0).hold(load)
@@ -418,7 +418,7 @@ def test_a_dead_slots_load_is_zeroed_and_its_hostpid_stays(bench: Bench) -> None
 
 @pytest.mark.parametrize("status", [0, 1])
 def test_the_load_of_a_process_that_gave_its_slot_back_is_zeroed(bench: Bench, status: int) -> None:
-    """Monitors of HAMi 2.7 to 2.9 add it up for ever: ``pid`` is 0, and the rest as it was."""
+    """Monitors of HAMi 2.7 to 2.9 count its load for ever: only its ``pid`` has become 0."""
     bench.see((9, 0), (0, 4711, status, (64, 3)))
     orders = bench.plan()
     assert [(order.slot, order.device, order.expected, order.new) for order in orders] == [
@@ -432,7 +432,7 @@ def test_the_load_of_a_process_that_gave_its_slot_back_is_zeroed(bench: Bench, s
 
 
 def test_copy_above_proc_num_is_zeroed_unless_taken(bench: Bench) -> None:
-    """Monitors up to HAMi 2.6 add up all 1,024 slots; who takes one of these counts it in: that is the guard."""
+    """Monitors up to HAMi 2.6 add up all 1,024 slots. Taking one raises proc_num, the order's guard."""
     bench.see((9, 0), (7, 4711, 1, (0, 58)), (8, 4712, 1, (1, 0)), proc_num=1)
     orders = bench.plan()
     assert [(order.slot, order.device, order.expected, order.new) for order in orders] == [
@@ -448,10 +448,10 @@ def test_copy_above_proc_num_is_zeroed_unless_taken(bench: Bench) -> None:
 
 
 def test_region_is_read_after_an_end_until_slot_stays_0(bench: Bench) -> None:
-    """Other processes' watchers match its number in samples that are older than its end."""
+    """Other processes' watchers match the ended process's number in samples from before its end."""
     bench.see((0, 4711, 0, (64, 0)))
     assert len(bench.plan()) == 1
-    for _ in range(3):  # it is filled at each tick, and zeroed less often
+    for _ in range(3):  # watchers fill the slot at each tick; the plan zeroes it less often
         bench.now += 0.12
         bench.see((0, 4711, 0, (64, 0)), (7, 815, 1, (50, 0)))
         bench.call_dead(7)
@@ -472,13 +472,13 @@ def test_region_is_read_after_an_end_until_slot_stays_0(bench: Bench) -> None:
 
 
 def test_a_plan_gives_way_after_every_slot(bench: Bench) -> None:
-    """A thousand slots on sixteen devices took 60 ms in one go."""
+    """Planning a thousand slots on sixteen devices in one go took 60 ms."""
     bench.see(*((ns_pid, 4711) for ns_pid in range(1, 51)))
     for ns_pid in range(1, 51):
         bench.own(ns_pid, 4711)
     plan = bench.repairs.plan(Inputs(bench.now, HOST, bench.joined(), ALWAYS))
     assert len(list(plan)) >= 50
-    bench.see(*((0, 4711, 0, (64, 0)) for _ in range(50)))  # left behind
+    bench.see(*((0, 4711, 0, (64, 0)) for _ in range(50)))  # loads that ended processes left behind
     for later in (0.0, 0.1):
         plan = bench.repairs.plan(Inputs(bench.now + later, HOST, bench.joined(), AUTO))
         assert len(list(plan)) >= 50
@@ -519,12 +519,12 @@ def test_late_writer_blames_only_repeated_lateness() -> None:
     assert [blame.died(1.0, guilty=False) for _ in range(2)] == [0.0, 0.0]
     blame.answered()
     assert [blame.died(2.0, guilty=False) for _ in range(2)] == [0.0, 0.0]
-    assert blame.died(2.0 + 2 * FORGIVEN_SECONDS, guilty=False) == 0.0  # long after: not in a row
+    assert blame.died(2.0 + 2 * FORGIVEN_SECONDS, guilty=False) == 0.0  # long after, so not in a row
     assert [blame.died(3.0 + 2 * FORGIVEN_SECONDS, guilty=False) for _ in range(2)] == [0.0, 10.0]
 
 
 def quiet(bench: Bench) -> bool:
-    """Whether nothing is to be done, once all that could be was."""
+    """Return True if the region has no work left after a plan."""
     assert bench.plan() == []
     return not bench.repairs.has_work(bench.now)
 
@@ -534,7 +534,7 @@ def test_a_region_is_quiet_until_anything_changes(bench: Bench) -> None:
     bench.own(7, 4711)
     assert quiet(bench)
     assert bench.repairs.work_at > bench.now
-    bench.see((7, 4711))  # read again: another view
+    bench.see((7, 4711))  # a new read gives another view
     assert bench.repairs.has_work(bench.now)
     assert quiet(bench)
     bench.repairs.unsettle()
@@ -605,7 +605,7 @@ def test_only_owned_slots_get_their_own_hostpid(
 
 
 def test_dead_slot_of_a_touched_file_is_not_zeroed(bench: Bench) -> None:
-    """A process of a restarted container may have taken it again without changing a byte of it."""
+    """A process of a restarted container may have taken the slot without changing a byte."""
     bench.see((7, 70, 1, (50, 0)))
     bench.own(7, 4711)
     bench.end(7)
@@ -620,7 +620,7 @@ def test_dead_slot_of_a_touched_file_is_not_zeroed(bench: Bench) -> None:
 
 
 def test_of_claims_without_an_owner_little_is_kept(bench: Bench) -> None:
-    """A tenant can make 1,024 of them in each file, at no cost of its own."""
+    """A tenant can make 1,024 such claims in each file at no cost to itself."""
     claims = [(n, 0, 1, (50, 50)) for n in range(1, 1025)]
     tracemalloc.start()
     try:
@@ -651,11 +651,11 @@ def test_guest_of_another_pod_makes_owner_uncertain(stack: ExitStack) -> None:
     bench.see((7, 0), (8, 0), (9, 0, 1, (50, 0)))
     bench.own(7, 4711)
     bench.miss(8, UnresolvedReason.OTHER_POD)
-    bench.call_dead(9)  # nor is anybody's load taken away
+    bench.call_dead(9)  # a dead slot's load stays, too
     bench.miss(9)
     assert bench.plan() == []
     assert bench.reason(7) is UnresolvedReason.OTHER_POD
-    bench.see((7, 0), (9, 0, 1, (50, 0)))  # it went
+    bench.see((7, 0), (9, 0, 1, (50, 0)))  # slot 8 went
     assert [(order.device, order.new) for order in bench.plan()] == [(None, 4711 << 32 | 7), (0, 0)]
 
 
@@ -670,7 +670,7 @@ def test_later_guest_is_only_a_guest(stack: ExitStack) -> None:
 
 
 def fills(bench: Bench, ns_pid: int, host_pid: int, *ns_pids: int) -> None:
-    """A slot's number is right, and then its watcher fills in what NVML says."""
+    """Give a slot its owner's right number; then let its watcher fill in NVML's value."""
     handle = bench.hold(ns_pid, host_pid)
     handle.process = handle.process._replace(ns_pids=ns_pids)
     bench.repairs.slots.own(bench.index(ns_pid), handle)
@@ -689,7 +689,7 @@ def fills(bench: Bench, ns_pid: int, host_pid: int, *ns_pids: int) -> None:
         (4711, (4711, 7), WatcherFinding.CONFIRMS),
         (7, (7, 7), None),  # both numbers are the same
         (7, (7,), None),  # in the host's PID namespace
-        (4711, (4711, 30, 7), None),  # its watcher may be above it
+        (4711, (4711, 30, 7), None),  # its watcher may run in a parent namespace
     ],
 )
 def test_watcher_confirms_a_distinguishable_hostpid(

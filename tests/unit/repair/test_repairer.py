@@ -1,4 +1,4 @@
-"""Passes over real files with the real writer; only who owns a slot is told by the test."""
+"""Passes over real files with the real writer; the test supplies only the slots' owners."""
 
 import errno
 import io
@@ -128,7 +128,7 @@ def test_returned_slot_keeps_container_for_last_samples(bench: Bench) -> None:
 
 
 def test_named_process_is_checked_with_each_search(bench: Bench) -> None:
-    """It may be the owner as well, in a container too new to be known: also after that made the owner ambiguous."""
+    """The process in ``hostpid`` may be the owner, in a container too new to be known, even if others fit."""
     bench.file((7, 4711))
     bench.told.reasons = {7: UnresolvedReason.AMBIGUOUS}
     for _ in range(2):
@@ -137,7 +137,7 @@ def test_named_process_is_checked_with_each_search(bench: Bench) -> None:
 
 
 def test_a_file_is_watched_before_it_is_read(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a process did in between would not be reported, and not be looked for soon."""
+    """A write between the read and the watch would raise no event, and would be noticed late."""
     paths = [str(bench.file((7, 0), name=f"n{number}")) for number in range(20)]
     bench.step()
     for path in paths:
@@ -176,11 +176,11 @@ def test_utilization_comes_and_goes(bench: Bench) -> None:
     path, process = bench.file((7, 0), sm_util=99), bench.child()
     bench.told.host_pids = {7: process.pid}
     bench.step()
-    assert slot(path) == (7, process.pid, 99)  # NVML was not asked: unknown is not 0
+    assert slot(path) == (7, process.pid, 99)  # NVML was not asked, so the load is unknown, not 0
     assert bench.reports()[0].utilization == (None,)
     for load, value in ((40, 40), (55, 55), (None, 0)):
         bench.sees(load)
-        bench.step()  # a watcher may put it right
+        bench.step()  # a watcher may still correct the value
         bench.waits()
         bench.step()
         bench.step()
@@ -215,7 +215,7 @@ def test_unseen_process_is_dead_only_by_the_kernel(
     bench.told.runs = runs
     bench.told.host_pids = {9: process.pid} if other else {}
     bench.step()
-    assert slot(path)[2] == 30  # one look in vain proves nothing
+    assert slot(path)[2] == 30  # one failed search proves nothing
     for _ in range(3):
         bench.step()
     assert bench.reports()[0].dead is dead
@@ -240,7 +240,7 @@ def test_nothing_is_kept_of_a_region_that_goes(bench: Bench) -> None:
 
 
 def test_giving_memory_back_puts_no_pass_off(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It takes some 20 ms, and a pass rests for twice its time: 40 ms more for a new container."""
+    """A trim takes some 20 ms; if the pass's pause counted it, a new container would wait 40 ms more."""
     monkeypatch.setattr(bench.repairer._resident, "trim", lambda _now: burn(0.1))
     bench.step()
     assert bench.repairer.not_before < time.monotonic() + 0.1
@@ -252,7 +252,7 @@ def test_another_writer_is_a_conflict_and_is_waited_for(bench: Bench, lines: Lin
     bench.step()
     poke(path, V1_2.slot_offset(0) + 4, "i", 815)
     bench.step()
-    assert slot(path)[1] == process.pid  # once is the process's own guess
+    assert slot(path)[1] == process.pid  # seen once, the number is the process's own guess
     poke(path, V1_2.slot_offset(0) + 4, "i", 815)
     for _ in range(4):
         bench.step()
@@ -305,7 +305,7 @@ def test_short_lived_files_cost_few_lines_per_container(bench: Bench, lines: Lin
 
 
 class InMemory:
-    """A third way of finding regions, unknown to everybody: told by the test, by descriptors."""
+    """A third kind of discovery, which the resolver does not know: the test passes it descriptors."""
 
     workers = ()
     shed, allow_more = Discovery.shed, Discovery.allow_more
@@ -349,7 +349,7 @@ class InMemory:
 
 
 class Clock:
-    """Stands where the repairer's `time` is: it stands still but for what a test says."""
+    """Replaces the repairer's `time`; it advances only when a test moves it."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -360,7 +360,7 @@ class Clock:
 
 
 def quiet_life(bench: Bench, clock: Clock, files: int) -> Iterator[float]:
-    """When passes are made once some containers, found at any times, have started."""
+    """Times of passes after some containers, found at different times, have started."""
     repairer = bench.repairer
 
     async def caught_up(slices: Slices, *, rate_limited: bool = True) -> bool:
@@ -369,7 +369,7 @@ def quiet_life(bench: Bench, clock: Clock, files: int) -> Iterator[float]:
 
     bench.pidmap.catch_up = caught_up  # type: ignore[method-assign]
     for discovery in repairer.found.discoveries:
-        discovery._clock = clock.monotonic  # a machine just booted is younger than the test's clock
+        discovery._clock = clock.monotonic  # on a machine just booted, the real clock is behind the test's
     for number in range(files):
         path = bench.file((number + 7, 4), name=f"c{number}")
         os.utime(path, (1.0, 1.0))  # its process has started long ago
@@ -388,11 +388,11 @@ def test_files_read_by_the_clock_are_read_together(
     *,
     alive: bool,
 ) -> None:
-    """Whether their processes live or have ended: a wake-up costs more than a look."""
+    """Holds for live and ended processes, because a wake-up costs more than a read."""
     files, clock = 6, Clock()
     for module in (repairer_module, regions_module, turns_module):
         monkeypatch.setattr(module, "time", clock)
-    monkeypatch.setattr(turns_module, "PASS_SECONDS", PATIENCE_S)  # a busy machine makes no turn a late one
+    monkeypatch.setattr(turns_module, "PASS_SECONDS", PATIENCE_S)  # no turn counts as late on a busy machine
     bench.told.host_pids = {number + 7: bench.child().pid for number in range(files) if alive}
     bench.told.runs = True
     passes = quiet_life(bench, clock, files)
@@ -456,7 +456,7 @@ def test_any_number_of_discoveries_is_treated_alike(tmp_path: Path, stack: ExitS
     told = lines()
     assert [line["path"] for line in told if line["event"] == "region_rejected"] == ["/odd"]
     missing = [line["why"] for line in told if line["event"] == "containers_dir_missing"]
-    assert missing == ["no directory /away; waiting for it"]  # true of a file there, too
+    assert missing == ["no directory /away; waiting for it"]  # the message fits a file at that path, too
     assert other.waited == 1
 
     assert bench.repairer.regions[f"claim:{claim}"].ownership.account == "claim-1"

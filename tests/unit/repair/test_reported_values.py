@@ -1,4 +1,4 @@
-"""Whose doing a value is that differs from NVML's, and what is done about it; a clock of the test's own."""
+"""Causes of values that differ from NVML's, and the reaction to each; the test controls the clock."""
 
 from collections.abc import Iterable
 from itertools import pairwise
@@ -41,7 +41,7 @@ def test_differences_that_count(present: int, actual: int, *, is_another: bool) 
 
 
 class Scene:
-    """One value, a pass every quarter of a second, an answer of NVML's every second; `write` is what a pass does."""
+    """One value, with four passes and one NVML answer a second; each pass calls `write`."""
 
     def __init__(self, present: int) -> None:
         self.word, self.present = ReportedValue(present, present, present), present
@@ -89,7 +89,7 @@ def test_fast_answers_do_not_delay_a_repair() -> None:
         scene.nvml(actual)
         verdicts.append(scene.look())
         scene.now += 0.1 - PASS
-    assert verdicts == [WAIT, WAIT, WAIT, WRONG, WRONG]  # from then on resolver keeps it equal
+    assert verdicts == [WAIT, WAIT, WAIT, WRONG, WRONG]  # later, resolver keeps it equal
 
 
 AHEAD = 10, 50, 20, 90, 0, 40, 70, 0, 100, 30
@@ -99,7 +99,7 @@ JITTER = ((44, (40, 48, 39, 45)), (39, (46, 41, 48, 38)), (47, (42, 50, 44, 39))
 @pytest.mark.parametrize(
     "seconds",
     [
-        # It changes just after each answer: for a second it differs from NVML's, every second.
+        # The load changes just after each answer, so the value differs from NVML's in every second.
         pytest.param([(before, (load, None, None, None)) for before, load in pairwise(AHEAD)], id="ahead"),
         pytest.param(JITTER, id="jitters"),
         *([(load, range(load + step, load + 5 * step, step)) for load in range(0, 100 - 3 * step, 4 * step)]
@@ -115,7 +115,7 @@ def test_load_that_changes_is_not_fought(seconds: Iterable[tuple[int, Iterable[i
 
 
 def test_a_second_device_that_is_never_zeroed_stays_uncontested() -> None:
-    """As 2.9.0: the watcher sets it while the process is busy, and leaves it when it idles."""
+    """As 2.9.0: the watcher sets the value while the process is busy, and never resets it to 0."""
     scene = Scene(0)
     for _ in range(6):
         scene.second(0, (30, None, None, None))  # busy, after the answer
@@ -126,7 +126,7 @@ def test_a_second_device_that_is_never_zeroed_stays_uncontested() -> None:
 
 
 def test_value_reset_after_writes_is_contested() -> None:
-    """As 2.4.1 on its first device."""
+    """As HAMi 2.4.1 does on its first device."""
     scene = Scene(0)
     assert scene.second(40, NOTHING) == [WAIT, WRONG, RIGHT, RIGHT]
     scene = Scene(0)
@@ -137,7 +137,7 @@ def test_value_reset_after_writes_is_contested() -> None:
 
 
 def test_the_cause_is_told_by_the_last_wrong_value() -> None:
-    """A view that was read before our value was replaced shows it again; it is no other program's, nor a GPU's."""
+    """A view from before our value's replacement shows it again: neither a program nor a GPU caused that."""
     evidence = Evidence()
     evidence.since = 100.0
     for device in (0, 1):
@@ -154,7 +154,7 @@ def test_the_cause_is_told_by_the_last_wrong_value() -> None:
 
 @pytest.mark.parametrize("load", [5, 12, 40])
 def test_added_value_is_contested_within_one_answer(load: int) -> None:
-    """As 2.5.0 from its second device on: two ticks in a pass."""
+    """As HAMi 2.5.0 does from its second device on, with two ticks in each pass."""
     scene = Scene(0)
     for actual in (0, load):
         for turn in range(4):
@@ -187,7 +187,7 @@ def test_silence_is_no_peace() -> None:
     scene = Scene(500)
     scene.look()
     scene.second(20, (20, None, None, None))
-    scene.second(20, NOTHING)  # it stands: whether a watcher would set it is not known
+    scene.second(20, NOTHING)  # the value stays, so it is unknown if a watcher would set it
     scene.second(40, (40, None, None, None))
     assert scene.word.contested
     scene.second(20, (20, None, None, None))
@@ -322,7 +322,7 @@ def test_a_watcher_that_fills_nvmls_value_in_confirms_the_number() -> None:
     assert watched.look(0, 100.1) is None
     assert watched.look(38, 100.2) is CONFIRMS
     assert watched.look(41, 100.3) is CONFIRMS
-    watched.evidence.since = 100.3  # the number was another one meanwhile
+    watched.evidence.since = 100.3  # the number was wrong in between
     assert watched.look(41, 100.4) is None
     watched.evidence.since = None
     assert watched.look(39, 100.5) is None
@@ -338,7 +338,7 @@ def test_finding_lasts_while_the_process_idles() -> None:
 @pytest.mark.parametrize(
     ("present", "actual", "values"),
     [
-        (40, 40, [40] * 20),  # it stood there before the number was right
+        (40, 40, [40] * 20),  # the value was there before the number was right
         (0, 0, [0] * 20),
         (0, 40, [0, 90, 12, 0]),  # NVML contradicts
         (30, 0, [0]),
@@ -380,7 +380,7 @@ def test_a_watcher_that_keeps_zeroing_doubts_it_after_a_while() -> None:
     watched.evidence.since = now  # the number has just become right
     assert watched.evidence.finding(now) is None
     assert watched.evidence.finding(now + REPORTED_AFTER) is DOUBTS
-    watched.word.found_at = now + 0.1  # one sample found proves more than all that were not
+    watched.word.found_at = now + 0.1  # one matched sample outweighs all unmatched ones
     assert watched.evidence.finding(now + REPORTED_AFTER) is CONFIRMS
 
 
@@ -407,7 +407,7 @@ def test_another_order_of_gpus_is_the_cause() -> None:
 
 
 def zeroes(answers: Iterable[tuple[int, bool]], *, watcher: bool) -> tuple[Scene, list[int]]:
-    """One answer a second: NVML's value, and if the device is idle. Return the seconds in which 0 was written."""
+    """Give one answer a second (NVML's value, device idle); return the seconds in which 0 was written."""
     scene, written = Scene(30), []
     for second, (actual, idle) in enumerate(answers):
         scene.nvml(actual)
@@ -440,7 +440,7 @@ def test_zero_needs_an_idle_device_or_two_absences(
 
 
 def test_watcher_that_fills_in_after_a_zero_is_not_fought() -> None:
-    """As with an NVML whose answers leave a busy process out, or with the number of another process."""
+    """Happens if NVML's answers omit a busy process, or if the number is another process's."""
     scene, written = zeroes([(30, False)] + [(0, False)] * 60, watcher=True)
     assert written == [2]
     evidence = Evidence()

@@ -1,4 +1,4 @@
-"""When a region is read next."""
+"""Schedules: the time of a region's next read."""
 
 import itertools
 
@@ -20,7 +20,7 @@ def looks(
     quiet: bool = True,
     right: bool = False,
 ) -> list[float]:
-    """When it is read, in the seconds after that."""
+    """Times of the region's reads in the ``seconds`` after ``since``."""
     times = []
     at = since
     while (at := max(at, schedule.due)) <= since + seconds:
@@ -79,7 +79,7 @@ def test_reads_after_attachment_become_rarer() -> None:
     assert max(gap for at, gap in apart.items() if at < 219.9) <= 0.1001
     assert max(gap for at, gap in apart.items() if at < 259.0) <= INTERVAL + 0.001
     assert gaps(times)[-1] == pytest.approx(RARELY)
-    assert min(gaps(times)) >= 0.0039  # and however many events there are
+    assert min(gaps(times)) >= 0.0039  # for any number of events
 
 
 def test_right_slot_is_looked_at_ever_more_rarely() -> None:

@@ -1,4 +1,4 @@
-"""When the slots of a region are searched and checked again, and the states of those without an owner."""
+"""Times of the next search and check of a region's slots, and the states of slots without an owner."""
 
 import itertools
 import os
@@ -17,7 +17,7 @@ OVER_BUDGET = UnresolvedReason.OVER_BUDGET
 
 
 def looked(times: int, why: UnresolvedReason = GONE, *, dead: bool = False) -> Unowned:
-    """A slot whose owner was looked for in vain so often, at the time 100."""
+    """A slot after so many failed searches for its owner, all at time 100."""
     state = Unowned(dead=dead)
     for _ in range(times):
         state = state.not_found(why, 100.0)
@@ -122,7 +122,7 @@ def test_slow_container_is_asked_again_a_second_later() -> None:
 
 
 def test_only_due_slots_are_put_off(bench: Bench) -> None:
-    """Each reason, dead or not, due or not, put off for either cause."""
+    """Covers each reason, dead and live slots, due and not due, for both causes of a delay."""
     waits = UnresolvedReason.OVER_BUDGET, UnresolvedReason.TOO_SLOW
     reasons = [each for each in UnresolvedReason if each not in waits]
     bench.see((7, 0))
@@ -136,7 +136,7 @@ def test_only_due_slots_are_put_off(bench: Bench) -> None:
 
 
 def searched(bench: Bench, *ns_pids: int, times: int = EAGER_LOOKS + 2) -> None:
-    """Search so often in vain, and end the region's work: the next search is due in 2 s."""
+    """Fail that many searches for each slot, and finish the region's work: the next search is due in 2 s."""
     for ns_pid in ns_pids:
         for _ in range(times):
             bench.miss(ns_pid)

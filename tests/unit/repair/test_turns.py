@@ -1,4 +1,4 @@
-"""Containers take turns in a pass, and one that costs too much waits alone."""
+"""Containers take turns in a pass, and only a container that costs too much has to wait."""
 
 import asyncio
 import gc
@@ -35,7 +35,7 @@ from tests.patience import PATIENCE_S
 
 
 class Expensive(ToldOwners):
-    """Looking for a process costs, in seconds by its number."""
+    """Owner searches that take time: ``seconds`` by PID."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class Expensive(ToldOwners):
 
 
 class Patient(Bench):
-    """With budgets, unlike a single pass."""
+    """A bench of many passes with budgets."""
 
     def __init__(self, place: Path, stack: ExitStack) -> None:
         super().__init__(place, stack)
@@ -68,7 +68,7 @@ class Patient(Bench):
         self.runner.run(self._watched(policy))
 
     async def _watched(self, policy: HostpidPolicy) -> None:
-        """A pass, and how long it kept another task from going on."""
+        """Run one pass, and measure how long it blocked another task."""
         passing = asyncio.create_task(self.repairer.pass_once(policy, self.joined))
         last = time.thread_time()
         while not passing.done():
@@ -77,7 +77,7 @@ class Patient(Bench):
         await passing
 
     def hostile(self, slots: int, seconds: float, *names: str) -> None:
-        """Regions whose every slot costs so much to look at, and belongs to nobody."""
+        """Create regions in which each slot takes so many seconds to search, and none has an owner."""
         for number, name in enumerate(names, 1):
             pids = range(10_000 * number, 10_000 * number + slots)
             self.costs.seconds.update(dict.fromkeys(pids, seconds))
@@ -89,14 +89,14 @@ class Patient(Bench):
 def bench(tmp_path: Path) -> Iterator[Patient]:
     log.setup_logging("json", "error")
     with ExitStack() as stack:
-        # Garbage of earlier tests takes the collector longer than any step.
+        # Collecting the garbage of earlier tests takes longer than any step.
         gc.disable()
         stack.callback(gc.enable)
         yield Patient(tmp_path, stack)
 
 
 def until(bench: Bench, condition: Callable[[], bool]) -> int:
-    """Passes that it takes."""
+    """Run passes until the condition holds; return their number."""
     deadline = time.monotonic() + PATIENCE_S
     for passes in itertools.count(1):
         bench.step()
@@ -109,7 +109,7 @@ def until(bench: Bench, condition: Callable[[], bool]) -> int:
 
 def test_good_repair_does_not_wait_for_expensive_one(bench: Patient) -> None:
     bench.hostile(300, 0.005, "a", "b", "c", "d")
-    bench.step()  # they are known, and have had their first turns
+    bench.step()  # the hostile regions are known, and have had their first turns
     process = bench.child()
     path = bench.file((7, 0), name="good")
     bench.told.host_pids = {7: process.pid}
@@ -117,7 +117,7 @@ def test_good_repair_does_not_wait_for_expensive_one(bench: Patient) -> None:
     began = time.thread_time()
     until(bench, lambda: slot(path)[1] == process.pid)
     assert time.thread_time() - began < 2.0  # of 4 x 300 x 0.005 = 6 s
-    assert bench.longest < 0.3  # an endless turn takes 1.5 s; the bench measures the aim
+    assert bench.longest < 0.3  # an unlimited turn takes 1.5 s
 
 
 def test_expensive_container_waits_alone_and_is_reported(bench: Patient) -> None:
@@ -125,7 +125,7 @@ def test_expensive_container_waits_alone_and_is_reported(bench: Patient) -> None
     bench.hostile(300, 0.005, "bad")
     bench.file((7, 0), name="good")
     bench.told.host_pids = {7: process.pid}
-    bench.repairer.budgets._clock = lambda: 1000.0  # it stands still, so nothing is saved up meanwhile
+    bench.repairer.budgets._clock = lambda: 1000.0  # the clock stands still, so no budget accrues
     until(bench, lambda: bench.counters["over_budget"] > 0)
     for _ in range(3):
         bench.step()
@@ -164,7 +164,7 @@ def test_later_is_not_never(bench: Patient) -> None:
     bench.told.host_pids = dict.fromkeys(bench.costs.seconds, process.pid)
     bench.repairer.budgets._clock = lambda: (
         time.thread_time() * 5
-    )  # or the test would take as long as it says
+    )  # five times as fast, to keep the test short
 
     def all_right() -> bool:
         slots = [each for report in bench.repairer.reports() for each in report.slots]
@@ -204,11 +204,11 @@ def test_regions_take_turns_with_the_writer(bench: Patient) -> None:
     assert slot(second)[1] == process.pid
     assert (
         asked.index(2) <= 1
-    )  # the second region's one order, at the latest after the first batch of the other
+    )  # the second region's only order goes out after the other's first batch at the latest
 
 
 def test_waiting_turn_delays_no_other(bench: Patient) -> None:
-    """Each pass waited for all turns, and so did a new slot of somebody else's."""
+    """Each pass once waited for all turns, and so did a new slot of another container."""
     answers = asyncio.Event()
     ask, process = bench.told.owner, bench.child()
 
@@ -230,7 +230,7 @@ def test_waiting_turn_delays_no_other(bench: Patient) -> None:
 
 
 def test_news_during_a_late_turn_is_read_after_it(bench: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pass puts the container's regions off by an interval; with one of a minute a new slot waited as long."""
+    """A pass postpones the container's regions by an interval; a new slot once waited that long."""
     answers, turns = asyncio.Event(), bench.repairer.turns
     turn = turns._turn
 
@@ -256,7 +256,7 @@ def test_news_during_a_late_turn_is_read_after_it(bench: Patient, monkeypatch: p
 
 
 def test_turn_plans_with_the_newest_answer_of_nvml(bench: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An answer that came while a child was asked was planned with never, because it was no news afterwards."""
+    """An answer that arrived while a child was asked was never used, because it no longer counted as new."""
     turns, process = bench.repairer.turns, bench.child()
     bench.file((7, process.pid), sm_util=40)
     bench.told.host_pids = {7: process.pid}
@@ -319,7 +319,7 @@ def test_a_thousand_slots_at_once_cost_a_few_lines(bench: Patient, monkeypatch: 
 
 @pytest.mark.parametrize("old", [False, True])
 def test_tenant_sets_no_pace_of_nvml(bench: Patient, monkeypatch: pytest.MonkeyPatch, *, old: bool) -> None:
-    """A value that its tenant changes without end wants an answer that is newer than two ticks."""
+    """A value that its tenant keeps changing requires an answer no older than two ticks."""
     monkeypatch.setattr(Evidence, "unsure", lambda _: True)
     bench.joined = bench.joined._replace(answered=0.0 if old else time.monotonic() + 3600)
     bench.file((7, 0))
@@ -331,7 +331,7 @@ def test_tenant_sets_no_pace_of_nvml(bench: Patient, monkeypatch: pytest.MonkeyP
 def test_a_region_has_the_name_of_the_container_that_uses_it(
     bench: Patient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """HAMi names the directory after an init container, and an app container of the pod mounts the same one."""
+    """HAMi names a directory after an init container, and an app container of the pod mounts it too."""
     container_id, links, owners = "a" * 64, tmp_path / "log", bench.repairer.owners
     links.mkdir()
     (links / f"pod_ns_main-{container_id}.log").symlink_to("/nowhere")
