@@ -1,4 +1,4 @@
-"""The API over pictures: what it tells, what it refuses, how long it waits, and that its description is true."""
+"""The API over pictures: its answers, its refusals, its time limits, and their match with the description."""
 
 import asyncio
 import contextlib
@@ -64,7 +64,7 @@ def ask(
     lines = [f"{method} {path} HTTP/1.1", "Host: r", "Connection: close", f"Content-Length: {len(body)}"]
     lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
     with connect(served) as channel:
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it may close while we still send
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the server may close early
             channel.sendall("\r\n".join([*lines, "", ""]).encode() + body)
         answer = http.client.HTTPResponse(channel, method=method)
         answer.begin()
@@ -136,7 +136,7 @@ def test_gpus_are_sent_again_only_when_something_changed(served: Served) -> None
     assert status == 200
     assert headers["etag"] != tag
     served.shown = served.shown._replace(started_at=5.0, inventory=served.shown.inventory._replace(version=3))
-    assert ask(served, "/v1/gpus", If_None_Match=tag)[0] == 200  # another daemon's third version
+    assert ask(served, "/v1/gpus", If_None_Match=tag)[0] == 200  # version 3, but of another daemon
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_invalid_batch_is_refused(served: Served, body: bytes, status: int, plac
 def test_a_batch_is_not_kept_as_objects_between_its_steps(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is allocated meanwhile and stays would keep the memory of all of them."""
+    """A lasting object allocated meanwhile would pin the memory of the whole batch."""
     blocks = list[int]()
 
     async def every(
@@ -200,7 +200,7 @@ def test_a_batch_is_not_kept_as_objects_between_its_steps(
         return {cid: dict.fromkeys(ns_pids, Reason.NO_SUCH_PROCESS) for cid, ns_pids in wanted.items()}
 
     monkeypatch.setattr(lookups, "answer_pairs", every)
-    monkeypatch.setattr(lookups, "Pairs", None)  # one call decodes all; singly only to name an error
+    monkeypatch.setattr(lookups, "Pairs", None)  # pairs are decoded singly only to name an error
     body = json.dumps({"pairs": [[f"{number:064x}", 1] for number in range(10_000)]}).encode()
     before = sys.getallocatedblocks()
     got, _, text = ask(served, "/v1/lookup", "POST", body, Content_Type="application/json")
@@ -269,12 +269,12 @@ def test_bodies_share_a_memory_budget_freed_on_hangup(
     until(lambda: ask(served, "/v1/lookup", "POST", batch, **headers)[0] == 503, "no memory for another one")
     stalled.close()
     until(lambda: ask(served, "/v1/lookup", "POST", batch, **headers)[0] == 200, "the memory back")
-    for _ in range(20):  # none is counted for longer than its request
+    for _ in range(20):  # a batch counts only during its request
         assert ask(served, "/v1/lookup", "POST", batch, **headers)[0] == 200
 
 
 def test_a_request_ends_when_its_client_hangs_up(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Batches that were given up after half a second were answered to the end, to nobody, all at the same time."""
+    """Batches whose clients hung up after half a second were once all computed to the end, in parallel."""
     begun, ended = threading.Event(), threading.Event()
 
     async def endless(*_: object) -> None:
@@ -360,7 +360,7 @@ def test_events_come_as_they_happen(served: Served) -> None:
 
 @contextlib.contextmanager
 def streaming(served: Served, query: str = "", header: str = "") -> Iterator[Callable[..., bytes]]:
-    """A stream of events, by a function that reads until this was said so many times."""
+    """Open a stream of events; yield a function that reads until a text has come so many times."""
     said = b""
     with connect(served) as channel:
         channel.sendall(f"GET /v1/events{query} HTTP/1.1\r\nHost: r\r\n{header}\r\n".encode())
@@ -429,9 +429,9 @@ def test_an_account_is_spent_and_filled_again(served: Served, monkeypatch: pytes
     assert 0 < waits[100] <= 1 / 50
     now[0] += 1.0
     assert [gatekeeper.spend(key, 1) for _ in range(51)].count(0.0) == 50
-    assert gatekeeper.spend(("container", "b"), 1) == 0.0  # another's account
+    assert gatekeeper.spend(("container", "b"), 1) == 0.0  # another container's account
     now[0] += 100
-    assert gatekeeper.spend(key, 1e6) == 0.0  # all there ever is
+    assert gatekeeper.spend(key, 1e6) == 0.0  # more than the account can hold
     assert gatekeeper.spend(key, 1) > 0
     for number in range(5000):
         gatekeeper.spend(("container", f"{number}"), 1)

@@ -1,4 +1,4 @@
-"""The API's description: it is kept to, nothing of it is lost, and a common generator makes a client of it."""
+"""The API's description: answers match it, releases remove nothing, and a common generator accepts it."""
 
 import importlib
 import itertools
@@ -34,14 +34,14 @@ GIVEN_UP = {
     "components/schemas/UnresolvedReason/enum/not_host_pidns": "`not_host_pidns`",
 }
 _WORDS = frozenset({"description", "summary", "title"})
-#: More of these refuses accepted requests or surprises readers.
+#: Adding one of these refuses requests accepted before, or breaks clients.
 _NARROWING = frozenset(
     {"maximum", "minimum", "maxLength", "minLength", "maxItems", "minItems", "pattern", "format"}
 )
 
 
 def facts(document: Any, place: str) -> Iterator[str]:
-    """Every place in a description, lists by their names or words, and its values."""
+    """Yield each path in a description, and its value; list items are keyed by their names or words."""
     if not isinstance(document, dict | list):
         yield f"{place}={document!r}"
         return
@@ -60,7 +60,7 @@ def _named(number: int, part: Any) -> tuple[str | int, Any]:
 
 
 def lost(before: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
-    """Where ``now`` has not all that ``before`` has, or narrows it."""
+    """Yield each fact of ``before`` that ``now`` lacks or narrows."""
     had, has = (
         {fact for part in ("paths", "components") for fact in facts(each[part], part)}
         for each in (before, now)
@@ -68,7 +68,7 @@ def lost(before: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
     yield from had - has
     for fact in has - had:
         place, _, name = fact.rpartition("/")
-        # One more kind of answer: it was never null, say.
+        # A new kind of answer, such as null, breaks clients that never expect it.
         if (name in _NARROWING and f"{place}/type" in had) or (place.endswith("/anyOf") and place in had):
             yield fact
         operation, parameters, name = fact.rpartition("/parameters/")
@@ -85,7 +85,7 @@ def description(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def released(root: Path) -> dict[str, Any]:
-    """The last release's description, without the words that are not compared: a line for each schema and path."""
+    """Return the last release's description, without the words that are not compared."""
     text = (root / "tests" / "fixtures" / "openapi" / "released.json").read_text()
     document: dict[str, Any] = json.loads(text)
     return document
@@ -195,9 +195,9 @@ def hold(cases: Any, session: requests.Session) -> None:
     )
     @hypothesis.given(case=cases)
     def ask(case: Any) -> None:
-        # A container's name can be none for reasons that no schema tells, and 7.0 is a whole number to a schema.
+        # A name can be invalid for reasons that no schema states, and a schema accepts 7.0 as an integer.
         without = [positive_data_acceptance] if case.operation.path == "/v1/lookup" else []
-        # Asked for by name, as an answer to `*/*` is a stream without end.
+        # Accept names the types, because `*/*` gets an endless stream.
         accept = {"Accept": "application/json, application/problem+json"}
         case.call_and_validate(
             session=session, base_url="http://resolver", headers=accept, excluded_checks=without

@@ -1,4 +1,4 @@
-"""What is wrong with the daemon, as `/v1/status` says it."""
+"""The daemon's problems as `/v1/status` reports them."""
 
 import time
 from typing import Any

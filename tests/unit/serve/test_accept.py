@@ -1,4 +1,4 @@
-"""A client passes the last reference to a socket that lingers: the loop drops none, in no server, at no moment."""
+"""A client sends the last reference to a lingering socket: the loop must never be the one that closes it."""
 
 import asyncio
 import contextlib
@@ -62,14 +62,14 @@ def passes(path: str, first: bytes, text: bytes) -> None:
             client.send(first)
             time.sleep(0.1)
         try:
-            with contextlib.suppress(PermissionError):  # from Linux 6.16 on, where the server forbids it
+            with contextlib.suppress(PermissionError):  # from Linux 6.16 on the server can forbid it
                 socket.send_fds(client, [text], [fd])
         finally:
             os.close(fd)
         with contextlib.suppress(OSError):
             while client.recv(4096):
                 pass
-        time.sleep(0.1)  # the loop's end of it
+        time.sleep(0.1)  # the loop's own close
 
 
 @AT_ALL_TIMES
@@ -115,7 +115,7 @@ def test_closed_listener_drops_unaccepted_connections(tmp_path: Path) -> None:
 async def test_starved_loop_answers_before_it_accepts(
     monkeypatch: pytest.MonkeyPatch, *, answering: bool
 ) -> None:
-    """A batch takes 1 ms of CPU, and 100 ms on a busy node."""
+    """A batch takes 1 ms of CPU time, but 100 ms of wall-clock time on a busy node."""
     pauses: list[float] = []
     clocks = SimpleNamespace(monotonic=count(0, 0.1).__next__, thread_time=count(0, 0.001).__next__)
     monkeypatch.setattr(accept, "time", clocks)

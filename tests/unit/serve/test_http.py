@@ -1,4 +1,4 @@
-"""The HTTP side of the metrics: who is slow, silent, greedy or hostile, and who only wants an answer."""
+"""The HTTP server of the metrics, with slow, silent, greedy, hostile and well-behaved clients."""
 
 import asyncio
 import contextlib
@@ -33,7 +33,7 @@ async def hello(path: str) -> tuple[int, str, bytes]:
 
 @contextlib.asynccontextmanager
 async def serving(answer: Any = hello, **limits: float) -> AsyncIterator[int]:
-    """A server on a port of its own, with these limits instead."""
+    """Run a server with these limits on a free port; yield the port."""
     listener = pages.listen("127.0.0.1", 0)
     chosen = pages.LIMITS._replace(**limits)  # type: ignore[arg-type]
     application = pages.Pages(answer)
@@ -48,7 +48,7 @@ async def serving(answer: Any = hello, **limits: float) -> AsyncIterator[int]:
         for writer in _clients:
             writer.transport.abort()
         _clients.clear()
-        await asyncio.sleep(0)  # a turn for those that were closed
+        await asyncio.sleep(0)  # lets the loop finish the closed ones
 
 
 async def say(port: int, *said: bytes, receive_buffer: int = 0) -> Streams:
@@ -66,7 +66,7 @@ async def say(port: int, *said: bytes, receive_buffer: int = 0) -> Streams:
 
 
 async def all_of(streams: Streams) -> bytes:
-    """Everything until the other side closes, or breaks off."""
+    """Return all bytes until the server closes or resets the connection."""
     reader, writer = streams
     heard = b""
     with contextlib.suppress(ConnectionError):
@@ -179,7 +179,7 @@ async def test_slow_reader_costs_no_memory_or_time() -> None:
         reader, writer = slow[0]
         await asyncio.sleep(2)
         writer.transport.resume_reading()  # type: ignore[attr-defined]
-        assert len(await all_of((reader, writer))) < len(text)  # broken off in the middle
+        assert len(await all_of((reader, writer))) < len(text)  # the response was cut off
 
 
 async def test_silent_flood_closes_the_oldest_connection_only() -> None:
@@ -224,7 +224,7 @@ async def test_request_memory_is_freed_on_hangup() -> None:
         await asyncio.sleep(3600)
         return 200, "text/plain", bytes(needed)
 
-    gc.disable()  # at its next run it would be free, too
+    gc.disable()  # a collection would free it, too
     try:
         async with serving(long) as port:
             _, writer = await say(port, b"GET / HTTP/1.1\r\nHost: r\r\n\r\n")
@@ -244,7 +244,7 @@ async def test_when_epoll_watches_are_used_up_and_free_again(monkeypatch: pytest
 
     async def ask(port: int) -> bytes:
         with socket.create_connection(("127.0.0.1", port), timeout=60) as client:
-            client.sendall(b"GET / HTTP/1.1\r\nHost: r\r\nConnection: close\r\n\r\n")  # before it is accepted
+            client.sendall(b"GET / HTTP/1.1\r\nHost: r\r\nConnection: close\r\n\r\n")  # not yet accepted
             return await asyncio.to_thread(client.recv, 1 << 16)
 
     async with serving() as port:
@@ -252,7 +252,7 @@ async def test_when_epoll_watches_are_used_up_and_free_again(monkeypatch: pytest
         with monkeypatch.context() as patch:
             patch.setattr(selectors.EpollSelector, "register", refuse)
             assert b"200 OK" in await ask(port)
-            with socket.create_connection(("127.0.0.1", port)):  # silent: nothing is accepted for a while
+            with socket.create_connection(("127.0.0.1", port)):  # a silent client
                 known = len(refused)
                 while len(refused) < known + 2:  # noqa: ASYNC110 - the connection, and then the listener
                     await asyncio.sleep(0.01)
@@ -288,7 +288,7 @@ async def test_complete_request_precedes_partial_ones() -> None:
         slow = [await say(port, b"GET /slow HTTP/1.1\r\n") for _ in range(12)]
         assert b"you asked for /metrics" in await get(port)
         assert b"503 Service Unavailable" in await all_of(slow[1])
-        first = slow[0]  # it was let in, and has its time
+        first = slow[0]  # this client was accepted, and still has time
         first[1].write(b"Host: x\r\nConnection: close\r\n\r\n")
         assert b"you asked for /slow" in await all_of(first)
 

@@ -39,7 +39,7 @@ def files(tmp_path: Path) -> dict[str, str]:
 
 
 class Metrics:
-    """The daemon's metrics at a port, and a client."""
+    """A client of the daemon's metrics port."""
 
     def __init__(self, port: int, journal: Journal) -> None:
         self.port, self.journal = port, journal
@@ -126,11 +126,11 @@ async def test_another_token_or_none_is_refused(files: dict[str, str], authoriza
         assert refused.startswith(b"HTTP/1.1 401 Unauthorized\r\n")
         assert b'\r\nwww-authenticate: Bearer realm="resolver"\r\n' in refused
         assert b"resolver_build_info" not in refused
-        assert b" 200 OK" in await served.get(path="/healthz")  # kubelet's probes have none
+        assert b" 200 OK" in await served.get(path="/healthz")  # kubelet's probes have no token
 
 
 async def test_slow_handshakes_delay_no_other_client(files: dict[str, str]) -> None:
-    """As many as may be served, after a whole first record: the oldest of them make room."""
+    """The maximum of clients stop after their first record; the oldest of them are closed to make room."""
     hello, out = ssl.MemoryBIO(), ssl.MemoryBIO()
     client = ssl.create_default_context(cafile=files["metrics_tls_cert"]).wrap_bio(
         out, hello, server_hostname="127.0.0.1"
@@ -196,7 +196,7 @@ async def test_changed_files_are_reread_and_broken_ones_unused(files: dict[str, 
                 return False
 
         assert await answers(before, TOKEN)
-        os.replace(new, cert)  # its key comes a moment later
+        os.replace(new, cert)  # the new key follows a moment later
         assert await answers(before, TOKEN)
         ((event, why),) = served.journal.standing().items()
         assert event == "metrics_files_refused"
@@ -217,7 +217,7 @@ async def test_changed_files_are_reread_and_broken_ones_unused(files: dict[str, 
         token.unlink()
         assert await answers(cert, "other")
         assert "No such file" in served.journal.standing()["metrics_files_refused"]
-        # A connection from before goes on, with the token of now.
+        # An earlier connection stays open, but needs the current token.
         open_writer.write(b"GET /metrics HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer other\r\n\r\n")
         assert b" 200 OK" in await open_reader.readline()
         open_writer.transport.abort()

@@ -1,4 +1,4 @@
-"""A Unix socket in the file system: nobody gets in before it is open, nobody's is replaced but a dead one's."""
+"""Unix sockets in the file system: closed to clients until open; only a dead socket is replaced."""
 
 import os
 import socket
@@ -43,7 +43,7 @@ def test_it_is_there_when_it_is_open_and_gone_when_it_is_closed(tmp_path: Path) 
 
 
 def test_a_name_exchanged_for_a_link_changes_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another user may write to the directory: root's file of mode 0600 became 0666 when the link was followed."""
+    """Another user may write to the directory: a followed link once changed root's file from 0600 to 0666."""
     secret, path = tmp_path / "secret", tmp_path / "api.sock"
     secret.touch(0o600)
     bind = Listener.bind
@@ -109,12 +109,12 @@ def test_a_living_one_is_left_alone_and_a_dead_one_replaced(tmp_path: Path) -> N
         second.open()
     second.close()
     assert reachable(path)
-    first.listener.close()  # as if it had been killed
+    first.listener.close()  # as if the process had been killed
     third = UnixSocket(str(path), "--socket")
     third.open()
     assert reachable(path)
     first.close()
-    assert reachable(path)  # the socket is another process's by now
+    assert reachable(path)  # the path now has the third process's socket
     third.close()
 
 
