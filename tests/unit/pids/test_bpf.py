@@ -1,4 +1,4 @@
-"""The kernel's real map as a source: complete, too small, and no longer readable."""
+"""The real BPF map as a source: complete, too small, and no longer readable."""
 
 import os
 import re
@@ -20,7 +20,7 @@ from tests.kernel.rights import rights
 
 @pytest.fixture(scope="module")
 def maps() -> Iterator[tuple[KernelMap, KernelMap]]:
-    """One with room, and one with room for fewer processes than any machine has: loading takes LLVM seconds."""
+    """A large map, and one too small for any machine; shared, because LLVM takes seconds to load."""
     both = start(16_384), start(16)
     yield both
     for each in both:
@@ -35,7 +35,7 @@ def descriptors(pidmap: KernelMap) -> tuple[int, ...]:
 def large(maps: tuple[KernelMap, KernelMap]) -> Iterator[BpfSource]:
     kept = {fd: os.dup(fd) for fd in descriptors(maps[0])}
     yield BpfSource(maps[0], Procfs())
-    for fd, copy in kept.items():  # of a test that took it away
+    for fd, copy in kept.items():  # restores a map that a test broke
         os.dup2(copy, fd, inheritable=False)
         os.close(copy)
 
@@ -47,7 +47,7 @@ def small(maps: tuple[KernelMap, KernelMap]) -> BpfSource:
 
 @contextmanager
 def running(*wrapper: str) -> Iterator[int]:
-    """It runs already: the event of its exec comes after `Popen` returns, and would put back what is taken out."""
+    """Yield a child past its exec, whose event could otherwise restore an entry that a test removed."""
     pipe = subprocess.PIPE
     with subprocess.Popen([*wrapper, "cat"], stdin=pipe, stdout=pipe, bufsize=0) as process:
         assert process.stdin is not None
@@ -65,7 +65,7 @@ def child() -> Iterator[int]:
 
 
 def break_down(source: BpfSource) -> None:
-    """Every descriptor of a map becomes one of something else, as if the kernel had taken the map away."""
+    """Replace each descriptor of a map with /dev/null, as if the kernel had removed the map."""
     nothing = os.open("/dev/null", os.O_RDONLY)
     for fd in descriptors(source.bpf):
         os.dup2(nothing, fd)
@@ -81,7 +81,7 @@ def _living() -> int:
 
 
 def _tend(source: BpfSource) -> int:
-    """Until nothing is left to be done; in how many calls."""
+    """Tend the source until no comparison is left; return the number of calls."""
     source.tend()
     calls = 1
     while source.comparing is not None:
@@ -97,7 +97,7 @@ def _counted(source: BpfSource) -> int:
 
 
 def test_limit_on_locked_memory_is_lifted() -> None:
-    """Before Linux 5.11 a map of the default size doesn't fit into the usual 64 KiB."""
+    """Before Linux 5.11, a map of the default size exceeds the usual limit of 64 KiB."""
     code = "from resolver.pids.bpf_load import *; lift_locked_memory_limit(); print(open('/proc/self/limits').read())"
     limited = ["prlimit", "--memlock=65536:8388608", sys.executable, "-c", code]
     limits = subprocess.check_output(limited, text=True)
@@ -114,7 +114,7 @@ def test_a_map_with_room_needs_no_help(large: BpfSource, child: int) -> None:
     assert large.candidates(child) == [child]
     assert large.arrival(child) // 10_000_000 == Procfs().start_time(child)
     off = [_counted(large) - _living() for _ in range(20)]
-    assert min(map(abs, off)) <= 2, off  # others come and go meanwhile
+    assert min(map(abs, off)) <= 2, off  # other processes start and end meanwhile
     assert len(large.scan) == 0  # the scan was never asked
 
 
@@ -131,7 +131,7 @@ def test_process_is_a_candidate_in_each_nested_namespace(large: BpfSource, child
             assert sorted({*found} - {0}) == large.candidates(ns_pid)
             arrival = large.arrival(host_pid)
             assert large.namespaces_of(host_pid, arrival) == procfs.pidns_chain(host_pid)
-            assert large.namespaces_of(host_pid, arrival + 1) == ()  # its PID was another's then
+            assert large.namespaces_of(host_pid, arrival + 1) == ()  # another process's time
 
 
 def test_process_without_room_in_map_is_scanned(small: BpfSource, child: int) -> None:
@@ -159,7 +159,7 @@ def test_process_without_room_in_map_is_scanned(small: BpfSource, child: int) ->
 def test_a_comparison_that_takes_long_is_made_bit_by_bit(
     large: BpfSource, child: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With 10,000 processes it is 10 ms of CPU; whoever comes and goes meanwhile is no drift."""
+    """10,000 processes take 10 ms of CPU time; a process that starts or ends meanwhile is no drift."""
     monkeypatch.setattr("resolver.pids.bpf.SLICE_SECONDS", 0.0)
     monkeypatch.setattr("resolver.pids.bpf_map.SOME_PROCESSES", 8)
     large.next_walk = 0.0
@@ -211,7 +211,7 @@ def test_absence_counts_only_after_comparison(
 def test_the_scan_stands_in_for_a_map_that_fails(large: BpfSource, child: int) -> None:
     large.refresh()
     break_down(large)
-    assert large.candidates(child) == [child]  # the very question that finds out is answered
+    assert large.candidates(child) == [child]  # the lookup that finds the fault is still answered
     assert large.trouble().startswith("the map cannot be read: Invalid argument")
     assert (large.shortage(), large.incomplete()) == ("", "")
     with subprocess.Popen(["sleep", "1000"]) as later:

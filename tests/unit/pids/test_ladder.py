@@ -1,4 +1,4 @@
-"""The ladder of sources, climbed with stand-ins that work, fail, and fail later."""
+"""The ladder of sources, tested with fake sources that work, fail at once, or fail later."""
 
 import errno
 import time
@@ -21,7 +21,7 @@ from resolver.workers import spawn
 
 
 class Fickle(ScanSource):
-    """A scan under another name, that can be told to fail."""
+    """A scan under another source's name, which a test can make fail."""
 
     def __init__(self, name: str) -> None:
         super().__init__(Procfs())
@@ -41,7 +41,7 @@ class Fickle(ScanSource):
 
 
 class Room:
-    """What a ladder acts on: the sources that can be opened, the one in use, and what was said."""
+    """A ladder's surroundings: the sources that can be opened, the one in use, and the events reported."""
 
     def __init__(self, wanted: str, monkeypatch: pytest.MonkeyPatch, map_size: int = 1024) -> None:
         self.broken: dict[str, str | Exception] = {}
@@ -91,7 +91,7 @@ async def test_unusable_source_is_skipped_with_reason(room: Rooms) -> None:
     made.broken["bpf"] = "this kernel has no BTF"
     made.blind.add("netlink")
     await made.ladder.start()
-    assert made.source is None  # the scan that was there from the start goes on
+    assert made.source is None  # the initial scan stays in use
     assert made.ladder.why_not == {"bpf": "this kernel has no BTF", "netlink": "it is blind"}
     sources = [fields["source"] for event, fields in made.said if event == "source_unavailable"]
     assert sources == ["bpf", "netlink"]
@@ -142,7 +142,7 @@ async def test_it_falls_at_once_and_climbs_back_later(room: Rooms) -> None:
     ]
     del made.broken["bpf"]
     await made.ladder.tend(made.in_use())
-    assert made.name == "scan"  # not before its time
+    assert made.name == "scan"  # the next climb is not due yet
     made.ladder.next_climb = 0.0
     await made.ladder.tend(made.in_use())
     assert (made.name, made.ladder.why_not) == ("bpf", {})
@@ -172,7 +172,7 @@ async def test_climbs_after_a_fall_become_rarer(room: Rooms) -> None:
 
 
 class Stubborn(Fickle):
-    """One that breaks where it can, when it has failed."""
+    """A source that fails, and then raises in one more of its methods."""
 
     def __init__(self, name: str, breaks: str) -> None:
         super().__init__(name)
@@ -201,7 +201,7 @@ class Stubborn(Fickle):
 
 @pytest.mark.parametrize("breaks", ["close", "counters", "trouble"])
 async def test_failed_source_cannot_stop_the_fall(room: Rooms, breaks: str) -> None:
-    """Into the real map, which gives the failed source back."""
+    """The real `PidMap` closes the failed source."""
     made = room("auto")
     pidmap = PidMap(Stubborn("bpf", breaks))
     made.ladder = Ladder("auto", Procfs(), 1024, pidmap.use, made.say, made.open)
@@ -237,7 +237,7 @@ async def test_blind_source_is_left_at_the_next_canary(room: Rooms, sign: str) -
     source.counters = lambda: drift  # type: ignore[method-assign]
     made.blind.add("bpf")
     await made.ladder.tend(source)
-    assert made.name == "bpf"  # the next one is made in minutes
+    assert made.name == "bpf"  # the next canary runs in minutes
     if sign == "losses":
         drift["drift_missing"] = 2
     else:
@@ -274,7 +274,7 @@ async def test_failed_canary_says_nothing_about_the_source(
     canary = await ladder.find_canary(source)
     assert canary.trouble == ""
     assert canary.unmade
-    assert len(source) == 0  # it was not even asked
+    assert len(source) == 0  # the source was never read
 
 
 async def test_the_real_canary_is_missed_by_a_source_that_sees_nothing() -> None:
@@ -286,7 +286,7 @@ async def test_the_real_canary_is_missed_by_a_source_that_sees_nothing() -> None
 
 
 async def test_forking_process_is_searched_again() -> None:
-    """A process is in ``/proc`` before the event of its fork comes: its parent may lose the CPU in between."""
+    """A process appears in ``/proc`` before its fork event: the parent may lose the CPU in between."""
 
     class Late(ScanSource):
         looks = 0

@@ -1,4 +1,4 @@
-"""Process events as bytes: what each one means, and what the source makes of it."""
+"""Process events as bytes: their meaning, and the source's reaction to each."""
 
 import shutil
 import socket
@@ -16,11 +16,11 @@ from resolver.pids.proc_events import EventStream
 from tests.fakes.procs import FakeProc, changes, numbers
 
 FORK, UID, EXIT = 1, 4, 0x80000000
-NO_CPU = 0xFFFFFFFF  # on the acknowledgement of an old kernel, which has no sequence number
+NO_CPU = 0xFFFFFFFF  # in an old kernel's acknowledgement, which has no sequence number
 
 
 class Kernel:
-    """The other end of `stream`: sends what the kernel would."""
+    """The kernel's end of `stream`: sends events as the kernel would."""
 
     def __init__(self, ours: socket.socket, channel: socket.socket) -> None:
         self.stream, self._channel = EventStream(ours), channel
@@ -115,7 +115,7 @@ class Fixture(FakeProc):
         self.kernel = kernel
         self.source = NetlinkSource(Procfs(str(root)), kernel.stream)
         self.put(1)
-        for host_pid in range(900, 950):  # enough of them that a listing costs more than a look
+        for host_pid in range(900, 950):  # so many that a listing costs more than one read
             self.put(host_pid)
         self.source.refresh()
 
@@ -158,7 +158,7 @@ def test_scan_notices_a_zombie_with_a_lost_exit(fixture: Fixture) -> None:
     fixture.changes()
     fixture.stop(100)
     fixture.put(100, state="Z")
-    fixture.kernel.raw(b"")  # as good as a loss
+    fixture.kernel.raw(b"")  # counts as a loss of events
     fixture.changes()
     assert fixture.source.rescans == 1
     fixture.stop(100)

@@ -1,4 +1,4 @@
-"""The map of processes, fed by a source that is told what to say."""
+"""The map of processes, fed by a fake source."""
 
 import itertools
 from collections import defaultdict
@@ -19,7 +19,7 @@ from tests.fakes.direct import catch_up
 
 
 class Told(Procfs):
-    """A ``/proc`` with the processes that the test says."""
+    """A ``/proc`` with the processes that the test chooses."""
 
     def __init__(self, *processes: tuple[int, ...]) -> None:
         super().__init__("/nowhere")
@@ -63,7 +63,7 @@ def made(*processes: tuple[int, ...]) -> tuple[Told, PidMap]:
 def test_container_of_ended_process_is_kept_for_seconds(clock: Clock) -> None:
     _, pidmap = made()
     pidmap.name_container(100, "pod_main")
-    pidmap.name_container(200, "")  # of the host
+    pidmap.name_container(200, "")  # a process of the host
     clock.now += 9
     assert [pidmap.container_of(host_pid) for host_pid in (100, 200, 300)] == ["pod_main", "", None]
     pidmap.name_container(100, "another")
@@ -90,7 +90,7 @@ def test_nothing_is_left_of_processes_that_ended() -> None:
 
 
 class Slow(ScanSource):
-    """A refresh takes so many seconds of the wall, and of a CPU."""
+    """A scan whose refresh takes ``wall`` seconds, and ``cpu`` seconds of CPU time."""
 
     def __init__(self, clock: Clock, wall: float, cpu: float) -> None:
         super().__init__(Told())
@@ -105,7 +105,7 @@ class Slow(ScanSource):
 def test_a_refresh_rests_five_times_as_long_as_it_took_of_a_cpu(clock: Clock) -> None:
     pidmap = PidMap(Slow(clock, 0.5, 0.5))
     assert catch_up(pidmap, rate_limited=True)
-    clock.now += 1.9  # 2.4 s after the last one began
+    clock.now += 1.9  # 2.4 s after the last refresh began
     assert not catch_up(pidmap, rate_limited=True)
     assert pidmap.refreshes == 1
     assert catch_up(pidmap)  # a single pass does not wait
@@ -115,7 +115,7 @@ def test_a_refresh_rests_five_times_as_long_as_it_took_of_a_cpu(clock: Clock) ->
 
 
 def test_a_refresh_that_had_to_wait_for_a_cpu_is_not_rested_for(clock: Clock) -> None:
-    """On a busy machine every other pass was without a map, and no slot was repaired in it."""
+    """On a busy machine, every other pass once had no fresh map, and repaired no slot."""
     pidmap = PidMap(Slow(clock, 1.0, 0.01))
     assert catch_up(pidmap, rate_limited=True)
     clock.now += 0.05

@@ -1,4 +1,4 @@
-"""The scan: on a directory that looks like /proc, and on the real one."""
+"""The scan, on a fake /proc and on the real one."""
 
 import shutil
 from collections.abc import Iterator
@@ -41,10 +41,10 @@ def source(noted: Noted) -> ScanSource:
 
 
 def put(root: Path, host_pid: int, *ns_pids: int) -> None:
-    """A process under ``root``; one that is there already is replaced by another, with another inode."""
+    """Put a process under ``root``; an existing one is replaced by another process with another inode."""
     place = root / str(host_pid)
     if place.exists():
-        place.rename(root / "gone")  # kept until the new one exists, so that their inodes differ
+        place.rename(root / "gone")  # kept until the new one exists, or the inode could be reused
     FakeProc(root).put(host_pid, *ns_pids)
     shutil.rmtree(root / "gone", ignore_errors=True)
 
@@ -54,7 +54,7 @@ def test_first_scan_is_whole_and_later_ones_new_only(tmp_path: Path, source: Sca
     put(tmp_path, 101, 7, 1)
     for name in ("self", "sys"):
         (tmp_path / name).write_text("")
-    (tmp_path / "103").mkdir()  # ended before it is read
+    (tmp_path / "103").mkdir()  # ended before the scan reads it
     assert changes(source) == ([100, 101], [])
     assert numbers(source) == {100: (100, 1), 101: (101, 7, 1)}
     put(tmp_path, 102, 2)
@@ -103,9 +103,9 @@ def test_listed_process_is_read_again_only_if_reused(
         put(tmp_path, host_pid, host_pid - 99)
     steps = source.refreshing()
     next(steps)
-    next(steps)  # and left there: two of the three
+    next(steps)  # pause after two of the three processes
     first, second = (int(each) for each in noted.reads)
-    put(tmp_path, first, 55)  # used again
+    put(tmp_path, first, 55)  # the PID is reused
     source.refresh()
     assert numbers(source) == {first: (first, 55), second: (second, second - 99)} | {
         each: (each, each - 99) for each in {100, 101, 102} - {first, second}
@@ -119,7 +119,7 @@ def test_a_refresh_gives_way_and_lists_once(tmp_path: Path, noted: Noted, source
     for host_pid in range(100, 300):
         put(tmp_path, host_pid, host_pid - 99)
     for refreshes in (1, 2):
-        assert len(list(source.refreshing())) >= 3  # others get their turns
+        assert len(list(source.refreshing())) >= 3  # it yields to other tasks
         assert (len(source), noted.listings, len(noted.reads)) == (200, refreshes, 200)
     shutil.rmtree(tmp_path / "150")
     source.refresh()
@@ -132,7 +132,7 @@ def test_process_learned_during_a_listing_is_kept(tmp_path: Path, source: ScanSo
         put(tmp_path, host_pid, host_pid - 99)
     steps = source.refreshing()
     next(steps)
-    put(tmp_path, 900, 7)  # where the listing may have passed
+    put(tmp_path, 900, 7)  # the listing may be past this PID
     source.read(900) if learn == "look" else source.refresh()
     for _ in steps:
         pass

@@ -1,4 +1,4 @@
-"""The lanes, with real children that are late, killed or asked for what fails."""
+"""The lanes, with real children that are late, are killed, or raise errors."""
 
 import asyncio
 import os
@@ -34,7 +34,7 @@ def lanes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Lanes]:
 
 @pytest.fixture
 def be_patient(lanes: Lanes, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Let no later question be late because the machine is busy."""
+    """Return a function that stops later questions from being late on a busy machine."""
 
     def be_patient() -> None:
         monkeypatch.setattr(module, "LATE_SECONDS", PATIENCE_S)
@@ -71,7 +71,7 @@ async def test_only_late_container_waits_for_second_lane(
 async def test_questions_about_late_container_are_late_together(
     lanes: Lanes, be_patient: Callable[[], None], about: str
 ) -> None:
-    """Each killed the lane once, and other containers' answers waited for four of them."""
+    """Each question once killed the lane, and other containers' answers waited for four of them."""
     first, *_ = lanes.workers
     await lanes.ask("good", "good", echo, "begun")
     late = [asyncio.create_task(lanes.ask("slow", about, wait, 0.8)) for _ in range(8)]
@@ -80,7 +80,7 @@ async def test_questions_about_late_container_are_late_together(
     assert await lanes.ask("good", "good", echo, "hello") == "hello"
     assert first.failures == 1
     answers = await asyncio.gather(*late, return_exceptions=True)
-    assert {type(answer) for answer in answers[:4]} == {TooSlow}  # they were at the lane
+    assert {type(answer) for answer in answers[:4]} == {TooSlow}  # these were sent to the lane
     assert {type(answer) for answer in answers[4:]} == ({TooSlow} if about else {str})
     assert first.failures == 1
 
@@ -140,7 +140,7 @@ async def test_costly_container_has_the_second_lane(lanes: Lanes) -> None:
 
 @pytest.mark.parametrize("about", ["tenant", ALL])
 async def test_costly_question_is_given_up_for_second_lane(lanes: Lanes, about: str) -> None:
-    """Twelve of 80 ms each, of containers that are asked about for the first time, delayed all others' by a second."""
+    """Twelve new containers with questions of 80 ms each once delayed all other containers by a second."""
     first, second, *_ = lanes.workers
     await lanes.ask("good", "good", echo, "begun")
     assert first.host_pid

@@ -1,4 +1,4 @@
-"""The NVML worker as the daemon runs it: a real child, the real nvidia-ml-py, a driver that is a stand-in."""
+"""The NVML worker as the daemon runs it: a real child, the real nvidia-ml-py, and a fake driver."""
 
 import asyncio
 import json
@@ -88,7 +88,7 @@ def test_devices(driver: Driver, nvml: Nvml) -> None:
 
 
 def test_xid_errors_come_with_the_samples_of_any_device(driver: Driver, nvml: Nvml) -> None:
-    driver.gpu.raise_xid(1, 13)  # before the worker was there
+    driver.gpu.raise_xid(1, 13)  # before the worker started
     nvml.devices()
     asked, answers = time.monotonic(), [nvml.several()]
     assert answers[0]["xids"] == []
@@ -118,7 +118,7 @@ def test_instances_are_told_with_their_memory(driver: Driver, nvml: Nvml) -> Non
         ["MIG-a", 3, 0, 5 << 30, 7, "1g.5gb"],
         ["MIG-b", 5, 1, 10 << 30, 0, "2g.10gb"],
     ]
-    assert mig_gpu["gpu"]["utilization"] is None  # in MIG mode the driver does not tell it
+    assert mig_gpu["gpu"]["utilization"] is None  # the driver reports none in MIG mode
     assert mig_gpu["gpu"]["ecc_uncorrected"] == 2  # since the driver was loaded
     assert mig_gpu["failed"] == {}
     assert "mig_instances" not in second["gpu"]
@@ -176,7 +176,7 @@ def test_processes_and_their_memory(driver: Driver, nvml: Nvml) -> None:
         pid = str(known.host_pid)
         assert nvml.samples()["memory"] == {pid: 3 << 30}
         unknown.context(FIRST, -1)
-        assert nvml.samples()["memory"] == {pid: None}  # the same process: it is not 3 GiB in all
+        assert nvml.samples()["memory"] == {pid: None}  # both belong to one process, so the sum is not 3 GiB
         known.close()
         assert nvml.samples()["memory"] == {pid: None}
         assert nvml.samples(SECOND)["memory"] == {}
@@ -184,7 +184,7 @@ def test_processes_and_their_memory(driver: Driver, nvml: Nvml) -> None:
         for errors, memory, mps in (
             ({}, {pid: 2 << 20}, [unknown.host_pid]),
             ({Answer.PROCESS_LIST: 999}, None, [unknown.host_pid]),
-            ({Answer.MPS_LIST: 999}, None, None),  # half a list would say that its clients use no memory
+            ({Answer.MPS_LIST: 999}, None, None),  # a partial list would imply that its clients use no memory
             ({Answer.MPS_LIST: 3}, {}, []),
             ({Answer.MPS_LIST: 13}, {}, []),
         ):
@@ -207,7 +207,7 @@ def test_processes_and_samples_fail_each_for_itself(driver: Driver, nvml: Nvml, 
                 assert (answer["memory"], answer["newest"]) == (None, {"4711": 30})
             else:
                 assert answer["memory"] == {str(client.host_pid): 1 << 20}
-                statuses = {6: "ok", 3: "unsupported", 13: "unsupported"}  # NOT_FOUND is idle
+                statuses = {6: "ok", 3: "unsupported", 13: "unsupported"}  # NOT_FOUND means idle
                 assert answer["status"] == statuses.get(code, "failed"), code
                 assert answer.get("newest", {}) == {}
 
@@ -256,7 +256,7 @@ def test_refused_call_is_named_where_the_other_answers(driver: Driver, nvml: Nvm
     assert nvml.samples()["newest"] == {"4711": 30}
     driver.gpu.set_faults(Fault.PROCESS_UTILIZATION_UNSUPPORTED, grow=2)
     answer = nvml.samples()
-    if version == "550.54.15":  # the first with the other call
+    if version == "550.54.15":  # the first release with the other call
         assert answer["newest"]["4711"] in (15, 10, 30)
         assert answer["why"] == nvml.samples()["why"] == LEGACY_REFUSED
         driver.gpu.set_faults(Fault.PROCESS_UTILIZATION_UNSUPPORTED | Fault.PROCESSES_INFO_UNSUPPORTED)

@@ -1,4 +1,4 @@
-"""Where a GPU is in the machine, read from a tree as sysfs has it."""
+"""A GPU's place in the machine, read from a fake sysfs."""
 
 from pathlib import Path
 
@@ -62,5 +62,5 @@ def test_unnamed_numa_node_is_the_only_one(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("cpus", "sockets"), [("0-31\n", "0123"), ("", "0000"), ("8\n", "0-00")])
 def test_a_socket_is_not_guessed(tmp_path: Path, cpus: str, sockets: str) -> None:
-    """Near the CPUs of two, near none, and one that the kernel numbers -1 or not at all."""
+    """The GPU is near CPUs of two sockets or of none, or its socket's number is -1 or missing."""
     assert place_of(ADDRESS, sysfs(tmp_path, cpus=cpus, sockets=sockets))["cpu_socket"] is None

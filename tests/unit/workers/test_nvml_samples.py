@@ -1,4 +1,4 @@
-"""Samples read only as the calls promise: a value, idle or unknown, for any time stamps and clock of the driver."""
+"""Samples: each answer is a value, idle or unknown, for any time stamps and any clock of the driver."""
 
 import random
 import time
@@ -30,9 +30,9 @@ class Driver:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, ahead: float = 0.0) -> None:
         self.now = self._ended = 5_000 * SECOND
-        self.wall = int(time.time()) * SECOND  # the machine's clock less the monotonic one
-        self.ahead = int(ahead * SECOND)  # the driver's clock less the machine's
-        self.busy: list[tuple[int, int]] = []  # PID and per cent: they take turns
+        self.wall = int(time.time()) * SECOND  # the machine's clock minus the monotonic clock
+        self.ahead = int(ahead * SECOND)  # the driver's clock minus the machine's clock
+        self.busy: list[tuple[int, int]] = []  # PID and per cent; the processes take turns
         self.ring: list[tuple[int, int, int]] = [(0, 0, 0)] * PLACES  # stamp, PID, per cent
         self._periods = 0
         self.nvmlDeviceGetProcessesUtilizationInfo = self.nvmlDeviceGetProcessUtilization
@@ -107,7 +107,7 @@ def test_two_processes_in_turn_have_their_halves(driver: Driver) -> None:
         for pid, sm in (driver.load() or {}).items():
             values[pid].append(sm)
     assert [len(each) for each in values.values()] == [14, 14]
-    assert all(44 <= sum(each) / 14 <= 46 for each in values.values())  # whole per cents, cut off
+    assert all(44 <= sum(each) / 14 <= 46 for each in values.values())  # truncated to whole per cents
 
 
 def test_periods_are_complete_and_each_is_given_once(driver: Driver) -> None:
@@ -135,7 +135,7 @@ def test_idle_device_is_idle_by_its_own_samples(driver: Driver) -> None:
     driver.run(1.2)
     assert driver.ask()["idle"]
     driver.run(20.0, asleep=True)
-    assert not driver.ask()["idle"]  # no sample shows it
+    assert not driver.ask()["idle"]  # no sample shows that the device is idle
 
 
 @pytest.mark.parametrize("ahead", [0.2, -0.2, 3.0, -3.0, 50.0, -50.0])
@@ -187,7 +187,7 @@ def test_clock_that_is_set_is_soon_in_step_again(driver: Driver, step: float, in
     driver.busy = [(7, 30)]
     driver.run(3.0)
     assert driver.load() == {7: 30}
-    driver.wall += int(step * SECOND)  # the machine's and the driver's
+    driver.wall += int(step * SECOND)  # both the machine's clock and the driver's step
     seen = []
     for _ in range(int(14 / interval)):
         driver.run(interval)

@@ -72,7 +72,7 @@ class Bench:
 
 
 def filled(path: Path, layout: layouts.Layout = V1_2, slots: int = 4) -> Path:
-    """A region whose slots hold pid 7, 8, ... with hostpid 0, everything between them noise."""
+    """Write a region whose slots hold pid 7, 8, ... with hostpid 0, and random bytes everywhere else."""
     data = bytearray(cachefiles.recorded(layout.name))
     data[layout.procs : layout.proc_num] = os.urandom(layout.proc_num - layout.procs)
     for slot in range(slots):
@@ -144,7 +144,7 @@ def test_change_for_an_ended_process_is_undone(bench: Bench, *, use_pidfd: bool)
 def test_ended_process_changes_no_word_even_briefly(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, *, meanwhile: bool, value: bool
 ) -> None:
-    """A successor with the same PID keeps the guard. If the process ends after the first check, the write is undone."""
+    """A new process with the PID keeps the guard's value. If the owner ends after the check, undo the write."""
     before, swap = bench.path.read_bytes(), Words.swap
 
     def touched(words: Words, offset: int, expected: int, new: int) -> int:
@@ -184,7 +184,7 @@ def test_unexpected_value_is_not_changed(bench: Bench) -> None:
 
 
 def test_slot_moving_during_write_gets_value_back(bench: Bench) -> None:
-    """A guard in the written word notices the move at the moment of the write."""
+    """A guard in the same word as the value detects the move at the moment of the write."""
     before = bench.path.read_bytes()
     target = V1_2.sm_util_offset(0, 0)
     assert target is not None
@@ -224,7 +224,7 @@ class Zeroing:
 def test_slot_filled_during_zeroing_keeps_new_value(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, moved_in: int, fills_at_check: int
 ) -> None:
-    """The slot fills before the first check, between check and change, or after; with the old, new or another value."""
+    """The slot fills before the check, before the change, or after it; with the old, new or another value."""
     zeroing, read, swapped, checks = Zeroing(bench), Words.load, Words.swap, iter(range(9))
 
     def checked(words: Words, offset: int) -> int:
@@ -253,7 +253,7 @@ def test_slot_filled_during_zeroing_keeps_new_value(
 def test_move_that_copies_the_pid_last_loses_no_value(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, begins_at_read: int
 ) -> None:
-    """The move has copied the value, which equals the old one, and not yet the PID."""
+    """The move has copied the value, which equals the old one, but not yet the PID."""
     zeroing, read, reads = Zeroing(bench), Words.load, iter(range(9))
 
     def moving(words: Words, offset: int) -> int:
@@ -271,7 +271,7 @@ def test_move_that_copies_the_pid_last_loses_no_value(
 
 @pytest.mark.parametrize(("used", "outcome", "value"), [(0, DIFFERENT, 50), (1, DONE, 0)])
 def test_copy_left_by_a_move_gets_no_value(bench: Bench, used: int, outcome: int, value: int) -> None:
-    """The copy has the guard, too, but is above ``proc_num``, where the value would never be corrected."""
+    """The copy also holds the guard's value, but above ``proc_num`` its value would never be corrected."""
     zeroing = Zeroing(bench)
     cachefiles.poke(bench.path, V1_2.proc_num, "i", used)
     with mapped(bench) as words:
@@ -328,7 +328,7 @@ def test_deleted_file_is_harmless(bench: Bench) -> None:
 
 
 def test_unwritable_file_is_refused(tmp_path: Path) -> None:
-    """Here a running program's file, which even root can't write; a read-only mount refuses the same call."""
+    """Even root can't write a running program's file; a read-only mount refuses the same call."""
     program = tmp_path / "program"
     shutil.copy2(shutil.which("sleep") or "sleep", program)
     before = program.read_bytes()
@@ -346,7 +346,7 @@ def test_unwritable_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_tenants_lease_is_no_shortage(bench: Bench) -> None:
-    """The kernel answers EAGAIN, as it does if no further process is allowed."""
+    """The kernel fails with EAGAIN for a lease, and also if the process limit is reached."""
     before = signal.signal(signal.SIGIO, signal.SIG_IGN)
     with bench.path.open("rb") as file:
         fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_RDLCK)
@@ -380,12 +380,12 @@ def test_child_keeps_no_descriptor_and_no_mapping(bench: Bench) -> None:
         with pytest.raises(WorkerFailed):
             bench.ask(b"x", [bench.fd])
         assert bench.worker.starts == 1
-        assert max(counts) <= 7  # at rest 4, and those of the last message until they are closed
+        assert max(counts) <= 7  # 4 at rest, and those of the last message until they are closed
         assert process.poll() is None
 
 
 def test_writer_imports_neither_typing_nor_asyncio(root: Path) -> None:
-    """Standard library without ``typing`` or ``asyncio``: it lives as long as the daemon does."""
+    """Standard library without ``typing`` or ``asyncio``: it stays in memory as long as the daemon."""
     code = "import sys, resolver.workers.writer_child; print(*sorted(sys.modules))"
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", f"import sys; sys.path.insert(0, {str(root)!r}); {code}"],

@@ -1,4 +1,4 @@
-"""The supervisor of the children, with real children that hang, die and speak nonsense."""
+"""The supervisor of the children, with real children that hang, die or send garbage."""
 
 import asyncio
 import errno
@@ -88,7 +88,7 @@ async def fails(asking: Awaitable[object]) -> WorkerFailed:
 
 
 def gone(host_pid: int) -> bool:
-    """Check if a process has ended; a zombie has."""
+    """Return True if a process has ended; a zombie counts as ended."""
     try:
         return ") Z " in Path(f"/proc/{host_pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -120,12 +120,12 @@ def test_child_has_name_group_and_no_descriptors(puppet: Make, monkeypatch: pyte
     async def scene() -> None:
         worker = puppet()
         assert await ask(worker, "name") == "puppet of this"  # 15 bytes, for ps and top
-        assert await ask(worker, "group") == "True"  # Ctrl-C is not for it
+        assert await ask(worker, "group") == "True"  # Ctrl-C does not reach the child
         assert await ask(worker, "flags") == "11"
         assert "/evil" not in await ask(worker, "path")
         assert await ask(worker, "env LD_LIBRARY_PATH") == "/where/the/driver/is"
         assert await ask(worker, "env RESOLVER_METRICS_TOKEN") == "not set"
-        # the channel twice, /dev/null, standard error, and the listing itself; nothing of the daemon's
+        # The channel twice, /dev/null, standard error, and the listing itself: no descriptor of the daemon's.
         assert len((await ask(worker, "fds")).split(",")) == 5
 
     try:
@@ -164,7 +164,7 @@ async def test_hanging_child_is_killed_in_time(puppet: Make, *, stopped: bool) -
 
 
 def test_starved_child_is_given_more_time(puppet: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On an overloaded node its successor would be as late, and cost another start."""
+    """On an overloaded node a new child would be as late, at the cost of another start."""
     worker = puppet()
     asyncio.run(ask(worker, "begin"))
     child, worker.timeout = worker.host_pid, 0.2
@@ -178,7 +178,7 @@ def test_starved_child_is_given_more_time(puppet: Make, monkeypatch: pytest.Monk
 
 
 def test_child_without_cpu_is_not_late() -> None:
-    """On one CPU with a loop of ordinary weight, one of the lowest gets a few thousandths of it."""
+    """On a CPU shared with a normal busy loop, a SCHED_IDLE loop gets a few thousandths of the time."""
     spin = [sys.executable, "-c", "print(flush=True)\nwhile True: pass"]
     only = {min(os.sched_getaffinity(0))}
 
@@ -207,7 +207,7 @@ def test_child_without_cpu_is_not_late() -> None:
             assert starved_after(idle, 0.5)
             delayed = run_delay(idle.pid)
             os.sched_setscheduler(idle.pid, os.SCHED_OTHER, os.sched_param(0))
-            assert starved_after(idle, 0.5)  # it got half of the CPU that it needed
+            assert starved_after(idle, 0.5)  # half of the CPU time that it needed
             assert run_delay(idle.pid) > delayed
             idle.send_signal(signal.SIGSTOP)
             os.waitpid(idle.pid, os.WUNTRACED)
@@ -288,7 +288,7 @@ async def test_first_descriptors_are_inherited_later_ones_sent(puppet: Make, fil
 async def test_refused_process_is_a_shortage_and_retried(
     puppet: Make, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
-    now = [time.monotonic() - 21.0]  # all that follows lies behind the real clock
+    now = [time.monotonic() - 21.0]  # all later times are behind the real clock
 
     def refused(*_: object, **__: object) -> None:
         raise OSError(code, os.strerror(code))
@@ -400,7 +400,7 @@ async def test_reusable_descriptors_are_not_sent_again(puppet: Make, files: list
 
 
 async def test_cancellation_is_never_lost(puppet: Make) -> None:
-    """The cancellation may come in the same turn of the loop as the answer."""
+    """A cancellation may arrive in the same iteration of the event loop as the answer."""
     worker = puppet()
     answered = 0
     for turns in range(12):

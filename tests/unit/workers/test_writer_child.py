@@ -1,4 +1,4 @@
-"""Held values: compared when a watcher's tick can come, and not each millisecond."""
+"""Held values: compared only when a watcher's tick is possible, not each millisecond."""
 
 import os
 import struct
@@ -20,7 +20,7 @@ AT = V1_2.sm_util_offset(0, 0) or 0
 def test_held_word_is_compared_when_a_tick_can_come(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, watchers: int
 ) -> None:
-    """Each wrong value is right again within the time of one comparison; the first second isn't counted."""
+    """Each wrong value is corrected by the next comparison; the first second isn't counted."""
     clock = Clock()
     monkeypatch.setattr(writer_child, "time", clock)
     data = bytearray(cachefiles.recorded("v1.2"))
