@@ -107,7 +107,7 @@ def test_incomplete_answer_in_time_is_none(serve: Serve, where: Path, answer: An
 
 @pytest.mark.parametrize("answers", [["403 Forbidden", "200 OK"], ["403 Forbidden", "403 Forbidden"]])
 def test_undetermined_caller_asks_again(serve: Serve, where: Path, answers: list[str]) -> None:
-    """Before Linux 6.5 a caller is known to the daemon if it is older than its connection."""
+    """Before Linux 6.5, the daemon can identify only a caller that is older than its connection."""
     left = [http('{"detail": "why", "reason": "peer_unknown"}', status) for status in answers]
     server = serve(lambda channel: channel.sendall(left.pop(0)))
     if answers[-1] == "200 OK":
@@ -148,7 +148,7 @@ def test_missing_daemon_is_reported(where: Path) -> None:
 
 
 def test_client_leaves_a_full_backlog(where: Path) -> None:
-    """The backlog is full: connecting would wait."""
+    """With a full backlog, a blocking connect would wait."""
     with socket.socket(socket.AF_UNIX) as listener, contextlib.ExitStack() as crowd:
         listener.bind(str(where))
         listener.listen(0)
@@ -211,10 +211,10 @@ CLONE_NEWPID = 0x20000000
 def test_hosts_root_is_trusted_in_a_user_namespace(
     root: Path, namespace: int, answer: tuple[int, str] | None
 ) -> None:
-    """As the kernel shows it there: of no user, and, in a container, without a PID."""
+    """The kernel shows the peer there without a user, and in a container also without a PID."""
     with tempfile.TemporaryDirectory() as place, SocketServer(Path(place) / "s", SETTLED.encode()):
-        os.chmod(place, 0o711)  # noqa: S103 - as the directory that a container mounts
-        os.chmod(f"{place}/s", 0o666)  # noqa: S103 - as the tenants' socket
+        os.chmod(place, 0o711)  # noqa: S103 - like the directory that a container mounts
+        os.chmod(f"{place}/s", 0o666)  # noqa: S103 - like the tenants' socket
         program = [sys.executable, "-c", textwrap.dedent(IN_USER_NAMESPACE), f"{place}/s", str(namespace)]
         pipe = subprocess.PIPE
         with subprocess.Popen(program, stdin=pipe, stdout=pipe, text=True, cwd=root) as inside:
@@ -321,7 +321,7 @@ def test_refused_directory_of_names_is_no_missing_name(root: Path) -> None:
         "import os, resolver.cli.container_names, resolver.cli.lookup; from resolver.cli import main; "
         "os.setuid(65534); main('lookup main 7 --socket /no'.split())"
     )
-    with tempfile.TemporaryDirectory() as place:  # which no other user may read
+    with tempfile.TemporaryDirectory() as place:  # only its owner can read it
         environment = os.environ | {"RESOLVER_POD_LOGS_DIR": place}
         done = completed(sys.executable, "-c", code, cwd=root, env=environment)
     assert f"{place} may not be read, and has the names of pods: run as root" in done.stderr
@@ -354,7 +354,7 @@ def test_other_arguments_go_to_argparse(words: list[str]) -> None:
 
 @pytest.mark.parametrize(("cid", "there"), [(CID, True), (CID, False), (CID[:12], False)])
 def test_plain_look_up_loads_no_parser(serve: Serve, where: Path, cid: str, *, there: bool) -> None:
-    """Each of them takes long to load."""
+    """A parser takes long to load."""
     serve(SETTLED)
     socket_path = where if there else where.with_name("none")
     code = (

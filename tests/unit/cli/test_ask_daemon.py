@@ -1,4 +1,4 @@
-"""`status`, `containers`, `events` and `config`, asking a daemon that serves the API's real shapes."""
+"""`status`, `containers`, `events` and `config`, against a fake daemon that serves the API's real shapes."""
 
 import json
 import os
@@ -36,7 +36,7 @@ AT = 1_700_000_000.0
 
 
 class Daemon(SocketServer):
-    """Answers with documents, each to its path, and streams events until it ends."""
+    """A server that answers each path with its document, and streams events until it ends."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -105,7 +105,7 @@ NONSENSE: tuple[Any, ...] = ({}, [], None, 7, ODD, {"events": [[]]})
 @pytest.mark.parametrize("command", ["status", "containers", "events", "devices", "top"])
 @pytest.mark.parametrize("document", NONSENSE, ids=str)
 def test_daemon_of_another_version_is_named(daemon: Daemon, command: str, document: Any) -> None:
-    """With None the daemon doesn't know the route."""
+    """None stands for a daemon without the route."""
     for path in ("/v1/status", "/v1/unresolved", "/v1/containers", "/v1/events", "/v1/gpus"):
         daemon.documents[path] = document
     done = resolver(command, "--socket", str(daemon.path))
@@ -118,7 +118,7 @@ def test_daemon_of_another_version_is_named(daemon: Daemon, command: str, docume
 
 
 def sick() -> Snapshot:
-    """A node on which much is wrong."""
+    """Return a node with many problems."""
     hot = (Illness("too_hot", "96 C", AT),)
     gpu = Gpu("GPU-1", 0, 0, "NVIDIA L4", 1, 1, 5, 96, 70.0, False, (), 0, "ok", "", hot)
     orphans = tuple(Sample(n, "GPU-1", 5, SampleReason.NO_SLOT, None) for n in range(3))
@@ -177,7 +177,7 @@ def placed(placement: str) -> RegionReport:
     ("changes", "shown"),
     [
         ({"policy": UNKNOWN_DRIVER}, {"hostpid is": "unknown: driver 567.10 is not known"}),
-        ({}, NO_ANSWER),  # no 0
+        ({}, NO_ANSWER),  # unknown, not 0
         *(
             ({"regions": (placed(name),)}, {"found": f"1 in /dir ({PLACEMENTS[name]})"})
             for name in PLACEMENTS

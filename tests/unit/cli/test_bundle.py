@@ -1,4 +1,4 @@
-"""`resolver bundle`: parts that hang or are too long cost their own time only, and no name survives --redact."""
+"""`resolver bundle`: a part that hangs or is too long loses only itself, and --redact removes all names."""
 
 import errno
 import io
@@ -26,7 +26,7 @@ CID, POD = "ab" * 32, "11111111-2222-3333-4444-555555555555"
 
 
 def unpacked(data: bytes) -> dict[str, str]:
-    """``{file: text}``, without the directory that all are in."""
+    """Return ``{file: text}``, without the common directory."""
     with tarfile.open(fileobj=io.BytesIO(data)) as archive:
         members = archive.getmembers()
         assert {member.mode for member in members} == {0o600}
@@ -36,7 +36,7 @@ def unpacked(data: bytes) -> dict[str, str]:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without what asks the whole machine."""
+    """Leave out the parts that query the whole machine."""
 
     def few(socket_path: str) -> tuple[Part, ...]:
         return tuple(
@@ -149,7 +149,7 @@ def test_the_same_name_has_the_same_pseudonym_in_every_part() -> None:
 
 def test_keys_numbers_and_names_of_metrics_stay() -> None:
     container = {"namespace": "x", "pod": "slots", "container_name": "resolver_slots", "pod_uid": POD}
-    policy = {"namespace": "host", "why": "samples carry host PIDs"}  # about the driver
+    policy = {"namespace": "host", "why": "samples carry host PIDs"}  # the driver's namespace, not a pod's
     assert redacted('# HELP x An odd " in it\nx{pod="a",comm="b"} 1\n') == [
         '# HELP x An odd " in it\nx{pod="pod-1",comm="command-1"} 1\n'
     ]
@@ -168,7 +168,7 @@ def test_keys_numbers_and_names_of_metrics_stay() -> None:
 
 
 def test_pythons_own_words_are_no_names() -> None:
-    """A container is often called ``main``; Python's version, and its own module, are not about it."""
+    """A container is often called ``main``; the word stays in Python's version and in its module's name."""
     container = {"container_name": "main", "pod_uid": POD}
     own = {"python": sys.version, "why": "File /x/__main__.py, of main"}
     assert json.loads(redacted(json.dumps(container), json.dumps(own))[1]) == {

@@ -1,4 +1,4 @@
-"""The front of the command line: help, versions, exit codes, and readers that go away."""
+"""The command line's basics: help, versions, exit codes, and readers that close the pipe."""
 
 import os
 import re
@@ -104,7 +104,7 @@ def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
     cachefiles.container(tmp_path)
     for arguments in (["slots", "--json", str(tmp_path)], ["slots", str(tmp_path)], ["--help"]):
         reading, writing = os.pipe()
-        os.close(reading)  # before the first byte: the buffer is found broken only when it is flushed
+        os.close(reading)  # before the first byte, so the write fails only at the flush
         try:
             line = [sys.executable, "-m", "resolver", *arguments]
             done = subprocess.run(line, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
@@ -136,7 +136,7 @@ def test_no_standard_output_at_all(tmp_path: Path) -> None:
 def test_an_interrupt_is_130() -> None:
     code = (
         "import resolver.cli.slots as s, resolver.cli, signal, sys, time\n"
-        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a job in the background starts without
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a background job ignores SIGINT
         "def run(args): print('ready', flush=True); time.sleep(60)\n"
         "s.run = run\nsys.exit(resolver.cli.main(['slots']))"
     )
@@ -164,7 +164,7 @@ def test_a_user_without_rights_is_told_in_a_sentence() -> None:
 
 
 def test_root_is_not_told_to_be_root(tmp_path: Path) -> None:
-    """A run directory on a read-only file system."""
+    """The run directory is on a read-only file system, so root's rights don't help."""
     code = f"from resolver.linux.node_lock import NodeLock; NodeLock('{tmp_path}/run')"
     mount = f"mount --bind {tmp_path} {tmp_path}; mount -o remount,ro,bind {tmp_path}"
     words = ["unshare", "--mount", "sh", "-ec", f'{mount}; exec "$@"', "sh", sys.executable, "-c", code]

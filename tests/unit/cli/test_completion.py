@@ -1,4 +1,4 @@
-"""Completion in the real shells: what is typed, then the Tab of a person, then what the shell made of it."""
+"""Completion in real shells: a typed text, a press of Tab, and the completed line."""
 
 import itertools
 import os
@@ -36,14 +36,14 @@ source '%s'
 _everything() { _main_complete; compstate[insert]=all; compstate[list]=''; }
 zle -C everything complete-word _everything; bindkey '^X^E' everything
 """
-#: Prints the words of its line between numbered marks.
+#: A shell function that prints its line's words between numbered marks.
 _SHOW = r"""
 number=0; show() { number=$((number + 1)); clear; printf 'begin %s' $number; printf '|%s' "$@"; echo "|end $number."; }
 """
 
 
 def script(shell: str, place: Path) -> Path:
-    """The file for a shell, as the wheel brings it."""
+    """Return the wheel's completion file for a shell."""
     share = place.with_name(f"{place.name}-share")
     subprocess.run([sys.executable, "scripts/build_hook.py", share], cwd=ROOT, check=True)
     return share / PATHS[shell]
@@ -53,13 +53,13 @@ Complete = Callable[[str], set[str]]
 
 
 def in_terminal(shell: str, setup: str, place: Path) -> Iterator[Complete]:
-    """What each Tab would offer: all of it is put into the line, and the line made an argument list."""
+    """Yield a function that returns Tab's offers: the shell inserts all of them, and prints the words."""
     rc = place / f"rc.{shell}"
     rc.write_text(setup % script(shell, place) + _SHOW)
     plain = {"bash": "bash --norc --noprofile -i", "zsh": "zsh -f -i"}[shell]
     numbers = itertools.count(1)
     environ = {"PATH": os.environ["PATH"], "HOME": str(place), "TERM": "dumb", "LC_ALL": "C.UTF-8"}
-    with Terminal(f"cd {place}; exec {plain}", 4000, 50, environ) as terminal:  # no line is broken
+    with Terminal(f"cd {place}; exec {plain}", 4000, 50, environ) as terminal:  # so wide that no line wraps
         terminal.type(f"source '{rc}'; echo its'-'ready\n")
         terminal.wait("its-ready")
 
@@ -75,7 +75,7 @@ def in_terminal(shell: str, setup: str, place: Path) -> Iterator[Complete]:
 
 
 def in_fish(place: Path) -> Iterator[Complete]:
-    """Fish tells by itself what it would offer."""
+    """Fish has a command that prints its completions."""
     file = script("fish", place)
 
     def complete(typed: str) -> set[str]:

@@ -1,4 +1,4 @@
-"""Which container people mean by a name; that it is the right one is the look-up's own affair."""
+"""Containers by the names that people use; the look-up itself checks that the container is right."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -56,7 +56,7 @@ def daemon(tmp_path: Path) -> Iterator[str]:
     ],
 )
 def test_a_name_that_fits_one(daemon: str, text: str, meant: str) -> None:
-    """Empty: the look-up gets what was written."""
+    """If ``meant`` is empty, the look-up gets the text as written."""
     assert resolve(text, daemon) == (meant * 64 or text)
 
 
@@ -104,4 +104,4 @@ def test_without_a_daemon_kubelets_logs_have_the_names(
 
 
 def test_directory_of_logs_is_the_setting_by_default() -> None:
-    assert Settings().pod_logs_dir == POD_LOGS_DIR  # which a look-up knows without loading the settings
+    assert Settings().pod_logs_dir == POD_LOGS_DIR  # for look-ups, which load no settings

@@ -1,4 +1,4 @@
-"""`resolver devices`, and waiting for another version of `/v1/gpus`, against the real API over pictures."""
+"""`resolver devices`, and waits for a new version of `/v1/gpus`, against the real API over pictures."""
 
 import asyncio
 import json
@@ -51,7 +51,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
 
 
 def change(served: Served, *gpus: Gpu, error: str = "", version: int = 4) -> None:
-    """A new picture, as the daemon shows one."""
+    """Publish a new picture, as the daemon does."""
 
     def show() -> None:
         inventory = Inventory(version, AT, "550.54.15", gpus)
@@ -93,7 +93,7 @@ def test_caller_with_current_version_waits_for_next(served: Served) -> None:
     change(served, FIRST)
     waiting.join(60)
     assert [(answer[0] == tag, answer[1]["version"]) for answer in answers] == [(False, 4)]
-    change(served, FIRST, error="it hangs")  # another answer of the same version
+    change(served, FIRST, error="it hangs")  # another answer with the same version
     failed = client.get_changed("/v1/gpus", served.path, tag=answers[0][0], wait=30)
     assert failed is not None
     assert failed[1]["error"] == "it hangs"
@@ -103,7 +103,7 @@ def test_caller_with_current_version_waits_for_next(served: Served) -> None:
 def test_caller_that_hangs_up_leaves_nothing_behind(served: Served) -> None:
     first = client.get_changed("/v1/gpus", served.path, tag="", wait=30)
     assert first is not None
-    for _ in range(40):  # more than may wait at a time
+    for _ in range(40):  # more clients than may wait at a time
         with client._connect(
             "/v1/gpus?wait=600", served.path, "*/*", 5.0, headers=f"If-None-Match: {first[0]}\r\n"
         ):

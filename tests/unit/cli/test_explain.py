@@ -1,4 +1,4 @@
-"""`resolver explain` over pictures that a daemon's own API serves: where the chain breaks, and the words for it."""
+"""`resolver explain` over pictures that the real API serves: the chain's broken link, and its text."""
 
 import json
 import os
@@ -28,8 +28,8 @@ Asked = Callable[..., tuple[int, str]]
 
 @pytest.fixture
 def asked(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Asked:
-    """Exit code and what is printed, by a daemon with such a picture."""
-    # Each of its containers is searched for among the node's processes.
+    """Return a function that runs the command against a picture; it returns the exit code and output."""
+    # The command searches the node's processes for each container.
     monkeypatch.setattr(Procfs, "each_entry", Family.each_entry)
 
     def ask(picture: dict[str, Any], *arguments: str) -> tuple[int, str]:
@@ -42,7 +42,7 @@ def asked(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytes
 
 
 def breaks(asked: Asked, picture: dict[str, Any]) -> dict[str, Any]:
-    """Where it breaks; the text says the same."""
+    """Return the broken link from the JSON, after a check that the text names the same link."""
     code, text = asked(picture)
     assert code == 1
     said_code, document = asked(picture, "research/train-0", "--json")
@@ -83,12 +83,12 @@ def test_pod_name_explains_all_its_containers(asked: Asked) -> None:
     assert text.index("research/train-0/main") < text.index("research/train-0/side")
     assert "no process of it has used a GPU yet" in text
     files = {f"/usr/local/vgpu/containers/{POD}_{name}/x.cache": RegionReason.BAD_HEADER for name in "ab"}
-    _, text = asked(whole(rejected=files))  # of these no process is known
+    _, text = asked(whole(rejected=files))  # no process of these containers is known
     assert text.index("research/train-0/a") < text.index("research/train-0/b")
     code, text = asked(whole(), "prod/nothing")
     assert (code, "no container here is called 'prod/nothing'" in text) == (1, True)
     stranger = Container(OTHER, "99" + POD[2:], "main", "prod", "train-0", "containerd", 1, 2, (), 1e9)
-    code, text = asked(whole(containers=(MAIN, stranger)), "main")  # the other has no cache file
+    code, text = asked(whole(containers=(MAIN, stranger)), "main")  # the other container has no cache file
     assert (code, "research/train-0/main" in text) == (0, True)
     stranger = replace(stranger, regions=("/x/main/y.cache",))
     code, text = asked(whole(containers=(MAIN, stranger)), "main")

@@ -1,4 +1,4 @@
-"""The view that a container gets as one file: its words, without a daemon."""
+"""The one-file command that a container gets for its own view: its messages, without a daemon."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people are told of a process: by the kernel, of that process and no other, and nothing where it is not known."""
+"""The summary of a process: read from the kernel, never of another process, and empty if unknown."""
 
 import getpass
 import os

@@ -1,4 +1,4 @@
-"""`resolver report-devices` as a process: between the daemon's real API and the stand-in API server."""
+"""`resolver report-devices` as a process: between the daemon's real API and a fake API server."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""`resolver slots` as a person and as a program see it."""
+"""`resolver slots`: its output for people and for programs."""
 
 import json
 import os

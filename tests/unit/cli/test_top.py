@@ -1,4 +1,4 @@
-"""What `resolver top` makes of the daemon's answers: the tree, the rows, the frame, and what a program gets."""
+"""`resolver top` on the daemon's answers: the tree, the rows, the frame, and output for programs."""
 
 import functools
 import json
@@ -51,7 +51,7 @@ def titles(rows: list[Row], kind: str = "container") -> list[str]:
 def test_a_containers_use_is_that_of_its_processes() -> None:
     first = containers(tree_of(troubled()), 0)
     main = first["main"]
-    assert main.use == Amount(100)  # 52 + 61: two moments, and nothing can do more than all
+    assert main.use == Amount(100)  # 52 + 61 are from two moments; the sum is limited to 100
     assert main.memory == Amount(int(2.6 * GIB) + int(0.5 * GIB))
     assert [process.facts["repaired"] for process in main.below] == ["missing", "wrong_namespace"]
     assert str(first["vllm"].below[0].facts["stuck"]).startswith("sm_util stays 0")
@@ -63,7 +63,7 @@ def test_absent_sample_is_0_only_if_the_driver_was_asked() -> None:
     failed = snapshot._replace(joined=snapshot.joined._replace(error="the driver hangs"))
     assert containers(tree_of(failed), 0)["jupyter"].use == Amount(None)
     build = Builder()
-    build.named(GPUS[3], "a/b/idle")  # on a GPU that is lost
+    build.named(GPUS[3], "a/b/idle")  # on a lost GPU
     idle = containers(tree_of(build.picture()), 3)["idle"]
     assert (idle.use, idle.memory) == (Amount(None), Amount(None))
 
@@ -85,7 +85,7 @@ def used(its: Container, idle_since: float | None, state: LimitState) -> Contain
 
 
 def limited(core: int, gib: float, busy: int | None = 52, state: str = "in_force") -> Snapshot:
-    """A container with these limits, and a process that is so busy and holds 2 GiB."""
+    """Return a container with these limits, and a process with load ``busy`` and 2 GiB of memory."""
     build = Builder()
     build.named(GPUS[0], "a/b/limited")
     build.process("x", 5, 5, busy, 2.0)
@@ -101,7 +101,7 @@ def limited(core: int, gib: float, busy: int | None = 52, state: str = "in_force
         ((0, 0), "2.0G", "", ""),
         ((60, 4), "2.0G/4.0G", "core limit 60%", ""),
         ((60, 4, 52, "switched_off"), "2.0G/4.0G", "core limit 60%, switched off", ""),
-        ((50, 4, None), "2.0G/4.0G", "core limit 50%", ""),  # unknown use exceeds no limit
+        ((50, 4, None), "2.0G/4.0G", "core limit 50%", ""),  # unknown use never exceeds a limit
         ((50, 4), "2.0G/4.0G", "over core", "warn"),
         ((60, 1.5), "2.0G/1.5G", "over memory", "warn"),
         ((50, 1.5), "2.0G/1.5G", "over core and memory", "warn"),
@@ -147,7 +147,7 @@ def test_unresolved_container_is_named_only_if_unique() -> None:
     build.regions[0] = replace(build.regions[0], container_id=None)
     alone = tree_of(build.picture())
     assert containers(alone, 0)["main"].facts["pod"] == "pod"
-    build.containers.append(replace(build.containers[0], container_id="f" * 64))  # it restarted
+    build.containers.append(replace(build.containers[0], container_id="f" * 64))  # the container restarted
     assert containers(tree_of(build.picture()), 0)["main"].facts["pod"] is None
 
 
@@ -275,7 +275,7 @@ def seen(screen: Screen, reading: Reading, size: tuple[int, int] = (80, 24)) -> 
 
 
 def whole(snapshot: Snapshot, width: int) -> str:
-    """Every row at this width; the selected one is the first."""
+    """Return all rows at this width, with the first row selected."""
     return seen(Screen("node"), reading_of(snapshot), (width, 100))
 
 

@@ -1,4 +1,4 @@
-"""`resolver top` in a real terminal: what is on the screen, what keys do, and what it leaves behind."""
+"""`resolver top` in a real terminal: its screen, its keys, and the terminal's state after its end."""
 
 import contextlib
 import os
@@ -19,7 +19,7 @@ from tests.fakes.terminal import Terminal
 from tests.patience import until
 
 TOP = f"{sys.executable} -m resolver top --interval 200ms"
-#: The modes before and after in two files, and a shell that goes on when it is over.
+#: Saves the terminal's modes before and after to files, and keeps the shell open after top's end.
 AND_AFTER = (
     "trap : INT; stty -g > {0}/before; {1}; code=$?; stty -g > {0}/after; echo ended with $code; exec cat"
 )
@@ -41,7 +41,7 @@ def and_after(served: Served, tmp_path: Path) -> str:
 
 
 def shows(*texts: str, lacks: str = "\0") -> Callable[[str], bool]:
-    """A whole frame with these texts: the terminal may be read between two writes of one."""
+    """Return a check for a whole frame with these texts; a read can come between two writes of a frame."""
 
     def is_it(text: str) -> bool:
         whole = text.startswith("resolver top") and text.count("resolver top") == 1 and "q quit" in text
@@ -51,7 +51,7 @@ def shows(*texts: str, lacks: str = "\0") -> Callable[[str], bool]:
 
 
 def left_as_it_was(terminal: Terminal, tmp_path: Path) -> None:
-    """Modes, screen and cursor are those from before."""
+    """Check that modes, screen and cursor are as before."""
     terminal.wait("ended with")
     assert (tmp_path / "after").read_text() == (tmp_path / "before").read_text()
     assert [terminal.get(name) for name in ("alternate_on", "cursor_flag", "wrap_flag")] == ["0", "1", "1"]
@@ -68,7 +68,7 @@ def test_another_size_is_another_frame(served: Served) -> None:
         ):
             terminal.resize(width, height)
             terminal.wait(shows(shown, lacks=hidden))
-        # Shown, never obeyed.
+        # Escape sequences are shown, never executed.
         terminal.wait(shows(r"\x1b[2Jevil\x07\n", r"\x1b[31mbad.cache", "模型服务"))
         assert terminal.get("pane_title") != "owned"
 
@@ -106,7 +106,7 @@ def test_keys_sort_filter_fold_and_quit(served: Served, tmp_path: Path) -> None:
         terminal.press("f")
         terminal.wait("procm")
         terminal.press("Down", "Down")
-        terminal.wait("procz in ns/z/main")  # the line at the bottom is of the row that was moved to
+        terminal.wait("procz in ns/z/main")  # the bottom line describes the selected row
         terminal.press("q")
         terminal.wait("ended with 0")
         left_as_it_was(terminal, tmp_path)
@@ -117,7 +117,7 @@ def test_the_list_moves(served: Served) -> None:
     with Terminal(top(served), 100, 24) as terminal:
         terminal.wait(" 1-")
         terminal.press("End")
-        terminal.wait(lambda text: "NVIDIA A100-PCIE" in text)  # the third GPU is behind 400 rows
+        terminal.wait(lambda text: "NVIDIA A100-PCIE" in text)  # the third GPU comes after 400 rows
         terminal.press("PPage", "PPage")
         terminal.wait(lambda text: "A100-PCIE" not in text)
         terminal.press("Home")
@@ -156,7 +156,7 @@ def test_whatever_ends_it_the_terminal_is_as_it_was(
 
 @pytest.mark.parametrize("by", ["C-c", "SIGTERM"])
 def test_ctrl_s_does_not_hold_it_back(served: Served, tmp_path: Path, by: str) -> None:
-    """Ctrl-S would hold back whatever is written, and what is written at the end as well."""
+    """Ctrl-S would stop all output, even the writes that restore the terminal at the end."""
     with Terminal(and_after(served, tmp_path)) as terminal:
         terminal.wait("q quit")
         host_pid = child_of(int(terminal.get("pane_pid")))
@@ -190,7 +190,7 @@ def test_defect_is_shown_on_a_restored_terminal(served: Served, tmp_path: Path) 
 
 
 def test_stopped_and_continued(served: Served, tmp_path: Path) -> None:
-    """Ctrl-Z in a shell with job control: the shell has its terminal back, and `fg` brings the frame back."""
+    """Ctrl-Z in a shell with job control gives the terminal to the shell; `fg` draws the frame again."""
     with Terminal("exec bash --norc --noprofile -i") as terminal:
         terminal.wait("$")
         terminal.type(f"stty -g > {tmp_path}/before; {TOP} --socket {served.path}\n")
@@ -261,7 +261,7 @@ def test_colours_and_no_colours(served: Served) -> None:
     assert "━" in without
 
 
-@pytest.mark.parametrize("locale", ["POSIX", "xx_YY.UTF-8"])  # the second is another machine's, by ssh
+@pytest.mark.parametrize("locale", ["POSIX", "xx_YY.UTF-8"])  # the second comes from another machine by ssh
 def test_every_locale_has_the_same_frame(served: Served, locale: str) -> None:
     with Terminal(top(served), 120, 60, {"LC_ALL": locale}) as terminal:
         terminal.wait(shows("━", "模型服务", "≥3.3G"))
