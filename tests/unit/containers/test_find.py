@@ -1,4 +1,4 @@
-"""The parts of a look-up that need no container: what was asked for, where to look, whose namespace it is."""
+"""The parts of a look-up that need no real container: its argument, its search, and the namespace's owner."""
 
 import os
 from collections.abc import Callable
@@ -42,7 +42,7 @@ NSPAWN = "/system.slice/systemd-nspawn@web.service"
         (A[:6], f"0::/docker/{A}\n", {A}),
         (f" containerd://{A[:7]} ", f"0::/docker/{A}\n", {A}),
         (A[:7], f"0::/docker/{B}\n", set()),
-        (A[3:], f"0::/docker/{A}\n", set()),  # not from its start
+        (A[3:], f"0::/docker/{A}\n", set()),  # not a prefix
         (A, f"0::/kubepods/pod{UID}/crio-conmon-{A}.scope\n", set()),
         (A, f"0::/docker/{A}/kubelet/kubepods/pod{UID}/{B}\n", {A}),  # the node of a container
         (A[:6], f"0::/docker/{A}/kubelet/kubepods/pod{UID}/{B}\n", {A, B}),
@@ -172,7 +172,7 @@ def test_id_is_searched_in_one_hierarchy_with_ids(
         return walk(root, match, **given)
 
     monkeypatch.setattr(find, "find_directories", walks)
-    empty = tree / "system.slice"  # has no container, so the next one is searched too
+    empty = tree / "system.slice"  # has no container, so the next directory is searched, too
     find.by_directories(Wanted(text), [str(empty), str(tree), str(tree)])
     assert roots == [str(empty), *[str(tree)] * walked]
 
@@ -192,7 +192,7 @@ def test_id_that_v2_lacks_is_searched_in_v1(tree: Path) -> None:
         (f"pod{UID}", A, False),
         (f"pod{STATIC}", f"crio-{A}", False),
         (f"kubepods-pod{UID.replace('-', '_')}.slice", f"cri-containerd-{A}.scope", False),
-        (f"pod{UID}", f"new-{A}", True),  # a runtime that no table names
+        (f"pod{UID}", f"new-{A}", True),  # an unknown runtime
     ],
 )
 def test_pods_are_listed_for_unknown_runtimes_only(
@@ -214,7 +214,7 @@ def test_pods_are_listed_for_unknown_runtimes_only(
 
 
 def test_watcher_of_nspawn_is_no_process_of_its_container(tree: Path) -> None:
-    inside = f"payload/{NSPAWN[1:]}/supervisor"  # of a systemd in the container
+    inside = f"payload/{NSPAWN[1:]}/supervisor"  # a systemd in the container made it
     for name, host_pid in (("supervisor", 41), ("payload", 42), (inside, 43)):
         (group := tree / NSPAWN[1:] / name).mkdir(parents=True)
         (group / "cgroup.procs").write_text(f"{host_pid}\n")
@@ -246,7 +246,7 @@ ProcessFacts = tuple[int, tuple[int, ...], int, int, int]
 
 @pytest.fixture
 def make_proc(tmp_path: Path) -> MakeProc:
-    """A /proc of files: ``host_pid=((NSpid numbers), inode of its namespace, parent, start time)``."""
+    """Make a fake /proc: ``(host PID, (NSpid numbers), inode of its namespace, parent, start time)``."""
 
     def make(*processes: ProcessFacts) -> tuple[Procfs, list[Member]]:
         proc = FakeProc(tmp_path)
@@ -260,14 +260,14 @@ def make_proc(tmp_path: Path) -> MakeProc:
 @pytest.mark.parametrize(
     ("processes", "expected"),
     [
-        # that of number one
+        # the namespace of its PID 1
         (((50, (7,), 900, 40, 5), (40, (1,), 900, 9, 4)), Namespace(900, 1)),
-        # not one made inside
+        # not a namespace made inside
         (((40, (1,), 900, 9, 4), (60, (8, 1), 901, 40, 6), (61, (9, 2), 901, 60, 6)), Namespace(900, 1)),
-        # the pod's; with one made inside
+        # the pod's; the pod's beside one made inside
         (((50, (7,), 900, 9, 5), (51, (8,), 900, 50, 6)), Namespace(900, 1)),
         (((50, (7,), 900, 9, 5), (60, (8, 1), 901, 50, 6)), Namespace(900, 1)),
-        # the host's; with a nested one; with an ended parent
+        # the host's; beside a nested one; with an ended parent
         (((50, (), HOST_PIDNS, 9, 5), (51, (), HOST_PIDNS, 50, 6)), HOST),
         (((50, (), HOST_PIDNS, 9, 5), (60, (1,), 901, 50, 5)), HOST),
         (((50, (), HOST_PIDNS, 9, 5), (60, (1,), 901, 1, 6)), HOST),
@@ -304,7 +304,7 @@ def test_two_that_are_equally_likely(make_proc: MakeProc) -> None:
 def test_the_numbers_of_gvisors_kernel_are_not_the_hosts(
     make_proc: MakeProc, tmp_path: Path, program: str
 ) -> None:
-    """Number 1 is the gofer, which serves files; the sandbox and what runs in it have numbers of the host alone."""
+    """PID 1 is the gofer, which serves files; the sandbox and its programs have only host PIDs."""
     procfs, members = make_proc((40, (1,), 900, 9, 4), (41, (), HOST_PIDNS, 9, 5))
     (tmp_path / "40/comm").write_text("exe\n")
     (tmp_path / "40/exe").symlink_to("/usr/bin/another")

@@ -1,4 +1,4 @@
-"""The index of first processes, while thousands come and go and several tasks bring it up to date."""
+"""The index of namespaces' first processes, while thousands start and end and several tasks update it."""
 
 import asyncio
 import errno
@@ -22,7 +22,7 @@ from tests.patience import PATIENCE_S
 
 
 class Firsts(ScanSource):
-    """Nothing but first processes, as many as the test says."""
+    """A source of first processes only, as many as the test sets."""
 
     def __init__(self) -> None:
         self.name = "firsts"
@@ -42,7 +42,7 @@ class Shown(Procfs):
     def __init__(self) -> None:
         super().__init__()
         self.hidden: set[int] = set()
-        self.cpu = 0.0  # seconds for each cgroup
+        self.cpu = 0.0  # CPU seconds for each cgroup read
 
     def ns_pids(self, host_pid: int | str) -> tuple[int, ...]:
         if host_pid in self.hidden:
@@ -66,7 +66,7 @@ class Room:
         self.index = KnownNamespaces(self.procfs, self.pidmap, lambda: self.clock())  # noqa: PLW0108 - tests exchange it
         self.index.on_mounts_needed(self.mounts)
         self.read: list[tuple[int, float]] = []  # mount tables: host PID, and when
-        self.wait = 0.0  # seconds for each
+        self.wait = 0.0  # seconds for each mount table
         self.broken = 0  # the process with an unreadable mount table
 
     async def mounts(self, host_pid: int) -> frozenset[Hashable]:
@@ -105,7 +105,7 @@ def test_the_list_is_the_same_until_one_comes_or_goes(room: Room) -> None:
     assert room.pidmap.inits() is first
     room.lives(range(1000, 1301))
     assert room.pidmap.inits() is not first
-    assert len(first) == 300  # a held list stays the same
+    assert len(first) == 300  # the list taken before stays unchanged
 
 
 def test_where_the_map_tells_the_namespaces_they_are_not_read(
@@ -120,7 +120,7 @@ def test_where_the_map_tells_the_namespaces_they_are_not_read(
     room.procfs.hidden.update({1000, 1001, 1002})
     room.lives(range(1000, 1004))
     room.steps()
-    assert room.index.of(0) == {10**6 + 1000, 10**6 + 1001}  # the one below belongs to the container, too
+    assert room.index.of(0) == {10**6 + 1000, 10**6 + 1001}  # with the nested namespace
     assert room.index.firsts[1001].level == 2
     assert room.index.of(2) == frozenset()
     assert room.index.of(3) == {10**6 + 1003}
@@ -135,7 +135,7 @@ async def test_two_tasks_that_bring_it_up_to_date_at_once_agree(room: Room) -> N
     other = room.index.steps()
     for _ in range(4):
         next(other)
-    await room.settle(steps)  # newer ones, too: ended processes don't come back
+    await room.settle(steps)  # the older task does not restore ended processes
     assert room.known() == list(range(1200, 1500))
     assert not room.index.behind
     await room.settle(other)
@@ -155,7 +155,7 @@ def test_one_that_could_not_be_placed_is_tried_again(room: Room) -> None:
     room.procfs.hidden.add(1005)
     room.lives(range(1000, 1010))
     room.steps()
-    assert not room.index.behind  # it may just have ended
+    assert not room.index.behind  # the process may just have ended
     assert 10**6 + 1005 not in room.index.of(5)
     for _ in range(5):
         room.steps()
@@ -167,7 +167,7 @@ def test_one_that_could_not_be_placed_is_tried_again(room: Room) -> None:
 
 
 def test_ended_process_leaves_nothing_behind(room: Room) -> None:
-    """No place in a table either, although fewer end between two refreshes than stay."""
+    """Tables shrink as well, although fewer processes end between two refreshes than remain."""
     index = room.index
     for left in (3000, 1600, 900, 500, 260, 140, 80, 45, 25, 14, 10):
         room.lives(range(1000, 1000 + left))
@@ -191,7 +191,7 @@ def test_a_number_that_is_used_again_is_another(room: Room) -> None:
 
 
 def test_a_mount_table_is_read_ever_more_rarely(room: Room) -> None:
-    """A runtime makes the mounts a moment after the process; it costs as much as all else that a quiet node does."""
+    """Mounts appear shortly after the process, and a read costs as much as all other work on a quiet node."""
     clock = room.clock = Clock()
     room.lives(range(1000, 1001))
     while clock.now < 1000.0 + 7200.0:
@@ -214,7 +214,7 @@ def test_new_process_is_read_before_hundreds_of_old_ones(room: Room) -> None:
     room.steps(SLICE_SECONDS, READ_SECONDS)
     assert room.read[0][0] == 1100
     assert len(room.read) <= 6
-    for _ in range(100):  # the others have their turn all the same
+    for _ in range(100):  # the other processes still get their turn
         room.steps(SLICE_SECONDS, READ_SECONDS)
     assert {host_pid for host_pid, _ in room.read} == set(range(1000, 1101))
 

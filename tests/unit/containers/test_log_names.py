@@ -21,7 +21,7 @@ A, B = "a" * 64, "b" * 64
         ([f"ml_web.example_{UID}"], {UID: ("ml", "web.example")}),
         ([], {}),
         (["lost+found", "a_b", f"a_b_c_{UID}", f"_pod_{UID}", f"ns__{UID}", "a_b_"], {}),
-        # The same pod under two names: no name is given.
+        # The same UID with two names: neither is used.
         ([f"ml_train-0_{UID}", f"ml_train-1_{UID}"], {UID: ("", "")}),
         ([f"ml_train-0_{UID}", f"ml_train-1_{UID}", f"ml_train-0_{UID}"], {UID: ("", "")}),
     ],
@@ -68,8 +68,8 @@ def test_cut_link_names_its_container(tmp_path: Path) -> None:
     assert names.of("a" * 30 + "b" * 34) is None
     (tmp_path / cut(other, "c" * 52, A)).symlink_to("/nowhere")
     names.refresh()
-    assert names.of(A) is None  # the start of its id fits two containers
-    assert parse_links([f"x_y_z-{A[:38]}.log"]) == {}  # short, and so not cut by kubelet
+    assert names.of(A) is None  # the cut id fits two containers
+    assert parse_links([f"x_y_z-{A[:38]}.log"]) == {}  # so short that kubelet would not cut it
     assert parse_links([cut(pod, "c" * 79, A)]) == {}  # too little of the id is left
 
 

@@ -105,7 +105,7 @@ def test_dropped_rights_are_gone() -> None:
         limit(frozenset({"SYS_PTRACE", "BPF", "SYS_ADMIN"}), frozenset({"BPF"}))
         print(sorted(held()))
     """
-    everything = NUMBERS.keys() & rights(os.getpid()).bounding  # of this machine's root
+    everything = NUMBERS.keys() & rights(os.getpid()).bounding  # that root has on this machine
     assert python(code) == [str(sorted(everything)), "['SYS_PTRACE']"]
 
 

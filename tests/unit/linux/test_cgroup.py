@@ -218,7 +218,7 @@ def test_no_text_makes_it_raise(text: str) -> None:
     )
 )
 def test_no_text_makes_it_slow(piece: str) -> None:
-    # A path has at most 4 KiB in the kernel; a hundred times that must still be quick.
+    # The kernel limits a path to 4 KiB; even a hundred times as much must be parsed quickly.
     text = "0::/" + piece * (400_000 // len(piece))
     started = time.process_time()
     parse_cgroup(text)

@@ -1,4 +1,4 @@
-"""Who is on the other end: by the kernel's words and its errors. Attacks: tests/kernel."""
+"""The identity of a socket's peer, by the kernel's answers and errors; tests/kernel has the attacks."""
 
 import errno
 import os
@@ -28,7 +28,7 @@ SO_PEERGROUPS, SO_PEERPIDFD = 59, 77
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[socket.socket]:
-    """The server's end of our own connection to ourselves."""
+    """Yield the server's end of a connection that this process makes to itself."""
     with Listener() as listener, socket.socket(socket.AF_UNIX) as client:
         listener.bind(str(tmp_path / "s"))
         listener.listen()
@@ -39,7 +39,7 @@ def server(tmp_path: Path) -> Iterator[socket.socket]:
 
 
 def scripted(real: socket.socket, **said: int | bytes) -> Any:
-    """A socket whose options are those of a kernel that is not this one."""
+    """Return a socket whose options answer as another kernel's would."""
     names = {"cred": socket.SO_PEERCRED, "groups": SO_PEERGROUPS, "pidfd": SO_PEERPIDFD}
     answers = {names[name]: answer for name, answer in said.items()}
 
@@ -61,7 +61,7 @@ def test_credentials_are_those_of_the_connecting_process(server: socket.socket) 
 def test_groups_by_the_kernel_and_none_where_it_does_not_say(server: socket.socket) -> None:
     said = struct.pack("=3I", 10, 4294967294, 0)
     assert credentials_of(scripted(server, groups=said)).groups == (10, 4294967294, 0)
-    for refusal in (errno.ENOPROTOOPT, errno.ERANGE):  # before 4.13; more than fit
+    for refusal in (errno.ENOPROTOOPT, errno.ERANGE):  # before Linux 4.13; more groups than fit
         assert credentials_of(scripted(server, groups=refusal)).groups == ()
     with pytest.raises(OSError, match="Bad file descriptor"):
         credentials_of(scripted(server, groups=errno.EBADF))
@@ -102,7 +102,7 @@ def test_each_kernels_word_about_a_peer(server: socket.socket) -> None:
 
 
 def test_the_number_of_another_is_not_proven(server: socket.socket) -> None:
-    """As if the number had been used again: by a process that lives, and has nothing of this connection."""
+    """Simulates a reused PID: a live process that has no part in this connection."""
     with subprocess.Popen(["sleep", "60"]) as other:
         try:
             reused = scripted(server, cred=struct.pack("=iII", other.pid, 0, 0), pidfd=errno.ENOPROTOOPT)
@@ -150,7 +150,7 @@ def test_a_peer_that_ends_while_it_is_looked_at(tmp_path: Path, way: dict[str, i
         with server, peer_of(scripted(server, **way), Procfs(), exact=False) as peer:
             assert pidns_of(peer, Procfs())[1][0] == process.pid
             process.kill()
-            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # not reaped: its PID is still taken
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # not reaped: its PID is in use
             assert not peer.alive()
             for _ in range(2):
                 with pytest.raises(PeerUnknown) as caught:
@@ -183,7 +183,7 @@ def test_one_that_is_older_than_its_connection_is_proven(
             say(young)
             assert young.stdout is not None
             assert young.stdout.readline() == "connected\n"
-            # Both have waited: the second may be as young as it likes, and anybody could have had its number before.
+            # Both connections waited. The second client may be new, so another process may have had its PID.
             first, second = listener.accept()[0], listener.accept()[0]
             with first, second:
                 with peer_of(scripted(first, pidfd=errno.ENOPROTOOPT), procfs) as peer:

@@ -1,4 +1,4 @@
-"""The /proc files: bytes by table, whole directories by fixtures, and our own processes by the real thing."""
+"""The /proc files: bytes from tables, directories from fixtures, and our own processes in the real /proc."""
 
 import contextlib
 import mmap
@@ -42,7 +42,7 @@ from tests.patience import until
         (b"Name:\tNSpid:\t9\nNSpid:\t7\n", (7,)),  # a name that looks like the line
         (b"Name:\t\\nNSpid:\t9\nNSpid:\t7\n", (7,)),  # the kernel escapes newlines in names
         (b"Name:\tx\nPid:\t7\n", ()),  # before Linux 4.1
-        (b"Name:\tx\nNSpid:\t70", ()),  # cut short: the number might go on
+        (b"Name:\tx\nNSpid:\t70", ()),  # cut short: digits may be missing
         (b"", ()),
     ],
 )
@@ -88,7 +88,7 @@ def test_a_line_of_a_mount_table(line: bytes, mount: Mount | None) -> None:
 
 @given(st.one_of(st.binary(max_size=300), NEAR_LINES))
 def test_numbers_are_all_a_hostile_table_can_break(text: bytes) -> None:
-    with contextlib.suppress(ValueError):  # in the fields that only the kernel writes
+    with contextlib.suppress(ValueError):  # only for fields that the kernel alone writes
         list(parse_mountinfo(text))
 
 
@@ -129,11 +129,11 @@ def test_a_process_that_is_not_there_is_gone(proc: Path) -> None:
 
 
 def test_of_a_containers_mount_table_less_is_read(proc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The root of a user namespace can have 65,000 lines in one, which took the loop 0.4 s."""
+    """Root in a user namespace can make a table of 65,000 lines, which blocked the loop for 0.4 s."""
     procfs, many = Procfs(str(proc)), LINE * (600_000 // len(LINE))
     (proc / "12/mountinfo").write_bytes(many)
     (proc / "12/cgroup").write_text("0::/system.slice/docker.service\n")
-    assert len(procfs.mounts(12)) == len(many) // len(LINE)  # of a busy host
+    assert len(procfs.mounts(12)) == len(many) // len(LINE)  # the host's table may be that long
     (proc / "12/cgroup").write_text(f"0::/docker/{'a' * 64}\n")
     for read in (lambda: procfs.mounts(12), lambda: procfs.has_mount(12, "8:1", "/x")):
         with pytest.raises(TooLarge, match="longer than"):
@@ -179,7 +179,7 @@ MAPS = "7f00-7f01 rw-s 00000000 {} {}{}\n"
         (
             MAPS.format("08:01", 78, "   /a 7f00-7f01 rw-s 00000000 08:01 77 "),
             False,
-        ),  # a path that looks like it
+        ),  # a path that contains the line
         ("x" + MAPS.format("08:01", 77, ""), False),
         (MAPS.format("08:01", 77, "").replace("rw-s", "rw-p"), False),
         (MAPS.format("08:01", 77, "").replace("rw-s", "r--s"), False),
@@ -207,7 +207,7 @@ def test_the_view_of_the_host(proc: Path) -> None:
             require_host_view(Procfs(str(root)))
 
 
-#: As commands and lanes read, or the daemon's loop.
+#: Reads as in the daemon's loop (careful), or as in commands and lanes.
 EITHER = pytest.mark.parametrize("careful", [False, True])
 
 # -- the real thing --------------------------------------------------------------------------------------
@@ -267,7 +267,7 @@ def test_own_process_is_read(*, careful: bool) -> None:
 
 @pytest.mark.parametrize("query", [True, False])
 def test_a_file_that_we_map(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, query: bool) -> None:
-    if not query:  # as before Linux 6.11
+    if not query:  # as on kernels before Linux 6.11
         monkeypatch.setattr(mappings, "PROCMAP_QUERY", 0)
     path = tmp_path / "mapped"
     path.write_bytes(bytes(4096))
@@ -345,7 +345,7 @@ def test_zombie_has_numbers_and_no_mounts(zombie: int, *, careful: bool) -> None
 
 
 def test_supplementary_groups_make_no_read_expensive(many_groups: int) -> None:
-    """With 65,536 of them ``status`` has 722 KB and takes 15 ms of CPU."""
+    """With 65,536 groups, ``status`` has 722 KB, and a read takes 15 ms of CPU time."""
     procfs = Procfs()
 
     def used(host_pid: int) -> float:
@@ -388,7 +388,7 @@ def test_thread_id_is_no_process(*, use_pidfd: bool, careful: bool) -> None:
 
 @EITHER
 def test_process_ending_during_reads_is_gone(*, careful: bool) -> None:
-    """Between a link's look-up and its read the kernel calls the ended process EACCES, even to root."""
+    """If a process ends between a link's look-up and its read, the kernel returns EACCES, even to root."""
     procfs, ended = Procfs(careful=careful), 0
     for _ in range(150):
         child = os.posix_spawn("/bin/true", ["true"], {})  # a fork would copy all that was collected

@@ -12,7 +12,7 @@ for _ in range(20):
 
 
 def test_program_that_ends_while_threads_start_does_not_crash() -> None:
-    """Without the wait for them, one in eight crashed on Python 3.11."""
+    """Without a wait for the threads, one program in eight crashed on Python 3.11."""
     for _ in range(40):
         done = subprocess.run([sys.executable, "-c", LETS_GO_AND_ENDS], capture_output=True, check=False)
         assert (done.returncode, done.stderr) == (0, b"")

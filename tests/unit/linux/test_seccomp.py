@@ -1,4 +1,4 @@
-"""The filter of system calls, in processes of its own: what it refuses, what it lets through, and by which numbers."""
+"""The filter of system calls, in separate processes: refused calls, allowed calls, and their numbers."""
 
 import errno
 import os
@@ -26,7 +26,7 @@ capabilities.limit(capabilities.held())
 
 
 def under(code: str) -> subprocess.CompletedProcess[str]:
-    """Run it in a process that can ask for a filter; ``call`` gives the error number of a system call."""
+    """Run code in a process that can install a filter; ``call`` returns the error number of a system call."""
     return subprocess.run(
         [sys.executable, "-c", UNDER + code], capture_output=True, text=True, check=False, timeout=60
     )
@@ -73,13 +73,13 @@ except OSError as error:
 
 
 def test_call_of_foreign_architecture_ends_process() -> None:
-    """x86-64's 32-bit variant: what is forbidden has another number there."""
+    """In x86-64's 32-bit variant, forbidden calls have other numbers."""
     done = under(f"seccomp.forbid_dangerous(); call({0x40000000 | number('mount')})")
     assert done.returncode == -signal.SIGSYS
 
 
 def run(text: bytes, call: int, architecture: int) -> int:
-    """What the kernel's machine makes of a program of ours, which has four kinds of instructions."""
+    """Run a filter as the kernel does, and return its result; our filters use four kinds of instructions."""
     instructions = list(struct.iter_unpack("=HBBI", text))  # struct sock_filter
     at, accumulator = 0, 0
     while True:
@@ -106,7 +106,7 @@ def test_the_program_tells_every_number() -> None:
 
 
 def test_the_numbers_are_the_kernels() -> None:
-    """By the headers that a C compiler brings along."""
+    """Compare with the C compiler's kernel headers."""
     generic = dict(
         re.findall(
             r"#define __NR(?:3264)?_(\w+)\s+(\d+)", Path("/usr/include/asm-generic/unistd.h").read_text()
@@ -117,5 +117,5 @@ def test_the_numbers_are_the_kernels() -> None:
     for name, (x86, arm) in (DANGEROUS | OF_THE_WRITER).items():
         if os.uname().machine == "x86_64":
             assert str(x86) == own[name]
-        if arm is not None:  # there it is fstatat
+        if arm is not None:  # newfstatat is fstatat on arm64
             assert str(arm) == generic.get(name, generic.get(name.removeprefix("new"))), name

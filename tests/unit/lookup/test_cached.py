@@ -1,4 +1,4 @@
-"""Look-ups in the daemon's map, with a source that lies and processes that end at the worst moment."""
+"""Look-ups in the daemon's map, with a false source and processes that end at the worst moment."""
 
 import asyncio
 import random
@@ -21,7 +21,7 @@ SLEEP = ("/bin/sleep", "1000")
 
 
 class Hooked(Procfs):
-    """The real /proc, where something happens just before a process is taken hold of."""
+    """The real /proc with a hook that runs just before a process is held."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class Hooked(Procfs):
 
 
 class Liar(ScanSource):
-    """Says of every process of the node that it has the number that is asked for."""
+    """A source that returns every process of the node for any PID."""
 
     def candidates(self, _ns_pid: int, _pidns: int | None = None) -> list[int]:
         everybody = sorted(self.known)
@@ -57,7 +57,7 @@ class Room:
 
 @pytest.fixture
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
-    # Thousands of namespaces that are not this test's may be on the machine.
+    # The machine may have thousands of other namespaces.
     monkeypatch.setattr(cached, "LOOK_SECONDS", 30.0)
     with Node(tmp_path, "535.183.01") as node:
         yield node
