@@ -1,4 +1,4 @@
-"""When the decision is logged, and when tenants' watchers contradict it: that is reported, and changes nothing."""
+"""Log lines of the decision, and of tenants' watchers that contradict it, which never change it."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ AUTO, HOST, CONTAINER = HostpidNamespace.AUTO, HostpidNamespace.HOST, HostpidNam
 
 
 class Scene:
-    """A decision for a driver, a clock of the test's own, and every line that was logged."""
+    """A decision for a driver, a clock that the test sets, and all log lines."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.lines: list[dict[str, Any]] = []

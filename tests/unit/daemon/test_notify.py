@@ -1,4 +1,4 @@
-"""The line that systemd shows of the daemon."""
+"""The daemon's status line in systemd."""
 
 from resolver.daemon.notify import summary
 from tests.fakes.pictures import picture

@@ -1,4 +1,4 @@
-"""The daemon's pace, its settings and its end; the slots themselves are in test_repairer and tests/kernel."""
+"""The daemon's timing, settings and end; test_repairer and tests/kernel test the repair of slots."""
 
 import asyncio
 import errno
@@ -136,7 +136,7 @@ async def test_a_shortage_that_lasts_is_logged_once(driver: Driver, tmp_path: Pa
     def refused() -> None:
         nonlocal left
         left -= 1
-        if 0 <= left < 5:  # the first one is before the first pass
+        if 0 <= left < 5:  # the first call comes before the first pass
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         listen()
 
@@ -172,7 +172,7 @@ async def test_slow_step_delays_the_next_without_doubling(
         await happens(lambda: len(began) >= 7)
 
     await while_running(daemon, scene)
-    assert began[6] - began[3] >= 0.05  # missed steps are not made up for
+    assert began[6] - began[3] >= 0.05  # the daemon doesn't catch up on missed steps
 
 
 async def test_a_picture_is_renewed_after_a_pass_and_with_time(
@@ -192,7 +192,7 @@ async def test_a_picture_is_renewed_after_a_pass_and_with_time(
         shown = daemon.snapshots.shown()
         assert (shown.counters["made_up"], shown.passes) == (1, before.passes + 1)
         daemon.snapshots.passed_at = 1.0
-        await daemon.collect_once()  # an answer of NVML is no pass
+        await daemon.collect_once()  # NVML's answer doesn't count as a pass
         assert daemon.snapshots.take().standstill().startswith("the last pass over the slots is")
     finally:
         daemon.close()
@@ -200,7 +200,7 @@ async def test_a_picture_is_renewed_after_a_pass_and_with_time(
 
 @pytest.mark.parametrize(("quiet", "asks"), [(0.9, True), (1.01, True), (0.0, False)])
 async def test_nvml_is_asked_again_to_confirm_idle(tmp_path: Path, *, quiet: float, asks: bool) -> None:
-    """Not where the GPU was busy just now."""
+    """NVML is not asked again if the GPU was just busy."""
     daemon = Service(settings(tmp_path, nvml_interval=60))
     began, now = time.monotonic(), 5_000_000
     periods = ((now - int(quiet * 1e6), 30), (now, 0))
@@ -218,7 +218,7 @@ async def test_nvml_is_asked_again_to_confirm_idle(tmp_path: Path, *, quiet: flo
 
 
 async def test_standby_daemon_serves_the_api(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After it took over, to import that kept its first pass from beginning."""
+    """An import of the API only at takeover once delayed the first pass."""
     done: list[str] = []
 
     async def serve(*_: object) -> None:

@@ -61,7 +61,7 @@ EVERYTHING: dict[str, Any] = {
     "prometheusRule": {"enabled": True, "namespace": "monitoring"},
     "dashboard": {"enabled": True, "namespace": "monitoring", "annotations": {"grafana_folder": "GPU"}},
 }
-#: In the place of HAMi's and KAI's monitors.
+#: The daemon replaces HAMi's and KAI's monitors.
 MONITOR: dict[str, Any] = {"hami_metrics": True, "metrics_addr": ":9394"}
 REPORTING: dict[str, Any] = {"reportDevices": {"enabled": True}}
 NVIDIA: dict[str, Any] = {
@@ -220,7 +220,7 @@ def test_notes_and_troubleshooting_quote_refused_pods() -> None:
 
 
 def test_chart_has_the_components_tls_and_token() -> None:
-    """For the daemon, kubelet's probes and both monitors."""
+    """Both apply to the daemon, kubelet's probes and both monitors."""
     secrets = {"tls": "resolver-metrics-tls", "token": "resolver-metrics-token"}
     values: dict[str, Any] = {"metricsSecrets": secrets, "serviceMonitor": {"enabled": True}}
     made, other = render(values), manifests.render(ROOT / "tests/fixtures/manifests/metrics-tls")
@@ -297,7 +297,7 @@ def test_daemon_has_no_cluster_rights() -> None:
 
 @pytest.mark.parametrize("source", ["auto", *SOURCE_RECORDS])
 def test_extra_capabilities_add_to_the_sources(source: str) -> None:
-    """Which those are, and that all others are dropped, `SAME` and test_manifests hold."""
+    """`SAME` and test_manifests check the source's capabilities, and that all others are dropped."""
     record = SOURCE_RECORDS["bpf" if source == "auto" else source]
     needed = record.rights | record.early
     more = ours({"source": source, "extraCapabilities": ["NET_ADMIN", "DAC_OVERRIDE"]})["securityContext"]
@@ -339,7 +339,7 @@ def test_selectors_use_only_constant_labels() -> None:
 
 
 def test_chart_values_reach_the_container() -> None:
-    """Each value of `EVERYTHING` that is handed through unchanged."""
+    """Covers each value of `EVERYTHING` that the chart passes on unchanged."""
     made = render(EVERYTHING)
     daemon_set = the("DaemonSet", made)
     pod, container = pod_of(made), container_of(pod_of(made))

@@ -1,4 +1,4 @@
-"""Values that the chart refuses: unknown, impossible, or impossible together."""
+"""Values that the chart refuses: unknown, invalid, or in conflict."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
     (
         {"settings": {"socket_group": "operators"}},
         "settings.socket_group",
-    ),  # the image doesn't know names of the node's groups
+    ),  # the image lacks the node's group names
     ({"settings": {"broker": "/broker.sock"}}, "settings.broker"),
     ({"scheduler": "yunikorn"}, "scheduler must be one of the following"),
     ({"source": "ebpf"}, "source must be one of the following"),

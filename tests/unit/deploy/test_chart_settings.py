@@ -1,4 +1,4 @@
-"""The chart's settings are the daemon's: their names, defaults and limits, and the container's values."""
+"""The chart's settings equal the daemon's: names, defaults, limits, and values in the container."""
 
 import json
 from functools import cache
@@ -13,7 +13,7 @@ from scripts.tables import CHART_DEFAULTS
 from tests.charts import CHART, environment, render
 from tests.manifests import container_of, pod_of
 
-#: Another value than its default, as in the chart's values, for each setting that takes any text: all can be together.
+#: A value other than the default for each setting that takes any text; all are valid together.
 TEXTS: dict[str, Any] = {
     "containers_dir": ["/a/containers", "/b/containers"],
     "run_dir": "/run/other",

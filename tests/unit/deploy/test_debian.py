@@ -10,7 +10,7 @@ from tests.programs import completed, script
 
 
 def stand_ins(place: Path, **codes: int) -> dict[str, str]:
-    """The environment with programs that only end, each with its code."""
+    """Return an environment with fake programs, each of which only exits with its code."""
     for name, code in codes.items():
         script(place / name.replace("_", "-"), f"exit {code}")
     return os.environ | {"PATH": f"{place}:{os.environ['PATH']}"}
@@ -39,7 +39,7 @@ def test_package_of_a_failing_daemon_installs_with_a_message(tmp_path: Path, bef
 )
 @pytest.mark.parametrize("argument", ["remove", "purge"])
 def test_purge_removes_the_daemons_files(tmp_path: Path, argument: str, begin: str, left: list[str]) -> None:
-    """It leaves another program's directory, and all files while another daemon holds the lock."""
+    """Purge keeps another program's directory, and all files while another daemon holds the lock."""
     environment = stand_ins(tmp_path, deb_systemd_helper=0, getent=2, systemctl=0)
     commands = f"""
         mount -t tmpfs none /etc/systemd/system

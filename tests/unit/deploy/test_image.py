@@ -32,7 +32,7 @@ def test_make_image_without_an_engine_lists_engines(root: Path) -> None:
 
 
 def test_make_image_takes_an_engine_that_answers(root: Path, tmp_path: Path) -> None:
-    """`docker` is there, and its daemon is not."""
+    """`docker` is installed, but its daemon does not run."""
     for name, code in (("docker", 1), ("podman", 1), ("buildah", 0)):
         script(tmp_path / name, f"exit {code}")
     environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}

@@ -21,7 +21,7 @@ from tests.programs import script
 FIXTURES = ROOT / "tests/fixtures/manifests"
 BASE = KUSTOMIZE / "base"
 SIDECAR = KUSTOMIZE / "overlays/sidecar"
-#: The directory that each scheduler's overlay mounts; `hami` is the only one that goes by HAMi's label of nodes.
+#: The directory that each scheduler's overlay mounts; only `hami` selects nodes by HAMi's label.
 SCHEDULERS = {
     "hami": "/usr/local/vgpu/containers",
     "volcano": "/usr/local/vgpu/vgpu/containers",
@@ -110,7 +110,7 @@ def test_manifest_variables_are_settings(name: str) -> None:
 
 
 def test_reporter_rights_equal_its_requests() -> None:
-    """The stand-in API server refuses the rest: every test of the reporter runs with just these rights."""
+    """The fake API server refuses all other requests, so the reporter's tests need just these rights."""
     manifests = render(REPORTING)
     assert frozenset(rules_of(manifests)) == RULES
     (account,) = [
@@ -208,7 +208,7 @@ def test_sidecar_keeps_hami_and_can_be_removed() -> None:
     (out,) = load(SIDECAR / "remove.yaml")
     assert merged(patched, out) == before
     base, sidecar = (container_of(pod_of(render(EVERY[name]))) for name in ("base", "sidecar"))
-    # Nothing may say that HAMi's pod is not ready, or not started.
+    # No probe of ours may mark HAMi's pod as not ready or not started.
     assert sidecar.keys() == base.keys() - {"readinessProbe", "startupProbe"}
     same = sidecar.keys() - {"livenessProbe", "ports", "volumeMounts"}
     assert {name: sidecar[name] for name in same} == {name: base[name] for name in same}
@@ -235,5 +235,5 @@ def test_seccomp_profile_allows_bpf_and_less_than_default() -> None:
     }
     assert allowed & never == set()
     (clone,) = [rule for rule in rules if "clone" in rule["names"]]
-    # Every CLONE_NEW* of include/uapi/linux/sched.h but that of time namespaces, which clone() does not know.
+    # Every CLONE_NEW* of include/uapi/linux/sched.h except CLONE_NEWTIME, which clone() does not support.
     assert clone["args"] == [{"index": 0, "value": 0x7E020000, "valueTwo": 0, "op": "SCMP_CMP_MASKED_EQ"}]

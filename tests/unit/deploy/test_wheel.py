@@ -1,4 +1,4 @@
-"""The wheel that is built is the thing that is tested: installed elsewhere, run, and looked into."""
+"""The built wheel itself is tested: installed elsewhere, run, and inspected."""
 
 import os
 import subprocess
@@ -55,7 +55,7 @@ def test_command_runs_from_the_wheel(python: Path) -> None:
 def test_kubectl_plugin_runs_from_wheel_and_as_a_copy(python: Path, root: Path, tmp_path: Path) -> None:
     copy = tmp_path / "kubectl-resolver"
     copy.write_bytes((root / "resolver/kube/kubectl_plugin.py").read_bytes())
-    # Alone it has nothing but the standard library.
+    # The plugin alone has only the standard library.
     for plugin in ([python.parent / "kubectl-resolver"], [python, "-I", "-S", copy]):
         assert run(*plugin, "--help").startswith("usage: kubectl resolver")
     assert run(python.parent / "kubectl-resolver", "--version") == f"kubectl resolver {VERSION}\n"

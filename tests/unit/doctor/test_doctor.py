@@ -1,6 +1,6 @@
-"""The checks of `resolver doctor` on kernels, drivers and directories that a fixture stands in for, or a stand-in is.
+"""The checks of `resolver doctor` on fake kernels, drivers and directories.
 
-What can be broken for real, with namespaces, capabilities and a daemon, is in tests/kernel/test_doctor.py.
+tests/kernel/test_doctor.py causes real faults, with namespaces, capabilities and a daemon.
 """
 
 import json
@@ -36,7 +36,7 @@ from tests.unit.conftest import Driver
 
 
 def says(finding: Finding, state: str, *, found: str = "", cause: str = "", fix: str = "") -> None:
-    """The finding has this state, and these words; what is not well has both a cause and a fix."""
+    """Check a finding's state and words; a problem has both a cause and a fix."""
     assert finding.state == state, finding
     for words, text in ((found, finding.found), (cause, finding.cause), (fix, finding.fix)):
         assert words in text, finding
@@ -72,7 +72,7 @@ def test_a_check_that_hangs_is_left_behind() -> None:
 
 @pytest.fixture
 def node(tmp_path: Path) -> Node:
-    """With directories and a socket of its own, so that no daemon of this machine is meant."""
+    """Return a node with its own directories and socket, apart from any daemon of this machine."""
     settings = Settings(run_dir=str(tmp_path / "run"), containers_dir=(str(tmp_path / "containers"),))
     return Node(settings, nvml_seconds=10.0)
 
@@ -264,7 +264,7 @@ def test_names_of_pods(containers: Path, tmp_path: Path) -> None:
 
 @pytest.fixture
 def place(node: Node) -> str:
-    """Where the API's socket is to be, in a directory that is there."""
+    """Make the run directory; return the path of the API's socket in it."""
     os.mkdir(node.settings.run_dir)
     assert len(node.settings.socket_path) < 108
     return node.settings.socket_path
@@ -318,7 +318,7 @@ def test_troubles_of_a_daemon_are_findings(
 
 
 def here(place: Path) -> tuple[str, ...]:
-    """Directories of its own, so that no daemon of this machine is meant."""
+    """Return options for separate directories, apart from any daemon of this machine."""
     return "--run-dir", str(place), "--containers-dir", str(place / "containers")
 
 
@@ -363,7 +363,7 @@ def test_a_settings_file_that_is_wrong_is_a_finding(tmp_path: Path) -> None:
     first, second = json.loads(done.stdout)
     assert (first["state"], second["state"], done.returncode) == ("failed", "ok", 1)
     assert "intervall" in first["found"]
-    assert resolver("--interval", "soon").returncode == 2  # on this very command line it is wrong usage
+    assert resolver("--interval", "soon").returncode == 2  # on this command's own line it is a usage error
 
 
 def test_terminal_shows_colour(tmp_path: Path) -> None:
@@ -371,6 +371,6 @@ def test_terminal_shows_colour(tmp_path: Path) -> None:
     seen = on_terminal("doctor", *arguments, code=1, NO_COLOR="")
     assert "\x1b[31mfailed" in seen
     plain = re.sub(r"\x1b\[[0-9;]*m", "", seen)
-    assert max(map(len, plain.splitlines())) <= 80 + len(str(tmp_path))  # no path is broken
+    assert max(map(len, plain.splitlines())) <= 80 + len(str(tmp_path))  # paths are not wrapped
     assert "\x1b[31m" not in on_terminal("doctor", *arguments, code=1, NO_COLOR="1")
     assert "\x1b" not in on_terminal("doctor", *arguments, code=1, TERM="dumb")

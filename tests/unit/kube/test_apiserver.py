@@ -1,4 +1,4 @@
-"""The CAs of clusters that kubectl talks to, made by openssl, at a real TLS server."""
+"""The CAs of clusters that kubectl accepts, made by openssl, at a real TLS server."""
 
 import asyncio
 import ssl
@@ -23,7 +23,7 @@ KINDS = {
 
 
 async def asked(certificate: Path, account: Path) -> Any:
-    """The answer of a TLS server with this certificate to a client with this account."""
+    """Return the answer of a TLS server with this certificate to a client with this account."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -44,7 +44,7 @@ async def asked(certificate: Path, account: Path) -> Any:
 
 @pytest.fixture
 def account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An account directory, under the defaults of Python 3.13."""
+    """Return an account directory, with the TLS defaults of Python 3.13."""
     default = ssl.create_default_context
 
     def strict(**more: Any) -> ssl.SSLContext:

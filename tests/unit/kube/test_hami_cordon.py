@@ -1,4 +1,4 @@
-"""HAMi's cordon: unhealthy GPUs are entered and taken out, and entries of others stay."""
+"""HAMi's cordon: the reporter adds and removes unhealthy GPUs, and keeps the entries of others."""
 
 import gc
 from collections.abc import Iterator
@@ -72,10 +72,10 @@ async def test_unhealthy_gpu_is_entered_until_it_is_well(kube: KubeServer) -> No
         run.daemon.say(A, ILL)
         await run.until(lambda: cordoned(kube) == "GPU-x,GPU-b")
         await run.in_sync()
-        assert run.reasons()["GPU-b"] == "TooHot"  # our own entry is no cordon
+        assert run.reasons()["GPU-b"] == "TooHot"  # our own entry doesn't count as a cordon
         run.daemon.say(A, gpu("GPU-b", 1), error="NVML does not answer")
         await run.until(lambda: run.reasons().get("GPU-a") == "NvmlUnavailable")
-        assert cordoned(kube) == "GPU-x,GPU-b"  # a silent driver takes nothing out
+        assert cordoned(kube) == "GPU-x,GPU-b"  # a silent driver removes no entry
         run.daemon.say(A, B)
         await run.until(lambda: cordoned(kube) == "GPU-x")
         await run.until(lambda: run.health() == {"GPU-a": True, "GPU-b": True})

@@ -1,4 +1,4 @@
-"""`kubectl resolver` with a stand-in for kubectl, pods rendered from our chart, and the daemon's real API."""
+"""`kubectl resolver` with a fake kubectl, pods rendered from our chart, and the daemon's real API."""
 
 import contextlib
 import json
@@ -58,7 +58,7 @@ def user_pod(name: str = "train-0", node: str = "gpu-a", **about: Any) -> dict[s
 
 
 class Cluster:
-    """Two nodes with a daemon each; tests change ``state``, from which the stand-in for kubectl answers."""
+    """Two nodes with a daemon each; tests change ``state``, from which the fake kubectl answers."""
 
     def __init__(self, directory: Path, sockets: dict[str, str]) -> None:
         self.file = directory / "cluster.json"
@@ -216,7 +216,7 @@ def test_question_that_is_not_clear_has_exit_code_and_sentence(cluster: Cluster)
 
 
 def test_terminal_gets_screen_error_and_exit_code(cluster: Cluster) -> None:
-    cluster("status")  # it writes the cluster's file
+    cluster("status")  # writes the cluster's file
     environ = {
         "KUBECTL": str(cluster.program),
         "KUBECTL_CLUSTER": str(cluster.file),
@@ -241,7 +241,7 @@ def test_terminal_gets_screen_error_and_exit_code(cluster: Cluster) -> None:
 
 
 def test_kubectl_options_are_passed_on(cluster: Cluster) -> None:
-    """Other tests' stand-in refuses these options; this one prints its arguments."""
+    """The other tests' fake kubectl refuses these options; this one prints its arguments."""
     cluster.program.write_text('#!/bin/sh\necho "$@" >&2\nexit 1\n')
     given = ["--as=eve", "--cluster=c", "--context=x", "--kubeconfig=/k"]
     assert f"kubectl resolver: {' '.join(given)} get pods" in cluster("status", *given).stderr

@@ -111,10 +111,10 @@ async def test_lasting_state_is_counted_on(kube: KubeServer, monkeypatch: pytest
     monkeypatch.setattr(pod_events, "AGAIN_SECONDS", 0.2)
     async with posting(kube, Accounts(use(state="exceeded"))):
         await happens(lambda: kube.events and kube.events[0]["count"] >= 3)
-    async with posting(kube, Accounts(use(state="exceeded"))):  # a restarted reporter goes on
+    async with posting(kube, Accounts(use(state="exceeded"))):  # a restarted reporter continues the count
         counted = kube.events[0]["count"]
         await happens(lambda: kube.events[0]["count"] > counted)
-    kube.events.clear()  # as Kubernetes does after an hour
+    kube.events.clear()  # Kubernetes deletes events after an hour
     async with posting(kube, Accounts(use(state="exceeded"))):
         await happens(lambda: kube.events)
     assert len(kube.events) == 1
@@ -212,7 +212,7 @@ def described(events: list[Any], home: Path) -> str:
 
 
 async def test_describe_pod_shows_the_exceeded_limit(kube: KubeServer, tmp_path: Path) -> None:
-    """By the real kubectl, which reads what was posted."""
+    """The real kubectl reads the posted events."""
     async with posting(kube, Accounts(use(state="exceeded"))):
         await happens(lambda: kube.events)
     shown = described(kube.events, tmp_path).partition("\nEvents:")[2]

@@ -37,7 +37,7 @@ def kube(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KubeServer
     with KubeServer(tmp_path / "kube") as server:
         server.set_node(NODE)
         yield server
-    gc.collect()  # a later test would get the warnings
+    gc.collect()  # or a later test would get the warnings
 
 
 def watches(kube: KubeServer) -> list[Asked]:
@@ -241,7 +241,7 @@ async def test_expired_watch_starts_from_the_beginning(kube: KubeServer, in_stre
         await run.until(lambda: run.reasons()["GPU-a"] == CORDONED, SOON)
         versions = [watch.query["resourceVersion"] for watch in watches(kube)]
         assert versions[0] == "0"
-        assert int(versions[1]) > 100  # it tried to resume at its last version, which had expired
+        assert int(versions[1]) > 100  # the reporter first resumed at its last version, which had expired
         assert "0" in versions[2:]
 
 
@@ -279,7 +279,7 @@ async def test_untrusted_server_gets_no_token_until_its_ca_comes(kube: KubeServe
         await run.until(lambda: run.server.requests.get(0, 0) >= 3)
         assert len(kube.asked) == asked
         assert "certificate" in run.tally.not_in_sync
-        ca.write_bytes(after)  # as kubelet does
+        ca.write_bytes(after)  # kubelet replaces the CA like this
         await falls_ill(run)
         kube.set_node(NODE, {CORDON: "GPU-a"})
         await run.until(lambda: run.reasons()["GPU-a"] == CORDONED, SOON)
@@ -376,7 +376,7 @@ async def test_each_change_of_health_posts_an_event(
             run.daemon.say(*gpus)
             wanted = {gpu.uuid: gpu is not ILL for gpu in gpus}
             await run.until(lambda wanted=wanted: run.health() == wanted)  # type: ignore[misc]
-        run.daemon.say(gpu("GPU-a", 0, "lost"), steps[-1][1])  # its event comes after any other
+        run.daemon.say(gpu("GPU-a", 0, "lost"), steps[-1][1])  # this event comes after all others
         await run.until(lambda: any("GPU-a" in event["message"] for event in kube.events))
         ill, *well, _ = kube.events
         assert (ill["type"], ill["reason"]) == ("Warning", "GPUUnhealthy")
