@@ -1,4 +1,4 @@
-"""What one container costs, no other one pays: budgets, slices, turns."""
+"""Budgets, slices and turns: no container pays for another's cost."""
 
 import asyncio
 import itertools
@@ -18,9 +18,9 @@ def test_empty_limiter_waits_and_takes_nothing() -> None:
     assert bucket.take(6.0, 0.0) == 2.0
     assert bucket.left(0.0) == 2.0
     assert bucket.take(6.0, 2.0) == 0.0
-    assert bucket.left(100.0) == 10.0  # never more than it holds
+    assert bucket.left(100.0) == 10.0  # never more than its capacity
     assert bucket.full(100.0)
-    assert (bucket.take(1000.0, 100.0), bucket.left(100.0)) == (0.0, 0.0)  # more than it holds empties it
+    assert (bucket.take(1000.0, 100.0), bucket.left(100.0)) == (0.0, 0.0)  # a larger cost empties it
 
 
 def test_a_debt_is_paid_back_first() -> None:
@@ -39,7 +39,7 @@ def test_a_container_may_save_up_a_burst_and_no_more() -> None:
     assert budgets.over("a")
     assert not budgets.over("b")
     clock.now += 0.5 * 0.1 / SHARE
-    assert budgets.over("a")  # it is in debt
+    assert budgets.over("a")  # the account is in debt
     clock.now += 0.6 * 0.1 / SHARE
     assert not budgets.over("a")
     budgets.tidy()
@@ -51,11 +51,11 @@ def test_a_container_may_save_up_a_burst_and_no_more() -> None:
 
 
 async def test_a_stopped_daemon_charges_no_container() -> None:
-    """Six seconds of SIGSTOP in a step took a minute of that container's budget; so did a wait for a CPU."""
+    """Six seconds of SIGSTOP in a step, or without a CPU, once cost that container a minute of budget."""
     spent: list[float] = []
 
     async def work() -> None:
-        time.sleep(0.3)  # noqa: ASYNC251 - it stands still
+        time.sleep(0.3)  # noqa: ASYNC251 - simulates the stop
         burn(0.1)
 
     await Metered(work(), spent.append)

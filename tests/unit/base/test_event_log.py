@@ -1,4 +1,4 @@
-"""Events: kept, in order, waited for."""
+"""The event log: it keeps events in order, and readers can wait for the next."""
 
 import asyncio
 
@@ -26,4 +26,4 @@ async def test_every_waiting_reader_is_woken() -> None:
         assert [(event.number, event.kind, event.fields) for event in found] == [
             (1, "source", {"source": "bpf"})
         ]
-    assert [event.number for event in await events.wait(0)] == [1]  # at once, and again
+    assert [event.number for event in await events.wait(0)] == [1]  # a second wait returns the event at once

@@ -1,4 +1,4 @@
-"""One event, one line, whatever names tenants give their files; troubles are said when they begin and end."""
+"""One line per event, for any names of tenants' files; a trouble is logged when it begins and ends."""
 
 import json
 import subprocess
@@ -30,7 +30,7 @@ def said(capsys: pytest.CaptureFixture[str], log_format: str, level: str, tell: 
     return capsys.readouterr().err
 
 
-@pytest.mark.parametrize("log_format", ["json", "auto"])  # there is no terminal
+@pytest.mark.parametrize("log_format", ["json", "auto"])  # without a terminal, auto means JSON
 def test_json_lines(capsys: pytest.CaptureFixture[str], log_format: str) -> None:
     text = said(capsys, log_format, "info", lambda log: log.info("repair", slot=3, reason=RepairReason.STALE))
     line = json.loads(text)
@@ -95,7 +95,7 @@ def test_trouble_is_logged_when_it_begins_changes_and_ends(capsys: pytest.Captur
     log.setup_logging("json")
     events = EventLog()
     journal = log.Journal(events)
-    journal.record("started")  # a line, and no event
+    journal.record("started")  # logged, but not published as an event
     for why in ("", "", *["no library"] * 2, "no driver", "no library", "no driver", "", "", "no library"):
         journal.trouble("nvml", why, "nvml_unavailable", "nvml_available", device="0")
     started, *lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
@@ -113,7 +113,7 @@ def test_trouble_is_logged_when_it_begins_changes_and_ends(capsys: pytest.Captur
 def test_unused_files_cost_few_lines_per_directory(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who makes and removes such a file without end caused a line each time that it was seen."""
+    """A tenant that kept making and removing such a file once caused a line at each sight of it."""
     now = 100.0
     monkeypatch.setattr(budget, "time", SimpleNamespace(monotonic=lambda: now))
     log.setup_logging("json")

@@ -1,4 +1,4 @@
-"""What is imported of packages, and what isn't."""
+"""Imports: modules of packages that must not be loaded."""
 
 import subprocess
 import sys
@@ -7,7 +7,7 @@ import pytest
 
 from resolver.base.lean import lean
 
-#: Modules that packages would import, MiBs in all; and those of other commands.
+#: Modules that packages would import (some MiB in all), and modules of other commands.
 UNUSED = {
     *("_hashlib", "_ssl", "ast", "click", "configparser", "email", "gzip", "hashlib"),
     *("http.client", "http.server", "logging.config", "multiprocessing", "psutil", "random"),
@@ -22,7 +22,7 @@ def _in_a_new_python(code: str) -> set[str]:
 
 
 def test_a_daemon_carries_nothing_that_it_never_uses() -> None:
-    """All that is served is on, an answer was made, and a traceback was drawn."""
+    """The daemon has all servers on, has given an answer, and has printed a traceback."""
     found = _in_a_new_python(
         "import sys\n"
         "from resolver.base.lean import lean\n"
@@ -78,7 +78,7 @@ LIGHT = (
     "lookup abcdef123456 1 --socket /none",
     *("lookup --help", "reverse --help", "explain --help", "top --help", "slots --help"),
 )
-#: With those that they import; typing_extensions, which only tests install, imports inspect.
+#: With their own imports; typing_extensions, which only tests install, imports inspect.
 RECORDS = {"msgspec", "inspect"}
 TAKING_SETTINGS = ("doctor --only knee", "doctor --help", "run --help", "config --socket /none")
 

@@ -1,4 +1,4 @@
-"""Resident memory is given back once it has stopped growing."""
+"""Free memory is returned to the kernel once resident memory has stopped growing."""
 
 import itertools
 import subprocess
@@ -15,7 +15,7 @@ MIB = 1 << 20
 
 
 def test_memory_goes_back_when_it_no_longer_grows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory may become free later, so it is tried again, ever more rarely."""
+    """Memory may become free later, so the trim is repeated, ever more rarely."""
     now, size = 0, 30
     given: list[int] = []
     monkeypatch.setattr(memory, "resident_bytes", lambda: size * MIB)
@@ -31,7 +31,7 @@ def test_memory_goes_back_when_it_no_longer_grows(monkeypatch: pytest.MonkeyPatc
     assert given[-1] < 150 + 64
 
 
-#: In a new process: a used heap may have room already.
+#: Runs in a new process, because a used heap may already have room.
 LARGE_LIST = """
 from resolver.base import memory
 MIB = 1 << 20

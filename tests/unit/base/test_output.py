@@ -1,4 +1,4 @@
-"""Standard error whose reader stands still, or is gone."""
+"""Standard error with a reader that has stopped reading or has closed the pipe."""
 
 import os
 from collections.abc import Iterator
@@ -33,9 +33,9 @@ def test_a_reader_that_stands_still_costs_lines_and_no_time(pipe: tuple[int, int
     for number in range(10_000):
         out.write(f"{number:>99}\n")
     assert out.lost > 5_000
-    assert out.take_lost() == 0  # only once there is a reader
+    assert out.take_lost() == 0  # reported only once there is a reader
     lines = drained(pipe[0], out).decode().splitlines()
-    assert [int(line) for line in lines] == list(range(len(lines)))  # none is torn, or out of order
+    assert [int(line) for line in lines] == list(range(len(lines)))  # no line is torn or out of order
     assert len(lines) + out.take_lost() == 10_000
     assert out.take_lost() == 0
 

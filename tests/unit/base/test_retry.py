@@ -1,4 +1,4 @@
-"""Pauses that double, and work in a thread that nobody has to wait for."""
+"""Pauses that double, and work in threads that no caller waits for."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""Samples find their slot, or keep a reason: on the real /proc, with real processes and threads."""
+"""Samples get a slot, or a reason for having none: on the real /proc, with real processes and threads."""
 
 import asyncio
 import os
@@ -47,7 +47,7 @@ def joined(
 
 @pytest.fixture
 def threads() -> Iterator[tuple[int, list[int]]]:
-    """A process and its other threads."""
+    """Yield a process's PID, and the TIDs of its other threads."""
     code = (
         "import threading, time\n"
         "for _ in range(2): threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
@@ -84,7 +84,7 @@ def test_values_end_at_100(sm: int, value: int) -> None:
 
 
 def test_threads_are_one_process(threads: tuple[int, list[int]]) -> None:
-    """Their samples are one load, seen several times, and one of them that is unknown makes it unknown."""
+    """Samples of a process's threads are one load, seen several times; an unknown value makes it unknown."""
     host_pid, (first, second) = threads
     memory = {first: 100, host_pid: None}
     result = joined(owners={host_pid}, a=listed({host_pid: 20, first: 30, second: 20}, memory))
@@ -120,7 +120,7 @@ def test_a_process_that_ended_still_has_its_container(tmp_path: Path) -> None:
     proc.put(500, 7, cgroup=f"0::/docker/{CID}")
     proc.put(550, 7, cgroup="0::/user.slice/session-1.scope")
     pidmap = PidMap(ScanSource(proc.procfs))
-    pidmap.name_container(600, "uid_main")  # it owned a slot
+    pidmap.name_container(600, "uid_main")  # the process owned a slot
     status = (thread := proc.put(501, 7)) / "status"
     status.write_text(status.read_text().replace("Tgid:\t501", "Tgid:\t500"))
     (thread / "task/501").rename(thread / "task/500")
@@ -135,7 +135,7 @@ def test_a_process_that_ended_still_has_its_container(tmp_path: Path) -> None:
         Sample(500, "GPU-a", 30, SampleReason.PROCESS_ENDED, CID),
         Sample(550, "GPU-a", 3, SampleReason.PROCESS_ENDED, None),
         Sample(600, "GPU-a", 4, SampleReason.PROCESS_ENDED, "uid_main"),
-        Sample(700, "GPU-a", 5, SampleReason.PID_UNKNOWN, None),  # it ended before anybody saw it
+        Sample(700, "GPU-a", 5, SampleReason.PID_UNKNOWN, None),  # the process ended before any scan
     )
 
 
@@ -152,7 +152,7 @@ def listed(load: dict[int, int], memory: dict[int, int | None] | None, **changes
 
 @pytest.mark.parametrize("status", [OK, FAILED, UNSUPPORTED])
 def test_process_comes_from_its_sample_or_from_the_list(tmp_path: Path, status: str) -> None:
-    """Where samples are missing, its memory is known all the same."""
+    """A process without a sample still has a known memory use."""
     proc = FakeProc(tmp_path)
     proc.put(500, 7, cgroup=f"0::/docker/{CID}")
     result = joined(

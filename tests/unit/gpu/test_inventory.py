@@ -1,4 +1,4 @@
-"""What is told of two inventories, and when a GPU is unhealthy."""
+"""Differences between two inventories, and the conditions that make a GPU unhealthy."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from resolver.gpu.kept_inventory import COOL, HOT, judge
 
 
 def answer(failed: str = "", error: str = "", **values: Any) -> DeviceAnswer:
-    """A reading in which nothing is wrong, but for these."""
+    """Return a healthy reading, except for these values."""
     read = Gpu("GPU-a", 0, memory_total=2, memory_used=1, temperature=50, ecc_uncorrected=0)
     return DeviceAnswer(replace(read, **values), {failed: "x"} if failed else {}, error, "GPU is lost")
 
@@ -72,12 +72,12 @@ def test_nothing_is_told_of_the_same_version() -> None:
     ("device", "known", "reasons"),
     [
         (WELL, [], []),
-        (WELL, [*GpuReason], []),  # it was seen to be without any of them
+        (WELL, [*GpuReason], []),  # a healthy reading clears every reason
         (answer(temperature=HOT), [], []),
         (answer(temperature=HOT + 1), [], ["too_hot"]),
         (answer(temperature=COOL), ["too_hot"], ["too_hot"]),
         (answer(temperature=COOL - 1), ["too_hot"], []),
-        (answer(temperature=None), ["too_hot"], []),  # a GPU that has no such sensor
+        (answer(temperature=None), ["too_hot"], []),  # a GPU without the sensor
         (answer("temperature", temperature=None), ["too_hot"], ["too_hot"]),
         (answer("temperature", temperature=None), [], []),
         (answer(ecc_uncorrected=3), [], ["ecc_uncorrected"]),

@@ -1,4 +1,4 @@
-"""What is known of every device: values, idle, unknown; never one for another."""
+"""Each device's state: values, idle or unknown, never confused with another device's."""
 
 import asyncio
 import os
@@ -38,7 +38,7 @@ class Bench:
         return self._runner.run(work)
 
     def gpu(self, uuid: str = FIRST) -> Gpu:
-        """What the inventory says of one device after another collection."""
+        """Collect again, and return one device of the inventory."""
         (gpu,) = (gpu for gpu in self.collect().inventory.gpus if gpu.uuid == uuid)
         return gpu
 
@@ -46,7 +46,7 @@ class Bench:
         return [illness.reason for illness in self.gpu(uuid).illnesses]
 
     def load(self, uuid: str = FIRST) -> dict[int, int]:
-        """What is known of one device: ``{pid: per cent}``."""
+        """Collect, and return one device's load: ``{pid: per cent}``."""
         collection = self.collect()
         assert collection.error == ""
         assert collection.devices[uuid].status == OK
@@ -63,7 +63,7 @@ def bench(driver: Driver) -> Iterator[Bench]:
 def test_impossible_value_is_unknown_while_it_is_in_the_answer(driver: Driver, bench: Bench) -> None:
     bench.collect()
     driver.sample(4711, 230)
-    driver.sample(4712, 40)  # two periods, and half of each
+    driver.sample(4712, 40)  # two periods of one value each, and half of each
     unknown = bench.collect().devices[FIRST]
     assert (unknown.dropped, unknown.newest) == (frozenset({4711}), {4712: 20})
     assert bench.sampler.implausible == 1
@@ -83,9 +83,9 @@ def test_mps_client_is_unknown_while_server_has_samples(driver: Driver, bench: B
         assert device.memory == {client.host_pid: 5 << 20}
         assert device.dropped == {client.host_pid}
         driver.gpu.set_errors({Answer.MPS_LIST: 999})
-        assert bench.collect().devices[FIRST].dropped == {client.host_pid}  # it is not known to have ended
+        assert bench.collect().devices[FIRST].dropped == {client.host_pid}  # the client may still run
         driver.gpu.set_errors()
-        driver.sample(client.host_pid, 12)  # a driver that tells them apart is believed
+        driver.sample(client.host_pid, 12)  # a driver with a sample per client is trusted
         device = bench.collect().devices[FIRST]
         assert client.host_pid in device.newest
         assert device.dropped == frozenset()
@@ -94,7 +94,7 @@ def test_mps_client_is_unknown_while_server_has_samples(driver: Driver, bench: B
 
 @pytest.fixture
 def always_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Devices are looked at in every collection, not once a minute."""
+    """Read devices in every collection, not once a minute."""
     monkeypatch.setattr(module, "DEVICES_EVERY", 0.0)
     monkeypatch.setattr(module, "INCOMPLETE_SECONDS", 0.0)
 
@@ -121,9 +121,9 @@ def xids(gpu: Gpu) -> dict[int, int]:
 
 def test_xid_error_makes_gpu_unhealthy_until_reset(driver: Driver, bench: Bench, always_again: None) -> None:
     bench.collect()
-    driver.gpu.raise_xid(0, 31)  # a program's: counted, and no more
+    driver.gpu.raise_xid(0, 31)  # a program's error is only counted
     driver.gpu.raise_xid(0, 48)
-    time.sleep(1.0)  # they are fetched once a second
+    time.sleep(1.0)  # XIDs are fetched once a second
     bench.collect()
     gpu = bench.gpu()
     assert xids(gpu) == {31: 1, 48: 1}
@@ -133,7 +133,7 @@ def test_xid_error_makes_gpu_unhealthy_until_reset(driver: Driver, bench: Bench,
         "XID 48: a memory error of two bits, which cannot be corrected",
     )
     assert (bench.gpu(SECOND).illnesses, bench.gpu(SECOND).xids) == ((), ())
-    assert bench.reasons() == ["xid"]  # nothing says that it was reset
+    assert bench.reasons() == ["xid"]  # no sign of a reset
     driver.gpu.set_devices([replace(DEFAULT_DEVICES[0], errors={Answer.ANY: 16}), DEFAULT_DEVICES[1]])
     assert bench.reasons() == ["reset_required", "xid"]
     driver.gpu.set_devices(DEFAULT_DEVICES)
@@ -143,7 +143,7 @@ def test_xid_error_makes_gpu_unhealthy_until_reset(driver: Driver, bench: Bench,
     time.sleep(1.0)
     bench.collect()
     assert bench.reasons() == ["xid"]
-    driver.gpu.set_faults(Fault.DRIVER_NOT_LOADED)  # its unloading resets every GPU
+    driver.gpu.set_faults(Fault.DRIVER_NOT_LOADED)  # unloading the driver resets every GPU
     assert "DriverNotLoaded" in bench.collect().error
     driver.gpu.set_faults()
     bench.collect()
@@ -195,10 +195,10 @@ def test_lost_device_keeps_its_index(driver: Driver, bench: Bench, always_again:
         return [gpu.uuid for gpu in bench.collect().inventory.gpus]
 
     uuids(first, second)
-    assert uuids(lost[0], second, third) == [FIRST, SECOND, "GPU-third"]  # one is added meanwhile
+    assert uuids(lost[0], second, third) == [FIRST, SECOND, "GPU-third"]  # a GPU was added meanwhile
     assert uuids(lost[0], lost[1], third) == [FIRST, SECOND, "GPU-third"]
     assert uuids(*lost) == [FIRST, SECOND, "GPU-third"]
-    assert uuids(lost[1], third) == ["", "GPU-third"]  # not the removed first one: it can't be known
+    assert uuids(lost[1], third) == ["", "GPU-third"]  # the lost GPU's UUID can't be determined
     assert uuids(lost[2]) == [""]
     assert uuids(first, second, third) == [FIRST, SECOND, "GPU-third"]
 
@@ -208,7 +208,7 @@ def test_busy_thread_makes_no_driver_silent(bench: Bench) -> None:
 
     async def busily() -> Collection:
         collecting = asyncio.create_task(bench.sampler.collect(patience=0.3))
-        for _ in range(4):  # as many as there are steps in asking two devices
+        for _ in range(4):  # one turn for each step of asking two devices
             await asyncio.sleep(0)
             time.sleep(0.4)  # noqa: ASYNC251 - blocks the loop on purpose
         return await collecting
@@ -217,7 +217,7 @@ def test_busy_thread_makes_no_driver_silent(bench: Bench) -> None:
 
 
 def test_hanging_driver_leaves_everything_unknown_early(driver: Driver, bench: Bench) -> None:
-    bench.collect()  # a sample speaks for a second, and a worker takes a part of that to start
+    bench.collect()  # starts the worker: a sample counts for only a second
     driver.sample(4711, 30)
     assert bench.load() == {4711: 30}
     worker = bench.sampler.worker.host_pid
@@ -229,7 +229,7 @@ def test_hanging_driver_leaves_everything_unknown_early(driver: Driver, bench: B
     driver.gpu.set_faults()
     driver.sample(4711, 40)
     assert bench.load() in ({4711: 35}, {4711: 40})
-    assert bench.sampler.worker.host_pid == worker  # it was late, but still runs
+    assert bench.sampler.worker.host_pid == worker  # the worker was late, but still runs
     driver.gpu.set_faults(hang=Hang.UTILIZATION)
     bench.sampler.worker.timeout = 0.3
     while "within 0.3 s" not in bench.collect(patience=0.1).error:
@@ -238,7 +238,7 @@ def test_hanging_driver_leaves_everything_unknown_early(driver: Driver, bench: B
 
 
 def test_driver_version_needs_no_samples(driver: Driver, bench: Bench) -> None:
-    """Which number is right depends on it: that of a driver before would write the wrong one."""
+    """The right ``hostpid`` depends on the version: a previous driver's would cause wrong writes."""
     bench.sampler.worker.timeout = 0.3
     driver.gpu.set_faults(hang=Hang.UTILIZATION)
     collection = bench.collect()
@@ -253,7 +253,7 @@ def test_driver_version_needs_no_samples(driver: Driver, bench: Bench) -> None:
 def test_the_start_of_the_library_gets_more_time(
     driver: Driver, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a persistence daemon each GPU takes seconds to open: killed too early, it never would."""
+    """Without a persistence daemon each GPU takes seconds to open; a worker killed too early never starts."""
     monkeypatch.setattr(module, "CALL_SECONDS", 0.2)
     bench.sampler.worker.timeout = 0.2
     driver.gpu.set_faults(hang=Hang.INIT)

@@ -49,7 +49,7 @@ def gpu(uuid: str, index: int, **changes: Any) -> Gpu:
 
 def joined(**changes: Any) -> Joined:
     asked = frozenset(GPUS)
-    soon = time.time() + 86400  # made when the tests are collected; must not be stale when they run
+    soon = time.time() + 86400  # far ahead: made at collection, it must not be stale when the tests run
     known = Joined(soon, "", {}, asked, (), (), asked)
     return known._replace(**changes)
 
@@ -112,21 +112,21 @@ LIES = (
 BEFORE, AFTER = container(1, container_id="a" * 64), container(1, container_id="b" * 64)
 GHOST = container(
     1, container_id="", namespace="", pod=""
-)  # no id in its cgroup: its slots' owners are known
+)  # its cgroup has no id, but its slots' owners are known
 OF_NOBODY = process(None, 7, 25)
 
 
 @pytest.mark.parametrize(
     ("containers", "processes", "regions", "shares"),
     [
-        ((ONE, TWO), (), (region(ONE),), {"uid-1 GPU-a": 0.0}),  # idle, and without HAMi
-        # Slots that lie neither hide load nor add any.
+        ((ONE, TWO), (), (region(ONE),), {"uid-1 GPU-a": 0.0}),  # one idle, one without HAMi
+        # Slots with false values neither hide load nor add any.
         ((ONE, TWO), (process(ONE, 7, 87),), (region(ONE, GPUS[:1], *LIES), region(TWO, GPUS[:1], *LIES)),
          {"uid-1 GPU-a": 0.87, "uid-2 GPU-a": 0.0}),
-        # Two files of one container.
+        # One container with two files.
         ((ONE,), (process(ONE, 7, 40),), (region(ONE), region(ONE, GPUS, path="/containers/uid-1_main/y.cache")),
          {"uid-1 GPU-a": 0.4, "uid-1 GPU-b": 0.0}),
-        # A restarted container, and the one before it.
+        # A container before and after its restart.
         ((BEFORE, AFTER), (process(BEFORE, 7, 10), process(AFTER, 8, 20)), (region(BEFORE),), {"uid-1 GPU-a": 0.3}),
         ((), (OF_NOBODY,), (region(GHOST, GPUS[:1], slot(7)),), {"uid-1 GPU-a": 0.25}),
         ((), (), (region(GHOST, GPUS[:1], slot(7, dead=True)),), {}),
@@ -361,9 +361,9 @@ KINDS, ELAPSED = "hami_vgpu_memory_buffer_bytes", "hami_container_last_kernel_el
 @pytest.mark.parametrize(
     ("cache", "said", "devices", "implausible"),
     [
-        (region(ONE, GPUS, slot(7)), None, [], 0),  # not read
+        (region(ONE, GPUS, slot(7)), None, [], 0),  # the counts were not read
         (region(ONE, GPUS, slot(7)), counts(), [], 0),  # an owner is unknown
-        (region(ONE, GPUS, slot(7)), counts((1, 2, 3, 6)), [], 0),  # another file
+        (region(ONE, GPUS, slot(7)), counts((1, 2, 3, 6)), [], 0),  # counts of another file
         (
             region(ONE, GPUS, slot(7)),
             counts((1, 2, 2**64 - 1813876, 2**64 - 1813876), (1, 2, 3, 6)),
@@ -371,8 +371,8 @@ KINDS, ELAPSED = "hami_vgpu_memory_buffer_bytes", "hami_container_last_kernel_el
             1,
         ),
         (region(ONE, GPUS, slot(7)), counts((1, 2, 81 << 30, 81 << 30), (1, 2, 3, 6)), ["1"], 1),
-        (region(ONE, GPUS[:1], slot(7)), counts((1, 2, 3, 6), last_kernel=1 << 63), ["0"], 0),  # of tomorrow
-        (SHARED, counts((1, 2, 3, 6), last_kernel=5), [], 0),  # by two containers
+        (region(ONE, GPUS[:1], slot(7)), counts((1, 2, 3, 6), last_kernel=1 << 63), ["0"], 0),  # in future
+        (SHARED, counts((1, 2, 3, 6), last_kernel=5), [], 0),  # two containers share the file
     ],
 )
 def test_unknown_or_impossible_counts_have_no_series(
@@ -459,7 +459,7 @@ def test_daemon_counters_are_published() -> None:
         ("resolver_pass_duration_seconds_bucket", {"le": "+Inf"}, 1),
     ):
         assert found.one(name, **labels) == value, name
-    assert len(found.all("resolver_broker_refused_total")) > 3  # reasons, before there was one
+    assert len(found.all("resolver_broker_refused_total")) > 3  # all reasons, before any refusal
     assert not [name for name, _ in read(snapshot).series if "broker" in name]
 
 
@@ -570,7 +570,7 @@ BLIND = "the self-test has not run yet"
         ("/healthz", {"passed_at": 3600}, 200, "ok\n"),
         ("/healthz", {"passes": 0, "started_at": -11}, 503, " s since the start"),
         ("/healthz", {"passes": 0, "started_at": -1}, 200, "ok\n"),
-        # Or the upgrade's new daemon would be restarted for waiting.
+        # Otherwise the upgrade's new daemon would be restarted while it waits.
         ("/healthz", {"passes": 0, "started_at": -9000, "holder": "4711"}, 200, "ok\n"),
         ("/readyz", {"passes": 0, "started_at": -9000, "holder": "4711"}, 200, "ok\n"),
         ("/readyz", {}, 200, "ok\n"),

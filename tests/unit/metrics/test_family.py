@@ -1,4 +1,4 @@
-"""Metrics' names keep Prometheus's rules, and every counter is a metric."""
+"""Metric names follow Prometheus's rules, and every counter has a metric."""
 
 import re
 from pathlib import Path

@@ -11,7 +11,7 @@ from resolver.metrics.family import FAMILIES
 PUBLISHED: dict[str, Any] = json.loads((Path(__file__).parents[2] / "fixtures/hami_metrics.json").read_text())
 LISTED: dict[str, dict[str, Any]] = PUBLISHED["families"]
 OURS = [family for family in FAMILIES.values() if family.section == "hami"]
-#: Families that resolver can't know.
+#: Families whose values the resolver can't know.
 NOT_KNOWN = {"hami_host_gpu_ecc_errors_total", "MigInfo"}
 
 

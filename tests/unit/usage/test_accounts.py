@@ -1,4 +1,4 @@
-"""Accounts of containers' use, beside a driver that fills its ring as NVIDIA's does: the integral is known."""
+"""Accounts of containers' use, compared with the exact integral of a driver with a ring as NVIDIA's."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -40,7 +40,7 @@ def bursts(load: float, busy: float, every: float) -> Load:
 
 
 class Node:
-    """A GPU with its driver, in time that the test sets, and the accounts of its daemon."""
+    """A GPU with its driver, a clock that the test sets, and the daemon's accounts."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.ahead = 1000.0, 7.3
@@ -54,7 +54,7 @@ class Node:
         self.asked = 0
 
     def run(self, seconds: float, step: float = 0.005) -> None:
-        """The GPU works; each period counts for one process that is active at its end."""
+        """Run the GPU; each period counts for one process that is active at its end."""
         until = self.now + seconds
         while self.now < until - 1e-9:
             self.now += step
@@ -100,13 +100,13 @@ class Node:
         self.accounts.note(processes, KNOWN._replace(used=used, at=at), {GPU: device})
 
     def work(self, *processes: Process, seconds: float, every: float = 1.0, **more: Any) -> None:
-        """The GPU works, and the daemon collects so often."""
+        """Run the GPU for ``seconds``; the daemon collects every ``every`` seconds."""
         for _ in range(round(seconds / every)):
             self.run(every)
             self.collect(*processes, **more)
 
     def begin(self, *processes: Process, **loads: Load) -> None:
-        """The daemon's first answer, which has no periods; then the integral begins."""
+        """Give the daemon its first answer, which has no periods; then start the integral."""
         self.run(PERIOD * 2)
         self.collect(*processes)
         self.loads = {int(pid[1:]): load for pid, load in loads.items()}
@@ -131,7 +131,7 @@ def node(monkeypatch: pytest.MonkeyPatch) -> Node:
         bursts(0.8, 5.0, 10.0),
         bursts(1.0, 0.05, 0.1),
         bursts(0.7, 10.0, 20.0),
-        bursts(1.0, 0.06, 0.5),  # mostly over when a period ends: such a load counts with the next answer
+        bursts(1.0, 0.06, 0.5),  # bursts often end before their period, and then count with the next answer
         steady(0.3),
     ],
 )
@@ -148,9 +148,9 @@ def test_two_processes_share_the_devices_use(node: Node) -> None:
     node.work(PROCESS, OTHER, seconds=120)
     first, second = node.use(), node.use(pod="zz")
     assert first.gpu_seconds + second.gpu_seconds == pytest.approx(sum(node.used.values()), rel=0.03)
-    assert first.gpu_seconds == pytest.approx(node.used[100], rel=0.15)  # a period counts for one of them
+    assert first.gpu_seconds == pytest.approx(node.used[100], rel=0.15)  # a period counts for one process
     assert first.error is not None
-    assert first.error > 0.5  # no bound says how a period was divided
+    assert first.error > 0.5  # no bound holds for a shared period
 
 
 def test_short_processes_count_after_their_end(node: Node) -> None:
@@ -165,7 +165,7 @@ def test_short_processes_count_after_their_end(node: Node) -> None:
         node.loads = {}
         expected += node.used[100] - began
         node.run(0.7)
-        node.collect(ENDED)  # its names are gone with it
+        node.collect(ENDED)  # the ended process has no names left
         node.work(seconds=3)
     assert node.use().gpu_seconds == pytest.approx(expected, rel=0.05)
 
@@ -203,7 +203,7 @@ def test_a_new_worker_begins_after_a_gap(node: Node) -> None:
     node.begin(PROCESS, p100=steady(0.5))
     node.work(PROCESS, seconds=60)
     node.run(8)
-    node.asked = 0  # it knows of no answer before
+    node.asked = 0  # as if this were the first answer
     node.collect(PROCESS)
     node.work(PROCESS, seconds=60)
     use = node.use()
@@ -247,7 +247,7 @@ def test_limit_is_exceeded_after_two_minutes_above_it(node: Node) -> None:
     assert use.used_5m is None
     node.work(PROCESS, seconds=40)
     assert node.use().limit_state is LimitState.EXCEEDED
-    node.loads[100] = bursts(1.0, 0.045, 0.1)  # the limiter is no knife
+    node.loads[100] = bursts(1.0, 0.045, 0.1)  # the limiter is not exact
     node.work(PROCESS, seconds=70)
     assert node.use().limit_state is LimitState.IN_FORCE
     assert node.use().used_1m == pytest.approx(0.45, rel=0.03)
@@ -311,13 +311,13 @@ def test_the_idle_clock_stands_still_while_nvml_is_silent(node: Node) -> None:
     node.run(40)
     assert idle() == pytest.approx(20, abs=0.2)
     node.collect(PROCESS)
-    assert idle() == pytest.approx(30, abs=0.5)  # the driver kept ten seconds of it
+    assert idle() == pytest.approx(30, abs=0.5)  # the driver kept ten of the idle seconds
     node.loads = {100: steady(0.5)}
     node.work(PROCESS, seconds=1)
     assert node.use().idle_since is None
     node.loads = {}
     node.work(seconds=2)
-    assert node.use().idle_since is None  # it has no process there
+    assert node.use().idle_since is None  # no process of the container is on the GPU
 
 
 def test_energy_is_shared_by_use_and_the_unused_stands_apart(node: Node) -> None:

@@ -17,7 +17,7 @@ PROCESS = Process(100, 2, "GPU-a", "c1", "u", "main", "ns", "pod", "python", 50,
 
 
 class Reader:
-    """A lane that gives the answers of a test; the census knows no container."""
+    """A lane with a test's answers; the census has no container."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, int]] = []
@@ -87,7 +87,7 @@ HOST = replace(PROCESS, container_id=None, no_slot=SampleReason.NOT_IN_CONTAINER
 @pytest.mark.parametrize(
     ("process", "library", "causes", "asked"),
     [
-        (PROCESS, [BypassReason.LOADED], (BypassReason.LOADED,), 1),  # the mounts are not read
+        (PROCESS, [BypassReason.LOADED], (BypassReason.LOADED,), 1),  # the mounts need no read
         (PROCESS, ProcessGone("100"), (), 1),
         (HOST, [], (), 0),
     ],

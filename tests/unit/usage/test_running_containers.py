@@ -1,4 +1,4 @@
-"""The list of containers, where a tenant makes it expensive."""
+"""The list of running containers, and tenants that make it expensive."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +18,7 @@ CONTAINER = "ab" * 32
 
 
 def scene(tmp_path: Path, comm: str, mounts: str, names: ContainerNames | None = None) -> Census:
-    """A census that has looked at one process in a pod."""
+    """Return a census that has read one process in a pod."""
     cgroup = f"0::/kubepods/besteffort/pod{UID}/{CONTAINER}"
     process = FakeProc(tmp_path).put(4711, mounts=mounts, cgroup=cgroup)
     if not mounts:
@@ -56,7 +56,7 @@ def test_container_is_named_by_its_mounts(
 
 
 def test_kubelets_name_counts_and_not_that_of_hamis_directory(tmp_path: Path) -> None:
-    """With an init container the directory may carry the init container's name."""
+    """In a pod with an init container, HAMi's directory may have the init container's name."""
     links = tmp_path / "links"
     links.mkdir()
     (links / f"pod_ns_main-{CONTAINER}.log").symlink_to("/nowhere")
@@ -67,7 +67,7 @@ def test_kubelets_name_counts_and_not_that_of_hamis_directory(tmp_path: Path) ->
 
 
 async def test_map_is_asked_for_new_containers_every_few_seconds(tmp_path: Path) -> None:
-    """It cost a fifth of an idle daemon to ask with each of NVML's answers."""
+    """Asking with each of NVML's answers took a fifth of an idle daemon's CPU time."""
     asked = list[object]()
 
     async def done(*what: object) -> None:
