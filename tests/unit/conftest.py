@@ -1,4 +1,4 @@
-"""A driver in miniature for the tests of NVML's callers."""
+"""A miniature driver for the tests of NVML's callers."""
 
 import os
 import socket
@@ -31,7 +31,7 @@ class Client:
         self.close()
 
     def context(self, uuid: str, memory: int, *, how: str = "context") -> None:
-        """Memory on a device in bytes, -1 if the driver is not to tell it; ``how`` is ``context`` or ``mps``."""
+        """Use memory on a device, in bytes; -1 makes it unknown. ``how`` is ``context`` or ``mps``."""
         self.ask(f"{how} {uuid} {memory}")
 
     def load(self, uuid: str, sm: int) -> None:

@@ -94,7 +94,7 @@ OUTCOMES: Final = st.lists(st.tuples(st.integers(0, 255), st.integers(0, 2**64 -
     | OUTCOMES.map(lambda each: b"".join(slot_writer.RESULT.pack(*result) for result in each))
 )
 def test_only_confirmed_writes_are_called_repaired(answer: bytes) -> None:
-    """Any answer but one result for each of the two orders is a failure of the writer, and notes neither."""
+    """An answer without exactly one result per order is the writer's failure, and counts no repair."""
     counters = Counter[str]()
     writing = Writing(counters, log.Journal())
 
@@ -104,7 +104,7 @@ def test_only_confirmed_writes_are_called_repaired(answer: bytes) -> None:
     writing.worker.request = request  # type: ignore[method-assign]
     with contextlib.ExitStack() as stack:
         bench = Bench(stack)
-        bench.repairs.region.fd = 0  # open, as far as orders are concerned
+        bench.repairs.region.fd = 0  # any number: orders need an open file
         bench.see((7, 0), (9, 815))
         for ns_pid in (7, 9):
             bench.own(ns_pid, 4000 + ns_pid)

@@ -1,4 +1,4 @@
-"""Modules of ``bpf/``, which another Python runs by their path."""
+"""Tests of the modules of ``bpf/``, which another Python runs by their paths."""
 
 import importlib
 import sys

@@ -1,4 +1,4 @@
-"""The reader of the kernel's own description of its structures."""
+"""The reader of BTF, the kernel's description of its own structures."""
 
 import __future__
 
@@ -20,7 +20,7 @@ class Blob:
         self.types, self.strings, self.count = b"", b"\0", 0
 
     def name(self, text: str) -> int:
-        """Its offset; a name that is there already is used again, as every BTF writer does."""
+        """Return the name's offset; a name already present is used again, as in every BTF writer."""
         entry = text.encode() + b"\0"
         if b"\0" + entry not in self.strings and text:
             self.strings += entry

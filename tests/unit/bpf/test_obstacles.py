@@ -1,7 +1,7 @@
-"""Obstacles of the BPF map, by a kernel's answers to programs of a few instructions.
+"""Obstacles to the BPF map, found by a kernel's answers to programs of a few instructions.
 
-The kernels are stand-ins behind ``bpf(2)``. ``make kernels`` boots real kernels; tests/kernel/test_bpf_load.py breaks
-the running one as far as that is possible.
+The kernels are fakes of ``bpf(2)``. ``make kernels`` boots real kernels; tests/kernel/test_bpf_load.py limits
+the running kernel as far as that is possible.
 """
 
 import ctypes

@@ -1,4 +1,4 @@
-"""``bpf/pidmap.h``, as a C compiler lays it out, against the Python side."""
+"""``bpf/pidmap.h``, as a C compiler lays it out, compared with the Python code."""
 
 import re
 import subprocess

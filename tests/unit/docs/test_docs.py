@@ -1,4 +1,4 @@
-"""The documents: every option is told, and every link and path leads somewhere."""
+"""The documents: every option is described, and every link and path has a target."""
 
 import re
 from pathlib import Path

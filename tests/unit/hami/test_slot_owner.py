@@ -134,7 +134,7 @@ def test_a_process_that_does_not_map_the_file_is_not_the_owner(proc: FakeProc, m
 
 
 async def test_searches_of_all_processes_run_one_by_one(proc: FakeProc) -> None:
-    """When all containers of a node start, each search needs what the others read."""
+    """If all containers of a node start at once, each search needs the mount tables that the others read."""
     directories = [SharedDirectory(DEVICE, f"{HOOK}/uid-{number}_main") for number in range(20)]
     for number, directory in enumerate(directories):
         proc.put(100 + number, 7, mounts=mountinfo(directory))

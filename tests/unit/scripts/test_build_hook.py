@@ -1,4 +1,4 @@
-"""The man pages that the wheel brings: a page for each command, and roff without a fault."""
+"""The wheel's man pages: one page for each command, in valid roff."""
 
 import re
 import runpy

@@ -1,4 +1,4 @@
-"""The lock files: complete, with hashes, and without a word about where packages come from."""
+"""The lock files: complete, with hashes, and without the addresses of package indexes."""
 
 import re
 import tomllib

@@ -1,4 +1,4 @@
-"""The public address stands in one place, and every file that names it takes it from there."""
+"""The public address stands in one place, and every file that has it copies it from there."""
 
 import re
 import subprocess

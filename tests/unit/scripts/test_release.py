@@ -1,4 +1,4 @@
-"""What a release is put together from."""
+"""The parts of a release."""
 
 import hashlib
 import runpy

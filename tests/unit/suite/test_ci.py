@@ -1,4 +1,4 @@
-"""`.ci/run`: every part runs once, the last line is a closing line, and no failure is lost."""
+"""`.ci/run`: every part runs once, the last line is the closing line, and each failure is reported."""
 
 import os
 import shutil
@@ -23,7 +23,7 @@ esac
 
 
 def ci(place: Path, root: Path, failing: str = "", closing: str = CLOSING) -> tuple[bool, str, list[str]]:
-    """Return if it succeeds, its last line, and the arguments of `make`."""
+    """Run it; return True if it succeeds, its last line, and the arguments of `make`."""
     (place / ".ci").mkdir()
     shutil.copy(root / ".ci/run", place / ".ci")
     script(place / "make", MAKE)

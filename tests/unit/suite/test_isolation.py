@@ -1,4 +1,4 @@
-"""The tests' own machine, which `tests/isolation.py` makes."""
+"""The tests' isolated environment, which `tests/isolation.py` makes."""
 
 import os
 import socket

@@ -1,4 +1,4 @@
-"""The import direction of the design; pyproject.toml holds the contracts."""
+"""The allowed directions of imports; pyproject.toml has the contracts."""
 
 import ast
 import sys

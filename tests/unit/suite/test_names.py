@@ -15,13 +15,13 @@ from tests.fakes.names import EVENTS, METRICS, REASONS
 
 Named = Iterator[tuple[int, str]]
 
-#: Tests about names that don't exist, or are other programs'.
+#: Tests about names that don't exist, or that belong to other programs.
 ABOUT_OTHERS = (
     "unit/config/test_config.py",
     "unit/deploy/test_chart_refusals.py",
     "unit/workers/test_supervisor.py",
 )
-#: Further values of a label or field `reason`: of problems of the API, and of the metric of unknown values.
+#: Other values of `reason`: those of the API's problems, and of the metric of unknown values.
 OTHER_REASONS = {
     *("bad_request", "method_not_allowed", "no_json", "no_such_container", "no_such_route", "not_yours"),
     *("peer_unknown", "GPUWithoutLibrary", "CrashLoopBackOff", "Done"),  # the last two are Kubernetes'

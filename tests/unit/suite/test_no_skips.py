@@ -9,7 +9,7 @@ pytest_plugins = ["pytester"]
 
 @pytest.fixture(autouse=True)
 def no_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each run would load them anew."""
+    """Disable plugins, because each run would load them again."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
 
 

@@ -1,4 +1,4 @@
-"""ruff and mypy, as tests: one run shows everything that is wrong."""
+"""ruff and mypy as tests, so one test run shows their errors, too."""
 
 import sys
 from pathlib import Path

@@ -144,7 +144,7 @@ def test_change_for_an_ended_process_is_undone(bench: Bench, *, use_pidfd: bool)
 def test_ended_process_changes_no_word_even_briefly(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, *, meanwhile: bool, value: bool
 ) -> None:
-    """A new process with the PID keeps the guard's value. If the owner ends after the check, undo the write."""
+    """A new process with the PID keeps the guard's value. An owner's end after the check undoes the write."""
     before, swap = bench.path.read_bytes(), Words.swap
 
     def touched(words: Words, offset: int, expected: int, new: int) -> int:
