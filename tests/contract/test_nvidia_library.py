@@ -1,6 +1,6 @@
-"""The stand-in beside NVIDIA's own libnvidia-ml over a simulated resource manager: the same state, the same answers.
+"""The fake NVML answers as NVIDIA's libnvidia-ml does over a simulated resource manager in the same state.
 
-Each test is a row of the table: a release, a state of the driver, a call. `make nvml` runs them; they need Debian's
+Each test is one case: a release, a state of the driver, a call. `make nvml` runs them; they need Debian's
 package archive, once.
 """
 
@@ -43,7 +43,7 @@ def _first(**changes: Any) -> Callable[[Gpu], None]:
 
 
 def _ring(*parts: tuple[int, Load] | None, faults: int = 0) -> Callable[[Gpu], None]:
-    """Ten seconds of periods on the first device: these in turn, None for an idle one."""
+    """Fill the first device's ring with ten seconds of periods: these in turn, None for an idle one."""
 
     def fill(gpu: Gpu) -> None:
         gpu.set_faults(faults)
@@ -81,7 +81,7 @@ class Call(NamedTuple):
     name: str
     arguments: tuple[object, ...]
     states: tuple[str, ...]
-    since: int = 500  # 470 takes its samples, lists and modes from controls that are not simulated
+    since: int = 500  # 470 reads samples, lists and modes through controls that are not simulated
 
 
 LOADS: Final = ("steady", "bursts", "varying", "in turn", "three in turn")
@@ -166,9 +166,9 @@ class Pair:
 
 
 def alike(one: Any, other: Any) -> bool:
-    """Tell if answers are equal, except for the order of processes and the library's rounding.
+    """Return True if answers are equal, except for the order of processes and the library's rounding.
 
-    It translates stamps by a correlation of clocks, some microseconds off, and rounds sums of floating point up.
+    The library converts time stamps between clocks, some microseconds off, and rounds floating-point sums up.
     """
     if isinstance(one, list) and isinstance(other, list):
         key = lambda each: each.get("pid", 0) if isinstance(each, dict) else 0  # noqa: E731

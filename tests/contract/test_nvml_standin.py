@@ -1,4 +1,4 @@
-"""The NVML stand-in, through the real nvidia-ml-py: as strict as the original, also where that can't be fetched."""
+"""The NVML stand-in, through the real nvidia-ml-py: as strict as NVIDIA's library, without need of it."""
 
 import os
 import re

@@ -29,7 +29,7 @@ from tests.fakes.warm import Stock
 from tests.patience import until
 
 ROOT: Final = Path(__file__).parent.parent.parent
-#: Samples with host PIDs, process list with container PIDs: the well-known failure.
+#: Its samples have host PIDs and its process list has container PIDs: the well-known failure.
 DRIVER: Final = "535.183.01"
 #: The four kinds of driver, and the PIDs of their samples.
 ROWS: Final = (("535.104.05", "host"), ("560.35.03", "host"), ("565.77", "host"), ("570.86.15", "container"))
@@ -52,14 +52,14 @@ EVERY_SOURCE: Final = pytest.mark.parametrize("source", SOURCES, indirect=True)
 
 
 def with_every_source(name: str, values: Iterable[Any]) -> pytest.MarkDecorator:
-    """Run a test with each of these values, and with the last of them by every source."""
+    """Run a test with each of these values, and with the last value for every source."""
     *others, last = values
     cases = [*((each, USUAL) for each in others), *((last, source) for source in SOURCES)]
     return pytest.mark.parametrize((name, "source"), cases, indirect=["source"])
 
 
 class Start:
-    """Starts daemons, stops them at the end of the test, and checks that none showed a defect."""
+    """Starts daemons, stops them at the end of the test, and checks that none logged a defect."""
 
     def __init__(
         self,
@@ -79,10 +79,10 @@ class Start:
         anew: bool | None = None,
         **options: Any,
     ) -> Daemon:
-        """``anew``: by `exec` and with nothing kept of an earlier one, as an operator starts the first.
+        """Start a daemon. ``anew``: by `exec` and with no files of an earlier one, as on a new node.
 
-        Otherwise it is forked from what has its modules (`warm`), and finds the compiled probes of the test before.
-        Under a wrapper nothing is forked, and nothing is found unless ``anew`` is False.
+        Otherwise it is forked from a process with its modules (`warm`), and finds compiled probes.
+        With a wrapper, it is never forked, and finds those probes only if ``anew`` is False.
         """
         if anew is None:
             anew = "wrapper" in options
@@ -117,7 +117,7 @@ class Start:
 
 
 def without_children(daemon: Daemon) -> Callable[[], bool]:
-    """Return a check whether its present children have ended, even if their PIDs are reused."""
+    """Return a check that the daemon's present children have ended, even if their PIDs are reused."""
     children = list[psutil.Process]()
     for host_pid in daemon.children().values():
         with suppress(psutil.NoSuchProcess):
@@ -149,7 +149,7 @@ def hand_on(kept: Path, where: Path) -> None:
 
 @pytest.fixture
 def source(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The source that this test's daemons are told to take, and no other."""
+    """The only source that this test's daemons may use."""
     name = str(getattr(request, "param", USUAL))
     monkeypatch.setenv("RESOLVER_SOURCE", name)
     return name
@@ -164,9 +164,9 @@ def stock() -> Iterator[Stock]:
 
 @pytest.fixture(scope="session")
 def tracer() -> Iterator[Tracer]:
-    """The program in the kernel that sees the calls of daemons' loops.
+    """The BPF program that records the system calls of daemons' loops.
 
-    A module without bytecode, new or changed since `make setup`, would show the loop writing it at a late import.
+    A module changed since `make setup` lacks bytecode: a late import would show the loop writing it.
     """
     compileall.compile_dir(ROOT / "resolver", quiet=1)
     with Tracer() as tracer:
@@ -175,7 +175,7 @@ def tracer() -> Iterator[Tracer]:
 
 @pytest.fixture(scope="session")
 def kept_in(program: Path) -> str:
-    """The directory of `program`: a map of the usual size takes the same one as the daemon's."""
+    """The directory of `program`; a map of the default size has the same program as the daemon's."""
     return str(program.parent)
 
 
@@ -194,13 +194,13 @@ def start(tmp_path: Path, stock: Stock, program: Path, tracer: Tracer) -> Iterat
 
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[Node]:
-    """A node with the driver that makes every guess of HAMi's wrong."""
+    """A node with a driver for which each of HAMi's guesses is wrong."""
     with Node(tmp_path, DRIVER) as node:
         yield node
 
 
 def command(node: Node, run_dir: Path, pods: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run ``resolver`` as a person at the node does, beside the daemon of ``run_dir`` if there is one."""
+    """Run ``resolver`` as a person on the node does, beside the daemon of ``run_dir`` if one runs."""
     places = {
         "RESOLVER_CONTAINERS_DIR": str(node.containers_dir),
         "RESOLVER_POD_LOGS_DIR": str(pods),

@@ -54,8 +54,8 @@ UNPRIVILEGED = ("setpriv", "--reuid", "65534", "--regid", "65534", "--clear-grou
 
 
 def works(node: Node, daemon: Daemon, source: str) -> None:
-    """Check the main job: repairs in every kind of PID namespace, a load, a dead slot's end."""
-    daemon.wait_for("source", source=source)  # on a busy machine it may climb to it
+    """Check the main job: repairs in every kind of PID namespace, a load, and a zeroed dead slot."""
+    daemon.wait_for("source", source=source)  # on a busy machine the daemon may climb to it later
     container, free = node.container(), node.container(name="free", watcher=False)
     nesting, host = node.container(name="nesting"), node.container(name="host", pid_namespace="host")
     sharing = node.container(container.pod_uid, "sharing", pid_namespace=container)
@@ -73,7 +73,7 @@ def works(node: Node, daemon: Daemon, source: str) -> None:
 
 
 def patched(code: str, *arguments: str) -> tuple[str, ...]:
-    """A wrapper that runs the daemon after this code, which finds the arguments in ``sys.argv`` from 1 on."""
+    """Return a wrapper that runs this code before the daemon; ``sys.argv[1:]`` has the arguments."""
     program = """
         import sys
         CODE
@@ -102,7 +102,7 @@ def held(go: Path) -> tuple[str, ...]:
     )
 
 
-#: On SIGUSR1 every descriptor of a map becomes one of something else, as if the kernel had taken the map away.
+#: On SIGUSR1, replaces each descriptor of a map with another file's, as if the kernel had removed the map.
 FRAGILE = patched("""
     import gc, os, signal
     from resolver.pids import ladder
@@ -124,5 +124,5 @@ def with_python(python: object) -> tuple[str, ...]:
 
 
 def mounted(commands: str) -> tuple[str, ...]:
-    """Runs in a mount namespace of its own after these shell commands."""
+    """Return a wrapper that runs a command in a new mount namespace after these shell commands."""
     return ("unshare", "--mount", "sh", "-ec", f'{commands}\nexec "$@"', "sh")

@@ -1,4 +1,4 @@
-"""If the kernel's map can't be loaded, a message says why; nothing of the map is left behind."""
+"""If the BPF map can't be loaded, a message gives the reason, and no part of the map is left behind."""
 
 import contextlib
 import ctypes
@@ -91,7 +91,7 @@ def test_refused_programs_are_named_with_detail_for_doctor(
     assert "nonsense" not in str(error)
     assert "use of undeclared identifier 'nonsense'" in error.detail
 
-    # The verifier answers as to missing rights, EACCES; its words are the end of a long log.
+    # The verifier returns EACCES, as for missing rights; its message is at the end of a long log.
     assert text.count("there && same(there, process)") == 1
     # An offset beyond the value: every verifier refuses it.
     copied.write_text(text.replace("same(there, process)", "same(&there[process->host_tgid], process)"))
@@ -110,7 +110,7 @@ def test_refused_programs_are_named_with_detail_for_doctor(
     def refused(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr("resolver.pids.bpf_map.start", refused)  # the same again, without the compiler
+    monkeypatch.setattr("resolver.pids.bpf_map.start", refused)  # the same error, without another compilation
     assert main(words) == 1
     short = capsys.readouterr().out
     assert "the kernel's verifier refused the BPF program" in short
@@ -135,7 +135,7 @@ def test_failed_loader_delays_no_start(tmp_path: Path, commands: str, says: str)
 
 
 def kernel_ids(host_pid: int, descriptors: list[int]) -> list[tuple[int, int]]:
-    """``(command to open it, id)`` of everything behind these descriptors."""
+    """Return ``(command to open it, id)`` for each BPF object behind these descriptors."""
     found = []
     for fd in descriptors:
         fields = dict(

@@ -1,4 +1,4 @@
-"""The kernel's map against ``/proc``, while processes and namespaces come and go by the hundred thousand."""
+"""The BPF map compared with ``/proc``, while processes and namespaces come and go by the hundred thousand."""
 
 import asyncio
 import contextlib
@@ -119,9 +119,9 @@ def test_a_crowded_map_has_every_process(lives: Path, monkeypatch: pytest.Monkey
 
 
 def test_fork_during_walk_is_counted_and_repaired(pidmap: KernelMap) -> None:
-    """A walk enters a process that is reaped meanwhile, a fork finds that entry, and the walk takes back the new one.
+    """A walk enters a process that is then reaped, a fork meets the entry, and the walk removes its own.
 
-    It is repeated if other processes of this machine get the next numbers.
+    The test repeats this if other processes of the machine get the next PIDs.
     """
     until(lambda: met_a_walk(pidmap), "a fork that meets a walk")
 
@@ -143,7 +143,7 @@ def met_a_walk(pidmap: KernelMap) -> bool:
         os._exit(0)
     for number in numbers:
         entry = processes.lookup(HOST_PIDNS, number)
-        if number == forked or (entry and entry[0] == 1):  # the others are not of this test
+        if number == forked or (entry and entry[0] == 1):  # other entries are not this test's
             put(processes, level.pack(HOST_PIDNS, number), b"")
     try:
         if pidmap.by_host(forked) is not None:
@@ -238,7 +238,7 @@ def test_a_process_that_was_missed_is_entered_when_it_execs(pidmap: KernelMap) -
         process.stdin.flush()
         until(lambda: pidmap.by_host(process.pid), "the exec")
         assert pidmap.by_host(process.pid) == before
-        assert pidmap.counters()["mended_at_exec"] > counted  # others' processes count, too
+        assert pidmap.counters()["mended_at_exec"] > counted  # processes of other tests count, too
         process.stdin.close()
 
 
@@ -252,7 +252,7 @@ def test_numbers_that_cannot_be_are_not_there(pidmap: KernelMap) -> None:
 
 
 def test_a_map_without_its_probes_is_left_at_the_next_walk(kept_in: str) -> None:
-    """The scan goes on at once, and a new map is tried after five seconds."""
+    """The daemon falls back to the scan at once, and tries a new map after five seconds."""
     source = BpfSource(start(kept_in=kept_in), Procfs())
     assert source.tend_at <= time.monotonic() + 10
     for hook in ("sched_process_fork", "sched_process_exec", "sched_process_exit"):

@@ -113,7 +113,7 @@ def another_user(scene: Scene) -> Commands:
     return scene.commands(sys.executable, "-c", code)
 
 
-#: The words of the sentences of doctor, status and explain that lead on; none where all is well.
+#: Words that doctor, status and explain must print about the cause; none if all is well.
 BROKEN: Final[dict[str, tuple[Callable[[Scene], Commands], tuple[str, str, str]]]] = {
     "no daemon": (Scene.commands, ("start it", "Start one with", "start the daemon")),
     "failed unit": (failed_unit, (UNIT_ERROR, UNIT_ERROR, "/etc/default/resolver")),
@@ -167,7 +167,7 @@ def test_broken_node_gets_the_sentence_that_helps(
             sentence = next(text for text in said.splitlines() if word in text)
             assert (
                 state != "no rights" or tenant.hostpid == 999999
-            )  # it has to see other processes' mount tables
+            )  # the command must read other processes' mount tables
             print(f"| {state} | {line[0]} | {code} | {' '.join(sentence.split())} |")
     finally:
         for daemon in start.started:

@@ -187,7 +187,7 @@ sys.stdin.readline()
 
 
 def test_answer_is_never_about_a_reused_pid(node: Node, path: Path) -> None:
-    """The caller leaves its connection to a child and ends; another container has its PID when the broker answers."""
+    """A caller leaves its connection to a child and ends; another container has its PID at the answer."""
 
     async def answer_now(listener: socket.socket, counters: Counter[str]) -> None:
         pidmap = PidMap(ScanSource(Procfs()))

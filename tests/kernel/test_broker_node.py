@@ -1,4 +1,4 @@
-"""The broker on a whole node: tenants that ask it have the right number from the beginning, on every driver."""
+"""The broker on a whole node: tenants that ask it have the right PID from the start, with every driver."""
 
 import os
 import signal
@@ -13,14 +13,14 @@ from tests.kernel.conftest import ROWS, Start, right_number, slot_of
 from tests.kernel.rights import UNPRIVILEGED, patched
 from tests.patience import until
 
-#: A tenant that gets no CPU for half a second is not late.
+#: A broker that waits for tenants without a CPU.
 PATIENT = patched("from resolver.daemon import broker; broker.EXCHANGE_SECONDS = 600.0")
-#: One pass only: later right values are not its repairs.
+#: Options for one pass only, so later right values are not repairs.
 LAZY = ("--interval", "60s", "--nvml-interval", "200ms")
 
 
 def start_with_broker(start: Start, node: Node) -> tuple[Daemon, Path]:
-    """A daemon that knows its driver and has made the pass that this brings; and the broker's directory."""
+    """Start a daemon, and wait until it knows the driver; return it and the broker's directory."""
     path = node.root / "hostpid" / "broker.sock"
     daemon = start(node, *LAZY, "--broker", str(path), wrapper=PATIENT)
     daemon.wait_for("broker_on", socket=str(path))
@@ -51,7 +51,7 @@ def test_every_slot_is_right_from_the_beginning(
         assert slot_of(container, child).hostpid == (host_pid if namespace == "host" else child)
         pass_now(daemon)
         daemon.stop()
-        # A look may come between taking a slot and storing the answer: that finds none, never a wrong one.
+        # A read between the slot's claim and the broker's answer finds no PID, never a wrong one.
         assert {line["reason"] for line in daemon.said("repair")} <= {"missing"}
         assert daemon.counters()["broker_answers"] == 4
 
@@ -63,7 +63,7 @@ def test_a_container_lives_through_a_restart_of_the_daemon(node: Node, start: St
     daemon.kill()
     with pytest.raises(ConnectionRefusedError):
         ask(str(place / "broker.sock"))
-    lonely = container.tenant(load=10, guess="wrong")  # without an answer it guesses
+    lonely = container.tenant(load=10, guess="wrong")  # without an answer, the tenant guesses
     assert lonely.hostpid == 999999
     start_with_broker(start, node)
     second = container.tenant(load=10)
@@ -71,7 +71,7 @@ def test_a_container_lives_through_a_restart_of_the_daemon(node: Node, start: St
         assert tenant.hostpid == tenant.host_pid
 
 
-#: An unprivileged user with the right to read everything.
+#: Runs as an unprivileged user that may read everything.
 READER = (
     *UNPRIVILEGED,
     *("--inh-caps", "+sys_ptrace,+dac_override", "--ambient-caps", "+sys_ptrace,+dac_override"),

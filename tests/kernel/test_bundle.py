@@ -15,7 +15,7 @@ from tests.patience import until
 
 
 def bundle(node: Node, run_dir: Path, pods: Path, file: Path, *words: str) -> dict[str, str]:
-    """Make one with every part: one that takes ten seconds is left out."""
+    """Make a bundle; repeat until it has every part, because a part that takes ten seconds is left out."""
     files: dict[str, str] = {}
 
     def complete() -> bool:
@@ -60,7 +60,7 @@ def test_bundle_has_every_part_and_redacted_no_name(node: Node, start: Start, tm
         assert name in "\n".join(files.values()) or name == socket.gethostname()
         assert not re.search(rf"(?<![A-Za-z0-9]){re.escape(name)}(?![A-Za-z0-9])", whole), name
     (slot,) = json.loads(hidden["slots.json"])["slots"]
-    assert (slot["pid"], slot["hostpid"]) == (tenant.ns_pid, tenant.host_pid)  # numbers are no names
+    assert (slot["pid"], slot["hostpid"]) == (tenant.ns_pid, tenant.host_pid)  # PIDs are not redacted
     (told,) = (  # other tests may run containers meanwhile
         each
         for each in json.loads(hidden["containers.json"])["containers"]

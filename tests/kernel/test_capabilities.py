@@ -1,4 +1,4 @@
-"""Exactly the documented rights and system calls are enough for each source, and no more is kept while it runs."""
+"""The documented rights and system calls are enough for each source, and a daemon keeps no others."""
 
 import errno
 import json
@@ -31,7 +31,7 @@ def documented(source: str) -> frozenset[str]:
     return SOURCE_RECORDS[source].rights if OLD else SOURCE_RECORDS[source].rights - {"NET_ADMIN"}
 
 
-#: On SIGUSR1 it makes calls that fail by their arguments if the filter lets them through.
+#: On SIGUSR1, makes calls whose arguments fail if the filter lets them through.
 ASKED = """
 import ctypes, json, os, signal, sys
 from resolver.linux.seccomp import DANGEROUS
@@ -66,7 +66,7 @@ def test_given_rights_are_enough_and_unneeded_ones_dropped(
     own = rights(daemon.process.pid)
     optional = needed & {"DAC_OVERRIDE"}
     assert own.effective == record.keeps(RELEASE) | optional
-    assert own.permitted == needed  # to start it again
+    assert own.permitted == needed  # to start a child again
     assert own.bounding == needed or not only
     assert own.inheritable == own.ambient == frozenset()
     assert own.no_new_privs
@@ -82,7 +82,7 @@ def test_given_rights_are_enough_and_unneeded_ones_dropped(
     refused = {name for name, error in json.loads(answers.read_text()).items() if error == errno.EPERM}
     assert ("setns" in refused) == (source != "netlink")
     assert refused >= {"process_vm_readv", "open_by_handle_at", "keyctl"}
-    assert "unshare" not in refused  # the canary's
+    assert "unshare" not in refused  # the canary needs it
     assert ("bpf" in refused) == (source != "bpf")
     for event in ("capabilities_kept", "source_unavailable", "source_failed"):
         assert daemon.said(event) == []
@@ -103,12 +103,12 @@ def test_repairs_and_dropped_rights_wait_for_no_map(node: Node, start: Start, tm
     daemon.wait_for("metrics_on")
     until(lambda: tenants.exists() and daemon.socket.exists(), "the sockets")
     own = rights(daemon.process.pid)
-    assert daemon.said("source") == []  # none is up yet
+    assert daemon.said("source") == []  # no source is up yet
     needed = frozenset().union(*(each.rights for each in SOURCE_RECORDS.values()), {"DAC_OVERRIDE"})
     assert own.effective == SOURCE_RECORDS["bpf"].keeps(RELEASE) | {"DAC_OVERRIDE"}
     # The opener may have to enter the host's network namespace.
     assert own.permitted == own.bounding == needed | {"SYS_ADMIN"}
-    assert own.no_new_privs  # no program that it starts gets more
+    assert own.no_new_privs  # programs that it starts gain no rights
     go.touch()
     assert daemon.wait_for("source", source="bpf")["not_used"] == {}
     until(lambda: rights(daemon.process.pid).permitted == needed, "the drop")
@@ -116,7 +116,7 @@ def test_repairs_and_dropped_rights_wait_for_no_map(node: Node, start: Start, tm
     assert tenant.hostpid == tenant.host_pid
 
 
-#: As under a runtime's seccomp profile: no new namespaces.
+#: Forbids new namespaces, as a runtime's seccomp profile does.
 CONFINED = (
     *("unshare", "--user", "--map-root-user"),
     *("sh", "-c", 'echo 0 >/proc/sys/user/max_user_namespaces && exec "$@"', "sh"),
@@ -156,7 +156,7 @@ def test_other_namespaces_stand_in_for_the_canary(node: Node, eyes: str, said: s
 
 
 def test_ending_namespace_gives_no_canary(node: Node) -> None:
-    """A process that hangs stays alive in a namespace that the map has forgotten (`bury`)."""
+    """A hung process stays alive in a namespace that the map no longer has (`bury`)."""
     tenant = node.container().tenant(guess="none")
     init = psutil.Process(tenant.host_pid).ppid()
     assert (is_first(init), is_first(tenant.host_pid), is_first(os.getpid())) == (True, False, False)

@@ -14,7 +14,7 @@ from tests.fakes.process import Tenant
 from tests.kernel.conftest import Start, command
 from tests.kernel.rights import patched
 
-#: Names that are no text, and together a path that is longer than the kernel takes or shows.
+#: Names that are not valid text; together, a path longer than the kernel accepts or shows.
 DEEP = [(b"\xff\x1b[31m %d " % number).ljust(255, b"\xe9") for number in range(17)]
 
 

@@ -57,7 +57,7 @@ def test_busy_container_never_reads_0(
     stranger.set_load(0)
     until(lambda: scraper.utilization(without_slot) == 0, "its end of work")
 
-    # HAMi's names count living processes.
+    # HAMi's metrics count only living processes.
     train = {"pod": "train-0", "container": "train", "device_uuid": FIRST}
     context = "hami_vgpu_memory_context_bytes"
     for name, size in (

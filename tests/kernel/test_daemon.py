@@ -1,4 +1,4 @@
-"""The daemon as an operator meets it: starting, ending, reloading, waiting, refusing, and its messages."""
+"""The daemon as an operator sees it: start, end, reload, standby, refusals, and messages."""
 
 import asyncio
 import os
@@ -107,7 +107,7 @@ def test_signal_ends_daemon_cleanly(node: Node, start: Start, source: str, numbe
     daemon = start(node, *FAST)
     tenant.until_repaired()
     daemon.wait_for("repair")  # the slot is right before the writer's answer has come
-    assert daemon.children().keys() >= {WRITER, NVML, "reader"}  # a slow reader gets a second one
+    assert daemon.children().keys() >= {WRITER, NVML, "reader"}  # a second reader starts if the first is slow
     childless = without_children(daemon)
     daemon.signal(number)
     assert daemon.wait() == 0
@@ -221,7 +221,7 @@ def test_daemon_waits_for_containers_directory_and_nvml(node: Node, start: Start
 def test_container_that_comes_and_goes_is_followed(node: Node, start: Start) -> None:
     daemon = start(node, *FAST)
     daemon.wait_for("source")
-    daemon.wait_for("policy")  # so the NVML worker is there
+    daemon.wait_for("policy")  # the NVML worker has started
     for turn in range(3):
         container = node.container(name=f"turn-{turn}")
         container.tenant(guess="none").until_repaired()
@@ -318,7 +318,7 @@ def test_slots_are_repaired_without_pidfds(node: Node, tmp_path: Path) -> None:
 
 
 def test_full_run_directory_is_named(node: Node, start: Start, tmp_path: Path) -> None:
-    """The lock file can be made in it, but has no room for its content."""
+    """The lock file can be created, but there is no room for its content."""
     full = tmp_path / "full"
     full.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", str(full)], check=True)

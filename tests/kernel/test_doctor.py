@@ -1,4 +1,4 @@
-"""`resolver doctor` on a node that is really broken, in one way at a time: it names the cause.
+"""`resolver doctor` names the cause on a node that is really broken, in one way at a time.
 
 Rights are taken away with setpriv, views with unshare and mounts; daemons are real ones. Nothing is left behind: every
 mount is in a mount namespace that ends with its process.
@@ -85,7 +85,7 @@ TAKEN: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
     "the host's network": (NETWORK, {"netlink": "warning: hostNetwork: true: falls back to scan"}),
     "nothing but hidepid": (HIDDEN, {"view": "ok: "}),
     "other processes": (
-        (*mounted("mount -t proc -o hidepid=2,gid=12345 proc /proc"), *PTRACE),  # root's group sees all, else
+        (*mounted("mount -t proc -o hidepid=2,gid=12345 proc /proc"), *PTRACE),  # root's group would see all
         {"view": "failed: hides other users' processes: run as root with CAP_SYS_PTRACE: mount -o remount"},
     ),
     "cgroups": (
@@ -119,7 +119,7 @@ def test_missing_part_is_named(what: str) -> None:
 
 
 def test_unwritable_files_are_named(tmp_path: Path) -> None:
-    """Files on a read-only mount, and those of a tenant's umask without the capability DAC_OVERRIDE."""
+    """Files are unwritable on a read-only mount, or by a tenant's umask if CAP_DAC_OVERRIDE is missing."""
     path, options = cachefiles.container(tmp_path), ("--containers-dir", str(tmp_path))
     wrapper = mounted(f"mount --bind {tmp_path} {tmp_path}; mount -o remount,ro,bind {tmp_path}")
     found = doctor("containers_dir", "regions", options=options, wrapper=wrapper)

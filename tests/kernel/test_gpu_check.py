@@ -1,4 +1,4 @@
-"""`make gpu-check` as far as it goes without a GPU: real containers, a CUDA caller, stand-ins for its libraries."""
+"""`make gpu-check` as far as possible without a GPU: real containers, a CUDA caller, and fake libraries."""
 
 import json
 import subprocess
@@ -26,7 +26,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     [
         ("535.183.01", "container", "host"),
         ("570.86.15", "container", "container"),
-        ("568.10", "container", "host"),  # between those that are known
+        ("568.10", "container", "host"),  # between the known versions
     ],
 )
 def test_a_process_that_uses_cuda_is_seen_and_repaired(driver: str, in_list: str, in_samples: str) -> None:
@@ -49,7 +49,7 @@ def test_a_process_that_uses_cuda_is_seen_and_repaired(driver: str, in_list: str
     assert [tuple(duty[:3]) for duty in found["duties"]] == [
         (busy, every, processes) for processes in (1, 2) for busy, every in check.DUTIES if cycles
     ]
-    unseen = 2 * found["period_ms"] / 1e3  # NVML never shows one period in 72; its neighbour stands for it
+    unseen = 2 * found["period_ms"] / 1e3  # NVML omits one period in 72; its neighbour replaces it
     assert all(
         shown == pytest.approx(measured, rel=0.1, abs=unknown + unseen)
         for *_, measured, shown, unknown in found["duties"]

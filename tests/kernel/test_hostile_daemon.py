@@ -58,13 +58,13 @@ def slots(place: Path, *pids: int) -> BinaryIO:
     sound = place.with_name("sound")
     region(sound, (V1_2.proc_num, "i", len(pids)))
     file = sound.open("r+b", buffering=0)
-    # No copies above these: the daemon sets those to 0.
+    # No load above these slots, because the daemon sets such copies to 0.
     os.pwrite(file.fileno(), bytes(V1_2.proc_num - V1_2.procs), V1_2.procs)
     for index, pid in enumerate(pids):
         at = V1_2.procs + index * V1_2.slot_size
         os.pwrite(file.fileno(), struct.pack("<ii", pid, 0) + bytes(V1_2.slot_size - 8), at)
         os.pwrite(file.fileno(), struct.pack("<i", 1), at + V1_2.status)
-        if pid == 1 or pid < 0:  # slots with 0 have no owner and are zeroed
+        if pid == 1 or pid < 0:  # the load of PID 0 would be zeroed
             os.pwrite(file.fileno(), struct.pack("<Q", 50), at + SM_UTIL)
     sound.rename(place)
     return file
@@ -104,7 +104,7 @@ def named(name: str | bytes) -> Callable[[Path], object]:
 
 
 def mounted_over(place: Path) -> None:
-    """Mount something of the same file system over it, so that device numbers don't differ."""
+    """Mount another directory of the same file system over it, with the same device number."""
     elsewhere = place.parents[2] / "elsewhere" / place.name
     if not elsewhere.exists():
         write(elsewhere, recorded("v1.2"))
@@ -248,7 +248,7 @@ def _liars(node: Node, victim: Good) -> dict[Path, BinaryIO]:
         victim.container.pod_uid, "liar-beside", pid_namespace=victim.container, watcher=False
     )
     of_beside = slots(beside.cache, victim.parent.ns_pid, 1)
-    # In a PID namespace without that PID.
+    # A claim in a PID namespace without the claimed PID.
     alone = node.container(name="liar-alone", watcher=False)
     of_alone = slots(alone.cache, 4, 0, -1, 2**31 - 1, -(2**31), os.getpid())
     # A directory without a container.

@@ -15,7 +15,7 @@ from tests.patience import never, until
 
 @pytest.mark.parametrize("version", ["560.35.03", "565.57.01"])
 def test_wrong_guess_shows_no_load_until_it_is_corrected(tmp_path: Path, version: str) -> None:
-    """No daemon runs here: this is the fault that other tests repair."""
+    """No daemon runs here: the test shows the fault that other tests repair."""
     with Node(tmp_path, version) as node:
         container = node.container()
         tenant = container.tenant(load=87)
@@ -82,7 +82,7 @@ def test_hanging_call_costs_a_worker_and_no_repair(node: Node, start: Start) -> 
         # At once, not after the call's time-out of five seconds.
         node.container(name="while-it-hangs").tenant(guess="none").until_repaired()
         line = daemon.wait_for("nvml_unavailable")
-        assert line["why"] == "the driver did not answer within 1 s"  # its older answers don't count
+        assert line["why"] == "the driver did not answer within 1 s"  # the driver's older answers don't count
         line = daemon.wait_for("nvml_unavailable", why="the nvml worker did not answer within 5 s")
         assert line["at"] - began > 4.5
         until(gone, "the end of the first")
