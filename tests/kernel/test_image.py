@@ -1,4 +1,4 @@
-"""The compiled program that is kept for the next start: when it is used, and when not."""
+"""The compiled BPF program kept for the next start: conditions for its use."""
 
 import contextlib
 import json
@@ -72,7 +72,7 @@ def test_refused_program_is_compiled_again(kept_in: Path, compiled: Path, spoil:
     with loaded(kept_in) as again:
         assert again.report["bcc"] != "kept"
     with loaded(kept_in) as after:
-        assert after.report["bcc"] == "kept"  # it was replaced
+        assert after.report["bcc"] == "kept"  # the spoiled program was replaced
 
 
 def _pipe(file: Path) -> None:

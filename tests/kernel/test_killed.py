@@ -1,4 +1,4 @@
-"""The daemon and its children are killed at work, again and again: no tenant is harmed, and slots get right again."""
+"""The daemon and its children are killed at work, repeatedly: no tenant is harmed, and slots become right."""
 
 import fcntl
 import os
@@ -24,7 +24,7 @@ KILLS = pytest.mark.parametrize("kills", [20, pytest.param(200, marks=pytest.mar
 
 
 class Locked:
-    """A container whose lock a tenant holds all the time: a daemon that waits for it or takes it is noticed."""
+    """A container whose lock a tenant always holds, to detect a daemon that waits for it or takes it."""
 
     def __init__(self, node: Node) -> None:
         self.container = node.container(name="locked", layout="v1.2", watcher=False)
@@ -111,7 +111,7 @@ def test_slots_are_right_after_kills_of_the_daemon(
         kill_and_check(early, run_dir)
         locked.check()
         forker.check()
-        # A new daemon makes everything right, even writes that the last one left half done.
+        # A new daemon corrects all slots, even after the last daemon's half-done writes.
         daemon = start(node, *arguments)
         daemon.wait_for("started")
         until(lambda: locked.right() and forker.right(), "everything right")
@@ -131,7 +131,7 @@ def kill_and_check(daemon: Daemon, run_dir: Path) -> None:
     until(childless, "the end of the orphans")
     if (run_dir / "lock").exists():
         with (run_dir / "lock").open("rb") as lock:
-            until(lambda: free(lock), "a free lock")  # a child that it was starting holds it, too
+            until(lambda: free(lock), "a free lock")  # a child just started may hold it, too
 
 
 def free(lock: BinaryIO) -> bool:
@@ -170,7 +170,7 @@ def test_slots_are_right_after_kills_of_a_child(
     killed = 0
     for _ in range(kills):
         forker.fork()
-        # The next pass comes within 100 ms, and its writes take less than one: before, in, and after them.
+        # The next pass begins within 100 ms and writes for under 1 ms: kills come before, in and after it.
         time.sleep(chance.choice((0.0, chance.uniform(0.0, 0.11))))
         host_pid = daemon.children().get(child)
         if host_pid is not None:

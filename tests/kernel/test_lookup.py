@@ -91,7 +91,7 @@ def test_container_of_every_cgroup_format_is_found(node: Node, cgroup_format: st
 
 def test_prefix_of_two_containers_is_ambiguous_until_one_ends(start_as: StartAs) -> None:
     first, second = (start_as(each, pod_uid=UID, name="trainer") for each in (A, B))
-    for asked_for in (A[:6], f"{UID}/trainer"):  # or a name: that of the container and its successor
+    for asked_for in (A[:6], f"{UID}/trainer"):  # a prefix, and a name that both have
         complaint = refused(3, asked_for, 1)
         assert A in complaint
         assert B in complaint

@@ -81,14 +81,14 @@ def test_each_answer_is_that_of_a_single_look_up(node: Node, start: Start, sourc
     ]
     daemon = serving(start, node)
     pairs = everyone + nobody + by_other_names
-    pairs += pairs[:10]  # twice the same is answered twice
+    pairs += pairs[:10]  # equal pairs get one answer each
     random.Random(4).shuffle(pairs)
     for each in (many, few):  # names are for people, and may come later than the rest
         until(lambda cid=each.container_id: alone(daemon, (cid, 1))["container_name"], "its name")  # type: ignore[misc]
     answers = complete(daemon, pairs)
     for pair, answer in zip(pairs, answers, strict=True):
         wanted, single = by_walk(pair), alone(daemon, pair)
-        while single.get("container_name") is None is not wanted.get("container_name"):  # it is read again
+        while single.get("container_name") is None is not wanted.get("container_name"):  # until it is read
             single = alone(daemon, pair)
         assert single | {"source": ""} == wanted | {"source": ""}, pair
         assert source != "bpf" or pair not in unshared or single["source"] == "bpf"

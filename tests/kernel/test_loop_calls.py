@@ -1,4 +1,4 @@
-"""The gate for the loop's system calls (`conftest.Start`), and the daemon's loop at everything that it does."""
+"""The check of the loop's system calls (`conftest.Start`), and a daemon's loop through all its work."""
 
 import re
 import threading
@@ -73,7 +73,7 @@ SOCKETS = "socket,connect,bind,listen,sendto,sendmsg,sendmmsg,io_uring_setup"
 
 @EVERY_SOURCE
 def test_nothing_is_sent_beyond_the_node(node: Node, start: Start, source: str, tmp_path: Path) -> None:
-    """No API server, no name server, nothing: with everything switched on, and every child included."""
+    """With every option on, neither the daemon nor a child contacts any server, not even a name server."""
     container = node.container()
     tenant = container.tenant(load=40, guess="none")
     pods = tmp_path / "pods"

@@ -28,7 +28,7 @@ def repaired(docker: Docker, tenant: Tenant) -> None:
 @EVERY_SOURCE
 def test_region_inside_a_container_is_repaired(node: Node, start: Start, source: str) -> None:
     first = Docker(node)
-    before = [first.tenant(load=30) for _ in range(4)]  # each leads to it at once
+    before = [first.tenant(load=30) for _ in range(4)]  # each of them leads to the region
     daemon = start(node, *FAST)
     daemon.wait_for("source", source=source)
     for tenant in (*before, first.tenant(load=30)):
@@ -73,7 +73,7 @@ def test_without_the_setting_nothing_is_looked_for(node: Node, start: Start) -> 
 
 
 PLACE, NEW = "/tmp/place", "/tmp/new"  # noqa: S108
-#: The tenant's replacement of its directory {d}, from {n}, which held its file {c}.
+#: The tenant covers its file's directory {d} with {n}; {c} is its file.
 OVER = "mkdir {n}; %s; mount --bind {n} {d}"
 #: The process keeps its file, which is repaired; the covering file is not.
 COVERED = {
@@ -104,7 +104,7 @@ def hostile(node: Node, tricks: dict[str, str]) -> dict[str, tuple[Docker, Tenan
 
 
 def test_covered_file_is_repaired_and_its_cover_is_not(node: Node, start: Start) -> None:
-    """The process's own descriptor leads to its file, wherever the path leads by now."""
+    """The process's own descriptor leads to its file, even if the path now leads to another."""
     sums = "find /tmp/new -type f -exec sha256sum {} + || true"
     made = hostile(node, COVERED)
     before = {trick: docker.run(sums) for trick, (docker, _) in made.items()}

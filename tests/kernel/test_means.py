@@ -41,7 +41,7 @@ def in_flight(count: int) -> Iterator[None]:
 
 
 def limit(daemon: Daemon) -> None:
-    """The kernel compares the user's descriptors in flight with the sender's RLIMIT_NOFILE."""
+    """Limit descriptors: the kernel compares the user's descriptors in flight with the sender's limit."""
     resource.prlimit(daemon.process.pid, resource.RLIMIT_NOFILE, (_LIMIT, _LIMIT))
     for host_pid in daemon.children().values():
         resource.prlimit(host_pid, resource.RLIMIT_NOFILE, (_LIMIT, _LIMIT))

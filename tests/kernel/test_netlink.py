@@ -1,6 +1,6 @@
-"""The proc connector on this kernel: held against `/proc` while processes come and go, flooded, refused.
+"""The proc connector on this kernel: compared with `/proc` while processes come and go, flooded, and refused.
 
-It is compared with `/proc`, as listed by `truth`, and never with the source's own data.
+The reference is `/proc` as listed by `truth`, never the source's own data.
 """
 
 import contextlib
@@ -50,7 +50,7 @@ class Checked:
         assert {pid: known.get(pid) for pid, _ in throughout} == {
             each[0]: tuple(number for _, number in before.living[each]) for each in throughout
         }
-        # In neither listing: it came and went between them, or it has left /proc and the kernel has yet to report
+        # In neither listing: it lived between them, or it has left /proc and the kernel has yet to report
         # its exit.
         present = {pid for seen in (before, after) for pid, _ in (*seen.living, *seen.ending)}
         leaving = known.keys() - present - came - {1}
@@ -91,7 +91,7 @@ def test_thousands_of_forks_and_never_a_difference_to_proc(
         with Life(lives, "storm", "1000", "10", "30000") as storm:
             storm.ready()
             while not select.select([storm.stdout], [], [], 0.05)[0]:
-                checked.source.tend()  # others have storms, too
+                checked.source.tend()  # other tests cause storms, too
             assert storm.line().startswith("done")
             staying = set(children_of(child_of(storm.host_pid)))
             assert len(staying) == 10
@@ -101,7 +101,7 @@ def test_thousands_of_forks_and_never_a_difference_to_proc(
             _came, went = checked.agree()
             assert staying <= went
     assert stream.events - seen >= 2 * 1000 * rounds
-    # Only for events that the kernel dropped; it drops many if this process has no CPU in the storms of others.
+    # Rescans follow only dropped events; the kernel drops many if this process lacks a CPU in others' storms.
     assert checked.source.rescans <= stream.gaps + stream.overruns
 
 
@@ -111,7 +111,7 @@ def test_a_zombie_is_there_until_it_is_reaped(checked: Checked) -> None:
         os.waitid(os.P_PID, each, os.WEXITED | os.WNOWAIT)
     came, _went = checked.agree()
     assert zombies <= came
-    late = Checked(open_source(Procfs()))  # their events were over before it began
+    late = Checked(open_source(Procfs()))  # this source starts after the zombies' events
     late.refresh()
     for each in zombies:
         os.waitpid(each, 0)
@@ -152,7 +152,7 @@ def test_a_pid_that_is_used_again_at_once_is_another_process(checked: Checked) -
 def listening() -> Iterator[None]:
     with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, 11) as other:
         other.bind((0, 1))
-        for request in (1, 2):  # to listen, and to listen no more
+        for request in (1, 2):  # start and stop listening
             other.send(struct.pack("=IHHII IIIIHHI", 40, 3, 0, 0, 0, 1, 1, 0, 0, 4, 0, request))
             if request == 1:
                 yield
@@ -204,9 +204,9 @@ def test_network_namespaces_are_left_and_user_ones_refused() -> None:
 
 @pytest.mark.parametrize("others", [False, True])
 def test_a_request_that_is_ignored_ends_in_time_with_a_sentence(*, others: bool) -> None:
-    """The kernel says nothing at all to a request from another PID namespace (cn_proc_mcast_ctl).
+    """The kernel ignores a request from another PID namespace (cn_proc_mcast_ctl).
 
-    Every listener gets every acknowledgement; another's that comes meanwhile proves nothing.
+    Every listener gets every acknowledgement, so one for another listener's request proves nothing.
     """
     ask = """
         import socket, sys, time
@@ -240,7 +240,7 @@ def test_missing_pyroute2_names_the_package(tmp_path: Path, monkeypatch: pytest.
 
 
 def opened() -> set[str]:
-    """Every pipe and socket of this process; their numbers are used again, their inodes are not."""
+    """Return this process's pipes and sockets by inode, because descriptor numbers are reused."""
     return {link for link in links() if link.startswith(("pipe:", "socket:"))}
 
 

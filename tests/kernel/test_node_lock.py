@@ -37,7 +37,7 @@ def test_waiting_daemon_takes_over(node: Node, start: Start, end: signal.Signals
     first.signal(end)
     first.process.wait()
     assert tenant.hostpid == tenant.host_pid
-    write_hostpid(container, tenant, 1)  # an upgrade must not lose a wrong guess
+    write_hostpid(container, tenant, 1)  # a wrong guess during an upgrade must be repaired
     second.wait_for("took_over")
     repaired = second.wait_for("repair")
     tenant.until_repaired()
@@ -73,7 +73,7 @@ def test_waiting_daemons_take_turns(node: Node, start: Start) -> None:
 
 
 def test_lock_that_fails_ends_the_one_that_waits(node: Node, start: Start) -> None:
-    """It stayed a standby for ever, without a word in the log."""
+    """Such a daemon once stayed a standby for ever, without a log line."""
     first, second = first_and_second(node, start)
     run_dir = first.run_dir
     run_dir.rename(run_dir.with_name("moved"))
@@ -86,7 +86,7 @@ def test_lock_that_fails_ends_the_one_that_waits(node: Node, start: Start) -> No
 
 
 def test_a_dry_run_gets_the_socket_when_another_one_leaves_it(node: Node, start: Start) -> None:
-    """They take no lock, so an upgrade of theirs has both at work for a while."""
+    """Dry runs take no lock, so both run for a while during an upgrade."""
     first = start(node, *FAST, "--dry-run")
     socket = first.run_dir / "resolver.sock"
     until(socket.exists, "its socket")

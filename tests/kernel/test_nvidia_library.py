@@ -26,9 +26,9 @@ GPUS: Final = tuple(
 LOADS: Final = (30, 40)
 SECONDS, LOOK = 14.0, 0.01
 NEAR: Final = 4  # points: sums of floating point are rounded up
-#: Of the looks. A watcher that loses its CPU between clearing a value and filling it in shows its 0 that long: up to
-#: 0.2 % on a crowded machine, 0.06 % on a quiet one. Zeros written over right values were 32 %; the daemon writes none,
-#: but for a watcher without a CPU for two ticks: then all is measured once more.
+#: Share of reads. A watcher that loses its CPU between 0 and the value shows 0 that long: up to
+#: 0.2 % on a crowded machine, 0.06 % on a quiet one. Wrong zeros once were 32 %; the daemon writes none,
+#: except if a watcher has no CPU for two ticks: then the test measures again.
 MOST_WRONG: Final = 0.02
 
 
@@ -86,7 +86,7 @@ def test_two_processes_in_turn_have_their_halves(real: Node, start: Start) -> No
             values += [tenant.sm_util[0] for tenant in tenants]
             time.sleep(0.1)
         print(f"mean {sum(values) / len(values)}, {values.count(0)} times 0")
-        # A watcher sets 0 at each tick before it fills the value in; one without a CPU shows it for as long.
+        # A watcher sets 0 at each tick before it fills the value in; if it loses its CPU, the 0 stays longer.
         return values.count(0) <= 2 and 42 <= sum(values) / len(values) <= 49
 
     until(halves, "half of the GPU for each", 60)

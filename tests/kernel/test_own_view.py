@@ -75,7 +75,7 @@ def test_container_sees_only_its_own_by_own_pids(pair: Pair, node: Node, path: P
     listed = ask("/v1/processes")[1]["processes"]
     assert gpu["memory_used"] == sum(process["memory"] for process in listed) > 0
 
-    # No host PID, and no neighbour.
+    # The view has no host PID and no other container.
     for route in (*OWN_VIEW, "/v1/openapi.json"):
         text = json.dumps(ask(route)[1])
         assert [secret for secret in pair.secrets() if f'"{secret}' in text or f" {secret}" in text] == [], (
@@ -85,7 +85,7 @@ def test_container_sees_only_its_own_by_own_pids(pair: Pair, node: Node, path: P
     assert "host_pid" not in described["OwnProcess"]["properties"]
     assert "hostpid" not in described["OwnSlot"]["properties"]
 
-    # A nested namespace sees the container's slots without their PIDs, another container of the pod nothing of it.
+    # A nested namespace sees the container's slots without PIDs; the pod's other container sees none.
     inner = Asker(pair.mine.spawn([*PYTHON, IN_A_NAMESPACE_OF_ITS_OWN, str(path)]))
     assert inner("/v1/processes")[1]["processes"] == []
     until(lambda: inner("/v1/slots")[1]["slots"], "the container's slots")

@@ -56,7 +56,7 @@ class Tree:
         until(lambda: any(wanted <= slot.items() for slot in answer(self.daemon, "slots")["slots"]), said)
 
     def exchange(self) -> None:
-        """Exchange the names of the attacker's and the victim's directory, as root inside can."""
+        """Exchange the names of the attacker's and the victim's directory, as root in a container can."""
         victims, attackers = self.victim.directory, self.attacker.directory
         victims.rename(self.root / "between")
         attackers.rename(victims)
@@ -75,7 +75,7 @@ def test_guest_in_victims_file_is_not_written(tree: Tree) -> None:
     guest = tree.numbered(tree.attacker, mine.ns_pid, tree.victim.inside)
     tree.says(tree.victim.cache, guest.ns_pid, "other_pod")
     never(lambda: slot_of(tree.victim, guest.ns_pid).hostpid, "the guest's number", SETTLED)
-    tree.victim.tenant(guess="none").until_repaired()  # the file is certain by now
+    tree.victim.tenant(guess="none").until_repaired()  # the file's container is proven by now
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_links_to_other_containers_files_are_refused(tree: Tree) -> None:
 
 
 def test_neither_neighbour_nor_monitor_owns_a_slot(tree: Tree) -> None:
-    """HAMi's monitor has every file mapped, writable, closed, and often the number of a tenant."""
+    """HAMi's monitor maps every file writable, keeps none open, and often has the PID of a tenant."""
     beside = tree.container("beside", tree.victim.pod_uid)
     mine = tree.victim.tenant(guess="none", load=64)
     guest = tree.numbered(beside, mine.ns_pid, tree.victim.inside)
@@ -239,9 +239,9 @@ def test_open_file_without_path_hides_no_other(tree: Tree, tmp_path: Path) -> No
 
 
 def test_closed_and_later_opened_directories_keep_all_files(tree: Tree) -> None:
-    """Kubelet's names were read every two minutes where a directory is closed.
+    """In a closed directory, kubelet's names were once read only every two minutes.
 
-    Libsync opens KAI's when its first container starts: HAMi's files were dropped then until a full listing.
+    Libsync opens KAI's directory at its first container: HAMi's files were then dropped until a full listing.
     """
     hami = tree.node.container(name="hami", watcher=False)
     repaired_first = tree.victim.tenant(guess="wrong")

@@ -58,7 +58,7 @@ def test_a_process_that_left_the_mounts_is_alive_and_the_owner(node: Node, start
 
 
 def test_process_of_unknown_container_is_alive(node: Node, start: Start) -> None:
-    """Every process of the container has left its mounts: no answer, and no zeroes."""
+    """Every process of the container has left its mounts: the slot gets no owner, and no zero is written."""
     container = node.container(watcher=False)
     container.tenant(guess="none").kill()
     process = leaving(container, "chroot")
@@ -83,7 +83,7 @@ def test_no_monitor_counts_a_process_that_has_ended(tmp_path: Path, start: Start
         daemon = start(node, *FAST)
 
         def reported(loads: int, what: str) -> None:
-            # One after the other: watchers of 2.4 and 2.5 write wrong values at each tick.
+            # One device after the other, because watchers of 2.4 and 2.5 write wrong values at each tick.
             for each in lives:
                 try:
                     until(lambda c=each: sum(c.monitor_view().values()) == loads, f"{what} in {each.name}")  # type: ignore[misc]
@@ -123,7 +123,7 @@ def sm_util(container: Container) -> int:
 def test_process_ended_before_start_is_dead_once_file_is_closed(node: Node, start: Start) -> None:
     gone, served = ended(node, "gone"), ended(node, "served")
     served_slot = served.region().slots[0].index
-    with served.cache.open("r+b"):  # as the server of a virtual machine's files has it
+    with served.cache.open("r+b"):  # like a virtual machine's file server
         daemon = start(node, *FAST, "--source", "scan")
         until(lambda: sm_util(gone) == 0, "the end of its load")
         until(lambda: daemon.said("region_abandoned"), "a word of it")

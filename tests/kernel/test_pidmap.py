@@ -1,4 +1,4 @@
-"""Every odd way to live and to end that a process has, as the kernel's map sees it."""
+"""Every odd way in which a process can live and end, as the BPF map sees it."""
 
 import contextlib
 import os
@@ -62,7 +62,7 @@ def gone(pidmap: KernelMap, record: Record) -> None:
 
 @pytest.mark.parametrize("kind", ["leader-first", "thread-execs", "threads 1000"])
 def test_threads_are_one_process_with_the_leaders_number(pidmap: KernelMap, lives: Path, kind: str) -> None:
-    """Also when the leader has ended before them, and when one of them takes its place by exec."""
+    """Holds also if the leader ends before its threads, and if a thread takes its place by exec."""
     with Life(lives, *kind.split()) as process:
         first = pidmap.by_host(process.host_pid)
         process.ready()

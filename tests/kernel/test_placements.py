@@ -38,7 +38,7 @@ def test_every_placement_is_repaired_beside_the_others(node: Node, start: Start)
 def test_recreated_directory_of_running_container_is_repaired(
     node: Node, start: Start, placement: str
 ) -> None:
-    """Their plugins remove it at each allocation: the container that runs still maps the deleted file."""
+    """These plugins recreate the directory at each allocation, while the container maps the deleted file."""
     old = node.container(name="main", placement=placement, watcher=False)
     before = old.tenant(load=30, guess="wrong")
     daemon = watching(start, node)
@@ -49,7 +49,7 @@ def test_recreated_directory_of_running_container_is_repaired(
     again = node.container(old.pod_uid, "main", placement=placement, watcher=False)
     assert again.directory == old.directory
     after = again.tenant(load=20, guess="wrong")
-    assert after.ns_pid == before.ns_pid  # which still runs, with the deleted file
+    assert after.ns_pid == before.ns_pid  # still running, with the deleted file
     after.until_repaired()
     after.until_load(20)
     region = read_file(Path(f"/proc/self/fd/{kept.fileno()}"))
@@ -69,7 +69,7 @@ def share(node: Node, placement: str = "dra") -> tuple[Container, Container]:
 
 @EVERY_SOURCE
 def test_process_hanging_in_ended_namespace_keeps_slot(node: Node, start: Start) -> None:
-    """Beside another pod's process with the same number: the kernel's map lists that namespace no more."""
+    """Another pod has a process with the same PID, and the BPF map no longer lists the ended namespace."""
     first, second = share(node)
     twin, hanging = second.tenant(guess="none"), first.tenant(guess="none")
     assert hanging.ns_pid == twin.ns_pid

@@ -1,4 +1,4 @@
-"""A real Prometheus scrapes the real daemon: the dashboard's queries have data, alerts fire, and none without cause."""
+"""A real Prometheus scrapes a real daemon: the dashboard has data, and alerts fire only with a cause."""
 
 import math
 import re
@@ -96,7 +96,7 @@ def test_every_query_of_the_dashboard_returns_data(
 
 
 def _without_data(prometheus: Prometheus, chosen: dict[str, str]) -> set[str]:
-    """The panels with a query that returns nothing, or no number. Fails where a legend could not be made of it."""
+    """Return panels with a query that has no finite value; fail if a result can't fill its legend."""
     found = set()
     asked = list(queries(dashboard()["panels"]))
     assert len(asked) > 40

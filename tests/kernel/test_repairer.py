@@ -14,7 +14,7 @@ from tests.kernel.conftest import EVERY_SOURCE, FAST, Start, lock_words, slot_of
 from tests.kernel.serving import claiming
 from tests.patience import until
 
-pytestmark = pytest.mark.usefixtures("source")  # the usual one, unless a test has every source
+pytestmark = pytest.mark.usefixtures("source")  # the default source, unless a test uses every source
 
 WITH_UTILIZATION = [name for name in LAYOUTS if name != "v0-no-util"]
 
@@ -44,7 +44,7 @@ def test_each_reason_is_repaired_once(node: Node, start: Start, layout: str) -> 
     tenants = (missing, wrong_namespace, stale, *twins)
     for tenant in tenants:
         tenant.until_repaired()
-    late = container.tenant(load=6, guess=missing.host_pid)  # another's right number
+    late = container.tenant(load=6, guess=missing.host_pid)  # the right PID of another process
     late.until_repaired()
     passes(daemon, container)
     assert repairs_of(daemon, container, missing) == [("missing", 0, missing.host_pid, missing.host_pid)]
@@ -56,9 +56,9 @@ def test_each_reason_is_repaired_once(node: Node, start: Start, layout: str) -> 
     assert [[each[1:] for each in repairs] for repairs in repaired] == [
         [(4711, twin.host_pid, twin.host_pid)] for twin in twins
     ]
-    # The second one is alone with its number if the first was repaired in a pass before.
+    # The second twin is no duplicate if an earlier pass repaired the first.
     assert {repairs[0][0] for repairs in repaired} in ({"duplicate"}, {"duplicate", "stale"})
-    # A slot is missing (0) before it has its guess: the daemon may be the faster one.
+    # A slot holds 0 (missing) before its process guesses, and the daemon may repair it first.
     ((reason, *_),) = repairs_of(daemon, container, late)[-1:]
     assert reason in ("duplicate", "missing")
     assert [each.hostpid for each in (*tenants, late)] == [each.host_pid for each in (*tenants, late)]
@@ -90,7 +90,7 @@ def test_duplicate_pid_in_container_is_not_guessed(node: Node, start: Start) -> 
 @EVERY_SOURCE
 def test_restart_and_exec_keep_slots_right(node: Node, start: Start) -> None:
     container, other = node.container(), node.container(name="other")
-    before, first = container.tenant(guess="none"), other.tenant(guess="none")  # they make the files
+    before, first = container.tenant(guess="none"), other.tenant(guess="none")  # these create the files
     process = claiming(other, *other.tenant_arguments(load=35, guess="none"))
     daemon = start(node, *FAST)
     repairs_of(daemon, container, before)  # seen in the file alone, it could be undone as its owner ends
@@ -122,7 +122,7 @@ def test_auto_writes_only_without_another_writer(node: Node, start: Start) -> No
     def writes() -> int:
         for tenant, load in zip(tenants.values(), (70, 30), strict=True):
             tenant.set_load(load)
-        time.sleep(1.2)  # NVML's value is of the last second
+        time.sleep(1.2)  # NVML's value covers the last second
         daemon = start(node, *FAST)
         shown(70, 30)
         for tenant in tenants.values():
@@ -132,5 +132,5 @@ def test_auto_writes_only_without_another_writer(node: Node, start: Start) -> No
 
         return daemon.counters()["utilization_writes"]
 
-    # 70 and 0, in the container without a watcher. A watcher without a CPU may cause more, so this is repeated.
+    # 70 and 0, in the container without a watcher. A watcher without a CPU may cause more, so try again.
     until(lambda: writes() == 2, "two writes")

@@ -26,7 +26,7 @@ FAST = ("--interval", "50ms", "--nvml-interval", "200ms", "--source", "scan")
 
 @pytest.mark.parametrize("gpus", [1, 4])
 def test_monitor_reports_nvml_values_in_every_release(tmp_path: Path, start: Start, gpus: int) -> None:
-    """Busy, changed, idle on all devices but the first, idle: within 3 points, and 0 when idle."""
+    """Busy, changed, idle except on the first device, idle: values within 3 points, and 0 if idle."""
     with Node(tmp_path, DRIVER, GPUS) as node:
         cases = []
         for release in BEHAVIOURS:
@@ -104,18 +104,18 @@ def test_forced_wrong_namespace_is_reported(node: Node, start: Start) -> None:
     line = daemon.wait_for("slot_stuck", container=container.directory.name)
     assert line["level"] == "warning"
     assert (line["ns_pid"], line["host_pid"]) == (tenant.ns_pid, tenant.host_pid)
-    if "is not written to" not in line["why"]:  # all that a slow machine sees of it in three seconds
+    if "is not written to" not in line["why"]:  # a slow machine may see only this in three seconds
         assert line["why"].startswith("a watcher sets sm_util to 0 at every tick and fills nothing in")
         assert line["why"].endswith("--hostpid-namespace container is wrong for this driver: try auto")
     name = container.directory.name
     never(lambda: len(daemon.said("slot_stuck", container=name)) > 1, "a second report", 1.0)
-    assert tenant.hostpid == tenant.ns_pid  # nothing flips by itself
+    assert tenant.hostpid == tenant.ns_pid  # the number stays as forced
     until(lambda: stuck(daemon).keys() == {name}, "no report of another")
     daemon.stop()
     assert daemon.counters()["slots_stuck"] == len(daemon.said("slot_stuck"))
 
 
-#: A daemon that waits one second for a watcher that confirms the policy, not half a minute.
+#: A daemon that waits only one second, not half a minute, for a watcher to confirm the policy.
 IMPATIENT = patched("from resolver.daemon import hostpid_decision; hostpid_decision.DOUBTED_SECONDS = 1.0")
 
 
@@ -125,7 +125,7 @@ def watchers(daemon: Daemon) -> dict[str, int]:
 
 @pytest.mark.parametrize(("release", "shown"), [("2.8.0", "doubts"), ("2.9.0", "contradicts")])
 def test_watchers_expose_a_lying_driver(node: Node, start: Start, release: str, shown: str) -> None:
-    """The version decides wrongly. In a file of 2.8.0, a watcher of HAMi 2.4.1 would look the same."""
+    """The driver's version gives the wrong policy. 2.8.0 shows only doubts: its file may be HAMi 2.4.1's."""
     environment = {**node.environment(), "NVML_STANDIN_SAYS": "570.86.15"}
 
     def tenants(*names: str) -> list[Tenant]:
@@ -170,7 +170,7 @@ def test_working_watcher_confirms_hostpid_and_is_not_stuck(node: Node, start: St
     )
     tenants = [container.tenant(load=load, guess=guess) for load, guess in ((40, "none"), (30, "self"))]
     idle.tenant(load=0, guess="none")
-    host.tenant(load=20, guess="none")  # it has one number only
+    host.tenant(load=20, guess="none")  # this process has only one PID
     daemon = start(node, *FAST)
     daemon.wait_for("repair")
     loads = itertools.cycle((40, 55, 70))

@@ -60,7 +60,7 @@ def test_connector_is_used_without_the_map(node: Node, start: Start, tmp_path: P
         "no capability": NO_RIGHT,
     }
     daemon = start(node, *FAST, *AUTO, wrapper=wrappers[why])
-    not_used = daemon.wait_for("source", source="netlink")["not_used"]  # on a busy machine it may climb to it
+    not_used = daemon.wait_for("source", source="netlink")["not_used"]  # on a busy machine it may climb later
     assert not_used.keys() == {"bpf"}
     assert not_used["bpf"].startswith(SAYS[why])
     assert not_used["bpf"] in [line["why"] for line in daemon.said("source_unavailable")]

@@ -63,7 +63,7 @@ def test_usage_states_differ_between_containers(
     assert "LD_PRELOAD" not in said(scraper, "explain", busy.pod_uid)
     by_name = {(use["container_name"], use["device_uuid"]): use for use in found["containers"]}
     first, other = by_name["busy", FIRST], by_name["idle", FIRST]
-    assert (first["core_limit"], first["limit_state"]) == (30, "in_force")  # a minute is not over yet
+    assert (first["core_limit"], first["limit_state"]) == (30, "in_force")  # less than a minute has passed
     assert (other["core_limit"], other["limit_state"]) == (None, "no_limit")
     assert first["idle_since"] is None
     assert other["idle_since"] is not None
@@ -147,14 +147,14 @@ def test_whole_gpu_container_has_same_series_as_shared(
     assert values("hami_vgpu_memory_used_bytes") == memory
 
     def sums() -> list[dict[tuple[str, str], float]]:
-        """The driver's own seconds, the daemon's, and the daemon's joules."""
+        """Return the driver's GPU-seconds, the daemon's GPU-seconds, and the daemon's joules."""
         used = {each: node.gpu.used.get((host_pids[each[0]], int(each[1][4])), 0.0) for each in wanted}
         return [used, values(SECONDS), values(JOULES)]
 
     began = sums()
 
     def tracked() -> bool:
-        """Compare over a growing time, in which gaps of a starved daemon weigh less."""
+        """Compare over a growing period, in which a starved daemon's gaps weigh less."""
         used, seconds, joules = (
             {each: now[each] - before.get(each, 0.0) for each in wanted}
             for now, before in zip(sums(), began, strict=True)

@@ -1,6 +1,6 @@
-"""Tenants' file events wake a real daemon, and not its clock, in real containers.
+"""Tenants' file events, not the clock, wake a real daemon, in real containers.
 
-The interval is a minute, so changes that are noticed within seconds were not found by the clock.
+The interval is a minute, so an event must have caused a repair within seconds.
 """
 
 import mmap
@@ -77,7 +77,7 @@ def test_lost_events_make_every_file_checked(node: Node, start: Start) -> None:
     daemon.signal(signal.SIGSTOP)
     try:
         assert touches(bad, 60.0, QUEUE).read_line() == "done"
-        tenant = good.tenant(guess="none")  # the queue is full: no wake-up
+        tenant = good.tenant(guess="none")  # the full queue causes no wake-up
     finally:
         daemon.signal(signal.SIGCONT)
     tenant.until_repaired(SECONDS)
@@ -123,7 +123,7 @@ def test_slots_are_repaired_by_the_clock_without_inotify(node: Node, start: Star
 
 
 def store_sm_util(container: Container, index: int, value: int) -> None:
-    """Store it through a shared mapping, as tenants do, and keep the file open, since a close is an event."""
+    """Store a value through a shared mapping, as tenants do; keep the file open: a close is an event."""
     layout = container.region().layout
     assert layout.device_util is not None
     offset = layout.procs + index * layout.slot_size + layout.device_util + 16
