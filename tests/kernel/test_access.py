@@ -138,7 +138,7 @@ def test_a_container_sees_its_own_and_nothing_else(node: Node, path: Path, sourc
     ask = asker(mine, path, f"os.setgroups([{GROUP}]); os.setresgid({user}, {user}, {user})\n"
                 f"os.setresuid({user}, {user}, {user})\n")  # fmt: skip
 
-    # Its processes, by PID alone or by container id, at any depth.
+    # The container's processes, by PID alone or by container id, at any depth.
     for ns_pid, host_pid in (
         *((each.ns_pid, each.host_pid) for each in processes),
         (ask.ns_pid, ask.host_pid), (1, mine.init_host_pid), (outer, nested.host_pid),
@@ -153,7 +153,7 @@ def test_a_container_sees_its_own_and_nothing_else(node: Node, path: Path, sourc
     status, found = ask(f"/v1/reverse?host_pid={processes[0].host_pid}")
     assert (status, found["container_pid"]) == (200, processes[0].ns_pid)
 
-    # Another container's process is refused in the same words, whether it exists or not.
+    # Another container's process is refused with the same message as one that doesn't exist.
     refusals = set()
     for question in (
         f"/v1/lookup?pid={theirs.ns_pid}&container={other.container_id}",
@@ -177,7 +177,7 @@ def test_a_container_sees_its_own_and_nothing_else(node: Node, path: Path, sourc
         assert (ask(question)[0], ask(question)[1]["reason"]) == (403, "not_yours"), question
     assert ask("/v1/openapi.json")[0] == 200
 
-    # In a batch its own processes get answers, all others the same refusal.
+    # In a batch, the container's own processes get answers, and all others the same refusal.
     alone = [{"pid": ns_pid} for ns_pid in (processes[1].ns_pid, 4000, outer)]
     pairs = [[mine.container_id, processes[0].ns_pid], *alone]
     pairs += [[other.container_id, theirs.ns_pid], ["ab" * 32, 1], {"pid": 1, "container": "x/y"}]
@@ -195,7 +195,7 @@ def test_host_processes_get_all_by_group_and_none_as_tenants(node: Node, path: P
     assert (root.stat().st_mode & 0o777, root.stat().st_gid) == (0o660, GROUP)
     container = node.container(pid_namespace="host")
     everything = "/v1/containers"
-    for uid, groups in ((0, "0"), (1000, str(GROUP)), (GROUP, "1")):  # the last user has it as primary group
+    for uid, groups in ((0, "0"), (1000, str(GROUP)), (GROUP, "1")):  # the last has it as primary group
         assert on_the_host(root, everything, uid=uid, groups=groups)[0] == 200
     assert (
         asker(container, root)(everything)[0] == 200
@@ -235,7 +235,7 @@ serve(channel)
 
 @pytest.mark.parametrize("before", ["silent", "asks"])
 def test_connection_of_ended_caller_is_refused(node: Node, path: Path, before: str) -> None:
-    """Any process may hold the connection by then, and another namespace may have the inode."""
+    """By then another process may hold the connection, and another namespace may have the inode."""
     container = node.container()
     ask = Asker(container.spawn([*PYTHON, LEAVES_IT_BEHIND, str(path), before]))
     reverse = f"/v1/reverse?host_pid={container.init_host_pid}"
@@ -304,7 +304,7 @@ with socket.socket(socket.AF_UNIX) as to:
 
 
 def test_a_connection_that_is_handed_over_is_still_its_makers(node: Node, path: Path, tmp_path: Path) -> None:
-    """SCM_RIGHTS: the host's root with a container's connection gets the container's view."""
+    """The host's root gets the container's view on a connection that a container sent by SCM_RIGHTS."""
     container, other = node.container(), node.container(name="other")
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "to"))
@@ -358,7 +358,7 @@ def test_connections_of_containers_shut_no_other_out(node: Node, path: Path) -> 
     greedy.kill()
     until(lambda: _connected(path) == 0, "its connections closed")
     for _ in range(9):
-        # Silent clients are closed after 10 s, so each asks at once.
+        # Silent clients are closed after 10 s, so each client asks immediately.
         greedy = node.container().spawn([*PYTHON, TAKES_THEM_ALL, str(path), "16", "at-once"])
         assert json.loads(greedy.read_line()) == {"200": 16}
     assert asker(other, path)("/v1/lookup?pid=1")[0] == 200
@@ -387,7 +387,7 @@ def test_a_container_that_asks_all_the_time_is_told_to_wait(node: Node, path: Pa
     flood = node.container().spawn([*PYTHON, FLOOD, str(path), "400"])
     statuses: list[int] = json.loads(flood.read_line())
     assert len(statuses) > 50
-    # The limit is 100 at once and 50 a second: a slow machine never reaches it.
+    # The limit is a burst of 100 and 50 a second, which a slow machine never reaches.
     assert statuses[-1] == 429 or 100 + 50 * (time.monotonic() - began) > 400, statuses
     until(lambda: _connected(path) == 0, "its connection closed: it has to wait for its turn again")
     assert on_the_host(roots(path), "/v1/status")[0] == 200

@@ -126,7 +126,7 @@ def test_exchange_has_the_bytes_of_the_protocol(served: Serving, path: Path) -> 
         with connect(str(path)) as connection:
             connection.sendall(request)
             assert connection.recv(64) == INVALID_ANSWER
-            with contextlib.suppress(ConnectionResetError):  # unread bytes cause a reset, after the answer
+            with contextlib.suppress(ConnectionResetError):  # unread bytes cause a reset after it
                 assert connection.recv(64) == b""
     assert raw(path, REQUEST[:5], end=True) == INVALID_ANSWER
     assert raw(path, end=True) == b""
@@ -242,7 +242,7 @@ def test_silent_client_is_closed_after_half_a_second(path: Path, monkeypatch: py
                     return True
             return False
 
-        # Single bytes gain no time, unless the broker has no CPU for two seconds and reads all of them at once.
+        # Single bytes gain no time, unless the broker lacks a CPU for 2 s and reads all bytes together.
         until(is_closed_before_its_last_byte, "a client closed that sends a byte now and then")
 
 
@@ -317,7 +317,7 @@ def test_live_socket_of_another_process_is_kept(path: Path, backlog: int) -> Non
             line = serving.said("broker_off")[0]
             assert "another process listens" in line["why"]
             never(lambda: path.stat().st_ino != inode or serving.said("broker_on"), "a change", 0.3)
-            assert len(serving.said("broker_off")) == 1  # said once
+            assert len(serving.said("broker_off")) == 1  # logged once
             other.close()
             until(lambda: serving.said("broker_on"), "that it answers now")
             assert ask(str(path)) == (0, os.getpid())
@@ -339,7 +339,7 @@ def test_path_that_is_no_socket_is_kept(path: Path, make: Callable[[Path], None]
         (
             lambda folder: folder.chmod(0o1777),
             "go-w",
-        ),  # the sticky bit is enough only for the directory above
+        ),  # the sticky bit suffices only for the parent directory
         (lambda folder: folder.chmod(0o731), "go-w"),
         (lambda folder: os.chown(folder, 65534, 0), "chown root"),
         (lambda folder: folder.chmod(0o700), "chmod 711"),

@@ -103,7 +103,7 @@ def test_repairs_and_dropped_rights_wait_for_no_map(node: Node, start: Start, tm
     daemon.wait_for("metrics_on")
     until(lambda: tenants.exists() and daemon.socket.exists(), "the sockets")
     own = rights(daemon.process.pid)
-    assert daemon.said("source") == []  # no source is up yet
+    assert daemon.said("source") == []  # no source runs yet
     needed = frozenset().union(*(each.rights for each in SOURCE_RECORDS.values()), {"DAC_OVERRIDE"})
     assert own.effective == SOURCE_RECORDS["bpf"].keeps(RELEASE) | {"DAC_OVERRIDE"}
     # The opener may have to enter the host's network namespace.

@@ -36,7 +36,7 @@ INTERVALS = 2
 LOST, RESET, NOT_FOUND, NOT_SUPPORTED, NO_FUNCTION = 15, 16, 6, 3, 13
 LIBRARY = (1, 9, 18)  # errors of the library as a whole: UNINITIALIZED, DRIVER_NOT_LOADED, a version mismatch
 EVERY_ERROR = (*range(1, 31), 999)
-#: One of each kind, and all of them.
+#: One error of each kind, or every error (long).
 CODES = pytest.mark.parametrize(
     "codes",
     [
@@ -124,7 +124,7 @@ def bench(node: Node, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     monkeypatch.setattr(sampler_module, "time", clock)
     monkeypatch.setattr(gpu_users, "DRIVER_SECONDS", 30.0)  # this machine may be slow, the driver is not
     try:
-        for _ in range(3):  # slots are found after the first NVML answer
+        for _ in range(3):  # slots are known only after the first NVML answer
             bench.interval()
         bench.right()
         bench.gpu_events()

@@ -53,7 +53,7 @@ def region(place: Path, *changes: tuple[int, str, int | bytes]) -> None:
 def slots(place: Path, *pids: int) -> BinaryIO:
     """Write a region whose slots claim these PIDs; only PIDs that can't be a dead process's have a load.
 
-    The file is open before it has its name: slots of a file that no process has open may be called dead.
+    The file is open before it has its name: slots of a file that no process has open may be judged dead.
     """
     sound = place.with_name("sound")
     region(sound, (V1_2.proc_num, "i", len(pids)))
@@ -294,7 +294,7 @@ def cut(cache: Path) -> None:
 
 
 def punch(cache: Path) -> None:
-    """Free the file's first page, and fill the file system so that the page can't come back."""
+    """Free the file's first page, and fill the file system, so the page can't be allocated again."""
     with cache.with_name("filler").open("wb", buffering=0) as filler, contextlib.suppress(OSError):
         subprocess.run(["fallocate", "--punch-hole", "--length", "4096", str(cache)], check=True)
         while True:

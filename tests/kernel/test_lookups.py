@@ -27,7 +27,7 @@ def ask(daemon: Daemon, pairs: Sequence[Pair]) -> list[dict[str, Any]]:
 
 
 def complete(daemon: Daemon, pairs: Sequence[Pair]) -> list[dict[str, Any]]:
-    """Ask again while the daemon had no time for a pair: it walks for five seconds only."""
+    """Ask again until each pair has an answer, because the daemon walks for only five seconds."""
     answers = ask(daemon, pairs)
     while {"reason": "too_slow"} in answers:
         answers = ask(daemon, pairs)
@@ -168,4 +168,4 @@ def test_a_number_that_is_used_again_is_another_process(node: Node, start: Start
         assert alone(daemon, (container.container_id, 777)) == {}
     container.stop()
     assert alone(daemon, (container.container_id, 1)) == {}
-    assert seen >= (40 if source == "bpf" else 1)  # a scan rests between two looks
+    assert seen >= (40 if source == "bpf" else 1)  # a scan pauses between two walks

@@ -39,7 +39,7 @@ def test_region_inside_a_container_is_repaired(node: Node, start: Start, source:
 
 
 def test_region_is_kept_while_a_process_maps_it(node: Node, start: Start) -> None:
-    """An upper directory on a file system of its own has other inode numbers than one beside the lower ones."""
+    """An upper directory on a separate file system has other inode numbers than one beside the lower ones."""
     docker, other = Docker(node), Docker(node, "other", upper="tmpfs")
     daemon = start(node, *FAST, "--source", "scan")
     one = docker.tenant(load=30)

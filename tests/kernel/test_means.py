@@ -1,4 +1,4 @@
-"""Other processes use up memory or descriptors: the daemon goes on or reports that, and blames no container."""
+"""Other processes use up memory or descriptors: the daemon continues or reports it; no container is blamed."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""A clock that jumps, for the daemon alone or with its driver: values stay right, and repairs go on."""
+"""A clock that jumps, for the daemon alone or with its driver: values stay right, and repairs continue."""
 
 import time
 from pathlib import Path

@@ -198,7 +198,7 @@ def test_working_watcher_confirms_hostpid_and_is_not_stuck(node: Node, start: St
 
 
 REFUSED = "can't read this driver's samples: update"
-#: By driver, its fault, and HAMi's release: words that each command must say.
+#: By driver, its fault, and HAMi's release: words that each command must print.
 TRUTHS: dict[tuple[str, Fault, str], dict[str, str]] = {
     ("580.105.08", Fault.PROCESS_UTILIZATION_UNSUPPORTED, "2.8.2"): {
         "status": f"HAMi in 1 container {REFUSED} it to 2.10",

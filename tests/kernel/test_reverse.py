@@ -166,7 +166,7 @@ def test_missing_pids_exit_1_and_wrong_numbers_2() -> None:
 
 
 def hidden(level: int) -> tuple[str, ...]:
-    """Mount a new /proc: a remount would change the one of the whole machine."""
+    """Mount a new /proc, because a remount would change the whole machine's."""
     return (*mounted(f"mount -t proc -o hidepid={level} proc /proc"), *UNPRIVILEGED)
 
 

@@ -2,7 +2,7 @@
 
 Two movers. The C one (`tests/fakes/tenant/mover.c`) moves slots of invented processes and judges every byte after
 every move; the slot writer is driven against it with orders as the daemon makes them, as fast as it can, while a
-daemon at its shortest interval works beside it. The other one moves slots of real processes, so that the daemon
+daemon at its shortest interval works beside it. The second moves slots of real processes, so the daemon
 itself, from search to write, is the one that races.
 """
 

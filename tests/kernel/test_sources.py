@@ -99,7 +99,7 @@ def test_daemon_ends_while_the_map_is_made(
 ) -> None:
     slow = script(tmp_path / "python", "exec sleep 60")
     daemon = start(node, *FAST, "--source", source, wrapper=with_python(slow))
-    # The real loader ends with the daemon by itself; this stand-in can't, so it is killed here.
+    # The real loader ends with the daemon; this fake doesn't, so the test kills it.
     until(lambda: descendants(daemon.process.pid, "sleep"), "the loader")
     loaders = descendants(daemon.process.pid, "sleep")
     assert daemon.stop() == 0

@@ -32,7 +32,7 @@ def said(scraper: Scraper, *words: str) -> str:
 
 def used(scraper: Scraper) -> dict[str, Any]:
     while not (document := said(scraper, "usage", "--json")):
-        pass  # the daemon didn't answer in time
+        pass  # the daemon answered too late
     return dict(json.loads(document))
 
 

@@ -64,7 +64,7 @@ class User(NamedTuple):
 def user(tmp_path: Path) -> Iterator[User]:
     with Node(tmp_path, DRIVERS[0][0]) as node:
         cases = full_scene(node)
-        time.sleep(1.3)  # watchers look one second back
+        time.sleep(1.3)  # watchers sum up the last second
         settle(cases)
         train = cases[0].container
         (tmp_path / f"pods/research_train-0_{train.pod_uid}/train").mkdir(parents=True)

@@ -51,7 +51,7 @@ class Client:
 
 
 class Driver:
-    """The stand-in driver and the library that children of this process load."""
+    """The fake driver, and the library that child processes load."""
 
     def __init__(self, gpu: Gpu, place: Path) -> None:
         self.gpu = gpu

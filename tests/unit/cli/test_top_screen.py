@@ -239,7 +239,7 @@ def test_a_daemon_that_goes_away_is_told_and_waited_for(served: Served) -> None:
         terminal.wait(shows("by utilization", lacks="no daemon"))
 
 
-# ---- looks --------------------------------------------------------------------------------------------------------
+# ---- style --------------------------------------------------------------------------------------------------------
 
 
 def styled(served: Served, environment: dict[str, str]) -> str:

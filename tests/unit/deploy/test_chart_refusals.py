@@ -48,7 +48,7 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
     ({"serviceMonitor": {"interval": "15"}}, "serviceMonitor.interval"),
 ]
 
-#: Values that the schema accepts, and the message that says why they can't be combined.
+#: Values that the schema accepts, and the message with the reason for their conflict.
 TOGETHER: list[tuple[dict[str, Any], str]] = [
     ({"hostPID": False}, "hostPID is off: in a separate PID namespace the daemon sees no tenant"),
     ({"source": "netlink", "hostNetwork": False}, "source is netlink and hostNetwork is off"),

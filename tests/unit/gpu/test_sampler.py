@@ -63,7 +63,7 @@ def bench(driver: Driver) -> Iterator[Bench]:
 def test_impossible_value_is_unknown_while_it_is_in_the_answer(driver: Driver, bench: Bench) -> None:
     bench.collect()
     driver.sample(4711, 230)
-    driver.sample(4712, 40)  # two periods of one value each, and half of each
+    driver.sample(4712, 40)  # two periods: each process has half of the time
     unknown = bench.collect().devices[FIRST]
     assert (unknown.dropped, unknown.newest) == (frozenset({4711}), {4712: 20})
     assert bench.sampler.implausible == 1

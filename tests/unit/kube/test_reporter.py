@@ -257,7 +257,7 @@ async def test_watch_is_renewed_after_a_pause(kube: KubeServer, monkeypatch: pyt
 async def test_bookmarks_advance_the_resumed_version(kube: KubeServer) -> None:
     kube.bookmark_seconds = 0.05
     async with synced(kube) as run:
-        kube.set_node("another")  # only a bookmark tells the watch the new version
+        kube.set_node("another")  # the watch gets the new version only from a bookmark
         young = int(kube.nodes["another"]["metadata"]["resourceVersion"])
         await run.until(lambda: int(run.reporter.node_version) >= young)
         kube.end_watches()

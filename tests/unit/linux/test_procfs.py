@@ -39,7 +39,7 @@ from tests.patience import until
     [
         (b"Name:\tx\nNStgid:\t9\nNSpid:\t4026\t12\t1\nNSpgid:\t9\n", (4026, 12, 1)),
         (b"Name:\tx\nNSpid:\t7\nNSpgid:\t7\n", (7,)),
-        (b"Name:\tNSpid:\t9\nNSpid:\t7\n", (7,)),  # a name that looks like the line
+        (b"Name:\tNSpid:\t9\nNSpid:\t7\n", (7,)),  # a name with the line's text
         (b"Name:\t\\nNSpid:\t9\nNSpid:\t7\n", (7,)),  # the kernel escapes newlines in names
         (b"Name:\tx\nPid:\t7\n", ()),  # before Linux 4.1
         (b"Name:\tx\nNSpid:\t70", ()),  # cut short: digits may be missing

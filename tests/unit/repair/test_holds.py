@@ -22,7 +22,7 @@ from tests.patience import PATIENCE_S
 
 
 class Region(Bench):
-    """A region with a file, whose slot 0 says 500 % for both devices."""
+    """A region with a file; its slot 0 holds 500 % for both devices."""
 
     def __init__(self, stack: ExitStack, path: Path, account: str) -> None:
         super().__init__(stack)

@@ -68,7 +68,7 @@ class Desk:
     def send(
         self, bench: Bench, *answers: tuple[int, int] | WorkerFailed, orders: list[Order] | None = None
     ) -> bool:
-        """Carry out what is planned; an answer for each order, or one failure."""
+        """Carry out the plan or these orders; the writer gives one answer per order, or fails."""
 
         async def request(_message: bytes, _descriptors: list[int]) -> bytes:
             results = [each for each in answers if not isinstance(each, WorkerFailed)]

@@ -342,7 +342,7 @@ def test_contested_values_are_held(stack: ExitStack) -> None:
 
 
 def test_all_values_are_held_while_two_watchers_add(bench: Bench) -> None:
-    """As 2.5.0: a watcher zeroes the first device before it adds, but two that tick at once add twice."""
+    """As in 2.5.0: each watcher zeroes the first device and then adds, so two ticks at once add twice."""
     bench.load = {(4711, "GPU-a"): 40, (4712, "GPU-a"): 10, (4711, "GPU-b"): 10}
     bench.see((8, 4712, 1, (20, 0)), (7, 4711, 1, (80, 500)))
     bench.own(8, 4712)
@@ -351,7 +351,7 @@ def test_all_values_are_held_while_two_watchers_add(bench: Bench) -> None:
     held = [(order.slot, order.device, order.new) for order in bench.repairs.held]
     assert held == [(0, 0, 10), (0, 1, 0), (1, 0, 40), (1, 1, 10)]
 
-    # The slot writer reports a value that it read between the zero and the sum.
+    # The slot writer's reports hold values that it read between the zero and the sum.
     word = state.evidence.word(0, 80)
     for device, load in enumerate((40, 10)):
         state.evidence.word(device, 0).hold(load)

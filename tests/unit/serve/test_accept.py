@@ -1,4 +1,4 @@
-"""A client sends the last reference to a lingering socket: the loop must never be the one that closes it."""
+"""A client sends the last reference to a lingering socket: no server's loop may be the one that closes it."""
 
 import asyncio
 import contextlib

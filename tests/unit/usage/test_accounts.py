@@ -203,7 +203,7 @@ def test_a_new_worker_begins_after_a_gap(node: Node) -> None:
     node.begin(PROCESS, p100=steady(0.5))
     node.work(PROCESS, seconds=60)
     node.run(8)
-    node.asked = 0  # as if this were the first answer
+    node.asked = 0  # a new worker knows no earlier answer
     node.collect(PROCESS)
     node.work(PROCESS, seconds=60)
     use = node.use()
