@@ -32,35 +32,35 @@ from resolver.linux.mappings import SuperblockPath
 from resolver.workers.lane import ALL
 from resolver.workers.lanes import TenantReader
 
-GOOD = 60.0  # seconds a region must have been accepted to be forgiven earlier refusals
-#: Until a file that is on its way to being a region is tried again.
+GOOD = 60.0  # seconds of acceptance after which a region's earlier refusals are forgiven
+#: Shortest and longest pause in seconds before a half-made file is tried again.
 SOON, LATER = 0.005, 0.25
 STRAY = "kubelet has no such container here: its pod is gone, or another one's process made the directory"
 _NOT_YET = (
     RegionReason.NOT_INITIALIZED,
     RegionReason.UNKNOWN_SIZE,
     RegionReason.TRUNCATED,
-    RegionReason.NOT_ON_NODE,  # kubelet makes the name of a log when the container runs
+    RegionReason.NOT_ON_NODE,  # kubelet creates a container's log name when it starts
 )
-HALF_MADE_SECONDS = 2.0  # after a file was made, HAMi may not have written its size and header yet
+HALF_MADE_SECONDS = 2.0  # after a file's last change, HAMi may still be writing its size and header
 
 
 class Candidate:
-    """A file of a name ending in .cache; ``path`` is printable. ``shared``: every container may reach it."""
+    """A file whose name ends in .cache; ``path`` is printable. ``shared``: any container may reach the file."""
 
     def __init__(
         self, directory: Directory, name: str, identity: tuple[int, int], now: float, age: float
     ) -> None:
-        """Take the file that the directory has by this name ``now``, changed ``age`` seconds ago."""
+        """Create a candidate for a directory's file, seen at ``now`` and changed ``age`` seconds before."""
         self.directory, self.name, self.identity = directory, name, identity
         self.path = f"{directory.path}/{printable(name)}"
         self.region: SharedRegion | None = None
         self.seen_at, self.half_made_until = now, now + HALF_MADE_SECONDS - max(0.0, age)
-        self.half_made = False  # if this lasts, the refusal is reported
+        self.half_made = False  # a file that stays half-made is reported
         self.pause, self.retry_at, self.accepted_at = FIRST_PAUSE, 0.0, 0.0
         row = placement_of(self.path)
         self.shared = directory.root.shared or (row is not None and row.proof is ContainerProof.POD)
-        #: By the directory's name, confirmed by kubelet where all containers reach it.
+        #: From the directory's name; kubelet confirms it if all containers reach the directory.
         self.ownership = Ownership(directory.path, directory.name, placement=row.name if row else "")
         # Neither a UID nor a Kubernetes container name can hold an underscore.
         uid, _, container = directory.name.partition("_")
@@ -83,15 +83,15 @@ class Directory(Place):
 
 
 class Root(Place):
-    """Searched directory; ``fd`` is -1 while missing.
+    """A directory to search; ``fd`` is -1 while it is missing.
 
-    ``known``: one of the usual places. ``shared``: containers create the entries.
+    ``known``: one of the default directories. ``shared``: containers create the entries.
     """
 
     def __init__(self, path: str, *, known: bool = False) -> None:
         super().__init__()
         self.path = path.rstrip("/") or "/"
-        self.key = f"{self.path}/"  # of its watch; containers' directories have keys without the slash
+        self.key = f"{self.path}/"  # the watch's key; keys of containers' directories lack the slash
         self.identity = NOWHERE
         self.known = known
         self.shared = False
@@ -105,7 +105,7 @@ class Root(Place):
 
 
 def may_be_searched(root: Root, info: os.stat_result, roots: Sequence[Root]) -> bool:
-    """Accept an automatic directory that is no duplicate and not made by users."""
+    """Check that a default directory duplicates no other root, and that no user made it."""
     others = (tree for tree in roots if tree is not root and tree.fd >= 0)
     if any(other.identity == (info.st_dev, info.st_ino) for other in others):
         return False
@@ -117,7 +117,7 @@ def may_be_searched(root: Root, info: os.stat_result, roots: Sequence[Root]) -> 
 
 
 class Candidates:
-    """Decides about candidates for the regions of a ``discovery``."""
+    """Accepts or refuses candidates for the regions of a ``discovery``."""
 
     def __init__(
         self,
@@ -130,7 +130,7 @@ class Candidates:
         self._names, self._reader = names, reader
 
     async def check(self, candidate: Candidate) -> None:
-        """Open the file if it is new, or due again. `SharedRegion.read` checks the content."""
+        """Open the file if it is new or its retry is due. `SharedRegion.read` checks the content."""
         now = self._clock()
         if candidate.region is not None or (now < candidate.retry_at and not candidate.half_made):
             return
@@ -166,7 +166,7 @@ class Candidates:
             raise
 
     async def locate(self, candidate: Candidate, region: SharedRegion) -> Location:
-        """Return the directory as mounted by containers, or the file in a tree of all. Raises `RegionRejected`."""
+        """Return the directory as containers mount it, or the file if all share a tree. Raises `RegionRejected`."""
         directory, owner = candidate.directory, candidate.ownership
         tree = (directory.root.link, directory.name) if candidate.shared else None
         place, (device, inode), opened, above = await self._reader.ask(
@@ -186,7 +186,7 @@ class Candidates:
             candidate.identity, candidate.retry_at = (
                 NOWHERE,
                 now + SOON,
-            )  # the next listing drops it, or replaces it
+            )  # the next listing drops or replaces the candidate
             return
         if candidate.half_made:
             rejected.pop(candidate.path, None)

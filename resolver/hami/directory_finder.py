@@ -1,7 +1,7 @@
 """Shared regions in host directories: ``<directory>/<entry>/*.cache``, one entry per container or claim.
 
-Tenants fill them, so steps are bounded, and lanes do those that the kernel can delay: one coroutine lists a directory
-and opens its files. Where containers make the entries, tenants can flood the listing and take any name: only entries
+Tenants fill them, so steps are bounded, and lanes run those that the kernel can delay. One coroutine lists a directory
+and opens its files. If containers make the entries, tenants can flood the listing and take any name: then only entries
 of kubelet's containers are opened, by name; others are reported.
 """
 
@@ -75,7 +75,7 @@ class DirectoryFinder(Discovery):
 
     @property
     def watched(self) -> bool:
-        """True if every directory is watched and none waits for kubelet."""
+        """True if every directory is watched and none is shared: those are polled for kubelet's names."""
         expected = [root for root in self._roots if root.fd >= 0 or not root.known]
         if AUTO in self.missing_dirs or any(root.shared for root in expected):
             return False
@@ -104,7 +104,7 @@ class DirectoryFinder(Discovery):
     def refresh(self, *, full: bool) -> RegionChanges:
         """Begin to read changed directories, or all if ``full``, and retry refused files when due.
 
-        Raises nothing that tenants or a lack of descriptors could cause.
+        Raises no error that a tenant or a lack of descriptors can cause.
         """
         now = self._clock()
         for root in self._roots:
@@ -151,7 +151,7 @@ class DirectoryFinder(Discovery):
                 info = os.fstat(root.fd)
                 root.identity = info.st_dev, info.st_ino
             self._watch(root, root.fd)
-            # The device plugins make theirs for root alone. Once seen, it stays so: a tenant can change the mode.
+            # Device plugins let root alone write. ``shared`` stays set, because a tenant can reset the mode.
             if info.st_mode & 0o002 and not root.shared:
                 root.shared, root.due = True, 0.0
                 self._drop_directories(root, root.directories.keys())
@@ -178,7 +178,7 @@ class DirectoryFinder(Discovery):
                 after = page[-1] if page else ""
         except (OSError, CannotKnow, WorkerFailed) as error:
             complete = False
-            if not root.shared:  # there kubelet's are opened by name, until the next full refresh
+            if not root.shared:  # shared: kubelet's entries are opened by name until the next full refresh
                 self.report(root.path, refusal(error))
                 root.due = self._clock() + _NEXT_LOOK
                 return
@@ -193,7 +193,7 @@ class DirectoryFinder(Discovery):
             self._drop_directories(root, root.directories.keys() - names)
 
     def _of_kubelet(self, root: Root, listed: set[str], *, complete: bool) -> set[str]:
-        """Return kubelet's containers' entries, listed or not; report some others."""
+        """Return kubelet's containers' entries, unlisted ones too unless ``complete``; report some others."""
         self._names.refresh()
         if self._names.trouble:
             why = f"{self._names.trouble}, and only kubelet knows which containers its entries are of"
@@ -210,7 +210,7 @@ class DirectoryFinder(Discovery):
         return {name for name in wanted if name in listed or not complete}
 
     def _report_unless(self, complete: bool, path: str, limit: int) -> None:  # noqa: FBT001
-        """Reject an incompletely read directory."""
+        """Report a directory that was not read completely, or clear its report."""
         if complete:
             self.rejected.pop(path, None)
             return
@@ -242,7 +242,7 @@ class DirectoryFinder(Discovery):
         try:
             device, inode, files, complete = await self._read(directory)
         except RegionRejected as why:
-            # A lack of descriptors, or of time, says nothing about the regions.
+            # A lack of descriptors or time is no evidence about the regions.
             if why.reason not in (RegionReason.IO_ERROR, RegionReason.OVERLOADED):
                 self._candidates.drop(directory)
             if why.reason is not RegionReason.GONE:
@@ -254,7 +254,7 @@ class DirectoryFinder(Discovery):
             self._candidates.drop(directory)
             if directory.identity != NOWHERE:
                 self._forget(directory)
-                directory.due = 0.0  # to be watched, too
+                directory.due = 0.0  # the new directory must be watched, too
             directory.identity = device, inode
         listed = {name: (device, inode) for name, device, inode, _ in files}
         candidates, now = directory.candidates, self._clock()
@@ -269,10 +269,10 @@ class DirectoryFinder(Discovery):
         directory.rest(min(retries, default=math.inf), self._clock() + SOON)
 
     async def _read(self, directory: Directory) -> tuple[Any, ...]:
-        """Return its content from a lane, and watch it. Raises `RegionRejected`."""
+        """Return a directory's content from a lane, and watch the directory. Raises `RegionRejected`."""
         root, payer = directory.root, directory.path
         names = list(directory.candidates)
-        if root.shared:  # anybody may have put other files before it
+        if root.shared:  # other files may crowd KAI's out of the listing
             names = list(dict.fromkeys((KAI.file, *names)))
         try:
             held = -1, -1

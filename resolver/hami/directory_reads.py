@@ -1,6 +1,6 @@
 """Lane reads (`resolver.workers.lanes`) of directories that tenants fill.
 
-The kernel delays them: a directory keeps its largest size, and is locked while a large one in it is removed.
+The kernel can delay them: a directory never shrinks, and is locked while a large one inside it is removed.
 """
 
 import errno
@@ -23,9 +23,9 @@ _PAGE_BYTES = 100_000  # of names in one answer
 def list_entries(
     _procfs: Procfs, where: str, path: str, most: int, after: str
 ) -> tuple[list[str], bool, bool]:
-    """Return sorted names of possible container directories behind ``after``. Raises OSError.
+    """Return the sorted names after ``after`` of possible container directories. Raises OSError.
 
-    Also True if these are the last, and True if there are at most ``most`` entries.
+    The first bool is True if these are the last names, the second if there are at most ``most`` entries.
     """
     names = []
     with (
@@ -33,7 +33,7 @@ def list_entries(
         os.scandir(fd) as listing,
     ):
         for entry in islice(listing, most):
-            # A symbolic link is kept, too: the visit refuses and counts it. Kubelet and device plugins make
+            # A symbolic link is kept, too: opening it is refused and reported. Kubelet and device plugins make
             # printable names only.
             is_name = entry.name > after and entry.name.isprintable() and is_entry(path, entry.name)
             if is_name and (entry.is_symlink() or entry.is_dir(follow_symlinks=False)):
@@ -42,7 +42,7 @@ def list_entries(
     names.sort()
     page, room = [], _PAGE_BYTES
     for name in names:
-        room -= 6 * len(name)  # as much as JSON takes
+        room -= 6 * len(name)  # the most that JSON takes
         if room < 0:
             break
         page.append(name)
@@ -50,9 +50,9 @@ def list_entries(
 
 
 def look_into(_procfs: Procfs, where: str, name: str, known: list[str]) -> tuple[Any, ...]:
-    """Return a directory's device, inode, cache files, and True if read completely.
+    """Return a directory's device, inode, cache files, and True if it was read completely.
 
-    Files are ``[name, device, inode, change time]``, including ``known``. Raises `RegionRejected` and OSError.
+    A file is ``[name, device, inode, change time]``; ``known`` names are included. Raises `RegionRejected`, OSError.
     """
     with closing(_open_below(where, name)) as fd:
         info = os.fstat(fd)
@@ -77,7 +77,7 @@ def hold_file(_procfs: Procfs, where: str, directory: str, name: str) -> tuple[O
 
 
 def open_held(_procfs: Procfs, where: str) -> tuple[OpenFile, int, int]:
-    """Open for the daemon a file that it holds (O_PATH)."""
+    """Open a file for the daemon, which holds it by O_PATH."""
     return _held(open_offered(where))
 
 
@@ -114,7 +114,7 @@ def _open_below(where: str, name: str) -> int:
 def place_of(procfs: Procfs, fd: int) -> tuple[SuperblockPath, Descriptor]:
     """Return how mount tables of containers show an open file or directory.
 
-    Not from ``stat``: on btrfs superblocks differ. Raises CannotKnow if no visible mount has it.
+    Not from ``stat``: on btrfs its device differs. Raises CannotKnow if no visible mount has the file.
     """
     opened = descriptor(procfs, "self", fd)
     path = superblock_path(opened, procfs.mounts("self"))
@@ -130,7 +130,7 @@ def locate_open(
 ) -> tuple[tuple[str, str], Shown, int, tuple[str, str]]:
     """Locate a region's directory or, in a ``tree`` of all containers, the file itself.
 
-    Also how ``maps`` shows it, its inode in descriptors, and the tree's place.
+    Also return how ``maps`` shows the file, its inode in ``fdinfo``, and the tree's place.
     """
     with closing(open_offered(where)) as fd:
         shown = mapped_as(procfs, fd)

@@ -1,6 +1,6 @@
 """Facts about a shared region from `resolver.hami.directory_finder` or `resolver.hami.mapping_finder`.
 
-Schedulers differ only in a region's container (`Ownership`), and the proof that a process is in it (`Proof`).
+Schedulers differ only in how a region's container is named (`Ownership`) and a process in it is proven (`Proof`).
 """
 
 import asyncio
@@ -58,8 +58,8 @@ class ClaimDirectory(SharedDirectory):
 class PodFile(Struct, frozen=True):
     """File that a region's processes, in one pod and container, hold and map.
 
-    All containers have the whole tree, ``mount``: the pod is the cgroup's, the container's name kubelet's. ``opened``
-    is the inode in descriptors.
+    All containers have the whole tree, ``mount``, so the cgroup proves the pod, and kubelet's name the container.
+    ``opened`` is the inode in ``fdinfo``.
     """
 
     file: SuperblockPath
@@ -72,8 +72,8 @@ class PodFile(Struct, frozen=True):
     open: ClassVar = True
 
 
-#: Proof that a process belongs to a region. ``alone``: the file is certainly a single container's; ``open``: all
-#: containers reach it; ``mount`` and ``container_id``: its processes' mount and container, None if unknown.
+#: Proof that a process belongs to a region. ``alone``: the file certainly belongs to a single container; ``open``: all
+#: containers reach the file; ``mount`` and ``container_id``: its processes' mount and container, None if unknown.
 Proof = SharedDirectory | MappedFile | PodFile
 
 
@@ -127,7 +127,7 @@ class Place:
         self.work: asyncio.Task[None] | None = None
 
     def rest(self, until: float, soon: float) -> None:
-        """End the work. The next is due at ``until``, or ``soon`` if an event came meanwhile."""
+        """End the work. The next search is due at ``until``, or ``soon`` if an event came meanwhile."""
         self.due = until if self.due == math.inf else soon
 
     def cancel(self) -> None:
@@ -142,7 +142,7 @@ P = TypeVar("P", bound=Place)
 class Discovery:
     """A way to find regions: ``regions`` and ``rejected`` by path, and their changes since the last refresh.
 
-    One coroutine searches each place; ``wake`` is called at its end: a refresh is due.
+    One coroutine searches each place; when it ends, a refresh is due, and ``wake`` is called.
     """
 
     def __init__(self, clock: Callable[[], float], wake: Callable[[], None]) -> None:
@@ -159,7 +159,7 @@ class Discovery:
         return self._wants
 
     async def settle(self) -> bool:
-        """Wait for the places that are searched; True if there were any."""
+        """Wait for the searches in progress; return True if there were any."""
         work = [place.work for place in self._places() if place.work is not None]
         if work:
             await asyncio.wait(work)
@@ -169,13 +169,13 @@ class Discovery:
         raise NotImplementedError
 
     def _due(self, places: Iterable[P]) -> list[P]:
-        """Return those to be searched now, the longest waiting first."""
+        """Return the places to search now, the longest waiting first."""
         now = self._clock()
         due = (place for place in places if self._is_idle(place) and place.due <= now)
         return sorted(due, key=lambda place: place.due)
 
     def _is_idle(self, place: Place) -> bool:
-        """Check that no work goes on. An error of ended work waits for `_end_refresh`: other places are searched."""
+        """Check that no search is in progress. `_end_refresh` raises its error, after other places were searched."""
         if place.work is not None and place.work.done():
             if error := place.work.exception():
                 self._failures.append(error)
@@ -195,9 +195,9 @@ class Discovery:
         raise NotImplementedError
 
     def reject(self, region: SharedRegion, why: RegionRejected) -> None:
-        """Close a region and retry later; unknown ones are ignored."""
+        """Close a region and retry later; ignore an unknown region."""
         if self.regions.get(region.path) is region:
-            changes, self._changes = self._changes, RegionChanges([], [], [])  # this is no news to the caller
+            changes, self._changes = self._changes, RegionChanges([], [], [])  # the caller knows of this one
             self._refuse(region.path, why)
             self._changes = changes
 
@@ -218,7 +218,7 @@ class Discovery:
             self._changes.rejected.append((path, why))
 
     def shed(self) -> list[SharedRegion]:
-        """Give up half of the regions for their descriptors, and return them; `allow_more` doubles the limit again."""
+        """Close half of the regions to free descriptors, and return them; `allow_more` doubles the limit again."""
         self.max_regions = max(1, len(self.regions) // 2)
         given_up = list(self.regions.values())[self.max_regions :]
         for region in given_up:
@@ -231,7 +231,7 @@ class Discovery:
         self.max_regions = min(sys.maxsize, 2 * self.max_regions)
 
     def check_room(self, most: int = sys.maxsize) -> None:
-        """Raise `RegionRejected` if there may be no more regions."""
+        """Raise `RegionRejected` if the limit of regions is reached."""
         if len(self.regions) >= min(most, self.max_regions):
             detail = "there are not enough descriptors for more regions: raise the limit (ulimit -n)"
             raise RegionRejected(RegionReason.IO_ERROR, detail)

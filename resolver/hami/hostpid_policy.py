@@ -17,8 +17,8 @@ WSL = "microsoft" in os.uname().release.lower()
 class DriverRange(NamedTuple):
     """Driver releases with the same behaviour; an empty ``first`` or ``last`` is unbounded.
 
-    In a container, ``listed`` are the PIDs in NVML's process list, ``samples`` those in its samples, None if that is
-    unknown. ``measured``: a release seen on hardware.
+    ``listed`` is the kind of PID in NVML's process list in a container, ``samples`` the kind in its samples, None if
+    unknown. ``measured``: a release tested on hardware.
     """
 
     first: str
@@ -63,9 +63,9 @@ class Origin(StrEnum):
 
 
 class WatcherFinding(StrEnum):
-    """A tenant's watcher found samples by the slots' ``hostpid``, found none, or can't: the driver refuses its call.
+    """A watcher's result: it found samples by the slots' ``hostpid``, found none, or the driver refuses its call.
 
-    Finding none contradicts the policy if its release works, which HAMi 2.4.1's, `FILLS_NOTHING`, doesn't.
+    Finding none contradicts the policy; with the layout `FILLS_NOTHING` it only raises doubts.
     """
 
     CONFIRMS = "confirms"

@@ -1,6 +1,6 @@
 """Field offsets of each released layout of HAMi's shared region. Pure: bytes in, values out.
 
-They are a C compiler's on x86-64, little-endian. A file's size, ``sizeof(region) + 1``, and version name the layout.
+Offsets are a C compiler's on x86-64, little-endian. A file's size, ``sizeof(region) + 1``, and version identify it.
 """
 
 from struct import Struct, unpack_from
@@ -13,9 +13,9 @@ MAGIC = 19920718
 MAX_DEVICES = 16
 MAX_SLOTS = 1024
 UUID_BYTES = 96
-#: As many bytes as `identify` needs to see: the magic number and the two version words.
+#: Bytes that `identify` needs: the magic number and the two version words.
 IDENTIFY_BYTES = 12
-#: As many bytes from `Layout.proc_num` on as `parse_tail_start` needs to see.
+#: Bytes that `parse_tail_start` needs, from `Layout.proc_num` on.
 TAIL_START_BYTES = 8
 
 #: More bytes than any GPU has.
@@ -58,7 +58,7 @@ class Layout(NamedTuple):
         return self.size + 1
 
     def slot_offset(self, index: int) -> int:
-        """Return a slot's offset, also of its ``pid`` (low half) and ``hostpid`` (high half)."""
+        """Return the offset of a slot, whose first word is ``pid`` (low half) and ``hostpid`` (high half)."""
         return self.procs + index * self.slot_size
 
     def sm_util_offset(self, index: int, device: int) -> int | None:
@@ -68,7 +68,7 @@ class Layout(NamedTuple):
         return self.slot_offset(index) + self.device_util + device * self.device_util_size + _SM_UTIL
 
 
-#: Offsets and sizes by layout. 2.8.1 says 1.1, but a second semaphore and the seqlock moved the rest.
+#: Offsets and sizes by layout. HAMi 2.8.1 writes version 1.1, but a second semaphore and the seqlock moved the rest.
 _TABLE = """
                     v0-no-util            v0          v1.1  v1.1-shifted          v1.2
 size                    804680       1197896       2008952       2008984       2008952
@@ -108,7 +108,7 @@ def _layouts() -> dict[str, Layout]:
     }
 
 
-#: Every layout that is known, by its name.
+#: Known layouts by name.
 LAYOUTS = _layouts()
 #: The layout that no HAMi monitor shows, the reason, and the next step.
 DROPPED = "v1.1-shifted"
@@ -117,16 +117,16 @@ DROPPED_FIX = (
     "another release of HAMi's library in that container; until then resolver top and resolver's metrics, also by "
     "HAMi's names (--hami-metrics), have its values"
 )
-#: The sizes that a file can have at all: checked before anything is read.
+#: Possible sizes of a cache file, checked before anything is read.
 FILE_SIZES = frozenset(layout.file_bytes for layout in LAYOUTS.values())
 
 
 class Header(NamedTuple):
-    """Needed fields before the slots; lists cover the first ``device_num`` devices."""
+    """The daemon's fields before the slots; lists cover the first ``device_num`` devices."""
 
     device_num: int
     uuids: tuple[str, ...]
-    sm_limit: tuple[int, ...]  # per cent of the cores; 100 is no limit, and how a missing one is stored
+    sm_limit: tuple[int, ...]  # per cent of the cores; 100 means no limit, also if none was set
     limit: tuple[int, ...] = ()  # bytes of device memory; 0 means no limit
 
 
@@ -199,7 +199,7 @@ def parse_used(layout: Layout, slot: bytes, device_num: int) -> tuple[tuple[int,
 
 
 def is_plausible(count: int, memory: int | None = None, limit: int | None = None) -> bool:
-    """Check a count of bytes on a GPU with so much ``memory``, and a ``limit`` above that if oversubscribed.
+    """Check a count of bytes against the GPU's ``memory``, and a ``limit`` above that if oversubscribed.
 
     HAMi-core's counts wrap below 0 when it subtracts more than it had added.
     """

@@ -1,8 +1,8 @@
 """Shared regions inside containers, where HAMi-core runs without Kubernetes: ``/tmp/cudevshr.cache``.
 
-They are found through NVML's processes that hold a file of that name open for writing, by their descriptors: no
-tenant's path is walked. Mount and path identify the file; inode numbers don't (btrfs). Separate user namespaces and
-file systems not listed below, which a tenant's program may serve, are refused.
+The finder reads the descriptors of NVML's processes that hold a file of that name open for writing: no tenant's path
+is walked. Mount and path identify the file; inode numbers don't (btrfs). Separate user namespaces are refused, and
+file systems not listed below, because a tenant's program may serve them.
 """
 
 import os
@@ -53,7 +53,7 @@ class _Process(Place):
         super().__init__()
         self.host_pid, self.arrival = host_pid, arrival
         self.pause = FIRST_PAUSE
-        self.refused_as = ""  # under which name its region was refused
+        self.refused_as = ""  # name of its refused region
 
 
 class MappingFinder(Discovery):
@@ -87,9 +87,9 @@ class MappingFinder(Discovery):
         return self._processes.values()
 
     def refresh(self, *, full: bool) -> RegionChanges:  # noqa: ARG002
-        """Drop regions after their last process, and begin to check due processes.
+        """Drop regions whose last process has ended, and begin to check due processes.
 
-        Results come with a later refresh. An open file would keep an ended container's file system.
+        A later refresh has the results. Keeping a file open would keep an ended container's file system.
         """
         before, self._processes = self._processes, {}
         for host_pid in self._host_pids():
@@ -151,7 +151,7 @@ class MappingFinder(Discovery):
             pass
         except (RegionRejected, CannotKnow, WorkerFailed, OSError) as error:
             why, no_lane = refusal(error), isinstance(error, WorkerFailed) and error.waiting
-            if why.reason is not RegionReason.GONE and not no_lane:  # they say nothing of the file
+            if why.reason is not RegionReason.GONE and not no_lane:  # both prove nothing about the file
                 process.refused_as = name
                 self.report(name, why)
 
@@ -170,7 +170,7 @@ class MappingFinder(Discovery):
             opened = await self._reader.ask(payer, payer, open_held, held)
             with ExitStack() as unused:
                 region = unused.enter_context(await adopt_by(self._reader, payer, take(*opened), name))
-                users = self._users_of(name, proof)  # another process may have led to it meanwhile
+                users = self._users_of(name, proof)  # another process may have added it meanwhile
                 if users is None:
                     unused.pop_all()
                     users = set()

@@ -31,8 +31,8 @@ Pause = Callable[[], Awaitable[None]]
 class Search:
     """Search for a slot's process: the questions, and the processes asked so far.
 
-    ``shown`` is the file as in ``maps``; ``payer`` is charged. Handles of those that fit are open, ``hidden`` are
-    unreadable and may fit. A search that was ``cut`` proves nothing.
+    ``shown`` is the file as in ``maps``; ``payer`` is charged. ``fitting`` has open handles of processes that fit,
+    ``hidden`` unreadable processes that may fit. A search that was ``cut`` proves nothing.
     """
 
     def __init__(self, proof: Searched, ns_pid: int, shown: Shown, payer: str, pause: Pause) -> None:
@@ -67,11 +67,11 @@ def unreadable(error: Exception) -> UnresolvedReason:
 
 
 def worst(reasons: Collection[UnresolvedReason]) -> UnresolvedReason:
-    """Return the reason to show; without any, there is no such process."""
+    """Return the worst of the reasons; without any, NO_SUCH_PROCESS."""
     return next((reason for reason in _WORST_FIRST if reason in reasons), UnresolvedReason.NO_SUCH_PROCESS)
 
 
-#: With these, a process may be the owner for all that can be seen of it.
+#: Reasons with which a process may still be the owner.
 MAY_FIT = frozenset(
     {
         UnresolvedReason.UNPROVEN,
@@ -97,18 +97,18 @@ class OwnerCheck:
 
     def __init__(self, procfs: Procfs, pidmap: PidMap, index: KnownNamespaces, reader: TenantReader) -> None:
         self._procfs, self._pidmap, self._index, self._reader = procfs, pidmap, index, reader
-        self._refresh = -1  # of the map
-        #: By host PID, as read since then.
+        self._refresh = -1  # number of the map's last seen refresh
+        #: Directories by host PID, as read since that refresh.
         self._mounted: dict[int, frozenset[SharedDirectory] | TooLarge] = {}
-        #: Trees (`shared_trees`) that any container had: all above a region's directory, which no tenant can make, and
-        #: the latest others.
+        #: Trees (`shared_trees`) that any container had: all those above a region's directory, which no tenant can
+        #: make, and the latest of the others.
         self._trees, self._others = set[SharedDirectory](), dict[SharedDirectory, None]()
         self._above = set[SharedDirectory]()  # every directory above a region's
 
     async def examine(
         self, host_pid: int, search: Search, namespaces: frozenset[int]
     ) -> ProcessHandle | None:
-        """Return its handle if it fits, None if unrelated to the region; else raises `Unfit`."""
+        """Return a process's handle if it fits, None if it is unrelated to the region; else raise `Unfit`."""
         try:
             if not await self.may_fit(host_pid, search, namespaces):
                 return None
@@ -117,7 +117,7 @@ class OwnerCheck:
             raise Unfit(unreadable(error)) from None
 
     async def may_fit(self, host_pid: int, search: Search, namespaces: frozenset[int]) -> bool:
-        """Check for a relation to the region."""
+        """Check if a process may be related to the region."""
         proof, payer = search.proof, search.payer
         if proof.mount is None:
             return await self._maps(host_pid, search)
@@ -125,7 +125,7 @@ class OwnerCheck:
         if namespaces and (HOST_PIDNS in namespaces or self.pidns(host_pid) != HOST_PIDNS):
             return True
         if self._procfs.has_host_mounts(host_pid):
-            return False  # without the mount table, which any tenant could delay
+            return False  # no need for the mount table, which any tenant could delay
         return proof in await self.directories(host_pid, payer)
 
     async def _maps(self, host_pid: int, search: Search) -> bool:
@@ -152,9 +152,9 @@ class OwnerCheck:
     async def _check_container(
         self, host_pid: int, proof: SharedDirectory, namespaces: frozenset[int], payer: str
     ) -> None:
-        """Raise `Unfit` unless its cgroup has an id of the container, or it has the mount itself.
+        """Raise `Unfit` unless a process's cgroup has an id of the container, or the process has the mount.
 
-        The cgroup costs a tenth, and a process in a chroot or with private mounts does not show the mount.
+        Reading the cgroup costs a tenth, and a chroot or private mounts can hide the mount.
         """
         if namespaces and self.container_id(host_pid) in self._index.container_ids(proof):
             return
@@ -165,7 +165,7 @@ class OwnerCheck:
         raise Unfit(UnresolvedReason.OTHER_CONTAINER)
 
     async def _check_file(self, host_pid: int, proof: MappedFile, payer: str) -> None:
-        """Raise `Unfit` unless it has this very file open: maps can't distinguish it."""
+        """Raise `Unfit` unless a process has this very file open: ``maps`` can show other files alike."""
         name = proof.file.path.rsplit("/", 1)[-1]
         await self._reader.ask(payer, self.tenant(host_pid), describe_written, host_pid, name)
         held = await self._reader.ask(payer, ALL, written_by_name, host_pid, name)
@@ -177,27 +177,27 @@ class OwnerCheck:
         )
 
     def pidns(self, host_pid: int) -> int:
-        """Return its PID namespace's inode, which never changes."""
+        """Return the inode of a process's PID namespace, which never changes."""
         try:
             return self._procfs.pidns(host_pid)
-        except AccessDenied:  # as of the host's first process under some security modules
+        except AccessDenied:  # some security modules hide the one of the host's first process
             if len(self._procfs.ns_pids(host_pid)) != 1:
                 raise
             return HOST_PIDNS
 
     def container_id(self, host_pid: int) -> str | None:
-        """Return the id in its cgroup; empty without one, None if unreadable."""
+        """Return the container id in a process's cgroup; empty without one, None if unreadable."""
         try:
             return self._procfs.container(host_pid).container_id
         except (AccessDenied, ProcessGone):
             return None
 
     def tenant(self, host_pid: int) -> str:
-        """Return the container that can delay reads of it."""
+        """Return the container that can delay reads of a process."""
         return self.container_id(host_pid) or f"process {host_pid}"
 
     async def directories(self, host_pid: int, payer: str = "") -> frozenset[SharedDirectory]:
-        """Return container directories in its mount table, read once per refresh of the map.
+        """Return container directories in a process's mount table, read once per refresh of the map.
 
         Raises `TooLarge` and `TooSlow`.
         """
@@ -215,7 +215,7 @@ class OwnerCheck:
         return directories
 
     async def read_directories(self, host_pid: int, payer: str = "") -> frozenset[SharedDirectory]:
-        """Read them without remembering."""
+        """Read a process's container directories anew, without caching them."""
         directories, trees = await self._reader.ask(payer, ALL, directories_and_trees, host_pid)
         for tree in (SharedDirectory(*tree) for tree in trees):
             if tree in self._above:

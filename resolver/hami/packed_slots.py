@@ -1,4 +1,4 @@
-"""All slots of a region as read, packed: tenants can fill 1,024 per file."""
+"""All slots of a region as read, packed because tenants can fill 1,024 per file."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from typing import NamedTuple
 from resolver.hami.layout import Layout
 
 _MOST = (1 << 64) - 1
-_HALF_COLUMNS = 3  # the first ones: pid, hostpid, status
+_HALF_COLUMNS = 3  # the leading columns of half words: pid, hostpid, status
 
 
 class SlotRecord(NamedTuple):
@@ -39,7 +39,7 @@ class Columns:
         """Extract the columns of whole consecutive slots."""
         view = memoryview(data)
         halves, words = view.cast("i"), view.cast("Q")
-        # Not as comprehensions: those are calls, and this is done with every read.
+        # No comprehensions: each is a call, and every read of a region comes here.
         columns = []
         for where in self._halves:
             columns.append(halves[where].tobytes())  # noqa: PERF401
@@ -59,7 +59,7 @@ def without_idle(columns: tuple[bytes, ...], proc_num: int) -> tuple[int, tuple[
 class PackedSlots:
     """Slots of one region: 12 bytes each, and 8 per device; `SlotRecord` on request.
 
-    Those from ``proc_num`` on are copies left by moves.
+    Slots from ``proc_num`` on are copies left by moves.
     """
 
     __slots__ = ("_crowded", "_hostpids", "_pids", "_sm_util", "_statuses", "columns", "proc_num")
@@ -106,7 +106,7 @@ class PackedSlots:
         return sorted(devices)
 
     def left_behind(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return unused slots' utilization, by device in per cent: below ``proc_num``, and above."""
+        """Return sums of unused slots' utilization by device, in per cent: below ``proc_num``, and above."""
         below, above = [0] * len(self._sm_util), [0] * len(self._sm_util)
         for index in self.loaded():
             sums = above if index >= self.proc_num else below

@@ -14,7 +14,7 @@ from typing import NamedTuple
 AUTO = "auto"
 MAX_CONTAINERS = 16384  # directories in a containers directory
 MAX_ENTRIES = 64  # entries read in one container's directory; upstream makes two or three
-MAX_CACHES = 8  # of them, names that end in .cache; upstream's own monitor refuses more than two
+MAX_CACHES = 8  # entries that end in .cache; upstream's own monitor refuses more than two
 
 _UUID = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 
@@ -109,7 +109,7 @@ def placement_of(path: str) -> Placement | None:
 
 
 def is_entry(directory: str, name: str) -> bool:
-    """Check if a searched directory's entry can have cache files, by name."""
+    """Check by name if a searched directory's entry can have cache files."""
     if os.path.basename(directory) == "claims":
         return _CLAIM.fullmatch(name) is not None
     pod_uid, _, container_name = name.partition("_")
@@ -117,7 +117,7 @@ def is_entry(directory: str, name: str) -> bool:
 
 
 def list_caches(dir_fd: int) -> tuple[list[str], bool]:
-    """Return names ending in .cache, and True if complete. Raises OSError."""
+    """Return the names that end in .cache, and True if the listing is complete. Raises OSError."""
     names: list[str] = []
     with os.scandir(dir_fd) as listing:
         for entry in islice(listing, MAX_ENTRIES):
@@ -129,7 +129,7 @@ def list_caches(dir_fd: int) -> tuple[list[str], bool]:
 
 
 def may_be_mounted(root: bytes) -> bool:
-    """Check cheaply if a mount's root may be such an entry."""
+    """Check cheaply if a mount's root may be an entry of a searched directory."""
     above, _, name = root.rpartition(b"/")
     return b"_" in name or above.endswith(b"/claims")
 

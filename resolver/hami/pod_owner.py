@@ -25,16 +25,16 @@ from resolver.pids.pidmap import PidMap
 from resolver.workers.lane import ALL
 from resolver.workers.lanes import TenantReader
 
-#: One reading answers for many starts: the next waits for so many times its duration, and at most so many seconds.
+#: One reading serves many starts: the next one waits this many times its duration, at most this many seconds.
 REST_FACTOR, _MOST_REST_SECONDS = 3, 0.5
-#: Processes with one number that map one file.
+#: Most processes with the same number that map the same file.
 _MOST_USERS = 64
-#: Mapped files in question of a process, or why it is unreadable.
+#: Files in question that a process maps, or why the process is unreadable.
 _Mapped = set[Shown] | UnresolvedReason
 
 
 class PodOwner:
-    """Judge of the processes with a slot's number.
+    """Finds the owner among the processes with a slot's number.
 
     Mappings are read once per refresh of the map, for all known files. Processes write to a file before using it, and a
     refresh follows.
@@ -54,7 +54,7 @@ class PodOwner:
         """Return the slot's owner; the caller closes the handle."""
         namesakes = await self._namesakes(proof, ns_pid, payer, pause)
         if namesakes is None:
-            return UnresolvedReason.OVER_BUDGET  # known with the next refresh
+            return UnresolvedReason.OVER_BUDGET  # the next refresh decides
         users = [pid for pid, files in namesakes.items() if isinstance(files, set) and proof.shown in files]
         if len(users) > _MOST_USERS:
             return UnresolvedReason.TOO_LARGE
@@ -127,7 +127,7 @@ class PodOwner:
         return {(device, inode) for device, inode in answer} & files
 
     async def _hold(self, host_pid: int, proof: PodFile, ns_pid: int, payer: str) -> ProcessHandle:
-        """Hold the owner, with everything checked while held. Raises `Unfit` and ProcessGone, if unrelated."""
+        """Hold the owner and check everything meanwhile. Raises `Unfit`; ProcessGone if it is unrelated."""
         with self._procfs.verify(host_pid, keep=True) as handle:
             if handle.process.ns_pids[-1:] != (ns_pid,):
                 raise ProcessGone(f"{host_pid} is another process now")
@@ -151,7 +151,7 @@ class PodOwner:
         return handle
 
     def _may_be_at_home(self, host_pid: int, proof: PodFile) -> bool:
-        """Check if it may be in the pod: its cgroup names the pod, or is unreadable."""
+        """Check if a process may be in the pod: its cgroup names the pod, or is unreadable."""
         try:
             cgroup = self._procfs.cgroup(host_pid)
         except (AccessDenied, ProcessGone) as error:
@@ -162,5 +162,5 @@ class PodOwner:
         return only_container(self._procfs.cgroup(host_pid)) or NO_CONTAINER
 
 
-#: As long as any of the others has one of these, it may be the one that the slot means.
+#: A process with one of these reasons may be the slot's owner, so no other process is accepted.
 _MAY_BE_MEANT = MAY_FIT | {UnresolvedReason.OTHER_POD, UnresolvedReason.OTHER_CONTAINER}

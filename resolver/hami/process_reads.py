@@ -39,7 +39,7 @@ _AUXILIARY, _BASE = Struct("=QQ"), 7  # of <linux/auxvec.h>: AT_BASE is the dyna
 
 
 def directories_and_trees(procfs: Procfs, host_pid: int) -> tuple[list[Directory], list[Directory]]:
-    """Return likely container directories, and trees of them, in its mount table."""
+    """Return likely container directories, and trees of them, in a process's mount table."""
     table = procfs.mount_table(host_pid)
     return list(container_directories(table)), list(shared_trees(table))
 
@@ -85,7 +85,7 @@ def library_causes(procfs: Procfs, host_pid: int, first: int | None) -> list[Byp
 
 
 def hami_variables(procfs: Procfs, host_pid: int, start_time: int) -> list[str]:
-    """Return GPU_CORE_UTILIZATION_POLICY and CUDA_VISIBLE_DEVICES of a process that began then."""
+    """Return GPU_CORE_UTILIZATION_POLICY and CUDA_VISIBLE_DEVICES of the process with this start time."""
     values = variables(procfs, host_pid, "GPU_CORE_UTILIZATION_POLICY", "CUDA_VISIBLE_DEVICES")
     if procfs.start_time(host_pid) != start_time:
         raise ProcessGone(f"process {host_pid} ended, and its number is another's")
@@ -108,7 +108,7 @@ def reordering(visible: str, uuids: tuple[str, ...]) -> str:
 
 
 def mount_causes(procfs: Procfs, host_pid: int, causes: list[str]) -> list[str]:
-    """Return the causes by its mount table, and those of ``causes`` that the table doesn't rule out."""
+    """Return causes from a process's mount table, and those of ``causes`` that the table doesn't rule out."""
     table = procfs.mount_table(host_pid)
     if not any(b"vgpu" in line.split(b" ", 5)[4] for line in table.split(b"\n") if b"vgpu" in line):
         return [BypassReason.NOT_MOUNTED]
@@ -119,7 +119,7 @@ def mount_causes(procfs: Procfs, host_pid: int, causes: list[str]) -> list[str]:
 
 
 def _preloads_a_missing_library(root: str) -> bool:
-    """Check ``/etc/ld.so.preload`` in a process's root directory: a library of HAMi's that certainly isn't there."""
+    """Check if ``/etc/ld.so.preload`` in a process's root directory names a library of HAMi's that is missing."""
     flags = os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         with open(os.open(f"{root}/etc/ld.so.preload", flags | os.O_NONBLOCK), "rb", buffering=0) as file:
@@ -150,33 +150,33 @@ def _user(procfs: Procfs, host_pid: int) -> bytes:
 
 
 def has_mount(procfs: Procfs, host_pid: int, device: str, root: str) -> bool:
-    """Check for a mount of that directory."""
+    """Check if a process has a mount of this directory."""
     return procfs.has_mount(host_pid, device, root)
 
 
 def mounts_near(procfs: Procfs, host_pid: int, device: str, path: str) -> bool:
-    """Check for a mount of that directory, one above (except the root) or below."""
+    """Check if a process has a mount of this directory, of one above it (except the root) or of one below."""
     return any(
         mount.device == device
-        and mount.root != "/"  # as the host itself has it
+        and mount.root != "/"  # the host itself mounts the root
         and (f"{path}/".startswith(f"{mount.root}/") or mount.root.startswith(f"{path}/"))
         for mount in procfs.mounts(host_pid)
     )
 
 
 def files_of(procfs: Procfs, host_pid: int) -> tuple[set[Shown], set[str]]:
-    """Return its shared mapped files and open files' names."""
+    """Return a process's files mapped as shared, and the names of its open files."""
     return shared_files(procfs, host_pid), open_names(procfs, host_pid)
 
 
 def written_by_name(procfs: Procfs, host_pid: int, name: str) -> list[SuperblockPath | None]:
-    """Return places of files of that name open for writing; None through a mount it lacks."""
+    """Return places of a process's files of this name open for writing; None if their mount is missing."""
     opened = list(open_for_writing(procfs, host_pid, name))
     return [where for _, where in _located(procfs, host_pid, opened)]
 
 
 def describe_written(procfs: Procfs, host_pid: int, name: str = "") -> int:
-    """Count its files open for writing, of that name if given.
+    """Count a process's files open for writing, of this name if given.
 
     Ask this first about the container: locks on a file delay its description, and `written_in` and `written_by_name`
     also read the mount table, so a tenant's locks would make them late for all containers.
@@ -187,14 +187,14 @@ def describe_written(procfs: Procfs, host_pid: int, name: str = "") -> int:
 def written_in(
     procfs: Procfs, host_pid: int, device: str, directory: str, inode: int
 ) -> list[SuperblockPath | None]:
-    """Return places of files open for writing in that directory, or possibly with that inode.
+    """Return places of files open for writing in this directory, or possibly with this inode.
 
-    None where not locatable.
+    None stands for a file without a known place.
     """
     inside = f"{directory.rstrip('/')}/"
     held: list[SuperblockPath | None] = []
     for opened, where in _located(procfs, host_pid, list(open_for_writing(procfs, host_pid))):
-        # Without its mount, only the inode can tell, where the kernel shows it.
+        # Without the mount, only the inode can identify the file, if the kernel shows it.
         here = where is not None and where.device == device and where.path.startswith(inside)
         unknown = where is None and opened.inode == 0
         if (here or unknown or 0 != opened.inode == inode) and where not in held:
@@ -212,9 +212,9 @@ def shown_in_maps(procfs: Procfs, host_pid: int, where: str) -> Shown:
 
 
 def hold_written(procfs: Procfs, host_pid: int, name: str) -> tuple[OpenFile, str] | None:
-    """Hold (O_PATH) its first open file of that name that it may write, and return the path.
+    """Hold (O_PATH) a process's first file of this name open for writing, and return its path.
 
-    The file system is unchecked: one of a tenant's may never answer.
+    The file system is not checked here: one that a tenant serves may never answer.
     """
     for opened in open_for_writing(procfs, host_pid, name):
         link = f"{procfs.root}/{host_pid}/fd/{opened.number}"
@@ -250,7 +250,7 @@ def place_of_held(
 def _located(
     procfs: Procfs, host_pid: int, opened: list[Descriptor]
 ) -> Iterator[tuple[Descriptor, SuperblockPath | None]]:
-    """Yield each with its place; parse only needed mounts, because tenants choose their number."""
+    """Yield each descriptor with its place; parse only needed mounts, because tenants can make many."""
     mounts: dict[int, Mount] = {}
     if opened:
         ids = {str(descriptor.mount_id).encode() for descriptor in opened}

@@ -1,8 +1,8 @@
 """Shared region, opened for reading and read repeatedly.
 
 Read only with ``pread``: a truncated file gives a short read, where a mapped page would kill this process. The loop
-reads the page cache (RWF_NOWAIT) of files without blocks to free, a lane the rest, because tenants can lock files. No
-lock is taken, so a slot may be in mid-move: recheck its ``(pid, hostpid)`` word atomically before acting.
+reads cached pages (RWF_NOWAIT) of files without blocks to free; a lane reads the rest, because tenants can lock files.
+No lock is taken, so a slot may be in mid-move: recheck its ``(pid, hostpid)`` word atomically before acting.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from resolver.hami.packed_slots import Columns, PackedSlots, SlotRecord, without
 from resolver.linux.procfs import Procfs
 from resolver.linux.safe_open import cached, check_plain, closing, let_go, open_offered, open_plain, translate
 
-if TYPE_CHECKING:  # lanes and commands do without asyncio
+if TYPE_CHECKING:  # lanes and commands must not import asyncio
     from resolver.workers.lanes import TenantReader
 
 #: Slots per read, some 60 KiB: the allocator would keep larger buffers.
 _CHUNK = 32
 #: Errors of a read that would have to wait, or that the file system doesn't support (overlay, tmpfs).
 _WOULD_WAIT = frozenset({errno.EAGAIN, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
-_buffer = memoryview(bytearray(1 << 17))  # of all such reads
+_buffer = memoryview(bytearray(1 << 17))  # shared by all reads that must not wait
 #: Bytes that a file system may allocate beyond a file's end by itself (XFS). A tenant that frees more makes even
 #: RWF_NOWAIT wait, because readahead takes the lock (Linux 5.15).
 _SPARE_BYTES = 1 << 16
@@ -38,7 +38,7 @@ _SPARE_BYTES = 1 << 16
 class RegionView(NamedTuple):
     """Content of a region; lists cover the first ``device_num`` devices.
 
-    ``slots``: those below ``proc_num``, then up to the last with a utilization.
+    ``slots`` has those below ``proc_num``, then those up to the last with a utilization.
     """
 
     device_num: int
@@ -58,7 +58,7 @@ class SharedRegion:
         self.identity = info.st_dev, info.st_ino  # stays when the file is renamed
         self.layout = layout
         self.path = path
-        #: When the file was last written through a fresh mapping (or by write); a new process in it shows here.
+        #: Time of the last write by a system call or through a fresh mapping: an attaching process changes it.
         self.mtime_ns = info.st_mtime_ns
         self._numbers = 0, 0  # proc_num and utilization_switch
         #: Number of slots to read unless more are in use; at first all of them.
@@ -66,7 +66,7 @@ class SharedRegion:
         self._data = b""  # the header's bytes at the last read
         self._header = layouts.Header(0, (), ())
         self._columns = Columns(layout, 0)
-        self.view: RegionView | None = None  # the last one
+        self.view: RegionView | None = None  # of the last read
         self._nowait = False
 
     @property
@@ -77,7 +77,7 @@ class SharedRegion:
     def read(self) -> RegionView:
         """Return the view; the same object if nothing changed.
 
-        Five system calls up to 32 slots; only relevant words are kept. Raises `RegionRejected`, and the caller must
+        Takes five system calls for 32 slots, and keeps relevant words only. Raises `RegionRejected`; the caller must
         close it: ``gone``, ``hard_link``, ``truncated``, ``unknown_size``, ``bad_header``, ``not_initialized``,
         ``unknown_version``, ``io_error``.
         """
@@ -127,7 +127,7 @@ class SharedRegion:
     def take(self, mtime_ns: int, header: Any, numbers: Sequence[int], columns: list[str]) -> RegionView:
         """Take a view from `read_open`."""
         self.mtime_ns = mtime_ns
-        self._data = b""  # this header is not of those bytes
+        self._data = b""  # the header was not parsed from these bytes
         device_num, *lists = header
         packed = tuple(map(binascii.a2b_base64, columns))
         self._end = len(packed[0]) // 4
@@ -151,12 +151,12 @@ class SharedRegion:
         return data
 
     def _check_blocks(self, info: os.stat_result) -> None:
-        """Raise BlockingIOError where the tenant can free blocks for long, and the reader must not wait."""
+        """Raise BlockingIOError if the reader must not wait, and the tenant could delay it by freeing blocks."""
         if self._nowait and info.st_blocks * 512 > self.layout.file_bytes + _SPARE_BYTES:
             raise BlockingIOError(errno.EAGAIN, "it has blocks beyond its end")
 
     def _pread(self, length: int, start: int) -> bytes:
-        """Read. Raises BlockingIOError where that could wait and must not."""
+        """Read bytes of the file. Raises BlockingIOError if that must not wait, but would."""
         if not self._nowait:
             return os.pread(self.fd, length, start)
         if not cached(self.fd, start, length):
@@ -168,7 +168,7 @@ class SharedRegion:
             if error.errno in _WOULD_WAIT:
                 raise BlockingIOError(error.errno, "not in the page cache") from None
             raise
-        if count < length:  # the rest is not cached, or not there: a read that may wait tells
+        if count < length:  # the rest is not cached or missing: a read that may wait shows which
             raise BlockingIOError(errno.EAGAIN, "not in the page cache")
         return room.tobytes()
 
@@ -196,7 +196,7 @@ class SharedRegion:
     async def pieces(
         self, reader: TenantReader, payer: str, places: Sequence[tuple[int, int]]
     ) -> dict[int, bytes]:
-        """Return bytes at these ``(offset, length)`` places, where readable."""
+        """Return the readable bytes of these ``(offset, length)`` places, by offset."""
         self._nowait = True
         try:
             self._check_blocks(os.fstat(self.fd))
@@ -217,7 +217,7 @@ class SharedRegion:
     async def counts(
         self, reader: TenantReader, payer: str, slots: Sequence[SlotRecord], device_num: int
     ) -> tuple[list[tuple[int, ...]], int]:
-        """Return HAMi-core's counts of these slots by device, none if one changed, and its last kernel's time."""
+        """Return HAMi-core's counts of these slots, summed by device, none if one changed; last kernel's time."""
         layout, devices = self.layout, range(device_num)
         places = [
             (layout.slot_offset(slot.index), layout.used + device_num * layout.used_size)
@@ -273,7 +273,7 @@ def adopt_region(fd: int, path: str) -> SharedRegion:
     """Adopt ``fd``; close it on an error. Raises as `open_region` does."""
     try:
         info = os.fstat(fd)
-        # By size first, so that nothing is read of a file that cannot be a region.
+        # The size comes first: nothing is read of a file that cannot be a region.
         start = os.pread(fd, layouts.IDENTIFY_BYTES, 0) if info.st_size in layouts.FILE_SIZES else b""
         return SharedRegion(fd, info, layouts.identify(info.st_size, start), path)
     except OSError as error:
@@ -285,7 +285,7 @@ def adopt_region(fd: int, path: str) -> SharedRegion:
 
 
 async def adopt_by(reader: TenantReader, payer: str, fd: int, path: str) -> SharedRegion:
-    """Adopt ``fd``, read by a lane; let it go on an error.
+    """Adopt ``fd``, whose content a lane reads; close it on an error.
 
     Raises as `open_region` and `SharedRegion.read` do, `TooSlow` and `WorkerFailed`.
     """

@@ -74,20 +74,20 @@ class OwnerFinder:
         if len(self._index.of(proof)) > MAX_NAMESPACES:
             return UnresolvedReason.TOO_LARGE
         if proof.mount is not None and self._check.in_shared_tree(proof.mount):
-            return UnresolvedReason.UNPROVEN  # whoever has the tree can mount it as the device plugin does
+            return UnresolvedReason.UNPROVEN  # a container with the tree can mount it as the plugin does
         search, source = Search(proof, ns_pid, shown, payer, pause), self._pidmap.source
         try:
             related = None if self._known(proof) else await self._related(search)
             if related is None:
                 namespaces = self._known(proof)
                 await self._ask(self._by_key(namespaces, ns_pid), search, namespaces)
-                # Not all containers that share a file are known.
+                # Some containers that share the file may be unknown.
                 if len(search.fitting) == 1 and not proof.alone:
                     related = await self._related(search)
             if related is not None:
-                # Judged in one step: earlier readings may be outdated.
+                # All are examined in one step: the walk's readings may be outdated.
                 await self._ask(related, search, frozenset())
-                search.cut = self._pidmap.source is not source  # it may have been closed meanwhile
+                search.cut = self._pidmap.source is not source  # the source may be closed by now
             if rival > 0 and rival not in search.asked:
                 await self._ask_rival(rival, search)
         except BaseException:  # without descriptors, or at the daemon's end
@@ -124,7 +124,7 @@ class OwnerFinder:
         self._index.forget(proof)
 
     def vacant(self, proof: Proof, ns_pid: int) -> bool:
-        """Check that no process of the container has that number, by the kernel; True is never a guess.
+        """Check with the kernel that no process of the container has this number; True is never a guess.
 
         The map must be complete, and a verified owner must have shown the PID namespace: without one, the numbers may
         be a virtual machine's.
@@ -156,7 +156,7 @@ class OwnerFinder:
         searched = namespaces | {HOST_PIDNS}
         processes = []
         for host_pid in self._pidmap.candidates_in(ns_pid, searched):
-            with contextlib.suppress(ProcessGone, AccessDenied):  # it is reported when it is checked
+            with contextlib.suppress(ProcessGone, AccessDenied):  # `examine` reports an unreadable one
                 if self._check.pidns(host_pid) not in searched:
                     continue
             processes.append(host_pid)
@@ -167,7 +167,7 @@ class OwnerFinder:
         return frozenset() if self._index.behind else self._index.of(proof)
 
     async def _related(self, search: Search) -> list[int] | None:
-        """Return all other processes with the number that may fit; None if its namespaces are known by now."""
+        """Return other processes with the number that may fit; None if the container's namespaces are now known."""
         related = set[int]()
         # When a node's containers start, all searches need the same mount tables, so only one at a time reads them.
         # Mappings are read without turns: a tenant can delay reads of its own.
@@ -188,7 +188,7 @@ class OwnerFinder:
         return sorted(related)
 
     async def _ask_rival(self, host_pid: int, search: Search) -> None:
-        """Examine it by its present mounts; if unreadable, the search is unfinished."""
+        """Examine the process in the slot by its present mounts; if it is unreadable, cut the search."""
         hidden = len(search.hidden)
         try:
             same = self._procfs.ns_pids(host_pid)[-1:] == (search.ns_pid,)
@@ -216,7 +216,7 @@ class OwnerFinder:
                 continue  # also an unreaped zombie: it owns nothing any more
 
     def _any_beside(self, host_pid: int, others: list[int], beside: set[str]) -> bool:
-        """Check if one of the ``others`` may be in its container, or in one ``beside`` it, by cgroup.
+        """Check by cgroup if one of the ``others`` may be in this process's container, or in one ``beside`` it.
 
         So an unreadable process blocks only its own container's slots.
         """

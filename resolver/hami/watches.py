@@ -12,7 +12,7 @@ from resolver.base.budget import Account, Budgets
 from resolver.base.counters import CounterName
 from resolver.linux.inotify import IGNORED, OVERFLOW, Inotify, why_not
 
-_TRY_AGAIN = 30.0  # seconds, where a limit was used up
+_TRY_AGAIN = 30.0  # seconds until a retry after a limit was reached
 
 
 class _Watch:
@@ -35,7 +35,7 @@ class Watches:
         self.why_not = ""
         self._budgets, self._counters, self._clock = budgets, counters, clock
         self._watched: dict[str, _Watch] = {}
-        self._keys: dict[int, set[str]] = {}  # by watch: the same inode may be known by several
+        self._keys: dict[int, set[str]] = {}  # by watch; one inode may have several keys
         self._full_until = 0.0
         for name in ("watch_events", "watch_overflows", "watch_floods"):
             counters[name] += 0
@@ -114,13 +114,13 @@ class Watches:
                 if mask & IGNORED:
                     self.forget(key)
                 watched.on_event(mask)
-                records[watched.record] += 0 if place else count  # by several keys it is counted once
+                records[watched.record] += 0 if place else count  # several keys count once
         if events:
             self._charge(records, (time.thread_time() - began) / events.total())
         return lost
 
     def _charge(self, records: Counter[Account], seconds: float) -> None:
-        """Charge each container so much for each event; silence one that caused too many."""
+        """Charge each container ``seconds`` per event; unwatch one that caused too many."""
         now = self._clock()
         for record, count in records.items():
             record.spend(seconds * count, now)
