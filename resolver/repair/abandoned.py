@@ -33,7 +33,7 @@ from resolver.repair.region import RegionRepairs
 from resolver.workers.lane import ALL, LEASES
 from resolver.workers.lanes import TenantReader
 
-#: Seconds between two time slices of a walk: tenants can cause one each second, and pay nothing.
+#: Seconds between two time slices of a walk: tenants can cause a walk each second, free of charge.
 _REST_SECONDS = 0.05
 #: Seconds without a change before a file is judged: file times have the resolution of a tick.
 QUIET_SECONDS = 1.0
@@ -47,7 +47,7 @@ class _Suspect:
 
     def __init__(self, repairs: RegionRepairs) -> None:
         self.repairs, self.mtime_ns = repairs, repairs.region.mtime_ns
-        self.in_use = False  # or that can't be excluded
+        self.in_use = False  # also if use can't be excluded
         self.pause, self.retry_at = FIRST_PAUSE, 0.0
 
     def untouched(self) -> bool:
@@ -59,14 +59,14 @@ class _Suspect:
         return False
 
     def elsewhere(self, pod_uid: str | None) -> bool:
-        """Check that a pod's processes can't reach it."""
+        """Check that a pod's processes can't reach the file."""
         of_region = self.repairs.ownership.pod_uid
-        # Where all pods reach it, the directory's name is anybody's word.
+        # If all pods reach the file, a tenant may have chosen the directory's name.
         return bool(pod_uid and of_region and pod_uid != of_region and not self.repairs.proof.open)
 
 
 class Abandoned:
-    """Judge of suspected files; ``wake`` is called after a judgement."""
+    """Decides if suspected files are abandoned; ``wake`` is called after a judgement."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class Abandoned:
         return min((each.retry_at for each in self._suspects.values()), default=math.inf) - self._clock()
 
     async def judge_due(self, *, patient: bool) -> None:
-        """Begin to judge the files that are due, unless that goes on; not ``patient``: wait for its end."""
+        """Begin to judge due files unless a judgement is in progress; if not ``patient``, wait for its end."""
         if (self._judging is None or self._judging.done()) and self.wait() <= 0:
             self._judging = asyncio.create_task(self.judge(patient=patient))
             self._judging.add_done_callback(lambda _: self._wake())
@@ -109,7 +109,7 @@ class Abandoned:
     async def judge(self, *, patient: bool = True) -> None:
         """Judge the files that are due.
 
-        It takes leases; for files without one it looks at all processes, some 100 us each, if ``patient`` with rests.
+        Files without a lease need a check of all processes, some 100 us each, with rests if ``patient``.
         """
         now, judged, unclear = self._clock(), list[_Suspect](), list[_Suspect]()
         due = [suspect for suspect in self._suspects.values() if now >= suspect.retry_at]
@@ -138,7 +138,7 @@ class Abandoned:
     async def _check_process(self, host_pid: int, suspects: list[_Suspect]) -> None:
         """Mark suspects that this process may have open."""
         if host_pid == os.getpid():
-            return  # read-only, and the slot writer's descriptors are gone with each batch
+            return  # it only reads; the slot writer closes its descriptors after each batch
         cgroup, late = "", False
         files: tuple[set[tuple[Any, ...]], set[str]] | None = None
         try:

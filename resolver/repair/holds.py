@@ -1,4 +1,4 @@
-"""Words that the slot writer holds, because watchers set them wrong at each tick."""
+"""Words that the slot writer keeps right, because watchers set them wrong at each tick."""
 
 import asyncio
 import mmap
@@ -16,12 +16,12 @@ from resolver.workers.supervisor import WorkerProcess
 
 #: An order's parts that its hold depends on.
 _effect = attrgetter("owner", "guard_offset", "guard", "target_offset", "new")
-#: A watcher changes a word at most twice at each tick of 120 ms; a file's changes in a second.
+#: Changes allowed per second, of a word and of a file: a watcher changes a word at most twice per 120 ms tick.
 _CHANGES, _MOST_CHANGES = 20, 2000
 
 
 class HeldRegion(NamedTuple):
-    """One region's held words, ``starts``: of the writer that has them."""
+    """One region's held words; ``starts`` identifies the writer that holds them."""
 
     repairs: RegionRepairs
     orders: list[Order]
@@ -30,7 +30,7 @@ class HeldRegion(NamedTuple):
 
 
 class Holds:
-    """Held words by region. The writer notes the file that it touches in memory that both share."""
+    """Held words by region. The writer notes in shared memory which file it touches."""
 
     def __init__(self, worker: WorkerProcess) -> None:
         self.by_region: dict[int, HeldRegion] = {}
@@ -48,7 +48,7 @@ class Holds:
         return held.repairs if held is not None else None
 
     def to_renew(self, over: Callable[[str], bool]) -> Iterator[tuple[RegionRepairs, list[Order]]]:
-        """Yield regions and their words to hold again, none where a container is ``over`` its budget."""
+        """Yield regions and their words to hold again, no words if a container is ``over`` its budget."""
         running = self._running()
         for held in [*self.by_region.values()]:
             gone = held.repairs.closed or over(held.repairs.ownership.account)
@@ -61,7 +61,7 @@ class Holds:
         return self._worker.starts if self._worker.host_pid is not None else None
 
     async def hold(self, repairs: RegionRepairs, orders: list[Order]) -> int:
-        """Hold these words alone in a file, and take the reports of those before; return their corrections."""
+        """Replace the words held in a file; return the number of corrections of the earlier words."""
         held, now, starts = self.by_region.get(id(repairs)), time.monotonic(), self._worker.starts
         orders = [order for order in orders if order.stands() and not repairs.closed][
             : slot_writer.MAX_ORDERS

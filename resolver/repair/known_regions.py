@@ -22,8 +22,8 @@ from resolver.repair.owners import Owners
 from resolver.repair.region import RegionRepairs
 from resolver.repair.schedule import QUIET_INTERVALS, aligned
 
-_ANSWERS = 2  # answers until a new file is a region: the list of directories, its directory's files
-#: Seconds between listings of every directory; the second if the kernel reports changes in all.
+_ANSWERS = 2  # lane answers that find a new file: the list of directories, its directory's files
+#: Seconds between listings of all directories: in general, and if the kernel reports changes in all of them.
 _LIST_EVERY, _LIST_WATCHED = 1.0, 120.0
 #: Ways to find regions, which are treated alike.
 Discovery = DirectoryFinder | MappingFinder
@@ -44,8 +44,8 @@ class KnownRegions:
         self.watches = Watches(budgets, counters)
         self.owners, self.budgets = owners, budgets
         self._counters, self._journal = counters, journal
-        self.list_at = self.refresh_at = 0.0  # all directories, and the discoveries by the clock
-        self._lost_at = 0.0  # when everything was, or is to be, checked for want of events
+        self.list_at = self.refresh_at = 0.0  # next listing, and next refresh by the clock
+        self._lost_at = 0.0  # when all was, or will be, checked after a loss of events
 
     # -- times --------------------------------------------------------------------------------------
 
@@ -61,11 +61,11 @@ class KnownRegions:
         self.everything()
 
     def take_events(self) -> None:
-        """Read some kernel events; lost ones have everything checked, at a limited rate: tenants can cause losses."""
+        """Read some kernel events; after a loss, check everything, at a limited rate: tenants can cause losses."""
         if not self.watches.take():
             return
         now = time.monotonic()
-        if now > self._lost_at:  # else the check that is to come will do
+        if now > self._lost_at:  # else a check is already scheduled
             self._lost_at = max(now, self._lost_at + _LIST_EVERY)
         self.list_at = min(self.list_at, self._lost_at)
         self.everything(self._lost_at)
@@ -75,7 +75,7 @@ class KnownRegions:
     def wants(self, going: Container[str]) -> float:
         """Return when a discovery, or a region of no ``going`` account, is due."""
         due = min(self.list_at, self.refresh_at, *(discovery.wants() for discovery in self.discoveries))
-        for repairs in self.by_path.values():  # with few calls: the loop runs for each event
+        for repairs in self.by_path.values():  # few calls: this runs for each event
             if repairs.schedule.due < due and repairs.ownership.account not in going:
                 due = repairs.schedule.due
         return due
@@ -97,7 +97,7 @@ class KnownRegions:
         return repairs is not None and bool(repairs.slots.owned)
 
     async def discover(self, slices: Slices, interval: float, *, patient: bool) -> None:
-        """Search for new regions where due; not ``patient``: until nothing more is to come."""
+        """Run due discoveries; if not ``patient``, until nothing more is to come."""
         now = time.monotonic()
         full, by_clock = now >= self.list_at, now >= min(self.list_at, self.refresh_at)
         if full and all(len(discovery.regions) < discovery.max_regions for discovery in self.discoveries):
@@ -153,7 +153,7 @@ class KnownRegions:
         if region.path not in self.watches and self.watches.watch(
             region.path, account, region.fd, MODIFY, on_event
         ):
-            repairs.attach()  # maybe, while it was not watched
+            repairs.attach()  # a process may have attached before the watch
 
     def rejected(self) -> dict[str, RegionReason]:
         return {path: why for discovery in self.discoveries for path, why in discovery.rejected.items()}
@@ -162,7 +162,7 @@ class KnownRegions:
         """Drop a region with an unusable file."""
         self._count_rejected(region.path, why)
         for discovery in self.discoveries:
-            discovery.reject(region, why)  # those that do not know it do nothing
+            discovery.reject(region, why)  # it ignores another discovery's region
         self.drop(region.path)
 
     def _count_rejected(self, path: str, why: RegionRejected) -> None:

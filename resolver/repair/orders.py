@@ -28,16 +28,16 @@ WRITER_SECONDS = 1.0
 _CHECK_SECONDS, _UNKNOWN_END_SECONDS = 0.5, 0.02
 #: Seconds after which a read-only directory makes the daemon not ready: a remount takes a moment.
 _READ_ONLY_SECONDS = 10.0
-#: Seconds of CPU of an order in the slot writer: it maps a page and reads the process.
+#: CPU seconds that an order costs the slot writer, which maps a page and reads the process.
 ORDER_SECONDS = 30e-6
 
 
 class Writing:
-    """The pass's view of the slot writer."""
+    """Carries out orders through the slot writer."""
 
     def __init__(self, counters: Counter[str], journal: Journal) -> None:
         self.worker = WorkerProcess(
-            # A tenant's umask may have taken the right to write from others, and root is one of them without this.
+            # A tenant's umask may deny writing to others, and root without this capability is one of them.
             "slot writer",
             "resolver.workers.writer_child",
             timeout=WRITER_SECONDS,
@@ -46,7 +46,7 @@ class Writing:
         self.holds = Holds(self.worker)
         # Utilization has a separate queue: a `hostpid` waits for one batch at most.
         self._one_at_a_time, self._utilization = asyncio.Lock(), asyncio.Lock()
-        self._read_only: dict[str, tuple[float, float]] = {}  # directories: since when, and last seen to be
+        self._read_only: dict[str, tuple[float, float]] = {}  # by directory: first and last seen so
         self._counters = counters
         self._journal = journal
         #: Called with each `hostpid` that a dry run would write, if set.
@@ -69,12 +69,12 @@ class Writing:
         """Send up to `slot_writer.MAX_ORDERS` orders; True if the writer answered."""
         urgent = any(order.device is None for order in orders)
         async with contextlib.nullcontext() if urgent else self._utilization, self._one_at_a_time:
-            # Meanwhile the region may have been given up, or an owner let go of: its descriptor is another file's then.
+            # Meanwhile a region or an owner's handle may be closed: its descriptor may then be another file's.
             orders = [order for order in orders if order.stands() and not repairs.closed]
             return bool(orders) and await self._carry_out(repairs, orders)
 
     async def hold(self, repairs: RegionRepairs, orders: list[Order]) -> int:
-        """Hold these words of the region and no others; return the corrections since the last time."""
+        """Hold these words of the region and no others; return the corrections since the last call."""
         async with self._one_at_a_time:
             self._bury()
             try:
@@ -91,16 +91,16 @@ class Writing:
             await self.holds.any.wait()
             self._bury()
             for repairs, orders in self.holds.to_renew(over):
-                with contextlib.suppress(OSError):  # no descriptors, which the writer has counted
+                with contextlib.suppress(OSError):  # no descriptors left: the writer has counted it
                     await self.hold(repairs, orders)
             await self._until_writer_ends()
 
     async def _until_writer_ends(self) -> None:
-        """Wait, for `_CHECK_SECONDS` at most."""
+        """Wait until the writer ends, for at most `_CHECK_SECONDS`."""
         ended, loop = asyncio.Event(), asyncio.get_running_loop()
         try:
             fd = os.pidfd_open(self.worker.host_pid or 0)
-        except OSError:  # before Linux 5.3, or it has ended
+        except OSError:  # before Linux 5.3, or the writer has ended
             await asyncio.sleep(_UNKNOWN_END_SECONDS)
             return
         loop.add_reader(fd, ended.set)
@@ -130,7 +130,7 @@ class Writing:
         repairs.record.answered()
         if all(outcome != slot_writer.NO_MEANS for outcome, _ in slot_writer.RESULT.iter_unpack(answer)):
             self.worker.means.recovered()
-        zeroed: list[int] = []  # dead slots, each as often as one of its words
+        zeroed: list[int] = []  # a dead slot's index for each zeroed word
         for order, (outcome, word) in zip(orders, slot_writer.RESULT.iter_unpack(answer), strict=True):
             self._written(repairs, order, outcome, word)
             if outcome == slot_writer.DONE and order.state is None:
@@ -143,7 +143,7 @@ class Writing:
         return True
 
     def _failed(self, asked: RegionRepairs | None, error: WorkerFailed) -> None:
-        """Quarantine the files if to blame; else let the next writer retry. ``asked``: about this region."""
+        """Quarantine the region to blame, else let the next writer retry. ``asked`` is the requested region."""
         if error.waiting:
             return
         self._counters[CounterName.WRITER_FAILURES] += 1
@@ -168,10 +168,10 @@ class Writing:
         if outcome in (slot_writer.DONE, slot_writer.NOT_WRITABLE):
             self._writable(repairs, word if outcome == slot_writer.NOT_WRITABLE else None)
         if outcome == slot_writer.DONE and state is not None and order.reason is not None:
-            # Written, and that once, even if another writer changed it back before it was read back.
+            # It counts as written once, even if another writer changed the word before it was read back.
             self._counters[CounterByReason.REPAIRS.of(order.reason)] += 1
             state.wrote(order.new >> 32, order.slot, order.reason, changed=word != order.new)
-            if state.conflicts < 2:  # else another writer is met again and again, and each time has its line
+            if state.conflicts < 2:  # else `log` has a line for each conflict
                 self._journal.record("repair", **_about(repairs, order, state))
         elif outcome == slot_writer.DONE:
             self._counters[CounterName.UTILIZATION_WRITES] += 1
@@ -195,10 +195,10 @@ class Writing:
             state.waits(why)
 
     def _writable(self, repairs: RegionRepairs, error: int | None) -> None:
-        """Log once when a file becomes unwritable, by this errno, or writable again: None."""
+        """Log once when a file becomes unwritable with this ``error``, or writable again (None)."""
         path, why, now = repairs.region.path, "", time.monotonic()
         directory = os.path.dirname(os.path.dirname(path))
-        if error == errno.EROFS:  # which no tenant can cause
+        if error == errno.EROFS:  # no tenant can cause it
             self._read_only[directory] = self._read_only.get(directory, (now, now))[0], now
         else:
             self._read_only.pop(directory, None)
@@ -222,7 +222,7 @@ class Writing:
     def log(
         self, repairs: RegionRepairs, policy: HostpidPolicy, joined: Joined, now: float, *, dry_run: bool
     ) -> None:
-        """Log other writers of a ``hostpid``, and once per process values that do not stay right."""
+        """Log other writers of a ``hostpid``, and values that do not stay right, once per process."""
         for state in repairs.conflicts:
             about = {
                 "hostpid": state.slot.hostpid,
@@ -253,7 +253,7 @@ class Writing:
 
 
 def directory_of(path: str) -> str:
-    """Return the key that limits log lines: directory or mapped file's container id."""
+    """Return the key for limits on log lines: a file's directory, or a mapped file's container id."""
     return os.path.dirname(path) if path.startswith("/") else path.partition(":")[0]
 
 

@@ -34,11 +34,11 @@ class Owners:
         self._procfs, self._pidmap, self._names = procfs, pidmap, names
         self.exits = select.epoll()
         self._watched: dict[int, tuple[RegionRepairs, OwnedSlot]] = {}  # by the handle's descriptor
-        self._unregistered = set[int]()  # polled, for lack of a pidfd or of an epoll watch
+        self._unregistered = set[int]()  # polled, because a pidfd or an epoll watch is missing
         self.means = Shortages("the watch over owners")
         self._slots = Counter[int]()  # by host PID
         self._owners: dict[int, tuple[ProcessIdentity, ContainerCgroup, str]] = {}
-        self.changes = 0  # how often one came or went
+        self.changes = 0  # owners that came or went, ever
 
     def __contains__(self, host_pid: object) -> bool:
         return host_pid in self._owners
@@ -88,7 +88,7 @@ class Owners:
         missed = slots.not_found(index, found, now)
         undecided = found is UnresolvedReason.OVER_BUDGET and not missed.dead
         if found is UnresolvedReason.OTHER_CONTAINER and proof.open:
-            slots.call_dead(index, dead=False)  # one of the same pod uses a file that it can reach, too
+            slots.call_dead(index, dead=False)  # another container of the pod uses the file
         elif found is UnresolvedReason.NO_SUCH_PROCESS and not missed.dead and missed.looks > 1:
             dead = self.finder.vacant(proof, ns_pid)
             slots.call_dead(index, dead=dead)
@@ -97,7 +97,7 @@ class Owners:
             self._abandoned.suspect(repairs)
 
     def watch(self, repairs: RegionRepairs, state: OwnedSlot) -> None:
-        """Report this owner's end, and name its container: the directory may name an init container."""
+        """Watch for an owner's end, and find its container: the directory may name an init container."""
         owner, ownership = state.owner, repairs.ownership
         self._watched[owner.fd] = repairs, state
         self.changes += 1
@@ -115,7 +115,7 @@ class Owners:
         container = self.container(host_pid)
         with contextlib.suppress(ProcessGone, AccessDenied):
             container = self._procfs.container(host_pid)
-        beyond = "" if ownership.claim else ownership.container  # its name beyond the end
+        beyond = "" if ownership.claim else ownership.container  # the name kept after its end
         self._owners[host_pid] = owner.process, container, beyond or container.container_id
         self._names.refresh()
         name = self._names.of(container.container_id)

@@ -25,7 +25,7 @@ class Order(NamedTuple):
     """A word to change. ``device`` is None for a ``hostpid``, ``state`` for a slot without an owner."""
 
     state: OwnedSlot | None
-    owner: ProcessHandle | None  # when it was given
+    owner: ProcessHandle | None  # at the time of the order
     slot: int
     device: int | None
     reason: RepairReason | None
@@ -36,7 +36,7 @@ class Order(NamedTuple):
     new: int
 
     def stands(self) -> bool:
-        """Check that the owner was not let go of since then: its descriptor would be another file's."""
+        """Check that the owner's handle is still open: else its descriptor may be another file's."""
         return self.owner is None or self.owner.fd >= 0
 
     def value(self) -> ReportedValue | None:
@@ -47,7 +47,7 @@ class Order(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """All that a plan depends on but the slots.
+    """Inputs of a plan, apart from the slots.
 
     The region adds the last two: nothing is written if ``paused``, and no value is held if not ``holds``.
     """
@@ -63,8 +63,8 @@ class Inputs(NamedTuple):
 class SlotPlan(NamedTuple):
     """The slot's state ``after`` the plan, to be kept, and the words to change now.
 
-    ``right``: its hostpid is, as far as known; ``calm``: so are all values. ``values``: right ones that may be held, by
-    device.
+    ``right``: the hostpid is right, as far as known; ``calm``: all values are, too. ``values``: right values that may
+    be held, by device.
     """
 
     after: OwnedSlot
@@ -75,7 +75,7 @@ class SlotPlan(NamedTuple):
 
 
 def plan_slot(layout: Layout, view: RegionView, state: OwnedSlot, inputs: Inputs) -> SlotPlan:
-    """Plan one owned slot. It changes nothing."""
+    """Plan one owned slot, without changing it."""
     slot, after, orders, values = state.slot, state.twin(), list[Order](), list[tuple[int, int]]()
     wrong = after.weigh(inputs.policy, inputs.now, view.slots.crowded)
     if wrong is not None and inputs.paused is not None:
@@ -142,7 +142,7 @@ def value_order(
         raise AssertionError(f"{layout.name} has no sm_util, and a slot of it cannot have values")
     guard_offset, guard = layout.slot_offset(slot.index), slot_word(slot.pid, slot.hostpid)
     if slot.index >= view.proc_num:
-        # A process that takes this slot counts it in before it says any load there: both are one aligned word.
+        # A process that takes this slot raises proc_num before it stores a load, so the word of proc_num is the guard.
         guard_offset, guard = layout.proc_num, slot_word(view.proc_num, view.utilization_switch)
     owner, present = state.owner if state is not None else None, slot.sm_util[device]
     return Order(state, owner, slot.index, device, None, guard_offset, guard, offset, present, value)
@@ -158,7 +158,7 @@ def encode(
 ) -> tuple[bytes, list[int]]:
     """Return orders in the writer's format, and their handles' descriptors.
 
-    ``hold``: the file's key and the corrections allowed in a second; then the words are held.
+    ``hold``: the file's key and the corrections allowed per second, if the words are to be held.
     """
     message = bytearray(
         slot_writer.HEAD.pack(layout.file_bytes, len(orders) | (slot_writer.HOLDS if hold else 0))

@@ -28,7 +28,7 @@ _UNWRITABLE_SECONDS = 5.0
 _COUNTS_SECONDS = 1.0
 #: Seconds without holds in a file whose words changed faster than watchers write.
 _TOO_OFTEN_SECONDS = 10.0
-#: The owner is not known yet.
+#: Reasons with which the owner may still be found.
 _NOT_LOOKED = {
     None,
     UnresolvedReason.OVER_BUDGET,
@@ -54,23 +54,23 @@ class RegionRepairs:
         self.report: RegionReport | None = None  # of the last turn
         self.proof, self.shown = location
         self.slots = RegionSlots()
-        self.work_at = 0.0  # when there is work though nothing changes; 0 is now
-        self._pause: UnresolvedReason | None = None  # of the last plan: why nothing was written
+        self.work_at = 0.0  # time of the next work even without a change; 0 is now
+        self._pause: UnresolvedReason | None = None  # why the last plan wrote nothing
         self._mtime_ns = region.mtime_ns
-        self.attached = False  # since the last look: it may have taken a dead slot without changing a byte
-        self._came = False  # the process that attached last: its slot's owner was found
+        self.attached = False  # a process, since the last read: it may reuse a dead slot unchanged
+        self._came = False  # the slot owner of the last attachment was found
         self._zeroed_at = -inf
         self._unwritable_until, self._unwritable = 0.0, UnresolvedReason.WRITE_FAILED
-        #: The file certainly belongs to its container: not while another pod uses one that all can reach.
+        #: The file certainly belongs to its container; False while another pod uses a file that all pods reach.
         self._certain = not self.proof.open
         self.counts: HamiCounts | None = None  # of HAMi-core
         self._counts_due = 0.0
         self.held: list[Order] = []  # of the last plan
         self._adds = False  # watchers add to values instead of setting them
         self.conflicts: list[OwnedSlot] = []  # met by the last plan
-        self.not_held_until = 0.0  # they changed too often
-        self.right = False  # at the last plan: each hostpid, and that of the process that attached last
-        self.started = False  # and each process has guessed, or had a minute for it
+        self.not_held_until = 0.0  # words changed too often: no holds until then
+        self.right = False  # at the last plan, each hostpid was, also that of the last attachment
+        self.started = False  # right, and each process has guessed or had a minute to
         self.finding: WatcherFinding | None = None  # the watcher's evidence on the policy
         self.numbers: set[HostpidNamespace] = set()  # with which watchers found samples
 
@@ -80,14 +80,14 @@ class RegionRepairs:
 
     @property
     def closed(self) -> bool:
-        """True once it is given up, which may be while something is awaited."""
+        """True once the region is given up, which may happen during an ``await``."""
         return self.region.fd < 0
 
     def observe(self, view: RegionView, *, watched: bool = False) -> list[OwnedSlot]:
         """Update the slots from a view; return owned slots that vanished.
 
-        ``watched``: the kernel reports attaching processes. Only they can hide a move; stores change the file's time,
-        too.
+        ``watched``: the kernel reports attaching processes, and only those can hide a move. Without a report, a new
+        file time comes from stores.
         """
         if self.attached or self.region.mtime_ns != self._mtime_ns:
             attached, self.attached = self.attached, False
@@ -96,7 +96,7 @@ class RegionRepairs:
             self.unsettle()
             self._came = self._came and not attached
             if attached or not watched:
-                self.region.start_with()  # the next time: a move may have been missed
+                self.region.start_with()  # read all slots: a move may have been missed
         if view is self.view:
             return []
         self.unsettle()
@@ -107,13 +107,13 @@ class RegionRepairs:
         self.work_at = 0.0
 
     def values_changed(self, host_pids: Container[int] | None) -> None:
-        """Take news of NVML (None: of all processes)."""
+        """Note new NVML values of these processes (None: of any)."""
         owners = (state.owner.process.host_pid for state in self.slots.owned.values())
         if any(host_pids is None or host_pid in host_pids for host_pid in owners):
             self._read_soon()
 
     def ended(self, state: OwnedSlot) -> None:
-        """Take the news of an owner's end."""
+        """Note an owner's end."""
         self.slots.ended(state)
         self._read_soon()
 
@@ -127,7 +127,7 @@ class RegionRepairs:
         self.schedule.by(time.monotonic())
 
     def has_work(self, now: float) -> bool:
-        """Check for work: it is due, or may be done again, or no more."""
+        """Check for work: it is due, or writing was paused or resumed since the last plan."""
         return now + SOON_SECONDS >= self.work_at or self._paused(now) is not self._pause
 
     def rest(self, interval: float, *, watched: bool) -> None:
@@ -136,7 +136,7 @@ class RegionRepairs:
             interval, watched=watched, work_at=self.work_at, right=self.right, started=self.started
         )
         last = self.schedule.last
-        if last < self._zeroed_at + _REFILLED_SECONDS:  # a watcher may fill a value in: that would be work
+        if last < self._zeroed_at + _REFILLED_SECONDS:  # a watcher may refill a value
             self.schedule.by(aligned(last, interval))
 
     def _paused(self, now: float) -> UnresolvedReason | None:
@@ -157,7 +157,7 @@ class RegionRepairs:
         return self._unwritable if now < self._unwritable_until else None
 
     def plan(self, inputs: Inputs) -> Iterator[list[Order]]:
-        """Plan slot by slot, keep what is noted of each, and yield its words to change."""
+        """Plan slot by slot, keep each slot's new state, and yield its words to change."""
         now, layout = inputs.now, self.region.layout
         self._pause = self._paused(now)
         inputs = inputs._replace(paused=self._pause, holds=now >= self.not_held_until)
@@ -181,7 +181,7 @@ class RegionRepairs:
         writes = inputs.writes is not WriteUtilization.NEVER and inputs.paused is None
         waits = self._zeroed_at < now < self._zeroed_at + _ZERO_AGAIN_SECONDS
         for slot in leftovers(self.slots) if writes else ():
-            calm = False  # they are checked again until they are 0
+            calm = False  # leftovers are checked again until they are 0
             self._zeroed_at = self._zeroed_at if waits else now
             yield [] if waits else zeroes(layout, self.view, slot)
         self.right = settled and self._came and not self.slots.unclear()
@@ -191,7 +191,7 @@ class RegionRepairs:
         self.work_at = min(self.work_at, self.slots.next_look(), values_due) if settled else 0.0
 
     def _hold(self, values: list[tuple[OwnedSlot, int, int]], watchers: int) -> None:
-        """Hold contested values; where two watchers may add at once, any.
+        """Choose the values to hold: contested ones, or all if two watchers may add at once.
 
         A container whose watchers were seen to add has that library while any process lives.
         """
@@ -202,7 +202,7 @@ class RegionRepairs:
                 self.held.append(value_order(self.region.layout, self.view, state.slot, device, value, state))
 
     def attach(self, now: float | None = None) -> None:
-        """Note an attachment, if not its time: it may have been missed."""
+        """Note an attachment; without ``now``, one that may have been missed."""
         self.attached = True
         if now is not None:
             self.schedule.attach(now)
@@ -221,7 +221,7 @@ class RegionRepairs:
         self.counts = HamiCounts(tuple(Counted(*each) for each in sums), last_kernel)
 
     def let_go(self, now: float) -> None:
-        """Hold no value for a while: they changed too often."""
+        """Hold no values for a while, because they changed too often."""
         self.not_held_until = now + _TOO_OFTEN_SECONDS
 
     def unwritable(self, why: UnresolvedReason) -> None:
@@ -229,7 +229,7 @@ class RegionRepairs:
         self._unwritable, self._unwritable_until = why, time.monotonic() + _UNWRITABLE_SECONDS
 
     def note_finding(self, now: float, refused: Container[str]) -> None:
-        """Note the watcher's evidence on the policy; a process with one number for both gives none.
+        """Note the watcher's evidence on the policy; a process with equal PIDs gives none.
 
         The driver refuses the older call for samples of the devices in ``refused``. A library without the newer one
         does not get it while it runs.
@@ -253,7 +253,7 @@ class RegionRepairs:
             self.finding = WatcherFinding.CONTRADICTS if orders == {""} else self.finding
 
     def blind(self, refused: Container[str]) -> set[int]:
-        """Return the positions of these devices."""
+        """Return the positions of the devices in ``refused``."""
         return {n for n, uuid in enumerate(self.view.uuids) if uuid in refused}
 
     def write_report(self, joined: Joined, container_id: Callable[[int], str]) -> None:
@@ -277,7 +277,7 @@ def region_report(
     claim = repairs.ownership.claim
     owned = tuple([_slot_report(state, uuids, joined, container_id if claim else None) for state in states])
     container_ids = (container_id(state.owner.process.host_pid) for state in states)
-    # Only a ResourceClaim's file has several containers; any other has its first owner's.
+    # Only a ResourceClaim's file has several containers; any other belongs to its first owner's.
     first = next(filter(None, container_ids), "")
     ids = sorted({slot.container_id for slot in owned} - {""}) if claim else [first] if first else []
     named = "" if claim else next((state.names[1] for state in states if state.names[1]), "")

@@ -1,4 +1,4 @@
-"""Passes over the slots: the node's clock. Each starts a turn for every container with work."""
+"""Passes over the node's slots: each starts a turn for every container with work."""
 
 import asyncio
 import time
@@ -57,8 +57,8 @@ class Repairer:
         self.regions, self.watches = self.found.by_path, self.found.watches
         self.found.discoveries.extend(self._discoveries(procfs))
         self.turns = Turns(settings, self.found, reader, self.writing, self._refresh, wake, counters, journal)
-        self.not_before = 0.0  # events bring no pass further forward
-        self._refreshing, self._refreshed = asyncio.Lock(), -inf  # the map, and when that began
+        self.not_before = 0.0  # no event starts a pass before this time
+        self._refreshing, self._refreshed = asyncio.Lock(), -inf  # the last refresh of the map began then
         self._resident = Resident()
 
     def _discoveries(self, procfs: Procfs) -> Iterator[Discovery]:
@@ -145,7 +145,7 @@ class Repairer:
         self.owners.close()
 
     def next_pass(self) -> float:
-        """Return the next known work's monotonic time."""
+        """Return the monotonic time of the next known work."""
         interval = self.settings.interval
         wait = interval if self.owners.polled else max(interval, self._abandoned.wait())
         return max(min(time.monotonic() + wait, self.found.wants(self.turns.going)), self.not_before)
@@ -170,7 +170,7 @@ class Repairer:
         return Counter(namespace for _, namespace in seen)
 
     def unwatched(self) -> int:
-        """Count regions without change reports by the kernel."""
+        """Count the regions whose changes the kernel does not report."""
         return sum(path not in self.watches for path in self.regions)
 
     def hami_counts(self) -> dict[str, HamiCounts]:

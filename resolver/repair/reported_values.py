@@ -26,7 +26,7 @@ from resolver.workers.slot_writer import MARK, NEAR, differs
 #: Seconds: two ticks of a watcher of HAMi's, 120 ms each.
 TWO_TICKS = 0.24
 _MOST = 100  # per cent
-_ABSENCES = 2  # answers in a row
+_ABSENCES = 2  # NVML answers in a row without the process
 _PEACE = 2  # answers in a row at which a watcher was right by itself
 #: Seconds after which a value that is contested, or wrong and not written, is reported.
 REPORTED_AFTER = 3.0
@@ -51,16 +51,16 @@ class ReportedValue(Struct, eq=False):
 
     seen: int
     own: int  # the last value that resolver didn't write
-    fault: int  # the last wrong one of them: it shows the watcher's behaviour
+    fault: int  # the last wrong one of those: it shows the watcher's behaviour
     actual: int | None = None  # NVML's, when it was last judged
-    moved_at: float = _NEVER  # by itself
+    moved_at: float = _NEVER  # its last change by another program
     answered: float = _NEVER
-    ours: bool = False  # the value that stands there
+    ours: bool = False  # resolver wrote the present value
     written: int | None = None  # the last value that resolver wrote
     held: tuple[int, ...] = ()  # the last two that were held
     found_at: float = _NEVER  # when a watcher last wrote a value that agrees with NVML's
     lost: bool = False  # our value was replaced, and no later one was right by itself
-    rising: float | None = None  # since then it never fell, and was above NVML's at every look
+    rising: float | None = None  # since then it never fell, and was above NVML's at every read
     contradicted: float | None = None  # when NVML's answer first differed from this older value
     contested: bool = False
     grew: bool = False  # past NVML's values or a device's limit: a watcher adds to it
@@ -70,7 +70,7 @@ class ReportedValue(Struct, eq=False):
     right: int = 0
     idle: bool = False  # the device is idle by its samples
     absences: int = 0  # NVML's answers in a row without the process
-    zeroed: bool = False  # by us, and the process was not busy since then
+    zeroed: bool = False  # resolver wrote 0, and the process was not busy since
     disputed: bool = False  # a watcher filled in a value after our 0
 
     def wrote(self, value: int) -> None:
@@ -91,7 +91,7 @@ class ReportedValue(Struct, eq=False):
             self.ours = False
             self.seen = self.own = present
             self.moved_at, self.contradicted = now, None
-            # A watcher that adds zeroes the first device before.
+            # An adding watcher first sets the first device to 0.
             if present != MARK and differs(present, self.actual or 0) and (present or not self.grew):
                 self.fault = present
 
@@ -135,7 +135,7 @@ class ReportedValue(Struct, eq=False):
         return Verdict.WRONG
 
     def _weigh(self, actual: int, *, new: bool, idle: bool) -> None:
-        """Update the evidence for a 0; a watcher's own 0 is some."""
+        """Update the evidence for a 0; a watcher's own 0 ends a dispute."""
         self.idle, self.absences = idle, 0 if actual else self.absences + new
         self.zeroed = self.zeroed and not actual
         self.disputed = self.disputed and not idle and (self.ours or self.seen != 0)
@@ -148,7 +148,7 @@ class ReportedValue(Struct, eq=False):
         return self.idle or (self.absences >= _ABSENCES and not self.disputed)
 
     def undoes(self, now: float) -> bool:
-        """Check if a watcher has set it to 0 against NVML for long enough to be reported."""
+        """Check if a watcher has set the value to 0 against NVML for long enough to be reported."""
         return self.contested and not self.fault and now - self.contested_since >= REPORTED_AFTER
 
     def _contest(self, now: float) -> None:
@@ -162,7 +162,7 @@ class ReportedValue(Struct, eq=False):
             self.contested = self.lost = False
 
     def _grows(self, before: int, present: int, actual: int, *, new: bool, now: float) -> bool:
-        """Check if it grew above NVML's values before and after; a genuine rise stays under the later."""
+        """Check if the value grew above NVML's earlier and later ones; a genuine rise stays below the later."""
         above = present > actual + NEAR
         if not above or present < before or (new and before <= actual + NEAR) or self.rising is None:
             self.rising = now if above and not self.ours else None
@@ -170,7 +170,7 @@ class ReportedValue(Struct, eq=False):
         return self.rising < self.moved_at and self.answered - self.rising >= TWO_TICKS
 
     def is_held(self, *, may_double: bool) -> bool:
-        """Check if it is to be held; note if two watchers of its container may add to it at once."""
+        """Check if the value must be held; note if two watchers of its container may add to it at once."""
         self.may_double = may_double
         return self.contested or may_double
 
@@ -183,7 +183,7 @@ class ReportedValue(Struct, eq=False):
 
 
 class Evidence(Struct, eq=False):
-    """One slot's values."""
+    """Evidence on one slot's values."""
 
     words: dict[int, ReportedValue] = {}  # by device
     since: float | None = None  # its hostpid is right from then on
@@ -194,7 +194,7 @@ class Evidence(Struct, eq=False):
         return Evidence(words, self.since, self.logged)
 
     def begins(self, now: float) -> float:
-        """Return since when the hostpid is right: at the latest, from now on."""
+        """Return the time since which the hostpid is right, at the latest now."""
         self.since = now if self.since is None else self.since
         return self.since
 
@@ -217,7 +217,7 @@ class Evidence(Struct, eq=False):
         return all((held or not word.contested) and word.wrong_since is None for word in self.words.values())
 
     def unsure(self) -> bool:
-        """Check that a written value was replaced after NVML's answer: only the next one shows if rightly."""
+        """Check that a written value was replaced after NVML's answer: only the next answer shows which is right."""
         lost = (word for word in self.words.values() if word.lost and not (word.contested or word.may_double))
         return any(word.moved_at >= word.answered for word in lost)
 

@@ -9,7 +9,7 @@ from math import frexp, inf
 
 #: Seconds since a process attached -> seconds until the next read. After these the interval, until `STARTED`.
 STEPS = ((3.0, 0.02), (20.0, 0.1))
-#: Where each slot is right the pause grows with the time since then, by this share up to so many seconds.
+#: If each slot is right, the pause is this share of the time since the attachment, up to so many seconds.
 _GROWTH, _GROWN = 1 / 2, 4.0
 #: Seconds after which a process that attached has surely started.
 STARTED = 60.0
@@ -63,7 +63,7 @@ class Schedule:
             self.by(now + quiet if quiet < rarely else aligned(now, rarely))
             return
         often = next((pause for until, pause in STEPS if age < until), interval)
-        # At first as long again as it is since the event: the slot comes milliseconds after it.
+        # At first the pause equals the time since the event: the slot is taken milliseconds later.
         regular = now + min(interval, often, max(_SHORTEST, age))
         if watched and right:
             _, exponent = frexp(max(_SHORTEST, min(_GROWN, _GROWTH * age)))

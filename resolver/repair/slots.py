@@ -25,12 +25,12 @@ from resolver.repair.reported_values import Evidence
 _FIRST_BACKOFF, _LONGEST_BACKOFF = 0.5, 300.0
 #: Seconds after which an environment that could not be read is read again.
 _READ_AGAIN_SECONDS = 30.0
-#: How often a slot without a process is checked again, at first each pass, then ever more rarely. A dead one can be
-#: taken again without a byte or the file's time changing; only lost events are found so late.
+#: Checks of a slot without a process in each pass, before they get rarer, and their longest pause in seconds. They find
+#: a reused dead slot after a lost event, because neither a byte nor the file's time may have changed.
 EAGER_LOOKS, _LONGEST_LOOK = 4, 60.0
-#: Seconds: later searches are at its multiples, when right regions are read (`schedule.aligned`).
+#: Later searches are due at multiples of these seconds, when right regions are read (`schedule.aligned`).
 _TOGETHER = 4.0
-_SETTLED_LOOKS = EAGER_LOOKS + 6  # from then on the pauses are as long as they get
+_SETTLED_LOOKS = EAGER_LOOKS + 6  # after these the pauses are at their longest
 #: Answers without a search, and seconds until a container that makes the kernel wait is asked again.
 _NOT_SEARCHED, _SLOW_SEARCH = {UnresolvedReason.OVER_BUDGET, UnresolvedReason.TOO_SLOW}, 1.0
 #: Answers after which a dead slot may have an owner again.
@@ -43,7 +43,7 @@ _MAY_LIVE = {
 }
 #: Answers with which a slot is dead once no process has its file open.
 _NOT_FOUND = (UnresolvedReason.NO_SUCH_PROCESS, UnresolvedReason.OVER_BUDGET)
-#: Searches and reads that are due so soon are made at once.
+#: Searches and reads that are due within these seconds are made now.
 SOON_SECONDS = 0.005
 
 
@@ -62,15 +62,15 @@ class OwnedSlot(Struct, eq=False):
     written: int | None = None  # the hostpid of our one write to this generation
     written_at: int | None = None  # the slot's index at that time
     announced: int | None = None  # the hostpid that a dry run has announced for this generation
-    guessed: bool = False  # changed since our write, once, as the process's own guess does: its last store
+    guessed: bool = False  # it changed once since our write, as by the process's guess, its last store
     conflicts: int = 0
     not_before: float = 0.0
-    wrong: bool = False  # its hostpid, and it was not written since
+    wrong: bool = False  # the hostpid is wrong, and was not written since
     stuck: str = ""  # why its sm_util does not stay right
     evidence: Evidence = field(default_factory=Evidence)
 
     def twin(self) -> OwnedSlot:
-        """Return a copy to plan with: it becomes the slot's state by `become`."""
+        """Return a copy to plan with; `become` makes it the slot's state."""
         twin = copy(self)
         twin.evidence = self.evidence.twin()
         return twin
@@ -84,7 +84,7 @@ class OwnedSlot(Struct, eq=False):
         """Update the slot's content.
 
         In a shared file, another container's process with the same PID can take over the slot: an unknown ``hostpid``
-        may be its.
+        may be that process's.
         """
         if slot.hostpid not in (self.slot.hostpid, 0, slot.pid):
             self.doubted = self.doubted or slot.hostpid != self.owner.process.host_pid
@@ -97,7 +97,7 @@ class OwnedSlot(Struct, eq=False):
         self.names = pod_uid, container
 
     def reads(self, now: float) -> bool:
-        """Check if the owner's environment is to be read, which a tenant can make fail for a while."""
+        """Check if the owner's environment is due to be read; a tenant can make reads fail for a while."""
         due, self.read_again = now >= self.read_again, max(self.read_again, now + _READ_AGAIN_SECONDS)
         return due
 
@@ -125,7 +125,7 @@ class OwnedSlot(Struct, eq=False):
         if wrong is None:
             return None
         if self.written_at not in (None, slot.index):
-            # A move copied the slot before we wrote, and left what we wrote behind: not another writer's doing.
+            # A move copied the slot before our write, which stayed behind: no other writer is involved.
             self.written = self.written_at = None
         if self.written is not None and slot.hostpid != self.written:
             if slot.hostpid and not self.guessed:
@@ -149,7 +149,7 @@ class OwnedSlot(Struct, eq=False):
         self.reason = UnresolvedReason.CHANGED if changed else None
 
     def would_write(self, word: int) -> bool:
-        """Note a word that a dry run leaves out; False if it did so before."""
+        """Note a word that a dry run does not write; False if it was noted before."""
         before, self.announced = self.announced, word
         return before != word
 
@@ -160,7 +160,7 @@ class OwnedSlot(Struct, eq=False):
     def explain(
         self, policy: HostpidPolicy, now: float, uuids: tuple[str, ...], blind: Container[int]
     ) -> bool:
-        """Note why values do not stay right; True if that is new of this process."""
+        """Note why values do not stay right; True the first time for this process."""
         self.stuck = self.evidence.why(self.slot.hostpid, policy, now, self.reordered(uuids), blind)
         return bool(self.stuck) and self.evidence.logs()
 
@@ -169,8 +169,8 @@ class Unowned(NamedTuple):
     """State of slots without an owner."""
 
     why: UnresolvedReason | None = None  # after the last search
-    looks: int = 0  # searches in vain, in a row
-    due: float = 0.0  # the next search; never where a slot can't have an owner
+    looks: int = 0  # searches in a row that found no owner
+    due: float = 0.0  # the next search; infinity if the slot can't have an owner
     dead: bool = False
     abandoned: bool = False  # dead because no process has the file open
     unsure: bool = False  # the file was touched since the last search
@@ -233,7 +233,7 @@ class RegionSlots:
             elif ns_pid in twice:
                 unowned[index] = ambiguous
             elif ns_pid in by_pid:
-                # The same PID twice: a slot in the middle of a move, or a lie. Neither is to be written.
+                # The same PID twice: a slot in mid-move, or a faked one. Neither may be written.
                 twice.add(ns_pid)
                 unowned[index] = unowned[by_pid.pop(ns_pid)] = ambiguous
             else:
@@ -309,7 +309,7 @@ class RegionSlots:
         return slot.pid, slot.hostpid, None if self.searched(index) else self.owned[slot.pid]
 
     def keeps_owner(self, state: OwnedSlot, found: ProcessHandle | UnresolvedReason) -> bool:
-        """Check if the owner stays after a search, which settles a doubt; else forget it."""
+        """Check if a search confirms the owner, which settles a doubt; else forget the owner."""
         if isinstance(found, UnresolvedReason):
             if found in _NOT_SEARCHED:
                 return True
@@ -353,7 +353,7 @@ class RegionSlots:
             self.unowned[index] = _shared(Unowned(looks=looks, dead=True))
 
     def touched(self, *, attached: bool) -> None:
-        """Note a write to the file; ``attached``: by a process that attaches, as each does."""
+        """Note a write to the file; ``attached``: by an attaching process, which always writes."""
         for state in self.owned.values():
             state.follow(attached=attached)
         self._change(Unowned.touched)

@@ -1,7 +1,7 @@
 """Containers' turns: a coroutine for each container with work searches, plans, writes and reports.
 
-All go on at once and share one slice in each round of the loop. A turn that waits for a child delays no other. A pass
-leaves out containers with a turn in progress.
+All turns run concurrently and share one slice in each round of the loop. A turn that waits for a child delays no
+other. A pass leaves out containers with a turn in progress.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ _TRIFLE_SECONDS = 5e-5
 class Turns:
     """Turns in progress: ``going``, by account. They use the newest settings, ``policy`` and NVML's answer, ``joined``.
 
-    ``refresh(seen)`` makes the map of processes younger than ``seen``, if it may. ``wake`` is called after a turn that
+    ``refresh(seen)`` makes the map of processes newer than ``seen``, if allowed. ``wake`` is called after a turn that
     outlived its pass. ``ask_nvml`` is set when a turn needs a newer answer.
     """
 
@@ -71,7 +71,7 @@ class Turns:
         )
 
     def take_in(self, settings: Settings, policy: HostpidPolicy, joined: Joined, *, patient: bool) -> None:
-        """Use these from now on; not ``patient``: without regard to budgets."""
+        """Use these from now on; if not ``patient``, ignore budgets."""
         if joined is not self.joined:
             changed = joined.changed(self.joined)
             for repairs in self._known.by_path.values():
@@ -179,7 +179,7 @@ class Turns:
     # -- reads --------------------------------------------------------------------------------------
 
     async def _read(self, repairs: RegionRepairs) -> bool:
-        """Read by a lane a region that the page cache lacks; False without work."""
+        """Have a lane read a region that is not in the page cache; False without work."""
         try:
             view = await repairs.region.read_by(self._reader, repairs.ownership.account)
             return not repairs.closed and self._look(repairs, view)
@@ -217,7 +217,7 @@ class Turns:
     async def _find_owners(self, repairs: RegionRepairs, pause: Pause) -> None:
         now = time.monotonic()
         due = repairs.slots.due(now)  # taken from its end
-        # The map has to be younger than the sight of the slots: then a process that is not in it does not exist.
+        # The map must be newer than the read slots: then a process missing from it does not exist.
         if due and not await self._refresh(repairs.schedule.last):
             return
         while due and not repairs.closed and not self._over(repairs.ownership.account):
@@ -241,7 +241,7 @@ class Turns:
     # -- repairs ------------------------------------------------------------------------------------
 
     async def _repair(self, repairs: RegionRepairs, pause: Pause) -> None:
-        """Plan, write and report: begun work ends somehow, to give a result for its cost."""
+        """Plan, write and report: work that has begun is completed, because its cost is spent."""
         await self._read_variables(repairs)
         policy, joined, now = self._policy, self.joined, time.monotonic()
         account = repairs.ownership.account
