@@ -102,7 +102,7 @@ class Rounds:
     def __init__(self) -> None:
         self._left = SLICE_SECONDS
         self._waiting: list[asyncio.Future[None]] = []
-        self._postponed: list[asyncio.Future[None]] = []  # woken too late; first in the next round
+        self._postponed: list[asyncio.Future[None]] = []  # woken too late in a round; first in the next
         self._woken = 0  # tasks woken for this round that have not run yet; new ones queue behind them
         self._loop: asyncio.AbstractEventLoop | None = None  # set while a new round is scheduled there
 
@@ -193,7 +193,7 @@ class Account:
         self.overdrawn = 0.0  # Unix time of the first debt since its budget was last full; 0 without one
         self.deaf_until = 0.0  # its events are ignored before this
         self._deaths = self._quarantines = 0  # deaths in a row, without an answer in between
-        self._last = self.until = -inf  # the files are skipped before the second one
+        self._last = self.until = -inf  # last failure; end of the quarantine
 
     def spend(self, seconds: float, now: float) -> None:
         self._kept[self._account] = self

@@ -6,7 +6,7 @@ from mmap import PAGESIZE
 
 from resolver.base.retry import longer
 
-_WORTH = 1 << 20  # bytes above the lowest level from which trimming is worthwhile
+_WORTH = 1 << 20  # bytes above the lowest level that make trimming worthwhile
 #: Seconds between two trims. They grow, because how much would be freed can't be read.
 _FIRST, _LONGEST = 2.0, 64.0
 

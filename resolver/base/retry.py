@@ -51,7 +51,7 @@ def in_a_thread(
 
     The loop calls ``ended`` after the work, and ``unwanted`` with the result if the future was cancelled.
     """
-    import asyncio  # commands that only double a pause do not pay for it
+    import asyncio  # commands that only double a pause do not need it
 
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()

@@ -11,7 +11,7 @@ from resolver.linux.cgroup_directories import cgroup_roots, find_directories, pr
 from resolver.linux.mounts import Mount
 from resolver.linux.procfs import Procfs
 
-#: Characters that the start of an id needs at least, and those of a complete id.
+#: Least characters of the start of an id, and characters of a complete id.
 SHORTEST_PREFIX, FULL_ID = 6, 64
 _HEX = frozenset("0123456789abcdef")
 #: Inode of the initial cgroup namespace (PROC_CGROUP_INIT_INO in include/linux/proc_ns.h).
@@ -65,7 +65,7 @@ class Wanted:
                 return container_id, False
             # LXC watches a container from outside, by processes in /lxc.monitor/<name>.
             named = self.text in names_in(name) and "/lxc.monitor/" not in path
-            if named and not name.endswith(".slice"):  # a slice holds containers and is none
+            if named and not name.endswith(".slice"):  # a slice contains containers but is no container
                 return path, False
         return None, False
 
@@ -142,7 +142,7 @@ def container_name(mounts: Iterable[Mount], pod_uid: str | None) -> str | None:
 
 
 def name_by_mounts(procfs: Procfs, host_pid: int, pod_uid: str | None) -> str:
-    """Return the container's name by its main process's mounts, for a lane; or empty."""
+    """Return the container's name by its main process's mounts, empty if unknown. Lanes call it."""
     return container_name(procfs.first_mounts(host_pid), pod_uid) or ""
 
 
@@ -153,7 +153,7 @@ def name_of(procfs: Procfs, members: list[Member], pod_uid: str | None) -> str |
     for member in sorted(members, key=lambda member: (len(member.ns_pids), member.ns_pids[-1])):
         try:
             name = container_name(procfs.mounts(member.host_pid), pod_uid)
-            if procfs.ns_pids(member.host_pid) == member.ns_pids:  # and its PID was not used again
+            if procfs.ns_pids(member.host_pid) == member.ns_pids:  # its PID was not reused
                 return name
         except ProcessGone:
             continue
@@ -185,7 +185,7 @@ def _merged(parts: Iterable[tuple[str, list[str], dict[int, None]]]) -> list[Fou
     containers: list[FoundContainer] = []
     for key, directories, host_pids in parts:
         if not host_pids:
-            continue  # left behind by a container that is gone
+            continue  # left behind by an ended container
         keys, merged_directories, merged_pids = frozenset((key,)), tuple(directories), host_pids
         for other in list(containers):
             named = key.startswith("/") and all(name.startswith("/") for name in other.keys)

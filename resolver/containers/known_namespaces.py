@@ -27,7 +27,7 @@ _K = TypeVar("_K", bound="Hashable")
 
 #: Seconds of one refresh to place namespaces, some 5 us each by the kernel's map, 15 us without.
 SLICE_SECONDS = 0.02
-#: And to read the cgroups of first processes; a lane reads their mounts.
+#: Seconds of one refresh to read the cgroups of first processes; a lane reads their mounts.
 READ_SECONDS = 0.005
 #: Seconds between two readings of a process; the last pause repeats: a runtime adds no mounts to a running container.
 _PAUSES = (0.001, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 120.0, 300.0, 600.0)
@@ -36,7 +36,7 @@ _MOUNTS_SECONDS = 0.02
 #: More namespaces than these in one container are not searched.
 MAX_NAMESPACES = 1024
 _AT_ONCE = 64  # processes between two steps
-_BELOW_HOST = (HOST_PIDNS,)  # almost all share it
+_BELOW_HOST = (HOST_PIDNS,)  # shared, because almost all are equal
 
 
 class FirstProcess:
@@ -55,7 +55,7 @@ class FirstProcess:
         self.directories = frozenset[Hashable]()
         self.container_id = ""
         self.made_by_runtime = False
-        self.reads, self.due = 0, 0.0  # reads of its mounts, and the next one
+        self.reads, self.due = 0, 0.0  # number of reads of its mounts, time of the next
 
     def __lt__(self, other: FirstProcess) -> bool:
         # The newest of the never-read ones first.

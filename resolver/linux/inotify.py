@@ -11,10 +11,10 @@ from resolver.linux.safe_open import drop, let_go
 # include/uapi/linux/inotify.h
 MODIFY = 0x2  # a program has written into it by a system call
 MOVED_FROM, MOVED_TO, CREATE, DELETE, MOVE_SELF = 0x40, 0x80, 0x100, 0x200, 0x800
-#: Told without being asked for: events were lost, and this inode is watched no more.
+#: Reported without a request: events were lost, and this inode is no longer watched.
 OVERFLOW, IGNORED = 0x4000, 0x8000
 _ONLY_DIRECTORY = 0x1000000
-#: Names that come and go, also its name.
+#: Changes of names in a directory, and of the directory's own name.
 OF_A_DIRECTORY = MOVED_FROM | MOVED_TO | CREATE | DELETE | MOVE_SELF | _ONLY_DIRECTORY
 #: Bytes per read: some thousand events, half a millisecond. An event has at most 16 bytes and a name.
 _READ_BYTES = 16384

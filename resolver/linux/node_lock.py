@@ -61,7 +61,7 @@ class NodeLock:
                 raise Held(other, self.path) from None
             if self._is_in_place():
                 break
-            os.close(self.fd)  # its last holder removed it before it let go: the lock is on another file now
+            os.close(self.fd)  # the last holder removed this file before it unlocked it
         try:
             os.ftruncate(self.fd, 0)
             os.pwrite(self.fd, f"{os.getpid()}\n".encode(), 0)
@@ -90,7 +90,7 @@ class NodeLock:
 
     def __exit__(self, *exc: object) -> None:
         with contextlib.suppress(OSError):
-            os.unlink(self.path)  # while it is held: a waiting daemon notices and makes another
+            os.unlink(self.path)  # while locked: a waiting daemon notices, and makes a new file
         os.close(self.fd)
 
 

@@ -76,7 +76,7 @@ class ProcessUsage(NamedTuple):
 
 
 def usage(host_pid: int) -> ProcessUsage:
-    """Read the usage; empty for an unreadable process."""
+    """Read a process's usage; empty if the process is unreadable."""
     try:
         with open(f"/proc/{host_pid}/stat", "rb") as file:
             fields = _after_comm(file.read())
@@ -184,7 +184,7 @@ class Procfs:
                 os.close(directory)
         except OSError as error:
             if error.errno == errno.EACCES and names[0] == "ns" and self.inode(process) is None:
-                error.errno = errno.ESRCH  # refusal and end are both EACCES (fs/proc/namespaces.c)
+                error.errno = errno.ESRCH  # refusal and end both give EACCES (fs/proc/namespaces.c)
             raise translate(error, f"{self.root}/{path}") from None
 
     def _enter(self, path: str, process: str, above: int | None = None) -> int:
@@ -192,7 +192,7 @@ class Procfs:
         if self._cached and (directory := self._cached(path, above)) is not None:
             return directory
         with contextlib.suppress(PermissionError, OverflowError):
-            os.kill(int(process), 0)  # does it exist?
+            os.kill(int(process), 0)  # raises if it does not exist
         return os.open(path, _DIRECTORY, dir_fd=above)
 
     def status_text(self, host_pid: int) -> bytes:
@@ -439,7 +439,7 @@ def translate(error: OSError, what: str) -> Exception:
             f"{what} may not be read: run as root, or give CAP_SYS_PTRACE "
             "(Kubernetes: securityContext.capabilities.add: [SYS_PTRACE])"
         )
-    if error.errno == errno.ENAMETOOLONG:  # by control groups or directories that a tenant nests
+    if error.errno == errno.ENAMETOOLONG:  # a tenant nested control groups or directories too deep
         return AccessDenied(f"{what} may not be read: there is a path in it that is too long for the kernel")
     return error
 

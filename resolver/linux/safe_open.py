@@ -24,7 +24,7 @@ _HOLD = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _CACHESTAT = 451  # on x86-64 and arm64 alike
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _dropping: deque[Callable[[], object]] = deque()
-#: Room for so many threads that drop: tenants can make each of them wait.
+#: Most threads that drop references: tenants can make each of them wait.
 _droppers = deque(range(16))
 _starting: deque[None] = deque()  # one entry for each thread that has not begun yet
 
@@ -104,7 +104,7 @@ def let_go(fd: int) -> None:
 
 
 def drop(reference: Callable[[], object]) -> None:
-    """Drop a reference in a thread, or with the next one: the last one to a tenant's file can wait for long."""
+    """Drop a reference in this or a later thread: dropping the last one to a tenant's file can take long."""
     _dropping.append(reference)
     _starting.append(None)
     try:

@@ -73,7 +73,7 @@ def forbid_dangerous(*needed: str) -> bool:
 
 
 def allow_only(calls: _Numbers) -> bool:
-    """Refuse all others, as `forbid_dangerous`."""
+    """Refuse all calls but these; returns as `forbid_dangerous`."""
     return _install(calls, listed=_ALLOW, others=_REFUSE)
 
 
@@ -89,7 +89,7 @@ def program(numbers: list[int], architecture: int, *, listed: int, others: int) 
         (_LOAD, 0, 0, _NUMBER_AT),
         (_JUMP_AT_LEAST, 0, 1, _X32),
         (_RETURN, 0, 0, _KILL),
-        # Each jumps over those that follow it, and over the return for the others.
+        # Each comparison jumps over the later ones, and over the return for other calls.
         *((_JUMP_EQUAL, count - index, 0, number) for index, number in enumerate(sorted(numbers))),
         (_RETURN, 0, 0, others),
         (_RETURN, 0, 0, listed),

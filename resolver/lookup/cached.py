@@ -28,7 +28,7 @@ NO_SUCH_PROCESS = "no_such_process"
 
 
 class LiveLookup:
-    """Look-ups in the daemon's map. Its memory of containers only narrows the choice."""
+    """Look-ups in the daemon's map. Remembered containers only narrow the choice."""
 
     def __init__(self, procfs: Procfs, pidmap: PidMap, namespaces: KnownNamespaces | None = None) -> None:
         self._procfs, self.pidmap = procfs, pidmap
@@ -48,7 +48,7 @@ class LiveLookup:
         """Update the map, and if needed these containers, except those that can't be read in `LOOK_SECONDS`."""
         wanted, slices = [strip_scheme(cid.strip()) for cid in cids], Slices()
         if self.pidmap.source.exact() is not None and self._knows(wanted):
-            return  # to find one the kernel's map needs no refresh
+            return  # the kernel's map finds it without a refresh
         await self.pidmap.catch_up(slices)
         if self._knows(wanted):
             return
@@ -56,7 +56,7 @@ class LiveLookup:
             await slices.yield_if_due()
 
     def _knows(self, container_ids: list[str]) -> bool:
-        """Check if all are known: a known id stays the container's that had it first."""
+        """Check if all ids are known: an id belongs to the first container that had it."""
         return all(
             len(container_id) != FULL_ID or self.namespaces.first_process_of(container_id)
             for container_id in container_ids
@@ -74,9 +74,9 @@ class LiveLookup:
             candidates = [process for process in candidates if process in among]
         within = partial(self._within, first)
         namespace, source = Namespace(first.pidns, first.level), self.pidmap.source.name
-        if len(candidates) > 1:  # to check their namespaces is cheaper than to hold each
+        if len(candidates) > 1:  # checking namespaces is cheaper than holding each
             candidates = [process for process in candidates if self._is_in(process, first)]
-        # A missing right is named by the walk.
+        # The walk reports a missing right.
         return resolve(self._procfs, candidates, namespace, ns_pid, within, source, brief=brief, lenient=True)
 
     def _is_in(self, host_pid: int, first: FirstProcess) -> bool:
@@ -157,10 +157,10 @@ class Batch:
         count = sum(identity is not None for identity in first.values())
         rest = []
         try:
-            # The namespace lasts as long as its first process: only at the end is it known to have been this one.
+            # A namespace lives as long as its first process: `verify` proves at the end that it was this one.
             with self._procfs.verify(init.host_pid) as handle:
                 if handle.process.start_time != init.arrival[1] // TICK:
-                    return ns_pids  # its number is another's by now
+                    return ns_pids  # another process has its number by now
                 listed = await self._members(init) if count >= _WORTH_LISTING else ()
                 for ns_pid, identity in first.items():
                     if identity is None:

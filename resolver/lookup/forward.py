@@ -102,7 +102,7 @@ def walk_own(procfs: Procfs, own: Namespace, ns_pids: Iterable[int]) -> dict[int
 
 
 def _by_number(members: Iterable[Member], namespace: Namespace) -> Mapping[int, list[int]]:
-    """Return host PIDs by their number at the namespace's level; it may be of a sibling namespace."""
+    """Return host PIDs by their number at the namespace's level, also those in sibling namespaces."""
     by_number = defaultdict[int, list[int]](list)
     for member in members:
         if len(member.ns_pids) > namespace.level:
@@ -123,8 +123,8 @@ def resolve(
 ) -> ContainerProcess | None:
     """Return the first of these processes with number ``ns_pid`` in the namespace, or None.
 
-    ``within`` returns the container of a held process, None for an unwanted one. The container's name is the caller's
-    to add. ``brief`` leaves out the command name. Raises AccessDenied if nothing else is found, unless ``lenient``.
+    ``within`` returns the container of a held process, None for an unwanted one. The caller adds the container's
+    name. ``brief`` leaves out the command name. Raises AccessDenied if nothing else is found, unless ``lenient``.
     """
     refused: AccessDenied | None = None
     for host_pid in host_pids:

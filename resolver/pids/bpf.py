@@ -28,11 +28,11 @@ class BpfSource(PidSource):
         self._procfs = procfs
         self.scan = ScanSource(procfs)  # costs nothing before its first refresh
         self._gaps = False
-        self._unseen = False  # the kernel kept an event from the probes since the last walk
+        self._unseen = False  # the probes missed an event since the last walk
         self._trouble = ""
         self._drift: dict[str, int] = {"drift_missing": 0, "missed": 0}
         self.comparing: Iterator[int | None] | None = None
-        self._missed_before = 0  # events, when that was begun
+        self._missed_before = 0  # missed events when the last walk began
         self.next_walk = time.monotonic() + _WALK_EVERY
         self._check_gaps()
 
@@ -51,7 +51,7 @@ class BpfSource(PidSource):
 
     @property
     def tend_at(self) -> float:
-        """When the next walk is due; during one, now."""
+        """Return when the next walk is due; during a walk, now."""
         if self._trouble:
             return math.inf
         return self.next_walk if self.comparing is None else 0.0
@@ -146,7 +146,7 @@ class BpfSource(PidSource):
         self.bpf.close()
 
     def _ask_for_missed(self) -> None:
-        """Distrust absences from a missed event to the next walk."""
+        """Distrust absences after a missed event until the next walk."""
         missed = self._read(self.bpf.missed_events) or 0
         if missed > self._drift["missed"]:
             self._drift["missed"] = missed
@@ -167,7 +167,7 @@ class BpfSource(PidSource):
         self._gaps = True
 
     def _check_gaps(self) -> None:
-        """Scan as long as processes have no place."""
+        """Scan while the map has no room for some processes."""
         before, complete = self._gaps, self._read(self.bpf.complete)
         self._gaps = bool(self._trouble) or self._unseen or not complete
         if before and not self._gaps:

@@ -1,4 +1,4 @@
-"""Ladder of sources: use the best that works here, fall when it fails, climb back later.
+"""Sources in order: use the best one that works here, a lower one when it fails, and return to it later.
 
 ``auto`` starts on the scan: no repair may wait for a compiler. A source works if it finds the canary.
 """
@@ -97,7 +97,7 @@ def _explanation(error: Exception) -> str:
 
 
 class Ladder:
-    """Keeps the best working source; ``use`` takes it, ``say`` logs."""
+    """Keeps the best working source; ``use`` takes the source over, ``say`` logs."""
 
     def __init__(
         self,
@@ -117,13 +117,13 @@ class Ladder:
         self._broken = (
             ""  # why the source in use failed, if it raised an error instead of reporting a trouble
         )
-        self.failed = asyncio.Event()  # brings `tend` forward
+        self.failed = asyncio.Event()  # makes `tend` due at once
         self._known_failed: PidSource | None = None
         self.next_check = 0.0
         self._missed = 0  # processes that comparisons found missing in the source in use
         self.next_climb = self._wait = 0.0
         self.used_at = 0.0  # when the source in use was taken
-        self.next_growth, self.growth_wait = 0.0, _FIRST_GROWTH  # 0: the source in use needs none
+        self.next_growth, self.growth_wait = 0.0, _FIRST_GROWTH  # time 0: the source in use has room
 
     @property
     def steps(self) -> tuple[str, ...]:
@@ -162,7 +162,7 @@ class Ladder:
                 f"--source {self.wanted} does not work here: {self.why_not[self.wanted]}. "
                 "With --source auto the next best source is taken"
             )
-        # With auto the scan was there from the beginning: it has yet to show that it finds one.
+        # With auto the scan ran from the beginning, and has not been checked by a canary yet.
         self.next_check = time.monotonic() + (_CHECK_EVERY if not self._no_canary else 0.0)
 
     async def tend(self, source: PidSource) -> None:
@@ -190,7 +190,7 @@ class Ladder:
             await self._grow(source, now)
 
     def _missed_more(self, source: PidSource) -> bool:
-        """Check if comparisons found missing processes; a full map has some."""
+        """Check if comparisons found missing processes; a full map always lacks some."""
         try:
             before, self._missed = self._missed, source.counters().get("drift_missing", 0)
             return self._missed > before and not source.shortage()
@@ -210,7 +210,7 @@ class Ladder:
         self.next_climb = time.monotonic() + self._wait
 
     async def _grow(self, source: PidSource, now: float) -> None:
-        """Reopen a full source; not at once: a peak may pass."""
+        """Reopen a full source with more room, after a wait, because a peak may pass."""
         if not source.shortage():
             self.next_growth, self.growth_wait = 0.0, _FIRST_GROWTH
         elif not self.next_growth:

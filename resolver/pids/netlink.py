@@ -14,11 +14,11 @@ from resolver.pids.scan import ScanSource
 
 #: Receive buffer. An event takes 768 bytes of it, so it holds some 40,000: 2.7 s of 5,000 processes a second.
 BUFFER_BYTES = 16 << 20
-#: To read one process costs as much as to list three.
+#: Reading one process costs as much as listing three.
 _LOOK_IN_LISTINGS = 3
 #: More named processes than this between two refreshes are not remembered but scanned for.
 _MOST_NAMED = 1 << 16
-#: Most drains of one refresh, should events come faster than they are read.
+#: Most drains of one refresh, if events come faster than they are read.
 _MOST_DRAINS = 8
 #: Seconds between listings that find processes without an event.
 _RECONCILE_SECONDS = 60.0
@@ -93,7 +93,7 @@ class NetlinkSource(ScanSource):
         try:
             yield from self._read_named(named)
         except BaseException:
-            self._seeded = False  # it was abandoned: only a scan makes up for the rest
+            self._seeded = False  # an abandoned refresh lost the rest: only a scan finds it
             raise
         overruns, self._overruns_before = stream.overruns - self._overruns_before, stream.overruns
         self._overruns_in_a_row = self._overruns_in_a_row + 1 if overruns else 0
@@ -129,7 +129,7 @@ class NetlinkSource(ScanSource):
         self.stream.ended &= self.known.keys()
 
     def _read(self, host_pid: int) -> tuple[int, ...]:
-        """Read its PIDs, and watch a zombie. Raises `ProcessGone` for a thread."""
+        """Read a process's PIDs, and watch it if it is a zombie. Raises `ProcessGone` for a thread."""
         with self._procfs.hold(host_pid) as held:
             if not held.alive():
                 self.stream.ended.add(host_pid)

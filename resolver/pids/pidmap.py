@@ -41,12 +41,12 @@ class PidMap:
 
     async def catch_up(self, slices: Slices, *, rate_limited: bool = True) -> bool:
         """Refresh the source; False if ``rate_limited`` and the last refresh is recent."""
-        # One after the other: a refresh that began before this call may lack a process that has started since.
+        # Refreshes take turns: one that began before this call may lack a process that has started since.
         async with self._catching_up:
             if rate_limited and time.monotonic() < self.next_refresh:
                 return False
             source, spent = self.source, 0.0
-            began = time.thread_time()  # on a busy machine a refresh takes long, and costs no more
+            began = time.thread_time()  # CPU time, because a busy machine prolongs a refresh at no extra cost
             for _ in source.refreshing():
                 if slices.over():
                     spent += time.thread_time() - began

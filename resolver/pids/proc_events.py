@@ -124,7 +124,7 @@ class EventStream:
         try:
             self._request(_IGNORE, 0)
         except (CannotKnow, OSError):
-            pass  # the socket goes either way
+            pass  # the socket is closed in any case
         finally:
             self._channel.close()
 
@@ -217,7 +217,7 @@ def _host_network(procfs: Procfs) -> str | None:
     path = f"{procfs.root}/2/ns/net"
     try:
         ours, hosts = os.stat(f"{procfs.root}/self/ns/net"), os.stat(path)
-    except OSError:  # without CAP_SYS_PTRACE: the kernel will say if it is another
+    except OSError:  # without CAP_SYS_PTRACE; `listen` fails in another namespace
         return None
     return None if (ours.st_dev, ours.st_ino) == (hosts.st_dev, hosts.st_ino) else path
 

@@ -18,16 +18,16 @@ class PidSource(ABC):
 
     @abstractmethod
     def refreshing(self) -> Iterator[None]:
-        """Learn of every process, in steps; may be abandoned."""
+        """Read every process, in steps; the caller may abandon the iterator."""
 
     def refresh(self) -> None:
-        """Learn of every process."""
+        """Read every process."""
         for _ in self.refreshing():
             pass
 
     @abstractmethod
     def read(self, host_pid: int) -> None:
-        """Learn of a process, if it exists."""
+        """Read a process, if it exists."""
 
     @property
     def tend_at(self) -> float:
@@ -42,7 +42,7 @@ class PidSource(ABC):
         """Host PIDs with the innermost number ``ns_pid``, in ``pidns`` if `namespaced`."""
 
     def everywhere(self, ns_pid: int) -> Iterator[int]:
-        """Yield them, or 0, for each namespace; complete for processes alive throughout."""
+        """Yield such a host PID, or 0, for each namespace; complete for processes alive throughout."""
         return iter(self.candidates(ns_pid))
 
     def namespaces_of(self, _host_pid: int, _arrival: int) -> tuple[int, ...]:
@@ -58,7 +58,7 @@ class PidSource(ABC):
         """Return a number unique among processes with that PID; 0 if unknown."""
 
     def shortage(self) -> str:
-        """Explain why it can't know every process, with the fix."""
+        """Explain why the source can't know every process, with the fix."""
         return ""
 
     def incomplete(self) -> str:
@@ -70,7 +70,7 @@ class PidSource(ABC):
         return None
 
     def trouble(self) -> str:
-        """Explain why it must be left."""
+        """Explain why the source must be replaced."""
         return ""
 
     def counters(self) -> Mapping[str, int]:
@@ -78,7 +78,7 @@ class PidSource(ABC):
         return {}
 
     def close(self) -> None:  # noqa: B027 - not every source holds something
-        """Give everything back."""
+        """Release all resources."""
 
     @abstractmethod
     def __len__(self) -> int:

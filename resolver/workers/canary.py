@@ -1,7 +1,7 @@
 """Process in a new PID namespace that proves that a source finds processes.
 
 It reports ``host PID, PID inside`` on descriptor 0, and ends with that socket. Without the right to make a namespace it
-uses a user namespace; else it reports a new process here, and the host PID of the first process in another namespace.
+tries a user namespace; if that fails, it reports a new process here, and the first process of another namespace.
 """
 
 import _socket  # the bare module: `socket` would add a third to the cost
@@ -18,14 +18,14 @@ def main() -> int:
     """Report, wait, clean up."""
     seccomp.forbid_dangerous("unshare")
     channel = _socket.socket(fileno=os.dup(0))
-    channel.recv(16)  # the daemon says when
+    channel.recv(16)  # the daemon asks for the start
     libc = ctypes.CDLL(None, use_errno=True)
     confined = libc.unshare(_CLONE_NEWPID) and libc.unshare(_CLONE_NEWUSER | _CLONE_NEWPID)
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(writing)
-        os.read(reading, 1)  # until the parent is gone, or done
+        os.read(reading, 1)  # until the parent has ended or closed its end
         os._exit(0)
     os.close(reading)
     try:
@@ -48,7 +48,7 @@ def _first_of_a_namespace() -> tuple[int, ...]:
 def is_first(host_pid: int) -> bool:
     """Check that a process is PID 1 of a namespace below this one, and isn't exiting.
 
-    Its exit ends the namespace. A process that can't be killed outlives it there, unknown to the kernel's map.
+    Its exit ends the namespace. A process there that can't be killed outlives it, unknown to the kernel's map.
     """
     from resolver.linux.procfs import Procfs  # seldom needed
 

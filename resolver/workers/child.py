@@ -39,7 +39,7 @@ def main() -> int:
         with contextlib.suppress(OSError):  # the listing's own
             os.close(fd)  # descriptors from the daemon's start
     sys.path[:0] = paths
-    from resolver.linux.capabilities import limit  # found only from now on
+    from resolver.linux.capabilities import limit  # importable only from now on
 
     limit(frozenset(rights.split(",")) - {""})
     try:

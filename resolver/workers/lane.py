@@ -1,4 +1,4 @@
-"""Lane: a child for system calls that a tenant can delay, which may be abandoned in one.
+"""Lane: a child for system calls that a tenant can delay; the daemon may abandon a child that hangs in one.
 
 Questions name a function of this package and its arguments after `Procfs`. Wire format (SOCK_SEQPACKET, JSON, answers
 in order)::
@@ -29,7 +29,7 @@ _held: deque[int] = deque()
 _MOST_HELD = min(64, os.sysconf("SC_OPEN_MAX") // 3)
 #: Questions about mount tables, which take one lock for the machine (namespace_sem).
 ALL = ""
-#: Those about leases and file locks (file_rwsem).
+#: Questions about leases and file locks (file_rwsem).
 LEASES = "leases"
 #: Bytes; a region of 1,024 slots and 16 devices takes 193,100. Channels have a larger buffer.
 MAX_ANSWER = 250_000
@@ -38,7 +38,7 @@ _most_seconds = 0.0
 
 
 class TooCostly(BaseException):
-    """The question took longer than this lane's limit; no function's handler of errors takes it for an answer."""
+    """The question took longer than this lane's limit. As a BaseException, it passes a function's error handlers."""
 
 
 class OpenFile:

@@ -1,8 +1,8 @@
 """Lanes: children for the reads that a tenant can delay in the kernel.
 
 If the *first lane* is late (`LATE_SECONDS`) with a container's question, it is killed, and the *second lane* asks for
-that container, ever more rarely, until it is quick again. It gives a question up that takes more than `COSTLY_SECONDS`
-of CPU: the second lane answers, and serves the container for a while. Accounts take turns before each lane, and pay by
+that container, ever more rarely, until it is quick again. If a question takes the first lane over `COSTLY_SECONDS` of
+CPU, the second lane answers it, and serves the container for a while. Accounts take turns before each lane, and pay by
 wall-clock time, less waits for a CPU. Mount tables and file leases have one lock each for the machine: a late answer
 there blames no container, and a lane of their own has them for a while, ever longer.
 """
@@ -29,9 +29,9 @@ from resolver.workers.supervisor import WorkerProcess
 
 #: Time limits of the first and the second lane, in seconds.
 LATE_SECONDS, LONGEST_SECONDS = 0.1, 2.0
-#: A question that takes longer moves its container to the second lane, for so long.
+#: CPU seconds after which a question moves its container to the second lane, and for how many seconds.
 COSTLY_SECONDS, COSTLY_FOR = 0.02, 60.0
-#: Questions at a lane at a time: no other account's can overtake them.
+#: Most questions sent to a lane at a time: no other account's question can overtake those.
 _ROOM = 4
 #: Seconds before a late container is asked again, doubled each time; reset after some quick minutes.
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
@@ -49,7 +49,7 @@ class _Elsewhere(Exception):
 
 
 class TenantReader:
-    """Answers questions that may wait. This one has no child: it is for commands and tests."""
+    """Answers questions that the kernel can delay. This base class has no child: it is for commands and tests."""
 
     workers: Sequence[WorkerProcess] = ()
 
@@ -57,7 +57,7 @@ class TenantReader:
         self._procfs, self.budgets = procfs, Budgets()
 
     def tidy(self) -> None:
-        """Forget what no longer matters."""
+        """Forget outdated state."""
 
     async def ask(self, payer: str, about: str, function: Callable[..., Any], *arguments: Any) -> Any:  # noqa: ARG002
         """Return the result of a top-level ``function(procfs, *arguments)``; from a child, by way of JSON.
@@ -97,7 +97,7 @@ class Line:
 
     def _leave(self, account: str) -> None:
         self._at_lane[account] -= 1
-        self._at_lane += Counter()  # without those that have none
+        self._at_lane += Counter()  # drop accounts without any
         while self._waiting and self._at_lane.total() < self._room:
             chosen = min(self._waiting, key=lambda each: (self._at_lane[each], -self._left(each)))
             future = self._waiting[chosen].popleft()
@@ -195,7 +195,7 @@ class Lanes(TenantReader):
         by, _ = self.costly.get(about if about not in self._apart else payer, (None, 0.0))
         if by is None:
             return self._first
-        if by != payer and self._second.busy:  # this account pays, and another container costs
+        if by != payer and self._second.busy:  # another account asked the costly question
             raise TooSlow("questions about its container take long: it is asked again later")
         return self._second
 

@@ -35,7 +35,7 @@ def main() -> int:
     """Answer until the socket closes."""
     import pynvml  # this process alone: it loads the driver's library
 
-    seccomp.forbid_dangerous()  # which calls the driver's library needs, only its maker knows
+    seccomp.forbid_dangerous()  # no allow-list: the calls of the driver's library are undocumented
     channel = _socket.socket(fileno=os.dup(0))
     nvml = Nvml(pynvml)
     while message := channel.recv(1 << 16):
@@ -58,7 +58,7 @@ class Nvml:
         self._forget()
 
     def _forget(self) -> None:
-        # If broken, a device was lost: it comes back only with a fresh start of the library.
+        # A broken library lost a device, which comes back only after a restart of the library.
         self._reader = DeviceReader(self._pynvml)
         self._samples = Samples(self._pynvml, self._reader.fatal)
 
@@ -111,7 +111,7 @@ class Nvml:
 
     def _samples_of(self, uuid: str) -> dict[str, Any]:
         self._ensure_initialized()
-        # By UUID: an index is another device's as soon as one falls off the bus, and a handle is when one is added.
+        # By UUID, because an index changes its device when one falls off the bus, a handle when one is added.
         nvml = self._pynvml
         handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
         power = self._reader.value("power", lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000, {})

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _MOST_INSTANCES = 64
 #: NVML_GPU_VIRTUALIZATION_MODE_*, in order.
 _MODES = "none", "passthrough", "vgpu", "host_vgpu", "host_vsga"
-_NVLINKS = 36  # as many as NVML numbers
+_NVLINKS = 36  # the highest number of links in NVML
 #: Seconds between two polls of NVML's events, and most events in one; the rest waits for the next poll.
 _LOOK_SECONDS, _AT_ONCE = 1.0, 64
 _BUS_ID = re.compile(r"([0-9A-Fa-f]{4,8}):([0-9A-Fa-f]{2}):([0-9A-Fa-f]{2})\.([0-7])")
@@ -184,7 +184,7 @@ class DeviceReader:
             try:
                 instance = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
             except nvml.NVMLError_NotFound:
-                continue  # no instance at this index; there may be one at the next
+                continue  # no instance at this index; the next one may exist
             total, used = self.value("memory", partial(self._memory, instance), {}) or (None, None)
             name = self.value("name", partial(nvml.nvmlDeviceGetName, instance), {}) or ""
             instances.append(

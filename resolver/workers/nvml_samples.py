@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     Fetch = Callable[..., list[Any]]
 
 SECOND = 1_000_000
-#: The newest period is not older while the driver takes them: one each 139 ms, in older drivers 167 ms.
+#: Largest age of the newest period while the driver takes samples, one each 139 ms, in older drivers 167 ms.
 _NEWEST_AGE = 300_000
-#: A stamp that differs more from the machine's clock, and from the driver's as it is known, dates nothing.
+#: A stamp is useless if it differs more from both the machine's clock and the driver's known clock.
 _PLAUSIBLE = 60 * SECOND
 _MOST = 100  # per cent
 _SIZE_RETRIES = 5
@@ -137,7 +137,7 @@ class Samples:
         try:
             return {sample.pid: sample.smUtil for sample in fetch(nvml, call, handle, since)}
         except nvml.NVMLError as error:
-            # nvidia-ml-py raises even on success when the call that asks the size finds nothing to size.
+            # nvidia-ml-py raises even on success if the call for the size finds nothing.
             if error.value in (nvml.NVML_SUCCESS, nvml.NVML_ERROR_NOT_FOUND):
                 return {}
             raise

@@ -51,7 +51,7 @@ RESULT = struct.Struct("<BxxxxxxxQ")
 
 MAX_ORDERS = 128
 NEAR = 3  # points of utilization that count as equal
-#: A utilization in per cent that no slot says by itself: more than a device can do.
+#: A utilization in per cent that no other program writes, because no device reaches it.
 MARK = 101
 
 DONE = 0  # the word was changed and read back
@@ -90,7 +90,7 @@ class Words:
         cls._load.argtypes, cls._load.restype = (pointer, order), word
 
     def __init__(self, descriptor: int, file_bytes: int) -> None:
-        # Opened again: the daemon reads only, and the right to write exists in this process alone.
+        # Opened again, because the daemon's descriptor is read-only: this process alone may write.
         flags = os.O_RDWR | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
         self._fd, self._bytes = os.open(f"/proc/self/fd/{descriptor}", flags), file_bytes
         try:
@@ -114,7 +114,7 @@ class Words:
         return int(self._load(self._start + offset, _ACQUIRE))
 
     def stand(self, guard_at: int, guard: int, slots: tuple[int, ...] | None) -> bool:
-        """Check that no process holds the lock, and the guard; a move that ends in between shows in the guard."""
+        """Check the guard, and that no process holds the lock; a move that ends in between shows in the guard."""
         free = slots is None or (self.load(slots[2]) == 0 and self.in_use(guard_at, slots))
         return free and self.load(guard_at) == guard
 
@@ -152,7 +152,7 @@ def serve(message: bytes, descriptors: list[int]) -> bytes:
         answer = b""
         for index in range(count):
             order = ORDER.unpack_from(message, HEAD.size + index * ORDER.size)
-            cut = index > 0 and not words.whole()  # before the first one it has just been checked
+            cut = index > 0 and not words.whole()  # the size was just checked before the first one
             result = (WRONG_SIZE, 0) if cut else carry_out(words, descriptors[1:], order, slots)
             answer += RESULT.pack(*result)
         return answer
@@ -172,7 +172,7 @@ def carry_out(
 
     if guarded and not words.stand(guard_at, guard, slots):
         return DIFFERENT, 0
-    if gone():  # a successor with its PID would have a word that is taken back for a moment
+    if gone():  # else a successor with its PID would see a word that is then undone
         return OWNER_GONE, 0
     first = MARK if guarded and not new else new
     previous = words.swap(target, expected, first)

@@ -28,7 +28,7 @@ _WORKERS = os.path.dirname(os.path.abspath(__file__))
 MAX_MESSAGE, _MAX_DESCRIPTORS = 1 << 18, 32
 #: How long a child may take to end after it has closed its socket, and the pauses of a wait for that.
 ENDING_SECONDS, _PAUSE_SECONDS = 0.2, 0.002
-#: A child that waited for a CPU for a larger share of a time was starved.
+#: A child that waited for a CPU during a larger share of the time was starved.
 _STARVED_SHARE = 0.2
 
 
@@ -150,7 +150,7 @@ class ChildProcess:
         process, self._process = self._process, None
         if process is not None:
             if kill:
-                with contextlib.suppress(PermissionError):  # another user's by now: its socket ends it
+                with contextlib.suppress(PermissionError):  # it changed its user: its closed socket ends it
                     process.kill()
             self.unreaped.append(process)
 
@@ -158,7 +158,7 @@ class ChildProcess:
         self.unreaped = [process for process in self.unreaped if process.poll() is None]
 
     async def gone(self) -> None:
-        """Wait a short time until the kernel has ended all."""
+        """Wait a short time until the kernel has ended all processes."""
         deadline = time.monotonic() + ENDING_SECONDS
         while self.unreaped and time.monotonic() < deadline:
             await asyncio.sleep(_PAUSE_SECONDS)
@@ -195,6 +195,6 @@ def ask_once(
                 descriptors = fetch(process.pid, answer["fetch"])
     finally:
         channel.close()
-        process.kill()  # it has nothing more to do
+        process.kill()  # its work is done
         code = process.wait()
     return answer, descriptors, code

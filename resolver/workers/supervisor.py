@@ -21,13 +21,13 @@ from resolver.workers.spawn import MAX_MESSAGE, ChildProcess, child
 
 _FIRST_DELAY = 0.05
 _LONGEST_DELAY = 30.0
-#: After a refusal for lack of resources: other processes may free them at any time.
+#: Longest delay of a start after a lack of resources, which other processes may free at any time.
 _LONGEST_DELAY_FOR_MEANS = 0.5
 #: Seconds for the start of a child that gets a ``hello``.
 _START_SECONDS = 5.0
 #: Seconds between two polls for an answer if the kernel allows no further epoll watch.
 _LOOK_SECONDS = 0.002
-#: Halves of its limit that a child without a CPU gets more: the node is late, not the child.
+#: Extra halves of its limit that a child without a CPU gets, because the node is late, not the child.
 STARVED_TURNS = 10
 #: Most ended or killed children of a kind that the kernel still holds; beyond, no new one starts.
 _MOST_LEFT_BEHIND = 64
@@ -141,7 +141,7 @@ class WorkerProcess:
                 socket.send_fds(channel, [request.message], () if fresh else request.descriptors)
             except OSError as error:
                 if self._asked:
-                    return  # after the next answer, or the child's end
+                    return  # the next answer or the child's end sends the rest
                 if not fresh and error.errno == errno.ETOOMANYREFS:
                     self.means.counts[Shortage.IN_FLIGHT] += 1
                     self._end(kill=False)
@@ -161,7 +161,7 @@ class WorkerProcess:
         if len(self._asked) > 1:
             return
         self._since, self._turns, self._look_every = time.monotonic(), 0, math.inf
-        try:  # by number: asyncio formats a socket for an error even if no log shows it
+        try:  # by number: asyncio formats a socket for an error, even unlogged
             asyncio.get_running_loop().add_reader(channel.fileno(), self._take)
         except OSError as error:
             self.means.counts[shortage_of(error.errno) or Shortage.WATCHES] += 1
@@ -244,7 +244,7 @@ class WorkerProcess:
         """Return a new child's socket. Raises `WorkerFailed`, and OSError without descriptors."""
         self._child.reap()
         if time.monotonic() < self.not_before:
-            raise WorkerFailed(self.last_failure, waiting=True)  # a trouble is logged when its words change
+            raise WorkerFailed(self.last_failure, waiting=True)  # the words stay the same: a change is logged
         if len(self._child.unreaped) >= _MOST_LEFT_BEHIND:
             raise WorkerFailed(f"the kernel holds {_MOST_LEFT_BEHIND} children of this kind", waiting=True)
         try:

@@ -50,7 +50,7 @@ def main() -> int:
             hold = HEAD.unpack_from(message)[1] & HOLDS
             channel.send(holds.replace(message, received) if hold else serve(message, received))
         finally:
-            for fd in set(received):  # inherited ones may be the same for several orders
+            for fd in set(received):  # several orders may share an inherited descriptor
                 os.close(fd)
             received.clear()
 
@@ -76,7 +76,7 @@ class _HeldFile(Words):
         at, count = HEAD.size + HOLD.size, count & ~HOLDS
         self.words = [_HeldWord(ORDER.unpack_from(message, at + n * ORDER.size)) for n in range(count)]
         self._slots = SLOTS.unpack_from(message, at + count * ORDER.size)
-        self.watchers, self.period = len(descriptors) - 2, period  # of their ticks, estimated
+        self.watchers, self.period = len(descriptors) - 2, period  # the estimated period of their ticks
         self._second, self._changes, self.compared = 0, 0, 0.0
         self._handles: list[int] = []
         try:
