@@ -92,7 +92,7 @@ class OwnSlots(Struct, frozen=True):
 
 
 class _Part:
-    """One container's part of a snapshot. ``numbers`` reads the PIDs of each PID namespace once for all its callers."""
+    """One container's part of a snapshot. ``numbers`` has one reading of each PID namespace, for all callers."""
 
     def __init__(self, picture: Snapshot, uses: Iterable[ContainerUse], container_id: str) -> None:
         self.picture = picture

@@ -12,7 +12,7 @@ from resolver.api.request import STREAM, Answer, Query, Request, Route, encode
 from resolver.api.shapes import Events
 from resolver.base.event_log import KINDS, Event
 
-#: A silent stream says so, so that both ends notice when the other is gone.
+#: Seconds of silence before a sign of life, by which both ends notice if the other has gone.
 SILENCE = 30.0
 
 _KIND = "only events of this kind; may be given more than once"

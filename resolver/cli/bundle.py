@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write it; returns 0 even if parts are missing, which is reported."""
+    """Write the bundle and report missing parts; return 0 even then."""
     name = time.strftime("resolver-bundle-%Y%m%dT%H%M%SZ", time.gmtime())
     path = args.output or f"{name}.tar.gz"
     file = _opened(path)

@@ -14,7 +14,7 @@ from resolver.cli.show import duration
 from resolver.gpu.inventory import Gpu
 from resolver.state import Container, ContainerUse, Process, Snapshot, WithoutSlot
 
-#: A daemon that takes longer to answer hangs.
+#: Seconds after which a daemon without an answer counts as hanging.
 _SECONDS = 2.0
 #: Time for which the last values count after NVML stopped answering.
 _COUNTS_SECONDS = 5.0

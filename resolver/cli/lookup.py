@@ -114,7 +114,7 @@ def _from_kernel(args: Arguments) -> dict[str, Any]:
         except CannotKnow:
             answer = {}
         if type(answer.get("host_pid")) is not int:
-            raise  # our own error says more
+            raise  # the kernel's error is more specific
         return answer
 
 

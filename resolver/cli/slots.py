@@ -39,7 +39,7 @@ _Entry = tuple[str, SharedRegion | RegionRejected]
 
 COLUMNS = ("CONTAINER", "LAYOUT", "SLOT", "PID", "HOSTPID", "STATUS", "GPU", "SM %", "MEMORY", "HINT")
 _RIGHT = frozenset(("SLOT", "PID", "HOSTPID", "STATUS", "SM %", "MEMORY"))
-#: Useless while slots are right; the rest fits 80 columns.
+#: Columns for programs only: people rarely need them, and the others fit 80 columns.
 _FOR_PROGRAMS = frozenset(("LAYOUT", "STATUS"))
 _FIELDS = itemgetter("index", "pid", "hostpid", "status")
 DRIVER_FILE = "/proc/driver/nvidia/version"

@@ -161,7 +161,7 @@ class Reloading:
 
 
 def _from_file(path: str) -> dict[str, Any]:
-    import tomllib  # most daemons have no file
+    import tomllib  # only daemons with a file need it
 
     try:
         with open(path, "rb") as file:

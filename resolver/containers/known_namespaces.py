@@ -89,12 +89,12 @@ class KnownNamespaces:
         self._unplaced: list[
             FirstProcess
         ] = []  # the newest last, which is placed first: requests are mostly about it
-        self.not_placed: list[FirstProcess] = []  # it was tried, and is again with the next refresh
+        self.not_placed: list[FirstProcess] = []  # failed; tried again with the next refresh
         self._due: list[FirstProcess] = []  # a heap by time
         self._by_pidns: dict[int, FirstProcess] = {}
-        self._by_id: dict[str, set[int]] = {}  # host PIDs of those that a runtime made, by container id
+        self._by_id: dict[str, set[int]] = {}  # host PIDs of runtimes' first processes, by container id
         self._with: dict[Hashable, set[int]] = {}  # namespaces by a mount of their first process
-        self._below: dict[int, set[int]] = {}  # namespaces by the one right above them
+        self._below: dict[int, set[int]] = {}  # namespaces by their parent namespace
         self._learned: dict[Hashable, dict[int, Learned]] = {}
         self._of: dict[Hashable, frozenset[int]] = {}  # answers since the last refresh
         self._epoch = -1
@@ -166,7 +166,7 @@ class KnownNamespaces:
         return True
 
     def _place(self, first: FirstProcess) -> bool:
-        """Determine its namespace and those above, which never change; False if unknown."""
+        """Determine a first process's namespace and those above it, which never change; False if unknown."""
         chain = self._pidmap.namespaces_of(first.host_pid, first.arrival)
         try:
             depth = len(chain or self._procfs.ns_pids(first.host_pid))
@@ -189,7 +189,7 @@ class KnownNamespaces:
         return True
 
     def _read_next(self, now: float) -> bool:
-        """Read the container and mounts of one that is due, never-read ones first; False if none is."""
+        """Read the container and mounts of a due first process, never-read ones first; False if none is due."""
         if not self._due or self._due[0].due > now:
             return False
         first = heapq.heappop(self._due)
@@ -220,7 +220,7 @@ class KnownNamespaces:
                         self._of.clear()
 
     def _identify(self, first: FirstProcess) -> None:
-        """Determine its container; a process of the same container makes nested ones."""
+        """Determine a first process's container; its parent in the same container marks a nested namespace."""
         if first.made_by_runtime:
             return
         procfs, host_pid = self._procfs, first.host_pid
@@ -288,7 +288,7 @@ class KnownNamespaces:
         learned = Learned(self._by_pidns.get(pidns), container_id)
         before = self._learned.setdefault(key, {})
         if before.get(pidns) != learned:
-            if len(before) >= 2 * MAX_NAMESPACES:  # a container may make one after the other
+            if len(before) >= 2 * MAX_NAMESPACES:  # a container may make namespaces one after the other
                 before = {pidns: entry for pidns, entry in before.items() if self._still_there(entry)}
                 self._learned[key] = before
             before[pidns] = learned
@@ -322,7 +322,7 @@ def _discard(sets: dict[_K, set[int]], key: _K, number: int) -> None:
 
 
 def _repeat(work: Callable[[], bool], seconds: float) -> Iterator[None]:
-    """Do it for so many seconds, once in each step, until there is none left."""
+    """Repeat the work for so many seconds, once in each step, until none is left."""
     while seconds >= 0:
         began = time.monotonic()
         if not work():

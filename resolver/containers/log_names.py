@@ -26,7 +26,7 @@ class Listing:
         self._mtime_ns = -1
 
     def changed(self) -> list[str] | None:
-        """Return its entries if they may differ from the last ones, none if it can't be read."""
+        """Return the directory's entries if they may have changed, no entries if it can't be read."""
         try:
             mtime_ns = os.stat(self.directory).st_mtime_ns
             if mtime_ns == self._mtime_ns:

@@ -91,7 +91,7 @@ def nested_namespace(procfs: Procfs, members: list[Member], pidns: int) -> Names
 
 
 def numbered(procfs: Procfs, members: Iterable[Member], namespace: Namespace, ns_pid: int) -> list[Member]:
-    """Those with number ``ns_pid``; two if the first has just ended."""
+    """Return members with the number ``ns_pid``; two if the first has just ended."""
     fitting = []
     for member in members:
         with suppress(ProcessGone):

@@ -32,7 +32,7 @@ class Alarm(asyncio.Event):
 
 
 class Pace:
-    """Concurrent loops of the daemon, with their ``means``; ``short_of`` is called when they don't suffice."""
+    """Concurrent loops of the daemon, with their ``means``; ``short_of`` is called when resources run out."""
 
     def __init__(
         self,

@@ -13,7 +13,7 @@ from resolver.pids.bpf_load import lift_locked_memory_limit
 
 
 class Rights:
-    """Capabilities and system calls of this process, only ever fewer. ``steps`` are the allowed sources."""
+    """Capabilities and system calls of this process, which only shrink. ``steps`` are the allowed sources."""
 
     def __init__(self, steps: Collection[str], journal: Journal) -> None:
         release = os.uname().release
@@ -26,7 +26,7 @@ class Rights:
         # Of the dangerous ones: the canary's, those of the children that start a source, and to fetch descriptors.
         self._calls = {"unshare", "pidfd_getfd"}.union(*(source.calls for source in sources))
         self._filtered = False
-        lift_locked_memory_limit()  # while it may
+        lift_locked_memory_limit()  # while the rights allow it
 
     def source_started(self) -> None:
         """Drop the rights of a source's first start, too."""

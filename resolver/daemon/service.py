@@ -88,7 +88,7 @@ class Service:
         self.sockets: ApiSockets | None = None
         self._hurry = Alarm()  # brings the next pass forward
         self._made = 0  # passes before this one
-        self._watch_fd, self._hears_ends = -1, False  # that the loop watches
+        self._watch_fd, self._hears_ends = -1, False  # what the loop watches
         self._our_turn = asyncio.Event()
         if not holder:
             self._our_turn.set()
@@ -196,7 +196,7 @@ class Service:
         """Serve the API from the take-over on."""
         if self.sockets is not None:
             api.load()  # a daemon that waits has the time; after the take-over others would wait for it
-        await self._our_turn.wait()  # the socket is the other daemon's as long
+        await self._our_turn.wait()  # until then the socket belongs to the other daemon
         if self.sockets is not None:
             from resolver.api.context import View
 
@@ -262,7 +262,7 @@ class Service:
         self.gpus.accounts.note(self.gpus.processes, self.gpus.joined, collection.devices)
         self.gpus.bypasses.note(self.gpus.processes)
         self.gpus.expect_idleness(collection)
-        self._hurry.set()  # the next pass takes it in
+        self._hurry.set()  # the next pass uses the answer
         self.snapshots.after_collection()
 
     async def pass_once(self, *, patient: bool = True, everything: bool = True) -> None:

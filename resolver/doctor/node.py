@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from resolver.gpu.sampler import Collection
     from resolver.linux.mounts import Mount
 
-#: More rounds of looking for regions are not made.
+#: Most rounds of a search for regions.
 _ROUNDS = 4096
 _STATUS_SECONDS = 3.0
 
@@ -39,7 +39,7 @@ class NodeRegions(NamedTuple):
 
 
 class Node:
-    """Where to look. ``settings_error`` says why the settings are the defaults instead of those that were meant."""
+    """The checked node. ``settings_error`` explains why the default settings are used instead of the given ones."""
 
     def __init__(
         self,

@@ -132,7 +132,7 @@ def total(values: list[int | None]) -> int | None:
 
 
 class _Listed(NamedTuple):
-    """The process of a number of NVML's; a ``reason`` if it owns no slot."""
+    """Process with a PID that NVML listed; a ``reason`` if it owns no slot."""
 
     host_pid: int
     reason: SampleReason | None = None

@@ -53,7 +53,7 @@ class InventoryKeeper:
         self._read: tuple[Gpu, ...] = ()  # as last read, without their samples
         self._read_at = 0.0
         self._xids: dict[str, Counter[int]] = {}  # by UUID, since the daemon started
-        self._broken: dict[str, set[int]] = {}  # those after which it needs a reset, as long as it had none
+        self._broken: dict[str, set[int]] = {}  # by UUID: errors that require a reset, until the reset
 
     def reported(self, uuid: str, xid: int, count: int) -> bool:
         """Count an XID error; return True if it makes that GPU unhealthy."""
@@ -112,7 +112,7 @@ class InventoryKeeper:
 
 
 def _report(device: DeviceAnswer, uuid: str, before: Gpu | None, now: float, broken: Collection[int]) -> Gpu:
-    """Describe a device. Only the constant facts of a silent one are kept."""
+    """Describe a device; of a silent device only the constant facts are kept."""
     gpu, illnesses = device.gpu, judge(device, before.illnesses if before else (), now, broken)
     if device.error and before:
         instances = tuple(replace(instance, memory_used=None) for instance in before.mig_instances)

@@ -25,7 +25,7 @@ _IN_ONE_CALL = 8  # devices that share that time; more devices get more
 _TICKS = 20
 #: Starting the library opens every GPU, which takes seconds each without a persistence daemon.
 _START_SECONDS = 30.0
-#: Errors that only a new worker gets rid of: a loaded library outlives an upgrade of the driver, and the dynamic linker
+#: Errors that only a new worker resolves: a loaded library outlives an upgrade of the driver, and the dynamic linker
 #: remembers missing directories.
 _OLD_VIEW = ("LibRmVersionMismatch", "LibraryNotFound")
 _RESTART_SECONDS = 10.0
@@ -105,7 +105,7 @@ class Sampler:
         self.implausible = 0
         self._keeper = InventoryKeeper()
         self.devices_until = 0.0
-        self._count = 0  # of the devices, when they were last read
+        self._count = 0  # number of devices at their last reading
         self._well = set[str]()  # UUIDs of devices that answered in full
         self._complete = False  # every device answered
         self._error = STARTING  # of the last complete collection; empty if all answered
@@ -130,7 +130,7 @@ class Sampler:
             raise
         if not pending.done():
             late = f"the driver did not answer within {patience:g} s"
-            # A worker that starts is no news.
+            # A starting worker does not change the error.
             return self._collection(self._error or late, {})
         self._pending = None
         collection = pending.result()
@@ -178,7 +178,7 @@ class Sampler:
         answer = await self._call({"call": "devices"}, limit)
         self._complete = self._keeper.take(answer.driver_version, answer.devices, time.time())
         self._count = len(answer.devices)
-        # Soon again after a silent device, and of a driver without devices.
+        # Devices are read again soon if one is silent, or the driver has none.
         wait = DEVICES_EVERY if self._complete and self._count else INCOMPLETE_SECONDS
         self.devices_until = time.monotonic() + wait
         for gone in self._clients.keys() - {gpu.uuid for gpu in self._keeper.answering}:

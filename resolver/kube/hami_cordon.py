@@ -40,7 +40,7 @@ def change(metadata: Json, sick: Iterable[str], well: Iterable[str]) -> Json:
 
 
 class HamiCordon:
-    """Keeps the node's annotation as the GPUs' health is, with hysteresis. ``node`` is its metadata, as last seen."""
+    """Updates the node's annotation by the GPUs' health, with hysteresis. ``node``: its metadata, as last seen."""
 
     def __init__(self, server: ApiServer, path: str, journal: Journal) -> None:
         self._server, self._path, self._journal = server, path, journal

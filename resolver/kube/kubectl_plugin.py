@@ -50,7 +50,7 @@ class Trouble(Exception):
 
 
 class DaemonPod(NamedTuple):
-    """A daemon's pod. ``why`` says why it cannot be asked; empty if it can."""
+    """A daemon's pod. ``why`` explains why the daemon cannot be asked; empty if it can."""
 
     node: str
     namespace: str
@@ -243,7 +243,7 @@ def on_node(kubectl: Kubectl, args: argparse.Namespace) -> int:
     done = subprocess.run(
         kubectl.exec(nodes[node], command, *(("-i", "-t") if terminal else ())),
         stdin=None if terminal else subprocess.DEVNULL,
-        stderr=subprocess.PIPE,  # of a terminal's program it is kubectl's alone
+        stderr=subprocess.PIPE,  # with a terminal, only kubectl writes to it
         check=False,
     )
     message = done.stderr.decode("utf-8", "replace")

@@ -12,7 +12,7 @@ from resolver.kube.apiserver import FIELD_MANAGER, ApiServer, Backoff
 from resolver.kube.device import Health, Json, OwnerReference, rfc3339
 from resolver.kube.tally import Tally
 
-#: Where events of objects live that are in no namespace.
+#: Namespace for events about objects without a namespace.
 NAMESPACE = "default"
 UNHEALTHY, HEALTHY = "GPUUnhealthy", "GPUHealthy"
 APART_SECONDS = 60.0

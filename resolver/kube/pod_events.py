@@ -183,7 +183,7 @@ class PodEvents:
         except ApiServerFailed as error:
             if posted and error.status == 404:  # Kubernetes deletes events after an hour
                 await self._server.create(path, body)
-            elif not posted and error.status == 409:  # of an earlier reporter
+            elif not posted and error.status == 409:  # an earlier reporter made it
                 earlier = await self._server.get(f"{path}/{name}")
                 again["count"] = int(earlier.get("count") or 1) + 1
                 await self._server.patch(f"{path}/{name}", again)

@@ -1,4 +1,4 @@
-"""Keeps the node's ``Device`` object as the daemon's GPUs are.
+"""Keeps the node's ``Device`` object up to date with the daemon's GPUs.
 
 Event-driven tasks in one loop: one waits for the daemon's next answer, one watches the node for its UID and the
 operator's mark, one writes the object, one the node's condition, one posts events.
@@ -36,13 +36,13 @@ DEVICES = "/apis/scheduling.koordinator.sh/v1alpha1/devices"
 NODES = "/api/v1/nodes"
 #: The type of the node's condition: True while a GPU is unhealthy.
 CONDITION = "GPUUnhealthy"
-#: NVML that does not answer for less than this proves nothing: a driver is slow now and then.
+#: Seconds without an answer from NVML before the GPUs count as failing: a driver is slow now and then.
 NVML_PATIENCE_SECONDS = 10.0
-#: Between two writes, which joins changes, and between two questions to a daemon that does not answer.
+#: Seconds between two writes, which merges changes, and between two requests to a daemon that does not answer.
 APART_SECONDS = 1.0
-#: Between two reads of the object, which another program may have changed or deleted.
+#: Seconds between two reads of the object, which another program may have changed or deleted.
 _CHECK_SECONDS = 8.0
-#: The watch restarts, and the object is read again, after a time between these.
+#: Least and most seconds after which the watch restarts and the object is read again.
 _WATCH_SECONDS = (3000, 4200)
 
 #: Seconds that the daemon delays an unchanged answer.
@@ -112,14 +112,14 @@ class Reporter:
         self._gpus: Json | None = None
         self._failing_since: float | None = None  # monotonic
         self._node: OwnerReference | None = None
-        self.node_version = "0"  # from which the watch goes on
+        self.node_version = "0"  # version from which the watch continues
         self._cordoned: frozenset[str] = frozenset()
         self._device: Json | None = None  # as last read or written; None: there is none
         self._to_read = True
         self._health: dict[str, Health] = {}  # as in the object
         self._health_changed = asyncio.Event()
         self._condition: tuple[str, str] | None = None  # status and reason, as last written
-        self._refusals: dict[str, str] = {}  # by what is refused: why
+        self._refusals: dict[str, str] = {}  # reason by refused task
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:

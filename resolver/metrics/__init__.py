@@ -30,13 +30,13 @@ from resolver.state import Snapshot
 if TYPE_CHECKING:
     from resolver.serve.tls import PortCredentials  # OpenSSL, 7 MiB
 
-#: The text is made again only after this time.
+#: Seconds for which the rendered text is reused.
 _KEPT_SECONDS = 0.5
 _LONGEST = 256  # characters of a label's value; a directory's name has at most 255 bytes
 
 
 class _One(NamedTuple):
-    """Registry of one family, so that others get their turn between two."""
+    """Registry of one family: other tasks run between two families."""
 
     metric: Metric
 
@@ -103,7 +103,7 @@ async def serve(
 
 async def _opened(settings: Settings, journal: Journal) -> tuple[socket.socket, PortCredentials | None]:
     def open_() -> tuple[socket.socket, PortCredentials | None]:
-        credentials = _credentials(settings, journal)  # never without them if they are wanted
+        credentials = _credentials(settings, journal)  # a port with credentials never opens without them
         try:
             return pages.listen(*(parse_address(settings.metrics_addr) or ("", 0))), credentials
         except OSError as error:

@@ -1,4 +1,4 @@
-"""The metric families of one snapshot, one after the other. Nothing here waits for anything."""
+"""The metric families of one snapshot, one after the other. No function here waits."""
 
 import contextlib
 import os
@@ -35,7 +35,7 @@ from resolver.state import ContainerUse, LimitState, Process, Snapshot
 
 #: Pairs of container or process and GPU that have series. More come only from an attack.
 MAX_SERIES = 4096
-#: Values of NVML are believed for this many intervals, and for this many seconds at least.
+#: NVML's values are valid for this many intervals, and for this many seconds at least.
 _BELIEVED_INTERVALS, _BELIEVED_SECONDS = 2.5, 2.5
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 _REASONS: Final[dict[CounterByReason, type[StrEnum]]] = {

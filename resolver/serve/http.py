@@ -134,7 +134,7 @@ class Connection:
         except HangUp as end:
             self._counters["refused_requests"] += bool(end.answer)
             if self._http.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-                with contextlib.suppress(OSError):  # TLS may not be that far
+                with contextlib.suppress(OSError):  # the TLS handshake may be incomplete
                     self.last_words = self._tls.to_send(end.answer) if self._tls else end.answer
 
     async def _exchange(self) -> bool:

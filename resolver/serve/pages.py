@@ -23,7 +23,7 @@ LIMITS = http.Limits(
     head_bytes=8192,
     seconds=10.0,
     idle_seconds=10,
-    share=0.25,  # thousands of connections a second, where each has gone by then
+    share=0.25,  # thousands of connections a second that are closed at once
     waiting=128,
     apart=0.002,
     busy="too many requests are waiting to be answered; come back in a second",
@@ -33,7 +33,7 @@ _APART_WITH_TLS = 0.02
 #: Kubelet's probes have no token.
 _WITHOUT_TOKEN = ("/healthz", "/readyz")
 _AT_ONCE, _PER_SECOND = 4.0, 10.0  # requests on one connection; beyond, it is closed after the answer
-#: In the kernel: a flood fits in, so that a scraper among it isn't made to try again a second later.
+#: Length of the kernel's queue: a flood fits in, and a scraper among it needs no second try.
 _BACKLOG = 1024
 
 
@@ -106,7 +106,7 @@ async def serve(
     """Answer until cancelled."""
     limits = LIMITS
     if credentials and credentials.uses_tls:
-        # Before a handshake no client could read why it is turned away, and a flood would wait for the telling.
+        # Before a handshake no client could read a refusal, and sending refusals would prolong a flood.
         limits = LIMITS._replace(apart=_APART_WITH_TLS, busy="")
     pages = Pages(answer, credentials)
     pages.refused = refused

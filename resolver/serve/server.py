@@ -41,7 +41,7 @@ class Server:
         self, application: Application, gatekeeper: Gatekeeper, listener: socket.socket, limits: Limits
     ) -> None:
         self._application, self._gatekeeper, self._limits = application, gatekeeper, limits
-        #: With their owners.
+        #: Silent connections with their owners.
         self._silent: Waiting[Hashable] = Waiting(
             limits.seconds, self._readable, late=lambda channel, _: channel.close()
         )
@@ -179,7 +179,7 @@ def _is_whole(channel: socket.socket) -> bool:
     try:
         head = channel.recv(_MOST_OF_HEAD, socket.MSG_PEEK)
     except OSError:
-        return False  # it has gone, which its turn will show
+        return False  # a closed one is noticed at its turn
     if head.startswith(_TLS_HANDSHAKE):
         return len(head) >= 5 + int.from_bytes(head[3:5])
     return _END_OF_HEAD in head

@@ -11,7 +11,7 @@ from resolver.base.errors import UsageError
 from resolver.linux.node_lock import make_directory, unusable
 from resolver.linux.peers import Listener
 
-#: In the kernel. Beyond it a client that connects waits for its turn, or, if it doesn't wait, gets EAGAIN.
+#: Length of the kernel's queue. If it is full, a blocking client waits, and a non-blocking one gets EAGAIN.
 _BACKLOG = 512
 
 

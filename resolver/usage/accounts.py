@@ -21,7 +21,7 @@ _TOLERANCE: Final = 0.10
 _ERROR: Final = 0.03
 #: Share of a window without NVML answers that makes its mean unknown.
 _MOST_UNKNOWN: Final = 0.1
-#: Seconds without an answer after which no mean is of the last minutes.
+#: Seconds without an answer after which means are outdated.
 _STALE_SECONDS: Final = 5.0
 #: Seconds that an ended container's counters stay.
 _KEPT_ENDED_SECONDS: Final = 120.0
@@ -259,7 +259,7 @@ def _limits(
 
 
 def _enforced(region: RegionReport, container_id: str) -> LimitState:
-    """Return the state of the process that is limited least; that of slots without an owner only if there is none."""
+    """Return the state of the least limited process; without an owned slot, that of slots without an owner."""
     states = {
         LimitState.of(slot.core_policy, switch=region.limiting)
         for slot in region.slots.owned

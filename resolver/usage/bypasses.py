@@ -12,7 +12,7 @@ from resolver.usage.running_containers import Census
 from resolver.workers.lane import ALL
 from resolver.workers.lanes import TenantReader
 
-#: Seconds after which one is reported: a start or an end looks the same for a moment.
+#: Seconds after which a bypass is reported, because a start or an end looks the same for a moment.
 _HELD_SECONDS: Final = 30.0
 _HAMIS: Final = (SampleReason.NO_SLOT, SampleReason.NO_SHARED_REGION, SampleReason.NOT_FOUND_YET)
 _WITHOUT: Final = (*_HAMIS, SampleReason.NOT_IN_CONTAINER)
@@ -20,7 +20,7 @@ _WITHOUT_MOUNTS: Final = {BypassReason.LOADED, BypassReason.OTHER_USER, BypassRe
 
 
 class Bypasses:
-    """Since when processes have had no slot, and why."""
+    """Processes without a slot: since when, and why."""
 
     def __init__(self, reader: TenantReader, census: Census) -> None:
         self._reader, self._census = reader, census

@@ -27,7 +27,7 @@ from resolver.usage.bypasses import Bypasses
 from resolver.usage.running_containers import Census
 from resolver.workers.lanes import TenantReader
 
-#: Seconds that a driver may take; then its last answer is outdated.
+#: Seconds that a driver may take to answer; after them its last answer is outdated.
 DRIVER_SECONDS = 1.0
 #: Seconds until the next query of NVML: the least, and those where a process may be idle or shares a busy GPU.
 _SEEMS_IDLE, _MAY_BE_IDLE = 0.3, 0.5
@@ -63,11 +63,11 @@ class GpuUsers:
         self.ask_again = repairer.turns.ask_nvml  # before the interval is over
         self._asks_at: asyncio.TimerHandle | None = None
         self._joined_of: tuple[object, ...] = ()  # the input of the last join
-        #: Each process in it owns a slot; the others' containers may change at any time.
+        #: Each process of the last join owns a slot; other processes' containers may change at any time.
         self._all_owners = False
         self._busy: set[tuple[str, int]] = set()  # device UUID and PID, in the last collection
-        self._listed: tuple[Used, ...] | None = None  # those that `processes` was made of
-        self._disputed: dict[tuple[int, str], str] = {}  # why a 0 is none, by host PID and device
+        self._listed: tuple[Used, ...] | None = None  # the input of `processes`
+        self._disputed: dict[tuple[int, str], str] = {}  # why a 0 is disputed, by host PID and device
         #: Pods' UIDs and containers' names, by cache files.
         self._in_hami = set[tuple[str | None, str | None]]()
         self._claimants: dict[str, set[str]] = {}  # containers with a ResourceClaim's file, by path
@@ -123,7 +123,7 @@ class GpuUsers:
             SAMPLE_SECONDS - device.quiet for device in devices.values() if device.newest and device.quiet
         ]
         if self._asks_at is not None:
-            self._asks_at.cancel()  # else a request in between would start a second series of requests
+            self._asks_at.cancel()  # else there would be two series of requests
         if waits:
             wait = max(min(waits) + 0.01, _SEEMS_IDLE)
             self._asks_at = asyncio.get_running_loop().call_later(wait, self.ask_again.set)

@@ -26,7 +26,7 @@ from resolver.workers.lanes import TenantReader
 _SCAN_SECONDS = 5.0
 #: Attempts to read a container's name: the runtime makes its mounts after its first process.
 _LOOKS = 5
-#: Seconds after which all are checked again, even if none came or went.
+#: Seconds after which all containers are checked again, even without a change.
 _LOOK_AGAIN = 30.0
 #: Program of a pod's sandbox, which lacks the mounts that name a container.
 _SANDBOX = "pause"
@@ -39,7 +39,7 @@ class _Known(NamedTuple):
 
     @property
     def settled(self) -> bool:
-        """Whether another look tells no more: a missing name may be known next time."""
+        """Return True if another read adds nothing: a missing name may be known next time."""
         return bool(self.report.container_name) or not self.report.pod_uid or self.looks >= _LOOKS
 
 
@@ -130,7 +130,7 @@ class Census:
     async def identify(
         self, container_id: str, host_pid: int, pidns: int | None, known: _Known | None
     ) -> None:
-        """Enter a container that was not known yet, with its names."""
+        """Add a new container with its names."""
         pod_uid, runtime, name = "", "", ""
         try:
             container = self._procfs.container(host_pid)

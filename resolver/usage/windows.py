@@ -14,7 +14,7 @@ from resolver.gpu.sampler import FAILED, OK, DeviceSamples
 K = TypeVar("K")
 #: Seconds of a device's last samples that the driver still has: NVML's silence for so long leaves no gap.
 KEPT_SECONDS: Final = 12.0
-#: A longer one contains samples that were lost: drivers take one each 139 to 167 ms.
+#: A longer period has lost samples in it: drivers take one each 139 to 167 ms.
 _LONGEST_PERIOD: Final = 1.0
 
 
@@ -35,7 +35,7 @@ class Window(NamedTuple):
 
 
 class DeviceTime(Generic[K]):
-    """How far a device's time is accounted for: ``at`` is monotonic. Its load is divided among ``K``."""
+    """End ``at`` (monotonic) of a device's accounted time. The device's load is divided among ``K``."""
 
     def __init__(self, now: float) -> None:
         self.at = now
@@ -46,7 +46,7 @@ class DeviceTime(Generic[K]):
     def take(
         self, device: DeviceSamples, now: float, shares: Mapping[K, int]
     ) -> tuple[Window, dict[K, float]] | None:
-        """Return the time since the last window with its use divided; None while a later answer may tell more.
+        """Return the time since the last window with its use divided; None if a later answer may show more.
 
         A period counts for the process that is active at its end. So a load without a process is the end of the last
         window's burst, or belongs to a process that a later window shows.

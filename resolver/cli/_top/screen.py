@@ -173,7 +173,7 @@ def row_line(row: Row, width: int) -> Line:
     if value is None:
         line.append((" " * (bar + 1), ""))
     else:
-        filled = min(max(round(value * bar / 100), value > 0), bar)  # a small one is seen all the same
+        filled = min(max(round(value * bar / 100), value > 0), bar)  # a small value stays visible
         line += [(" " + "━" * filled, "good"), ("─" * (bar - filled), "dim")]
     tone = "warn" if value is None else "bold" if value else "dim"
     line += [(f"{row.percent():>{_PERCENT}}", tone), (f"{row.bytes():>{_MEMORY}}", dim)]
@@ -186,7 +186,7 @@ def row_line(row: Row, width: int) -> Line:
 def watch(
     read: Callable[[], tuple[Status, list[Row]]], interval: float, status: Status, rows: list[Row]
 ) -> int:
-    """Show the readings; returns the exit code. The terminal gets its modes back, whatever ends this."""
+    """Show the readings; return the exit code. The terminal's modes are restored in any case."""
     with contextlib.suppress(locale.Error):
         locale.setlocale(locale.LC_CTYPE, "C.UTF-8")  # the frame's signs, in whatever locale
     curses.set_escdelay(50)
@@ -201,7 +201,7 @@ def watch(
 
 
 def _end(number: int, _frame: FrameType | None) -> NoReturn:
-    signal.signal(number, signal.SIG_IGN)  # a second one must not keep the terminal from its modes
+    signal.signal(number, signal.SIG_IGN)  # a second signal must not prevent restoring the terminal
     raise SystemExit(128 + number)
 
 
@@ -234,7 +234,7 @@ def _show(window: curses.window, reading: Reading, read_next: Callable[[Reading]
             due = time.monotonic() + 1
         try:
             key = window.get_wch()
-        except curses.error:  # none was pressed
+        except curses.error:  # no key was pressed
             continue
         if not screen.press(key if isinstance(key, str) else curses.keyname(key).decode()):
             return 0
