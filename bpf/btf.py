@@ -7,7 +7,7 @@ import struct
 _MAGIC = 0xEB9F
 _STRUCT, _UNION = 4, 5
 TYPEDEF, FUNCTION = 8, 12
-#: Words after the three of every type, by its kind: fixed ones, and some for each of vlen.
+#: Words after every type's first three, by kind: a fixed number, and a number for each of vlen members.
 _FIXED = {1: 1, 3: 3, 14: 1, 17: 1}  # int, array, variable, declaration tag
 _EACH = {4: 3, 5: 3, 6: 2, 13: 2, 15: 3, 19: 3}  # struct, union, enum, prototype, section, 64-bit enum
 _LAST_KIND = 19

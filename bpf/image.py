@@ -1,6 +1,6 @@
 """Cache of the compiled program: the next start needs neither BCC nor LLVM, and 12 KiB instead of 100 MiB.
 
-It is for the same source, sizes, offsets and kernel. Root loads it, so no other user may be able to write it.
+A program serves the same source, sizes, offsets and kernel only. Root loads it, so no other user may write it.
 
 Standard library only.
 """
@@ -188,7 +188,7 @@ class Loaded:
             fd = self._kernel.call(
                 _PROG_LOAD, again := attributes(_LOG_SIZE, ctypes.addressof(log)), len(again)
             )
-            if fd >= 0:  # it had no memory at first, or was interrupted
+            if fd >= 0:  # the kernel lacked memory at first, or was interrupted
                 os.close(fd)
             raise Refused(each["name"], refused.code, log.value.decode("utf-8", "replace")) from None
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 MAPS = ("processes", "namespaces", "counters")
-#: Program to tracepoint. The end first: a process that is known from its beginning must not miss its end.
+#: Program to tracepoint. The exit probe comes first: a process whose fork is seen must not miss its exit.
 PROBES = {"on_exit": "sched_process_exit", "on_fork": "sched_process_fork", "on_exec": "sched_process_exec"}
 ITERATOR = "bpf_iter__task"
 

@@ -25,7 +25,7 @@ _LOG_SIZE = 1 << 14
 
 Instruction = tuple[int, int, int, int, int]  # code, destination, source, offset, immediate
 _END: tuple[Instruction, ...] = ((0xB7, 0, 0, 0, 0), (0x95, 0, 0, 0, 0))  # r0 = 0; exit
-#: Refused either way: iterators alone may call this helper. A kernel that has iterators knows its number.
+#: Always refused, because only iterators may call this helper; a kernel with iterators knows its number.
 _ITERATES = ((0x85, 0, 0, 0, _SEQ_WRITE), *_END)
 _UNKNOWN_NUMBER = "invalid func"
 #: r1 = r10 - 8; r2 = 8; r3 = 0; bpf_probe_read_kernel(r1, r2, r3)
@@ -158,7 +158,7 @@ def forbidden(kernel: Kernel, code: int, *, reached: bool) -> LoadError:
         either = "a security module, or before Linux 5.11 by the limit on locked memory (CAP_SYS_RESOURCE raises it)"
         sentence = f"BPF programs are forbidden here ({error_name}), although the capabilities are there, by "
         return LoadError("module", sentence + (holder if profile else either))
-    # Before Linux 5.19 the kernel asked the module for the capability before anything else.
+    # Before Linux 5.19 the kernel asked the security module for the capability first.
     cause = "the seccomp filter of this process" + (f", or by {holder}" if profile else "")
     return LoadError("seccomp", f"bpf() is forbidden here ({error_name}) by {cause}")
 

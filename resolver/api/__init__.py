@@ -70,11 +70,11 @@ async def serve(view: View, settings: Settings, journal: Journal, sockets: ApiSo
             if unix_socket is not None and its_gatekeeper is not None:
                 its_gatekeeper.refused = view.refused
                 serving.create_task(_serve(api, its_gatekeeper, unix_socket, journal))
-        await asyncio.get_running_loop().create_future()  # for ever
+        await asyncio.get_running_loop().create_future()  # until cancelled
 
 
 async def _serve(api: Api, gatekeeper: ApiGatekeeper, unix_socket: UnixSocket, journal: Journal) -> None:
-    # A dry run that was there before, and is about to end, may still listen there.
+    # A dry run that is about to end may still listen there.
     path = unix_socket.path
     await journal.tried_again(unix_socket.open, f"api {path}", "api_off", socket=path)
     from resolver.serve import server

@@ -16,7 +16,7 @@ from resolver.linux.procfs import Procfs
 from resolver.lookup.cached import LiveLookup
 from resolver.state import Snapshot
 
-#: Objects that are made and encoded at a time, before others get their turn: a millisecond or two.
+#: Objects that are made and encoded before other tasks get their turn: a millisecond or two.
 _PIECE = 500
 
 

@@ -196,7 +196,7 @@ async def look_up_many(context: Context, request: Request) -> Answer:
         try:
             step = _decode_step(text)
         except (ValueError, RecursionError):
-            decoded(body, Pairs)  # says where
+            decoded(body, Pairs)  # its error names the place
             raise
         questions = [
             (question.container or "", question.pid) if isinstance(question, Pair) else question

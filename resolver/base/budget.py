@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Seconds after which a task lets the loop's others go on; the step in progress ends first.
+#: Seconds after which a task yields to the loop's other tasks; the step in progress ends first.
 SLICE_SECONDS = 0.005
 #: A container's lasting share of one core, and the seconds of CPU that it may save up.
 SHARE, BURST_SECONDS = 0.1, 0.25

@@ -79,7 +79,7 @@ class Journal:
     def __init__(self, events: EventLog | None = None) -> None:
         #: By trouble: the event that began it, and its causes, the current one last.
         self._troubles: dict[str, tuple[str, tuple[str, ...]]] = {}
-        #: Quota, and counts of the events above it, by name and if that is a directory's.
+        #: Quota and counts of the events above it, by name and True for a directory's name.
         self._quotas: dict[tuple[str, bool], tuple[Bucket, Counter[str]]] = {}
         self._events = events
 

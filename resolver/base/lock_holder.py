@@ -17,7 +17,7 @@ def lock_holder(run_dir: str) -> int | None:
     try:
         info = os.stat(f"{run_dir}/lock")
         with open("/proc/locks", "rb") as file:
-            locks = [line.split() for line in file]  # one that only waits for a lock has "->" before the kind
+            locks = [line.split() for line in file]  # a waiter's line has "->" before the kind
     except OSError:
         return None
     exact = b"%02x:%02x:%d" % (os.major(info.st_dev), os.minor(info.st_dev), info.st_ino)

@@ -16,14 +16,14 @@ from resolver.hami.hostpid_policy import (
     shown,
 )
 
-#: Containers that doubt the policy, none confirming it for so many seconds, cause a warning.
+#: Containers that doubt the policy, and seconds without one that confirms it, before a warning.
 _DOUBTING, DOUBTED_SECONDS = 2, 30.0
 #: Containers that must find samples by the same number, and none by the other, where nothing else decides.
 _CONFIRMING = 2
 
 
 class Decision:
-    """The ``policy`` in force.
+    """Keeper of the ``policy`` in force.
 
     Watchers decide only where setting, machine and version don't: several containers, and none with other evidence,
     because a tenant can write any value.

@@ -13,7 +13,7 @@ from resolver.api.status import troubles
 from resolver.base.text import several
 from resolver.state import Snapshot
 
-#: Seconds between two checks: until it is ready, and after that at most (systemd's watchdog may want it sooner).
+#: Seconds between two checks: until the daemon is ready, and at most after that (systemd's watchdog may need less).
 _UNTIL_READY, _AFTER = 0.05, 10.0
 _LONGEST = 100  # characters of the status
 #: Seconds that READY waits for the API's socket.
@@ -46,8 +46,8 @@ class Systemd:
             self._socket.sendto(text.encode(), self._path)
 
     async def keep_informed(self, snapshot: Callable[[], Snapshot], api: str) -> None:
-        """Send READY after the first pass once the API answers, or before its turn; then WATCHDOG while well."""
-        give_up = time.monotonic() + _API_SECONDS  # it may be off, for want of a right
+        """Send READY after the first pass and the API's start, or while another daemon runs; then WATCHDOG."""
+        give_up = time.monotonic() + _API_SECONDS  # the API may be off if a right is missing
 
         def ready() -> bool:
             now = snapshot()

@@ -37,7 +37,7 @@ from resolver.usage.running_containers import Census
 from resolver.workers.lanes import Lanes
 from resolver.workers.means import Shortages, shortage_of
 
-#: A source that fails is tended at once; one that works need not be so often.
+#: Intervals between two checks of a working source; a failing source is checked at once.
 _TEND_INTERVALS = 5
 
 
@@ -86,9 +86,9 @@ class Service:
         self.snapshots.means.append(self._connections)
         self._rights = Rights(self.ladder.steps, journal) if in_charge else None
         self.sockets: ApiSockets | None = None
-        self._hurry = Alarm()  # brings the next pass forward
+        self._hurry = Alarm()  # starts the next pass early
         self._made = 0  # passes before this one
-        self._watch_fd, self._hears_ends = -1, False  # what the loop watches
+        self._watch_fd, self._hears_ends = -1, False  # the descriptors that the loop watches
         self._our_turn = asyncio.Event()
         if not holder:
             self._our_turn.set()
@@ -181,7 +181,7 @@ class Service:
     def _next_pass(self) -> float:
         self._hurry.at(math.inf)
         made, self._made = self._made, self.snapshots.passes
-        if made == self._made:  # it failed: not again at once
+        if made == self._made:  # the pass failed: pause first
             return time.monotonic() + self.settings.interval
         tend_at = max(self.pidmap.source.tend_at, time.monotonic() + self.settings.interval)
         return min(self.repairer.next_pass(), tend_at)
@@ -195,7 +195,7 @@ class Service:
     async def serve(self) -> None:
         """Serve the API from the take-over on."""
         if self.sockets is not None:
-            api.load()  # a daemon that waits has the time; after the take-over others would wait for it
+            api.load()  # a waiting daemon has time for it; after the take-over clients would wait
         await self._our_turn.wait()  # until then the socket belongs to the other daemon
         if self.sockets is not None:
             from resolver.api.context import View

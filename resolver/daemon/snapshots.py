@@ -43,7 +43,7 @@ class Snapshots:
         self.holder = ""
         self.inventories = EventLog(1)
         self._known: tuple[int, str] | None = None  # the inventory's version, and NVML's failure
-        self.means: list[Shortages] = []  # of the daemon's steps and sockets
+        self.means: list[Shortages] = []  # shortages of the daemon's steps and sockets
         self._reloading, self._ladder, self._pidmap = reloading, ladder, pidmap
         self._decision, self._gpus, self._repairer, self._counters = decision, gpus, repairer, counters
         self._journal = journal
@@ -127,7 +127,7 @@ class Snapshots:
         return [self._gpus.sampler.worker, *self._repairer.workers]
 
     def all_means(self) -> list[Shortages]:
-        """Return those of all parts, children included."""
+        """Return the shortages of all parts, children included."""
         return [*self.means, self._repairer.owners.means, *(worker.means for worker in self._workers())]
 
     def _used(self) -> UsageReport:

@@ -104,7 +104,7 @@ def let_go(fd: int) -> None:
 
 
 def drop(reference: Callable[[], object]) -> None:
-    """Drop a reference in this or a later thread: dropping the last one to a tenant's file can take long."""
+    """Drop a reference in a new or a later thread, because dropping the last one to a tenant's file can take long."""
     _dropping.append(reference)
     _starting.append(None)
     try:

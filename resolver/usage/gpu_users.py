@@ -29,7 +29,7 @@ from resolver.workers.lanes import TenantReader
 
 #: Seconds that a driver may take to answer; after them its last answer is outdated.
 DRIVER_SECONDS = 1.0
-#: Seconds until the next query of NVML: the least, and those where a process may be idle or shares a busy GPU.
+#: Seconds until the next query of NVML: the least, and those if a process may be idle or shares a busy GPU.
 _SEEMS_IDLE, _MAY_BE_IDLE = 0.3, 0.5
 #: Seconds until a process's command name is read again.
 _COMM_SECONDS = 5.0

@@ -63,7 +63,7 @@ class Census:
         self._known: dict[str, _Known] = {}
         self._sandboxes = set[str]()  # ids of containers that only hold a pod's namespaces
         self.next_scan = 0.0
-        self._asked: tuple[object, ...] = ()  # users and regions at the last one
+        self._asked: tuple[object, ...] = ()  # users and regions at the last scan
         self._made_of: tuple[object, ...] = ()  # inputs of the list
         self._again_at = 0.0
 

@@ -90,7 +90,7 @@ class ContainerView:
                 if device.device_uuid == uuid
             ]
             used = {process.host_pid: process.sm_util for process in processes if process.device_uuid == uuid}
-            for host_pid, device in utils:  # a process that NVML does not list there is idle, or unknown
+            for host_pid, device in utils:  # a process that NVML does not list there is idle or unknown
                 if host_pid is not None:
                     used.setdefault(host_pid, device.utilization)
             readable = bool(self.regions) and not self.dropped
