@@ -232,7 +232,7 @@ def _connect(
     """Connect and send the request. Raises OSError, also for an untrusted listener."""
     if not _is_trusted(os.stat(socket_path).st_uid):
         raise PermissionError(f"{socket_path} belongs to another user")
-    import socket  # only where there is one: it takes longer to load than the rest of a look-up without a daemon
+    import socket  # only if a daemon may answer: it takes longer to load than the rest of a look-up
 
     channel = socket.socket(socket.AF_UNIX)
     try:
@@ -240,7 +240,7 @@ def _connect(
         channel.connect(socket_path)
         peer = channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)  # from the kernel, see unix(7)
         peer_pid, uid = (int.from_bytes(peer[at : at + 4], sys.byteorder) for at in (0, 4))
-        # A process outside this PID namespace has the number 0 here.
+        # A process outside this PID namespace has the PID 0 here.
         if not _is_trusted(uid) or (uid == _UNMAPPED != os.geteuid() and peer_pid):
             raise PermissionError(f"another user listens on {socket_path}")
         headers = f"Accept: {accept}\r\n{headers}Connection: close\r\n"
@@ -271,7 +271,7 @@ def _exchange(
         channel = _connect(path, where, "application/json", seconds, headers=headers, question=question)
         answer = _whole(channel, seconds)
         head = answer.partition(b"\r\n\r\n")[0]
-        if head.split(b" ", 2)[1:2] == [b"304"]:  # which has no body, and says no length
+        if head.split(b" ", 2)[1:2] == [b"304"]:  # it has neither body nor length
             return head, b""
         code, body = _parse(answer)
     except (OSError, ValueError) as error:

@@ -46,7 +46,7 @@ class Systemd:
             self._socket.sendto(text.encode(), self._path)
 
     async def keep_informed(self, snapshot: Callable[[], Snapshot], api: str) -> None:
-        """Send READY after the first pass and the API's start, or while another daemon runs; then WATCHDOG."""
+        """Send READY after the first pass and the API's start, or while another daemon runs; WATCHDOG while well."""
         give_up = time.monotonic() + _API_SECONDS  # the API may be off if a right is missing
 
         def ready() -> bool:

@@ -138,7 +138,7 @@ class Abandoned:
     async def _check_process(self, host_pid: int, suspects: list[_Suspect]) -> None:
         """Mark suspects that this process may have open."""
         if host_pid == os.getpid():
-            return  # it only reads; the slot writer closes its descriptors after each batch
+            return  # the daemon only reads; the slot writer closes its descriptors after each batch
         cgroup, late = "", False
         files: tuple[set[tuple[Any, ...]], set[str]] | None = None
         try:

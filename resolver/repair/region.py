@@ -69,7 +69,7 @@ class RegionRepairs:
         self._adds = False  # watchers add to values instead of setting them
         self.conflicts: list[OwnedSlot] = []  # met by the last plan
         self.not_held_until = 0.0  # words changed too often: no holds until then
-        self.right = False  # at the last plan, each hostpid was, also that of the last attachment
+        self.right = False  # each hostpid was, at the last plan, and no slot's owner was unclear
         self.started = False  # right, and each process has guessed or had a minute to
         self.finding: WatcherFinding | None = None  # the watcher's evidence on the policy
         self.numbers: set[HostpidNamespace] = set()  # with which watchers found samples

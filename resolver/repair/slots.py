@@ -26,7 +26,7 @@ _FIRST_BACKOFF, _LONGEST_BACKOFF = 0.5, 300.0
 #: Seconds after which an environment that could not be read is read again.
 _READ_AGAIN_SECONDS = 30.0
 #: Checks of a slot without a process in each pass, before they get rarer, and their longest pause in seconds. They find
-#: a reused dead slot after a lost event, because neither a byte nor the file's time may have changed.
+#: a reused dead slot after a lost event, even if neither a byte nor the file's time changed.
 EAGER_LOOKS, _LONGEST_LOOK = 4, 60.0
 #: Later searches are due at multiples of these seconds, when right regions are read (`schedule.aligned`).
 _TOGETHER = 4.0

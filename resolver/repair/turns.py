@@ -241,7 +241,7 @@ class Turns:
     # -- repairs ------------------------------------------------------------------------------------
 
     async def _repair(self, repairs: RegionRepairs, pause: Pause) -> None:
-        """Plan, write and report: work that has begun is completed, because its cost is spent."""
+        """Plan, write and report: work that has begun is completed, because it was paid for."""
         await self._read_variables(repairs)
         policy, joined, now = self._policy, self.joined, time.monotonic()
         account = repairs.ownership.account
