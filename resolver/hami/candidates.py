@@ -42,7 +42,7 @@ _NOT_YET = (
     RegionReason.TRUNCATED,
     RegionReason.NOT_ON_NODE,  # kubelet creates a container's log name when it starts
 )
-HALF_MADE_SECONDS = 2.0  # after a file's last change, HAMi may still be writing its size and header
+HALF_MADE_SECONDS = 2.0  # after a file's last change in which HAMi may still write size and header
 
 
 class Candidate:

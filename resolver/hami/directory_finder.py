@@ -178,7 +178,7 @@ class DirectoryFinder(Discovery):
                 after = page[-1] if page else ""
         except (OSError, CannotKnow, WorkerFailed) as error:
             complete = False
-            if not root.shared:  # shared: kubelet's entries are opened by name until the next full refresh
+            if not root.shared:  # if shared, kubelet's entries are opened by name until a full refresh
                 self.report(root.path, refusal(error))
                 root.due = self._clock() + _NEXT_LOOK
                 return

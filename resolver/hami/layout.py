@@ -1,6 +1,6 @@
 """Field offsets of each released layout of HAMi's shared region. Pure: bytes in, values out.
 
-Offsets are a C compiler's on x86-64, little-endian. A file's size, ``sizeof(region) + 1``, and version identify it.
+Offsets are a C compiler's on x86-64, little-endian. File size, ``sizeof(region) + 1``, and version identify a layout.
 """
 
 from struct import Struct, unpack_from

@@ -168,7 +168,7 @@ class SharedRegion:
             if error.errno in _WOULD_WAIT:
                 raise BlockingIOError(error.errno, "not in the page cache") from None
             raise
-        if count < length:  # the rest is not cached or missing: a read that may wait shows which
+        if count < length:  # the rest is uncached or missing: a read that may wait shows which
             raise BlockingIOError(errno.EAGAIN, "not in the page cache")
         return room.tobytes()
 
@@ -217,7 +217,7 @@ class SharedRegion:
     async def counts(
         self, reader: TenantReader, payer: str, slots: Sequence[SlotRecord], device_num: int
     ) -> tuple[list[tuple[int, ...]], int]:
-        """Return HAMi-core's counts of these slots, summed by device, none if one changed; last kernel's time."""
+        """Return sums of HAMi-core's counts of these slots by device, none if a slot changed; last kernel's time."""
         layout, devices = self.layout, range(device_num)
         places = [
             (layout.slot_offset(slot.index), layout.used + device_num * layout.used_size)

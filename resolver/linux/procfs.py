@@ -192,7 +192,7 @@ class Procfs:
         if self._cached and (directory := self._cached(path, above)) is not None:
             return directory
         with contextlib.suppress(PermissionError, OverflowError):
-            os.kill(int(process), 0)  # raises if it does not exist
+            os.kill(int(process), 0)  # raises if the process does not exist
         return os.open(path, _DIRECTORY, dir_fd=above)
 
     def status_text(self, host_pid: int) -> bytes:
