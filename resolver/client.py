@@ -240,8 +240,7 @@ def _connect(
         channel.connect(socket_path)
         peer = channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)  # from the kernel, see unix(7)
         peer_pid, uid = (int.from_bytes(peer[at : at + 4], sys.byteorder) for at in (0, 4))
-        # A process outside this PID namespace has the PID 0 here.
-        if not _is_trusted(uid) or (uid == _UNMAPPED != os.geteuid() and peer_pid):
+        if not _is_trusted(uid, peer_pid):
             raise PermissionError(f"another user listens on {socket_path}")
         headers = f"Accept: {accept}\r\n{headers}Connection: close\r\n"
         if question:
@@ -255,12 +254,13 @@ def _connect(
     return channel
 
 
-def _is_trusted(uid: int) -> bool:
-    """Check for root, this user, or a user outside a user namespace that doesn't map the host's root."""
-    if uid != _UNMAPPED or uid == os.geteuid():
+def _is_trusted(uid: int, peer_pid: int = 0) -> bool:
+    """Check for root, this user, or, where the host's root is unmapped, an unmapped user outside the PID namespace."""
+    if uid != _UNMAPPED:
         return uid in (0, os.geteuid())
     with open("/proc/self/uid_map", encoding="ascii") as file:
-        return all(line.split()[1] != "0" for line in file)
+        maps_root = any(line.split()[1] == "0" for line in file)
+    return uid == os.geteuid() if maps_root else peer_pid == 0  # a process outside has the PID 0 here
 
 
 def _exchange(

@@ -195,8 +195,9 @@ IN_USER_NAMESPACE = """
     unshare(0x10000000)  # CLONE_NEWUSER
     print(flush=True)
     sys.stdin.readline()  # until its users are mapped
-    os.setgid(0)
-    os.setuid(0)
+    if sys.argv[3]:
+        os.setgid(0)
+        os.setuid(0)
     unshare(int(sys.argv[2]))
     if os.fork() == 0:
         from resolver import client
@@ -207,21 +208,31 @@ IN_USER_NAMESPACE = """
 CLONE_NEWPID = 0x20000000
 
 
-@pytest.mark.parametrize(("namespace", "answer"), [(CLONE_NEWPID, (200, "4711\n")), (0, None)])
+@pytest.mark.parametrize(
+    ("namespace", "users", "answer"),
+    [(CLONE_NEWPID, "0 100000 65536", (200, "4711\n")), (0, "0 100000 65536", None), (0, "", None)],
+)
 def test_hosts_root_is_trusted_in_a_user_namespace(
-    root: Path, namespace: int, answer: tuple[int, str] | None
+    root: Path, namespace: int, users: str, answer: tuple[int, str] | None
 ) -> None:
     """The kernel shows the peer there without a user, and in a container also without a PID."""
     with tempfile.TemporaryDirectory() as place, SocketServer(Path(place) / "s", SETTLED.encode()):
         os.chmod(place, 0o711)  # noqa: S103 - like the directory that a container mounts
         os.chmod(f"{place}/s", 0o666)  # noqa: S103 - like the tenants' socket
-        program = [sys.executable, "-c", textwrap.dedent(IN_USER_NAMESPACE), f"{place}/s", str(namespace)]
+        program = [
+            sys.executable,
+            "-c",
+            textwrap.dedent(IN_USER_NAMESPACE),
+            f"{place}/s",
+            str(namespace),
+            users,
+        ]
         pipe = subprocess.PIPE
         with subprocess.Popen(program, stdin=pipe, stdout=pipe, text=True, cwd=root) as inside:
             assert inside.stdout is not None
             inside.stdout.readline()
-            for ids in ("uid_map", "gid_map"):
-                Path(f"/proc/{inside.pid}/{ids}").write_text("0 100000 65536")
+            for ids in ("uid_map", "gid_map") if users else ():
+                Path(f"/proc/{inside.pid}/{ids}").write_text(users)
             assert inside.communicate("\n", timeout=60)[0] == f"{answer}\n"
 
 
