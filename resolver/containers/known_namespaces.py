@@ -86,9 +86,8 @@ class KnownNamespaces:
         self._first, self._again = _Readings(), _Readings()  # of those never read before, and of all others
         self.firsts: dict[int, FirstProcess] = {}  # by host PID
         self._seen: object = None  # the `PidMap.inits` that they are from
-        self._unplaced: list[
-            FirstProcess
-        ] = []  # the newest last, which is placed first: requests are mostly about it
+        #: The newest last, which is placed first: requests are mostly about it.
+        self._unplaced: list[FirstProcess] = []
         self.not_placed: list[FirstProcess] = []  # failed; tried again with the next refresh
         self._due: list[FirstProcess] = []  # a heap by time
         self._by_pidns: dict[int, FirstProcess] = {}

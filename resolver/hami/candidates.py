@@ -183,10 +183,8 @@ class Candidates:
         """Reject a file for now and schedule a retry."""
         now, rejected = self._clock(), self._discovery.rejected
         if why.reason is RegionReason.GONE:
-            candidate.identity, candidate.retry_at = (
-                NOWHERE,
-                now + SOON,
-            )  # the next listing drops or replaces the candidate
+            # The next listing drops or replaces the candidate.
+            candidate.identity, candidate.retry_at = NOWHERE, now + SOON
             return
         if candidate.half_made:
             rejected.pop(candidate.path, None)

@@ -114,9 +114,8 @@ class Ladder:
         self._use, self._say, self._open = use, say, opener
         self.present = "scan"
         self._no_canary = "the self-test has not run yet"
-        self._broken = (
-            ""  # why the source in use failed, if it raised an error instead of reporting a trouble
-        )
+        #: Why the source in use failed, if it raised an error instead of reporting a trouble.
+        self._broken = ""
         self.failed = asyncio.Event()  # makes `tend` due at once
         self._known_failed: PidSource | None = None
         self.next_check = 0.0
@@ -146,9 +145,8 @@ class Ladder:
             self._broken = _explanation(error)
         trouble = self.trouble(source)
         if trouble and source is not self._known_failed:
-            self._known_failed = (
-                source  # once for each source: later attempts to replace it keep the usual pace
-            )
+            # Once for each source: later attempts to replace it keep the usual pace.
+            self._known_failed = source
             self.failed.set()
         return trouble
 

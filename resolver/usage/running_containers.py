@@ -149,12 +149,13 @@ class Census:
             return
         except (CannotKnow, WorkerFailed, OSError):
             pass
+        namespace, pod = self.pods.of(pod_uid)
         report = Container(
             container_id=container_id,
             pod_uid=pod_uid or None,
             container_name=name or None,
-            namespace=None,
-            pod=None,
+            namespace=namespace or None,
+            pod=pod or None,
             runtime=runtime or None,
             pidns=pidns,
             init_host_pid=host_pid if pidns is not None else None,

@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import pytest
 
+from resolver.base.event_log import EventLog
 from resolver.base.journal import Journal
 from resolver.containers.log_names import ContainerNames
 from resolver.linux.procfs import MAX_TENANT_FILE, Procfs
@@ -17,7 +18,13 @@ UID = "3f6f7b9e-2d0c-4a8b-9a51-0d3c5e1f7a21"
 CONTAINER = "ab" * 32
 
 
-def scene(tmp_path: Path, comm: str, mounts: str, names: ContainerNames | None = None) -> Census:
+def scene(
+    tmp_path: Path,
+    comm: str,
+    mounts: str,
+    names: ContainerNames | None = None,
+    events: EventLog | None = None,
+) -> Census:
     """Return a census that has read one process in a pod."""
     cgroup = f"0::/kubepods/besteffort/pod{UID}/{CONTAINER}"
     process = FakeProc(tmp_path).put(4711, mounts=mounts, cgroup=cgroup)
@@ -26,7 +33,7 @@ def scene(tmp_path: Path, comm: str, mounts: str, names: ContainerNames | None =
         (process / "mountinfo").mkdir()  # reading it fails
     (process / "comm").write_text(f"{comm}\n")
     no_map, names = cast("Any", None), names or ContainerNames("", "")
-    census = Census(Procfs(str(tmp_path)), no_map, no_map, names, Journal())
+    census = Census(Procfs(str(tmp_path)), no_map, no_map, names, Journal(events))
     at_once(census.identify(CONTAINER, 4711, 4026532000, None))
     return census
 
@@ -64,6 +71,15 @@ def test_kubelets_name_counts_and_not_that_of_hamis_directory(tmp_path: Path) ->
     names.refresh()
     (report,) = scene(tmp_path, "train", mount(f"/vgpu/containers/{UID}_init"), names).containers()
     assert report.container_name == "main"
+
+
+def test_event_of_a_new_container_has_its_pods_names(tmp_path: Path) -> None:
+    (tmp_path / "pods" / f"ml_train-0_{UID}").mkdir(parents=True)
+    names, events = ContainerNames("", str(tmp_path / "pods")), EventLog()
+    names.refresh()
+    scene(tmp_path, "train", mount(f"/vgpu/containers/{UID}_main"), names, events)
+    (event,) = events.after(0)
+    assert (event.fields["namespace"], event.fields["pod"]) == ("ml", "train-0")
 
 
 async def test_map_is_asked_for_new_containers_every_few_seconds(tmp_path: Path) -> None:
