@@ -211,7 +211,7 @@ class ApiGatekeeper(Gatekeeper):
             tenant = Tenant(peer, own, container.container_id if container else "")
             return Access(self, _account(cgroup), tenant)
         except (ResolverError, OSError) as error:
-            why = f"the daemon cannot determine the calling process, so it refuses: {error}"
+            why = f"the daemon cannot determine the caller, so it refuses. The daemon's error: {error}"
             return self._refused(Reason.PEER_UNKNOWN, why)
         finally:
             if peer is not None and tenant is None:

@@ -173,7 +173,7 @@ def _from_file(path: str) -> dict[str, Any]:
             "name another with --config or RESOLVER_CONFIG, or leave it out for the defaults"
         ) from None
     except ValueError as error:  # TOML's, or Unicode's
-        raise UsageError(f"the settings file {path} is not valid TOML: {error}; text takes quotes") from None
+        raise UsageError(f"{path} is not valid TOML: {error}; put text in quotes, save it as UTF-8") from None
     twice = [name for name in values if "-" in name and name.replace("-", "_") in values]
     if twice:
         raise UsageError(f"the settings file {path} has {twice[0]} twice, with a dash and without: keep one")

@@ -121,7 +121,10 @@ BROKEN: Final[dict[str, tuple[Callable[[Scene], Commands], tuple[str, str, str]]
     "no driver": (no_driver, ("install the driver", "no driver", "install the driver")),
     "stopped daemon": (stopped_daemon, ("kill -CONT",) * 3),
     "wrong token": (wrong_token, ("/token",) * 3),
-    "no rights": (lambda scene: scene.beside(wrapper=without("SYS_PTRACE")), ("CAP_SYS_PTRACE",) * 3),
+    "no rights": (
+        lambda scene: scene.beside(wrapper=without("SYS_PTRACE")),
+        ("CAP_SYS_PTRACE", "The daemon's error: /proc/", "CAP_SYS_PTRACE"),
+    ),
     "no /proc": (
         lambda scene: scene.commands(*mounted("mount -t tmpfs none /proc")),
         ("mount -t proc", "mount -t proc", "mount -t proc"),

@@ -113,7 +113,7 @@ def test_foreign_and_empty_environment_variables_are_no_settings() -> None:
         ("interval = true", ["interval", "True"]),
         ('interval = "soon"', ["interval", "'soon'", "250ms"]),
         ('interval = "5ms"', ["'5ms' is not possible: write a duration from 10ms to 3600s, such as 250ms"]),
-        ("interval = 1s", ["not valid TOML", "line 1", "text takes quotes"]),
+        ("interval = 1s", ["not valid TOML", "line 1", "put text in quotes"]),
         ("nvml_interval = 1979-05-27", ["nvml_interval", "1979"]),
         ('dry_run = "maybe"', ["dry_run", "'maybe'", "true or false"]),
         ('hostpid_namespace = "guest"', ["hostpid_namespace", "'guest'", "auto, host, container"]),
@@ -132,7 +132,7 @@ def test_foreign_and_empty_environment_variables_are_no_settings() -> None:
         ("once = true", ["once", "no such setting"]),
         ("[hami]\ninterval = 1", ["hami", "no such setting"]),
         ("interval = 1\nnvml_interval = \nrun_dir = 1", ["not valid TOML", "line 2"]),
-        (b"run_dir = '\xff'", ["not valid TOML"]),
+        (b"run_dir = '\xff'", ["not valid TOML", "save it as UTF-8"]),
     ],
 )
 def test_error_in_a_file_is_one_sentence(tmp_path: Path, text: str | bytes, words: list[str]) -> None:
