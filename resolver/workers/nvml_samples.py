@@ -7,6 +7,7 @@ order. They show the driver's clock, which may differ from the machine's, and bo
 
 from __future__ import annotations
 
+import struct
 import time
 
 from resolver.workers.nvml_devices import error_name
@@ -24,6 +25,8 @@ _NEWEST_AGE = 300_000
 #: A stamp is useless if it differs more from both the machine's clock and the driver's known clock.
 _PLAUSIBLE = 60 * SECOND
 _MOST = 100  # per cent
+#: A period (`c_nvmlSample_t`) as stamp and value: unpacking is six times as fast as reading its fields.
+_PERIOD = struct.Struct("QI4x")
 _SIZE_RETRIES = 5
 LEGACY_REFUSED = (
     "the driver refuses nvmlDeviceGetProcessUtilization, the only call that HAMi before 2.10 makes"
@@ -54,7 +57,11 @@ class DeviceClock:
     def read(self, ring: Mapping[int, int], wall: int, monotonic: int) -> tuple[int, dict[str, Any]]:
         """Take the device's whole ring; return the time, and the answer's fields about it. Raises ClockUnknownError."""
         before, late = self._ring, wall if self._ring is None else monotonic + self._ahead
-        near = {at: load for at, load in ring.items() if min(abs(at - wall), abs(at - late)) <= _PLAUSIBLE}
+        near = {
+            at: load
+            for at, load in ring.items()
+            if -_PLAUSIBLE <= at - wall <= _PLAUSIBLE or -_PLAUSIBLE <= at - late <= _PLAUSIBLE
+        }
         off = max(ring) - max(wall, late)
         if not near or off > _PLAUSIBLE:
             raise ClockUnknownError(
@@ -130,7 +137,7 @@ class Samples:
             ring = []
         if not ring:
             raise ClockUnknownError("the device has no samples of its own, which date those of processes")
-        return {period.timeStamp: period.sampleValue.uiVal for period in ring}
+        return dict(map(_PERIOD.unpack, ring))
 
     def _processes(self, call: Fetch, handle: Any, since: int) -> dict[int, int]:
         nvml = self._nvml

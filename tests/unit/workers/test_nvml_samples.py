@@ -5,6 +5,7 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
+import pynvml
 import pytest
 
 from resolver.workers import nvml_samples
@@ -56,7 +57,7 @@ class Driver:
 
     def nvmlDeviceGetSamples(self, _handle: object, _kind: int, since: int) -> tuple[int, list[Any]]:  # noqa: N802
         return 1, [
-            SimpleNamespace(timeStamp=stamp, sampleValue=SimpleNamespace(uiVal=load))
+            pynvml.c_nvmlSample_t(timeStamp=stamp, sampleValue=pynvml.c_nvmlValue_t(uiVal=load))
             for stamp, _, load in self.ring
             if stamp > since
         ]
