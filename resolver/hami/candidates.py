@@ -209,5 +209,6 @@ class Candidates:
         for name, candidate in list(directory.candidates.items()):
             if (listed or {}).get(name) != candidate.identity:
                 self.release(candidate)
-                self._discovery.rejected.pop(candidate.path, None)
+                if name not in (listed or {}):  # a tenant's bad files under one name are reported once
+                    self._discovery.rejected.pop(candidate.path, None)
                 del directory.candidates[name]

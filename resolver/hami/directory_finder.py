@@ -258,6 +258,7 @@ class DirectoryFinder(Discovery):
             directory.identity = device, inode
         listed = {name: (device, inode) for name, device, inode, _ in files}
         candidates, now = directory.candidates, self._clock()
+        files.sort(key=lambda file: file[0] not in candidates)  # a new file under a name takes its place
         self._candidates.drop(directory, listed)
         new, room = listed.keys() - candidates.keys(), MAX_CACHES - len(candidates)
         self._report_unless(complete and len(new) <= room, directory.path, MAX_ENTRIES)

@@ -3,6 +3,7 @@
 import errno
 import os
 import resource
+import shutil
 import subprocess
 import sys
 import threading
@@ -302,6 +303,23 @@ def test_regions_come_and_go_with_their_files(find: AtOnce, tmp_path: Path) -> N
     second.parent.rmdir()
     assert [region.path for region in find.refresh(full=True).removed] == [str(second)]
     assert not find.regions
+    assert not find.rejected
+
+
+def test_bad_files_under_one_name_are_reported_once(find: AtOnce, tmp_path: Path) -> None:
+    """They keep the place of the name, and leave nothing behind with it."""
+    directory, reports = tmp_path / "uid_main", list[str]()
+    directory.mkdir()
+    names = [directory / f"{number}.cache" for number in range(placements.MAX_CACHES)]
+    for times in range(3):
+        for path in names:
+            (tmp_path / "new").symlink_to("/")
+            (tmp_path / "new").rename(path)
+        reports += [path for path, _ in find.refresh(full=True).rejected]
+        (directory / f"0{times}.cache").symlink_to("/")
+    assert sorted(reports) == sorted([*map(str, names), str(directory)])
+    shutil.rmtree(directory)
+    find.refresh(full=True)
     assert not find.rejected
 
 
