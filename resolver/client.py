@@ -259,8 +259,9 @@ def _is_trusted(uid: int, peer_pid: int = 0) -> bool:
     if uid != _UNMAPPED:
         return uid in (0, os.geteuid())
     with open("/proc/self/uid_map", encoding="ascii") as file:
-        maps_root = any(line.split()[1] == "0" for line in file)
-    return uid == os.geteuid() if maps_root else peer_pid == 0  # a process outside has the PID 0 here
+        parents = [line.split()[1] for line in file]
+    # A process outside has the PID 0 here. Without a map, this user is shown as unmapped, too.
+    return uid == os.geteuid() if "0" in parents else bool(parents) and peer_pid == 0
 
 
 def _exchange(

@@ -210,7 +210,12 @@ CLONE_NEWPID = 0x20000000
 
 @pytest.mark.parametrize(
     ("namespace", "users", "answer"),
-    [(CLONE_NEWPID, "0 100000 65536", (200, "4711\n")), (0, "0 100000 65536", None), (0, "", None)],
+    [
+        (CLONE_NEWPID, "0 100000 65536", (200, "4711\n")),
+        (0, "0 100000 65536", None),
+        (CLONE_NEWPID, "", None),
+        (0, "", None),
+    ],
 )
 def test_hosts_root_is_trusted_in_a_user_namespace(
     root: Path, namespace: int, users: str, answer: tuple[int, str] | None
