@@ -34,8 +34,8 @@ class Region(RegionFacts, frozen=True, kw_only=True):
     It is skipped while ``quarantined``: the slot writer died or hung on it. ``limit`` (bytes of memory) and
     ``sm_limit`` (per cent of the cores) are HAMi's limits on each of ``device_uuids``, null without one. Slots of a
     ResourceClaim (``claim`` is its UID) may belong to several containers; ``container_id`` is null then. ``ended`` and
-    ``moved`` are values left behind on each device, in per cent, empty if all are 0. ``ended``: in slots below
-    ``proc_num`` without a process, which HAMi's monitors up to 2.9 add up. ``moved``: above it, added up to 2.6.
+    ``moved`` are values left behind on each device, in per cent, empty if all are 0. ``ended``: in slots without
+    a process below ``proc_num``; monitors up to HAMi 2.9 count them. ``moved``: above it; monitors up to 2.6 do.
     """
 
     slots: int
@@ -200,7 +200,7 @@ class Events(Struct, frozen=True):
     events: list[Event]
 
 
-#: A list's head, with an empty list at its end, and the items of that list.
+#: An answer whose last field, a list, is still empty; and the items of that list.
 Parts = tuple[Struct, Iterable[Any]]
 
 

@@ -208,7 +208,7 @@ def _nvml(snapshot: Snapshot, trouble: Unknown | None, now: float) -> Iterator[M
 
 
 def _gpus(snapshot: Snapshot, *, known: bool) -> Iterator[Metric]:
-    """Yield the GPUs' families; ``known`` means that NVML answers, because earlier values aren't current."""
+    """Yield the GPUs' families; ``known``: NVML answers now; if not, its values are outdated."""
     every = [((gpu.uuid, str(gpu.device_index)), gpu) for gpu in snapshot.inventory.gpus]
     gpus = every if known else []
     minors = {labels: "" if gpu.minor is None else str(gpu.minor) for labels, gpu in every}

@@ -27,7 +27,7 @@ _LONGEST_DELAY_FOR_MEANS = 0.5
 _START_SECONDS = 5.0
 #: Seconds between two polls for an answer if the kernel allows no further epoll watch.
 _LOOK_SECONDS = 0.002
-#: Extra halves of its limit that a child without a CPU gets, because the node is late, not the child.
+#: Most extensions, of half its time limit each, for a child that gets no CPU: the node is late, not the child.
 STARVED_TURNS = 10
 #: Most ended or killed children of a kind that the kernel still holds; beyond, no new one starts.
 _MOST_LEFT_BEHIND = 64
@@ -137,7 +137,7 @@ class WorkerProcess:
                     self._waiting.popleft().fail(error)
                 return
             try:
-                # A thousand descriptors would not fit; callers keep below the kernel's 253 (SCM_MAX_FD).
+                # The kernel takes at most 253 descriptors (SCM_MAX_FD); callers send fewer.
                 socket.send_fds(channel, [request.message], () if fresh else request.descriptors)
             except OSError as error:
                 if self._asked:
@@ -152,7 +152,7 @@ class WorkerProcess:
                     continue
                 if not fresh:
                     self._ended()
-                    continue  # at once: later its descriptors may be other files'
+                    continue  # at once: the request's descriptors may be other files' later
             self._note(channel, self._waiting.popleft())
 
     def _note(self, channel: socket.socket, request: _Request) -> None:
@@ -204,7 +204,7 @@ class WorkerProcess:
             self._rest()
 
     def _check(self) -> None:
-        """Give up the first request if it is late, though the loop may have been busy when its answer came."""
+        """Take answers that came while the loop was busy, then give up the first request if it is late."""
         self.timer = None
         self._take()
         if not self._asked or self.timer is not None:
@@ -212,7 +212,7 @@ class WorkerProcess:
         request, now = self._asked[0], time.monotonic()
         half = request.seconds / 2
         left = self._since + half - now
-        # In the second half the child has to have a CPU: else the node is late, and not the child.
+        # Without a CPU in the second half of its time, the child gets more: the node is late, not the child.
         if left <= 0 and (not self._turns or (self._turns <= STARVED_TURNS and self._child.starved(half))):
             self._since, self._turns, left = now, self._turns + 1, half
             self._child.measure()
@@ -244,7 +244,7 @@ class WorkerProcess:
         """Return a new child's socket. Raises `WorkerFailed`, and OSError without descriptors."""
         self._child.reap()
         if time.monotonic() < self.not_before:
-            raise WorkerFailed(self.last_failure, waiting=True)  # the words stay the same: a change is logged
+            raise WorkerFailed(self.last_failure, waiting=True)  # unchanged, because a change is logged
         if len(self._child.unreaped) >= _MOST_LEFT_BEHIND:
             raise WorkerFailed(f"the kernel holds {_MOST_LEFT_BEHIND} children of this kind", waiting=True)
         try:

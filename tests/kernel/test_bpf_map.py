@@ -88,7 +88,7 @@ def test_forks_in_a_namespace_that_uses_its_numbers_again(pidmap: KernelMap, liv
     assert checks > 1
     # A hundred are kept alive; one that was replaced between two readings is not compared.
     assert seen > 50 * checks
-    # A fork that meets a walk at one number is counted; until the next walk repairs it, no absence proves anything.
+    # A fork that meets a walk at one number is counted. Its process may be missing until the next walk.
     met = pidmap.counters()["update_failed"] - failed
     assert met <= 1 + forks // 300
     assert len([each for each in missing if each]) <= 2 * met

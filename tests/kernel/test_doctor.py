@@ -133,7 +133,7 @@ def test_unwritable_files_are_named(tmp_path: Path) -> None:
 
 
 def test_doctor_disturbs_no_daemon_and_finds_all_ok(node: Node, start: Start, tmp_path: Path) -> None:
-    """Then a dry run, a missing socket and an ended daemon are named."""
+    """Doctor also names a dry run, a missing socket and an ended daemon."""
     node.container().tenant(load=50, guess="none")
     daemon = start(node, "--metrics-addr", f"127.0.0.1:{free_port()}", "--source", "auto")
     daemon.wait_for("source", source="bpf")

@@ -83,7 +83,7 @@ def test_no_monitor_counts_a_process_that_has_ended(tmp_path: Path, start: Start
         daemon = start(node, *FAST)
 
         def reported(loads: int, what: str) -> None:
-            # One device after the other, because watchers of 2.4 and 2.5 write wrong values at each tick.
+            # One container after the other: ticks of 2.4 and 2.5 write wrong values, so all are seldom right at once.
             for each in lives:
                 try:
                     until(lambda c=each: sum(c.monitor_view().values()) == loads, f"{what} in {each.name}")  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""Replaces names by pseudonyms, the same in every part of a bundle; rather too often than too rarely."""
+"""Replaces names by pseudonyms, the same in every part of a bundle; in doubt, a word is replaced."""
 
 import re
 from collections import Counter
@@ -20,9 +20,9 @@ _NAMES = (
     ("pod", re.compile(rf"[a-z0-9.-]_([a-z0-9.-]+)_{_UUID}")),
     ("user", re.compile(r"/home/([^/\s\"']+)")),
 )
-#: A string, also one that was cut off: of a command, the whole value is its name; a key has ids only.
+#: A string, even without its end. ``comm`` is redacted as a whole; in a key only ids are.
 _IN_QUOTES = re.compile(r'(?m)("?\bcomm"?(?:: ?|=))?"((?:[^"\\\n]|\\.)*)("|$)(\s*:)?')
-#: Python says ``3.11.2 (main, Apr 28 2025, ...)`` of its build, and many a container is called ``main``.
+#: Python's version has ``(main, Apr 28 2025, ...)``, and ``main`` is also a common container name.
 _NO_BUILD = r"(?!, [A-Z][a-z]{2} +\d)"
 
 
@@ -31,7 +31,7 @@ class Redactor:
 
     def __init__(self, hostnames: Iterable[str] = ()) -> None:
         self._pseudonyms: dict[str, str] = {}
-        self._others: dict[str, str] = {}  # of ids and commands, which are no words in a sentence
+        self._others: dict[str, str] = {}  # of ids and commands, which are not searched as words
         self._numbers = Counter[str]()
         self._pattern: re.Pattern[str] | None = None
         for name in hostnames:

@@ -109,7 +109,7 @@ def _map(view: ContainerView) -> Link:
         return _ok("map", f"a scan of /proc, made now: {source.processes} processes")
     summary = f"{source.name}, {source.processes} processes"
     read_only = any(slot.unresolved == UnresolvedReason.NOT_WRITABLE for slot in view.documents.slots)
-    if source.not_ready and not read_only:  # that breaks at the slot
+    if source.not_ready and not read_only:  # a read-only file breaks the chain at the slot
         fix = f"resolver doctor --only {source.name}"
         return _breaks("map", summary, source.not_ready, fix, "not_ready")
     if source.incomplete:

@@ -198,7 +198,7 @@ def _gpu(key: str, gpu: Gpu | None, below: list[Row], *, answers: bool) -> Row:
 
 
 def total(amounts: Iterable[Amount | None], *, missing: bool = False, most: float = float("inf")) -> Amount:
-    """Sum the known values, up to ``most``. ``missing``: there are others."""
+    """Sum the known values, up to ``most``. ``missing``: more are unknown."""
     values = [amount and amount.value for amount in amounts]
     numbers = [value for value in values if value is not None]
     partly = missing or len(numbers) < len(values)
@@ -209,7 +209,7 @@ def _container(gpu: str, place: _Place, account: ContainerUse | None, *, asked: 
     """Return a container's row. ``asked``: the driver listed the GPU's processes, so an empty list means none."""
     names, below, (core_limit, limit) = place
     missing = not asked and not below
-    # Samples of several processes are of several moments: together they can pass the whole.
+    # Samples of several processes differ in time, so their sum can exceed 100 %.
     use = total((row.use for row in below), missing=missing, most=100)
     memory = total((row.memory for row in below), missing=missing)
     state, idle_since = (account.limit_state, account.idle_since) if account else (None, None)
@@ -245,7 +245,7 @@ def _container(gpu: str, place: _Place, account: ContainerUse | None, *, asked: 
 
 
 def _process(names: Named, gpu: Gpu | None, process: Process, slot: Slot | None, *, listed: bool) -> Row:
-    """Return a process's row. ``listed``: by NVML; else only its slot says that it is there."""
+    """Return a process's row. ``listed``: NVML lists it; otherwise only its slot names it."""
     comm, in_container = printable(process.comm or "") or "?", names.title != HOST
     repaired, stuck = (slot.repaired, slot.stuck) if slot else (None, None)
     no_slot = process.no_slot if in_container else None

@@ -385,7 +385,7 @@ def test_child_keeps_no_descriptor_and_no_mapping(bench: Bench) -> None:
 
 
 def test_writer_imports_neither_typing_nor_asyncio(root: Path) -> None:
-    """Standard library without ``typing`` or ``asyncio``: it stays in memory as long as the daemon."""
+    """They would cost memory for as long as the daemon runs."""
     code = "import sys, resolver.workers.writer_child; print(*sorted(sys.modules))"
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", f"import sys; sys.path.insert(0, {str(root)!r}); {code}"],
