@@ -229,7 +229,7 @@ main() {
     python=$(find_python)
     have_venv "$python" || missing+=("$(venv_package "$python")")
     install_packages "${missing[@]}"
-    [[ -w . ]] || die "everything Python goes into $PWD/$VENV, and $(id -un) may not write there." \
+    [[ -w . ]] || die "everything Python goes into $PWD/$VENV, and the user $(id -un) cannot write there." \
         "Run this as the owner of the checkout, or as root: sudo make setup"
     have_bcc || install_bcc
     make_venv "$python"

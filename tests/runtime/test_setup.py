@@ -52,7 +52,7 @@ def setup(
 def test_setup_names_a_read_only_checkout(checkout: Path) -> None:
     done = setup(checkout, user=NOBODY)
     assert done.returncode == 1
-    assert f"everything Python goes into {checkout}/.venv, and nobody may not write there." in done.stderr
+    assert f"goes into {checkout}/.venv, and the user nobody cannot write there." in done.stderr
 
 
 def test_setup_without_root_names_package_and_command(checkout: Path) -> None:
