@@ -162,12 +162,12 @@ class ReportedValue(Struct, eq=False):
             self.contested = self.lost = False
 
     def _grows(self, before: int, present: int, actual: int, *, new: bool, now: float) -> bool:
-        """Check if the value grew above NVML's earlier and later ones; a genuine rise stays below the later."""
+        """Check if the value grew above NVML's earlier one, and grows on above the later: no rise or burst does."""
         above = present > actual + NEAR
         if not above or present < before or (new and before <= actual + NEAR) or self.rising is None:
             self.rising = now if above and not self.ours else None
             return False
-        return self.rising < self.moved_at and self.answered - self.rising >= TWO_TICKS
+        return present > before and not new and self.answered - self.rising >= TWO_TICKS
 
     def is_held(self, *, may_double: bool) -> bool:
         """Check if the value must be held; note if two watchers of its container may add to it at once."""

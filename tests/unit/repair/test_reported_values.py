@@ -102,6 +102,9 @@ JITTER = ((44, (40, 48, 39, 45)), (39, (46, 41, 48, 38)), (47, (42, 50, 44, 39))
         # The load changes just after each answer, so the value differs from NVML's in every second.
         pytest.param([(before, (load, None, None, None)) for before, load in pairwise(AHEAD)], id="ahead"),
         pytest.param(JITTER, id="jitters"),
+        # Bursts of less than a second: NVML's answer has their last, smaller sample.
+        pytest.param([(25, (0, 40, 80, 0))] * 6, id="bursts"),
+        pytest.param([(25, (0, 40, 60, 80)), (25, (80, 0, 0, 0))] * 4, id="bursts across answers"),
         *([(load, range(load + step, load + 5 * step, step)) for load in range(0, 100 - 3 * step, 4 * step)]
           for step in (2, 5, 10, 20)),
     ],
@@ -123,6 +126,14 @@ def test_a_second_device_that_is_never_zeroed_stays_uncontested() -> None:
         assert scene.second(0, NOTHING) == [WAIT, WRONG, RIGHT, RIGHT]
     assert len(scene.writes) == 6
     assert not scene.word.contested
+
+
+@pytest.mark.parametrize("actual", [0, 25])
+def test_bursts_that_are_never_zeroed_are_not_called_added(actual: int) -> None:
+    scene = Scene(0)
+    for _ in range(6):
+        scene.second(actual, (None, 40, 80, None))
+    assert not scene.word.grew
 
 
 def test_value_reset_after_writes_is_contested() -> None:
