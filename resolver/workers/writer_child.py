@@ -173,8 +173,8 @@ class HeldWords:
                 continue
             file = self.files[key]
             corrected = self._set_right(key, now)
-            if file.watchers > _FEW:
-                heappush(checks, (now + _PAUSE, key, now, 0))
+            if file.watchers > _FEW and (corrected or now < due + _TICK + _LATE):
+                heappush(checks, (now + _PAUSE, key, now if corrected else due, 0))
             elif corrected:
                 hits = hits + 1 if at == due else 0
                 file.period = max(_TICK, file.period + (-_SOONER if hits else _LATER))
